@@ -1,0 +1,77 @@
+"""How a long command shows on stderr that it moves: a bar on a terminal, a few plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+Report = Callable[[int, int], None]
+
+_PLAIN_LINES = 10
+
+
+@contextmanager
+def progress(what: str, quiet: bool) -> Iterator[Report]:
+    """Show the progress of some steps while the block runs.
+
+    Args:
+        what: the steps' name.
+        quiet: show nothing.
+
+    Yields:
+        A function to call with the number of steps done and of all steps.
+    """
+    if quiet:
+        yield lambda step, steps: None
+    elif sys.stderr.isatty():
+        with _bar(what) as report:
+            yield report
+    else:
+        yield _plain(what)
+
+
+@contextmanager
+def _bar(what: str) -> Iterator[Report]:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("elapsed"),
+        TimeElapsedColumn(),
+        TextColumn("remaining"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+
+        def report(step: int, steps: int) -> None:
+            # After the last step the frames are decoded; the server reports nothing until they are.
+            bar.update(task, completed=step, total=steps, description="decoding" if step == steps else what)
+
+        yield report
+
+
+def _plain(what: str) -> Report:
+    start_s = time.monotonic()
+
+    def report(step: int, steps: int) -> None:
+        if step * _PLAIN_LINES // steps == (step - 1) * _PLAIN_LINES // steps:
+            return
+        elapsed_s = time.monotonic() - start_s
+        remaining_s = elapsed_s / step * (steps - step)
+        line = f"{what} {step}/{steps}, {elapsed_s:.1f} s elapsed, {remaining_s:.1f} s remaining"
+        print(line, file=sys.stderr, flush=True)
+
+    return report

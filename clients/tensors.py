@@ -1,0 +1,47 @@
+"""Arrays as Triton's bytes and back; the same for both protocols."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tritonclient.utils import (
+    deserialize_bytes_tensor,
+    np_to_triton_dtype,
+    serialize_byte_tensor,
+    triton_to_np_dtype,
+)
+
+from serving.errors import Unrecoverable
+
+Tensors = Mapping[str, NDArray[Any]]
+
+
+def datatype_of(array: NDArray[Any]) -> str:
+    """Return Triton's name of an array's element type, for example FP32 or BYTES."""
+    return str(np_to_triton_dtype(array.dtype))
+
+
+def to_bytes(array: NDArray[Any]) -> bytes:
+    """Return an array's elements as Triton's raw bytes; text as length and UTF-8 bytes each."""
+    if array.dtype != np.object_:
+        return array.tobytes()
+    return bytes(serialize_byte_tensor(array).item()) if array.size else b""
+
+
+def from_bytes(raw: bytes, datatype: str, shape: Sequence[int]) -> NDArray[Any]:
+    """Return the array of Triton's raw bytes.
+
+    Raises:
+        Unrecoverable: the bytes are not an array of that type and shape.
+    """
+    dtype = triton_to_np_dtype(datatype)
+    if dtype is None:
+        raise Unrecoverable(f"output: datatype must be one that NumPy knows, got {datatype}")
+    try:
+        flat = deserialize_bytes_tensor(raw) if datatype == "BYTES" else np.frombuffer(raw, dtype=dtype)
+        return np.asarray(flat).reshape(tuple(shape))
+    except ValueError as error:
+        raise Unrecoverable(f"output: bytes must make {datatype} {list(shape)}, got {error}") from None

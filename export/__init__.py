@@ -1,0 +1,1 @@
+"""From a checkpoint to a verified model in a Triton model repository."""

@@ -1,0 +1,110 @@
+"""`--config FILE.yaml`: every option of a command from a file, with the command line winning.
+
+The option is eager, so it is handled before the others: the file's keys become the defaults of the
+command's own options, which then parse, convert and complain about them as if they had been typed. Keys are
+the flags' names, with dashes or underscores; a key that is no flag is refused.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+import yaml
+from typer.models import OptionInfo
+
+
+def config_option() -> OptionInfo:
+    """Return the option for a command's parameter ``config: Annotated[Path | None, ...] = None``."""
+    option: OptionInfo = typer.Option(
+        "--config",
+        help="YAML file with any of these options; flags on the command line win.",
+        metavar="FILE.yaml",
+        is_eager=True,
+        callback=_load_into_defaults,
+    )
+    return option
+
+
+def read_options(path: Path, allowed: Mapping[str, bool]) -> dict[str, Any]:
+    """Read a file of options.
+
+    Args:
+        path: a YAML file that holds one mapping.
+        allowed: the options' names, with underscores; true for those that may be given several times.
+
+    Returns:
+        Values by option name; a single value of a repeatable option as a list. Keys without a value are left
+        out.
+
+    Raises:
+        typer.BadParameter: the file cannot be read or is not a mapping, or a key is unknown or comes twice,
+            or a value is a mapping.
+    """
+    values: dict[str, Any] = {}
+    unknown = []
+    for key, value in _read_mapping(path).items():
+        name = str(key).replace("-", "_")
+        if name not in allowed:
+            unknown.append(_unknown(str(key), allowed))
+        elif name in values:
+            raise typer.BadParameter(f"{path}: {key} must be given once, got it with dashes and underscores")
+        elif isinstance(value, Mapping):
+            raise typer.BadParameter(f"{path}: {key} must be a value or a list, got a mapping")
+        elif value is not None:
+            values[name] = [value] if allowed[name] and not isinstance(value, list) else value
+    if unknown:
+        flags = ", ".join(sorted(name.replace("_", "-") for name in allowed))
+        raise typer.BadParameter(f"{path}: {'; '.join(unknown)}; allowed are {flags}")
+    return values
+
+
+def _load_into_defaults(
+    context: typer.Context, parameter: typer.CallbackParam, path: Path | None
+) -> Path | None:
+    if path is None or context.resilient_parsing:
+        return path
+    allowed = {
+        other.name: bool(getattr(other, "multiple", False))
+        for other in context.command.params
+        if other.name is not None and other.name not in (parameter.name, "help")
+    }
+    context.default_map = {**(context.default_map or {}), **read_options(path, allowed)}
+    return path
+
+
+def _read_mapping(path: Path) -> Mapping[Hashable, Any]:
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_OnceLoader)
+    except OSError as error:
+        raise typer.BadParameter(f"{path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"{path} must be YAML, got {' '.join(str(error).split())}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, Mapping):
+        raise typer.BadParameter(f"{path} must be a mapping of options, got a {type(content).__name__}")
+    return content
+
+
+class _OnceLoader(yaml.SafeLoader):
+    """The safe loader, which would let the last of two equal keys win in silence, refusing the second."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            if key_node.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key_node.value!r} given twice", key_node.start_mark
+                )
+            seen.add(key_node.value)
+        return super().construct_mapping(node, deep)
+
+
+def _unknown(key: str, allowed: Mapping[str, bool]) -> str:
+    close = difflib.get_close_matches(key.replace("-", "_"), allowed, n=1)
+    hint = f", did you mean {close[0].replace('_', '-')}?" if close else ""
+    return f"no option {key}{hint}"

@@ -1,0 +1,96 @@
+"""Writes small random Wan checkpoints, in the layout and with the key names of the public ones.
+
+diffusers' and transformers' own `save_pretrained` write the parts, so the layout is theirs; only the
+sizes are small, and the tokenizer is trained here on the few sentences below.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import AutoencoderKLWan, UniPCMultistepScheduler, WanPipeline, WanTransformer3DModel
+from torch import nn
+from transformers import T5Tokenizer, UMT5Config, UMT5EncoderModel
+
+SENTENCES = (
+    "A serene lake at sunset, mirror-like water, mountains in the distance, warm light.",
+    "The quick brown fox jumps over the lazy dog while two cats watch from a wooden fence.",
+    "A paper boat sails down a rainy street; neon signs flicker and people hurry past.",
+    "Close-up of a hummingbird drinking from a red flower, slow motion, shallow depth of field.",
+    "An astronaut rides a horse across the dunes of Mars, dust in the wind, cinematic.",
+    "Waves break on black volcanic sand, drone shot, 16 frames per second, 480p, 720p.",
+    "Blurred details, subtitles, worst quality, low quality, static, JPEG artefacts, extra fingers.",
+)
+
+
+def write_checkpoint(folder: Path, configs: Mapping[str, Mapping[str, Any]], seed: int) -> None:
+    """Write a checkpoint with two experts.
+
+    Args:
+        folder: an existing folder.
+        configs: of `transformer` (both experts), `text_encoder` and `vae`, by file.
+        seed: of the weights.
+    """
+    state = torch.random.get_rng_state()
+    torch.manual_seed(seed)
+    try:
+        pipeline = WanPipeline(
+            tokenizer=_tokenizer(folder),
+            text_encoder=UMT5EncoderModel(UMT5Config(**configs["text_encoder/config.json"])),
+            transformer=WanTransformer3DModel(**configs["transformer/config.json"]),
+            transformer_2=WanTransformer3DModel(**configs["transformer/config.json"]),
+            vae=_spread(AutoencoderKLWan(**configs["vae/config.json"])),
+            scheduler=UniPCMultistepScheduler(
+                prediction_type="flow_prediction",
+                use_flow_sigmas=True,
+                num_train_timesteps=1000,
+                flow_shift=3.0,
+            ),
+            boundary_ratio=0.875,
+        )
+    finally:
+        torch.random.set_rng_state(state)
+    pipeline.save_pretrained(folder)
+
+
+def _tokenizer(folder: Path) -> T5Tokenizer:
+    """Train a unigram tokenizer and leave its `spiece.model` beside the `tokenizer.json`."""
+    import sentencepiece
+
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(SENTENCES * 20),
+        model_writer=model,
+        vocab_size=384,
+        hard_vocab_limit=False,
+        pad_id=0,
+        eos_id=1,
+        unk_id=2,
+        bos_id=-1,
+        num_threads=1,
+        minloglevel=2,
+    )
+    pieces = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    (folder / "tokenizer").mkdir()
+    (folder / "tokenizer" / "spiece.model").write_bytes(model.getvalue())
+    return T5Tokenizer(
+        vocab=[(pieces.id_to_piece(i), pieces.get_score(i)) for i in range(len(pieces))], extra_ids=0
+    )
+
+
+def _spread(vae: AutoencoderKLWan) -> AutoencoderKLWan:
+    """Scale the last convolution so that decoded noise fills most of the colour range.
+
+    Random weights decode to nearly one grey; a comparison of two greys would pass whatever happened
+    before the decoder.
+    """
+    last = vae.decoder.conv_out
+    with torch.no_grad():
+        nn.init.zeros_(last.bias)
+        pixels = vae.decode(torch.randn(1, vae.config.z_dim, 2, 8, 8) * 2.0, return_dict=False)[0]
+        last.weight.mul_(0.5 / pixels.std())
+    return vae

@@ -1,0 +1,1 @@
+"""What runs inside Triton, free of Triton: requests, errors, loops, media, the server's launcher."""

@@ -1,0 +1,114 @@
+"""The command `slipway serve`: run the embedded Triton in the foreground until a signal ends it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from serving.server import Server
+
+_PORT = {"min": 0, "max": 65535}
+
+
+def serve(
+    repository: Annotated[
+        Path, typer.Option(help="Model repository: a folder of models, as `slipway export` writes it.")
+    ],
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")
+    ] = "127.0.0.1",
+    http_port: Annotated[int, typer.Option(help="HTTP port, 0 picks a free one.", **_PORT)] = 8000,
+    grpc_port: Annotated[int, typer.Option(help="gRPC port, 0 picks a free one.", **_PORT)] = 8001,
+    metrics_port: Annotated[
+        int, typer.Option(help="Prometheus metrics port, 0 picks a free one.", **_PORT)
+    ] = 8002,
+    exit_timeout_s: Annotated[
+        int, typer.Option(help="Seconds that in-flight requests get to finish on SIGTERM or Ctrl-C.", min=0)
+    ] = 30,
+    ready_timeout_s: Annotated[
+        float, typer.Option(help="Seconds that all models together get to load.", min=0)
+    ] = 600.0,
+    log_file: Annotated[
+        Path | None, typer.Option(help="Keep Triton's log here; without it only a failure keeps one.")
+    ] = None,
+    verbose: Annotated[bool, typer.Option(help="Show Triton's log on stderr.")] = False,
+) -> None:
+    """Serve a model repository by NVIDIA Triton until SIGTERM or Ctrl-C."""
+    from serving.errors import SlipwayError
+    from serving.server import Server, ServerConfig
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _interrupt)
+    try:
+        config = ServerConfig(
+            repository=repository,
+            host=host,
+            http_port=http_port,
+            grpc_port=grpc_port,
+            metrics_port=metrics_port,
+            exit_timeout_s=exit_timeout_s,
+            ready_timeout_s=ready_timeout_s,
+            log_path=log_file,
+        )
+        _run(Server(config), verbose=verbose)
+    except SlipwayError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(error.exit_code) from None
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """End the foreground work; a second signal ends the wait for in-flight requests too."""
+    raise KeyboardInterrupt
+
+
+def _run(server: Server, *, verbose: bool) -> None:
+    """Start, report, wait, stop.
+
+    Raises:
+        SlipwayError: the server could not start, or ended by itself.
+    """
+    from serving.errors import Unrecoverable
+    from serving.triton_log import follow
+
+    done = threading.Event()
+    follower = threading.Thread(
+        target=follow, args=(server.log_path, lambda line: typer.echo(line, err=True, nl=False), done)
+    )
+    try:
+        if verbose:
+            server.log_path.touch()
+            follower.start()
+        with server:
+            _report(server)
+            while server.is_alive():
+                done.wait(0.2)
+            raise Unrecoverable(
+                f"server: tritonserver ended by itself:\n{server.log_tail(5)}\n  log: {server.log_path}"
+            )
+    except KeyboardInterrupt:
+        typer.echo("stopped", err=True)
+    finally:
+        done.set()
+        if verbose:
+            follower.join()
+
+
+def _report(server: Server) -> None:
+    """Say on stdout where the server listens and what it serves."""
+    from rich.console import Console
+
+    console = Console(soft_wrap=True, highlight=False)
+    for name, value in {
+        "http": f"http://{server.http_url}",
+        "grpc": server.grpc_url,
+        "metrics": server.metrics_url,
+        "models": ", ".join(server.models()),
+    }.items():
+        console.print(f"[dim]{name:8}[/] {value}")
+    console.print("ready")

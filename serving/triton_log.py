@@ -1,0 +1,100 @@
+r"""Read what `tritonserver` writes to its log.
+
+A record of the server's own is one line, severity first (`E1120 22:14:09.123456 77 file.cc:12] "text"`,
+line ends written as `\n`); lines that models print lie between. :func:`load_failures` says per model why
+it could not be loaded, :func:`still_loading` which models have not answered, and :func:`follow` hands
+new text on while a server runs.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+_RECORD = re.compile(r"^[EWIF]\d{4} [\d:.]+ \d+ [\w.]+:\d+\]\s+\"?(?P<text>.*?)\"?$", re.MULTILINE)
+_FAILURES = tuple(
+    re.compile(pattern, re.DOTALL)
+    for pattern in (
+        r"failed to load (?:model )?'(?P<model>[^']+)'(?: version -?\d+)?: (?P<reason>.+)",
+        r"Poll failed for model directory '(?P<model>[^']+)': (?P<reason>.+)",
+        r"Invalid argument: ensemble '(?P<model>[^']+)' "
+        r"(?P<reason>depends on '[^']+' which has no loaded version)",
+        r"Invalid argument: ensemble (?P<model>\S+) (?P<reason>contains models that .+)",
+        # A stub that ends before it has initialised is waited for without an end.
+        r"Failed to preinitialize Python stub: (?P<reason>Python model file not found in "
+        r"'.*/(?P<model>[^/']+)/[^/']+/[^/']+')",
+    )
+)
+_PROTOBUF = re.compile(
+    r"^\[libprotobuf ERROR .*?\] (?P<reason>.*)\n.*Poll failed for model directory '(?P<model>[^']+)'", re.M
+)
+_FATAL = re.compile(
+    r"^(?:error: |[EF]\d{4} .*?\] \"?)(?P<text>(?:creating server|failed to (?:start|create)).*?)\"?$", re.M
+)
+_STACK = re.compile(r"\s*\n+(?:At:|Traceback ).*", re.DOTALL)
+_STATUS = re.compile(r"^(?:Internal|Invalid argument|Unavailable|Not found|Unsupported|Unknown): ")
+_WRAPPED = re.compile(r"^TritonModelException: |^\[[A-Z_]+\] ")
+
+
+def _records(log: str) -> list[str]:
+    """Return the texts of the server's own records."""
+    return [match["text"].replace("\\n", "\n") for match in _RECORD.finditer(log)]
+
+
+def _plain(reason: str) -> str:
+    """Return a failure's own words: no stack, no exception class, no code for the wire."""
+    text = _STATUS.sub("", _STACK.sub("", reason).strip())
+    while (shorter := _WRAPPED.sub("", text)) != text:
+        text = shorter
+    return text
+
+
+def load_failures(log: str) -> dict[str, str]:
+    """Return why models could not be loaded, by model name, in the order of the log."""
+    failures: dict[str, str] = {}
+    for text in _records(log):
+        for pattern in _FAILURES:
+            if match := pattern.search(text):
+                model = match["model"]
+                failures.setdefault(model, _plain(match["reason"]).removeprefix(f"{model}: "))
+                break
+    for match in _PROTOBUF.finditer(log):
+        failures[match["model"]] = f"config.pbtxt cannot be read: {match['reason']}"
+    return failures
+
+
+def still_loading(log: str) -> list[str]:
+    """Return the models whose load was begun and neither succeeded nor failed yet."""
+    texts = "\n".join(_records(log))
+    begun = re.findall(r"^loading: (.+):-?\d+$", texts, re.MULTILINE)
+    ended = set(re.findall(r"^(?:successfully loaded|failed to load) '([^']+)'", texts, re.MULTILINE))
+    return [model for model in begun if model not in ended]
+
+
+def fatal(log: str) -> str | None:
+    """Return why the server itself could not start, where the log says so."""
+    found = [match["text"] for match in _FATAL.finditer(log)]
+    return found[0] if found else None
+
+
+def tail(path: Path, lines: int) -> str:
+    """Return the last lines of a log file; nothing where it does not exist."""
+    if not path.exists():
+        return ""
+    return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+
+
+def follow(
+    path: Path, write: Callable[[str], object], stop: threading.Event, interval_s: float = 0.2
+) -> None:
+    """Hand the lines of a growing file to `write` until `stop` is set and all of them are handed on."""
+    with path.open(errors="replace") as file:
+        while True:
+            ending = stop.is_set()
+            for line in file:
+                write(line)
+            if ending:
+                return
+            stop.wait(interval_s)

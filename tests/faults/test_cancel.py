@@ -1,0 +1,110 @@
+"""Cancellation and deadlines: the work stops within a step, its state is freed, the next request runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from clients import Client, Progress, TextToVideoRequest, Video
+from serving.errors import DeadlineExceeded, InvalidRequest
+from serving.server import Server
+
+# The largest that the tiny models take: steps of some ten milliseconds.
+LONG = TextToVideoRequest(
+    prompt="a lake", frames=33, height=128, width=128, steps=50, guidance_scale_2=3.0, seed=1
+)
+QUICK = TextToVideoRequest(prompt="a lake", frames=5, height=32, width=32, steps=2)
+
+
+def wait_for(condition: Callable[[], object], what: str, seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.02)
+
+
+def ends(server: Server, outcome: str) -> list[int]:
+    """Steps done by each request that the log says ended so."""
+    pattern = rf"model=wan_t2v .*outcome={outcome} .*steps_done=(\d+)"
+    return [int(steps) for steps in re.findall(pattern, server.log_text())]
+
+
+def assert_next_request_succeeds(server: Server) -> None:
+    with Client(server.grpc_url) as client:
+        *_, result = client.generate(QUICK)
+    assert isinstance(result, Video)
+
+
+def test_loop_stops_within_one_step_when_cancelled_at_step_3_of_50(server: Server) -> None:
+    before = len(ends(server, "cancelled"))
+    with Client(server.grpc_url) as client:
+        events = client.generate(LONG)
+        for event in events:
+            assert isinstance(event, Progress)
+            if event.step == 3:
+                events.close()
+                break
+        wait_for(lambda: len(ends(server, "cancelled")) == before + 1, "cancelled in the log")
+    # Step 4 was under way when the cancellation was sent; one more may begin while it travels.
+    assert ends(server, "cancelled")[-1] in (3, 4, 5)
+    assert_next_request_succeeds(server)
+
+
+def test_loop_stops_when_the_client_process_is_killed(server: Server) -> None:
+    before = len(ends(server, "cancelled"))
+    code = (
+        "from clients import Client, TextToVideoRequest\n"
+        f"for event in Client({server.grpc_url!r}).generate({LONG!r}): print(event.step, flush=True)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.kill()
+    process.wait()
+    wait_for(lambda: len(ends(server, "cancelled")) == before + 1, "cancelled in the log")
+    assert ends(server, "cancelled")[-1] < 50
+    assert_next_request_succeeds(server)
+
+
+def test_ctrl_c_of_generate_cancels_on_the_server_and_leaves_no_file(server: Server, tmp_path: Path) -> None:
+    before = len(ends(server, "cancelled"))
+    progress = len(re.findall("outcome=", server.log_text()))
+    command = [
+        sys.executable, "-m", "clients.cli", "generate", "wan_t2v", "a lake",
+        "--output", str(tmp_path / "v.mp4"), "--frames", "33", "--size", "128x128", "--steps", "100",
+        "--url", server.grpc_url,
+    ]  # fmt: skip
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: "model=wan_t2v" in server.log_text().rsplit("outcome=", 1)[-1], "request begun")
+    assert process.poll() is None, process.stderr.read() if process.stderr else ""
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait(timeout=30) == 130
+    wait_for(lambda: len(ends(server, "cancelled")) == before + 1, "cancelled in the log")
+    assert len(re.findall("outcome=", server.log_text())) == progress + 1
+    assert list(tmp_path.iterdir()) == []
+    assert_next_request_succeeds(server)
+
+
+def test_deadline_shorter_than_the_work_ends_it_with_its_own_error(server: Server) -> None:
+    before = len(ends(server, "deadline_exceeded"))
+    with Client(server.grpc_url) as client, pytest.raises(DeadlineExceeded, match="0.2"):
+        list(client.generate(TextToVideoRequest(**(LONG.__dict__ | {"steps": 100, "timeout_s": 0.2}))))
+    wait_for(lambda: len(ends(server, "deadline_exceeded")) == before + 1, "deadline in the log")
+    assert ends(server, "deadline_exceeded")[-1] < 100
+    assert_next_request_succeeds(server)
+
+
+def test_refused_request_is_not_retried(server: Server) -> None:
+    before = server.log_text().count("frames must be")
+    bad = TextToVideoRequest(**(QUICK.__dict__ | {"frames": 1001}))
+    with Client(server.grpc_url) as client, pytest.raises(InvalidRequest, match="frames must be 1 to 33"):
+        list(client.generate(bad))
+    assert server.log_text().count("frames must be") <= before + 1

@@ -1,0 +1,294 @@
+"""The embedded server's life: ready, in-flight work on stop, refusals, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from server_fixtures import (
+    affine,
+    any_port,
+    infer,
+    infer_input,
+    tensor,
+    wait_until,
+    write_model,
+    write_sleeper,
+)
+
+from serving import server as server_module
+from serving.errors import InvalidRequest, NotReady
+from serving.server import Server, ServerConfig
+from serving.triton_process import processes, shared_memory
+
+CONFIG = "max_batch_size: 8\n" + tensor("input", "x", "FP32", "[4]") + tensor("output", "y", "FP32", "[4]")
+ONES = np.ones((1, 4), np.float32)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A repository with one model."""
+    write_model(tmp_path / "models", "affine", affine(), CONFIG)
+    return tmp_path / "models"
+
+
+@pytest.fixture
+def sleepers(tmp_path: Path) -> Path:
+    """A repository with a model that sleeps."""
+    write_sleeper(tmp_path / "models")
+    return tmp_path / "models"
+
+
+def nothing_is_left(server_id: str) -> bool:
+    folders = list(Path("/tmp").glob(f"{server_id}*"))
+    return not (processes(server_id) or shared_memory(server_id) or [f for f in folders if f.is_dir()])
+
+
+def test_start_and_stop_leave_nothing(repository: Path) -> None:
+    server = Server(any_port(repository))
+    with server:
+        assert server.models() == ["affine"]
+        assert len(processes(server.server_id)) >= 2  # the server and a stub
+        assert shared_memory(server.server_id)
+        with triton.InferenceServerClient(server.grpc_url) as client:
+            np.testing.assert_array_equal(infer(client, "affine", x=ONES)["y"], 2 * ONES + 1)
+        assert listening_addresses(server.pid) == {"127.0.0.1"}
+        started = time.monotonic()
+    assert time.monotonic() - started < 10
+    assert not server.is_alive()
+    assert nothing_is_left(server.server_id)
+    assert not server.log_path.exists()
+    server.stop()  # a second one does nothing
+
+
+def listening_addresses(pid: int | None) -> set[str]:
+    """Return the IPv4 addresses that a process listens on."""
+    sockets = {str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.is_symlink()}
+    found = set()
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+            address = bytes.fromhex(fields[1].split(":")[0])[::-1]
+            found.add(socket.inet_ntoa(address))
+    return found
+
+
+def test_start_fails_naming_each_model_when_models_cannot_load(repository: Path) -> None:
+    write_model(repository, "corrupt", b"not a graph", CONFIG)
+    write_model(repository, "wrong", affine(width=3), CONFIG)
+    server = Server(any_port(repository))
+    with pytest.raises(NotReady) as caught:
+        server.start()
+    text = str(caught.value)
+    assert text.startswith("server: 2 model(s) failed to load:")
+    assert re.search(r"\n  corrupt: model file must be a graph .*corrupt/1/model.onnx", text)
+    assert "\n  wrong: input x must have dims [3] as in the graph, got [4]" in text
+    assert "TritonModelException" not in text
+    assert str(server.log_path) in text
+    assert server.log_path.exists()
+    server.log_path.unlink()
+    assert nothing_is_left(server.server_id)
+
+
+def test_start_fails_soon_when_a_python_model_has_no_code(repository: Path) -> None:
+    write_model(repository, "empty", None, CONFIG, backend="python")
+    server = Server(any_port(repository))
+    with pytest.raises(NotReady, match=r"empty: Python model file not found in '.*/empty/1/model\.py'"):
+        server.start()
+    server.log_path.unlink()
+    assert nothing_is_left(server.server_id)
+
+
+def test_start_fails_naming_the_model_when_it_loads_too_long(sleepers: Path, tmp_path: Path) -> None:
+    code = sleepers / "sleeper" / "1" / "model.py"
+    code.write_text(code.read_text() + "\ntime.sleep(60)\n")
+    log_path = tmp_path / "server.log"
+    server = Server(any_port(sleepers, ready_timeout_s=2.0, log_path=log_path))
+    with pytest.raises(NotReady, match="must load within 2 s, still loading: sleeper; log: "):
+        server.start()
+    assert "loading: sleeper:1" in log_path.read_text()
+    assert nothing_is_left(server.server_id)
+
+
+def test_stop_lets_requests_in_flight_finish(sleepers: Path) -> None:
+    with Server(any_port(sleepers)) as server, in_flight(server, seconds=1.0) as answers:
+        server.stop()
+        wait_until(lambda: bool(answers), "the request's answer")
+        assert not isinstance(answers[0], Exception)
+        np.testing.assert_array_equal(answers[0].as_numpy("slept"), np.float32([1.0]))
+    assert nothing_is_left(server.server_id)
+
+
+def test_stop_does_not_wait_longer_than_the_limit(sleepers: Path) -> None:
+    with Server(any_port(sleepers, exit_timeout_s=0)) as server, in_flight(server, seconds=60.0) as answers:
+        started = time.monotonic()
+        server.stop()
+        assert time.monotonic() - started < 20
+        wait_until(lambda: bool(answers), "the request's end")
+        assert isinstance(answers[0], Exception)
+    assert nothing_is_left(server.server_id)
+
+
+@contextmanager
+def in_flight(server: Server, seconds: float) -> Iterator[list[object]]:
+    """Have a request executing; yield the list that its answer or error will be put in."""
+    answers: list[object] = []
+    with triton.InferenceServerClient(server.grpc_url) as client:
+        inputs = [infer_input("seconds", np.array([seconds], np.float32))]
+        client.async_infer("sleeper", inputs, lambda result, error: answers.append(error or result))
+        wait_until(lambda: "sleeping" in server.log_text(), "the request's start")
+        yield answers
+
+
+def test_killed_tritonserver_is_noticed_and_leaves_nothing(repository: Path) -> None:
+    server = Server(any_port(repository))
+    server.start()
+    assert server.pid
+    os.kill(server.pid, signal.SIGKILL)
+    wait_until(lambda: not server.is_alive(), "the server's end")
+    server.stop()
+    assert nothing_is_left(server.server_id)
+    assert server.log_path.exists()  # something failed: the log stays
+    server.log_path.unlink()
+
+
+def test_start_fails_when_a_port_is_in_use(repository: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = Server(replace(any_port(repository), grpc_port=port))
+        with pytest.raises(InvalidRequest, match=f"grpc_port must be free on 127.0.0.1, got {port}"):
+            server.start()
+    assert nothing_is_left(server.server_id)
+
+
+SERVE = "import typer; from serving.commands import serve; typer.run(serve)"
+
+
+@contextmanager
+def serve(repository: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
+    """Run the command `serve` on free ports; end it, if it still runs, in good order."""
+    ports = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
+    command = subprocess.Popen(
+        [sys.executable, "-c", SERVE, f"--repository={repository}", *ports, *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield command
+    finally:
+        command.terminate()
+        command.communicate(timeout=60)
+
+
+def read_until_ready(command: subprocess.Popen[str]) -> str:
+    """Return what the command says until it is ready."""
+    assert command.stdout
+    text = ""
+    while not text.endswith("ready\n"):
+        line = command.stdout.readline()
+        assert line, f"ended before it was ready: {text} {command.communicate()}"
+        text += line
+    return text
+
+
+def server_id_of(command: subprocess.Popen[str]) -> str:
+    """Return the id of the server that a command runs, from its shared memory."""
+    (prefix,) = {
+        re.match(r"slipway-\d+-[0-9a-f]+-", path.name)[0]  # type: ignore[index]
+        for path in shared_memory(f"slipway-{command.pid}-")
+    }
+    return prefix
+
+
+def test_serve_exits_0_and_leaves_nothing_on_sigterm(repository: Path) -> None:
+    with serve(repository, "--verbose") as command:
+        text = read_until_ready(command)
+        assert re.search(r"^grpc +127\.0\.0\.1:\d+$", text, re.MULTILINE)
+        assert re.search(r"^models +affine$", text, re.MULTILINE)
+        server_id = server_id_of(command)
+        command.send_signal(signal.SIGTERM)
+        _, errors = command.communicate(timeout=30)
+    assert command.returncode == 0
+    assert "successfully loaded 'affine'" in errors
+    assert "stopped\n" in errors
+    assert nothing_is_left(server_id)
+
+
+def test_serve_exits_0_and_leaves_nothing_on_ctrl_c_while_models_load(sleepers: Path) -> None:
+    code = sleepers / "sleeper" / "1" / "model.py"
+    code.write_text(code.read_text() + "\ntime.sleep(60)\n")
+    with serve(sleepers) as command:
+        wait_until(lambda: bool(shared_memory(f"slipway-{command.pid}-")), "the start of the model's stub")
+        server_id = server_id_of(command)
+        command.send_signal(signal.SIGINT)
+        output, errors = command.communicate(timeout=30)
+    assert (command.returncode, output, errors) == (0, "", "stopped\n")
+    assert nothing_is_left(server_id)
+    assert not list(Path("/tmp").glob(f"{server_id}*"))
+
+
+def test_serve_says_why_and_exits_when_a_model_fails(tmp_path: Path) -> None:
+    write_model(tmp_path / "models", "corrupt", b"not a graph", CONFIG)
+    log_path = tmp_path / "server.log"
+    with serve(tmp_path / "models", f"--log-file={log_path}") as command:
+        output, errors = command.communicate(timeout=60)
+    assert command.returncode == 1
+    assert output == ""
+    assert errors.startswith("error: server: 1 model(s) failed to load:\n  corrupt: ")
+    assert str(log_path) in errors
+    assert "Traceback" not in errors
+
+
+def test_serve_exits_1_when_tritonserver_dies(repository: Path, tmp_path: Path) -> None:
+    with serve(repository, f"--log-file={tmp_path / 'server.log'}") as command:
+        read_until_ready(command)
+        server_id = server_id_of(command)
+        for pid in processes(server_id):
+            os.kill(pid, signal.SIGKILL)
+        _, errors = command.communicate(timeout=30)
+    assert command.returncode == 1
+    assert errors.startswith("error: server: tritonserver ended by itself")
+    assert nothing_is_left(server_id)
+
+
+def test_killed_parent_leaves_nothing(repository: Path) -> None:
+    with serve(repository, "--exit-timeout-s=1") as command:
+        read_until_ready(command)
+        server_id = server_id_of(command)
+        assert processes(server_id)
+        command.kill()
+        command.communicate()
+        wait_until(lambda: nothing_is_left(server_id), "the watcher's work", limit_s=30)
+    for log in Path("/tmp").glob(f"{server_id}*.log"):
+        log.unlink()
+
+
+def test_other_ports_are_picked_when_a_picked_one_is_taken(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        pick = server_module._with_free_ports
+        picks = iter([port])  # the first pick is taken by the time that Triton binds it
+
+        def pick_late(config: ServerConfig) -> ServerConfig:
+            picked = pick(config)
+            return replace(picked, http_port=next(picks, picked.http_port))
+
+        monkeypatch.setattr(server_module, "_with_free_ports", pick_late)
+        with Server(any_port(repository)) as server:
+            assert server.config.http_port not in (0, port)
+            assert server.models() == ["affine"]

@@ -1,0 +1,223 @@
+"""The served pipeline against diffusers' on the same checkpoint, and its promises to callers."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+import torch
+from diffusers import WanPipeline
+
+from clients import Client, Frames, Progress, TextToVideoRequest, Video
+from export.families import family_named
+from export.run import ExportOptions, run_export
+from serving.errors import InvalidRequest
+from serving.server import Server, ServerConfig
+
+REQUEST = TextToVideoRequest(
+    prompt="  A serene   lake at sunset &amp; a paper boat ",
+    negative_prompt="blurry, static",
+    frames=13,
+    height=112,
+    width=48,
+    steps=6,
+    guidance_scale=4.0,
+    guidance_scale_2=3.0,
+    flow_shift=5.0,
+    seed=7,
+    output="frames",
+)
+OTHER_SIZE = replace(REQUEST, frames=21, height=80, width=112, seed=2**32 - 1)
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Client]:
+    with Client(server.grpc_url) as connected:
+        yield connected
+
+
+def result_of(client: Client, request: TextToVideoRequest) -> Any:
+    *_, last = client.generate(request)
+    return last
+
+
+def frames_of(client: Client, request: TextToVideoRequest) -> np.ndarray:
+    result = result_of(client, request)
+    assert isinstance(result, Frames)
+    return result.array
+
+
+def reference(checkpoint: Path, request: TextToVideoRequest) -> np.ndarray:
+    """Run diffusers' pipeline; return uint8 frames as it would write them."""
+    pipeline = WanPipeline.from_pretrained(checkpoint)
+    pipeline.set_progress_bar_config(disable=True)
+    if request.flow_shift is not None:
+        config = pipeline.scheduler.config
+        pipeline.scheduler = type(pipeline.scheduler).from_config(config, flow_shift=request.flow_shift)
+    output = pipeline(
+        prompt=request.prompt,
+        negative_prompt=request.negative_prompt,
+        num_frames=request.frames,
+        height=request.height,
+        width=request.width,
+        num_inference_steps=request.steps,
+        guidance_scale=request.guidance_scale,
+        guidance_scale_2=request.guidance_scale_2,
+        generator=torch.Generator("cpu").manual_seed(request.seed),
+    )
+    return (output.frames[0] * 255).round().astype(np.uint8)
+
+
+def psnr(a: np.ndarray, b: np.ndarray) -> float:
+    """Peak signal-to-noise ratio of two uint8 arrays, dB."""
+    error = np.mean((a.astype(np.float64) - b.astype(np.float64)) ** 2)
+    return float("inf") if error == 0 else float(10 * np.log10(255**2 / error))
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        REQUEST,
+        OTHER_SIZE,
+        replace(REQUEST, guidance_scale=1.0, guidance_scale_2=None),
+        replace(OTHER_SIZE, guidance_scale_2=None, flow_shift=None, prompt="", negative_prompt=""),
+        replace(REQUEST, frames=1, steps=1),
+    ],
+    ids=["48x112x13", "112x80x21", "guidance 1", "empty prompt and defaults", "one frame, one step"],
+)
+def test_served_frames_equal_diffusers(
+    client: Client, checkpoint: Path, request_: TextToVideoRequest
+) -> None:
+    actual = frames_of(client, request_)
+    expected = reference(checkpoint, request_)
+    assert actual.shape == expected.shape == (request_.frames, request_.height, request_.width, 3)
+    assert psnr(actual, expected) >= 45
+
+
+def test_comparison_with_diffusers_can_fail(client: Client, checkpoint: Path) -> None:
+    """What a wrong seed, prompt, expert or schedule would look like is far below the bound."""
+    expected = reference(checkpoint, REQUEST)
+    assert expected.std() > 20
+    for wrong in (
+        replace(REQUEST, seed=8),
+        replace(REQUEST, prompt="a fox"),
+        replace(REQUEST, negative_prompt=""),
+        replace(REQUEST, guidance_scale_2=4.0),
+        replace(REQUEST, flow_shift=3.0),
+    ):
+        assert psnr(frames_of(client, wrong), expected) < 45
+
+
+@pytest.fixture(scope="module")
+def one_expert(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Server]]:
+    """A checkpoint in Wan2.1's layout, without transformer_2, and a Triton that serves it."""
+    folder = tmp_path_factory.mktemp("one_expert")
+    single = Path(shutil.copytree(checkpoint, folder / "checkpoint"))
+    shutil.rmtree(single / "transformer_2")
+    index = json.loads((single / "model_index.json").read_text())
+    index["boundary_ratio"] = None
+    index["transformer_2"] = [None, None]
+    (single / "model_index.json").write_text(json.dumps(index))
+    options = ExportOptions(checkpoint=str(single), repository=folder / "repository")
+    run_export(family_named("wan_t2v"), options)
+    assert not (folder / "repository" / "wan_t2v_denoiser_low").exists()
+    with Server(ServerConfig(folder / "repository", http_port=0, grpc_port=0, metrics_port=0)) as running:
+        yield single, running
+
+
+def test_checkpoint_without_second_transformer_equals_diffusers(one_expert: tuple[Path, Server]) -> None:
+    checkpoint, server = one_expert
+    with Client(server.grpc_url) as client:
+        for request in (REQUEST, OTHER_SIZE, replace(REQUEST, guidance_scale=1.0)):
+            asked = replace(request, guidance_scale_2=None)
+            assert psnr(frames_of(client, asked), reference(checkpoint, asked)) >= 45
+        with pytest.raises(InvalidRequest, match="guidance_scale_2 must be left out"):
+            list(client.generate(REQUEST))
+
+
+def test_same_seed_gives_same_bytes_and_other_seed_others(client: Client) -> None:
+    request = replace(REQUEST, output="video")
+    first, second, third = (
+        result_of(client, asked).data for asked in (request, request, replace(request, seed=8))
+    )
+    assert first == second
+    assert first != third
+
+
+def test_concurrent_requests_do_not_disturb_each_other(server: Server, client: Client) -> None:
+    requests = [REQUEST, replace(OTHER_SIZE, steps=4), replace(REQUEST, seed=9)]
+    alone = [frames_of(client, request) for request in requests]
+    together: dict[int, np.ndarray] = {}
+
+    def run(i: int) -> None:
+        with Client(server.grpc_url) as own:
+            together[i] = frames_of(own, requests[i])
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(requests))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    for i, expected in enumerate(alone):
+        np.testing.assert_array_equal(together[i], expected)
+
+
+def test_one_progress_per_step_in_order_then_one_result(client: Client) -> None:
+    *progress, result = client.generate(replace(REQUEST, preview=True))
+    assert isinstance(result, Frames)
+    assert all(isinstance(event, Progress) for event in progress)
+    assert [event.step for event in progress] == [1, 2, 3, 4, 5, 6]
+    assert {event.steps for event in progress} == {6}
+    elapsed = [event.elapsed_s for event in progress]
+    assert elapsed == sorted(elapsed)
+    assert {event.preview.shape for event in progress} == {(112 // 8, 48 // 8, 3)}
+
+
+def test_preview_of_the_last_step_resembles_the_result(client: Client) -> None:
+    *progress, result = client.generate(replace(REQUEST, preview=True))
+    preview = progress[-1].preview.astype(np.float64)
+    middle = result.array[1 + 4 * (len(result.array) // 8)].astype(np.float64)
+    pooled = middle.reshape(14, 8, 6, 8, 3).mean(axis=(1, 3))
+    assert np.corrcoef(preview.ravel(), pooled.ravel())[0, 1] > 0.5
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_video_has_the_asked_frames_size_and_rate(server: Server, protocol: Any) -> None:
+    request = replace(REQUEST, fps=12, output="video" if protocol == "grpc" else "video_base64")
+    with Client(server.grpc_url if protocol == "grpc" else server.http_url, protocol) as client:
+        result = result_of(client, request)
+    assert isinstance(result, Video)
+    with av.open(io.BytesIO(result.data)) as container:
+        stream = container.streams.video[0]
+        assert stream.codec_context.name == "h264"
+        assert stream.average_rate == 12
+        pictures = [frame.to_ndarray(format="rgb24") for frame in container.decode(stream)]
+    assert np.array(pictures).shape == (13, 112, 48, 3)
+
+
+def test_video_is_the_frames(client: Client) -> None:
+    """Compression loses a little; another video would be far off."""
+    frames = frames_of(client, REQUEST)
+    video = result_of(client, replace(REQUEST, output="video"))
+    with av.open(io.BytesIO(video.data)) as container:
+        pictures = np.array([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+    assert psnr(pictures, frames) > 20
+
+
+def test_triton_log_has_no_warning_from_our_models(server: Server, client: Client) -> None:
+    result_of(client, REQUEST)
+    warnings = [
+        line
+        for line in server.log_text().splitlines()
+        if line.startswith("W") and "cuda" not in line.lower() and "gpu" not in line.lower()
+    ]
+    assert warnings == []

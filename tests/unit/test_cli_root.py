@@ -1,0 +1,136 @@
+"""The root of the `slipway` command: names, exit codes, one line per error, a quick start."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+
+from clients import cli
+from clients import commands as client_commands
+from serving.errors import Cancelled, InvalidRequest, NotReady, SlipwayError
+
+COMMANDS = ("families", "checkpoint", "export", "serve", "generate")
+
+
+def raise_in_generate(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """Make the command fail at its first step, as a defect in it would."""
+
+    def fail(_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(client_commands, "check_output", fail)
+
+
+def generate(*root_flags: str) -> int:
+    return cli.run([*root_flags, "generate", "wan_t2v", "x"])
+
+
+def test_every_command_is_listed_when_help_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"  {name} " in out for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", [*COMMANDS[:-1], "generate wan_t2v"])
+def test_command_describes_itself_when_help_is_asked(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([*name.split(), "--help"]) == 0
+    assert f"Usage: slipway {name}" in capsys.readouterr().out
+
+
+def test_version_is_that_of_the_distribution_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["--version"]) == 0
+    assert capsys.readouterr().out == f"slipway {version('slipway')}\n"
+
+
+@pytest.mark.parametrize("flags", [["nope"], ["--nope"], []])
+def test_usage_is_shown_when_the_command_line_cannot_be_read(
+    flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(flags) == 2
+    assert "Usage: slipway" in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [InvalidRequest("x: y must be z"), NotReady("no server"), Cancelled("by you")],
+    ids=lambda e: e.code,
+)
+def test_error_of_ours_is_one_line_with_its_exit_code_when_raised(
+    error: SlipwayError, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raise_in_generate(monkeypatch, error)
+    assert generate() == error.exit_code
+    assert capsys.readouterr() == ("", f"error: {error}\n")
+
+
+def test_error_is_one_line_when_its_text_has_several(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raise_in_generate(monkeypatch, NotReady("first\n  second"))
+    assert generate() == 1
+    assert capsys.readouterr().err == "error: first second\n"
+
+
+def test_defect_is_one_line_with_a_hint_when_raised(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raise_in_generate(monkeypatch, ZeroDivisionError("oops"))
+    assert generate() == 1
+    err = capsys.readouterr().err
+    assert err.startswith("error: ZeroDivisionError: oops") and "--debug" in err
+    assert err.count("\n") == 1 and "Traceback" not in err
+
+
+def test_traceback_is_shown_when_debugging(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raise_in_generate(monkeypatch, ZeroDivisionError("oops"))
+    assert generate("--debug") == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_file_error_names_the_file_when_raised(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raise_in_generate(monkeypatch, PermissionError(13, "Permission denied", "/some/file"))
+    assert generate() == 1
+    assert capsys.readouterr().err == "error: Permission denied: /some/file\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "extra"), [("export", "export"), ("checkpoint", "export"), ("serve", "server")]
+)
+def test_missing_package_names_its_extra_when_a_command_needs_it(command: str, extra: str) -> None:
+    error = ModuleNotFoundError("No module named 'torch'", name="torch.nn")
+    text = cli.describe(error, cli.Invocation(command=command))
+    assert text == f'{command} needs torch, which is not installed; try pip install "slipway[{extra}]"'
+
+
+def test_missing_module_of_ours_is_a_defect_when_raised() -> None:
+    error = ModuleNotFoundError("No module named 'serving.nope'", name="serving.nope")
+    assert "defect" in cli.describe(error, cli.Invocation(command="serve"))
+
+
+def test_interrupt_exits_130_when_a_command_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    raise_in_generate(monkeypatch, KeyboardInterrupt())
+    assert generate() == 130
+
+
+def test_nothing_heavy_is_imported_when_help_is_asked() -> None:
+    code = (
+        "import sys; from clients import cli; code = cli.run(['--help'])\n"
+        "heavy = {'torch', 'grpc', 'httpx', 'diffusers', 'onnx', 'onnxruntime', 'transformers', 'rich'}\n"
+        "assert code == 0 and not heavy & set(sys.modules), heavy & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
+
+
+def test_no_traceback_is_shown_when_the_reader_of_stdout_has_gone() -> None:
+    shell = (
+        f"{sys.executable} -c 'from clients.cli import main; main()' --help | true; exit ${{PIPESTATUS[0]}}"
+    )
+    process = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60, check=False)
+    assert "Traceback" not in process.stderr and "Exception" not in process.stderr

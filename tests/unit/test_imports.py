@@ -1,0 +1,67 @@
+"""Imports between our packages point one way, and the light client needs no heavy library."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+OURS = {"export", "serving", "clients", "loadtests"}
+COMMANDS = {"export.commands", "serving.commands"}
+ALLOWED = {
+    # The command line's root registers the other packages' commands.
+    "clients": {"clients", "serving.errors", "serving.requests", "serving.wan_t2v.request"} | COMMANDS,
+    "export": {"export", "serving.errors"},
+    "serving": {"serving"},
+}
+
+
+def imports(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def within(module: str, allowed: set[str]) -> bool:
+    """Whether a module is an allowed one, part of one, or a package on the way to one."""
+    return any(
+        module == name or module.startswith(f"{name}.") or name.startswith(f"{module}.") for name in allowed
+    )
+
+
+@pytest.mark.parametrize("package", sorted(ALLOWED))
+def test_package_imports_only_what_lies_below_it(package: str) -> None:
+    wrong = {
+        f"{path.relative_to(ROOT)}: {module}"
+        for path in (ROOT / package).rglob("*.py")
+        for module in imports(path)
+        if module.split(".")[0] in OURS and not within(module, ALLOWED[package])
+    }
+    assert not wrong
+
+
+def test_serving_never_imports_triton() -> None:
+    # The Python-based backend is Triton's own entry point; everything else is handed the module.
+    entry = ROOT / "serving" / "backends" / "onnxruntime" / "model.py"
+    wrong = {
+        path
+        for path in (ROOT / "serving").rglob("*.py")
+        if path != entry and any("triton_python_backend_utils" in module for module in imports(path))
+    }
+    assert not wrong
+
+
+@pytest.mark.parametrize("module", ["clients", "clients.cli", "export.families", "serving.wan_t2v.request"])
+def test_light_client_does_not_load_heavy_libraries(module: str) -> None:
+    heavy = {"torch", "diffusers", "transformers", "onnxruntime", "onnx", "pytriton"}
+    code = f"import sys, {module}; print(*({heavy!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""

@@ -1,0 +1,96 @@
+"""What the embedded server refuses before it starts anything."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from serving import server, triton_install
+from serving.errors import InvalidRequest, NotReady
+from serving.server import Server, ServerConfig
+from serving.triton_install import environment, find_triton, lay_out_backends
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"http_port": 70000}, "http_port must be a port number 0 to 65535, got 70000"),
+        ({"http_port": 9000, "grpc_port": 9000}, "ports must be three different ones"),
+        ({"exit_timeout_s": -1, "log_verbose": -2}, "exit_timeout_s must be 0 or more, got -1 | log_verbose"),
+    ],
+)
+def test_config_names_all_bad_fields(fields: dict[str, int], text: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        ServerConfig(Path("models"), **fields)  # type: ignore[arg-type]
+    assert text in str(caught.value)
+
+
+def test_start_is_refused_when_the_repository_is_unusable(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for path, rule in (
+        (tmp_path / "none", "must exist"),
+        (file, "must be a folder of models, got the file"),
+        (empty, "must hold a model, got the empty"),
+    ):
+        with pytest.raises(InvalidRequest, match=f"server: repository {rule} ?.*{path.name}"):
+            Server(ServerConfig(path)).start()
+
+
+def test_start_is_refused_when_the_host_is_not_of_this_machine(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    config = ServerConfig(tmp_path, host="192.0.2.1", http_port=0, grpc_port=0, metrics_port=0)
+    with pytest.raises(InvalidRequest, match=r"http_port must be free on 192\.0\.2\.1, got 0"):
+        Server(config).start()
+
+
+def test_start_is_refused_when_the_host_has_no_ipv4_address(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    with pytest.raises(
+        InvalidRequest, match="host must be an IPv4 address or a name that has one, got '::1'"
+    ):
+        Server(ServerConfig(tmp_path, host="::1")).start()
+
+
+def test_start_is_refused_when_shared_memory_is_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model").mkdir()
+    monkeypatch.setattr(server, "_SHARED_MEMORY_BASE_BYTES", 1 << 60)
+    with pytest.raises(NotReady, match=r"/dev/shm must have \d+ MiB free for 1 models, got \d+ MiB; try"):
+        Server(ServerConfig(tmp_path)).start()
+
+
+def test_missing_wheel_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_install.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(NotReady, match=r"nvidia-pytriton must be installed.*slipway\[server\]"):
+        find_triton()
+
+
+def test_python_without_a_stub_is_named_with_those_that_have_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Version:
+        major, minor = 3, 99
+
+    monkeypatch.setattr(sys, "version_info", Version)
+    with pytest.raises(NotReady, match=r"Python must be one of .*3\.11.*, got 3\.99"):
+        find_triton()
+
+
+def test_backends_are_laid_out_for_this_python(tmp_path: Path) -> None:
+    install = find_triton()
+    lay_out_backends(install, tmp_path / "backends")
+    assert (tmp_path / "backends" / "onnxruntime" / "model.py").is_file()
+    assert not (tmp_path / "backends" / "python" / "libtriton_python.so").is_symlink()
+    assert os.access(tmp_path / "backends" / "python" / "triton_python_backend_stub", os.X_OK)
+
+
+def test_environment_puts_this_python_first() -> None:
+    found = environment(find_triton(), {"PATH": "/usr/bin", "HOME": "/home/x"})
+    assert found["PATH"].split(":") == [str(Path(sys.executable).parent), "/usr/bin"]
+    assert found["HOME"] == "/home/x"
+    assert (Path(found["PYTHONPATH"]) / "serving" / "server.py").is_file()

@@ -1,0 +1,58 @@
+"""Parity rows: what they measure, and that a difference is not let through."""
+
+import numpy as np
+import pytest
+
+from export.spec import Axis, Component, DType, Precision, TensorSpec, Tolerance
+from export.verify import ParityFailed, ParityRow, check, compare
+
+BOUND = Tolerance(max_abs=1e-3, relative_l2=1e-4, cosine=0.9999)
+TENSOR = TensorSpec("sample", DType.FLOAT32, ("rows",))
+NET = Component(
+    "net", (TENSOR,), (TENSOR,), (Axis("rows", 1, 4, 8),), lambda _: None, {Precision.FP32: BOUND}
+)  # type: ignore[arg-type, return-value]
+
+
+def row(actual: np.ndarray, expected: np.ndarray) -> ParityRow:
+    return compare(NET, "sample", "opt (rows=4)", actual, expected, BOUND, "here")
+
+
+def test_compare_measures_distance_and_angle() -> None:
+    measured = row(np.array([3.0, 4.0]), np.array([3.0, 0.0]))
+    assert measured.max_abs == 4.0
+    assert measured.relative_l2 == pytest.approx(4 / 3)
+    assert measured.cosine == pytest.approx(0.6)
+
+
+def test_equal_outputs_pass_even_when_all_zero() -> None:
+    check([row(np.zeros(4), np.zeros(4)), row(np.arange(4.0), np.arange(4.0))])
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (np.array([0.0, 0.0, 0.0, 2e-3]), "max abs must be <= 0.001"),
+        (np.array([1e-3, 1e-3, 1e-3, 1e-3]), "relative L2 must be <= 0.0001"),
+        (np.array([-2.0, -4.0, 0.0, 0.0]), "cosine must be >= 0.9999"),
+        (np.array([np.nan, 0.0, 0.0, 0.0]), "max abs"),
+    ],
+)
+def test_check_names_graph_output_point_and_bound_when_an_output_is_off(
+    change: np.ndarray, named: str
+) -> None:
+    expected = np.array([1.0, 2.0, 3.0, 4.0])
+    with pytest.raises(ParityFailed, match="net: sample at opt") as failure:
+        check([row(expected + change, expected)])
+    assert named in str(failure.value)
+
+
+def test_check_names_all_failing_outputs() -> None:
+    bad = [row(np.ones(2), np.zeros(2)), row(np.full(2, 5.0), np.zeros(2))]
+    with pytest.raises(ParityFailed) as failure:
+        check(bad)
+    assert str(failure.value).count("net: sample") == 2
+
+
+def test_compare_refuses_other_shape() -> None:
+    with pytest.raises(ParityFailed, match=r"shape \[2\], got \[3\]"):
+        row(np.ones(3), np.ones(2))
