@@ -18,13 +18,22 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.errors import InvalidRequest, NotReady, SlipwayError, Unrecoverable, from_wire
+from serving.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InvalidRequest,
+    NotReady,
+    SlipwayError,
+    Unrecoverable,
+    from_wire,
+)
 from serving.program import Call, Program, Responses, Settings, Tensors, load_program
 
 # What Triton 2.51 itself puts into a request's parameters: HTTP's generate endpoints repeat "id" there and
 # hand on "timeout" (microseconds) unheeded, which we heed. gRPC consumes its own ones before.
 _OWN_PARAMETERS = frozenset({"id", "timeout"})
 _MICROSECONDS = 1e-6
+_EVENTS: dict[type[Exception], str] = {Cancelled: "cancelled", DeadlineExceeded: "expired"}
 
 
 def model_class(pb_utils: Any) -> type[Adapter]:
@@ -189,7 +198,7 @@ class TritonModels:
 
 
 class _Report:
-    """Tells the log, one line of JSON each, how a request begins and ends."""
+    """Tells the log, one line of key=value pairs each, how a request begins and ends."""
 
     def __init__(self, pb_utils: Any, model: str, request: Any, told: bool) -> None:
         self._log = pb_utils.Logger
@@ -205,7 +214,7 @@ class _Report:
 
     def __exit__(self, *_: object) -> None:
         if self._error is not None:
-            event = "cancelled" if getattr(self._error, "triton_code", "") == "CANCELLED" else "failed"
+            event = _EVENTS.get(type(self._error), "failed")
             wire = self._error.to_wire() if isinstance(self._error, SlipwayError) else repr(self._error)
             self._log.log_info(self._line(event, error=wire))
         elif self._told:
@@ -226,7 +235,9 @@ class _Report:
 
     def _line(self, event: str, **more: str) -> str:
         elapsed_s = round(time.monotonic() - self._started_s, 4)
-        return json.dumps({"event": event, **self._facts, "elapsed_s": elapsed_s, **more})
+        pairs = {**self._facts, "elapsed_s": elapsed_s, **more}
+        # repr keeps an id with line breaks on one line; JSON would be escaped once more by Triton's log.
+        return " ".join([event, *(f"{name}={value!r}" for name, value in pairs.items())])
 
 
 def _parameters(request: Any, model: str) -> dict[str, Any]:

@@ -182,16 +182,18 @@ def decode(vae: AutoencoderKLWan, latents: Tensor) -> Tensor:
 def fit_latent_rgb(vae: AutoencoderKLWan) -> tuple[list[list[float]], list[float]]:
     """Fit the colour of a latent pixel as a linear function of its channels, for previews.
 
-    Least squares over the decoded first frame of random latents, each 8 x 8 block averaged.
+    Least squares over the later frames of decoded random latents, each 4 x 8 x 8 block averaged: the
+    first frame, which has nothing before it, is not like the others.
 
     Returns:
         Weight [channels][3] and bias [3]; colours in [-1, 1].
     """
     generator = torch.Generator().manual_seed(0)
-    latents = torch.randn(1, vae.config.z_dim, 1, 24, 24, generator=generator)
+    latents = torch.randn(1, vae.config.z_dim, 4, 16, 16, generator=generator)
     with torch.no_grad():
-        pixels = decode(vae, latents)[:, :, 0]
-    colours = nn.functional.adaptive_avg_pool2d(pixels, (24, 24))[0].flatten(1).T
-    features = torch.cat([latents[0, :, 0].flatten(1).T, torch.ones(24 * 24, 1)], dim=1)
+        pixels = decode(vae, latents)[:, :, 1:]
+    colours = nn.functional.adaptive_avg_pool3d(pixels, (3, 16, 16))[0].flatten(1).T
+    later = latents[0, :, 1:].flatten(1).T
+    features = torch.cat([later, torch.ones(len(later), 1)], dim=1)
     solution = torch.linalg.lstsq(features.double(), colours.double()).solution
     return solution[:-1].tolist(), solution[-1].tolist()

@@ -41,8 +41,8 @@ def write_checkpoint(folder: Path, configs: Mapping[str, Mapping[str, Any]], see
         pipeline = WanPipeline(
             tokenizer=_tokenizer(folder),
             text_encoder=UMT5EncoderModel(UMT5Config(**configs["text_encoder/config.json"])),
-            transformer=WanTransformer3DModel(**configs["transformer/config.json"]),
-            transformer_2=WanTransformer3DModel(**configs["transformer/config.json"]),
+            transformer=_attentive(WanTransformer3DModel(**configs["transformer/config.json"])),
+            transformer_2=_attentive(WanTransformer3DModel(**configs["transformer/config.json"])),
             vae=_spread(AutoencoderKLWan(**configs["vae/config.json"])),
             scheduler=UniPCMultistepScheduler(
                 prediction_type="flow_prediction",
@@ -80,6 +80,20 @@ def _tokenizer(folder: Path) -> T5Tokenizer:
     return T5Tokenizer(
         vocab=[(pieces.id_to_piece(i), pieces.get_score(i)) for i in range(len(pieces))], extra_ids=0
     )
+
+
+def _attentive(transformer: WanTransformer3DModel) -> WanTransformer3DModel:
+    """Sharpen and strengthen the cross-attention, so that the prompt changes the video.
+
+    With random weights every one of the 512 rows of text gets the same attention, nearly all of them
+    padding, and a comparison would pass with any prompt.
+    """
+    with torch.no_grad():
+        for block in transformer.blocks:
+            block.attn2.norm_q.weight.mul_(3.0)
+            block.attn2.norm_k.weight.mul_(3.0)
+            block.attn2.to_out[0].weight.mul_(8.0)
+    return transformer
 
 
 def _spread(vae: AutoencoderKLWan) -> AutoencoderKLWan:

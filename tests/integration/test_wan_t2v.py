@@ -137,8 +137,8 @@ def one_expert(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 def test_checkpoint_without_second_transformer_equals_diffusers(one_expert: tuple[Path, Server]) -> None:
     checkpoint, server = one_expert
     with Client(server.grpc_url) as client:
-        for request in (REQUEST, OTHER_SIZE, replace(REQUEST, guidance_scale=1.0)):
-            asked = replace(request, guidance_scale_2=None)
+        for guidance_scale, request in ((4.0, REQUEST), (4.0, OTHER_SIZE), (1.0, REQUEST)):
+            asked = replace(request, guidance_scale=guidance_scale, guidance_scale_2=None)
             assert psnr(frames_of(client, asked), reference(checkpoint, asked)) >= 45
         with pytest.raises(InvalidRequest, match="guidance_scale_2 must be left out"):
             list(client.generate(REQUEST))
@@ -185,8 +185,9 @@ def test_one_progress_per_step_in_order_then_one_result(client: Client) -> None:
 def test_preview_of_the_last_step_resembles_the_result(client: Client) -> None:
     *progress, result = client.generate(replace(REQUEST, preview=True))
     preview = progress[-1].preview.astype(np.float64)
-    middle = result.array[1 + 4 * (len(result.array) // 8)].astype(np.float64)
-    pooled = middle.reshape(14, 8, 6, 8, 3).mean(axis=(1, 3))
+    # Latent frame 2 of 4 is the middle one; it becomes the frames 5 to 8.
+    middle = result.array[5:9].astype(np.float64)
+    pooled = middle.reshape(4, 14, 8, 6, 8, 3).mean(axis=(0, 2, 4))
     assert np.corrcoef(preview.ravel(), pooled.ravel())[0, 1] > 0.5
 
 
@@ -205,19 +206,22 @@ def test_video_has_the_asked_frames_size_and_rate(server: Server, protocol: Any)
 
 
 def test_video_is_the_frames(client: Client) -> None:
-    """Compression loses a little; another video would be far off."""
+    """Noise compresses badly; a video of another seed would be off by far more."""
     frames = frames_of(client, REQUEST)
     video = result_of(client, replace(REQUEST, output="video"))
     with av.open(io.BytesIO(video.data)) as container:
         pictures = np.array([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
-    assert psnr(pictures, frames) > 20
+    assert psnr(pictures, frames) > 17
+    assert psnr(pictures, frames_of(client, replace(REQUEST, seed=8))) < 13
 
 
 def test_triton_log_has_no_warning_from_our_models(server: Server, client: Client) -> None:
     result_of(client, REQUEST)
+    # Triton on a machine without a GPU says so in these two.
+    no_gpu = ("pinned_memory_manager", "DCGM unable to start")
     warnings = [
         line
         for line in server.log_text().splitlines()
-        if line.startswith("W") and "cuda" not in line.lower() and "gpu" not in line.lower()
+        if line.startswith("W") and not any(notice in line for notice in no_gpu)
     ]
-    assert warnings == []
+    assert "\n".join(warnings) == ""
