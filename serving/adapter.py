@@ -198,7 +198,7 @@ class TritonModels:
 
 
 class _Report:
-    """Tells the log, one line of key=value pairs each, how a request begins and ends."""
+    """Tells the log, one line of JSON each, how a request begins and ends."""
 
     def __init__(self, pb_utils: Any, model: str, request: Any, told: bool) -> None:
         self._log = pb_utils.Logger
@@ -235,9 +235,7 @@ class _Report:
 
     def _line(self, event: str, **more: str) -> str:
         elapsed_s = round(time.monotonic() - self._started_s, 4)
-        pairs = {**self._facts, "elapsed_s": elapsed_s, **more}
-        # repr keeps an id with line breaks on one line; JSON would be escaped once more by Triton's log.
-        return " ".join([event, *(f"{name}={value!r}" for name, value in pairs.items())])
+        return json.dumps({"event": event, **self._facts, "elapsed_s": elapsed_s, **more})
 
 
 def _parameters(request: Any, model: str) -> dict[str, Any]:

@@ -95,7 +95,7 @@ BAD_FIELDS = [
     ({"timeout_s": -1.0}, "timeout_s must be finite and above 0"),
     ({"prompt": "x" * 2**20}, "prompt must be at most 16384 characters, got 1048576 characters"),
     ({"prompt": "lake " * 1000}, "prompt must be at most 512 tokens"),
-    ({"negative_prompt": "lake " * 1000}, "negative_prompt must be at most 512 tokens"),
+    ({"negative_prompt": "lake " * 1000}, "negative_prompt: wan_t2v_tokenizer: prompt must be at most 512"),
     ({"prompt": "a\0b"}, "prompt must be text without NUL, got one at character 1"),
     ({"prompt": b"a\xff\xfe"}, "prompt must be UTF-8 text, got byte 0xff at offset 1"),
     ({"frames": 16, "seed": -1, "height": 50}, "seed must be"),

@@ -100,6 +100,7 @@ def test_served_frames_equal_diffusers(
     actual = frames_of(client, request_)
     expected = reference(checkpoint, request_)
     assert actual.shape == expected.shape == (request_.frames, request_.height, request_.width, 3)
+    print(f"PSNR {psnr(actual, expected):.1f} dB")
     assert psnr(actual, expected) >= 45
 
 

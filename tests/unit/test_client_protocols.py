@@ -165,7 +165,7 @@ def test_http_raises_the_class_of_the_server_when_an_error_is_answered(
     ("status", "body", "kind"),
     [
         (404, '{"error":"Request for unknown model: \'nope\' is not found"}', UnknownModel),
-        (503, '{"error":"Exceeds maximum queue size"}', errors.NotReady),
+        (503, '{"error":"Exceeds maximum queue size"}', errors.Overloaded),
         (400, '{"error":"bad"}', errors.InvalidRequest),
         (500, "<html>oops</html>", errors.Unrecoverable),
         (502, "", errors.Unrecoverable),
