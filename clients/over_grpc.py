@@ -93,9 +93,16 @@ class GrpcTransport:
     def stream(self, model: str, tensors: Tensors, deadline: Deadline) -> Generator[Tensors, None, None]:
         """Call a decoupled model; closing the generator cancels the call."""
         call = self._stub.ModelStreamInfer(iter([_request(model, tensors)]), timeout=deadline.remaining_s())
+        refusal: SlipwayError | None = None
         try:
             for message in call:
-                yield _streamed(message)
+                # An error is the last message, but the server must end the call: cancelled in between,
+                # Triton 2.51 keeps the request for ever and its model cannot be unloaded.
+                refusal = refusal or _refusal(message)
+                if refusal is None:
+                    yield _tensors(message.infer_response)
+            if refusal is not None:
+                raise refusal
         except grpc.RpcError as error:
             raise _call_error(self._url, error, deadline) from None
         finally:
@@ -149,9 +156,14 @@ class AsyncGrpcTransport:
     async def stream(self, model: str, tensors: Tensors, deadline: Deadline) -> AsyncGenerator[Tensors, None]:
         """Call a decoupled model; closing the generator or cancelling its task cancels the call."""
         call = self._stub.ModelStreamInfer([_request(model, tensors)], timeout=deadline.remaining_s())
+        refusal: SlipwayError | None = None
         try:
             async for message in call:
-                yield _streamed(message)
+                refusal = refusal or _refusal(message)  # as in GrpcTransport.stream
+                if refusal is None:
+                    yield _tensors(message.infer_response)
+            if refusal is not None:
+                raise refusal
         except grpc.RpcError as error:
             raise _call_error(self._url, error, deadline) from None
         finally:
@@ -181,10 +193,8 @@ def _tensors(response: Any) -> Tensors:
     return {output.name: from_bytes(raw, output.datatype, output.shape) for output, raw in pairs}
 
 
-def _streamed(message: Any) -> Tensors:
-    if message.error_message:
-        raise _said(message.error_message)
-    return _tensors(message.infer_response)
+def _refusal(message: Any) -> SlipwayError | None:
+    return _said(message.error_message) if message.error_message else None
 
 
 def _metadata(message: Any) -> ModelMetadata:

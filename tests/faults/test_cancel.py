@@ -17,7 +17,7 @@ import pytest
 
 from clients import Client, Progress, TextToVideoRequest, Video
 from serving.errors import DeadlineExceeded, InvalidRequest
-from serving.server import Server
+from serving.server import Server, ServerConfig
 
 # The largest that the tiny models take: steps of some ten milliseconds.
 LONG = TextToVideoRequest(
@@ -118,4 +118,22 @@ def test_refused_request_is_not_retried(server: Server) -> None:
     bad = TextToVideoRequest(**(QUICK.__dict__ | {"frames": 1001}))
     with Client(server.grpc_url) as client, pytest.raises(InvalidRequest, match="frames must be 1 to 33"):
         list(client.generate(bad))
+    wait_for(lambda: len(ends(server, "INVALID_ARGUMENT")) > before, "refused in the log")
+    assert_next_request_succeeds(server)
     assert len(ends(server, "INVALID_ARGUMENT")) == before + 1
+
+
+def test_server_unloads_every_model_after_refusals_and_deadlines(repository: Path, tmp_path: Path) -> None:
+    """A request that Triton still holds keeps its model loaded until the exit timeout."""
+    log = tmp_path / "triton.log"
+    config = ServerConfig(repository, http_port=0, grpc_port=0, metrics_port=0, log_path=log)
+    bad = TextToVideoRequest(**(QUICK.__dict__ | {"frames": 1001}))
+    short = TextToVideoRequest(**(LONG.__dict__ | {"timeout_s": 0.1}))
+    with Server(config) as server, Client(server.grpc_url) as client:
+        for _ in range(12):
+            for request, error in ((bad, InvalidRequest), (short, DeadlineExceeded)):
+                with pytest.raises(error):
+                    list(client.generate(request))
+    text = log.read_text()
+    assert "successfully unloaded 'wan_t2v' version 1" in text
+    assert "Exit timeout expired" not in text
