@@ -28,7 +28,7 @@ check: $(VENV)/installed ## Lint, format and types
 	$(BIN)/mypy
 
 bench: $(VENV)/installed ## Triton against the same loop in process; memory of decoding
-	$(BIN)/python -m loadtests.wan_t2v
+	$(BIN)/slipway bench video
 
 lock: $(VENV)/installed ## Write requirements.lock anew from pyproject.toml
 	$(BIN)/pip install --quiet pip-tools

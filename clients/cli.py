@@ -17,11 +17,12 @@ import typer
 
 from clients import commands as client_commands
 from export import commands as export_commands
+from loadtests import commands as loadtest_commands
 from serving import commands as server_commands
 from serving.errors import SlipwayError
 
 _OURS = ("clients", "export", "loadtests", "serving")
-_EXTRAS = {"serve": "server"}
+_EXTRAS = {"serve": "server", "bench": "export,server,loadtests"}
 _DEFAULT_EXTRA = "export"
 
 app = typer.Typer(
@@ -42,6 +43,7 @@ app.command("checkpoint")(export_commands.checkpoint)
 app.command("export")(export_commands.export)
 app.command("serve")(server_commands.serve)
 app.add_typer(client_commands.generate, name="generate")
+app.add_typer(loadtest_commands.bench, name="bench")
 
 
 @dataclass

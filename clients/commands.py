@@ -58,6 +58,11 @@ def wan_t2v(
     guidance_scale_2: Annotated[
         float | None, _field("guidance_scale_2", ", 0 or more; by default as --guidance-scale")
     ] = None,
+    guidance_start: Annotated[float, _field("guidance_start")] = _DEFAULTS.guidance_start,
+    guidance_stop: Annotated[float, _field("guidance_stop")] = _DEFAULTS.guidance_stop,
+    cache_threshold: Annotated[
+        float | None, _field("cache_threshold", ", 0 or more; by default all are computed")
+    ] = None,
     flow_shift: Annotated[
         float | None, _field("flow_shift", ", above 0; by default the checkpoint's")
     ] = None,
@@ -85,6 +90,9 @@ def wan_t2v(
         steps=steps,
         guidance_scale=guidance_scale,
         guidance_scale_2=guidance_scale_2,
+        guidance_start=guidance_start,
+        guidance_stop=guidance_stop,
+        cache_threshold=cache_threshold,
         flow_shift=flow_shift,
         fps=fps,
         seed=seed,
@@ -99,7 +107,10 @@ def wan_t2v(
     write_whole(output, lambda file: _save(result, file))
     if not quiet:
         seconds = time.monotonic() - start_s
-        typer.echo(f"{output}: {frames} frames, {width}x{height}, {fps} fps, generated in {seconds:.1f} s")
+        hits = "" if result.cache_hit_rate is None else f", cache hit rate {result.cache_hit_rate:.0%}"
+        typer.echo(
+            f"{output}: {frames} frames, {width}x{height}, {fps} fps, generated in {seconds:.1f} s{hits}"
+        )
 
 
 def parse_size(text: str) -> tuple[int, int]:

@@ -45,10 +45,13 @@ class Video:
     Attributes:
         data: a whole MP4 file (H.264).
         elapsed_s: what the server took, seconds.
+        cache_hit_rate: share of the denoiser's evaluations that reused the first-block cache, 0 to 1; None
+            without cache_threshold.
     """
 
     data: bytes
     elapsed_s: float
+    cache_hit_rate: float | None = None
 
 
 @dataclass(frozen=True)
@@ -58,10 +61,12 @@ class Frames:
     Attributes:
         array: [frames, height, width, 3], uint8, RGB.
         elapsed_s: what the server took, seconds.
+        cache_hit_rate: as in :class:`Video`.
     """
 
     array: NDArray[np.uint8]
     elapsed_s: float
+    cache_hit_rate: float | None = None
 
 
 class Assembler:
@@ -73,6 +78,7 @@ class Assembler:
         self._expected: int | None = None
         self._parts: dict[int, NDArray[Any]] = {}
         self._elapsed_s = 0.0
+        self._cache_hit_rate: float | None = None
 
     def add(self, response: Tensors) -> Progress | None:
         """Take one response.
@@ -112,7 +118,8 @@ class Assembler:
         parts = [self._parts[index] for index in range(self._expected)]
         if self._request.output == "frames":
             return self._frames(parts)
-        return Video(b"".join(self._bytes(part) for part in parts), self._elapsed_s)
+        data = b"".join(self._bytes(part) for part in parts)
+        return Video(data, self._elapsed_s, self._cache_hit_rate)
 
     def _progress(self, response: Tensors) -> Progress:
         step, steps = _scalar(response, "step"), _scalar(response, "steps")
@@ -139,6 +146,8 @@ class Assembler:
             raise self._broken(f"chunk must carry {name}, got {', '.join(sorted(response))}")
         self._parts[index] = response[name]
         self._elapsed_s = float(_scalar(response, "elapsed_s"))
+        if "cache_hit_rate" in response:
+            self._cache_hit_rate = float(_scalar(response, "cache_hit_rate"))
 
     def _frames(self, parts: list[NDArray[Any]]) -> Frames:
         asked = (self._request.frames, self._request.height, self._request.width, 3)
@@ -147,7 +156,8 @@ class Assembler:
             raise self._broken(
                 f"frames must be {list(asked)} together, got {[list(shape) for shape in shapes]}"
             )
-        return Frames(np.concatenate(parts).astype(np.uint8, copy=False), self._elapsed_s)
+        array = np.concatenate(parts).astype(np.uint8, copy=False)
+        return Frames(array, self._elapsed_s, self._cache_hit_rate)
 
     def _bytes(self, part: NDArray[Any]) -> bytes:
         raw = bytes(part.reshape(-1)[0])

@@ -33,6 +33,8 @@ def families() -> None:
         typer.echo(f"  serves      {', '.join(family.served)}")
         for name, preset in family.presets.items():
             typer.echo(f"  preset      {name}: {preset.summary}")
+        for name, variant in family.variants.items():
+            typer.echo(f"  variant     {name}: {variant.summary}")
 
 
 def checkpoint(
@@ -78,6 +80,12 @@ def export(
             help="Range of an axis, e.g. latent_frames=1:21:41; may be repeated.", metavar="NAME=MIN:OPT:MAX"
         ),
     ] = None,
+    variant: Annotated[
+        str | None,
+        typer.Option(
+            help="Another way to serve the checkpoint; `slipway families` lists them.", metavar="NAME"
+        ),
+    ] = None,
     opset_version: Annotated[int | None, typer.Option(help="ONNX operator set, 18 to 23.")] = None,
     simplify: Annotated[bool, typer.Option("--simplify", help="Run onnxslim over the graphs.")] = False,
     check_only: Annotated[
@@ -105,6 +113,7 @@ def export(
         check_only=check_only,
         force=force,
         axes=tuple(parse_axis(text) for text in axis or ()),
+        variant=variant,
     )
     chosen = family_named(family)
     progress = Console(stderr=True, quiet=quiet)

@@ -76,7 +76,10 @@ def stage_authored(model: AuthoredModel, staged: Path) -> Path:
     """Copy an authored model and the files that export adds to it into the staging folder."""
     folder = staged / model.name
     shutil.copytree(
-        AUTHORED_MODELS / model.name, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
+        AUTHORED_MODELS / (model.source or model.name),
+        folder,
+        dirs_exist_ok=True,
+        ignore=shutil.ignore_patterns("__pycache__"),
     )
     for name, content in model.files.items():
         _write(folder / name, content)

@@ -40,6 +40,7 @@ class ExportOptions:
         check_only: export and verify, and place nothing.
         force: replace models that were not written by an export too.
         axes: ranges that replace the defaults.
+        variant: name of one of the family's variants; its own plan when None.
     """
 
     checkpoint: str
@@ -52,6 +53,7 @@ class ExportOptions:
     check_only: bool = False
     force: bool = False
     axes: tuple[Axis, ...] = ()
+    variant: str | None = None
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,11 @@ def run_export(family: Family, options: ExportOptions, report: Report = lambda _
         ParityFailed: an output is outside its bounds.
     """
     started = time.monotonic()
+    if options.engine is Engine.TENSORRT and not options.check_only:
+        raise InvalidRequest(
+            "engine tensorrt must be used with --check-only, which verifies the graphs that its parser takes:"
+            " building its engines is not part of this release, got an export to place"
+        )
     opset = choose_opset(options.precision, options.opset)
     with open_checkpoint(family, options.checkpoint) as checkpoint:
         plan = _plan(family, checkpoint, options)
@@ -104,7 +111,12 @@ def run_export(family: Family, options: ExportOptions, report: Report = lambda _
 
 def _plan(family: Family, checkpoint: Checkpoint, options: ExportOptions) -> Plan:
     axes = axes_of(family, checkpoint, {axis.name: axis for axis in options.axes})
-    return family.plan(checkpoint, axes)
+    if options.variant is None:
+        return family.plan(checkpoint, axes)
+    if options.variant not in family.variants:
+        known = ", ".join(family.variants) or f"left out for {family.name}, which has none"
+        raise InvalidRequest(f"variant must be {known}, got {options.variant!r}")
+    return family.variants[options.variant].plan(checkpoint, axes)
 
 
 def _selected(
@@ -164,14 +176,37 @@ class _Export:
         self.report(f"{component.label}: loading and running PyTorch{kept}")
         module = component.load(Precision.FP32)
         reference = compute_reference(component, module)
-        if precision is not Precision.FP32:
+        if precision is not Precision.FP32 and not precision.is_integer:
             module = component.load(precision)
         self.report(f"{component.label}: exporting")
-        export_graph(component, module, path, opset=self.opset, simplify=self.options.simplify)
+        traced = path.with_suffix(".float.onnx") if precision.is_integer else path
+        export_graph(
+            component,
+            module,
+            traced,
+            opset=self.opset,
+            engine=self.options.engine,
+            simplify=self.options.simplify,
+        )
         del module
         gc.collect()
+        if precision.is_integer:
+            self.quantize(component, traced, path, precision)
         self.report(f"{component.label}: verifying")
         return verify(component, path, reference, precision)
+
+    def quantize(self, component: Component, traced: Path, path: Path, precision: Precision) -> None:
+        """Make the integer graph from the float one, and remove that."""
+        from export.quantize import quantize
+
+        self.report(f"{component.label}: quantizing to {precision.value}")
+        if not quantize(traced, path, precision, component.keep_float):
+            raise InvalidRequest(
+                f"{component.label}: precision {precision.value} must find matrix products to quantize,"
+                " got none"
+            )
+        for left in (traced, traced.with_name(f"{traced.name}.data")):
+            left.unlink(missing_ok=True)
 
     def finish(
         self, components: Sequence[Component], authored: Sequence[AuthoredModel], rows: Sequence[ParityRow]
@@ -197,6 +232,8 @@ class _Export:
                 "commit": self.checkpoint.path.name if "snapshots" in self.checkpoint.path.parts else None,
             },
         }
+        if self.options.variant is not None:
+            facts["variant"] = self.options.variant
         if parts:
             labels = {part.label for part in parts}
             facts |= {

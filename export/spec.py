@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -27,17 +28,32 @@ BATCH = "batch"
 
 
 class Precision(StrEnum):
-    """Number format of a graph's weights and arithmetic; its inputs and outputs stay float32."""
+    """Number format of a graph's weights and arithmetic; its inputs and outputs stay float32.
+
+    ``int8`` quantizes weights per channel and activations as they come; ``int4`` weights only, in blocks,
+    for memory.
+    """
 
     FP32 = "fp32"
     FP16 = "fp16"
     BF16 = "bf16"
+    INT8 = "int8"
+    INT4 = "int4"
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether the graph is made by quantizing the float32 one."""
+        return self in (Precision.INT8, Precision.INT4)
 
 
 class Engine(StrEnum):
-    """What runs the graphs in Triton."""
+    """What runs the graphs in Triton.
+
+    ``onnxruntime`` graphs use its fused operators; ``tensorrt`` graphs use the standard ones only.
+    """
 
     ONNXRUNTIME = "onnxruntime"
+    TENSORRT = "tensorrt"
 
 
 class DType(StrEnum):
@@ -164,6 +180,10 @@ class Tolerance:
     cosine: float
 
 
+def _as_it_is(_: torch.nn.Module) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
 @dataclass(frozen=True)
 class Component:
     """One network with one signature, exported to one graph.
@@ -177,6 +197,9 @@ class Component:
             tensors as described (float32 at the edges whatever the precision inside).
         tolerance: bounds per precision; in a precision that is missing the graph stays in float32, and
             its manifest says so.
+        keep_float: patterns of module paths (``*.proj_out``) whose products integer precisions leave alone.
+        lower: a context in which the network is traced for ONNX Runtime: swaps what torch would decompose
+            for its operators, and puts it back.
         graph: file stem of the graph. ``model`` makes a Triton model of its own; any other stem is a
             graph that an authored model of that name runs.
     """
@@ -187,6 +210,8 @@ class Component:
     axes: tuple[Axis, ...]
     load: Callable[[Precision], torch.nn.Module]
     tolerance: Mapping[Precision, Tolerance]
+    keep_float: tuple[str, ...] = ()
+    lower: Callable[[torch.nn.Module], AbstractContextManager[None]] = _as_it_is
     graph: str = "model"
 
     def __post_init__(self) -> None:
@@ -258,12 +283,14 @@ class AuthoredModel:
     """A model of `model_repository/` that is placed beside the exported ones.
 
     Args:
-        name: its folder there and in the repository.
+        name: its folder in the repository.
         files: what export adds to it, by path within the model's folder.
+        source: its folder in `model_repository/`, where that has another name.
     """
 
     name: str
     files: Mapping[str, FileContent] = field(default_factory=dict)
+    source: str | None = None
 
 
 @dataclass(frozen=True)
@@ -273,6 +300,19 @@ class Plan:
     components: tuple[Component, ...]
     authored: tuple[AuthoredModel, ...]
     stepped: tuple[Stepped, ...] = ()
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Another way to serve a family's checkpoints, chosen at the export.
+
+    Args:
+        summary: one line for people.
+        plan: as :attr:`Family.plan`.
+    """
+
+    summary: str
+    plan: Callable[[Checkpoint, Sequence[Axis]], Plan]
 
 
 @dataclass(frozen=True)
@@ -306,6 +346,7 @@ class Family:
         axes: ranges for a checkpoint that is of no preset.
         presets: by name.
         plan: reads a checkpoint's configuration and describes what it becomes.
+        variants: other such plans, by name.
     """
 
     name: str
@@ -316,3 +357,4 @@ class Family:
     axes: tuple[Axis, ...]
     presets: Mapping[str, Preset]
     plan: Callable[[Checkpoint, Sequence[Axis]], Plan]
+    variants: Mapping[str, Variant] = field(default_factory=dict)

@@ -11,18 +11,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-import numpy as np
-import onnxruntime as ort
-from numpy.typing import NDArray
-
-from serving.backends.onnxruntime import session
 from serving.errors import InvalidRequest, Overloaded, Unrecoverable
+from serving.graph import Array, Graph, State
 from serving.program import Settings
 
-Array = NDArray[Any]
-State = dict[str, ort.OrtValue]
 S = TypeVar("S")
 
 CACHE_OUTPUT_PREFIX = "next_"
@@ -42,25 +36,18 @@ class SteppedModel:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._model = settings.model
-        self._device = ("cuda", settings.device_id) if settings.kind == "GPU" else ("cpu", 0)
-        providers = session.providers(settings.config, settings.kind, settings.device_id)
-        self._first, self._next = (
-            session.load({**settings.config, "default_model_filename": name}, settings.folder, providers)
-            for name in ("first.onnx", "next.onnx")
-        )
-        inputs = {value.name for value in self._first.get_inputs()}
-        wanted = {value.name for value in self._next.get_inputs()} - inputs
-        for name, graph in (("first.onnx", self._first), ("next.onnx", self._next)):
+        self._first, self._next = Graph(settings, "first.onnx"), Graph(settings, "next.onnx")
+        wanted = set(self._next.inputs) - set(self._first.inputs)
+        for graph in (self._first, self._next):
             given = {
-                value.name.removeprefix(CACHE_OUTPUT_PREFIX)
-                for value in graph.get_outputs()
-                if value.name.startswith(CACHE_OUTPUT_PREFIX)
+                name.removeprefix(CACHE_OUTPUT_PREFIX)
+                for name in graph.outputs
+                if name.startswith(CACHE_OUTPUT_PREFIX)
             }
             if given != wanted:
                 raise Unrecoverable(
-                    f"{settings.model}: outputs {CACHE_OUTPUT_PREFIX}* of {name} must feed the inputs of "
-                    f"next.onnx, got a difference in {', '.join(sorted(given ^ wanted))}"
+                    f"{settings.model}: outputs {CACHE_OUTPUT_PREFIX}* of {graph.filename} must feed the "
+                    f"inputs of next.onnx, got a difference in {', '.join(sorted(given ^ wanted))}"
                 )
 
     def step(self, inputs: Mapping[str, Array], state: State | None) -> tuple[dict[str, Array], State]:
@@ -74,24 +61,10 @@ class SteppedModel:
             The outputs that are no caches, and the caches for the next element.
         """
         graph = self._first if state is None else self._next
-        binding = graph.io_binding()
-        for name, array in inputs.items():
-            binding.bind_cpu_input(name, np.ascontiguousarray(array))
-        for name, value in (state or {}).items():
-            binding.bind_ortvalue_input(name, value)
-        names = [output.name for output in graph.get_outputs()]
-        for name in names:
-            cache = name.startswith(CACHE_OUTPUT_PREFIX)
-            binding.bind_output(name, *(self._device if cache else ("cpu", 0)))
-        graph.run_with_iobinding(binding)
-        results: dict[str, Array] = {}
-        following: State = {}
-        for name, value in zip(names, binding.get_outputs(), strict=True):
-            if name.startswith(CACHE_OUTPUT_PREFIX):
-                following[name.removeprefix(CACHE_OUTPUT_PREFIX)] = value
-            else:
-                results[name] = value.numpy()
-        return results, following
+        plain = [name for name in graph.outputs if not name.startswith(CACHE_OUTPUT_PREFIX)]
+        outputs = graph.run({**inputs, **(state or {})}, in_memory=plain)
+        results = {name: outputs.pop(name).numpy() for name in plain}
+        return results, {name.removeprefix(CACHE_OUTPUT_PREFIX): value for name, value in outputs.items()}
 
 
 class StateStore(Generic[S]):

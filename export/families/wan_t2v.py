@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +27,7 @@ from export.spec import (
     Stepped,
     TensorSpec,
     Tolerance,
+    Variant,
 )
 from serving.errors import InvalidRequest
 
@@ -40,7 +43,18 @@ TRANSFORMER_TOLERANCE = {
     Precision.FP32: Tolerance(max_abs=1e-3, relative_l2=1e-4, cosine=0.99999),
     Precision.FP16: Tolerance(max_abs=0.1, relative_l2=2e-2, cosine=0.999),
     Precision.BF16: Tolerance(max_abs=0.5, relative_l2=5e-2, cosine=0.998),
+    Precision.INT8: Tolerance(max_abs=1.0, relative_l2=8e-2, cosine=0.997),
+    Precision.INT4: Tolerance(max_abs=3.0, relative_l2=0.3, cosine=0.96),
 }
+# The embedders, the modulation and the final projection are small and move everything after them.
+KEEP_FLOAT = ("*condition_embedder*", "*proj_out")
+# The residual stream between blocks has no fixed scale: relative bounds tell, the absolute one is a net.
+STREAM_TOLERANCE = {
+    precision: replace(bounds, max_abs=10 * bounds.max_abs)
+    for precision, bounds in TRANSFORMER_TOLERANCE.items()
+}
+# What decides and what projects stays in float32.
+FLOAT_TOLERANCE = {Precision.FP32: TRANSFORMER_TOLERANCE[Precision.FP32]}
 DECODER_TOLERANCE = {Precision.FP32: Tolerance(max_abs=5e-3, relative_l2=1e-4, cosine=0.99999)}
 
 
@@ -60,8 +74,14 @@ def axes(latent_frames: tuple[int, int, int], tokens: tuple[int, int, int]) -> t
     )
 
 
-def plan(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
+def plan(checkpoint: Checkpoint, axes: Sequence[Axis], *, first_block_cache: bool = False) -> Plan:
     """Describe what a Wan checkpoint becomes.
+
+    Args:
+        checkpoint: its configuration is read.
+        axes: the ranges.
+        first_block_cache: each denoiser is cut into graphs that an authored model runs, so that requests may
+            ask it to reuse what its later blocks gave.
 
     Raises:
         InvalidRequest: it is no text-to-video checkpoint of this family.
@@ -71,9 +91,13 @@ def plan(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
     by_name = {axis.name: axis for axis in axes}
     first, following, stepped = _decoder(checkpoint, by_name)
     components = [_text_encoder(checkpoint)]
-    components += [_denoiser(checkpoint, part, name, by_name) for name, part in experts.items()]
-    facts = partial(_pipeline_facts, checkpoint, index, experts, by_name)
+    for name, part in experts.items():
+        whole = _denoiser(checkpoint, part, name, by_name)
+        components += _cut_denoiser(checkpoint, part, whole) if first_block_cache else [whole]
+    facts = partial(_pipeline_facts, checkpoint, index, experts, by_name, first_block_cache)
+    cached = experts if first_block_cache else ()
     authored = (
+        *(AuthoredModel(f"{NAME}_{name}", source="wan_t2v_cached_denoiser") for name in cached),
         AuthoredModel("wan_t2v_tokenizer", {"1/tokenizer": checkpoint.path / "tokenizer"}),
         AuthoredModel("wan_t2v_vae_decoder"),
         AuthoredModel("wan_t2v_prompt"),
@@ -124,6 +148,11 @@ def _text_encoder(checkpoint: Checkpoint) -> Component:
         )
         return TextEncoder(encoder)
 
+    def lower(module: nn.Module) -> AbstractContextManager[None]:
+        from export.modeling.wan import sdpa_attention
+
+        return sdpa_attention(module)
+
     return Component(
         name="text_encoder",
         inputs=(
@@ -133,6 +162,7 @@ def _text_encoder(checkpoint: Checkpoint) -> Component:
         outputs=(TensorSpec("last_hidden_state", DType.FLOAT32, (*shape, config["d_model"])),),
         axes=(Axis("batch", 1, 2, 8), Axis("tokens", 1, 64, TEXT_TOKENS)),
         load=load,
+        lower=lower,
         tolerance=TRANSFORMER_TOLERANCE,
     )
 
@@ -152,6 +182,11 @@ def _denoiser(checkpoint: Checkpoint, part: str, name: str, axes: dict[str, Axis
 
         return Denoiser(checkpoint.load(part, WanTransformer3DModel, precision))
 
+    def lower(module: nn.Module) -> AbstractContextManager[None]:
+        from export.modeling.wan import fused_rotation
+
+        return fused_rotation(module)
+
     latents = ("batch", config["in_channels"], "latent_frames", "2 * token_height", "2 * token_width")
     return Component(
         name=name,
@@ -163,8 +198,65 @@ def _denoiser(checkpoint: Checkpoint, part: str, name: str, axes: dict[str, Axis
         outputs=(TensorSpec("sample", DType.FLOAT32, latents),),
         axes=tuple(axes[axis] for axis in ("batch", "latent_frames", "token_height", "token_width")),
         load=load,
+        lower=lower,
+        keep_float=KEEP_FLOAT,
         tolerance=TRANSFORMER_TOLERANCE,
     )
+
+
+def _cut_denoiser(checkpoint: Checkpoint, part: str, whole: Component) -> list[Component]:
+    """Describe a denoiser as four graphs whose chain is the whole; see :mod:`export.modeling.wan_cached`."""
+    config = checkpoint.config(f"{part}/config.json")
+    if config["num_layers"] < 2:
+        raise InvalidRequest(
+            f"checkpoint {checkpoint.source}: {part}/config.json: num_layers must be at least 2 for a"
+            f" first-block cache, got {config['num_layers']}"
+        )
+    dim = config["num_attention_heads"] * config["attention_head_dim"]
+
+    def tensor(name: str, *shape: int | str) -> TensorSpec:
+        return TensorSpec(name, DType.FLOAT32, ("batch", *shape))
+
+    grid = ("latent_frames", "token_height", "token_width")
+    hidden, residual, cached, tail = (
+        tensor(name, *grid, dim) for name in ("hidden", "residual", "cached_residual", "tail_residual")
+    )
+    temb, timestep_proj = tensor("temb", dim), tensor("timestep_proj", 6, dim)
+    context = tensor("context", TEXT_TOKENS, dim)
+    inputs = {
+        "Head": whole.inputs,
+        "Change": (residual, cached),
+        "Tail": (hidden, timestep_proj, context),
+        "Finish": (hidden, tail, temb),
+    }
+    outputs = {
+        "Head": (hidden, residual, temb, timestep_proj, context),
+        "Change": (tensor("change"),),
+        "Tail": (tail,),
+        "Finish": whole.outputs,
+    }
+    return [
+        replace(
+            whole,
+            graph=network.lower(),
+            inputs=inputs[network],
+            outputs=outputs[network],
+            load=partial(_load_cut, checkpoint, part, network),
+            tolerance=STREAM_TOLERANCE if network in ("Head", "Tail") else FLOAT_TOLERANCE,
+        )
+        for network in inputs
+    ]
+
+
+def _load_cut(checkpoint: Checkpoint, part: str, network: str, precision: Precision) -> nn.Module:
+    from diffusers import WanTransformer3DModel
+
+    from export.modeling import wan_cached
+
+    if network == "Change":  # has no weights
+        return wan_cached.Change()
+    cut: type[nn.Module] = getattr(wan_cached, network)
+    return cut(checkpoint.load(part, WanTransformer3DModel, precision))
 
 
 def _decoder(checkpoint: Checkpoint, axes: dict[str, Axis]) -> tuple[Component, Component, Stepped]:
@@ -214,7 +306,11 @@ def _decoder(checkpoint: Checkpoint, axes: dict[str, Axis]) -> tuple[Component, 
 
 
 def _pipeline_facts(
-    checkpoint: Checkpoint, index: dict[str, Any], experts: dict[str, str], axes: dict[str, Axis]
+    checkpoint: Checkpoint,
+    index: dict[str, Any],
+    experts: dict[str, str],
+    axes: dict[str, Axis],
+    first_block_cache: bool,
 ) -> bytes:
     """Return `pipeline.json`: what the served loop must know of the checkpoint."""
     from diffusers import AutoencoderKLWan
@@ -241,6 +337,8 @@ def _pipeline_facts(
         "latent_rgb": {"weight": weight, "bias": bias},
         "models": {"prompt": f"{NAME}_prompt", **models, "vae_decoder": f"{NAME}_vae_decoder"},
     }
+    if first_block_cache:
+        facts["first_block_cache"] = True
     return (json.dumps(facts, indent=2) + "\n").encode()
 
 
@@ -315,4 +413,10 @@ FAMILY = Family(
     axes=axes(latent_frames=(1, 21, 21), tokens=(16, 30, 80)),
     presets={"tiny": TINY, "small": SMALL},
     plan=plan,
+    variants={
+        "first-block-cache": Variant(
+            "denoisers that requests may ask to reuse what their later blocks gave (cache_threshold)",
+            partial(plan, first_block_cache=True),
+        )
+    },
 )

@@ -8,12 +8,19 @@ tensors, so one frame is one graph call and the number of frames is free.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from diffusers import AutoencoderKLWan, WanTransformer3DModel
+from diffusers.models.attention_dispatch import dispatch_attention_fn
+from diffusers.models.transformers.transformer_wan import WanAttention
 from torch import Tensor, nn
 from transformers import UMT5EncoderModel
+
+from export.lowering import rotate
 
 
 class TextEncoder(nn.Module):
@@ -43,6 +50,8 @@ class Denoiser(nn.Module):
     def __init__(self, transformer: WanTransformer3DModel) -> None:
         super().__init__()
         self.transformer = transformer
+        if transformer.patch_embedding.weight.dtype is not torch.float32:
+            _keep_sensitive_in_float32(transformer)
 
     def forward(self, hidden_states: Tensor, timestep: Tensor, encoder_hidden_states: Tensor) -> Tensor:
         """Predict the flow of a batch of latents.
@@ -56,10 +65,86 @@ class Denoiser(nn.Module):
             Flow, shape and dtype of `hidden_states`.
         """
         dtype = self.transformer.patch_embedding.weight.dtype
+        # The embedder of the text is float32 in every precision.
         sample: Tensor = self.transformer(
-            hidden_states.to(dtype), timestep, encoder_hidden_states.to(dtype), return_dict=False
+            hidden_states.to(dtype), timestep, encoder_hidden_states, return_dict=False
         )[0]
         return sample.float()
+
+
+def _keep_sensitive_in_float32(transformer: WanTransformer3DModel) -> None:
+    """Run the embedders of time and text, the modulation and the final projection in float32.
+
+    diffusers itself keeps the norms, the time embedder and the modulation tables so.
+    """
+
+    def text_back(
+        module: nn.Module, _: object, outputs: tuple[Tensor | None, ...]
+    ) -> tuple[Tensor | None, ...]:
+        temb, timestep_proj, text, image = outputs
+        return temb, timestep_proj, None if text is None else text.to(dtype), image
+
+    dtype = transformer.patch_embedding.weight.dtype
+    transformer.condition_embedder.float().register_forward_hook(text_back)
+    transformer.proj_out.float().register_forward_pre_hook(lambda _, inputs: (inputs[0].float(),))
+
+
+class _RotatingProcessor:
+    """Wan's attention with the rotation of queries and keys as one operator, for tracing.
+
+    diffusers rotates by writing every second channel, which becomes chains of scatters.
+    """
+
+    _attention_backend = None
+    _parallel_config = None
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        rotary_emb: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """Attend; arguments as diffusers' `WanAttnProcessor` takes them."""
+        context = hidden_states if encoder_hidden_states is None else encoder_hidden_states
+        query = attn.norm_q(attn.to_q(hidden_states))
+        key = attn.norm_k(attn.to_k(context))
+        value = attn.to_v(context)
+        if rotary_emb is not None:
+            # The tables repeat each angle for the two channels of a pair.
+            cos, sin = (table[0, :, 0, 0::2].to(query.dtype) for table in rotary_emb)
+            query, key = (rotate(x, cos, sin, attn.heads) for x in (query, key))
+        query, key, value = (x.unflatten(2, (attn.heads, -1)) for x in (query, key, value))
+        out: Tensor = dispatch_attention_fn(query, key, value, attn_mask=attention_mask).flatten(2, 3)
+        for layer in attn.to_out:
+            out = layer(out)
+        return out
+
+
+@contextmanager
+def fused_rotation(module: nn.Module) -> Iterator[None]:
+    """Trace a denoiser's attention with one operator for the rotation, and put its own back."""
+    attentions = [part for part in module.modules() if isinstance(part, WanAttention)]
+    own = [attention.processor for attention in attentions]
+    for attention in attentions:
+        attention.processor = _RotatingProcessor()
+    try:
+        yield
+    finally:
+        for attention, processor in zip(attentions, own, strict=True):
+            attention.processor = processor
+
+
+@contextmanager
+def sdpa_attention(module: nn.Module) -> Iterator[None]:
+    """Trace a text encoder through torch's attention function, which the export then lowers."""
+    encoder: Any = module.encoder
+    encoder.set_attn_implementation("sdpa")
+    try:
+        yield
+    finally:
+        encoder.set_attn_implementation("eager")
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from serving.errors import Cancelled, Unrecoverable, raise_all
+from serving.graph import State
 from serving.media import to_uint8
 from serving.program import Call, Responses, Settings
-from serving.stepped import State, StateStore, SteppedModel
+from serving.stepped import StateStore, SteppedModel
 
 
 @dataclass(frozen=True)

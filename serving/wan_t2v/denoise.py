@@ -1,7 +1,8 @@
 """The denoising loop in named steps: scheduler, noise, the expert of a timestep, its prediction, the step.
 
 Equal to diffusers' WanPipeline for the same weights and seed, with two differences in how it is computed:
-both guidance branches are one denoiser call of batch two, and latents that are not finite end the loop.
+both guidance branches are one denoiser call of batch two (without a first-block cache), and latents that are
+not finite end the loop.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from serving.errors import InvalidRequest, Unrecoverable
 from serving.program import Models
+from serving.wan_t2v.cache import FirstBlockCache
 from serving.wan_t2v.facts import LatentRgb, PipelineFacts
 from serving.wan_t2v.request import TextToVideoRequest
 from serving.watch import Watch
@@ -89,7 +91,12 @@ def pick_expert(
 
 
 def predict(
-    models: Models, expert: Expert, latents: torch.Tensor, timestep: float, embeds: NDArray[np.float32]
+    models: Models,
+    expert: Expert,
+    latents: torch.Tensor,
+    timestep: float,
+    embeds: NDArray[np.float32],
+    cache: FirstBlockCache | None = None,
 ) -> torch.Tensor:
     """Ask a denoiser what to remove, with classifier-free guidance if there are two embeddings.
 
@@ -99,6 +106,7 @@ def predict(
         latents: [1, channels, latent frames, height / 8, width / 8], float32.
         timestep: of the scheduler.
         embeds: [1 or 2, text tokens, width], float32: the prompt's, then the negative prompt's.
+        cache: asks the denoiser in the place of `models`, branch by branch; None without one.
 
     Returns:
         The prediction, same shape as the latents, float32.
@@ -109,7 +117,10 @@ def predict(
         "timestep": np.full((batch, 1), timestep, np.float32),
         "encoder_hidden_states": embeds,
     }
-    sample = torch.from_numpy(models.call(expert.model, tensors, ["sample"])["sample"])
+    if cache is None:
+        sample = torch.from_numpy(models.call(expert.model, tensors, ["sample"])["sample"])
+    else:
+        sample = torch.from_numpy(cache.predict(expert.model, tensors))
     if batch == 1:
         return sample
     conditional, unconditional = sample[:1], sample[1:]
@@ -123,6 +134,7 @@ def denoise(
     models: Models,
     embeds: NDArray[np.float32],
     watch: Watch,
+    cache: FirstBlockCache | None = None,
 ) -> Iterator[torch.Tensor]:
     """Denoise from pure noise.
 
@@ -131,8 +143,9 @@ def denoise(
         facts: of the checkpoint.
         scheduler: see :func:`make_scheduler`; changed by the loop.
         models: reach the denoisers.
-        embeds: see :func:`predict`.
+        embeds: [1 or 2, text tokens, width], float32: the prompt's, and with guidance the negative prompt's.
         watch: asked before each step.
+        cache: see :func:`predict`.
 
     Yields:
         The latents after each step, [1, channels, latent frames, height / 8, width / 8], float32.
@@ -151,10 +164,12 @@ def denoise(
     ratio = facts.boundary_ratio
     boundary = None if ratio is None else ratio * scheduler.config.num_train_timesteps
     latents = make_noise(request.seed, latent_shape(request, facts))
+    guided = request.guided_steps
     for step, timestep in enumerate(scheduler.timesteps, 1):
         watch.check(f"before step {step} of {request.steps}")
         expert = pick_expert(float(timestep), boundary, request, facts)
-        prediction = predict(models, expert, latents, float(timestep), embeds)
+        branches = embeds if step - 1 in guided else embeds[:1]
+        prediction = predict(models, expert, latents, float(timestep), branches, cache)
         latents = scheduler.step(prediction, timestep, latents, return_dict=False)[0]
         if not torch.isfinite(latents).all():
             raise Unrecoverable(

@@ -22,6 +22,7 @@ OUTPUTS: dict[str, tuple[str, Any, tuple[int, ...]]] = {
     "chunks": ("INT32", np.int32, (1,)),
     "frames": ("UINT8", np.uint8, (-1, -1, -1, 3)),
     "video": ("BYTES", np.object_, (1,)),
+    "cache_hit_rate": ("FP32", np.float32, (1,)),
 }
 
 
@@ -51,12 +52,14 @@ class FramesChunk:
         chunks: how many there are.
         elapsed_s: seconds since the request began.
         frames: [frames, height, width, 3], uint8.
+        cache_hit_rate: share of the denoiser's evaluations that reused the first-block cache; None without.
     """
 
     chunk: int
     chunks: int
     elapsed_s: float
     frames: NDArray[np.uint8]
+    cache_hit_rate: float | None = None
 
 
 @dataclass(frozen=True)
@@ -68,15 +71,18 @@ class VideoChunk:
         chunks: how many there are.
         elapsed_s: seconds since the request began.
         video: the bytes.
+        cache_hit_rate: as in :class:`FramesChunk`.
     """
 
     chunk: int
     chunks: int
     elapsed_s: float
     video: bytes
+    cache_hit_rate: float | None = None
 
 
-Event = Progress | FramesChunk | VideoChunk
+Chunk = FramesChunk | VideoChunk
+Event = Progress | Chunk
 
 
 def tensors(event: Event) -> dict[str, NDArray[Any]]:

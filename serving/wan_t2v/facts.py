@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -66,6 +66,7 @@ class PipelineFacts:
         axes: ranges that were exported.
         latent_rgb: for previews.
         models: whom to call.
+        first_block_cache: whether the denoisers can reuse what their later blocks gave.
     """
 
     scheduler: Mapping[str, Any]
@@ -78,6 +79,7 @@ class PipelineFacts:
     axes: Axes
     latent_rgb: LatentRgb
     models: ModelNames
+    first_block_cache: bool = False
 
     @classmethod
     def read(cls, path: Path) -> PipelineFacts:
@@ -124,13 +126,15 @@ class PipelineFacts:
             height=(heights[0], heights[2]),
             width=(widths[0], widths[2]),
             two_experts=self.models.denoiser_low is not None,
+            first_block_cache=self.first_block_cache,
         )
 
 
 def _strict(kind: type[T], raw: Any, where: str) -> T:
-    known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    known = {field.name: field.default is MISSING for field in fields(kind)}  # type: ignore[arg-type]
     given = set(raw) if isinstance(raw, Mapping) else set()
-    unknown, missing = sorted(given - set(known)), sorted(set(known) - given)
+    needed = {name for name, is_needed in known.items() if is_needed}
+    unknown, missing = sorted(given - set(known)), sorted(needed - given)
     if unknown or missing:
         raise InvalidRequest(
             f"{where}: keys must be {', '.join(known)}, got unknown {unknown} and missing {missing}; "

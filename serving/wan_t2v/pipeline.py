@@ -3,7 +3,7 @@
 encode_prompts -> denoise (one Progress per step) -> decode (latent by latent) -> deliver (frames as they
 come, or the MP4 that was encoded meanwhile). Every model is reached through ``models``, so the same loop runs
 in Triton, in process and in tests. Between any two pieces of work the watch may end it; whatever the end, the
-decoder is told to free what it holds.
+decoder is told to free what it holds, and so are denoisers with a cache.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,9 @@ from serving.errors import InvalidRequest, SlipwayError, Unrecoverable
 from serving.media import FrameChunks, Mp4Encoder, base64_chunks, byte_chunks
 from serving.program import Call, Models, Responses, Settings, one_text
 from serving.requests import decode as decode_request
+from serving.wan_t2v.cache import FirstBlockCache
 from serving.wan_t2v.denoise import denoise, latent_shape, make_scheduler, preview
-from serving.wan_t2v.events import Event, FramesChunk, Progress, VideoChunk, tensors
+from serving.wan_t2v.events import Chunk, Event, FramesChunk, Progress, VideoChunk, tensors
 from serving.wan_t2v.facts import PipelineFacts
 from serving.wan_t2v.request import TextToVideoRequest
 from serving.watch import Watch
@@ -79,24 +81,37 @@ def generate(
     scheduler = make_scheduler(facts.scheduler, request.flow_shift)
     embeds = encode_prompts(request, facts, models, watch)
     latents = torch.empty(latent_shape(request, facts))
-    steps = denoise(request, facts, scheduler, models, embeds, watch)
-    for step, latents in enumerate(steps, 1):
-        picture = preview(latents, facts.latent_rgb) if request.preview else None
-        yield Progress(step, request.steps, watch.elapsed_s(), picture)
+    with _cache(request, models) as cache:
+        steps = denoise(request, facts, scheduler, models, embeds, watch, cache)
+        for step, latents in enumerate(steps, 1):
+            picture = preview(latents, facts.latent_rgb) if request.preview else None
+            yield Progress(step, request.steps, watch.elapsed_s(), picture)
+    hit_rate = None if cache is None else cache.hit_rate
     with contextlib.closing(decode(latents.numpy(), facts, models, watch)) as decoded:
-        yield from deliver(request, decoded, watch)
+        for chunk in deliver(request, decoded, watch):
+            yield replace(chunk, cache_hit_rate=hit_rate)
+
+
+@contextlib.contextmanager
+def _cache(request: TextToVideoRequest, models: Models) -> Iterator[FirstBlockCache | None]:
+    """Open the first-block cache of a request, if it asks for one, and have it freed at the end."""
+    if request.cache_threshold is None:
+        yield None
+        return
+    with contextlib.closing(FirstBlockCache(models, request.cache_threshold)) as cache:
+        yield cache
 
 
 def encode_prompts(
     request: TextToVideoRequest, facts: PipelineFacts, models: Models, watch: Watch
 ) -> NDArray[np.float32]:
-    """Encode the prompt and, with guidance, the negative prompt.
+    """Encode the prompt and, if any step has guidance, the negative prompt.
 
     Returns:
         [1 or 2, text tokens, width], float32; rows beyond a prompt's own tokens are zero.
     """
     asked = {"prompt": request.prompt}
-    if request.guidance_scale > 1:
+    if request.guided_steps:
         asked["negative_prompt"] = request.negative_prompt
     embeds = []
     for field, text in asked.items():
@@ -152,7 +167,7 @@ def decode(
                 list(models.stream(model, {}, ["frames"], sequence_id=sequence_id, end=True))
 
 
-def deliver(request: TextToVideoRequest, decoded: Iterator[Frames], watch: Watch) -> Iterator[Event]:
+def deliver(request: TextToVideoRequest, decoded: Iterator[Frames], watch: Watch) -> Iterator[Chunk]:
     """Turn decoded frames into the chunks of the result.
 
     Args:
@@ -175,7 +190,7 @@ def deliver(request: TextToVideoRequest, decoded: Iterator[Frames], watch: Watch
         yield VideoChunk(chunk, len(parts), watch.elapsed_s(), part)
 
 
-def _deliver_frames(request: TextToVideoRequest, decoded: Iterator[Frames], watch: Watch) -> Iterator[Event]:
+def _deliver_frames(request: TextToVideoRequest, decoded: Iterator[Frames], watch: Watch) -> Iterator[Chunk]:
     chunks = FrameChunks(request.frames, request.height, request.width)
     chunk = count = 0
     for frames in decoded:

@@ -34,12 +34,14 @@ class Limits:
         height: smallest and largest height, pixels.
         width: smallest and largest width, pixels.
         two_experts: whether there is a low-noise denoiser beside the high-noise one.
+        first_block_cache: whether the denoisers can reuse what their later blocks gave.
     """
 
     frames: tuple[int, int]
     height: tuple[int, int]
     width: tuple[int, int]
     two_experts: bool
+    first_block_cache: bool = False
 
 
 def _nearest(value: int, step: int, first: int) -> str:
@@ -95,6 +97,10 @@ def _range_rule(low: int, high: int, help_text: str) -> Rule:
     )
 
 
+def _share_rule(help_text: str) -> Rule:
+    return Rule("0 to 1", lambda share: 0 <= share <= 1, lambda _: "0.0 or 1.0", f"{help_text}, 0 to 1")
+
+
 PROMPT_RULE = _text_rule("what the video shows")
 _NEGATIVE_PROMPT = _text_rule("what the video should not show")
 _FRAMES = Rule(
@@ -110,6 +116,14 @@ _GUIDANCE = Rule(
     "finite and at least 0", _finite_from_zero, lambda _: "4.0", "weight of the prompt, 1 is off"
 )
 _GUIDANCE_2 = Rule("finite and at least 0", _finite_from_zero, lambda _: "3.0", "weight at low noise")
+_GUIDANCE_START = _share_rule("share of the steps before guidance sets in")
+_GUIDANCE_STOP = _share_rule("share of the steps after which guidance ends")
+_CACHE_THRESHOLD = Rule(
+    "finite and at least 0",
+    _finite_from_zero,
+    lambda _: "0.05",
+    "relative change of the first block below which the others are not computed anew",
+)
 _FLOW_SHIFT = Rule("finite and above 0", _finite_above_zero, lambda _: "5.0", "shift of the noise schedule")
 _FPS = _range_rule(1, MAX_FPS, "frames per second")
 _SEED = _range_rule(0, MAX_SEED, "seed of the noise")
@@ -133,6 +147,11 @@ class TextToVideoRequest(Request):
         steps: denoising steps, 1 to 100.
         guidance_scale: weight of the prompt against the negative prompt; 1 or less turns guidance off.
         guidance_scale_2: the same for the low-noise denoiser; None takes guidance_scale.
+        guidance_start: share of the steps before guidance sets in; until then the negative prompt is not
+            computed.
+        guidance_stop: share of the steps after which guidance ends; above guidance_start.
+        cache_threshold: relative change of the denoiser's first block up to which its other blocks are not
+            computed anew; None computes every block of every step.
         flow_shift: shift of the noise schedule; None takes the checkpoint's.
         fps: frames per second of the video file.
         seed: of the noise; the same seed gives the same video.
@@ -154,6 +173,9 @@ class TextToVideoRequest(Request):
     steps: Annotated[int, _STEPS] = 40
     guidance_scale: Annotated[float, _GUIDANCE] = 4.0
     guidance_scale_2: Annotated[float | None, _GUIDANCE_2] = None
+    guidance_start: Annotated[float, _GUIDANCE_START] = 0.0
+    guidance_stop: Annotated[float, _GUIDANCE_STOP] = 1.0
+    cache_threshold: Annotated[float | None, _CACHE_THRESHOLD] = None
     flow_shift: Annotated[float | None, _FLOW_SHIFT] = None
     fps: Annotated[int, _FPS] = 16
     seed: Annotated[int, _SEED] = 0
@@ -162,13 +184,26 @@ class TextToVideoRequest(Request):
     timeout_s: Annotated[float | None, _TIMEOUT] = None
 
     def conflicts(self) -> list[str]:
-        """Return what guidance_scale and guidance_scale_2 break together."""
+        """Return what the scales of guidance break together, and its start and stop."""
+        problems = []
         if self.guidance_scale <= 1 and self.guidance_scale_2 is not None and self.guidance_scale_2 > 1:
-            return [
+            problems.append(
                 "guidance_scale_2 must be at most 1 when guidance_scale turns guidance off "
                 f"({self.guidance_scale}), got {self.guidance_scale_2}; try leaving it out"
-            ]
-        return []
+            )
+        if self.guidance_start >= self.guidance_stop:
+            problems.append(
+                f"guidance_start must be below guidance_stop ({self.guidance_stop}), "
+                f"got {self.guidance_start}; try 0.0, or guidance_scale 1.0 for no guidance at all"
+            )
+        return problems
+
+    @property
+    def guided_steps(self) -> range:
+        """The steps with guidance, counted from 0, as diffusers' guiders count them; empty without."""
+        if self.guidance_scale <= 1:
+            return range(0)
+        return range(int(self.guidance_start * self.steps), int(self.guidance_stop * self.steps))
 
     def check_against(self, limits: Limits) -> None:
         """Check what depends on the exported models.
@@ -177,7 +212,8 @@ class TextToVideoRequest(Request):
             limits: of the models beside the pipeline.
 
         Raises:
-            InvalidRequest: naming every field out of range, and guidance_scale_2 without a second denoiser.
+            InvalidRequest: naming every field out of range, guidance_scale_2 without a second denoiser, and
+                cache_threshold without denoisers that can reuse.
         """
         asked = {
             "frames": (self.frames, limits.frames, ""),
@@ -194,5 +230,10 @@ class TextToVideoRequest(Request):
             problems.append(
                 f"guidance_scale_2 must be left out for a checkpoint with one denoiser, "
                 f"got {self.guidance_scale_2}; try guidance_scale alone"
+            )
+        if self.cache_threshold is not None and not limits.first_block_cache:
+            problems.append(
+                "cache_threshold must be left out for denoisers that were exported without a cache, "
+                f"got {self.cache_threshold}; try exporting with --variant first-block-cache"
             )
         raise_all(self.model, problems)

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = {"export", "serving", "clients", "loadtests"}
-COMMANDS = {"export.commands", "serving.commands"}
+COMMANDS = {"export.commands", "serving.commands", "loadtests.commands"}
 ALLOWED = {
     # The command line's root registers the other packages' commands.
     "clients": {"clients", "serving.errors", "serving.requests", "serving.wan_t2v.request"} | COMMANDS,

@@ -1,0 +1,124 @@
+"""A Wan transformer cut so that what its later blocks gave can be used again: the first-block cache.
+
+Neighbouring steps of the denoising loop change little. :class:`Head` runs the embeddings and the first block;
+:class:`Change` says how much that block's residual differs from the last step that was computed in full. If
+it is little, the residual of all other blocks is taken from that step instead of :class:`Tail`;
+:class:`Finish` adds it and projects. Equal to diffusers' `FirstBlockCacheConfig`; the decision itself is not
+in a graph. Tokens keep their three axes between the graphs, [batch, latent_frames, height / 16, width / 16,
+width of the network], from which each graph knows its positions.
+"""
+
+from __future__ import annotations
+
+from diffusers import WanTransformer3DModel
+from torch import Tensor, nn
+
+
+class Head(nn.Module):
+    """Embeddings and first block."""
+
+    def __init__(self, transformer: WanTransformer3DModel) -> None:
+        super().__init__()
+        self.rope, self.patch_embedding = transformer.rope, transformer.patch_embedding
+        # Float32 in every precision, as in the network that is not cut.
+        self.condition_embedder = transformer.condition_embedder.float()
+        self.block = transformer.blocks[0]
+
+    def forward(
+        self, hidden_states: Tensor, timestep: Tensor, encoder_hidden_states: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Run the first block on a batch of latents.
+
+        Args:
+            hidden_states: [batch, channels, latent_frames, height / 8, width / 8], float32.
+            timestep: [batch], float32, 0 to 1000.
+            encoder_hidden_states: [batch, 512, text_dim], float32.
+
+        Returns:
+            All float32: the block's output `hidden` and what it added to its input, `residual`, both
+            [batch, latent_frames, height / 16, width / 16, dim]; `temb` [batch, dim]; `timestep_proj`
+            [batch, 6, dim]; the text as the blocks take it, `context` [batch, 512, dim].
+        """
+        dtype = self.patch_embedding.weight.dtype
+        latents = hidden_states.to(dtype)
+        temb, timestep_proj, context, _ = self.condition_embedder(timestep, encoder_hidden_states)
+        timestep_proj = timestep_proj.unflatten(1, (6, -1))
+        patches = self.patch_embedding(latents)
+        grid = patches.shape[2:]
+        before = patches.flatten(2).transpose(1, 2).contiguous()
+        hidden = self.block(before, context.to(dtype), timestep_proj, self.rope(latents)).float()
+        residual = hidden - before.float()
+        return hidden.unflatten(1, grid), residual.unflatten(1, grid), temb, timestep_proj, context
+
+
+class Change(nn.Module):
+    """How much the first block's residual differs from another step's."""
+
+    def forward(self, residual: Tensor, cached_residual: Tensor) -> Tensor:
+        """Compare two residuals, each [batch, latent_frames, height / 16, width / 16, dim], float32.
+
+        Returns:
+            Mean absolute difference over mean absolute value of the cached one, [batch], float32.
+        """
+        axes = (1, 2, 3, 4)
+        change: Tensor = (residual - cached_residual).abs().mean(axes) / cached_residual.abs().mean(axes)
+        return change
+
+
+class Tail(nn.Module):
+    """All blocks but the first."""
+
+    def __init__(self, transformer: WanTransformer3DModel) -> None:
+        super().__init__()
+        self.rope, self.patch_size = transformer.rope, transformer.config.patch_size
+        self.blocks = transformer.blocks[1:]
+
+    def forward(self, hidden: Tensor, timestep_proj: Tensor, context: Tensor) -> Tensor:
+        """Run the blocks on the output of the first; arguments as :class:`Head` returns them.
+
+        Returns:
+            What the blocks added, shape and dtype of `hidden`.
+        """
+        batch, *grid, _ = hidden.shape
+        dtype = self.blocks[0].ffn.net[2].weight.dtype
+        # Only its shape matters: the positions are those of the latents.
+        latents = hidden.new_zeros(
+            (batch, 1, *(size * patch for size, patch in zip(grid, self.patch_size, strict=True)))
+        )
+        positions = self.rope(latents)
+        tokens = hidden.flatten(1, 3).to(dtype)
+        for block in self.blocks:
+            tokens = block(tokens, context.to(dtype), timestep_proj, positions)
+        return tokens.float().reshape(hidden.shape) - hidden
+
+
+class Finish(nn.Module):
+    """Output norm, projection, and tokens back to latents; float32 in every precision."""
+
+    def __init__(self, transformer: WanTransformer3DModel) -> None:
+        super().__init__()
+        self.norm_out, self.proj_out = transformer.norm_out, transformer.proj_out
+        self.scale_shift_table, self.patch_size = (
+            transformer.scale_shift_table,
+            transformer.config.patch_size,
+        )
+
+    def forward(self, hidden: Tensor, tail_residual: Tensor, temb: Tensor) -> Tensor:
+        """Predict the flow.
+
+        Args:
+            hidden: of :class:`Head`.
+            tail_residual: of :class:`Tail`, of this step or an earlier one.
+            temb: of :class:`Head`.
+
+        Returns:
+            Flow, [batch, channels, latent_frames, height / 8, width / 8], float32.
+        """
+        batch, *grid, _ = hidden.shape
+        shift, scale = (self.scale_shift_table + temb.unsqueeze(1)).chunk(2, dim=1)
+        tokens = (hidden + tail_residual).flatten(1, 3)
+        flow = self.proj_out(self.norm_out(tokens) * (1 + scale) + shift)
+        # [batch, frames, rows, columns, patch frames, patch rows, patch columns, channels]
+        flow = flow.reshape(batch, *grid, *self.patch_size, -1).permute(0, 7, 1, 4, 2, 5, 3, 6)
+        sample: Tensor = flow.flatten(6, 7).flatten(4, 5).flatten(2, 3)
+        return sample

@@ -1,0 +1,177 @@
+"""`slipway bench`: flags in, one benchmark, then tables on stdout, JSON and a chart in a folder."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from export.spec import Precision
+from serving.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+bench = typer.Typer(
+    help="Measure: our graphs beside PyTorch, Triton beside the same loop without it.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+Output = Annotated[Path, typer.Option("--output", "-o", help="Folder for the JSON file and the PNG chart.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no tables, only the files.")]
+Rounds = Annotated[int, typer.Option(min=1, help="Timed rounds; in each, all take their turn.")]
+_OUTPUT = Path("out/bench")
+_SIZE = re.compile(r"(\d+)[x*](\d+)", re.IGNORECASE)
+
+
+def _size_option(text: str) -> object:
+    return typer.Option(min=1, help=f"{text}; by default the case's.")
+
+
+@bench.command("denoiser")
+def denoiser(
+    case: Annotated[str, typer.Option(help="Named sizes to start from.", metavar="NAME")] = "wan-6x8x64",
+    precision: Annotated[
+        list[Precision] | None, typer.Option(help="Of a graph; may be repeated, by default all.")
+    ] = None,
+    rounds: Rounds = 7,
+    steps: Annotated[int, typer.Option(min=1, max=100, help="Denoising steps of the trajectory.")] = 20,
+    layers: Annotated[int | None, _size_option("Transformer blocks")] = None,
+    heads: Annotated[int | None, _size_option("Attention heads")] = None,
+    head_dim: Annotated[int | None, _size_option("Width of a head, even")] = None,
+    ffn_dim: Annotated[int | None, _size_option("Width of the feed-forward layer")] = None,
+    text_dim: Annotated[int | None, _size_option("Width of the text embeddings")] = None,
+    text_tokens: Annotated[int | None, _size_option("Rows of the text embeddings")] = None,
+    size: Annotated[
+        str | None,
+        typer.Option(
+            help="Width and height of the video, pixels, multiples of 16; by default the case's.",
+            metavar="WIDTHxHEIGHT",
+        ),
+    ] = None,
+    frames: Annotated[int | None, _size_option("Frames of the video, 4k+1")] = None,
+    guidance_scale: Annotated[
+        float | None, typer.Option(min=0, help="Above 1 a call is a batch of two; by default the case's.")
+    ] = None,
+    threads: Annotated[int | None, _size_option("Threads of each engine")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Of weights, noise and embeddings; by default the case's.")
+    ] = None,
+    compile_: Annotated[
+        bool, typer.Option("--compile/--no-compile", help="Measure torch.compile too.")
+    ] = True,
+    decode: Annotated[
+        bool, typer.Option("--decode", help="Compare decoded videos rather than final latents.")
+    ] = False,
+    memory: Annotated[
+        bool, typer.Option("--memory/--no-memory", help="Measure the peak memory of a call too.")
+    ] = True,
+    memory_tokens: Annotated[
+        str, typer.Option(help="Tokens of the calls whose memory is measured, multiples of 32.")
+    ] = "2048,4096,8192,16384",
+    output: Output = _OUTPUT,
+    quiet: Quiet = False,
+) -> None:
+    """Measure a denoiser: PyTorch eager, torch.compile and our graphs, interleaved, with quality."""
+    from loadtests.bench.cases import choose_case
+    from loadtests.bench.chart import draw_denoiser
+    from loadtests.bench.denoiser import DenoiserOptions, run
+    from loadtests.bench.machine import machine_facts, machine_lines
+    from loadtests.bench.report import denoiser_json, print_denoiser, write_json
+
+    width, height = (None, None) if size is None else _parse_size(size)
+    changes = {
+        "layers": layers, "heads": heads, "head_dim": head_dim, "ffn_dim": ffn_dim, "text_dim": text_dim,
+        "text_tokens": text_tokens, "width": width, "height": height, "frames": frames,
+        "guidance_scale": guidance_scale, "threads": threads, "seed": seed,
+    }  # fmt: skip
+    options = DenoiserOptions(
+        case=choose_case(case, changes),
+        precisions=tuple(dict.fromkeys(precision or Precision)),
+        rounds=rounds,
+        steps=steps,
+        compile=compile_,
+        decode=decode,
+        memory_tokens=_parse_tokens(memory_tokens) if memory else (),
+    )
+    with _measuring(output, quiet) as (report, console):
+        machine = machine_facts()
+        result = run(options, report)
+        write_json(denoiser_json(result, machine), output / "denoiser.json")
+        draw_denoiser(result, output / "denoiser.png")
+        print_denoiser(console, result)
+        _say(
+            console,
+            *machine_lines(machine),
+            f"written to {output / 'denoiser.json'} and {output / 'denoiser.png'}",
+        )
+
+
+@bench.command("video")
+def video(rounds: Rounds = 7, output: Output = _OUTPUT, quiet: Quiet = False) -> None:
+    """Measure whole videos: the loop through Triton and without it, and the memory of decoding."""
+    from loadtests.bench.chart import draw_video
+    from loadtests.bench.machine import machine_facts, machine_lines
+    from loadtests.bench.report import write_json
+    from loadtests.bench.video import print_video, run, video_json
+
+    with _measuring(output, quiet) as (report, console):
+        machine = machine_facts()
+        result = run(rounds, report)
+        write_json(video_json(result, machine), output / "video.json")
+        steps_ms = {"through Triton": result.triton_ms, "in process": result.in_process_ms}
+        draw_video(steps_ms, result.peak_memory_mib, output / "video.png")
+        print_video(console, result)
+        _say(
+            console, *machine_lines(machine), f"written to {output / 'video.json'} and {output / 'video.png'}"
+        )
+
+
+@contextmanager
+def _measuring(output: Path, quiet: bool) -> Iterator[tuple[Callable[[str], None], Console]]:
+    """Make the folder; give progress on stderr and a console for the tables on stdout.
+
+    Raises:
+        InvalidRequest: the folder cannot be made.
+    """
+    from rich.console import Console
+
+    from export.commands import quiet_libraries
+
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidRequest(
+            f"bench: output must be a folder that can be made, got {output} ({error})"
+        ) from None
+    progress = Console(stderr=True, quiet=quiet)
+    # A file or a pipe has no width to fit into.
+    console = Console(quiet=quiet, width=None if sys.stdout.isatty() else 180)
+    with quiet_libraries():
+        yield lambda line: progress.print(line, highlight=False, markup=False), console
+
+
+def _say(console: Console, *lines: str) -> None:
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _parse_size(text: str) -> tuple[int, int]:
+    if not (found := _SIZE.fullmatch(text.strip())):
+        raise InvalidRequest(f"bench: size must be WIDTHxHEIGHT in pixels, got {text!r}; try 320x240")
+    return int(found[1]), int(found[2])
+
+
+def _parse_tokens(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise InvalidRequest(
+            f"bench: memory-tokens must be whole numbers with commas between, got {text!r}; try 2048,4096"
+        )
+    return tuple(sorted({int(part) for part in parts}))

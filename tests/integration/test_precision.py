@@ -1,0 +1,98 @@
+"""The dialects and precisions of the exported denoiser: what its graph holds, and what comes back after."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import onnx
+import pytest
+from torch.nn import functional
+
+from export.checkpoint import open_checkpoint
+from export.families import family_named
+from export.run import ExportOptions, run_export
+from export.spec import Engine, Precision
+from serving.errors import InvalidRequest
+
+FAMILY = family_named("wan_t2v")
+MODEL = "wan_t2v_denoiser_high/1/model.onnx"
+
+
+def export(checkpoint: Path, repository: Path, precision: Precision) -> onnx.ModelProto:
+    options = ExportOptions(
+        checkpoint=str(checkpoint), repository=repository, precision=precision, components=("denoiser_high",)
+    )
+    rows = run_export(FAMILY, options).rows
+    assert all(1e-6 < row.relative_l2 < row.bound.relative_l2 for row in rows)
+    assert [path.name for path in (repository / MODEL).parent.iterdir()] == ["model.onnx"]
+    return onnx.load(repository / MODEL)
+
+
+def test_fp32_graph_has_one_attention_operator_per_attention(repository: Path) -> None:
+    operators = Counter(node.op_type for node in onnx.load(repository / MODEL).graph.node)
+    assert operators["MultiHeadAttention"] == 4  # two blocks, self- and cross-attention
+    assert operators["RotaryEmbedding"] == 4  # queries and keys of two self-attentions
+    assert operators["Softmax"] == operators["ScatterND"] == 0
+    encoder = onnx.load(repository / "wan_t2v_text_encoder/1/model.onnx")
+    assert Counter(node.op_type for node in encoder.graph.node)["MultiHeadAttention"] == 2
+
+
+@pytest.mark.parametrize(
+    ("precision", "operator"), [(Precision.INT8, "MatMulInteger"), (Precision.INT4, "MatMulNBits")]
+)
+def test_integer_graph_is_smaller_and_keeps_the_sensitive_products(
+    checkpoint: Path, repository: Path, tmp_path: Path, precision: Precision, operator: str
+) -> None:
+    graph = export(checkpoint, tmp_path, precision).graph
+    operators = Counter(node.op_type for node in graph.node)
+    # Of each block: q, k, v, out of two attentions and two of the feed-forward.
+    assert operators[operator] == 2 * 10
+    kept = [weight.name for weight in graph.initializer if "proj_out" in weight.name]
+    assert kept
+    assert all("quantized" not in name and "Q4" not in name for name in kept)
+    assert (tmp_path / MODEL).stat().st_size < 0.8 * (repository / MODEL).stat().st_size
+
+
+@pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
+def test_half_graph_keeps_embedders_and_final_projection_in_fp32(
+    checkpoint: Path, tmp_path: Path, precision: Precision
+) -> None:
+    weights = export(checkpoint, tmp_path, precision).graph.initializer
+    kinds = {weight.name: weight.data_type for weight in weights}
+    half = onnx.TensorProto.FLOAT16 if precision is Precision.FP16 else onnx.TensorProto.BFLOAT16
+    sensitive = {
+        name: kind for name, kind in kinds.items() if "condition_embedder" in name or "proj_out" in name
+    }
+    assert len(sensitive) > 4
+    assert set(sensitive.values()) == {onnx.TensorProto.FLOAT}
+    assert sum(kind == half for kind in kinds.values()) > 10
+
+
+def test_standard_dialect_has_no_contrib_operator_and_is_only_verified(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    options = ExportOptions(
+        checkpoint=str(checkpoint),
+        repository=tmp_path,
+        engine=Engine.TENSORRT,
+        components=("denoiser_high",),
+        check_only=True,
+    )
+    assert run_export(FAMILY, options).placed is False
+    with pytest.raises(InvalidRequest, match="engine tensorrt must be used with --check-only"):
+        run_export(FAMILY, ExportOptions(str(checkpoint), tmp_path, engine=Engine.TENSORRT))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_network_has_its_own_attention_again_after_lowering(checkpoint: Path) -> None:
+    with open_checkpoint(FAMILY, str(checkpoint)) as opened:
+        plan = FAMILY.plan(opened, FAMILY.presets["tiny"].axes)
+        encoder, denoiser = (component.load(Precision.FP32) for component in plan.components[:2])
+        own = [block.attn1.processor for block in denoiser.transformer.blocks]
+        with plan.components[0].lower(encoder), plan.components[1].lower(denoiser):
+            assert [block.attn1.processor for block in denoiser.transformer.blocks] != own
+            assert encoder.encoder.config._attn_implementation == "sdpa"
+        assert [block.attn1.processor for block in denoiser.transformer.blocks] == own
+        assert encoder.encoder.config._attn_implementation == "eager"
+    assert functional.scaled_dot_product_attention.__module__ != "export.lowering"
