@@ -27,7 +27,7 @@ check: $(VENV)/installed ## Lint, format and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-bench: $(VENV)/installed ## Triton against the same loop in process; memory of decoding
+bench: $(VENV)/installed ## Whole videos: diffusers, our loop, Triton, shortcuts; memory of decoding
 	$(BIN)/slipway bench video
 
 lock: $(VENV)/installed ## Write requirements.lock anew from pyproject.toml

@@ -38,7 +38,8 @@ def _size_option(text: str) -> object:
 def denoiser(
     case: Annotated[str, typer.Option(help="Named sizes to start from.", metavar="NAME")] = "wan-6x8x64",
     precision: Annotated[
-        list[Precision] | None, typer.Option(help="Of a graph; may be repeated, by default all.")
+        list[Precision] | None,
+        typer.Option(help="Of a graph; may be repeated, by default all that a denoiser has."),
     ] = None,
     rounds: Rounds = 7,
     steps: Annotated[int, typer.Option(min=1, max=100, help="Denoising steps of the trajectory.")] = 20,
@@ -79,6 +80,7 @@ def denoiser(
     quiet: Quiet = False,
 ) -> None:
     """Measure a denoiser: PyTorch eager, torch.compile and our graphs, interleaved, with quality."""
+    from export.families.wan_t2v import TRANSFORMER_TOLERANCE
     from loadtests.bench.cases import choose_case
     from loadtests.bench.chart import draw_denoiser
     from loadtests.bench.denoiser import DenoiserOptions, run
@@ -93,7 +95,7 @@ def denoiser(
     }  # fmt: skip
     options = DenoiserOptions(
         case=choose_case(case, changes),
-        precisions=tuple(dict.fromkeys(precision or Precision)),
+        precisions=tuple(dict.fromkeys(precision or TRANSFORMER_TOLERANCE)),
         rounds=rounds,
         steps=steps,
         compile=compile_,
@@ -115,7 +117,7 @@ def denoiser(
 
 @bench.command("video")
 def video(rounds: Rounds = 7, output: Output = _OUTPUT, quiet: Quiet = False) -> None:
-    """Measure whole videos: the loop through Triton and without it, and the memory of decoding."""
+    """Measure whole videos: diffusers, our loop, the same through Triton, and its shortcuts."""
     from loadtests.bench.chart import draw_video
     from loadtests.bench.machine import machine_facts, machine_lines
     from loadtests.bench.report import write_json
@@ -125,8 +127,7 @@ def video(rounds: Rounds = 7, output: Output = _OUTPUT, quiet: Quiet = False) ->
         machine = machine_facts()
         result = run(rounds, report)
         write_json(video_json(result, machine), output / "video.json")
-        steps_ms = {"through Triton": result.triton_ms, "in process": result.in_process_ms}
-        draw_video(steps_ms, result.peak_memory_mib, output / "video.png")
+        draw_video(result, output / "video.png")
         print_video(console, result)
         _say(
             console, *machine_lines(machine), f"written to {output / 'video.json'} and {output / 'video.png'}"

@@ -347,6 +347,7 @@ def _preset(
     transformer: dict[str, Any],
     text_encoder: dict[str, Any],
     vae: dict[str, Any],
+    attentive: bool = False,
     **ranges: Any,
 ) -> Preset:
     configs = {
@@ -360,7 +361,7 @@ def _preset(
     def write(folder: Path, seed: int) -> None:
         from export.modeling.wan_presets import write_checkpoint
 
-        write_checkpoint(folder, configs, seed)
+        write_checkpoint(folder, configs, seed, attentive=attentive)
 
     return Preset(summary, configs, axes(**ranges), write)
 
@@ -377,6 +378,7 @@ TINY = _preset(
     },
     text_encoder={"d_kv": 8, "d_ff": 64, "num_heads": 4},
     vae={"base_dim": 8},
+    attentive=True,
     latent_frames=(1, 5, 9),
     tokens=(2, 4, 8),
 )

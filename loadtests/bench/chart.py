@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from loadtests.bench.denoiser import DenoiserResult
     from loadtests.bench.stats import Summary
+    from loadtests.bench.video import VideoResult
 
 _PANEL_INCHES = (5.0, 3.6)
 
@@ -34,10 +35,13 @@ def draw_denoiser(result: DenoiserResult, path: Path) -> None:
     figure.savefig(path)
 
 
-def draw_video(steps_ms: Mapping[str, Summary], peaks_mib: Mapping[int, float], path: Path) -> None:
-    """Draw the video benchmark: time per step through Triton and in process, memory of decoding."""
+def draw_video(result: VideoResult, path: Path) -> None:
+    """Draw the video benchmark: time of a video, memory of decoding."""
     figure, panels = _figure(2)
-    _bars(panels[0], steps_ms, "ms per denoising step (bar: median, line: min to max)")
+    peaks_mib = result.peak_memory_mib
+    speeds = {name: subject.ratio for name, subject in result.subjects.items()}
+    _bars(panels[0], speeds, "diffusers ÷ it, one video (bar: median, line: min to max)")
+    panels[0].axvline(1.0, color="black", linewidth=0.8)
     panels[1].plot(list(peaks_mib), list(peaks_mib.values()), marker="o")
     panels[1].set(title="peak memory of decoding", xlabel="latent frames", ylabel="MiB")
     panels[1].set_ylim(bottom=0)

@@ -25,6 +25,7 @@ from export.checkpoint import Checkpoint
 from export.spec import Precision
 from loadtests.bench import memory, quality, subjects
 from loadtests.bench.cases import LATENT_CHANNELS, DenoiserCase, write_checkpoint
+from loadtests.bench.ceiling import ProductRate, product_gflop
 from loadtests.bench.graphs import MODEL, export_denoiser
 from loadtests.bench.inputs import call_tensors
 from loadtests.bench.memory import MemoryCurve, MemoryJob
@@ -111,12 +112,14 @@ class DenoiserResult:
 
     Attributes:
         options: what was asked.
+        ceiling: eager ÷ the products of a call at this machine's best float32 rate, by round.
         measured: by subject; eager, to which all are compared, comes first.
         not_run: why a subject has no figures, by subject.
         notes: what else was not measured, and why.
     """
 
     options: DenoiserOptions
+    ceiling: Summary
     measured: Mapping[str, Measured]
     not_run: Mapping[str, str]
     notes: tuple[str, ...]
@@ -158,6 +161,7 @@ class _Run:
         case = options.case
         self.text = (case.text_tokens, case.text_dim)
         self.inputs = call_tensors(case.latents, self.text, case.seed)
+        self.products_ms: list[float] = []
 
     def result(self) -> DenoiserResult:
         self.prepare()
@@ -182,7 +186,8 @@ class _Run:
             )
             for name in names
         }
-        return DenoiserResult(self.options, measured, self.not_run, tuple(self.notes))
+        ceiling = summarize(ratios(calls[subjects.EAGER], self.products_ms))
+        return DenoiserResult(self.options, ceiling, measured, self.not_run, tuple(self.notes))
 
     def prepare(self) -> None:
         """Load every subject and call it once."""
@@ -225,13 +230,20 @@ class _Run:
         return models
 
     def time_calls(self) -> dict[str, list[float]]:
-        """Return the milliseconds of each subject's calls: in each round every subject calls once."""
+        """Return the milliseconds of each subject's calls: in each round every subject calls once.
+
+        The products of a call at the machine's best rate are part of the rounds.
+        """
+        case = self.options.case
+        rate = ProductRate(case.threads)
         times: dict[str, list[float]] = {name: [] for name in self.models}
         for number in range(1, self.options.rounds + 1):
             self.report(f"round {number} of {self.options.rounds}")
             for name, models in self.models.items():
                 call = partial(models.call, MODEL, self.inputs, ["sample"])
                 times[name].append(_timed(call)[0])
+            _, gflop_per_s = _timed(rate.gflop_per_s)
+            self.products_ms.append(1000 * product_gflop(case) / gflop_per_s)
         return times
 
     def trajectories(self) -> tuple[dict[str, list[float]], dict[str, Array]]:

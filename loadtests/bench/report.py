@@ -12,8 +12,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from loadtests.bench.ceiling import product_gflop
+
 if TYPE_CHECKING:
     from loadtests.bench.denoiser import DenoiserResult, Measured
+    from loadtests.bench.quality import Quality
     from loadtests.bench.stats import Summary
 
 
@@ -31,6 +34,7 @@ def denoiser_json(result: DenoiserResult, machine: Mapping[str, Any]) -> dict[st
         "case": asdict(case) | {"tokens": case.tokens, "latents": list(case.latents)},
         "settings": {"rounds": options.rounds, "steps": options.steps, "decoded": options.decode},
         "machine": dict(machine),
+        "ceiling": asdict(result.ceiling),
         "subjects": {name: asdict(measured) for name, measured in result.measured.items()},
         "not_run": dict(result.not_run),
         "notes": list(result.notes),
@@ -48,6 +52,12 @@ def print_denoiser(console: Console, result: DenoiserResult) -> None:
         soft_wrap=True,
     )
     console.print(_speed_table(result))
+    console.print(
+        f"no float32 subject can be above {spread(result.ceiling)}: so long take the"
+        f" {product_gflop(case):.0f} GFLOP of a call's products alone, at the best rate of the same rounds",
+        highlight=False,
+        soft_wrap=True,
+    )
     if any(measured.memory for measured in result.measured.values()):
         console.print(_memory_table(result))
     for name, measured in result.measured.items():
@@ -68,25 +78,26 @@ def _speed_table(result: DenoiserResult) -> Table:
         "rel. L2, one call", f"PSNR, {compared}", "SSIM", "LPIPS", "nodes", "per block", box=box.SIMPLE,
     )  # fmt: skip
     for name, measured in result.measured.items():
-        table.add_row(name, *_speed_cells(measured), *_quality_cells(measured), *_node_cells(measured))
+        table.add_row(name, *_speed_cells(measured), *quality_cells(measured.quality), *_node_cells(measured))
     return table
 
 
 def _speed_cells(measured: Measured) -> Sequence[str]:
     return (
         f"{measured.call_ms.median:.1f}",
-        _spread(measured.call_ratio),
+        spread(measured.call_ratio),
         f"{measured.trajectory_s:.2f}",
-        _spread(measured.step_ratio),
+        spread(measured.step_ratio),
     )
 
 
-def _spread(summary: Summary) -> str:
-    return f"{summary.median:.2f} ({summary.min:.2f} to {summary.max:.2f})"
+def spread(summary: Summary, digits: int = 2) -> str:
+    """Return a summary as "median (min to max)"."""
+    return f"{summary.median:.{digits}f} ({summary.min:.{digits}f} to {summary.max:.{digits}f})"
 
 
-def _quality_cells(measured: Measured) -> Sequence[str]:
-    found = measured.quality
+def quality_cells(found: Quality | None) -> Sequence[str]:
+    """Return the cells of a table: relative L2, PSNR, SSIM and LPIPS; None is the reference itself."""
     if found is None:
         return ("reference", "", "", "")
     psnr = "identical" if found.psnr_db is None else f"{found.psnr_db:.1f} dB"

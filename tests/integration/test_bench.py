@@ -26,7 +26,7 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bench") / "new"
     # One subject that cannot run: torch.compile refuses to compile anything under this stance.
     with torch.compiler.set_stance("fail_on_recompile"):
-        assert bench("--compile --precision fp32 --memory-tokens 64 --quiet", folder) == 0
+        assert bench("--compile --precision fp32 --precision int8 --memory-tokens 64 --quiet", folder) == 0
     return folder
 
 
@@ -45,7 +45,7 @@ def test_report_says_what_was_measured_on_what(report: dict[str, Any]) -> None:
 
 
 def test_every_subject_has_its_rounds_and_ratios(report: dict[str, Any]) -> None:
-    assert list(report["subjects"]) == ["eager", "onnx fp32"]
+    assert list(report["subjects"]) == ["eager", "onnx fp32", "onnx int8"]
     for subject in report["subjects"].values():
         assert [len(subject[name]["values"]) for name in ("call_ms", "call_ratio")] == [2, 2]
         assert [len(subject[name]["values"]) for name in ("step_ms", "step_ratio")] == [3, 3]
@@ -60,6 +60,17 @@ def test_graph_is_close_to_eager_over_one_call_and_the_video(report: dict[str, A
     assert quality["psnr_db"] is None or quality["psnr_db"] > 45
     assert quality["ssim"] > 0.999
     assert report["subjects"]["eager"]["quality"] is None
+
+
+def test_int8_trajectory_is_near_eager(report: dict[str, Any]) -> None:
+    quality = report["subjects"]["onnx int8"]["quality"]
+    assert 1e-4 < quality["relative_l2"] < 8e-2
+    assert 30 < quality["psnr_db"] < 100
+
+
+def test_ceiling_is_made_in_the_same_rounds(report: dict[str, Any]) -> None:
+    assert len(report["ceiling"]["values"]) == 2
+    assert report["ceiling"]["min"] > 0
 
 
 def test_lpips_is_either_measured_or_said_to_be_missing(report: dict[str, Any]) -> None:

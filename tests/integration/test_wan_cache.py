@@ -14,6 +14,7 @@ import torch
 from diffusers import FirstBlockCacheConfig, WanPipeline
 from diffusers.guiders import ClassifierFreeGuidance
 from diffusers.hooks.first_block_cache import FBCHeadBlockHook
+from wan_reference import frames_of_pipeline, psnr
 
 from clients import Client, Frames, Progress, TextToVideoRequest, Video, cli
 from export.families import family_named
@@ -58,27 +59,13 @@ class Guided(WanPipeline):
 def reference(checkpoint: Path, request: TextToVideoRequest) -> np.ndarray:
     """Run diffusers' pipeline with its own guider and cache; return uint8 frames."""
     pipeline = Guided.from_pretrained(checkpoint)
-    pipeline.set_progress_bar_config(disable=True)
-    scheduler = pipeline.scheduler
-    pipeline.scheduler = type(scheduler).from_config(scheduler.config, flow_shift=request.flow_shift)
     pipeline.guider = ClassifierFreeGuidance(
         request.guidance_scale, start=request.guidance_start, stop=request.guidance_stop
     )
     if request.cache_threshold is not None:
         for transformer in (pipeline.transformer, pipeline.transformer_2):
             transformer.enable_cache(FirstBlockCacheConfig(threshold=request.cache_threshold))
-    output = pipeline(
-        prompt=request.prompt,
-        negative_prompt=request.negative_prompt,
-        num_frames=request.frames,
-        height=request.height,
-        width=request.width,
-        num_inference_steps=request.steps,
-        guidance_scale=request.guidance_scale,
-        guidance_scale_2=request.guidance_scale_2,
-        generator=torch.Generator("cpu").manual_seed(request.seed),
-    )
-    return (output.frames[0] * 255).round().astype(np.uint8)
+    return frames_of_pipeline(pipeline, request)
 
 
 @pytest.fixture
@@ -108,12 +95,6 @@ class ToldModels(InProcessModels):
             if "cached" in answer:
                 self.hits.append(bool(answer["cached"][0]))
             yield answer
-
-
-def psnr(a: np.ndarray, b: np.ndarray) -> float:
-    """Peak signal-to-noise ratio of two uint8 arrays, dB."""
-    error = np.mean((a.astype(np.float64) - b.astype(np.float64)) ** 2)
-    return float("inf") if error == 0 else float(10 * np.log10(255**2 / error))
 
 
 def frames_of(client: Client, request: TextToVideoRequest) -> Frames:

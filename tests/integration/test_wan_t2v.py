@@ -14,8 +14,8 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-import torch
 from diffusers import WanPipeline
+from wan_reference import frames_of_pipeline, psnr
 
 from clients import Client, Frames, Progress, TextToVideoRequest, Video
 from export.families import family_named
@@ -58,29 +58,7 @@ def frames_of(client: Client, request: TextToVideoRequest) -> np.ndarray:
 
 def reference(checkpoint: Path, request: TextToVideoRequest) -> np.ndarray:
     """Run diffusers' pipeline; return uint8 frames as it would write them."""
-    pipeline = WanPipeline.from_pretrained(checkpoint)
-    pipeline.set_progress_bar_config(disable=True)
-    if request.flow_shift is not None:
-        config = pipeline.scheduler.config
-        pipeline.scheduler = type(pipeline.scheduler).from_config(config, flow_shift=request.flow_shift)
-    output = pipeline(
-        prompt=request.prompt,
-        negative_prompt=request.negative_prompt,
-        num_frames=request.frames,
-        height=request.height,
-        width=request.width,
-        num_inference_steps=request.steps,
-        guidance_scale=request.guidance_scale,
-        guidance_scale_2=request.guidance_scale_2,
-        generator=torch.Generator("cpu").manual_seed(request.seed),
-    )
-    return (output.frames[0] * 255).round().astype(np.uint8)
-
-
-def psnr(a: np.ndarray, b: np.ndarray) -> float:
-    """Peak signal-to-noise ratio of two uint8 arrays, dB."""
-    error = np.mean((a.astype(np.float64) - b.astype(np.float64)) ** 2)
-    return float("inf") if error == 0 else float(10 * np.log10(255**2 / error))
+    return frames_of_pipeline(WanPipeline.from_pretrained(checkpoint), request)
 
 
 @pytest.mark.parametrize(
