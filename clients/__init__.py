@@ -18,6 +18,7 @@ from clients.aio import AsyncClient
 from clients.client import Client
 from clients.results import Frames, Progress, Video
 from clients.retry import RetryPolicy
+from clients.tensors import Turn
 from serving.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -42,6 +43,7 @@ __all__ = [
     "RetryPolicy",
     "SlipwayError",
     "TextToVideoRequest",
+    "Turn",
     "Unrecoverable",
     "Video",
 ]

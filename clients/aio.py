@@ -18,7 +18,7 @@ from clients import generation
 from clients.generation import Event, Generation
 from clients.metadata import ModelMetadata, check_tensors
 from clients.retry import Attempts, Deadline, RetryPolicy
-from clients.tensors import Tensors
+from clients.tensors import Tensors, Turn
 from serving.errors import InvalidRequest, NotReady, SlipwayError
 from serving.wan_t2v.request import TextToVideoRequest
 
@@ -68,7 +68,11 @@ class AsyncClient:
         return self._events(Generation(request, model, timeout_s, self._protocol, self._retry))
 
     async def infer(
-        self, model: str, tensors: Mapping[str, NDArray[Any]], timeout_s: float | None = None
+        self,
+        model: str,
+        tensors: Mapping[str, NDArray[Any]],
+        timeout_s: float | None = None,
+        turn: Turn | None = None,
     ) -> Tensors:
         """Call any model that answers once; arguments and errors as :meth:`Client.infer`."""
         deadline = Deadline(timeout_s, model)
@@ -76,8 +80,10 @@ class AsyncClient:
         while True:
             try:
                 check_tensors(await self._ready_metadata(model), tensors)
-                return await self._transport.infer(model, tensors, deadline)
+                return await self._transport.infer(model, tensors, deadline, turn)
             except SlipwayError as error:
+                if turn is not None:
+                    raise
                 await self._pause(model, attempts.wait_s(error))
 
     async def is_ready(self, model: str | None = None) -> bool:
@@ -142,7 +148,9 @@ class _Transport(Protocol):
     async def server_ready(self) -> bool: ...
     async def model_ready(self, model: str) -> bool: ...
     async def metadata(self, model: str) -> ModelMetadata: ...
-    async def infer(self, model: str, tensors: Tensors, deadline: Deadline) -> Tensors: ...
+    async def infer(
+        self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn | None = None
+    ) -> Tensors: ...
     def stream(self, model: str, tensors: Tensors, deadline: Deadline) -> AsyncGenerator[Tensors, None]: ...
 
 

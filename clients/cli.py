@@ -16,13 +16,25 @@ from typing import Annotated
 import typer
 
 from clients import commands as client_commands
+from clients import listen_commands
+from clients.imu import commands as imu_commands
 from export import commands as export_commands
+from export.management import commands as management_commands
+from export.training import commands as training_commands
 from loadtests import commands as loadtest_commands
 from serving import commands as server_commands
 from serving.errors import SlipwayError
 
 _OURS = ("clients", "export", "loadtests", "serving")
-_EXTRAS = {"serve": "server", "bench": "export,server,loadtests"}
+_EXTRAS = {
+    "serve": "server",
+    "imu": "signals",
+    "imu-recording": "signals",
+    "listen": "signals",
+    "train": "export,server,signals",
+    "manage": "export,server",
+    "bench": "export,server,loadtests",
+}
 _DEFAULT_EXTRA = "export"
 
 app = typer.Typer(
@@ -43,6 +55,11 @@ app.command("checkpoint")(export_commands.checkpoint)
 app.command("export")(export_commands.export)
 app.command("serve")(server_commands.serve)
 app.add_typer(client_commands.generate, name="generate")
+app.command("imu")(imu_commands.imu)
+app.command("imu-recording")(imu_commands.imu_recording)
+app.command("listen")(listen_commands.listen)
+app.add_typer(training_commands.train, name="train")
+app.command("manage")(management_commands.manage)
 app.add_typer(loadtest_commands.bench, name="bench")
 
 

@@ -18,7 +18,7 @@ from clients import generation
 from clients.generation import Event, Generation
 from clients.metadata import ModelMetadata, check_tensors
 from clients.retry import Attempts, Deadline, RetryPolicy
-from clients.tensors import Tensors
+from clients.tensors import Tensors, Turn
 from serving.errors import InvalidRequest, NotReady, SlipwayError
 from serving.wan_t2v.request import TextToVideoRequest
 
@@ -93,7 +93,11 @@ class Client:
         return self._events(Generation(request, model, timeout_s, self._protocol, self._retry))
 
     def infer(
-        self, model: str, tensors: Mapping[str, NDArray[Any]], timeout_s: float | None = None
+        self,
+        model: str,
+        tensors: Mapping[str, NDArray[Any]],
+        timeout_s: float | None = None,
+        turn: Turn | None = None,
     ) -> Tensors:
         """Call any model that answers once.
 
@@ -101,6 +105,8 @@ class Client:
             model: the served model.
             tensors: by input name, with the batch dimension if the model batches; text as bytes objects.
             timeout_s: time limit, seconds.
+            turn: the request's place in a sequence, for a model that keeps state between requests. A refused
+                one is not tried again, since the server may have taken it in.
 
         Returns:
             The outputs by name.
@@ -113,8 +119,10 @@ class Client:
         while True:
             try:
                 check_tensors(self._ready_metadata(model), tensors)
-                return self._transport.infer(model, tensors, deadline)
+                return self._transport.infer(model, tensors, deadline, turn)
             except SlipwayError as error:
+                if turn is not None:
+                    raise
                 self._pause(model, attempts.wait_s(error))
 
     def is_ready(self, model: str | None = None) -> bool:
@@ -169,7 +177,9 @@ class _Transport(Protocol):
     def server_ready(self) -> bool: ...
     def model_ready(self, model: str) -> bool: ...
     def metadata(self, model: str) -> ModelMetadata: ...
-    def infer(self, model: str, tensors: Tensors, deadline: Deadline) -> Tensors: ...
+    def infer(
+        self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn | None = None
+    ) -> Tensors: ...
     def stream(self, model: str, tensors: Tensors, deadline: Deadline) -> Generator[Tensors, None, None]: ...
 
 

@@ -18,7 +18,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from clients.metadata import ModelMetadata, TensorMetadata
 from clients.retry import Deadline, UnknownModel
-from clients.tensors import Tensors, datatype_of, from_bytes, to_bytes
+from clients.tensors import Tensors, Turn, datatype_of, from_bytes, to_bytes
 from serving.errors import (
     DeadlineExceeded,
     InvalidRequest,
@@ -82,10 +82,11 @@ class GrpcTransport:
         """Ask for a model's tensors."""
         return _metadata(self._ask(self._stub.ModelMetadata, service_pb2.ModelMetadataRequest(name=model)))
 
-    def infer(self, model: str, tensors: Tensors, deadline: Deadline) -> Tensors:
+    def infer(self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn | None = None) -> Tensors:
         """Call a model that answers once."""
+        request = _request(model, tensors, turn)
         try:
-            response = self._stub.ModelInfer(_request(model, tensors), timeout=deadline.remaining_s())
+            response = self._stub.ModelInfer(request, timeout=deadline.remaining_s())
         except grpc.RpcError as error:
             raise _call_error(self._url, error, deadline) from None
         return _tensors(response)
@@ -145,10 +146,13 @@ class AsyncGrpcTransport:
         message = service_pb2.ModelMetadataRequest(name=model)
         return _metadata(await self._ask(self._stub.ModelMetadata, message))
 
-    async def infer(self, model: str, tensors: Tensors, deadline: Deadline) -> Tensors:
+    async def infer(
+        self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn | None = None
+    ) -> Tensors:
         """Call a model that answers once."""
+        request = _request(model, tensors, turn)
         try:
-            response = await self._stub.ModelInfer(_request(model, tensors), timeout=deadline.remaining_s())
+            response = await self._stub.ModelInfer(request, timeout=deadline.remaining_s())
         except grpc.RpcError as error:
             raise _call_error(self._url, error, deadline) from None
         return _tensors(response)
@@ -180,8 +184,11 @@ def _host(url: str) -> str:
     return url.removeprefix(_TLS).removeprefix("grpc://").rstrip("/")
 
 
-def _request(model: str, tensors: Tensors) -> Any:
+def _request(model: str, tensors: Tensors, turn: Turn | None = None) -> Any:
     message = service_pb2.ModelInferRequest(model_name=model)
+    for name, value in (turn.parameters if turn else {}).items():
+        kind = {bool: "bool_param", int: "int64_param", str: "string_param"}[type(value)]
+        setattr(message.parameters[name], kind, value)
     for name, array in tensors.items():
         message.inputs.add(name=name, datatype=datatype_of(array), shape=array.shape)
         message.raw_input_contents.append(to_bytes(array))

@@ -18,7 +18,7 @@ from httpx_sse import SSEError, aconnect_sse, connect_sse
 
 from clients.metadata import ModelMetadata, TensorMetadata
 from clients.retry import Deadline, UnknownModel
-from clients.tensors import Tensors, datatype_of, from_bytes, to_bytes
+from clients.tensors import Tensors, Turn, datatype_of, from_bytes, to_bytes
 from serving.errors import NotReady, SlipwayError, Unrecoverable, from_wire
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -49,9 +49,9 @@ class HttpTransport:
         """Ask for a model's tensors."""
         return _metadata(_checked(self._url, self._get(_path(model))))
 
-    def infer(self, model: str, tensors: Tensors, deadline: Deadline) -> Tensors:
+    def infer(self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn | None = None) -> Tensors:
         """Call a model that answers once."""
-        content, headers = _infer_body(tensors)
+        content, headers = _infer_body(tensors, turn)
         timeout = _timeout(self._connect_timeout_s, deadline)
         try:
             response = self._http.post(
@@ -107,9 +107,11 @@ class AsyncHttpTransport:
         """Ask for a model's tensors."""
         return _metadata(_checked(self._url, await self._get(_path(model))))
 
-    async def infer(self, model: str, tensors: Tensors, deadline: Deadline) -> Tensors:
+    async def infer(
+        self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn | None = None
+    ) -> Tensors:
         """Call a model that answers once."""
-        content, headers = _infer_body(tensors)
+        content, headers = _infer_body(tensors, turn)
         timeout = _timeout(self._connect_timeout_s, deadline)
         try:
             response = await self._http.post(
@@ -185,7 +187,7 @@ def _array(value: Any) -> np.ndarray[Any, Any]:
     return np.array(values)
 
 
-def _infer_body(tensors: Tensors) -> tuple[bytes, dict[str, str]]:
+def _infer_body(tensors: Tensors, turn: Turn | None = None) -> tuple[bytes, dict[str, str]]:
     blobs = [to_bytes(array) for array in tensors.values()]
     inputs = [
         {
@@ -196,7 +198,8 @@ def _infer_body(tensors: Tensors) -> tuple[bytes, dict[str, str]]:
         }
         for (name, array), blob in zip(tensors.items(), blobs, strict=True)
     ]
-    header = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
+    parameters = {"binary_data_output": True, **(turn.parameters if turn else {})}
+    header = json.dumps({"inputs": inputs, "parameters": parameters}).encode()
     return header + b"".join(blobs), {_HEADER_LENGTH: str(len(header))}
 
 

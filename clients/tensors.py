@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,26 @@ from tritonclient.utils import (
 from serving.errors import Unrecoverable
 
 Tensors = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A request's place in a sequence: a model that keeps state between requests tells sequences by their id.
+
+    Attributes:
+        id: the correlation id, a number above 0 or a text, unique among the sequences of the model.
+        start: whether the request begins its sequence.
+        end: whether the request ends its sequence.
+    """
+
+    id: int | str
+    start: bool = False
+    end: bool = False
+
+    @property
+    def parameters(self) -> dict[str, int | str | bool]:
+        """The request's parameters in either protocol."""
+        return {"sequence_id": self.id, "sequence_start": self.start, "sequence_end": self.end}
 
 
 def datatype_of(array: NDArray[Any]) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer.models import OptionInfo
 
 from export.config_file import config_option
 from export.spec import Axis, Engine, Precision
@@ -17,6 +19,8 @@ from serving.errors import InvalidRequest
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from export.run import Publish
+    from export.spec import Family
     from export.verify import ParityRow
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
@@ -64,10 +68,14 @@ def checkpoint(
 
 def export(
     family: FamilyName,
-    checkpoint: Annotated[
-        str, typer.Option(help="A preset, a local folder, or a hub id.", metavar="PRESET|DIR|HUB_ID")
-    ],
     repository: Annotated[Path, typer.Option(help="Triton model repository; created where missing.")],
+    checkpoint: Annotated[
+        str | None, typer.Option(help="A preset, a local folder, or a hub id.", metavar="PRESET|DIR|HUB_ID")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Instead of --checkpoint: a model that was trained here.", metavar="ID")
+    ] = None,
+    models: Annotated[Path, typer.Option(help="Folder of the trained models.")] = Path("trained"),
     config: Annotated[Path | None, config_option()] = None,
     engine: Annotated[Engine, typer.Option(help="What runs the graphs in Triton.")] = Engine.ONNXRUNTIME,
     precision: Annotated[Precision, typer.Option(help="Of weights and arithmetic.")] = Precision.FP32,
@@ -94,16 +102,21 @@ def export(
     force: Annotated[
         bool, typer.Option("--force", help="Replace models that slipway did not write, or that were changed.")
     ] = False,
+    triton: Annotated[str | None, triton_option()] = None,
+    control_token_file: Annotated[Path | None, control_token_option()] = None,
     quiet: Quiet = False,
 ) -> None:
     """Export a checkpoint into a model repository, verified against PyTorch."""
     from rich.console import Console
 
     from export.families import family_named
+    from export.library import Library, export_model
     from export.run import ExportOptions, run_export
 
+    if (checkpoint is None) == (model is None):
+        raise InvalidRequest("export: one of --checkpoint and --model must be given, got both or none")
     options = ExportOptions(
-        checkpoint=checkpoint,
+        checkpoint=checkpoint or "",
         repository=repository,
         engine=engine,
         precision=precision,
@@ -116,15 +129,72 @@ def export(
         variant=variant,
     )
     chosen = family_named(family)
+    publish = publisher(triton, control_token_file, repository)
     progress = Console(stderr=True, quiet=quiet)
-    with quiet_libraries(), _reporting(progress) as report:
-        result = run_export(chosen, options, report)
+    with quiet_libraries(), reporting(progress) as report:
+        if model is None:
+            result = run_export(chosen, options, report, publish)
+        else:
+            result = export_model(trained_family(chosen), Library(models), model, options, report, publish)
     if not quiet:
         print_parity(result.rows)
         done = f"placed in {repository}" if result.placed else "verified, not placed (--check-only)"
         typer.echo(
             f"{len(result.models)} models {done} in {result.elapsed_s:.0f} s: {', '.join(result.models)}"
         )
+
+
+def triton_option() -> OptionInfo:
+    """Return the option that names a running server."""
+    option: OptionInfo = typer.Option(
+        "--triton",
+        help="A running server of the repository, told to load what is placed.",
+        metavar="HOST:HTTP_PORT",
+    )
+    return option
+
+
+def control_token_option() -> OptionInfo:
+    """Return the option for a running server's control token."""
+    option: OptionInfo = typer.Option(
+        "--control-token-file", help="File with the token that the server wants for loading models."
+    )
+    return option
+
+
+def publisher(triton: str | None, control_token_file: Path | None, repository: Path) -> Publish:
+    """Return what tells a running server of placed models; nothing is told where none is named.
+
+    Raises:
+        InvalidRequest: the address or the token is not as it must be.
+    """
+    from serving.control import ModelControl, read_token
+
+    if triton is None:
+        if control_token_file is not None:
+            raise InvalidRequest(
+                f"control-token-file must be given with --triton only, got {control_token_file}"
+            )
+        return lambda _: None
+    token = read_token(control_token_file) if control_token_file else None
+    return partial(ModelControl(triton, token).follow, repository)
+
+
+def trained_family(family: Family) -> Family:
+    """Return the family of the models that users train for a family.
+
+    Raises:
+        InvalidRequest: there are none.
+    """
+    from export.families import FAMILIES, family_named
+
+    if family.trained is None:
+        able = ", ".join(other.name for other in FAMILIES if other.trained is not None)
+        raise InvalidRequest(
+            f"model must be left out for {family.name}, whose checkpoints are not trained here, got one;"
+            f" families with trained models: {able}"
+        )
+    return family_named(family.trained)
 
 
 def parse_axis(text: str) -> Axis:
@@ -169,7 +239,7 @@ def print_parity(rows: Sequence[ParityRow]) -> None:
 
 
 @contextmanager
-def _reporting(console: Console) -> Iterator[Callable[[str], None]]:
+def reporting(console: Console) -> Iterator[Callable[[str], None]]:
     """Show each piece of work: a spinner with elapsed time on a terminal, one line each elsewhere."""
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 

@@ -28,11 +28,17 @@ def model_config(component: Component, name: str, engine: Engine) -> pb.ModelCon
         max_batch_size=batch.max if batch else 0,
         input=[_input(tensor, batch is not None) for tensor in component.inputs],
         output=[_output(tensor, batch is not None) for tensor in component.outputs],
-        # One instance per device. No dynamic batching: requests that are merged round differently,
-        # and the same seed must give the same bytes.
+        # One instance per device. Merged requests round differently: only where the component allows it.
+        dynamic_batching=_dynamic_batching(component) if batch else None,
         instance_group=[pb.ModelInstanceGroup(count=1, kind=pb.ModelInstanceGroup.KIND_AUTO)],
         model_warmup=[_warmup(component, batch is not None)],
     )
+
+
+def _dynamic_batching(component: Component) -> pb.ModelDynamicBatching | None:
+    if component.merge_us is None:
+        return None
+    return pb.ModelDynamicBatching(max_queue_delay_microseconds=component.merge_us)
 
 
 def config_text(config: pb.ModelConfig) -> str:

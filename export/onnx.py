@@ -1,7 +1,7 @@
 """Turns a component's PyTorch network into an ONNX graph with the component's dynamic shapes.
 
 The network is traced once by `torch.onnx.export(dynamo=True)` at its opt sizes; its dynamic
-dimensions are the component's axes, `factor * axis` becoming a dimension derived from the axis.
+dimensions are the component's axes, `factor * axis + offset` becoming one derived from the axis.
 Weights go to one file of external data beside the graph where protobuf's 2 GB limit is near.
 """
 
@@ -142,13 +142,19 @@ def _dynamic_shapes(component: Component, module: torch.nn.Module) -> dict[str, 
     dims = {axis.name: Dim(axis.name, min=axis.min, max=axis.max) for axis in _varying(component.axes)}
     shapes = (
         {
-            i: size.factor * dims[size.axis] if size.factor != 1 else dims[size.axis]
+            i: _derived(dims[size.axis], size)
             for i, size in enumerate(tensor.sizes)
             if isinstance(size, Size) and size.axis in dims
         }
         for tensor in component.inputs
     )
     return dict(inspect.signature(module.forward).bind(*shapes).arguments)
+
+
+def _derived(dim: Any, size: Size) -> Any:
+    """Return `factor * dim + offset`; an operation that changes nothing is one that torch refuses."""
+    scaled = size.factor * dim if size.factor != 1 else dim
+    return scaled + size.offset if size.offset else scaled
 
 
 def _varying(axes: tuple[Axis, ...]) -> list[Axis]:

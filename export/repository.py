@@ -159,27 +159,38 @@ def _foreign(model: Path) -> str | None:
     return f"files changed since the export: {', '.join(changed)}" if changed else None
 
 
-def place(staged: Path, repository: Path, names: list[str]) -> None:
-    """Rename staged models into the repository, each in place of the one of its name.
+@contextlib.contextmanager
+def placed(staged: Path, repository: Path, names: list[str]) -> Iterator[None]:
+    """Have staged models in a repository, each in place of the one of its name.
 
-    A failure on the way puts the models back that were there before.
+    An error on the way or inside the block puts the models back that were there before.
 
     Raises:
         InvalidRequest: a rename failed; the repository is as it was.
     """
     replaced = staged / "replaced"
     replaced.mkdir()
-    placed: list[str] = []
+    moved: list[str] = []
     try:
-        for name in names:
-            target = repository / name
-            if target.exists():
-                target.rename(replaced / name)
-            placed.append(name)
-            (staged / name).rename(target)
-    except OSError as error:
-        for name in reversed(placed):
+        try:
+            for name in names:
+                target = repository / name
+                if target.exists():
+                    target.rename(replaced / name)
+                moved.append(name)
+                (staged / name).rename(target)
+        except OSError as error:
+            raise InvalidRequest(f"repository {repository}: models could not be placed ({error})") from None
+        yield
+    except BaseException:
+        for name in reversed(moved):
             shutil.rmtree(repository / name, ignore_errors=True)
             if (replaced / name).exists():
                 (replaced / name).rename(repository / name)
-        raise InvalidRequest(f"repository {repository}: models could not be placed ({error})") from None
+        raise
+
+
+def remove(repository: Path, name: str) -> None:
+    """Remove a model from a repository, in one step."""
+    with staging(repository) as staged:
+        (repository / name).rename(staged / name)

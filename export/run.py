@@ -2,11 +2,13 @@
 
 `run_export` goes through the components of a family's plan one by one (load, reference, graph,
 verify), stages everything beside the repository's models, and places it only when every output of
-every graph is within its bounds.
+every graph is within its bounds. A running server is told of what was placed; where it cannot load it, the
+repository is put back as it was.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
 from collections.abc import Callable, Sequence
@@ -17,12 +19,14 @@ from typing import Any
 from export.checkpoint import Checkpoint, axes_of, open_checkpoint
 from export.config import config_text, model_config
 from export.onnx import choose_opset, export_graph
-from export.repository import check_replaceable, place, stage_authored, staging, write_manifest
+from export.repository import check_replaceable, placed, stage_authored, staging, write_manifest
 from export.spec import AuthoredModel, Axis, Component, Engine, Family, Plan, Precision
 from export.verify import ParityRow, check, compute_reference, verify, verify_stepped
-from serving.errors import InvalidRequest
+from serving.errors import InvalidRequest, SlipwayError
 
 Report = Callable[[str], None]
+Publish = Callable[[str], None]
+"""Tells a running server that the repository's model of a name was placed, replaced or put back."""
 
 
 @dataclass(frozen=True)
@@ -73,13 +77,19 @@ class ExportResult:
     elapsed_s: float = field(compare=False)
 
 
-def run_export(family: Family, options: ExportOptions, report: Report = lambda _: None) -> ExportResult:
+def run_export(
+    family: Family,
+    options: ExportOptions,
+    report: Report = lambda _: None,
+    publish: Publish = lambda _: None,
+) -> ExportResult:
     """Export a checkpoint of a family into a model repository.
 
     Args:
         family: what the checkpoint is of.
         options: what to do.
         report: called with one line before each long piece of work.
+        publish: called with the name of each placed model; where it raises, nothing stays placed.
 
     Raises:
         InvalidRequest: the checkpoint, an option or the repository is not as it must be.
@@ -105,8 +115,24 @@ def run_export(family: Family, options: ExportOptions, report: Report = lambda _
             export.finish(components, authored, rows)
             if not options.check_only:
                 report(f"placing {len(names)} models in {options.repository}")
-                place(staged, options.repository, names)
+                _place(staged, options.repository, names, publish)
     return ExportResult(tuple(rows), tuple(names), not options.check_only, time.monotonic() - started)
+
+
+def _place(staged: Path, repository: Path, names: list[str], publish: Publish) -> None:
+    """Place staged models and tell of each; where one is refused, put all back and tell of those again."""
+    told: list[str] = []
+    try:
+        with placed(staged, repository, names):
+            for name in names:
+                publish(name)
+                told.append(name)
+    except SlipwayError:
+        for name in told:
+            # A server that refuses the old model too has said why it refused the new one.
+            with contextlib.suppress(SlipwayError):
+                publish(name)
+        raise
 
 
 def _plan(family: Family, checkpoint: Checkpoint, options: ExportOptions) -> Plan:

@@ -34,6 +34,7 @@ class Precision(StrEnum):
     for memory.
     """
 
+    FP64 = "fp64"
     FP32 = "fp32"
     FP16 = "fp16"
     BF16 = "bf16"
@@ -107,23 +108,28 @@ class Axis:
 
 @dataclass(frozen=True)
 class Size:
-    """A dimension as ``factor * axis``, parsed from the text of a tensor's shape."""
+    """A dimension as ``factor * axis + offset``, parsed from the text of a tensor's shape."""
 
     axis: str
     factor: int = 1
+    offset: int = 0
 
-    _TEXT = re.compile(r"^(?:(\d+) \* )?([a-z][a-z0-9_]*)$")
+    _TEXT = re.compile(r"^(?:(\d+) \* )?([a-z][a-z0-9_]*)(?: \+ (\d+))?$")
 
     @classmethod
     def parse(cls, text: str) -> Size:
-        """Parse ``"axis"`` or ``"2 * axis"``.
+        """Parse ``"axis"``, ``"2 * axis"``, ``"axis + 9"`` or ``"2 * axis + 9"``.
 
         Raises:
-            InvalidRequest: the text is neither.
+            InvalidRequest: the text is none of them.
         """
         if not (found := cls._TEXT.match(text)):
-            raise InvalidRequest(f"a dimension must be 'axis' or 'factor * axis', got {text!r}")
-        return cls(axis=found.group(2), factor=int(found.group(1) or 1))
+            raise InvalidRequest(f"a dimension must be 'axis' or 'factor * axis + offset', got {text!r}")
+        return cls(found.group(2), int(found.group(1) or 1), int(found.group(3) or 0))
+
+    def at(self, point: Point) -> int:
+        """Return the dimension with its axis at the point's size."""
+        return self.factor * point[self.axis] + self.offset
 
 
 Point = Mapping[str, int]
@@ -137,7 +143,7 @@ class TensorSpec:
     Args:
         name: as in the PyTorch forward.
         dtype: element type.
-        shape: ints for fixed dimensions, ``"axis"`` or ``"factor * axis"`` for others.
+        shape: ints for fixed dimensions, ``"axis"`` or ``"factor * axis + offset"`` for others.
         values: half-open range of verification inputs of integer type.
         ones: the verification input is all ones (masks).
     """
@@ -160,9 +166,7 @@ class TensorSpec:
 
     def at(self, point: Point) -> tuple[int, ...]:
         """Return the shape with every axis at the point's size."""
-        return tuple(
-            size.factor * point[size.axis] if isinstance(size, Size) else size for size in self.sizes
-        )
+        return tuple(size.at(point) if isinstance(size, Size) else size for size in self.sizes)
 
 
 @dataclass(frozen=True)
@@ -200,6 +204,9 @@ class Component:
         keep_float: patterns of module paths (``*.proj_out``) whose products integer precisions leave alone.
         lower: a context in which the network is traced for ONNX Runtime: swaps what torch would decompose
             for its operators, and puts it back.
+        merge_us: how long Triton may hold a request back to merge it with others of its shape into one
+            batch, microseconds; None never merges them. A merged request is rounded differently, which
+            is for components whose results need not be the same to the bit.
         graph: file stem of the graph. ``model`` makes a Triton model of its own; any other stem is a
             graph that an authored model of that name runs.
     """
@@ -212,6 +219,7 @@ class Component:
     tolerance: Mapping[Precision, Tolerance]
     keep_float: tuple[str, ...] = ()
     lower: Callable[[torch.nn.Module], AbstractContextManager[None]] = _as_it_is
+    merge_us: int | None = None
     graph: str = "model"
 
     def __post_init__(self) -> None:
@@ -347,6 +355,8 @@ class Family:
         presets: by name.
         plan: reads a checkpoint's configuration and describes what it becomes.
         variants: other such plans, by name.
+        trained: the family of the checkpoints that users train for this one and export by name; None where
+            there is no such training.
     """
 
     name: str
@@ -358,3 +368,4 @@ class Family:
     presets: Mapping[str, Preset]
     plan: Callable[[Checkpoint, Sequence[Axis]], Plan]
     variants: Mapping[str, Variant] = field(default_factory=dict)
+    trained: str | None = None

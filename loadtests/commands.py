@@ -134,6 +134,36 @@ def video(rounds: Rounds = 7, output: Output = _OUTPUT, quiet: Quiet = False) ->
         )
 
 
+@bench.command("wakeword")
+def wakeword(
+    clients: Annotated[int, typer.Option(min=1, help="At a time, each with one request under way.")] = 16,
+    rounds: Rounds = 5,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Of load, for each server in each round.")] = 4.0,
+    threads: Annotated[int, typer.Option(min=1, help="Of ONNX Runtime in each server.")] = 2,
+    int8: Annotated[bool, typer.Option("--int8/--no-int8", help="Compare int8 graphs too.")] = True,
+    output: Output = _OUTPUT,
+    quiet: Quiet = False,
+) -> None:
+    """Measure wake words: Triton's batching beside none and LitServe's, int8 beside fp32."""
+    from loadtests.bench.chart import draw_wakeword
+    from loadtests.bench.machine import machine_facts, machine_lines
+    from loadtests.bench.report import write_json
+    from loadtests.bench.wakeword import WakewordOptions, print_wakeword, run, wakeword_json
+
+    options = WakewordOptions(clients, rounds, seconds, threads, **({} if int8 else {"calls": 0}))
+    with _measuring(output, quiet) as (report, console):
+        machine = machine_facts()
+        result = run(options, report)
+        write_json(wakeword_json(result, machine), output / "wakeword.json")
+        draw_wakeword(result, output / "wakeword.png")
+        print_wakeword(console, result)
+        _say(
+            console,
+            *machine_lines(machine),
+            f"written to {output / 'wakeword.json'} and {output / 'wakeword.png'}",
+        )
+
+
 @contextmanager
 def _measuring(output: Path, quiet: bool) -> Iterator[tuple[Callable[[str], None], Console]]:
     """Make the folder; give progress on stderr and a console for the tables on stdout.

@@ -12,8 +12,9 @@ import contextlib
 import json
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,11 +28,12 @@ from serving.errors import (
     Unrecoverable,
     from_wire,
 )
-from serving.program import Call, Program, Responses, Settings, Tensors, load_program
+from serving.program import BatchProgram, Call, Program, Responses, Settings, Tensors, load_program
 
 # What Triton 2.51 itself puts into a request's parameters: HTTP's generate endpoints repeat "id" there and
 # hand on "timeout" (microseconds) unheeded, which we heed. gRPC consumes its own ones before.
 _OWN_PARAMETERS = frozenset({"id", "timeout"})
+T = TypeVar("T")
 _MICROSECONDS = 1e-6
 _EVENTS: dict[type[Exception], str] = {Cancelled: "cancelled", DeadlineExceeded: "expired"}
 
@@ -72,6 +74,8 @@ class Adapter:
             for request in requests:
                 self._stream(request)
             return None
+        if isinstance(self._program, BatchProgram):
+            return self._answer_together(self._program, requests)
         return [self._answer(request) for request in requests]
 
     def finalize(self) -> None:
@@ -87,6 +91,35 @@ class Adapter:
                 return self._response(tensors)
             except Exception as error:  # noqa: BLE001 - everything becomes the request's error
                 return self.pb.InferenceResponse(error=self._error(error, report))
+
+    def _answer_together(self, program: BatchProgram, requests: Sequence[Any]) -> list[Any]:
+        """Return the responses of a program that takes a batch of calls."""
+        with contextlib.ExitStack() as stack:
+            reports = [
+                stack.enter_context(_Report(self.pb, self._model, request, program.reports_requests))
+                for request in requests
+            ]
+            calls = [self._tried(partial(self._call, request)) for request in requests]
+            good = [call for call in calls if isinstance(call, Call)]
+            ran = self._tried(lambda: iter(program.run_batch(good)))
+            answers = [
+                call if isinstance(call, Exception) else ran if isinstance(ran, Exception) else next(ran)
+                for call in calls
+            ]
+            return [self._reply(answer, report) for answer, report in zip(answers, reports, strict=True)]
+
+    @staticmethod
+    def _tried(work: Callable[[], T]) -> T | Exception:
+        try:
+            return work()
+        except Exception as error:  # noqa: BLE001 - everything becomes the request's error
+            return error
+
+    def _reply(self, answer: Tensors | Exception, report: _Report) -> Any:
+        if isinstance(answer, Exception):
+            return self.pb.InferenceResponse(error=self._error(answer, report))
+        report.saw(answer)
+        return self._response(answer)
 
     def _stream(self, request: Any) -> None:
         """Send the responses of a decoupled model; the final flag is sent in every case."""
@@ -173,6 +206,10 @@ class TritonModels:
         for response in request.exec(decoupled=True):
             if found := self._tensors(model, response):
                 yield found
+
+    def is_ready(self, model: str) -> bool:
+        """Tell whether a model is loaded; an unknown one is not."""
+        return bool(self._pb.is_model_ready(model_name=model))
 
     def _request(self, model: str, tensors: Tensors, outputs: list[str], **options: Any) -> Any:
         return self._pb.InferenceRequest(

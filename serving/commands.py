@@ -6,7 +6,7 @@ import signal
 import threading
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -34,12 +34,21 @@ def serve(
     ready_timeout_s: Annotated[
         float, typer.Option(help="Seconds that all models together get to load.", min=0)
     ] = 600.0,
+    model_control: Annotated[
+        Literal["none", "explicit"],
+        typer.Option(help="explicit lets `slipway manage` and `--triton` load models while the server runs."),
+    ] = "none",
+    control_token_file: Annotated[
+        Path | None,
+        typer.Option(help="File with the token that loading models needs; without it only on 127.0.0.1."),
+    ] = None,
     log_file: Annotated[
         Path | None, typer.Option(help="Keep Triton's log here; without it only a failure keeps one.")
     ] = None,
     verbose: Annotated[bool, typer.Option(help="Show Triton's log on stderr.")] = False,
 ) -> None:
     """Serve a model repository by NVIDIA Triton until SIGTERM or Ctrl-C."""
+    from serving.control import read_token
     from serving.errors import SlipwayError
     from serving.server import Server, ServerConfig
 
@@ -54,6 +63,8 @@ def serve(
             metrics_port=metrics_port,
             exit_timeout_s=exit_timeout_s,
             ready_timeout_s=ready_timeout_s,
+            model_control=model_control,
+            control_token=read_token(control_token_file) if control_token_file else None,
             log_path=log_file,
         )
         _run(Server(config), verbose=verbose)

@@ -74,6 +74,10 @@ class InProcessModels:
         """Ask a decoupled model; see :class:`serving.program.Models`."""
         return self._run(model, Call(tensors, self, sequence_id=sequence_id, start=start, end=end), outputs)
 
+    def is_ready(self, model: str) -> bool:
+        """Tell whether a model is in the repository; it is loaded when it is called."""
+        return (self._repository / model / "config.pbtxt").is_file()
+
     def load(self, model: str) -> None:
         """Load a model now rather than at its first call."""
         if model not in self._loaded:

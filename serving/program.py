@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.errors import InvalidRequest
+from serving.errors import InvalidRequest, SlipwayError
 
 Tensors = Mapping[str, NDArray[Any]]
 Responses = Generator[Tensors, None, None]
@@ -44,6 +44,9 @@ class Models(Protocol):
         A Triton 2.51 server never ends a stream of a model to a model in which an error follows a response:
         where errors matter, ask for one response at a time.
         """
+
+    def is_ready(self, model: str) -> bool:
+        """Tell whether a model is loaded; an unknown one is not."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,17 @@ class Program(Protocol):
         """Free what the program holds."""
 
 
+@runtime_checkable
+class BatchProgram(Program, Protocol):
+    """A program that answers the calls of a batch together; of a model that is not decoupled.
+
+    Triton's dynamic batcher fills the batch, in the order in which the requests came.
+    """
+
+    def run_batch(self, calls: Sequence[Call]) -> list[Tensors | SlipwayError]:
+        """Return the answer to each call, in order, or why it failed; none of them can fail another."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """What a program is built from.
@@ -110,6 +124,11 @@ class Settings:
         given = self.config.get("parameters", {})
         values = {name: str(value.get("string_value", "")) for name, value in given.items()}
         object.__setattr__(self, "parameters", values)
+
+    @property
+    def repository(self) -> Path:
+        """The model repository: the folder of the model's folder."""
+        return self.folder.parent.parent
 
     @classmethod
     def from_triton(cls, args: Mapping[str, str]) -> Settings:
@@ -153,6 +172,17 @@ def load_program(settings: Settings) -> Program:
             f"got {name!r} ({error})"
         ) from error
     return program(settings)
+
+
+class Single:
+    """Gives a :class:`BatchProgram` its ``run``: a batch of one."""
+
+    def run(self: BatchProgram, call: Call) -> Responses:
+        """Yield the one response to a call."""
+        (answer,) = self.run_batch([call])
+        if isinstance(answer, SlipwayError):
+            raise answer
+        yield answer
 
 
 def one_text(text: str) -> NDArray[np.object_]:

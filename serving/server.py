@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import json
 import os
 import secrets
 import signal
@@ -20,15 +19,18 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
+from typing import Literal, get_args
 
 from serving import triton_log
+from serving.control import CONTROL_HEADER, ModelControl, is_loopback
 from serving.errors import InvalidRequest, NotReady, raise_all
 from serving.triton_install import environment, find_triton, lay_out_backends
 from serving.triton_process import EXIT_GRACE_S, ID_VARIABLE, SHARED_MEMORY, Belongings, start_watcher, sweep
 
+ModelControlMode = Literal["none", "explicit"]
 _MIB = 1 << 20
 # A stub starts with 1 MiB of shared memory (Triton's default); a response of frames or video is at most
 # 3 MiB and several are under way at once.
@@ -53,6 +55,10 @@ class ServerConfig:
         exit_timeout_s: seconds that in-flight requests are given when the server is stopped.
         ready_timeout_s: seconds that all models together have to load.
         exit_on_error: whether one model that fails to load fails the start.
+        model_control: "none" serves what the repository held at the start; "explicit" also takes orders to
+            load and unload models while it runs.
+        control_token: what such orders must carry (see :mod:`serving.control`); None where only this machine
+            reaches the server.
         log_verbose: Triton's verbosity, 0 or more.
         log_path: where the log goes and stays; None keeps it only when something failed.
         arguments: further arguments of `tritonserver`, e.g. `--rate-limit=execution_count`.
@@ -66,6 +72,8 @@ class ServerConfig:
     exit_timeout_s: int = 30
     ready_timeout_s: float = 600.0
     exit_on_error: bool = True
+    model_control: ModelControlMode = "none"
+    control_token: str | None = field(default=None, repr=False)
     log_verbose: int = 0
     log_path: Path | None = None
     arguments: tuple[str, ...] = ()
@@ -82,6 +90,18 @@ class ServerConfig:
         for name in ("exit_timeout_s", "ready_timeout_s", "log_verbose"):
             if getattr(self, name) < 0:
                 problems.append(f"{name} must be 0 or more, got {getattr(self, name)}")
+        if self.model_control not in get_args(ModelControlMode):
+            problems.append(
+                f"model_control must be one of {', '.join(get_args(ModelControlMode))}, got"
+                f" {self.model_control!r}"
+            )
+        elif self.model_control == "none" and self.control_token is not None:
+            problems.append("control_token must be left out without model control, got one; try explicit")
+        elif self.model_control != "none" and self.control_token is None and not is_loopback(self.host):
+            problems.append(
+                "control_token must be given for explicit model control where other machines reach the server"
+                f" (loading a model runs its code), got none on host {self.host}; try --control-token-file"
+            )
         raise_all("server", problems)
 
     @property
@@ -158,11 +178,7 @@ class Server:
 
     def models(self) -> list[str]:
         """Return the names of the models that are ready."""
-        request = urllib.request.Request(
-            f"http://{self.http_url}/v2/repository/index", json.dumps({"ready": True}).encode()
-        )
-        with _DIRECT.open(request, timeout=10) as response:
-            return sorted({str(entry["name"]) for entry in json.load(response)})
+        return sorted(ModelControl(self.http_url, self.config.control_token).ready_models())
 
     def failed_models(self) -> dict[str, str]:
         """Return why models could not be loaded, by name (without `exit_on_error` the others serve)."""
@@ -247,6 +263,12 @@ class Server:
         yield f"--exit-timeout-secs={config.exit_timeout_s}"
         yield f"--exit-on-error={str(config.exit_on_error).lower()}"
         yield f"--log-verbose={config.log_verbose}"
+        if config.model_control == "explicit":
+            yield "--model-control-mode=explicit"
+            yield "--load-model=*"
+        if config.control_token is not None:
+            yield f"--http-restricted-api=model-repository:{CONTROL_HEADER}={config.control_token}"
+            yield f"--grpc-restricted-protocol=model-repository:{CONTROL_HEADER}={config.control_token}"
         yield from config.arguments
 
     def _wait_until_ready(self) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from export.families import wan_t2v
+from export.families import airimu, wakeword, wan_t2v
 from export.spec import Family
 from serving.errors import InvalidRequest
 
-FAMILIES: tuple[Family, ...] = (wan_t2v.FAMILY,)
+FAMILIES: tuple[Family, ...] = (wan_t2v.FAMILY, wakeword.FAMILY, wakeword.HEAD, airimu.FAMILY)
 
 
 def family_named(name: str) -> Family:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from loadtests.bench.denoiser import DenoiserResult
     from loadtests.bench.stats import Summary
     from loadtests.bench.video import VideoResult
+    from loadtests.bench.wakeword import WakewordResult
 
 _PANEL_INCHES = (5.0, 3.6)
 
@@ -45,6 +46,15 @@ def draw_video(result: VideoResult, path: Path) -> None:
     panels[1].plot(list(peaks_mib), list(peaks_mib.values()), marker="o")
     panels[1].set(title="peak memory of decoding", xlabel="latent frames", ylabel="MiB")
     panels[1].set_ylim(bottom=0)
+    figure.savefig(path)
+
+
+def draw_wakeword(result: WakewordResult, path: Path) -> None:
+    """Draw the wake-word benchmark: requests per second of each server, for each kind of request."""
+    figure, panels = _figure(len(result.served))
+    for axes, (kind, servers) in zip(panels, result.served.items(), strict=True):
+        rates = {name: served.per_s for name, served in servers.items()}
+        _bars(axes, rates, f"{kind}: requests per second, {result.options.clients} clients")
     figure.savefig(path)
 
 

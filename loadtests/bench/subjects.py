@@ -48,6 +48,10 @@ class TorchDenoiser:
             )[0]
         return dict.fromkeys(outputs, sample.numpy())
 
+    def is_ready(self, model: str) -> bool:
+        """It is."""
+        return True
+
     def stream(
         self,
         model: str,

@@ -11,11 +11,33 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = {"export", "serving", "clients", "loadtests"}
-COMMANDS = {"export.commands", "serving.commands", "loadtests.commands"}
+COMMANDS = {
+    "export.commands",
+    "export.management.commands",
+    "export.training.commands",
+    "loadtests.commands",
+    "serving.commands",
+}
 ALLOWED = {
     # The command line's root registers the other packages' commands.
-    "clients": {"clients", "serving.errors", "serving.requests", "serving.wan_t2v.request"} | COMMANDS,
-    "export": {"export", "serving.errors"},
+    "clients": {
+        "clients",
+        "serving.errors",
+        "serving.requests",
+        "serving.wan_t2v.request",
+        # `slipway imu` compares what is served with the graph and the checkpoint.
+        "export.airimu_local",
+        *COMMANDS,
+    },
+    # Training hears what serving hears; a running server is told of what was placed.
+    "export": {
+        "export",
+        "serving.errors",
+        "serving.airimu.facts",
+        "serving.control",
+        "serving.wakeword.words",
+        "serving.wakeword.audio",
+    },
     "serving": {"serving"},
 }
 

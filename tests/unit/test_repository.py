@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from export.repository import check_replaceable, place, staging, write_manifest
-from serving.errors import InvalidRequest
+from export.repository import check_replaceable, placed, staging, write_manifest
+from serving.errors import InvalidRequest, NotReady
 
 
 def written_model(repository: Path, name: str, content: str = "a") -> Path:
@@ -45,27 +45,47 @@ def test_model_with_another_manifest_is_refused(tmp_path: Path, manifest: str) -
         check_replaceable(tmp_path, ["net"])
 
 
-def test_place_puts_old_models_back_when_one_cannot_be_placed(tmp_path: Path) -> None:
+def test_placed_puts_old_models_back_when_one_cannot_be_placed(tmp_path: Path) -> None:
     repository = tmp_path / "repository"
     written_model(repository, "first", "old")
     with staging(repository) as staged:
         written_model(staged, "first", "new")  # "second" was never staged: its rename fails.
-        with pytest.raises(InvalidRequest, match="could not be placed"):
-            place(staged, repository, ["first", "second"])
+        with (
+            pytest.raises(InvalidRequest, match="could not be placed"),
+            placed(staged, repository, ["first", "second"]),
+        ):
+            pass
     assert (repository / "first" / "1" / "model.onnx").read_text() == "old"
     assert sorted(path.name for path in repository.iterdir()) == ["first"]
 
 
-def test_place_replaces_whole_folders(tmp_path: Path) -> None:
+def test_placed_replaces_whole_folders(tmp_path: Path) -> None:
     repository = tmp_path / "repository"
     old = written_model(repository, "net", "old")
     (old / "stale").write_text("left over")
     with staging(repository) as staged:
         written_model(staged, "net", "new")
-        place(staged, repository, ["net"])
+        with placed(staged, repository, ["net"]):
+            pass
     assert (repository / "net" / "1" / "model.onnx").read_text() == "new"
     assert not (repository / "net" / "stale").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["repository"]
+
+
+def test_placed_puts_all_back_when_a_server_refuses_them(tmp_path: Path) -> None:
+    repository = tmp_path / "repository"
+    written_model(repository, "net", "old")
+    with staging(repository) as staged:
+        written_model(staged, "net", "new")
+        written_model(staged, "added", "new")
+        with (
+            pytest.raises(NotReady, match="cannot load"),
+            placed(staged, repository, ["net", "added"]),
+        ):
+            assert (repository / "net" / "1" / "model.onnx").read_text() == "new"
+            raise NotReady("cannot load")
+    assert (repository / "net" / "1" / "model.onnx").read_text() == "old"
+    assert [path.name for path in repository.iterdir()] == ["net"]
 
 
 def test_staging_sweeps_folders_of_killed_exports_only(tmp_path: Path) -> None:

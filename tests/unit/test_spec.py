@@ -26,12 +26,16 @@ def test_axis_unseen_is_none_of_the_other_points_when_there_is_room(
     assert unseen in room if room else unseen == axis.opt
 
 
-def test_size_parses_factor_and_axis() -> None:
+def test_size_parses_factor_axis_and_offset() -> None:
     assert Size.parse("rows") == Size("rows", 1)
     assert Size.parse("16 * token_height") == Size("token_height", 16)
+    assert Size.parse("frames + 9") == Size("frames", 1, 9)
+    assert Size.parse("9 * steps + 16") == Size("steps", 9, 16)
 
 
-@pytest.mark.parametrize("text", ["", "2*rows", "rows * 2", "Rows", "-1 * rows"])
+@pytest.mark.parametrize(
+    "text", ["", "2*rows", "rows * 2", "Rows", "-1 * rows", "rows + cols", "rows - 1", "3 + rows"]
+)
 def test_size_refuses_other_text(text: str) -> None:
     with pytest.raises(InvalidRequest, match="dimension must be"):
         Size.parse(text)
@@ -48,13 +52,14 @@ def test_component_refuses_shape_of_unknown_axis() -> None:
         component(Axis("batch", 1, 2, 2))
 
 
-def test_points_give_every_axis_a_size_and_shapes_follow_the_factor() -> None:
+def test_points_give_every_axis_a_size_and_shapes_follow_the_expression() -> None:
     net = component(Axis("batch", 1, 2, 2), Axis("rows", 1, 4, 9))
     points = net.points()
     assert points["min"] == {"batch": 1, "rows": 1}
     assert points["max"] == {"batch": 2, "rows": 9}
     assert points["unseen"]["rows"] not in (1, 4, 9)
     assert net.inputs[0].at(points["opt"]) == (2, 8)
+    assert component(*net.axes, shape=("batch", "2 * rows + 3")).inputs[0].at(points["max"]) == (2, 21)
 
 
 def test_batch_axis_is_none_when_a_tensor_does_not_begin_with_it() -> None:

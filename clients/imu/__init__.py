@@ -1,0 +1,1 @@
+"""Recordings of inertial sensors: read, made, corrected in windows, integrated and measured."""

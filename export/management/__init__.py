@@ -1,0 +1,1 @@
+"""The management API: trained models listed, exported and brought into a running Triton, over HTTP."""

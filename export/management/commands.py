@@ -1,0 +1,66 @@
+"""The command `slipway manage`: the management API in the foreground until a signal ends it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from export.commands import control_token_option, trained_family, triton_option
+
+if TYPE_CHECKING:
+    from export.management.app import Management
+
+
+def manage(
+    repository: Annotated[Path, typer.Option(help="Triton model repository that exports are placed in.")],
+    models: Annotated[Path, typer.Option(help="Folder of the trained models.")] = Path("trained"),
+    family: Annotated[str, typer.Option(help="Family of the trained models.", metavar="FAMILY")] = "wakeword",
+    triton: Annotated[str | None, triton_option()] = None,
+    control_token_file: Annotated[Path | None, control_token_option()] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; any but 127.0.0.1 needs --token-file.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8003,
+    token_file: Annotated[
+        Path | None, typer.Option(help="File with the token that callers must present as bearer token.")
+    ] = None,
+    export_timeout_s: Annotated[
+        float, typer.Option(help="Seconds that one export may take, above 0.", min=1)
+    ] = 1800.0,
+) -> None:
+    """Serve the management API of trained models until SIGTERM or Ctrl-C; /docs documents it."""
+    from export.families import family_named
+    from export.library import Library
+    from export.management.app import Management
+    from serving.control import ModelControl, read_token
+
+    control_token = read_token(control_token_file) if control_token_file else None
+    management = Management(
+        family=trained_family(family_named(family)),
+        library=Library(models),
+        repository=repository,
+        triton=ModelControl(triton, control_token) if triton else None,
+        token=read_token(token_file) if token_file else None,
+        host=host,
+        export_limit_s=export_timeout_s,
+    )
+    run(management, port)
+
+
+def run(management: Management, port: int) -> None:
+    """Serve the API until a signal ends it."""
+    import uvicorn
+
+    from export.management.app import create_app
+
+    typer.echo(f"management API on http://{management.host}:{port}, documented at /docs")
+    uvicorn.run(
+        create_app(management),
+        host=management.host,
+        port=port,
+        log_level="warning",
+        server_header=False,
+        timeout_graceful_shutdown=10,
+    )

@@ -1,0 +1,1 @@
+"""Inertial signals: what Triton serves of AirIMU, free of Triton."""

@@ -1,0 +1,56 @@
+"""The wake words' authored configs against each other and against what the export describes."""
+
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from export.families.wakeword import BATCH
+
+REPOSITORY = Path(__file__).resolve().parents[2] / "model_repository"
+
+
+def config_of(model: str) -> Any:
+    text = (REPOSITORY / model / "config.pbtxt").read_text(encoding="utf-8")
+    return text_format.Parse(text, model_config_pb2.ModelConfig())
+
+
+def names(tensors: Any) -> set[str]:
+    return {tensor.name for tensor in tensors}
+
+
+def test_ensemble_feeds_each_model_what_its_config_takes() -> None:
+    ensemble = config_of("wakeword")
+    features, backbone, decide = ensemble.ensemble_scheduling.step
+    for step in (features, decide):
+        config = config_of(step.model_name)
+        assert set(step.input_map) == names(config.input)
+        assert set(step.output_map) == names(config.output)
+    assert backbone.model_name == "wakeword_backbone"
+    assert names(ensemble.output) <= {
+        *features.output_map.values(),
+        *backbone.output_map.values(),
+        *decide.output_map.values(),
+    }
+
+
+def test_ensemble_and_its_models_take_equally_large_batches() -> None:
+    sizes = {
+        model: config_of(model).max_batch_size
+        for model in ("wakeword", "wakeword_features", "wakeword_decide")
+    }
+    assert set(sizes.values()) == {BATCH.max}
+
+
+def test_clips_and_pieces_of_any_lengths_go_through_together() -> None:
+    for model, tensor in (("wakeword_features", "audio"), ("wakeword_stream", "pcm")):
+        config = config_of(model)
+        assert config.HasField("dynamic_batching")
+        assert next(entry for entry in config.input if entry.name == tensor).allow_ragged_batch
+
+
+def test_all_streams_are_kept_in_one_instance() -> None:
+    config = config_of("wakeword_stream")
+    assert [group.count for group in config.instance_group] == [1]
+    assert not config.HasField("sequence_batching")

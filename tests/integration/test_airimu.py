@@ -1,0 +1,545 @@
+"""AirIMU served by the real Triton: whole recordings and streams, against PyTorch and against each other."""
+
+from __future__ import annotations
+
+import json
+import queue
+import re
+import urllib.request
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+import tritonclient.grpc as triton
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from server_fixtures import infer_input, wait_until
+
+from clients import Client, InvalidRequest, Overloaded, SlipwayError
+from clients.cli import run
+from clients.imu.read import read_recording
+from clients.tensors import Turn
+from export.checkpoint import open_checkpoint
+from export.families.airimu import FAMILY
+from export.modeling.airimu import Network, Whole, load_network
+from export.run import ExportOptions, run_export
+from export.spec import Axis
+from serving.airimu.facts import Facts
+from serving.airimu.stream import CorrectorStream
+from serving.models import InProcessModels, read_config
+from serving.program import BatchProgram, Call, Settings, load_program
+from serving.server import Server, ServerConfig
+
+CORRECTIONS = ["correction_acc", "correction_gyro"]
+OUTPUTS = ["corrected_acc", "corrected_gyro", *CORRECTIONS, "acc_cov", "gyro_cov"]
+BOUND = 1e-6
+MAX_SEQUENCES, IDLE_S = 256, 3
+Array = np.ndarray[Any, Any]
+Signals = dict[str, Array]
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny checkpoint's repository; few streams and a short wait, so that both ends can be reached."""
+    folder = tmp_path_factory.mktemp("airimu") / "repository"
+    # A step graph that is short, so that long chunks take several runs.
+    axes = (Axis("frames", 1, 1000, 5000), Axis("steps", 1, 12, 64))
+    run_export(FAMILY, ExportOptions("tiny", folder, axes=axes))
+    config = folder / "airimu_stream/config.pbtxt"
+    text = config.read_text()
+    for name, value in (("max_sequences", MAX_SEQUENCES), ("sequence_idle_s", IDLE_S)):
+        text, changed = re.subn(rf'("{name}" value {{ string_value: ")\d+', rf"\g<1>{value}", text)
+        assert changed == 1
+    config.write_text(text)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path) -> Iterator[Server]:
+    with Server(ServerConfig(repository, http_port=0, grpc_port=0, metrics_port=0)) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Client]:
+    with Client(server.grpc_url) as connected:
+        yield connected
+
+
+@pytest.fixture(scope="module")
+def models(repository: Path) -> Iterator[InProcessModels]:
+    opened = InProcessModels(repository, threads=1)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def network() -> Network:
+    with open_checkpoint(FAMILY, "tiny") as checkpoint:
+        return load_network(checkpoint.path, checkpoint.source)
+
+
+def signals(frames: int, batch: int = 1, seed: int = 0) -> Signals:
+    random = np.random.default_rng([seed, frames])
+    acc = random.standard_normal((batch, frames, 3)) + np.array([0, 0, 9.81])
+    gyro = random.standard_normal((batch, frames, 3))
+    return {"acc": acc.astype(np.float32), "gyro": gyro.astype(np.float32)}
+
+
+def rotations(batch: int = 1) -> Array:
+    quaternions = np.random.default_rng(batch).standard_normal((batch, 4))
+    return (quaternions / np.linalg.norm(quaternions, axis=1, keepdims=True)).astype(np.float32)
+
+
+def by_torch(network: Network, given: Signals, up: Array) -> list[Array]:
+    """The network's own pass after nine frames of rest, in which gravity is along `up` [batch, 3]."""
+    lead_acc = np.repeat(9.81007 * up[:, None], 9, axis=1).astype(np.float32)
+    acc = np.concatenate([lead_acc, given["acc"]], axis=1)
+    gyro = np.concatenate([np.zeros_like(lead_acc), given["gyro"]], axis=1)
+    with torch.no_grad():
+        return [x.numpy() for x in Whole(network)(torch.from_numpy(acc), torch.from_numpy(gyro))]
+
+
+def up_of(quaternions: Array) -> Array:
+    """The world's z in the body's frame, by pypose, which upstream pads with."""
+    import pypose
+
+    return (pypose.SO3(torch.from_numpy(quaternions)).Inv() * torch.tensor([0.0, 0.0, 1.0])).numpy()
+
+
+def chunk_of(given: Signals, start: int, stop: int) -> Signals:
+    return {name: array[:, start:stop] for name, array in given.items()}
+
+
+def joined(parts: list[dict[str, Array]]) -> dict[str, Array]:
+    return {name: np.concatenate([part[name] for part in parts], axis=1) for name in OUTPUTS}
+
+
+def assert_same(actual: dict[str, Array], expected: dict[str, Array]) -> None:
+    for name in OUTPUTS:
+        assert actual[name].shape == expected[name].shape
+        np.testing.assert_allclose(actual[name], expected[name], rtol=0, atol=BOUND, err_msg=name)
+
+
+@pytest.mark.parametrize("frames", [1, 10, 500, 1000, 1009, 5000])
+def test_served_corrections_equal_pytorch_at_any_length(
+    client: Client, network: Network, frames: int
+) -> None:
+    given, turned = signals(frames, batch=2), rotations(2)
+    level = np.array([[0, 0, 1]] * 2, np.float32)
+    for extra, up in (({}, level), ({"initial_rotation": turned}, up_of(turned))):
+        answer = client.infer("airimu", {**given, **extra})
+        for name, expected in zip(OUTPUTS[2:], by_torch(network, given, up), strict=True):
+            np.testing.assert_allclose(answer[name], expected, rtol=0, atol=BOUND, err_msg=name)
+        np.testing.assert_array_equal(answer["corrected_acc"], given["acc"] + answer["correction_acc"])
+        np.testing.assert_array_equal(answer["corrected_gyro"], given["gyro"] + answer["correction_gyro"])
+        assert answer["acc_cov"].min() > 0
+
+
+def test_comparison_with_pytorch_can_fail(client: Client, network: Network) -> None:
+    """A wrong lead-in, a lost state or another recording would be far off."""
+    given = signals(100)
+    answer = client.infer("airimu", given)["correction_acc"]
+    sideways = by_torch(network, given, np.array([[1, 0, 0]], np.float32))[0]
+    other = by_torch(network, signals(100, seed=1), np.array([[0, 0, 1]], np.float32))[0]
+    assert min(np.abs(answer - wrong).max() for wrong in (sideways, other)) > 100 * BOUND
+
+
+def test_rotation_changes_the_beginning(client: Client) -> None:
+    given = signals(50)
+    level = client.infer("airimu", given)
+    same = client.infer("airimu", {**given, "initial_rotation": np.array([[0, 0, 0, 1]], np.float32)})
+    assert_same(same, level)
+    turned = client.infer("airimu", {**given, "initial_rotation": rotations()})
+    assert np.abs(turned["correction_acc"] - level["correction_acc"]).max() > 100 * BOUND
+
+
+def stream_in(client: Client, given: Signals, cuts: list[int], sequence: int | str) -> dict[str, Array]:
+    frames = given["acc"].shape[1]
+    parts = []
+    for start, stop in pairwise(cuts):
+        turn = Turn(sequence, start=start == 0, end=stop == frames)
+        parts.append(client.infer("airimu_stream", chunk_of(given, start, stop), turn=turn))
+    return joined(parts)
+
+
+@settings(max_examples=20, deadline=None)
+@given(frames=st.integers(1, 700), data=st.data())
+def test_stream_in_any_chunks_equals_the_whole_recording(
+    models: InProcessModels, frames: int, data: st.DataObject
+) -> None:
+    given = signals(frames)
+    turned = {"initial_rotation": rotations()}
+    whole = models.call("airimu", {**given, **turned}, OUTPUTS)
+    cuts = sorted({0, frames, *data.draw(st.sets(st.integers(0, frames), max_size=12))})
+    ends_alone = data.draw(st.booleans())
+    parts = []
+    for start, stop in pairwise(cuts):
+        chunk = chunk_of(given, start, stop) | (turned if start == 0 else {})
+        last = stop == frames and not ends_alone
+        parts += models.stream("airimu_stream", chunk, OUTPUTS, sequence_id=7, start=start == 0, end=last)
+        held_back = stop - sum(part["acc_cov"].shape[1] for part in parts)
+        assert held_back == 0 if last else held_back <= 16
+    if ends_alone:
+        parts += models.stream("airimu_stream", chunk_of(given, 0, 0), OUTPUTS, sequence_id=7, end=True)
+    assert_same(joined(parts), whole)
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_served_stream_equals_the_served_whole(server: Server, protocol: Any) -> None:
+    random = np.random.default_rng(0)
+    url = server.grpc_url if protocol == "grpc" else server.http_url
+    with Client(url, protocol) as client:
+        for frames in (1, 9, 40, 1009, 5000):
+            given = signals(frames)
+            cuts = sorted({0, frames, *random.integers(0, frames + 1, 6).tolist()})
+            streamed = stream_in(client, given, cuts, sequence=f"{protocol}-{frames}")
+            assert_same(streamed, client.infer("airimu", given))
+
+
+def test_latency_is_what_the_facts_say(repository: Path, client: Client) -> None:
+    facts = Facts.read(repository / "airimu_stream/1")
+    given = signals(100)
+    held_back, answered = [], 0
+    for frame in range(100):
+        turn = Turn(11, start=frame == 0, end=frame == 99)
+        answered += client.infer("airimu_stream", chunk_of(given, frame, frame + 1), turn=turn)[
+            "acc_cov"
+        ].shape[1]
+        held_back.append(frame + 1 - answered)
+    assert max(held_back) == facts.held_back == 16
+    assert held_back[-1] == 0
+
+
+def async_infer(server: Server, model: str, requests: list[tuple[Signals, dict[str, Any]]]) -> list[Any]:
+    """Send requests without waiting in between; return results or errors in order."""
+    answers: queue.Queue[tuple[int, Any]] = queue.Queue()
+    with triton.InferenceServerClient(server.grpc_url) as client:
+        for index, (arrays, options) in enumerate(requests):
+            inputs = [infer_input(name, array) for name, array in arrays.items()]
+
+            def put(result: Any, error: Any, index: int = index) -> None:
+                answers.put((index, error if error is not None else result))
+
+            client.async_infer(model, inputs, callback=put, **options)
+        got = dict(answers.get(timeout=120) for _ in requests)
+    return [got[index] for index in range(len(requests))]
+
+
+def statistics(server: Server, model: str) -> tuple[int, int]:
+    """Return the number of inferences and of executions of a model."""
+    with urllib.request.urlopen(f"http://{server.http_url}/v2/models/{model}/stats") as reply:
+        (stats,) = json.load(reply)["model_stats"]
+    return int(stats["inference_count"]), int(stats["execution_count"])
+
+
+def test_concurrent_requests_merge_and_get_their_own_answers(server: Server, client: Client) -> None:
+    asked = [signals(100 if i % 3 else 137, seed=i) for i in range(48)]
+    expected = [client.infer("airimu", each) for each in asked]
+    before = [statistics(server, model) for model in ("airimu", "airimu_codenet")]
+    answers = async_infer(server, "airimu", [(each, {}) for each in asked])
+    for answer, wanted in zip(answers, expected, strict=True):
+        assert_same({name: answer.as_numpy(name) for name in OUTPUTS}, wanted)
+    after = [statistics(server, model) for model in ("airimu", "airimu_codenet")]
+    for (inferences, executions), (inferences_before, executions_before) in zip(after, before, strict=True):
+        assert inferences - inferences_before == 48
+        assert executions - executions_before < 48
+
+
+def test_concurrent_streams_merge_and_do_not_mix(server: Server, client: Client) -> None:
+    asked = {i + 1: signals(200, seed=i) for i in range(24)}
+    before = statistics(server, "airimu_stream")
+    parts: dict[int, list[dict[str, Array]]] = {i: [] for i in asked}
+    for start in range(0, 200, 50):
+        requests = [
+            (
+                chunk_of(each, start, start + 50),
+                {"sequence_id": i, "sequence_start": start == 0, "sequence_end": start == 150},
+            )
+            for i, each in asked.items()
+        ]
+        for i, answer in zip(asked, async_infer(server, "airimu_stream", requests), strict=True):
+            parts[i].append({name: answer.as_numpy(name) for name in OUTPUTS})
+    for i, each in asked.items():
+        assert_same(joined(parts[i]), client.infer("airimu", each))
+    inferences, executions = (
+        now - then for now, then in zip(statistics(server, "airimu_stream"), before, strict=True)
+    )
+    assert inferences == 4 * 24
+    assert executions < inferences
+
+
+@pytest.fixture
+def corrector_stream(repository: Path, models: InProcessModels) -> Iterator[BatchProgram]:
+    config = read_config(repository / "airimu_stream")
+    program = load_program(Settings("airimu_stream", repository / "airimu_stream/1", config))
+    assert isinstance(program, CorrectorStream)
+    yield program
+    program.close()
+
+
+def test_bad_chunk_in_a_batch_fails_alone(corrector_stream: BatchProgram, models: InProcessModels) -> None:
+    given = signals(60)
+    bad = chunk_of(given, 20, 40)
+    bad["acc"] = np.full_like(bad["acc"], np.nan)
+    calls = [
+        Call(chunk_of(given, 0, 20), models, sequence_id=1, start=True),
+        Call(chunk_of(given, 0, 20), models, sequence_id=2, start=True),
+        Call(bad, models, sequence_id=1),
+        Call(chunk_of(given, 20, 60), models, sequence_id=1, end=True),
+        Call(chunk_of(given, 0, 1), models, sequence_id=3),
+        Call(chunk_of(given, 20, 60), models, sequence_id=2, end=True),
+    ]
+    answers = corrector_stream.run_batch(calls)
+    assert [isinstance(answer, SlipwayError) for answer in answers] == [
+        False,
+        False,
+        True,
+        False,
+        True,
+        False,
+    ]
+    whole = models.call("airimu", given, OUTPUTS)
+    # The refused chunk changed nothing: the streams go on as if it had not been sent.
+    assert_same(joined([answers[0], answers[3]]), whole)
+    assert_same(joined([answers[1], answers[5]]), whole)
+
+
+def test_bad_recording_in_a_batch_fails_alone(repository: Path, models: InProcessModels) -> None:
+    config = read_config(repository / "airimu")
+    program = load_program(Settings("airimu", repository / "airimu/1", config))
+    good, bad = signals(30), signals(30)
+    bad["gyro"] = bad["gyro"][:, :29]
+    first, second, third = program.run_batch([Call(each, models) for each in (good, bad, good)])
+    assert isinstance(second, InvalidRequest)
+    whole = models.call("airimu", good, OUTPUTS)
+    assert_same(first, whole)
+    assert_same(third, whole)
+
+
+def changed(**changes: Any) -> Signals:
+    return {**signals(20), **changes}
+
+
+def holed(value: float) -> Array:
+    acc = signals(20)["acc"].copy()
+    acc[0, 7, 1] = value
+    return acc
+
+
+EMPTY = np.zeros((1, 0, 3), np.float32)
+BAD_SIGNALS = [
+    (
+        changed(gyro=signals(19)["gyro"]),
+        r"acc and gyro must have the same frames.*\[1, 20, 3\] and \[1, 19, 3\]",
+    ),
+    (changed(acc=holed(np.nan)), "acc must be finite, got nan at frame 7"),
+    (changed(acc=holed(np.inf)), "acc must be finite, got inf at frame 7"),
+    (changed(acc=EMPTY, gyro=EMPTY), r"acc must have 1 to 5000 frames, got shape \[1, 0, 3\] \| gyro"),
+    (signals(5001), "acc must have 1 to 5000 frames.*try (windows|smaller)"),
+    (
+        changed(initial_rotation=np.ones((1, 4), np.float32)),
+        "initial_rotation must be unit quaternions x, y, z, w, got a norm of 2",
+    ),
+    (
+        changed(initial_rotation=np.full((1, 4), np.nan, np.float32)),
+        "initial_rotation must be unit quaternions.*norm of nan",
+    ),
+]
+
+
+@pytest.mark.parametrize("model", ["airimu", "airimu_stream"])
+@pytest.mark.parametrize(("given", "problem"), BAD_SIGNALS)
+def test_bad_signals_are_refused_by_name(client: Client, model: str, given: Signals, problem: str) -> None:
+    turn = Turn(21, start=True) if model == "airimu_stream" else None
+    with pytest.raises(InvalidRequest, match=f"{model}: {problem}"):
+        client.infer(model, given, turn=turn)
+    client.infer("airimu", signals(20))
+
+
+@pytest.mark.parametrize(
+    ("given", "turn", "problem"),
+    [
+        (signals(5), Turn(999), "correlation id must be of a sequence under way, got 999"),
+        (signals(5), None, "correlation id must be given, got none; try airimu"),
+        (signals(5, batch=2), Turn(31, start=True), "a chunk must be of one recording, got a batch of 2"),
+        (chunk_of(signals(5), 0, 0), Turn(31, start=True, end=True), "acc must have 1 to 5000 frames"),
+    ],
+)
+def test_bad_turns_are_refused_by_name(
+    client: Client, given: Signals, turn: Turn | None, problem: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=f"airimu_stream: {problem}"):
+        client.infer("airimu_stream", given, turn=turn)
+
+
+def test_stream_refuses_what_comes_after_its_end_and_a_late_rotation(client: Client) -> None:
+    client.infer("airimu_stream", signals(5), turn=Turn(41, start=True))
+    with pytest.raises(InvalidRequest, match="initial_rotation must come with SEQUENCE_START"):
+        client.infer("airimu_stream", changed(initial_rotation=rotations()), turn=Turn(41))
+    with pytest.raises(InvalidRequest, match="acc must have 1 to 5000 frames"):
+        client.infer("airimu_stream", chunk_of(signals(5), 0, 0), turn=Turn(41))
+    client.infer("airimu_stream", signals(5), turn=Turn(41, end=True))
+    with pytest.raises(InvalidRequest, match="correlation id must be of a sequence under way, got 41"):
+        client.infer("airimu_stream", signals(5), turn=Turn(41))
+
+
+def test_start_of_a_stream_under_way_begins_it_anew(client: Client) -> None:
+    given = signals(60)
+    client.infer("airimu_stream", signals(33, seed=5), turn=Turn(51, start=True))
+    assert_same(stream_in(client, given, [0, 25, 60], 51), client.infer("airimu", given))
+
+
+def resident_mib(server: Server) -> float:
+    """Return the memory of Triton and its stubs."""
+    assert server._process is not None
+    triton_itself = psutil.Process(server._process.pid)
+    everyone = [triton_itself, *triton_itself.children(recursive=True)]
+    return sum(process.memory_info().rss for process in everyone) / 2**20
+
+
+def test_abandoned_streams_are_bounded_and_expire(server: Server, client: Client) -> None:
+    options = {"sequence_start": True}
+    chunk = signals(40)
+
+    def begin(first: int, count: int) -> list[Any]:
+        return async_infer(
+            server, "airimu_stream", [(chunk, {"sequence_id": first + i, **options}) for i in range(count)]
+        )
+
+    begin(1_000_000, 500)
+    before_mib = resident_mib(server)
+    answers = [answer for batch in range(20) for answer in begin(2_000_000 + 500 * batch, 500)]
+    assert len(answers) == 10_000
+    refused = [answer for answer in answers if isinstance(answer, Exception)]
+    assert refused
+    assert all("sequences must be at most 256 at a time" in str(error) for error in refused)
+    # 10,000 states of 3 kB would be 30 MB; their chunks and answers 100 MB.
+    assert resident_mib(server) - before_mib < 15
+    with pytest.raises(Overloaded):
+        for i in range(MAX_SEQUENCES + 1):
+            client.infer("airimu_stream", chunk, turn=Turn(3_000_000 + i, start=True))
+
+    def has_room() -> bool:
+        try:
+            client.infer("airimu_stream", chunk, turn=Turn(4_000_000, start=True, end=True))
+        except Overloaded:
+            return False
+        return True
+
+    wait_until(has_room, "idle streams are freed")
+    with pytest.raises(InvalidRequest, match="a sequence ends after 3 s without a request"):
+        client.infer("airimu_stream", chunk, turn=Turn(1_000_000))
+    given = signals(100)
+    assert_same(stream_in(client, given, [0, 50, 100], 61), client.infer("airimu", given))
+
+
+def test_triton_log_has_no_warning_about_our_models(server: Server) -> None:
+    loading, started, _ = server.log_text().partition("Started GRPCInferenceService")
+    assert started
+    no_gpu = ("pinned_memory_manager", "DCGM unable to start")
+    warnings = [
+        line
+        for line in loading.splitlines()
+        if line.startswith("W") and not any(notice in line for notice in no_gpu)
+    ]
+    assert "\n".join(warnings) == ""
+    assert "Removing initializer" not in loading
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    """12.5 s of a recording in EuRoC's layout, with ground truth."""
+    folder = tmp_path / "recorded"
+    assert run(["imu-recording", str(folder), "--seconds", "12.5", "--seed", "3", "--quiet"]) == 0
+    return folder
+
+
+def test_imu_command_corrects_measures_and_draws(
+    server: Server, client: Client, recorded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, plot = recorded / "corrected.csv", recorded / "trajectory.png"
+    options = ["--url", server.grpc_url, "--output", str(output), "--plot", str(plot), "--verbose"]
+    assert run(["imu", str(recorded), "--checkpoint", "tiny", *options]) == 0
+    printed = capsys.readouterr().out
+    assert "2500 frames of recorded in 3 windows" in printed
+    for label in ("ATE, m", "AOE, degrees", "RTE over 200 frames, m", "ROE over 200 frames, degrees"):
+        (line,) = [line for line in printed.splitlines() if line.startswith(label)]
+        raw, corrected = map(float, line.removeprefix(label).split())
+        assert 0 < raw != corrected > 0
+    first = re.search(
+        r"served against PyTorch, max abs difference: acc (\S+) m/s², gyro (\S+) rad/s", printed
+    )
+    assert first is not None
+    assert 0 <= max(float(first[1]), float(first[2])) <= BOUND
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert plot.stat().st_size > 20_000
+
+    raw, done = read_recording(recorded), read_recording(output)
+    assert raw.truth is not None
+    np.testing.assert_array_equal(raw.time_ns, done.time_ns)
+    for start in (0, 1000, 2000):
+        window = slice(start, start + 1000)
+        tensors = {name: getattr(raw, name)[None, window].astype(np.float32) for name in ("acc", "gyro")}
+        rotation = raw.truth.rotations[None, start].astype(np.float32)
+        answer = client.infer("airimu", {**tensors, "initial_rotation": rotation})
+        for name in ("acc", "gyro"):
+            expected = getattr(raw, name)[window] + answer[f"correction_{name}"][0]
+            np.testing.assert_allclose(getattr(done, name)[window], expected, rtol=1e-9, atol=1e-9)
+
+
+def test_imu_command_by_a_graph_gives_what_the_server_gives(
+    server: Server, repository: Path, recorded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    graph = repository / "airimu_codenet/1/model.onnx"
+    data = str(recorded / "mav0/imu0/data.csv")
+    sizes = ["--window-size", "500", "--step-size", "250"]
+    found = []
+    for where in (["--url", server.http_url, "--protocol", "http"], ["--onnx", str(graph)]):
+        output = recorded / f"{len(found)}.csv"
+        assert run(["imu", data, *sizes, *where, "-o", str(output)]) == 0
+        found.append(np.loadtxt(output, delimiter=",", comments="#"))
+    assert "in 9 windows" in capsys.readouterr().out
+    assert found[0].shape == found[1].shape == (2500, 13)
+    np.testing.assert_allclose(found[0], found[1], rtol=0, atol=BOUND)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--step-size", "2000"], "--step-size must be 1 to the window size, 1000, got 2000"),
+        (["--window-size", "0"], "--window-size must be 1 or more, got 0"),
+        (["--verbose"], "--verbose and --checkpoint must be given together"),
+        (["--onnx", "x.onnx", "--url", "here"], "--onnx and --url must not be given together"),
+        (["--output", "nowhere/x.csv"], "--output must end in .csv and be in a folder that exists"),
+        (["--plot", "x.txt"], "--plot must end in .png, .svg, .pdf"),
+        (["--onnx", "x.onnx"], "onnx must be REPOSITORY/airimu_codenet/1/model.onnx"),
+        (["--ground-truth", "none.csv"], "none.csv: must be a CSV of numbers"),
+    ],
+)
+def test_imu_command_refuses_bad_options(
+    recorded: Path, capsys: pytest.CaptureFixture[str], options: list[str], problem: str
+) -> None:
+    assert run(["imu", str(recorded), *options]) == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_imu_command_refuses_longer_windows_than_are_served(
+    server: Server, recorded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = recorded / "long"
+    assert run(["imu-recording", str(long), "--seconds", "26", "--quiet"]) == 0
+    assert run(["imu", str(long), "--url", server.grpc_url, "--window-size", "5200"]) == 2
+    assert "acc must have 1 to 5000 frames, got shape [1, 5200, 3]" in capsys.readouterr().err
+
+
+def test_imu_recording_command_keeps_what_is_there(
+    recorded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["imu-recording", str(recorded)]) == 2
+    assert "output must be an empty or new folder" in capsys.readouterr().err

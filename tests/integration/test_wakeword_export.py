@@ -1,0 +1,168 @@
+"""Export of AST checkpoints and heads: both lengths, all precisions, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from transformers import ASTModel
+
+from export.checkpoint import Checkpoint
+from export.families import family_named
+from export.families.wakeword import BACKBONE_TOLERANCE, TINY_CONFIG, TINY_PREPROCESSOR
+from export.modeling.wakeword import HeadConfig, load_backbone
+from export.modeling.wakeword_presets import write_backbone, write_word
+from export.run import ExportOptions, run_export
+from export.spec import Axis, Precision
+from serving.errors import InvalidRequest
+
+PAIR = (Axis("batch", 1, 2, 3),)
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("backbone")
+    family_named("wakeword").presets["tiny"].write(folder, 0)
+    return folder
+
+
+def check(family: str, checkpoint: Path, repository: Path, **options: Any) -> dict[str, float]:
+    """Export without placing; return the largest difference of each output."""
+    asked = ExportOptions(str(checkpoint), repository, check_only=True, axes=PAIR, **options)
+    worst: dict[str, float] = {}
+    for row in run_export(family_named(family), asked).rows:
+        worst[row.output] = max(worst.get(row.output, 0.0), row.max_abs)
+    return worst
+
+
+def test_checkpoint_has_the_keys_of_the_public_ones(backbone: Path) -> None:
+    with safe_open(backbone / "model.safetensors", framework="pt") as file:
+        keys = set(file.keys())
+    prefix = "audio_spectrogram_transformer"
+    assert {
+        f"{prefix}.embeddings.distillation_token",
+        f"{prefix}.encoder.layer.1.attention.attention.query.weight",
+        f"{prefix}.encoder.layer.0.intermediate.dense.bias",
+        f"{prefix}.layernorm.weight",
+        "classifier.dense.weight",
+    } <= keys
+
+
+def test_backbone_is_transformers_own_without_its_classification(backbone: Path) -> None:
+    features = torch.randn(2, 128, 128)
+    with torch.no_grad():
+        expected = ASTModel.from_pretrained(backbone).eval()(features).pooler_output
+        assert torch.equal(load_backbone(backbone, "tiny")(features), expected)
+    # The two class tokens and the input count: a random start would hide an error.
+    assert (expected[0] - expected[1]).norm() > 0.1 * expected[0].norm()
+
+
+@pytest.mark.parametrize("precision", BACKBONE_TOLERANCE)
+def test_backbone_is_within_its_bounds_in_all_precisions(
+    backbone: Path, tmp_path: Path, precision: Precision
+) -> None:
+    worst = check("wakeword", backbone, tmp_path / "repository", precision=precision)
+    print(precision.value, worst)
+    assert set(worst) == {"embedding"}
+    assert (worst["embedding"] > 1e-4) == (precision is not Precision.FP32)
+
+
+def test_backbone_of_audioset_length_is_exported_at_1024_frames(tmp_path: Path) -> None:
+    (tmp_path / "long").mkdir()
+    write_backbone(
+        tmp_path / "long", TINY_CONFIG | {"max_length": 1024}, TINY_PREPROCESSOR | {"max_length": 1024}, 0
+    )
+    repository = tmp_path / "repository"
+    run_export(family_named("wakeword"), ExportOptions(str(tmp_path / "long"), repository, axes=PAIR))
+    assert "dims: 1024" in (repository / "wakeword_backbone" / "config.pbtxt").read_text()
+
+
+def test_fused_graph_is_within_its_bounds(backbone: Path, tmp_path: Path) -> None:
+    (tmp_path / "jarvis").mkdir()
+    write_word(tmp_path / "jarvis", HeadConfig(embedding_dim=64), 0, base_model=str(backbone))
+    worst = check("wakeword_head", tmp_path / "jarvis", tmp_path / "repository", variant="fused")
+    assert worst["logits"] < 1e-4
+    assert worst["threshold"] == 0.0
+
+
+def test_tiny_head_is_exported_with_its_own_backbone(tmp_path: Path) -> None:
+    repository = tmp_path / "repository"
+    run_export(family_named("wakeword_head"), ExportOptions("tiny", repository, variant="fused"))
+    assert (repository / "wakeword_head_tiny_fused" / "1" / "model.onnx").is_file()
+
+
+def changed(backbone: Path, folder: Path, file: str, **changes: Any) -> Path:
+    """Copy a checkpoint with entries of a JSON file changed."""
+    copied = Path(shutil.copytree(backbone, folder))
+    content = json.loads((copied / file).read_text()) | changes
+    (copied / file).write_text(json.dumps(content))
+    return copied
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "text"),
+    [
+        ("config.json", {"model_type": "wav2vec2"}, "model_type must be audio-spectrogram-transformer"),
+        (
+            "config.json",
+            {"max_length": 1024},
+            "max_length must be 128 as in preprocessor_config.json, got 1024",
+        ),
+        (
+            "preprocessor_config.json",
+            {"num_mel_bins": 64},
+            "num_mel_bins must be 64 as in preprocessor_config",
+        ),
+        ("config.json", {"hidden_size": 0}, "hidden_size must be a whole number above 0, got 0"),
+        ("config.json", {"num_hidden_layers": 3}, "must have the keys of an ASTModel, got missing keys"),
+        ("config.json", {"intermediate_size": 96}, "model.safetensors must"),
+    ],
+)
+def test_backbone_is_refused_when_its_configuration_does_not_fit(
+    backbone: Path, tmp_path: Path, file: str, changes: dict[str, Any], text: str
+) -> None:
+    wrong = changed(backbone, tmp_path / "wrong", file, **changes)
+    with pytest.raises(InvalidRequest, match=text):
+        check("wakeword", wrong, tmp_path / "repository")
+
+
+def test_backbone_is_refused_when_its_weights_are_cut_off_or_too_many(backbone: Path, tmp_path: Path) -> None:
+    cut = Path(shutil.copytree(backbone, tmp_path / "cut"))
+    weights = (cut / "model.safetensors").read_bytes()
+    (cut / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    with pytest.raises(InvalidRequest, match="model.safetensors must be a whole safetensors file"):
+        check("wakeword", cut, tmp_path / "repository")
+    more = Path(shutil.copytree(backbone, tmp_path / "more"))
+    with safe_open(more / "model.safetensors", framework="pt") as file:
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    save_file(tensors | {"other.weight": torch.zeros(1)}, more / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InvalidRequest, match="unknown keys other.weight"):
+        check("wakeword", more, tmp_path / "repository")
+
+
+def test_fused_graph_is_refused_when_the_backbone_is_of_another_size(backbone: Path, tmp_path: Path) -> None:
+    (tmp_path / "jarvis").mkdir()
+    write_word(tmp_path / "jarvis", HeadConfig(embedding_dim=32), 0, base_model=str(backbone))
+    with pytest.raises(InvalidRequest, match="embedding_dim must be 64 as the backbone .* has it, got 32"):
+        check("wakeword_head", tmp_path / "jarvis", tmp_path / "repository", variant="fused")
+
+
+def test_head_is_refused_without_its_file(tmp_path: Path) -> None:
+    (tmp_path / "jarvis").mkdir()
+    with pytest.raises(InvalidRequest, match="model.pt must exist for wakeword_head"):
+        check("wakeword_head", tmp_path / "jarvis", tmp_path / "repository")
+
+
+def test_other_files_beside_a_head_do_not_matter(tmp_path: Path) -> None:
+    folder = tmp_path / "jarvis"
+    folder.mkdir()
+    write_word(folder, HeadConfig(embedding_dim=32, hidden_dims=(8,)), 0)
+    (folder / "model.onnx").write_bytes(b"stale")
+    plan = family_named("wakeword_head").plan(Checkpoint(folder, str(folder)), PAIR)
+    assert [component.name for component in plan.components] == ["jarvis"]
