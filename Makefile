@@ -16,8 +16,9 @@ $(VENV)/installed: pyproject.toml requirements.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[dev]'
 	@touch $@
 
-demo: $(VENV)/installed ## Export the tiny Wan checkpoint, serve it, write out/wan_t2v.mp4
+demo: $(VENV)/installed ## Export tiny checkpoints, serve them: out/wan_t2v.mp4, out/airimu
 	$(BIN)/python examples/wan_t2v.py
+	$(BIN)/python examples/airimu.py
 
 test: $(VENV)/installed ## Run every test, against a real Triton
 	$(BIN)/pytest

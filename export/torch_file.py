@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,8 @@ def read_torch_file(path: Path, where: str) -> dict[str, Any]:
         InvalidRequest: it is missing, is no such file, wants code to be run, or holds something else.
     """
     try:
-        with torch.serialization.safe_globals(list(_NUMBERS)):
+        with torch.serialization.safe_globals(list(_NUMBERS)), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of other pickles' protocols, which the error says better
             content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise InvalidRequest(f"{where} must exist, got no such file") from None
@@ -49,7 +51,9 @@ def read_torch_file(path: Path, where: str) -> dict[str, Any]:
                 f"{where} must hold tensors and plain values only, got a pickle that calls"
                 f" {found[1] or found[2]}; it was not run, try a file of a source that you trust"
             ) from None
-        raise InvalidRequest(f"{where} must be a file of torch.save, got {_first_line(error)}") from None
+        raise InvalidRequest(
+            f"{where} must be a file of torch.save, got a pickle of another kind; it was not run"
+        ) from None
     # What the reader of a cut-off or foreign file stumbles over.
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidRequest(f"{where} must be a file of torch.save, got {_first_line(error)}") from None
@@ -59,10 +63,15 @@ def read_torch_file(path: Path, where: str) -> dict[str, Any]:
 
 
 def load_weights(network: torch.nn.Module, state: object, where: str) -> None:
-    """Give a network its weights.
+    """Give a network its weights; arguments and errors as :func:`checked_weights`."""
+    network.load_state_dict(dict(checked_weights(network, state, where)))
+
+
+def checked_weights(network: torch.nn.Module, state: object, where: str) -> Mapping[str, torch.Tensor]:
+    """Return weights that a network can load.
 
     Args:
-        network: whose keys and shapes the weights must have.
+        network: whose keys and shapes the weights must have; may be on the meta device.
         state: tensors by name.
         where: how messages name them.
 
@@ -85,7 +94,7 @@ def load_weights(network: torch.nn.Module, state: object, where: str) -> None:
     if problems:
         shown = "; ".join(problems[:_SHOWN_KEYS])
         raise InvalidRequest(f"{where} must have the keys of {type(network).__name__}, got {shown}")
-    network.load_state_dict(dict(state))
+    return state
 
 
 def _first_line(error: Exception) -> str:

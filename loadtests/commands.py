@@ -139,7 +139,7 @@ def wakeword(
     clients: Annotated[int, typer.Option(min=1, help="At a time, each with one request under way.")] = 16,
     rounds: Rounds = 5,
     seconds: Annotated[float, typer.Option(min=0.1, help="Of load, for each server in each round.")] = 4.0,
-    threads: Annotated[int, typer.Option(min=1, help="Of ONNX Runtime in each server.")] = 2,
+    threads: Annotated[int, typer.Option(min=1, help="Of each ONNX Runtime session in each server.")] = 1,
     int8: Annotated[bool, typer.Option("--int8/--no-int8", help="Compare int8 graphs too.")] = True,
     output: Output = _OUTPUT,
     quiet: Quiet = False,

@@ -18,10 +18,12 @@ from typing import Any
 import httpx
 
 from serving.errors import InvalidRequest, NotReady
+from serving.triton_log import plain
 
 CONTROL_HEADER = "slipway-control"
 """Header that carries the control token."""
 _SHORT_S = 10.0
+_STATE = re.compile(r"^load failed for model '[^']*': (?:version -?\d+ is at \w+ state: )?")
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{16,512}")
 
 
@@ -75,6 +77,9 @@ class ModelControl:
 
     def load(self, model: str) -> None:
         """Load a model, or load it anew; the one that was served goes on until the new one is ready.
+
+        After a failed load anew Triton 2.51 counts one model too many: stopping the server then takes its
+        whole exit timeout.
 
         Raises:
             NotReady: the server cannot be reached or could not load it; what was served is served still.
@@ -131,6 +136,7 @@ def _reason(answer: httpx.Response) -> str:
         text = str(json.loads(answer.text)["error"])
     except (ValueError, KeyError, TypeError):
         text = f"HTTP {answer.status_code}"
+    text = plain(_STATE.sub("", text))
     if "explicit model load / unload is not allowed" in text:
         return f"{text!r}; try `slipway serve --model-control explicit`"
     if answer.status_code in (httpx.codes.FORBIDDEN, httpx.codes.UNAUTHORIZED):

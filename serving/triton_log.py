@@ -43,7 +43,7 @@ def _records(log: str) -> list[str]:
     return [match["text"].replace("\\n", "\n") for match in _RECORD.finditer(log)]
 
 
-def _plain(reason: str) -> str:
+def plain(reason: str) -> str:
     """Return a failure's own words: no stack, no exception class, no code for the wire."""
     text = _STATUS.sub("", _STACK.sub("", reason).strip())
     while (shorter := _WRAPPED.sub("", text)) != text:
@@ -58,7 +58,7 @@ def load_failures(log: str) -> dict[str, str]:
         for pattern in _FAILURES:
             if match := pattern.search(text):
                 model = match["model"]
-                failures.setdefault(model, _plain(match["reason"]).removeprefix(f"{model}: "))
+                failures.setdefault(model, plain(match["reason"]).removeprefix(f"{model}: "))
                 break
     for match in _PROTOBUF.finditer(log):
         failures[match["model"]] = f"config.pbtxt cannot be read: {match['reason']}"

@@ -19,6 +19,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
 
 from export.library import Library, Status, UnknownModel, served_model
 from export.management.exports import Busy, Exports, State
@@ -144,6 +145,7 @@ def create_app(management: Management) -> FastAPI:
     app.middleware("http")(_guard(management))
     app.add_exception_handler(SlipwayError, _answer_error)
     app.add_exception_handler(RequestValidationError, _answer_invalid)
+    app.add_exception_handler(HTTPException, _answer_http)
 
     @app.get("/health")
     def health() -> dict[str, str]:
@@ -319,3 +321,11 @@ async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
         raise error
     fields = (f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
     return await _answer_error(request, InvalidRequest("manage: " + " | ".join(fields)))
+
+
+async def _answer_http(_: Request, error: Exception) -> JSONResponse:
+    """Answer what the framework refuses by itself (no such route, a body that it cannot read) likewise."""
+    if not isinstance(error, HTTPException):
+        raise error
+    content = Problem(code=InvalidRequest.code, message=f"manage: {error.detail}").model_dump()
+    return JSONResponse(content, status_code=error.status_code, headers=error.headers)

@@ -8,19 +8,17 @@ only its centre tap. :func:`read_head` and :func:`write_head` are the one place 
 from __future__ import annotations
 
 import math
-import pickle
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import ASTModel
 
+from export.torch_file import checked_weights, read_torch_file
 from serving.errors import InvalidRequest
 
 WAKE_WORD_CLASS = 1
@@ -31,8 +29,6 @@ _BLOCK_DROPOUT = 0.1
 _SMALLEST_SQUEEZE = 32
 _SQUEEZE = 4
 _SHOWN_KEYS = 5
-# What a refused pickle wanted to call, as torch's unpickler words it.
-_REFUSED_GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 
 
 @dataclass(frozen=True)
@@ -409,9 +405,7 @@ def read_head(path: Path, where: str) -> SavedHead:
     Raises:
         InvalidRequest: it is missing, no such file, wants code to be run, or its entries do not fit.
     """
-    content = _load(path, where)
-    if not isinstance(content, dict):
-        raise InvalidRequest(f"{where}: must hold a dictionary, got {type(content).__name__}")
+    content = read_torch_file(path, where)
     if missing := [name for name in _REQUIRED if name not in content]:
         raise InvalidRequest(
             f"{where}: {', '.join(missing)} must be in a wake-word head, got {', '.join(map(str, content))}"
@@ -429,8 +423,9 @@ def read_head(path: Path, where: str) -> SavedHead:
         )
     except InvalidRequest as error:
         raise InvalidRequest(f"{where}: {error}") from None
-    state = content["classifier_state_dict"]
-    _check_state(state, config, where)
+    with torch.device("meta"):
+        network = WakeWordHead(config)
+    state = checked_weights(network, content["classifier_state_dict"], f"{where}: classifier_state_dict")
     threshold = content["threshold"]
     if not (isinstance(threshold, int | float) and 0 <= threshold <= 1):
         raise InvalidRequest(f"{where}: threshold must be 0 to 1, got {threshold!r}")
@@ -447,60 +442,8 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and bool(value)
 
 
-def _load(path: Path, where: str) -> Any:
-    """Load a file by torch's restricted unpickler, which may make tensors, plain values and NumPy numbers."""
-    numbers: Sequence[Any] = [
-        np.dtype,
-        (np.float64(0).__reduce__()[0], "numpy.core.multiarray.scalar"),
-        (np.float64(0).__reduce__()[0], "numpy._core.multiarray.scalar"),
-        *(type(np.dtype(kind)) for kind in (np.float64, np.float32, np.int64, np.int32, np.bool_)),
-    ]
-    try:
-        with torch.serialization.safe_globals(list(numbers)):
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise InvalidRequest(f"{where}: must exist, got no such file") from None
-    except pickle.UnpicklingError as error:
-        if found := _REFUSED_GLOBAL.search(str(error)):
-            raise InvalidRequest(
-                f"{where}: must hold weights and plain values only, got a pickle that calls {found[1]};"
-                " it was not run, and nobody should: try a file of another source"
-            ) from None
-        raise InvalidRequest(f"{where}: must be a file of torch.save, got {_first_line(error)}") from None
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InvalidRequest(f"{where}: must be a file of torch.save, got {_first_line(error)}") from None
-
-
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def _check_state(state: object, config: HeadConfig, where: str) -> None:
-    """Compare a head's weights with those that its sizes and flags need.
-
-    Raises:
-        InvalidRequest: names the first keys that are missing, unknown, of another shape or not finite.
-    """
-    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise InvalidRequest(f"{where}: classifier_state_dict must hold tensors by name, got another content")
-    with torch.device("meta"):
-        wanted = {key: tuple(tensor.shape) for key, tensor in WakeWordHead(config).state_dict().items()}
-    problems = []
-    if missing := sorted(wanted.keys() - state.keys()):
-        problems.append(f"missing keys {', '.join(missing[:_SHOWN_KEYS])}")
-    if unknown := sorted(map(str, state.keys() - wanted.keys())):
-        problems.append(f"unknown keys {', '.join(unknown[:_SHOWN_KEYS])}")
-    for key in sorted(wanted.keys() & state.keys()):
-        shape = tuple(state[key].shape)
-        if shape != wanted[key]:
-            problems.append(f"{key} must have shape {list(wanted[key])}, got {list(shape)}")
-        elif not bool(torch.isfinite(state[key]).all()):
-            problems.append(f"{key} must be finite, got NaN or infinity")
-    if problems:
-        shown = "; ".join(problems[:_SHOWN_KEYS])
-        raise InvalidRequest(
-            f"{where}: classifier_state_dict must fit the sizes and flags of the file, got {shown}"
-        )
 
 
 def load_backbone(folder: Path, source: str) -> Backbone:

@@ -78,7 +78,7 @@ class WakewordOptions:
     clients: int = 16
     rounds: int = 5
     seconds: float = 4.0
-    threads: int = 2
+    threads: int = 1
     calls: int = 15
 
 

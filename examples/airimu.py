@@ -1,0 +1,39 @@
+"""A made recording of an inertial sensor, corrected by a served AirIMU: export, serve, correct, draw, stop.
+
+`make demo` runs this with the tiny checkpoint, whose weights are random: what its corrections do to the
+trajectory is chance. A real one takes the same calls: the folder of its `.conf` and `.ckpt`.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from clients import cli
+from export.families import family_named
+from export.run import ExportOptions, run_export
+from serving.server import Server, ServerConfig
+
+OUT = Path("out/airimu")
+
+
+def main() -> None:
+    """Run the steps; the commands say what they did."""
+    shutil.rmtree(OUT, ignore_errors=True)
+    repository = OUT / "repository"
+    run_export(family_named("airimu"), ExportOptions(checkpoint="tiny", repository=repository))
+    recording = OUT / "recording"
+    run("imu-recording", str(recording), "--seconds", "30")
+    with Server(ServerConfig(repository, http_port=0, grpc_port=0, metrics_port=0)) as server:
+        files = ("--output", str(OUT / "corrected.csv"), "--plot", str(OUT / "trajectory.png"))
+        run("imu", str(recording), *files, "--url", server.grpc_url)
+
+
+def run(*arguments: str) -> None:
+    """Run a `slipway` command as the shell would."""
+    if code := cli.run(arguments):
+        raise SystemExit(code)
+
+
+if __name__ == "__main__":
+    main()
