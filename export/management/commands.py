@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import socket
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from export.commands import control_token_option, trained_family, triton_option
+from serving.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from export.management.app import Management
@@ -22,7 +27,9 @@ def manage(
     host: Annotated[
         str, typer.Option(help="Address to listen on; any but 127.0.0.1 needs --token-file.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8003,
+    port: Annotated[
+        int, typer.Option(help="Port to listen on, 0 picks a free one.", min=0, max=65535)
+    ] = 8003,
     token_file: Annotated[
         Path | None, typer.Option(help="File with the token that callers must present as bearer token.")
     ] = None,
@@ -50,17 +57,40 @@ def manage(
 
 
 def run(management: Management, port: int) -> None:
-    """Serve the API until a signal ends it."""
+    """Serve the API until a signal ends it.
+
+    Raises:
+        InvalidRequest: the address cannot be listened on.
+    """
     import uvicorn
 
     from export.management.app import create_app
 
-    typer.echo(f"management API on http://{management.host}:{port}, documented at /docs")
-    uvicorn.run(
-        create_app(management),
-        host=management.host,
-        port=port,
-        log_level="warning",
-        server_header=False,
-        timeout_graceful_shutdown=10,
-    )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _interrupt)
+    with _listener(management.host, port) as listener:
+        host, port = listener.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        typer.echo(f"management API on http://{shown}:{port}, documented at /docs")
+        config = uvicorn.Config(
+            create_app(management), log_level="warning", server_header=False, timeout_graceful_shutdown=10
+        )
+        # Its own handler of a signal ends the serving, then hands the signal on to ours.
+        with contextlib.suppress(KeyboardInterrupt):
+            uvicorn.Server(config).run(sockets=[listener])
+    typer.echo("stopped", err=True)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=128
+        )
+    except OSError as error:
+        raise InvalidRequest(
+            f"manage: host and port must be free to listen on, got {host} and {port} ({error}); try --port"
+        ) from None

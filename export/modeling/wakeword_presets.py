@@ -29,7 +29,7 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 def write_backbone(
-    folder: Path, config: Mapping[str, Any], preprocessor: Mapping[str, Any], seed: int
+    folder: Path, config: Mapping[str, Any], preprocessor: Mapping[str, Any], seed: int, *, gain: float = 5.0
 ) -> None:
     """Write an AST with its classification of 35 labels, as the public checkpoints have it.
 
@@ -38,6 +38,8 @@ def write_backbone(
         config: sizes of the network.
         preprocessor: of the feature extractor.
         seed: of the weights.
+        gain: on the products' random start, at which an embedding hardly depends on the audio. It amplifies
+            rounding as well, far more than trained weights do: good for two layers, not for twelve.
     """
     with _seeded(seed):
         network = ASTForAudioClassification(ASTConfig(**config, num_labels=_LABELS))
@@ -50,11 +52,9 @@ def write_backbone(
                 embeddings.position_embeddings,
             ):
                 parameter.normal_(std=0.1)
-            # At its random start an embedding hardly depends on the audio. Rounding is amplified as well, far
-            # more than by trained weights: good for two layers, not for twelve.
             for module in network.audio_spectrogram_transformer.layers.modules():
                 if isinstance(module, torch.nn.Linear):
-                    module.weight.mul_(5.0)
+                    module.weight.mul_(gain)
     network.save_pretrained(folder)
     ASTFeatureExtractor(**preprocessor).save_pretrained(folder)
 

@@ -151,7 +151,7 @@ def export_tiny(folder: Path) -> Path:
     return repository
 
 
-def write_checkpoints(folder: Path, config: Mapping[str, Any]) -> tuple[Path, Path]:
+def write_checkpoints(folder: Path, config: Mapping[str, Any], **options: float) -> tuple[Path, Path]:
     """Write a random backbone and a random head with all of its blocks; return their folders."""
     from export.modeling.wakeword import HeadConfig
     from export.modeling.wakeword_presets import all_flags, write_backbone, write_word
@@ -159,7 +159,7 @@ def write_checkpoints(folder: Path, config: Mapping[str, Any]) -> tuple[Path, Pa
     backbone, word = folder / "backbone", folder / WORD
     for made in (backbone, word):
         made.mkdir(parents=True)
-    write_backbone(backbone, config, TINY_PREPROCESSOR, 0)
+    write_backbone(backbone, config, TINY_PREPROCESSOR, 0, **options)
     head = all_flags(HeadConfig(embedding_dim=config["hidden_size"]))
     write_word(word, head, 0, base_model=str(backbone))
     return backbone, word
@@ -335,7 +335,7 @@ def _healthy(port: int) -> bool:
 
 def measure_int8(folder: Path, options: WakewordOptions, report: Report) -> dict[str, Quantized]:
     """Export backbone and head of the public sizes in both precisions and time them, in turn."""
-    backbone, word = write_checkpoints(folder / "public", PUBLIC_CONFIG)
+    backbone, word = write_checkpoints(folder / "public", PUBLIC_CONFIG, gain=1.0)
     exported = {}
     for precision in (Precision.FP32, Precision.INT8):
         exported[precision] = folder / precision.value
