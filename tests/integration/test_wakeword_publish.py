@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import speech
 from fastapi.testclient import TestClient
 from server_fixtures import wait_until
 
@@ -28,9 +28,6 @@ from export.training.commands import wakeword as train_command
 from serving.control import ModelControl
 from serving.errors import InvalidRequest, NotReady
 from serving.server import Server, ServerConfig
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import speech
 
 WORD, OTHER = "jarvis", "lights"
 REST = [word for word in speech.WORDS if word != WORD]
