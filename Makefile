@@ -6,10 +6,13 @@ BIN := $(VENV)/bin
 # Two threads everywhere: the tests and the demo are made for two cores.
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: help demo test check bench lock clean
+# Debian's own client before another of the name, which may lack the builder.
+export DOCKER ?= $(firstword $(wildcard /usr/bin/docker) docker)
+
+.PHONY: help demo test check bench wheels image image-test lock clean
 
 help: ## List the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 $(VENV)/installed: pyproject.toml requirements.lock
 	$(PYTHON) -m venv $(VENV)
@@ -31,6 +34,16 @@ check: $(VENV)/installed ## Lint, format and types
 bench: $(VENV)/installed ## Whole videos: diffusers, our loop, Triton, shortcuts; memory of decoding
 	$(BIN)/slipway bench video
 
+wheels: $(VENV)/installed ## Fill docker/wheelhouse from requirements.lock
+	docker/wheels.sh
+
+image: wheels ## Build the CPU images and start each once; BASE=IMAGE changes their base
+	docker/build.sh server-cpu client
+	EXPORT_BASE=server-cpu docker/build.sh export
+
+image-test: $(VENV)/installed ## Build, run, compose, refuse, drain: the whole demonstration with containers
+	$(BIN)/pytest -m docker tests/docker
+
 lock: $(VENV)/installed ## Write requirements.lock anew from pyproject.toml
 	$(BIN)/pip install --quiet pip-tools
 	$(BIN)/pip-compile --quiet --all-extras --strip-extras --no-emit-index-url --no-emit-find-links \
@@ -39,4 +52,4 @@ lock: $(VENV)/installed ## Write requirements.lock anew from pyproject.toml
 	sed -i -E '/^slipway/d; s/^(torch==[0-9.]+)\+cpu/\1/; /^#/d; /^$$/d' requirements.lock
 
 clean: ## Remove what was built
-	rm -rf $(VENV) out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) docker/.cache docker/wheelhouse/*.whl docker/wheelhouse/filled-* out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

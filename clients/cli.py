@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from clients import commands as client_commands
-from clients import listen_commands
+from clients import listen_commands, ready_commands
 from clients.imu import commands as imu_commands
 from export import commands as export_commands
 from export.management import commands as management_commands
@@ -34,6 +34,7 @@ _EXTRAS = {
     "train": "export,server,signals",
     "manage": "export,server",
     "bench": "export,server,loadtests",
+    "capacity": "loadtests",
 }
 _DEFAULT_EXTRA = "export"
 
@@ -54,6 +55,8 @@ app.command("families")(export_commands.families)
 app.command("checkpoint")(export_commands.checkpoint)
 app.command("export")(export_commands.export)
 app.command("serve")(server_commands.serve)
+app.command("ready")(ready_commands.ready)
+app.command("drain")(server_commands.drain)
 app.add_typer(client_commands.generate, name="generate")
 app.command("imu")(imu_commands.imu)
 app.command("imu-recording")(imu_commands.imu_recording)
@@ -61,6 +64,7 @@ app.command("listen")(listen_commands.listen)
 app.add_typer(training_commands.train, name="train")
 app.command("manage")(management_commands.manage)
 app.add_typer(loadtest_commands.bench, name="bench")
+app.command("capacity")(loadtest_commands.capacity)
 
 
 @dataclass

@@ -3,8 +3,8 @@
 A generation is one ``ModelStreamInfer`` call with one request, half-closed at once, so the stream's end is
 the end of the answer. Cancelling the call cancels the request inside Triton. Errors arrive in the stream as
 text without a status, which is why ours carry their code in brackets (:mod:`serving.errors`). Triton can
-answer a real status when asked by the header ``triton_grpc_error``, but release 2.51 crashes on it when a
-decoupled model sends its error and its final flag separately, so it is not asked.
+answer a real status when asked by the header ``triton_grpc_error``, but release 2.51 sometimes crashes on it
+when a request fails, so it is not asked.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class GrpcTransport:
         """Call a model that answers once."""
         request = _request(model, tensors, turn)
         try:
-            response = self._stub.ModelInfer(request, timeout=deadline.remaining_s())
+            response = self._stub.ModelInfer(request, timeout=deadline.remaining_s(), metadata=_session(turn))
         except grpc.RpcError as error:
             raise _call_error(self._url, error, deadline) from None
         return _tensors(response)
@@ -152,7 +152,9 @@ class AsyncGrpcTransport:
         """Call a model that answers once."""
         request = _request(model, tensors, turn)
         try:
-            response = await self._stub.ModelInfer(request, timeout=deadline.remaining_s())
+            response = await self._stub.ModelInfer(
+                request, timeout=deadline.remaining_s(), metadata=_session(turn)
+            )
         except grpc.RpcError as error:
             raise _call_error(self._url, error, deadline) from None
         return _tensors(response)
@@ -182,6 +184,10 @@ class AsyncGrpcTransport:
 
 def _host(url: str) -> str:
     return url.removeprefix(_TLS).removeprefix("grpc://").rstrip("/")
+
+
+def _session(turn: Turn | None) -> tuple[tuple[str, str], ...]:
+    return tuple(turn.headers.items()) if turn else ()
 
 
 def _request(model: str, tensors: Tensors, turn: Turn | None = None) -> Any:

@@ -200,7 +200,8 @@ def _infer_body(tensors: Tensors, turn: Turn | None = None) -> tuple[bytes, dict
     ]
     parameters = {"binary_data_output": True, **(turn.parameters if turn else {})}
     header = json.dumps({"inputs": inputs, "parameters": parameters}).encode()
-    return header + b"".join(blobs), {_HEADER_LENGTH: str(len(header))}
+    session = turn.headers if turn else {}
+    return header + b"".join(blobs), {_HEADER_LENGTH: str(len(header)), **session}
 
 
 def _infer_tensors(response: httpx.Response) -> Tensors:

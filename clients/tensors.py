@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,8 @@ from tritonclient.utils import (
 from serving.errors import Unrecoverable
 
 Tensors = Mapping[str, NDArray[Any]]
+SESSION_HEADER = "slipway-session"
+"""Header that names a request's sequence to what stands between client and server."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,11 @@ class Turn:
     def parameters(self) -> dict[str, int | str | bool]:
         """The request's parameters in either protocol."""
         return {"sequence_id": self.id, "sequence_start": self.start, "sequence_end": self.end}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The request's headers in either protocol: a proxy that cannot read the id routes by them."""
+        return {SESSION_HEADER: quote(str(self.id), safe="")}
 
 
 def datatype_of(array: NDArray[Any]) -> str:

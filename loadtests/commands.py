@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -161,6 +161,74 @@ def wakeword(
             console,
             *machine_lines(machine),
             f"written to {output / 'wakeword.json'} and {output / 'wakeword.png'}",
+        )
+
+
+@bench.command("capacity")
+def capacity_bench(
+    users: Annotated[
+        list[int] | None, typer.Option(min=1, help="Ask about so many users; may be repeated.")
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option(min=0, help="Rounds of load on a real Triton; 0 only asks the model.")
+    ] = 3,
+    requests: Annotated[int, typer.Option(min=20, help="Of each open loop.")] = 400,
+    load: Annotated[
+        float,
+        typer.Option(min=0.05, max=0.95, help="Of each open loop, as a share of what the server can do."),
+    ] = 0.7,
+    seed: Annotated[int, typer.Option(min=0, help="Of the moments of sending, and of the model.")] = 0,
+    output: Output = _OUTPUT,
+    quiet: Quiet = False,
+) -> None:
+    """Measure whether the capacity model finds a real Triton's queueing delays; then ask it about fleets."""
+    from loadtests.bench.machine import machine_facts, machine_lines
+    from loadtests.bench.report import write_json
+    from loadtests.capacity_bench import CapacityOptions, capacity_json, print_capacity, run
+    from loadtests.capacity_chart import draw_capacity
+
+    asked = {"users": tuple(sorted(set(users)))} if users else {}
+    options = CapacityOptions(rounds, requests, load, **asked, seed=seed)
+    with _measuring(output, quiet) as (report, console):
+        machine = machine_facts()
+        result = run(options, report)
+        write_json(capacity_json(result, machine), output / "capacity.json")
+        draw_capacity(result, output / "capacity.png")
+        print_capacity(console, result)
+        _say(
+            console,
+            *machine_lines(machine),
+            f"written to {output / 'capacity.json'} and {output / 'capacity.png'}",
+        )
+
+
+def capacity(
+    service_s: Annotated[float, typer.Option(help="Time of a request alone on a replica, seconds, above 0.")],
+    each_s: Annotated[float, typer.Option(help="Mean time between requests of a user, seconds, above 0.")],
+    p95_s: Annotated[
+        float, typer.Option(help="Delay beyond the service time that 95 of 100 may see, seconds, above 0.")
+    ],
+    users: Annotated[list[int], typer.Option(min=1, help="May be repeated.")],
+    at_work: Annotated[
+        int, typer.Option(min=1, help="Requests that one replica works on at full speed.")
+    ] = 1,
+    streamed: Annotated[
+        bool, typer.Option("--streamed", help="Each user sends at fixed times, always to the same replica.")
+    ] = False,
+    routing: Annotated[
+        Literal["least", "random"],
+        typer.Option(help="least: a gateway that counts requests; random: connections of a Service."),
+    ] = "least",
+) -> None:
+    """Find by simulation how many replicas so many users need for a promised delay."""
+    from loadtests.capacity_plan import Demand, replicas_for
+
+    demand = Demand("demand", (service_s,), each_s, p95_s, (1.0,) * at_work, streamed)
+    for count in users:
+        answer = replicas_for(demand, count, routing)
+        typer.echo(
+            f"{count} users: {answer.replicas} replicas, {answer.utilization:.0%} of them busy,"
+            f" p95 delay {answer.p95_s:.3g} s"
         )
 
 

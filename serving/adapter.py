@@ -2,14 +2,16 @@
 
 :func:`model_class` makes the class that a ``model.py`` must define. A request's tensors and parameters become
 a :class:`~serving.program.Call`, what the program yields becomes responses, and what it raises becomes an
-error with the code of its class, while the traceback goes to the log with the request's id. Triton's own
-module is handed in: this one never imports it.
+error with the code of its class, while the traceback goes to the log with the request's id. What happened is
+counted, and traced through the calls between models where the server traces. Triton's own module is handed
+in: this one never imports it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +30,9 @@ from serving.errors import (
     Unrecoverable,
     from_wire,
 )
+from serving.metrics import OK, REQUESTS, Recorder
 from serving.program import BatchProgram, Call, Program, Responses, Settings, Tensors, load_program
+from serving.triton_metrics import Publisher, Running
 
 # What Triton 2.51 itself puts into a request's parameters: HTTP's generate endpoints repeat "id" there and
 # hand on "timeout" (microseconds) unheeded, which we heed. gRPC consumes its own ones before.
@@ -52,6 +56,8 @@ class Adapter:
 
     pb: ClassVar[Any]
     _program: Program | None = None
+    _publisher: Publisher | None = None
+    _under_way: Running | None = None
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Build the program.
@@ -60,13 +66,17 @@ class Adapter:
             TritonModelException: it could not be built; the text says why.
         """
         settings = Settings.from_triton(args)
-        self._model = settings.model
+        self._model, self._recorder = settings.model, settings.recorder
         transactions = settings.config.get("model_transaction_policy", {})
         self._decoupled = bool(transactions.get("decoupled", False))
         try:
             self._program = load_program(settings)
         except SlipwayError as error:
             raise self.pb.TritonModelException(error.to_wire()) from error
+        self._recorder.declare(REQUESTS)
+        self._publisher = Publisher(self.pb, self._model, self._recorder)
+        if self._program.reports_requests:
+            self._under_way = Running(self.pb, self._model)
 
     def execute(self, requests: Sequence[Any]) -> list[Any] | None:
         """Answer requests, one after the other; none of them can fail another."""
@@ -82,10 +92,12 @@ class Adapter:
         """Free what the program holds."""
         if self._program is not None:
             self._program.close()
+        if self._publisher is not None:
+            self._publisher.close()
 
     def _answer(self, request: Any) -> Any:
         """Return the one response of a model that is not decoupled."""
-        with _Report(self.pb, self._model, request, self._running.reports_requests) as report:
+        with self._report(request) as report:
             try:
                 (tensors,) = self._responses(request, report)
                 return self._response(tensors)
@@ -95,11 +107,11 @@ class Adapter:
     def _answer_together(self, program: BatchProgram, requests: Sequence[Any]) -> list[Any]:
         """Return the responses of a program that takes a batch of calls."""
         with contextlib.ExitStack() as stack:
-            reports = [
-                stack.enter_context(_Report(self.pb, self._model, request, program.reports_requests))
-                for request in requests
+            reports = [stack.enter_context(self._report(request)) for request in requests]
+            calls = [
+                self._tried(partial(self._call, request, report))
+                for request, report in zip(requests, reports, strict=True)
             ]
-            calls = [self._tried(partial(self._call, request)) for request in requests]
             good = [call for call in calls if isinstance(call, Call)]
             ran = self._tried(lambda: iter(program.run_batch(good)))
             answers = [
@@ -125,7 +137,7 @@ class Adapter:
         """Send the responses of a decoupled model; the final flag is sent in every case."""
         final = self.pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL
         sender = request.get_response_sender()
-        with _Report(self.pb, self._model, request, self._running.reports_requests) as report:
+        with self._report(request) as report:
             try:
                 for tensors in self._responses(request, report):
                     sender.send(self._response(tensors))
@@ -141,19 +153,22 @@ class Adapter:
             raise Unrecoverable(f"{self._model}: the program must be built before requests, got none")
         return self._program
 
+    def _report(self, request: Any) -> _Report:
+        return _Report(self.pb, self._model, request, self._under_way, self._recorder)
+
     def _responses(self, request: Any, report: _Report) -> Responses:
-        with contextlib.closing(self._running.run(self._call(request))) as responses:
+        with contextlib.closing(self._running.run(self._call(request, report))) as responses:
             for tensors in responses:
                 report.saw(tensors)
                 yield tensors
 
-    def _call(self, request: Any) -> Call:
+    def _call(self, request: Any, report: _Report) -> Call:
         parameters = _parameters(request, self._model)
         timeout_us = request.timeout() or parameters.get("timeout", 0)
         flags = request.flags()
         return Call(
             tensors={tensor.name(): tensor.as_numpy() for tensor in request.inputs()},
-            models=TritonModels(self.pb, request.request_id()),
+            models=TritonModels(self.pb, report.request_id, request.trace()),
             is_cancelled=request.is_cancelled,
             limit_s=timeout_us * _MICROSECONDS if timeout_us else None,
             sequence_id=request.correlation_id(),
@@ -180,10 +195,11 @@ class TritonModels:
     Args:
         pb_utils: the Python backend's module.
         request_id: id of the request on whose behalf the calls are made.
+        trace: that request's trace, which the calls become part of.
     """
 
-    def __init__(self, pb_utils: Any, request_id: str) -> None:
-        self._pb, self._request_id = pb_utils, request_id
+    def __init__(self, pb_utils: Any, request_id: str, trace: Any) -> None:
+        self._pb, self._request_id, self._trace = pb_utils, request_id, trace
 
     def call(self, model: str, tensors: Tensors, outputs: list[str]) -> dict[str, NDArray[Any]]:
         """Ask a model that answers once; raises the model's error."""
@@ -215,6 +231,7 @@ class TritonModels:
         return self._pb.InferenceRequest(
             model_name=model,
             request_id=self._request_id,
+            trace=self._trace,
             requested_output_names=outputs,
             inputs=[self._pb.Tensor(name, array) for name, array in tensors.items()],
             # The loop's arithmetic is numpy's; without this, a model on a GPU answers with GPU memory.
@@ -235,27 +252,41 @@ class TritonModels:
 
 
 class _Report:
-    """Tells the log, one line of JSON each, how a request begins and ends."""
+    """Tells the log, one line of JSON each, how a request begins and ends, and counts how it ended.
 
-    def __init__(self, pb_utils: Any, model: str, request: Any, told: bool) -> None:
-        self._log = pb_utils.Logger
-        self._facts: dict[str, Any] = {"model": model, "request_id": request.request_id()}
-        self._told = told
+    Attributes:
+        request_id: the caller's, or one of ours where it gave none; calls to other models carry it on.
+    """
+
+    def __init__(
+        self, pb_utils: Any, model: str, request: Any, under_way: Running | None, recorder: Recorder
+    ) -> None:
+        self._log, self._recorder, self._under_way = pb_utils.Logger, recorder, under_way
+        self.request_id = request.request_id() or secrets.token_hex(8)
+        self._facts: dict[str, Any] = {"model": model, "request_id": self.request_id}
+        if trace_id := _trace_id(request):
+            self._facts["trace_id"] = trace_id
         self._started_s = time.monotonic()
         self._error: Exception | None = None
 
     def __enter__(self) -> _Report:
-        if self._told:
+        if self._under_way is not None:
+            self._under_way.add(1)
             self._log.log_info(self._line("started"))
         return self
 
     def __exit__(self, *_: object) -> None:
+        code = OK
         if self._error is not None:
-            event = _EVENTS.get(type(self._error), "failed")
-            wire = self._error.to_wire() if isinstance(self._error, SlipwayError) else repr(self._error)
-            self._log.log_info(self._line(event, error=wire))
-        elif self._told:
-            self._log.log_info(self._line("finished"))
+            ours = self._error if isinstance(self._error, SlipwayError) else Unrecoverable(repr(self._error))
+            code = ours.code
+            event = _EVENTS.get(type(ours), "failed")
+            self._log.log_info(self._line(event, code=code, error=ours.to_wire()))
+        elif self._under_way is not None:
+            self._log.log_info(self._line("finished", code=code))
+        self._recorder.count(REQUESTS, value=code)
+        if self._under_way is not None:
+            self._under_way.add(-1)
 
     def saw(self, tensors: Tensors) -> None:
         """Take note of a response."""
@@ -273,6 +304,13 @@ class _Report:
     def _line(self, event: str, **more: str) -> str:
         elapsed_s = round(time.monotonic() - self._started_s, 4)
         return json.dumps({"event": event, **self._facts, "elapsed_s": elapsed_s, **more})
+
+
+def _trace_id(request: Any) -> str:
+    """Return the OpenTelemetry id of a request's trace; "" where it is not traced."""
+    context: dict[str, str] = json.loads(request.trace().get_context() or "{}")
+    # version-trace-span-flags, https://www.w3.org/TR/trace-context/#traceparent-header
+    return context.get("traceparent", "--").split("-")[1]
 
 
 def _parameters(request: Any, model: str) -> dict[str, Any]:

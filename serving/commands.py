@@ -40,12 +40,30 @@ def serve(
     ] = "none",
     control_token_file: Annotated[
         Path | None,
-        typer.Option(help="File with the token that loading models needs; without it only on 127.0.0.1."),
+        typer.Option(
+            help="File with the token that Triton's administrative APIs then need; explicit model control"
+            " needs one on other hosts than 127.0.0.1."
+        ),
     ] = None,
+    trace_otlp: Annotated[
+        str | None,
+        typer.Option(
+            help="Send traces of requests to this OpenTelemetry endpoint (OTLP over HTTP), for example"
+            " http://localhost:4318/v1/traces.",
+            metavar="URL",
+        ),
+    ] = None,
+    trace_every: Annotated[int, typer.Option(help="Trace one request in this many.", min=1)] = 1,
     log_file: Annotated[
         Path | None, typer.Option(help="Keep Triton's log here; without it only a failure keeps one.")
     ] = None,
     verbose: Annotated[bool, typer.Option(help="Show Triton's log on stderr.")] = False,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="After --: further arguments of tritonserver, as --name=value.", metavar="-- ARGUMENTS"
+        ),
+    ] = None,
 ) -> None:
     """Serve a model repository by NVIDIA Triton until SIGTERM or Ctrl-C."""
     from serving.control import read_token
@@ -65,12 +83,35 @@ def serve(
             ready_timeout_s=ready_timeout_s,
             model_control=model_control,
             control_token=read_token(control_token_file) if control_token_file else None,
+            trace_otlp=trace_otlp,
+            trace_every=trace_every,
             log_path=log_file,
+            arguments=tuple(arguments or ()),
         )
         _run(Server(config), verbose=verbose)
     except SlipwayError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(error.exit_code) from None
+
+
+def drain(
+    metrics: Annotated[
+        str, typer.Option(help="Metrics endpoint of the server.", metavar="HOST:PORT")
+    ] = "localhost:8002",
+    timeout_s: Annotated[
+        float, typer.Option(help="Longest wait for the requests under way, seconds.", min=0)
+    ] = 30.0,
+) -> None:
+    """Wait until a server's pipelines have nothing to do, before something stops it."""
+    from serving.drain import wait_until_idle
+    from serving.errors import NotReady
+
+    left = wait_until_idle(f"http://{metrics}/metrics", timeout_s)
+    if left is None:
+        raise NotReady(f"drain: metrics must be readable at {metrics}, got no answer; try --metrics")
+    if left:
+        raise NotReady(f"drain: pipelines must end within {timeout_s:g} s, got {left} request(s) under way")
+    typer.echo("idle")
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

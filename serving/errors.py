@@ -86,6 +86,8 @@ _TREE: tuple[type[SlipwayError], ...] = (
     DeadlineExceeded,
     Unrecoverable,
 )
+CODES = tuple(cls.code for cls in _TREE)
+"""The names of all errors on the wire."""
 _BY_CODE = {cls.code: cls for cls in _TREE}
 # Statuses of errors that Triton itself raises, under their gRPC and HTTP names.
 _BY_STATUS = _BY_CODE | {

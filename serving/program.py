@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.errors import InvalidRequest, SlipwayError
+from serving.metrics import Recorder
 
 Tensors = Mapping[str, NDArray[Any]]
 Responses = Generator[Tensors, None, None]
@@ -111,6 +112,7 @@ class Settings:
         config: the model's config in Triton's JSON form.
         kind: "CPU" or "GPU", where the instance shall run.
         device_id: of the GPU.
+        recorder: takes the numbers that the program records.
     """
 
     model: str
@@ -118,6 +120,7 @@ class Settings:
     config: Mapping[str, Any]
     kind: str = "CPU"
     device_id: int = 0
+    recorder: Recorder = field(default_factory=Recorder, compare=False)
     parameters: Mapping[str, str] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -25,8 +25,10 @@ from types import TracebackType
 from typing import Literal, get_args
 
 from serving import triton_log
-from serving.control import CONTROL_HEADER, ModelControl, is_loopback
+from serving.control import ModelControl, is_loopback
+from serving.drain import wait_until_idle
 from serving.errors import InvalidRequest, NotReady, raise_all
+from serving.triton_arguments import closed_apis, further_problems, tracing, tracing_problems
 from serving.triton_install import environment, find_triton, lay_out_backends
 from serving.triton_process import EXIT_GRACE_S, ID_VARIABLE, SHARED_MEMORY, Belongings, start_watcher, sweep
 
@@ -57,11 +59,14 @@ class ServerConfig:
         exit_on_error: whether one model that fails to load fails the start.
         model_control: "none" serves what the repository held at the start; "explicit" also takes orders to
             load and unload models while it runs.
-        control_token: what such orders must carry (see :mod:`serving.control`); None where only this machine
-            reaches the server.
+        control_token: what such orders must carry (see :mod:`serving.control`), and any other use of the
+            APIs that change the server (:data:`serving.triton_arguments.CLOSED_APIS`); None leaves them open.
+        trace_otlp: OTLP endpoint over HTTP that gets traces of requests; None traces nothing.
+        trace_every: one request in this many is traced.
         log_verbose: Triton's verbosity, 0 or more.
         log_path: where the log goes and stays; None keeps it only when something failed.
-        arguments: further arguments of `tritonserver`, e.g. `--rate-limit=execution_count`.
+        arguments: further arguments of `tritonserver`, e.g. `--rate-limit=execution_count`, but none that
+            follow from the above.
     """
 
     repository: Path
@@ -74,6 +79,8 @@ class ServerConfig:
     exit_on_error: bool = True
     model_control: ModelControlMode = "none"
     control_token: str | None = field(default=None, repr=False)
+    trace_otlp: str | None = None
+    trace_every: int = 1
     log_verbose: int = 0
     log_path: Path | None = None
     arguments: tuple[str, ...] = ()
@@ -95,13 +102,13 @@ class ServerConfig:
                 f"model_control must be one of {', '.join(get_args(ModelControlMode))}, got"
                 f" {self.model_control!r}"
             )
-        elif self.model_control == "none" and self.control_token is not None:
-            problems.append("control_token must be left out without model control, got one; try explicit")
         elif self.model_control != "none" and self.control_token is None and not is_loopback(self.host):
             problems.append(
                 "control_token must be given for explicit model control where other machines reach the server"
                 f" (loading a model runs its code), got none on host {self.host}; try --control-token-file"
             )
+        problems += tracing_problems(self.trace_otlp, self.trace_every)
+        problems += further_problems(self.arguments)
         raise_all("server", problems)
 
     @property
@@ -196,6 +203,7 @@ class Server:
             raise InvalidRequest("server: start must be called once, got a second call; try a new Server")
         models = _check_repository(self.config.repository)
         _check_shared_memory(len(models))
+        _check_programs_run(Path(tempfile.gettempdir()))
         wanted = self.config
         for attempt in range(_PORT_ATTEMPTS):
             self.config = _with_free_ports(wanted)
@@ -225,6 +233,7 @@ class Server:
         crashed = self._process.poll() is not None
         try:
             if not crashed:
+                wait_until_idle(self.metrics_url, self.config.exit_timeout_s)
                 self._process.send_signal(signal.SIGTERM)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(self.config.exit_timeout_s + EXIT_GRACE_S)
@@ -267,8 +276,9 @@ class Server:
             yield "--model-control-mode=explicit"
             yield "--load-model=*"
         if config.control_token is not None:
-            yield f"--http-restricted-api=model-repository:{CONTROL_HEADER}={config.control_token}"
-            yield f"--grpc-restricted-protocol=model-repository:{CONTROL_HEADER}={config.control_token}"
+            yield from closed_apis(config.control_token)
+        if config.trace_otlp is not None:
+            yield from tracing(config.trace_otlp, config.trace_every)
         yield from config.arguments
 
     def _wait_until_ready(self) -> None:
@@ -352,6 +362,15 @@ def _check_shared_memory(models: int) -> None:
         raise NotReady(
             f"server: {SHARED_MEMORY} must have {needed // _MIB} MiB free for {models} models, "
             f"got {free // _MIB} MiB; try `docker run --shm-size=1g`"
+        )
+
+
+def _check_programs_run(folder: Path) -> None:
+    """Raise NotReady where a folder's mount lets no program run."""
+    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        raise NotReady(
+            f"server: {folder} must let programs run (Triton's Python backend is laid out there), got a"
+            " noexec mount; try `docker run --tmpfs /tmp:exec`, or another folder by TMPDIR"
         )
 
 

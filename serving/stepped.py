@@ -8,13 +8,15 @@ binding) and become the inputs ``<name>`` of the following step: memory is flat 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Generic, TypeVar
 
 from serving.errors import InvalidRequest, Overloaded, Unrecoverable
 from serving.graph import Array, Graph, State
+from serving.metrics import SESSIONS_LIMIT, SESSIONS_OPEN
 from serving.program import Settings
 
 S = TypeVar("S")
@@ -85,13 +87,41 @@ class StateStore(Generic[S]):
     ) -> None:
         self._where, self._limit, self._idle_s, self._clock = where, limit, idle_s, clock
         self._held: dict[Hashable, tuple[float, S]] = {}
+        self._at_work: frozenset[Hashable] = frozenset()
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._sweeper = threading.Thread(target=self._sweep, name=f"{where}-states", daemon=True)
         self._sweeper.start()
 
+    @classmethod
+    def of_model(cls, settings: Settings) -> StateStore[S]:
+        """Open the store of a model, whose config limits it, and have its sequences counted.
+
+        Raises:
+            InvalidRequest: `max_sequences` or `sequence_idle_s` of the config is no number.
+        """
+        limit = settings.positive("max_sequences")
+        store: StateStore[S] = cls(settings.model, limit, settings.positive("sequence_idle_s"))
+        settings.recorder.follow(SESSIONS_OPEN, store.open_sequences)
+        settings.recorder.follow(SESSIONS_LIMIT, lambda: limit)
+        return store
+
     def __len__(self) -> int:
         return len(self._held)
+
+    def open_sequences(self) -> int:
+        """Return how many sequences there are: those that wait, and those that are at work."""
+        with self._lock:
+            return len(self._held.keys() | self._at_work)
+
+    @contextlib.contextmanager
+    def at_work(self, keys: Iterable[Hashable]) -> Iterator[None]:
+        """Count the sequences of a batch of requests as open while they are worked on; 0 and "" are none."""
+        self._at_work = frozenset(key for key in keys if key)
+        try:
+            yield
+        finally:
+            self._at_work = frozenset()
 
     def make_room(self) -> None:
         """Check that one more state may be held.

@@ -30,8 +30,13 @@ _FAILURES = tuple(
 _PROTOBUF = re.compile(
     r"^\[libprotobuf ERROR .*?\] (?P<reason>.*)\n.*Poll failed for model directory '(?P<model>[^']+)'", re.M
 )
-_FATAL = re.compile(
-    r"^(?:error: |[EF]\d{4} .*?\] \"?)(?P<text>(?:creating server|failed to (?:start|create)).*?)\"?$", re.M
+_FATAL = tuple(
+    re.compile(pattern, re.MULTILINE)
+    for pattern in (
+        r"^(?:error: |[EF]\d{4} .*?\] \"?)(?P<text>(?:creating server|failed to (?:start|create)).*?)\"?$",
+        r"tritonserver: (?P<text>unrecognized option '.*')$",
+        r"^(?P<text>Bad option: .*\n.+)$",
+    )
 )
 _STACK = re.compile(r"\s*\n+(?:At:|Traceback ).*", re.DOTALL)
 _STATUS = re.compile(r"^(?:Internal|Invalid argument|Unavailable|Not found|Unsupported|Unknown): ")
@@ -75,8 +80,8 @@ def still_loading(log: str) -> list[str]:
 
 def fatal(log: str) -> str | None:
     """Return why the server itself could not start, where the log says so."""
-    found = [match["text"] for match in _FATAL.finditer(log)]
-    return found[0] if found else None
+    found = [match["text"] for pattern in _FATAL if (match := pattern.search(log))]
+    return " ".join(found[0].split()) if found else None
 
 
 def tail(path: Path, lines: int) -> str:

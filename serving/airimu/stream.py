@@ -60,12 +60,18 @@ class CorrectorStream(Single):
         self._model = settings.model
         self._facts = Facts.read(settings.folder)
         self._graph = Graph(settings, "step.onnx")
-        self._streams: StateStore[Stream] = StateStore(
-            settings.model, settings.positive("max_sequences"), settings.positive("sequence_idle_s")
-        )
+        self._streams: StateStore[Stream] = StateStore.of_model(settings)
 
     def run_batch(self, calls: Sequence[Call]) -> list[Tensors | SlipwayError]:
         """Return the frames that each call made ready, or the rule that it broke."""
+        with self._streams.at_work(call.sequence_id for call in calls):
+            return self._run_batch(calls)
+
+    def close(self) -> None:
+        """Free all streams."""
+        self._streams.close()
+
+    def _run_batch(self, calls: Sequence[Call]) -> list[Tensors | SlipwayError]:
         answers: dict[int, Tensors | SlipwayError] = {}
         for turn in _turns(calls):
             streams: dict[int, Stream] = {}
@@ -84,10 +90,6 @@ class CorrectorStream(Single):
                 if not calls[index].end:
                     self._streams.put(calls[index].sequence_id, stream)
         return [answers[index] for index in range(len(calls))]
-
-    def close(self) -> None:
-        """Free all streams."""
-        self._streams.close()
 
     def _receive(self, call: Call) -> Stream:
         """Check a chunk and add it to its stream, which is taken out of the store."""

@@ -110,12 +110,18 @@ class WakewordStream(Single):
         self._model = settings.model
         self._repository = settings.repository
         self._cooldown_ms = settings.positive("cooldown_ms")
-        self._under_way: StateStore[Listening] = StateStore(
-            settings.model, settings.positive("max_sequences"), settings.positive("sequence_idle_s")
-        )
+        self._under_way: StateStore[Listening] = StateStore.of_model(settings)
 
     def run_batch(self, calls: Sequence[Call]) -> list[Tensors | SlipwayError]:
         """Return the answer to each piece, or why there is none; a stream that failed is over."""
+        with self._under_way.at_work(call.sequence_id for call in calls):
+            return self._run_batch(calls)
+
+    def close(self) -> None:
+        """Free all streams."""
+        self._under_way.close()
+
+    def _run_batch(self, calls: Sequence[Call]) -> list[Tensors | SlipwayError]:
         begun = [self._begin(call) for call in calls]
         turns = [turn for turn in begun if isinstance(turn, Turn)]
         try:
@@ -126,10 +132,6 @@ class WakewordStream(Single):
                 self._under_way.drop(turn.call.sequence_id)
             raise
         return [self._finish(turn) if isinstance(turn, Turn) else turn for turn in begun]
-
-    def close(self) -> None:
-        """Free all streams."""
-        self._under_way.close()
 
     def _begin(self, call: Call) -> Turn | SlipwayError:
         """Take a piece in; its stream stays where the next piece, perhaps of this batch, finds it."""

@@ -56,9 +56,7 @@ class CachedDenoiser:
         self._head, self._change, self._tail, self._finish = (
             Graph(settings, f"{name}.onnx") for name in ("head", "change", "tail", "finish")
         )
-        self._under_way: StateStore[Cached] = StateStore(
-            settings.model, settings.positive("max_sequences"), settings.positive("sequence_idle_s")
-        )
+        self._under_way: StateStore[Cached] = StateStore.of_model(settings)
 
     def run(self, call: Call) -> Responses:
         """Yield the one response to a call.
@@ -68,6 +66,14 @@ class CachedDenoiser:
             Overloaded: too many sequences are under way.
             Cancelled: the caller gave up before the larger part of the work.
         """
+        with self._under_way.at_work([call.sequence_id]):
+            yield from self._denoise(call)
+
+    def close(self) -> None:
+        """Free all caches."""
+        self._under_way.close()
+
+    def _denoise(self, call: Call) -> Responses:
         if not call.tensors and call.sequence_id and call.end:
             self._under_way.drop(call.sequence_id)
             yield {}
@@ -92,10 +98,6 @@ class CachedDenoiser:
         if call.sequence_id and not call.end:
             self._under_way.put(call.sequence_id, cached)
         yield {"sample": sample, "cached": np.array([cached is before])}
-
-    def close(self) -> None:
-        """Free all caches."""
-        self._under_way.close()
 
     def _is_near(self, head: State, before: Cached, threshold: NDArray[Any]) -> bool:
         residuals = {"residual": head["residual"], "cached_residual": before.residual}

@@ -44,9 +44,7 @@ class VaeDecoder:
     def __init__(self, settings: Settings) -> None:
         self._model = settings.model
         self._graphs = SteppedModel(settings)
-        self._under_way: StateStore[Decoding] = StateStore(
-            settings.model, settings.positive("max_sequences"), settings.positive("sequence_idle_s")
-        )
+        self._under_way: StateStore[Decoding] = StateStore.of_model(settings)
 
     def run(self, call: Call) -> Responses:
         """Yield the frames of each latent.
@@ -57,6 +55,14 @@ class VaeDecoder:
             Cancelled: the caller gave up between two latents.
             Unrecoverable: the graphs gave something else than numbers.
         """
+        with self._under_way.at_work([call.sequence_id]):
+            yield from self._decode(call)
+
+    def close(self) -> None:
+        """Free all caches."""
+        self._under_way.close()
+
+    def _decode(self, call: Call) -> Responses:
         if "latents" not in call.tensors and call.sequence_id and call.end:
             self._under_way.drop(call.sequence_id)
             return
@@ -77,10 +83,6 @@ class VaeDecoder:
             yield {"frames": to_uint8(outputs["sample"])}
         if call.sequence_id and not call.end:
             self._under_way.put(call.sequence_id, decoding)
-
-    def close(self) -> None:
-        """Free all caches."""
-        self._under_way.close()
 
     def _check(self, call: Call) -> None:
         problems = []

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from serving.errors import InvalidRequest, Unrecoverable
+from serving.metrics import DENOISE_STEP, Recorder
 from serving.program import Models
 from serving.wan_t2v.cache import FirstBlockCache
 from serving.wan_t2v.facts import LatentRgb, PipelineFacts
@@ -134,6 +135,7 @@ def denoise(
     models: Models,
     embeds: NDArray[np.float32],
     watch: Watch,
+    recorder: Recorder,
     cache: FirstBlockCache | None = None,
 ) -> Iterator[torch.Tensor]:
     """Denoise from pure noise.
@@ -145,6 +147,7 @@ def denoise(
         models: reach the denoisers.
         embeds: [1 or 2, text tokens, width], float32: the prompt's, and with guidance the negative prompt's.
         watch: asked before each step.
+        recorder: takes the seconds of each step.
         cache: see :func:`predict`.
 
     Yields:
@@ -167,6 +170,7 @@ def denoise(
     guided = request.guided_steps
     for step, timestep in enumerate(scheduler.timesteps, 1):
         watch.check(f"before step {step} of {request.steps}")
+        began_s = watch.elapsed_s()
         expert = pick_expert(float(timestep), boundary, request, facts)
         branches = embeds if step - 1 in guided else embeds[:1]
         prediction = predict(models, expert, latents, float(timestep), branches, cache)
@@ -176,6 +180,7 @@ def denoise(
                 f"wan_t2v: latents must be finite, got non-finite values after step {step} of "
                 f"{request.steps} from {expert.model}; try another precision of the export"
             )
+        recorder.observe(DENOISE_STEP, watch.elapsed_s() - began_s)
         yield latents
 
 

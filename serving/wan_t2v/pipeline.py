@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from serving.errors import InvalidRequest, SlipwayError, Unrecoverable
 from serving.media import FrameChunks, Mp4Encoder, base64_chunks, byte_chunks
+from serving.metrics import DENOISE_STEP, FRAMES, Recorder
 from serving.program import Call, Models, Responses, Settings, one_text
 from serving.requests import decode as decode_request
 from serving.wan_t2v.cache import FirstBlockCache
@@ -43,13 +44,16 @@ class TextToVideo:
         self._model = settings.model
         self._facts = PipelineFacts.read(settings.folder / "pipeline.json")
         make_scheduler(self._facts.scheduler, None)
+        self._recorder = settings.recorder
+        self._recorder.declare(DENOISE_STEP, FRAMES)
 
     def run(self, call: Call) -> Responses:
         """Yield the responses to a request; see :func:`generate`."""
         request = decode_request(TextToVideoRequest, call.tensors, self._model)
         limit_s = call.limit_s if request.timeout_s is None else request.timeout_s
         watch = Watch(self._model, call.is_cancelled, limit_s)
-        with contextlib.closing(generate(request, self._facts, call.models, watch)) as events:
+        events = generate(request, self._facts, call.models, watch, self._recorder)
+        with contextlib.closing(events):
             for event in events:
                 yield tensors(event)
 
@@ -58,7 +62,11 @@ class TextToVideo:
 
 
 def generate(
-    request: TextToVideoRequest, facts: PipelineFacts, models: Models, watch: Watch
+    request: TextToVideoRequest,
+    facts: PipelineFacts,
+    models: Models,
+    watch: Watch,
+    recorder: Recorder | None = None,
 ) -> Generator[Event, None, None]:
     """Generate a video.
 
@@ -67,6 +75,7 @@ def generate(
         facts: of the checkpoint.
         models: reach the served models.
         watch: ends the work when the caller gives up or the time is over.
+        recorder: takes the seconds of the steps and the number of frames; None where nobody wants them.
 
     Yields:
         One :class:`Progress` per denoising step, then the chunks of the result.
@@ -77,19 +86,27 @@ def generate(
         DeadlineExceeded: the time limit is passed.
         Unrecoverable: a model gave something impossible.
     """
+    recorder = recorder or Recorder()
     request.check_against(facts.limits)
     scheduler = make_scheduler(facts.scheduler, request.flow_shift)
     embeds = encode_prompts(request, facts, models, watch)
     latents = torch.empty(latent_shape(request, facts))
     with _cache(request, models) as cache:
-        steps = denoise(request, facts, scheduler, models, embeds, watch, cache)
+        steps = denoise(request, facts, scheduler, models, embeds, watch, recorder, cache)
         for step, latents in enumerate(steps, 1):
             picture = preview(latents, facts.latent_rgb) if request.preview else None
             yield Progress(step, request.steps, watch.elapsed_s(), picture)
     hit_rate = None if cache is None else cache.hit_rate
     with contextlib.closing(decode(latents.numpy(), facts, models, watch)) as decoded:
-        for chunk in deliver(request, decoded, watch):
+        for chunk in deliver(request, _counted(decoded, recorder), watch):
             yield replace(chunk, cache_hit_rate=hit_rate)
+
+
+def _counted(decoded: Iterator[Frames], recorder: Recorder) -> Iterator[Frames]:
+    """Hand decoded frames on and count them."""
+    for frames in decoded:
+        recorder.count(FRAMES, len(frames))
+        yield frames
 
 
 @contextlib.contextmanager

@@ -94,3 +94,18 @@ def test_environment_puts_this_python_first() -> None:
     assert found["PATH"].split(":") == [str(Path(sys.executable).parent), "/usr/bin"]
     assert found["HOME"] == "/home/x"
     assert (Path(found["PYTHONPATH"]) / "serving" / "server.py").is_file()
+
+
+def test_start_is_refused_where_triton_cannot_be_laid_out_to_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model").mkdir()
+    real = os.statvfs
+
+    class NoExec:
+        f_flag = os.ST_NOEXEC
+
+    monkeypatch.setattr(server.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(os, "statvfs", lambda path: NoExec if Path(path) == tmp_path else real(path))
+    with pytest.raises(NotReady, match=f"{tmp_path} must let programs run .* got a noexec mount; try"):
+        Server(ServerConfig(tmp_path)).start()

@@ -6,6 +6,8 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import pytest
+
 from serving.triton_log import fatal, follow, load_failures, still_loading, tail
 
 LOG = r"""
@@ -72,3 +74,20 @@ def test_follow_hands_on_lines_that_come_later(tmp_path: Path) -> None:
     stop.set()
     follower.join(5)
     assert lines == ["first\n", "second\n"]
+
+
+USAGE = "Usage: tritonserver [options]\n  --help\n\tPrint usage\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        (f"/opt/bin/tritonserver: unrecognized option '--x=1'\n{USAGE}", "unrecognized option '--x=1'"),
+        (
+            f'{USAGE}\nBad option: "--rate-limit".\ninvalid argument for --rate-limit\n',
+            'Bad option: "--rate-limit". invalid argument for --rate-limit',
+        ),
+    ],
+)
+def test_fatal_names_an_argument_that_triton_does_not_take(log: str, reason: str) -> None:
+    assert fatal(log) == reason

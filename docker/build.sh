@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Build images of docker/Dockerfile, and see that each starts under the restrictions that it is made for:
+#   [BASE=IMAGE] [EXPORT_BASE=IMAGE] build.sh TARGET...
+# Targets: client, server-cpu, export, server-gpu. EXPORT_BASE=server-cpu makes an export that needs no GPU.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+docker=${DOCKER:-docker} asked_base=${BASE:-} asked_export_base=${EXPORT_BASE:-}
+source docker/versions.env
+export DOCKER_BUILDKIT=1
+
+for target in "$@"; do
+    image=slipway/$target:$SLIPWAY_VERSION
+    "$docker" build --progress plain --file docker/Dockerfile --target "$target" --tag "$image" \
+        --build-arg "BASE=${asked_base:-$BASE}" \
+        --build-arg "TRITON_BASE=$TRITON_BASE" \
+        --build-arg "EXPORT_BASE=${asked_export_base:-$TENSORRT_BASE}" \
+        --build-arg "VERSION=$SLIPWAY_VERSION" \
+        --build-arg "REVISION=$(git rev-parse HEAD 2>/dev/null || echo unknown)" \
+        .
+    said=$("$docker" run --rm --read-only --cap-drop ALL --network none --entrypoint slipway "$image" --version)
+    if [[ $said != "slipway $SLIPWAY_VERSION" ]]; then
+        echo "build: $image must say slipway $SLIPWAY_VERSION, got $said" >&2
+        exit 1
+    fi
+    size=$("$docker" image inspect --format '{{.Size}}' "$image")
+    echo "$image: $((size / 1000000)) MB"
+done

@@ -1,0 +1,81 @@
+{{/* slipway.checks: stops with every rule that a combination of values breaks. The schema checks single values. */}}
+{{- define "slipway.checks" -}}
+{{- $problems := list }}
+{{- $values := .root.Values }}
+{{- range $key, $pool := .pools }}
+{{- $own := list }}
+{{- with $pool }}
+{{- /* 63 is Kubernetes' limit, and the longest name made of it ends in -prepare-m0123456789. */}}
+{{- if gt (len .name) 43 }}
+{{- $own = append $own (printf "the name %s must have at most 43 characters, got %d; try fullnameOverride" .name (len .name)) }}
+{{- end }}
+{{- if and (eq .models.store "hostPath") (not .models.hostPath) }}
+{{- $own = append $own "models.hostPath must be a folder of the node with store hostPath, got none" }}
+{{- end }}
+{{- if and (eq .models.store "url") (not .models.url) }}
+{{- $own = append $own "models.url must be given with store url, got none; try s3://bucket/folder" }}
+{{- end }}
+{{- if and (eq .models.store "url") (ne .image.kind "ngc") }}
+{{- $own = append $own "image.kind must be ngc with store url, got embedded, which reads folders only; try store claim" }}
+{{- end }}
+{{- if and .prepare.exports (has .models.store (list "url" "image")) }}
+{{- $own = append $own (printf "prepare.exports must be empty with store %s, got %d; try store claim" .models.store (len .prepare.exports)) }}
+{{- end }}
+{{- if and .prepare.exports (eq .prepare.by "job") (ne .models.store "claim") }}
+{{- $own = append $own (printf "models.store must be claim where a job prepares for all pods, got %s; try prepare.by pod" .models.store) }}
+{{- end }}
+{{- if and (eq .workload "StatefulSet") (ne .models.store "local") }}
+{{- $own = append $own (printf "models.store must be local with a StatefulSet, got %s; try workload Deployment" .models.store) }}
+{{- end }}
+{{- if and (eq .image.kind "embedded") (gt (int .gpu.count) 0) }}
+{{- $own = append $own "image.kind must be ngc with GPUs, got embedded; try slipway/server-gpu" }}
+{{- end }}
+{{- if and .gpu.computeCapability (eq (int .gpu.count) 0) }}
+{{- $own = append $own (printf "gpu.count must be 1 or more with a compute capability, got 0 with %s" .gpu.computeCapability) }}
+{{- end }}
+{{- if ne .autoscaling.by "none" }}
+{{- if gt (int .autoscaling.minReplicas) (int .autoscaling.maxReplicas) }}
+{{- $own = append $own (printf "autoscaling.minReplicas must be at most maxReplicas, got %d and %d" (int .autoscaling.minReplicas) (int .autoscaling.maxReplicas)) }}
+{{- end }}
+{{- if gt (int .computed.stabilization) 3600 }}
+{{- $own = append $own (printf "timing.longestJob and autoscaling.stabilization must be at most 3600 with autoscaling, got %d and %d: Kubernetes waits no longer before it takes replicas away; try autoscaling.by none" (int .timing.longestJob) (int .autoscaling.stabilization)) }}
+{{- end }}
+{{- if not (or .autoscaling.inFlight .autoscaling.pendingRequests .autoscaling.queueComputeRatio) }}
+{{- $own = append $own "autoscaling must have a target above 0, got none; try inFlight 2" }}
+{{- end }}
+{{- end }}
+{{- if and (eq .workload "Deployment") (eq (int .rollout.maxSurge) 0) (eq (int .rollout.maxUnavailable) 0) }}
+{{- $own = append $own "rollout.maxSurge or maxUnavailable must be above 0, got 0 and 0" }}
+{{- end }}
+{{- $limit := get (.resources.limits | default dict) "memory" | toString }}
+{{- if regexMatch "^[0-9]+[MG]i$" $limit }}
+{{- $mib := mul (regexFind "^[0-9]+" $limit | int) (ternary 1024 1 (hasSuffix "Gi" $limit)) }}
+{{- if le $mib (int .computed.sharedMemoryMiB) }}
+{{- $own = append $own (printf "resources.limits.memory must be above the shared memory, which counts towards it, got %s and %dMi; try fewer sharedMemory.instances" $limit (int .computed.sharedMemoryMiB)) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if and $pool.sticky $values.ingress.enabled (not $values.ingress.nginx) }}
+{{- $own = append $own "sticky must be false behind an ingress that is not nginx, got true; try gateway.envoy" }}
+{{- end }}
+{{- if and $pool.sticky $values.gateway.enabled (not $values.gateway.envoy) }}
+{{- $own = append $own "sticky must be false behind a gateway without a policy for it, got true; try gateway.envoy" }}
+{{- end }}
+{{- range $own }}{{ $problems = append $problems (printf "pool %s: %s" $key .) }}{{ end }}
+{{- end }}
+{{- with $values }}
+{{- if and .ingress.enabled (not .ingress.host) }}
+{{- $problems = append $problems "ingress.host must be given, got none" }}
+{{- end }}
+{{- if and .ingress.enabled .ingress.nginx (not .ingress.tlsSecret) }}
+{{- $problems = append $problems "ingress.tlsSecret must be given with nginx, which speaks gRPC over TLS only, got none" }}
+{{- end }}
+{{- if and .gateway.enabled (or (not .gateway.host) (not .gateway.parentRefs)) }}
+{{- $problems = append $problems "gateway.host and gateway.parentRefs must be given, got none; try parentRefs [{name: GATEWAY}]" }}
+{{- end }}
+{{- if and .tls.mutual (not .tls.secret) }}
+{{- $problems = append $problems "tls.secret must be given with mutual, got none" }}
+{{- end }}
+{{- end }}
+{{- if $problems }}{{ fail (printf "\n  %s" (join "\n  " $problems)) }}{{ end }}
+{{- end }}

@@ -1,0 +1,49 @@
+{{/*
+slipway.computed: what follows from a pool's settings. All seconds but sharedMemoryMiB.
+
+  exitTimeout  what Triton gives requests under way: the longest job
+  moving       until proxies know and the last connection has moved on (gRPC ends it at its age, give or take a tenth):
+               on a connection that stays, Triton answers no further request once it is told to end
+  drain        then, until no request is under way, at most the longest job; both before SIGTERM
+  grace        moving + drain + exitTimeout + 30, since Kubernetes kills when it is over: `slipway serve` gives Triton 5 s
+               more than exitTimeout, and unloading the models of an idle server took up to 10 s
+  startup      failures that the startup probe forgives; with the period at least the load time, rounded up
+  progress     before a rollout counts as stuck: preparing and loading of one replica, and a minute for pulling
+  proxy        a proxy's patience: the longest job and what waits before it begins
+*/}}
+{{- define "slipway.computed" -}}
+{{- $load := int .timing.load }}
+{{- $job := int .timing.longestJob }}
+{{- $period := 5 }}
+{{- $failures := add1 (div (add $load (sub $period 1)) $period) }}
+{{- $age := ternary 0 (int .timing.connectionAge) .sticky }}
+{{- $moving := add (int .timing.preStop) (div (add (mul $age 11) 9) 10) }}
+connectionAge: {{ $age }}
+moving: {{ $moving }}
+drain: {{ $job }}
+exitTimeout: {{ $job }}
+grace: {{ add $moving $job $job 30 }}
+startupPeriod: {{ $period }}
+startupFailures: {{ $failures }}
+progress: {{ add (ternary (int .prepare.seconds) 0 (not (empty .prepare.exports))) (mul $failures $period) 60 }}
+proxy: {{ add $job 60 }}
+stabilization: {{ max (int .autoscaling.stabilization) $job }}
+{{- /* 32 MiB for the server itself, as serving/server.py asks for. */}}
+sharedMemoryMiB: {{ add 32 (mul (int .sharedMemory.instances) (int .sharedMemory.perInstanceMiB)) }}
+{{- $path := .models.path }}
+{{- if .gpu.computeCapability }}
+{{- $path = printf "%s-sm%s-trt%s" $path (.gpu.computeCapability | replace "." "") .gpu.tensorrt }}
+{{- end }}
+path: {{ $path }}
+{{- if eq .models.store "image" }}
+repository: /models
+{{- else if eq .models.store "url" }}
+repository: {{ printf "%s/%s" (trimSuffix "/" .models.url) $path }}
+{{- else }}
+repository: /store/{{ $path }}
+{{- end }}
+{{- if .prepare.exports }}
+{{- /* A mark of what was prepared: other exports, images or folders are prepared anew. */}}
+mark: {{ list .prepare.exports .prepare.image $path | toJson | sha256sum | trunc 10 | printf "m%s" }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,51 @@
+{{/* Names and labels. Those that take a pool are given a dict of `root` ($) and `pool` (of slipway.pools). */}}
+
+{{- define "slipway.name" -}}
+{{ .Values.nameOverride | default .Chart.Name }}
+{{- end }}
+
+{{- define "slipway.fullname" -}}
+{{- $name := include "slipway.name" . }}
+{{- if .Values.fullnameOverride }}{{ .Values.fullnameOverride }}
+{{- else if contains $name .Release.Name }}{{ .Release.Name }}
+{{- else }}{{ .Release.Name }}-{{ $name }}{{ end }}
+{{- end }}
+
+{{- define "slipway.labels" -}}
+app.kubernetes.io/name: slipway
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end }}
+
+{{/* What selects the servers of a pool. Never changes in a release: a Deployment's selector cannot. */}}
+{{- define "slipway.selector" -}}
+app.kubernetes.io/name: slipway
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: server
+slipway/pool: {{ .pool.key }}
+{{- end }}
+
+{{- define "slipway.poolLabels" -}}
+{{ include "slipway.labels" .root }}
+app.kubernetes.io/component: {{ .component | default "server" }}
+slipway/pool: {{ .pool.key }}
+{{- end }}
+
+{{- define "slipway.image" -}}
+{{ .image.repository }}:{{ .image.tag | default .root.Chart.AppVersion }}
+{{- end }}
+
+{{- define "slipway.controlSecret" -}}
+{{ .Values.control.secret | default (printf "%s-control" (include "slipway.fullname" .)) }}
+{{- end }}
+
+{{- define "slipway.claim" -}}
+{{ .pool.models.claim | default (printf "%s-models" .pool.name) }}
+{{- end }}
+
+{{/* The host name that leads to a pool. */}}
+{{- define "slipway.host" -}}
+{{ if .root.Values.pools }}{{ .pool.key }}.{{ end }}{{ .host }}
+{{- end }}

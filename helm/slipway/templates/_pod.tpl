@@ -1,0 +1,224 @@
+{{/* The pods of a pool, its servers and what prepares for them; all take `root` and `pool`. */}}
+
+{{- define "slipway.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 1000
+runAsGroup: 1000
+fsGroup: 1000
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile: { type: RuntimeDefault }
+{{- end }}
+
+{{- define "slipway.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: { drop: [ALL] }
+{{- end }}
+
+{{/* Resources with the pool's GPUs, which are limits. */}}
+{{- define "slipway.gpuResources" -}}
+{{- $resources := deepCopy .resources }}
+{{- if gt (int .gpu.count) 0 }}
+{{- $_ := set $resources "limits" (set ($resources.limits | default dict) .gpu.resource (int .gpu.count)) }}
+{{- end }}
+{{- $resources | toYaml }}
+{{- end }}
+
+{{/* Where pods may run: the pool's own wishes, and nodes with its GPU. */}}
+{{- define "slipway.placement" -}}
+{{- with .pool }}
+{{- $selector := deepCopy .nodeSelector }}
+{{- with .gpu.computeCapability }}
+{{- $_ := set $selector "nvidia.com/gpu.compute.major" (splitList "." . | first) }}
+{{- $_ := set $selector "nvidia.com/gpu.compute.minor" (splitList "." . | last) }}
+{{- end }}
+{{- with $selector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- $tolerations := .tolerations }}
+{{- if gt (int .gpu.count) 0 }}
+{{- $tolerations = append $tolerations (dict "key" "nvidia.com/gpu" "operator" "Exists" "effect" "NoSchedule") }}
+{{- end }}
+{{- with $tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .gpu.runtimeClass }}
+runtimeClassName: {{ . }}
+{{- end }}
+{{- with .affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .priorityClass }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- end }}
+{{- with .root.Values.imagePullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+serviceAccountName: {{ include "slipway.fullname" .root }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+securityContext: {{- include "slipway.podSecurity" . | nindent 2 }}
+{{- end }}
+
+{{/* The container that exports what the store lacks. */}}
+{{- define "slipway.prepare" -}}
+name: prepare
+image: {{ include "slipway.image" (dict "root" .root "image" .pool.prepare.image) }}
+imagePullPolicy: {{ .pool.image.pullPolicy }}
+command: [/bin/sh, -euc]
+args:
+  - |
+    mark=/store/.{{ .pool.computed.mark }}
+    if [ -f "$mark" ]; then echo "prepared before: $mark"; exit 0; fi
+    {{- range .pool.prepare.exports }}
+    slipway export {{ . }} --repository {{ $.pool.computed.repository }}
+    {{- end }}
+    touch "$mark"
+env:
+  - { name: HF_HOME, value: /store/.huggingface }
+{{- with .pool.prepare.secret }}
+envFrom:
+  - secretRef: { name: {{ . }} }
+{{- end }}
+resources: {{- include "slipway.gpuResources" (dict "resources" .pool.prepare.resources "gpu" .pool.gpu) | nindent 2 }}
+securityContext: {{- include "slipway.containerSecurity" . | nindent 2 }}
+volumeMounts:
+  - { name: store, mountPath: /store }
+  - { name: tmp, mountPath: /tmp }
+{{- end }}
+
+{{/* A shared store as a volume; a local one is a claim of the StatefulSet or dies with the pod. */}}
+{{- define "slipway.store" -}}
+{{- with .pool.models }}
+{{- if eq .store "claim" }}
+- name: store
+  persistentVolumeClaim: { claimName: {{ include "slipway.claim" $ }} }
+{{- else if eq .store "hostPath" }}
+- name: store
+  hostPath: { path: {{ .hostPath }}, type: Directory }
+{{- else if and (eq .store "local") (eq $.pool.workload "Deployment") }}
+- name: store
+  emptyDir: { sizeLimit: {{ .size }} }
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "slipway.server" -}}
+{{- $values := .root.Values }}
+{{- with .pool }}
+name: triton
+image: {{ include "slipway.image" (dict "root" $.root "image" .image) }}
+imagePullPolicy: {{ .image.pullPolicy }}
+args: {{- include "slipway.arguments" $ | trim | nindent 2 }}
+ports:
+  - { name: http, containerPort: 8000 }
+  - { name: grpc, containerPort: 8001 }
+  - { name: metrics, containerPort: 8002 }
+{{- $env := .env }}
+{{- if eq .image.kind "ngc" }}
+{{- $env = prepend $env (dict "name" "SLIPWAY_CONTROL_TOKEN" "valueFrom" (dict "secretKeyRef" (dict "name" (include "slipway.controlSecret" $.root) "key" "token"))) }}
+{{- end }}
+{{- with $env }}
+env: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- if and (eq .models.store "url") .models.secret }}
+envFrom:
+  - secretRef: { name: {{ .models.secret }} }
+{{- end }}
+startupProbe:
+  httpGet: { path: /v2/health/ready, port: http }
+  periodSeconds: {{ .computed.startupPeriod }}
+  timeoutSeconds: 5
+  failureThreshold: {{ .computed.startupFailures }}
+readinessProbe:
+  httpGet: { path: /v2/health/ready, port: http }
+  periodSeconds: 5
+  timeoutSeconds: 5
+  failureThreshold: 3
+livenessProbe:
+  httpGet: { path: /v2/health/live, port: http }
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 6
+lifecycle:
+  preStop:
+    # Told to end, Triton stops all models at once, inner ones of a pipeline under way too: so its work ends before.
+    exec: { command: [/bin/sh, -c, sleep {{ .computed.moving }}; slipway drain --timeout-s {{ .computed.drain }}] }
+resources: {{- include "slipway.gpuResources" . | nindent 2 }}
+securityContext: {{- include "slipway.containerSecurity" $ | nindent 2 }}
+volumeMounts:
+  - { name: tmp, mountPath: /tmp }
+  - { name: shm, mountPath: /dev/shm }
+  {{- if has .models.store (list "local" "claim" "hostPath") }}
+  - { name: store, mountPath: /store, readOnly: true }
+  {{- end }}
+  {{- if eq .image.kind "embedded" }}
+  - { name: control, mountPath: /secrets/control, readOnly: true }
+  {{- end }}
+  {{- if $values.tls.secret }}
+  - { name: tls, mountPath: /secrets/tls, readOnly: true }
+  {{- end }}
+  {{- if and (eq .models.store "url") .models.secret }}
+  - { name: credentials, mountPath: /secrets/store, readOnly: true }
+  {{- end }}
+{{- end }}
+{{- end }}
+
+{{/* The pod template of a Deployment or a StatefulSet. */}}
+{{- define "slipway.pod" -}}
+{{- $values := .root.Values }}
+{{- with .pool }}
+metadata:
+  labels: # without versions, so that a new chart alone starts no pod anew
+    {{- include "slipway.selector" $ | nindent 4 }}
+    {{- with .podLabels }}{{ toYaml . | nindent 4 }}{{ end }}
+  {{- with .podAnnotations }}
+  annotations: {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec:
+  {{- include "slipway.placement" $ | trim | nindent 2 }}
+  terminationGracePeriodSeconds: {{ .computed.grace }}
+  topologySpreadConstraints:
+    {{- range $topology, $otherwise := dict "kubernetes.io/hostname" .spread.host "topology.kubernetes.io/zone" .spread.zone }}
+    - maxSkew: 1
+      topologyKey: {{ $topology }}
+      whenUnsatisfiable: {{ $otherwise }}
+      labelSelector: { matchLabels: {{ include "slipway.selector" $ | fromYaml | toJson }} }
+    {{- end }}
+  {{- if .prepare.exports }}
+  initContainers:
+    {{- if eq .prepare.by "pod" }}
+    - {{ include "slipway.prepare" $ | nindent 6 | trim }}
+    {{- else }}
+    - name: wait
+      image: {{ include "slipway.image" (dict "root" $.root "image" .image) }}
+      imagePullPolicy: {{ .image.pullPolicy }}
+      command: [/bin/sh, -c, "until [ -f /store/.{{ .computed.mark }} ]; do sleep 2; done"]
+      securityContext: {{- include "slipway.containerSecurity" $ | nindent 8 }}
+      volumeMounts:
+        - { name: store, mountPath: /store, readOnly: true }
+    {{- end }}
+  {{- end }}
+  containers:
+    - {{ include "slipway.server" $ | trim | nindent 6 | trim }}
+  volumes:
+    - name: tmp
+      emptyDir: {}
+    - name: shm
+      emptyDir: { medium: Memory, sizeLimit: {{ .computed.sharedMemoryMiB }}Mi }
+    {{- with include "slipway.store" $ | trim }}{{ . | nindent 4 }}{{ end }}
+    {{- if eq .image.kind "embedded" }}
+    - name: control
+      secret: { secretName: {{ include "slipway.controlSecret" $.root }} }
+    {{- end }}
+    {{- with $values.tls.secret }}
+    - name: tls
+      secret: { secretName: {{ . }} }
+    {{- end }}
+    {{- if and (eq .models.store "url") .models.secret }}
+    - name: credentials
+      secret: { secretName: {{ .models.secret }} }
+    {{- end }}
+{{- end }}
+{{- end }}

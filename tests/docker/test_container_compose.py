@@ -1,0 +1,161 @@
+"""compose.yaml: each profile is well formed; the default one exports, serves, is watched and drains."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from docker_engine import ROOT, Engine, free_ports, versions, wait_until
+
+from clients import Client, Progress, TextToVideoRequest, Video
+
+PROFILES = {
+    (): {"export", "triton", "prometheus"},
+    ("gpu",): {"export-gpu", "triton-gpu", "prometheus"},
+    ("cpu", "grafana", "tracing"): {"export", "triton", "prometheus", "grafana", "collector"},
+    ("client",): {"client", "prometheus"},
+}
+
+
+@pytest.mark.parametrize("profiles", PROFILES, ids=lambda names: "+".join(names) or "default")
+def test_compose_starts_the_promised_services_when_profiles_are_named(
+    compose: Engine, profiles: tuple[str, ...]
+) -> None:
+    named = [word for name in profiles for word in ("--profile", name)]
+    config = json.loads(compose.run("compose", *named, "config", "--format", "json").stdout)
+    assert set(config["services"]) == PROFILES[profiles]
+    for service in config["services"].values():
+        assert "privileged" not in service and service["cap_drop"] == ["ALL"]
+        for volume in service.get("volumes", []):
+            source = Path(volume["source"])
+            assert volume["type"] == "volume" or source.exists() or source == ROOT / "out", (
+                f"{source} is missing"
+            )
+
+
+def test_gpu_profile_reserves_a_device_and_shared_memory_when_configured(compose: Engine) -> None:
+    config = json.loads(compose.run("compose", "--profile", "gpu", "config", "--format", "json").stdout)
+    triton = config["services"]["triton-gpu"]
+    assert triton["deploy"]["resources"]["reservations"]["devices"] == [
+        {"capabilities": ["gpu"], "driver": "nvidia", "count": 1}
+    ]
+    assert int(triton["shm_size"]) == 4 << 30
+    assert triton["build"]["args"]["TRITON_BASE"] == versions()["TRITON_BASE"]
+
+
+@dataclass(frozen=True)
+class Project:
+    """The running default profile, under a name and on ports of its own."""
+
+    engine: Engine
+    environment: dict[str, str]
+
+    def compose(self, *arguments: str, code: int | None = 0) -> str:
+        return self.engine.run("compose", *arguments, code=code, limit_s=300, **self.environment).stdout
+
+    def service(self, name: str) -> dict[str, Any]:
+        container = self.compose("ps", "--all", "--quiet", name).strip()
+        return self.engine.inspect("container", container)
+
+    def ask_prometheus(self, path: str) -> Any:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{self.environment['PROMETHEUS_PORT']}/api/v1/{path}"
+        ) as reply:
+            return json.load(reply)["data"]
+
+    def query(self, expression: str) -> list[float]:
+        found = self.ask_prometheus(f"query?query={quote(expression)}")["result"]
+        return [float(sample["value"][1]) for sample in found]
+
+
+@pytest.fixture(scope="module")
+def project(
+    compose: Engine, images: dict[str, str], prometheus_image: str, shown: Callable[[str], None]
+) -> Iterator[Project]:
+    """`docker compose up --detach` of this checkout."""
+    names = ("HTTP_PORT", "GRPC_PORT", "METRICS_PORT", "PROMETHEUS_PORT")
+    ports = dict(zip(names, map(str, free_ports(len(names))), strict=True))
+    own = {"COMPOSE_PROJECT_NAME": f"slipway-test-{os.getpid()}", "PROMETHEUS_IMAGE": prometheus_image}
+    project = Project(compose, {**own, **ports})
+    try:
+        project.compose("up", "--detach", "--no-build")
+        compose.wait_healthy(project.service("triton")["Id"])
+        yield project
+    finally:
+        project.compose("--profile", "*", "down", "--volumes", "--timeout", "5", code=None)
+
+
+def test_default_profile_exports_serves_and_is_watched_when_brought_up(
+    project: Project, shown: Callable[[str], None]
+) -> None:
+    assert project.service("export")["State"]["ExitCode"] == 0
+    triton = project.service("triton")
+    assert triton["State"]["Health"]["Status"] == "healthy"
+    assert (triton["HostConfig"]["ReadonlyRootfs"], triton["HostConfig"]["ShmSize"]) == (True, 1 << 30)
+    said = project.compose(
+        *(
+            "run",
+            "--rm",
+            "--no-deps",
+            "client",
+            "generate",
+            "wan_t2v",
+            "A serene lake",
+            "--url",
+            "triton:8001",
+        ),
+        *("--frames", "5", "--size", "32x32", "--steps", "3", "--output", "/tmp/lake.mp4"),
+    )
+    assert said.startswith("/tmp/lake.mp4: 5 frames, 32x32")
+    wait_until(lambda: project.query('up{job="slipway"}') == [1.0], "Prometheus scrapes Triton")
+    wait_until(
+        lambda: project.query('nv_inference_request_success{model="wan_t2v"}') == [1.0],
+        "the request is counted",
+    )
+    rules = [rule["name"] for group in project.ask_prometheus("rules")["groups"] for rule in group["rules"]]
+    assert rules
+    shown(f"compose up: export ended with 0, triton is healthy, client: {said.strip()}")
+    shown(f"compose up: Prometheus counts the request and evaluates {len(rules)} rules")
+
+
+def test_request_under_way_is_finished_when_compose_stops_the_server(
+    project: Project, shown: Callable[[str], None]
+) -> None:
+    container = project.service("triton")["Id"]
+    request = TextToVideoRequest(prompt="x", frames=17, height=128, width=128, steps=100)
+    stopping = threading.Thread(target=project.compose, args=("stop", "triton"))
+    began_s = time.time()
+    steps, ends_s = [], []
+    with Client(f"127.0.0.1:{project.environment['GRPC_PORT']}") as client:
+        for event in client.generate(request):
+            if isinstance(event, Progress):
+                steps.append(event.step)
+                if len(steps) == 2:
+                    stopping.start()
+            elif isinstance(event, Video):
+                ends_s.append(time.time())
+    stopping.join()
+    said = project.engine.run(
+        *("events", "--since", str(int(began_s)), "--until", str(int(time.time()) + 1)),
+        *("--filter", f"container={container}", "--filter", "event=kill", "--format", "{{json .}}"),
+    )
+    signals = [json.loads(line) for line in said.stdout.splitlines()]
+    assert [kill["Actor"]["Attributes"]["signal"] for kill in signals] == ["15"]
+    signalled_s = signals[0]["timeNano"] / 1e9
+    assert steps == [*range(1, 101)]
+    assert began_s < signalled_s < ends_s[0]
+    state = project.service("triton")["State"]
+    assert (state["ExitCode"], state["Running"]) == (0, False)
+    shown(
+        f"compose stop: SIGTERM {signalled_s - began_s:.1f} s into a request; all {len(steps)} steps and"
+        f" the video came by {ends_s[0] - began_s:.1f} s, then exit code 0"
+    )

@@ -1,0 +1,66 @@
+"""Images as promised: who they run as, what they hold, what they leave out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from docker_engine import CONFINED, TARGETS, Engine, versions
+
+PORTS = {"8000/tcp", "8001/tcp", "8002/tcp"}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_image_says_who_and_what_it_is_when_inspected(
+    engine: Engine, images: dict[str, str], target: str, shown: Callable[[str], None]
+) -> None:
+    config = engine.inspect("image", images[target])["Config"]
+    assert config["User"] == "1000:1000"
+    assert config["Entrypoint"][0] == "slipway"
+    label = "org.opencontainers.image."
+    assert config["Labels"][f"{label}title"] == f"slipway/{target}"
+    assert config["Labels"][f"{label}version"] == versions()["SLIPWAY_VERSION"]
+    assert {f"{label}description", f"{label}licenses", f"{label}revision"} <= set(config["Labels"])
+    shown(f"{target}: user {config['User']}, entry point {' '.join(config['Entrypoint'])}")
+
+
+def test_server_image_has_ports_and_a_health_check_when_inspected(
+    engine: Engine, images: dict[str, str], shown: Callable[[str], None]
+) -> None:
+    config = engine.inspect("image", images["server-cpu"])["Config"]
+    assert set(config["ExposedPorts"]) == PORTS
+    assert config["Healthcheck"]["Test"] == ["CMD", "slipway", "ready"]
+    shown(f"server-cpu: ports {', '.join(sorted(PORTS))}, health check {config['Healthcheck']['Test'][1:]}")
+
+
+def test_client_image_has_no_server_when_looked_into(engine: Engine, images: dict[str, str]) -> None:
+    heavy = ("torch", "diffusers", "transformers", "onnxruntime", "pytriton")
+    code = f"import importlib.util as u; print(*[n for n in {heavy!r} if u.find_spec(n)])"
+    said = {
+        target: engine.run("run", "--rm", "--entrypoint", "python", images[target], "-c", code).stdout.split()
+        for target in ("client", "server-cpu")
+    }
+    assert said == {"client": [], "server-cpu": list(heavy)}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_image_keeps_no_wheel_no_build_tool_and_no_secret_when_built(
+    engine: Engine, images: dict[str, str], target: str
+) -> None:
+    find = (
+        "find /opt /build /src /dist /tmp /root -name '*.whl' -o -name 'pip*' -o -name .git -o -name '*.env'"
+    )
+    done = engine.run(
+        "run", "--rm", "--user", "0", "--entrypoint", "sh", images[target], "-c", find, code=None
+    )
+    assert [line for line in done.stdout.splitlines() if "/site-packages/" not in line] == []
+    environment = engine.inspect("image", images[target])["Config"]["Env"]
+    words = ("token", "secret", "password", "proxy", "index")
+    assert not [entry for entry in environment if any(word in entry.lower() for word in words)]
+
+
+def test_container_cannot_write_its_root_when_run_as_meant(engine: Engine, images: dict[str, str]) -> None:
+    command = "touch /models/x; id -u; grep CapEff /proc/self/status; touch /tmp/x && echo can write /tmp"
+    done = engine.run("run", "--rm", *CONFINED, "--entrypoint", "sh", images["server-cpu"], "-c", command)
+    assert "Read-only file system" in done.stderr
+    assert done.stdout.split() == ["1000", "CapEff:", "0" * 16, "can", "write", "/tmp"]

@@ -1,0 +1,142 @@
+"""The arguments that the chart gives to a server are ones that this server takes."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from helm_chart import CHART, EXAMPLES, Manifest, of_kind, pod_specs, render, server
+
+from clients.cli import app
+from serving.triton_arguments import CLOSED_APIS, closed_apis, further_problems, tracing, tracing_problems
+from serving.triton_install import environment, find_triton
+
+CLOSED = CHART / "examples" / "closed.yaml"
+
+
+def servers(kind: str) -> list[list[str]]:
+    """The arguments of every server of every example, of the images of a kind."""
+    found = [
+        container["args"]
+        for values in (None, *EXAMPLES)
+        for manifest in render(values)
+        for pod in pod_specs(manifest)
+        for container in pod["containers"]
+        if container["name"] == "triton" and (container["args"][0] == "--repository") == (kind == "embedded")
+    ]
+    assert found
+    return found
+
+
+def parsed(*arguments: str) -> dict[str, Any]:
+    """Parse a command line of `slipway` down to its last command, without running it."""
+    command: Any = typer.main.get_command(app)
+    rest = list(arguments)
+    while hasattr(command, "commands"):
+        command = command.commands[rest.pop(0)]
+    return dict(command.make_context(command.name, rest).params)
+
+
+def test_embedded_images_arguments_are_flags_of_slipway_serve() -> None:
+    for arguments in servers("embedded"):
+        # As the image's entry point begins; the later --repository wins.
+        entry = ["--host", "0.0.0.0", "--repository", "/models"]
+        given = parsed("serve", *entry, *arguments)
+        assert str(given["repository"]) == arguments[1]
+        assert given["exit_timeout_s"] >= 1
+        assert not further_problems(given["arguments"] or ())
+        assert not tracing_problems(given["trace_otlp"], given["trace_every"])
+
+
+def test_embedded_images_own_arguments_of_triton_come_after_the_dashes() -> None:
+    arguments = server(CLOSED)["args"]
+    own = tuple(arguments[arguments.index("--") + 1 :])
+    given = parsed("serve", *arguments)
+    assert "--grpc-use-ssl-mutual=true" in own
+    assert tuple(given["arguments"]) == own
+    assert given["trace_otlp"] == "http://collector.monitoring:4318/v1/traces"
+    assert given["model_control"] == "explicit"
+
+
+def test_ngc_images_are_closed_and_traced_as_the_embedded_server_is() -> None:
+    values: Manifest = {"image": {"kind": "ngc", "repository": "slipway/server-gpu"}}
+    values = {**values, "tracing": {"url": "http://c:4318/v1/traces", "every": 5}}
+    arguments = {*server(values)["args"]}
+    assert {*closed_apis("$(SLIPWAY_CONTROL_TOKEN)")} <= arguments
+    assert {*tracing("http://c:4318/v1/traces", 5)} <= arguments
+    assert "model-repository" in CLOSED_APIS
+
+
+def parse_errors(arguments: list[str], tmp_path: Path) -> str:
+    """What the real tritonserver says about arguments; no repository of theirs exists, so it ends at once."""
+    triton = find_triton()
+    done = subprocess.run(
+        [str(triton.binary), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=tmp_path,
+        env=environment(triton, {"PATH": "/usr/bin:/bin"}),
+    )
+    return done.stdout + done.stderr
+
+
+def test_ngc_images_arguments_are_options_of_tritonserver(tmp_path: Path) -> None:
+    longest = max(servers("ngc"), key=len)
+    traced: Manifest = {
+        "image": {"kind": "ngc", "repository": "slipway/server-gpu"},
+        "control": {"mode": "explicit"},
+        "tls": {"secret": "t", "mutual": True},
+        "tracing": {"url": "http://127.0.0.1:9/v1/traces"},
+    }
+    for arguments in (longest, server(traced)["args"]):
+        local = [
+            a if "--model-repository" not in a else f"--model-repository={tmp_path}/none" for a in arguments
+        ]
+        said = parse_errors([*local, "--backend-directory=/nonexistent"], tmp_path)
+        assert "unrecognized option" not in said
+        assert "Usage:" not in said, said[:600]
+        assert "failed to stat" in said or "No such file" in said, said[-600:]
+
+
+@pytest.mark.parametrize("argument", ["--grpc-max-connection-ages=1", "--trace-config=rate=often"])
+def test_tritonserver_would_say_so_if_an_argument_were_wrong(argument: str, tmp_path: Path) -> None:
+    said = parse_errors([f"--model-repository={tmp_path}/none", argument], tmp_path)
+    assert "unrecognized option" in said or "Invalid" in said, said[:400]
+
+
+def test_tests_client_arguments_are_a_command_of_slipway() -> None:
+    for values in (None, *EXAMPLES):
+        for manifest in of_kind(render(values), "Pod"):
+            assert parsed(*manifest["spec"]["containers"][0]["args"])["url"].endswith(":8001")
+
+
+def test_preparing_exports_are_commands_of_slipway() -> None:
+    lines = {
+        line.removeprefix("slipway ")
+        for values in (None, *EXAMPLES)
+        for manifest in render(values)
+        for pod in pod_specs(manifest)
+        for container in [*pod["containers"], *pod.get("initContainers", [])]
+        if container["name"] == "prepare"
+        for line in container["args"][0].splitlines()
+        if line.startswith("slipway export")
+    }
+    assert len(lines) >= 2
+    for line in lines:
+        assert str(parsed(*line.split())["repository"]).startswith("/store/")
+
+
+def test_pre_stop_runs_a_command_of_slipway() -> None:
+    for values in (None, *EXAMPLES):
+        for manifest in render(values):
+            for pod in pod_specs(manifest):
+                if "terminationGracePeriodSeconds" in pod:
+                    script = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][2]
+                    command = script.partition("; slipway ")[2].split()
+                    assert command[0] == "drain"
+                    assert parsed(*command)["timeout_s"] > 0

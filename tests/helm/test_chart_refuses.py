@@ -1,0 +1,157 @@
+"""Values that the chart refuses, each by a message that names the value and its rule."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+from helm_chart import CHART, EXAMPLES, Manifest, refusal
+
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
+GPU = {"kind": "ngc", "repository": "slipway/server-gpu"}
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"replicas": "two"}, "replicas: Invalid type. Expected: integer, given: string"),
+        ({"replica": 2}, "Additional property replica is not allowed"),
+        ({"models": {"stor": "claim"}}, "models: Additional property stor is not allowed"),
+        ({"image": {"kind": "triton"}}, 'image.kind must be one of the following: "embedded", "ngc"'),
+        ({"models": {"path": "../etc"}}, "models.path: Does not match pattern"),
+        ({"models": {"url": "ftp://x"}}, "models.url: Does not match pattern"),
+        ({"timing": {"longestJob": 0}}, "timing.longestJob: Must be greater than or equal to 1"),
+        ({"sharedMemory": {"instances": 0}}, "sharedMemory.instances: Must be greater than or equal to 1"),
+        ({"gpu": {"computeCapability": 9}}, "gpu.computeCapability: Invalid type. Expected: string"),
+        ({"gpu": {"resource": "gpu"}}, "gpu.resource: Does not match pattern"),
+        ({"autoscaling": {"minReplicas": 0}}, "autoscaling.minReplicas: Must be greater than or equal to 1"),
+        ({"autoscaling": {"by": "knative"}}, "autoscaling.by must be one of the following"),
+        ({"prepare": {"exports": ["wan_t2v; rm -rf /"]}}, "prepare.exports.0: Does not match pattern"),
+        ({"prepare": {"exports": ["wan_t2v $(id)"]}}, "prepare.exports.0: Does not match pattern"),
+        ({"arguments": ["rate-limit"]}, "arguments.0: Does not match pattern"),
+        ({"pools": {"Wan": {}}}, 'Property name of "Wan" does not match'),
+        ({"pools": {"wan": {"tracing": {}}}}, "pools.wan: Additional property tracing is not allowed"),
+        ({"pools": {"wan": {"replicas": -1}}}, "pools.wan.replicas: Must be greater than or equal to 0"),
+        ({"control": {"mode": "poll"}}, 'control.mode must be one of the following: "none", "explicit"'),
+        (
+            {"apiVersions": {"podDisruptionBudget": "policy/v2"}},
+            "apiVersions.podDisruptionBudget must be one of",
+        ),
+        ({"resources": {"limit": {}}}, "resources: Additional property limit is not allowed"),
+    ],
+)
+def test_schema_refuses_a_value_by_name_and_rule(values: Manifest, said: str) -> None:
+    assert said in refusal(values)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"models": {"store": "hostPath"}}, "models.hostPath must be a folder of the node"),
+        ({"models": {"store": "url"}, "image": GPU, "prepare": {"exports": []}}, "models.url must be given"),
+        (
+            {"models": {"store": "url", "url": "s3://a"}, "prepare": {"exports": []}},
+            "image.kind must be ngc with store url, got embedded, which reads folders only; try store claim",
+        ),
+        ({"models": {"store": "image"}}, "prepare.exports must be empty with store image, got 1"),
+        (
+            {"prepare": {"by": "job"}},
+            "models.store must be claim where a job prepares for all pods, got local",
+        ),
+        (
+            {"workload": "StatefulSet", "models": {"store": "claim"}},
+            "models.store must be local with a StatefulSet, got claim",
+        ),
+        ({"gpu": {"count": 1}}, "image.kind must be ngc with GPUs, got embedded"),
+        (
+            {"gpu": {"computeCapability": "9.0"}},
+            "gpu.count must be 1 or more with a compute capability, got 0",
+        ),
+        (
+            {"autoscaling": {"by": "hpa", "minReplicas": 5}},
+            "autoscaling.minReplicas must be at most maxReplicas, got 5 and 4",
+        ),
+        (
+            {"autoscaling": {"by": "keda"}, "timing": {"longestJob": 7200}},
+            "timing.longestJob and autoscaling.stabilization must be at most 3600 with autoscaling, got 7200",
+        ),
+        ({"autoscaling": {"by": "hpa", "inFlight": 0}}, "autoscaling must have a target above 0"),
+        ({"rollout": {"maxSurge": 0}}, "rollout.maxSurge or maxUnavailable must be above 0, got 0 and 0"),
+        (
+            {"resources": {"limits": {"memory": "1Gi"}}, "sharedMemory": {"instances": 64}},
+            "must be above the shared memory, which counts towards it, got 1Gi and 1056Mi",
+        ),
+        (
+            {"sticky": True, "ingress": {"enabled": True, "nginx": False, "host": "a.b"}},
+            "sticky must be false behind an ingress that is not nginx",
+        ),
+        (
+            {"sticky": True, "gateway": {"enabled": True, "host": "a.b", "parentRefs": [{"name": "g"}]}},
+            "sticky must be false behind a gateway without a policy for it",
+        ),
+        ({"ingress": {"enabled": True, "tlsSecret": "t"}}, "ingress.host must be given"),
+        ({"ingress": {"enabled": True, "host": "a.b"}}, "ingress.tlsSecret must be given with nginx"),
+        ({"gateway": {"enabled": True}}, "gateway.host and gateway.parentRefs must be given"),
+        ({"tls": {"mutual": True}}, "tls.secret must be given with mutual"),
+        ({"fullnameOverride": "n" * 44}, "must have at most 43 characters, got 44; try fullnameOverride"),
+    ],
+)
+def test_combination_is_refused_by_name_with_a_way_out(values: Manifest, said: str) -> None:
+    assert said in refusal(values)
+
+
+def test_all_broken_rules_of_all_pools_come_in_one_message() -> None:
+    text = refusal({"pools": {"a": {"gpu": {"count": 1}}, "b": {"models": {"store": "hostPath"}}}})
+    assert "pool a: image.kind must be ngc" in text
+    assert "pool b: models.hostPath must be" in text
+
+
+def objects(schema: Any, path: str = "") -> Iterator[tuple[str, Manifest]]:
+    if isinstance(schema, dict):
+        if isinstance(schema.get("properties"), dict):
+            yield path, schema
+        for key, value in schema.items():
+            yield from objects(value, f"{path}/{key}")
+
+
+def test_schema_closes_every_object_that_has_fields() -> None:
+    found = dict(objects(SCHEMA))
+    assert len(found) > 25
+    assert [path for path, schema in found.items() if schema.get("additionalProperties") is not False] == []
+
+
+def leaves(values: Any, schema: Manifest, path: str = "") -> Iterator[str]:
+    """Yield the fields in which values and schema differ."""
+    if "$ref" in schema:
+        schema = SCHEMA["definitions"][schema["$ref"].rpartition("/")[2]]
+    if not isinstance(values, dict) or "properties" not in schema:
+        return
+    for name in set(values) ^ set(schema["properties"]):
+        yield f"{path}/{name}"
+    for name in set(values) & set(schema["properties"]):
+        yield from leaves(values[name], schema["properties"][name], f"{path}/{name}")
+
+
+def test_schema_and_values_have_the_same_fields() -> None:
+    found = [path for path in leaves(VALUES, SCHEMA) if "resources/" not in path]
+    assert found == ["/global"]
+
+
+def test_pools_may_set_what_describes_a_pool_and_nothing_else() -> None:
+    template = (CHART / "templates" / "_pools.tpl").read_text()
+    (line,) = (line for line in template.splitlines() if ":= pick .Values" in line)
+    picked = [word.strip('"') for word in line.partition(".Values ")[2].removesuffix(" }}").split()]
+    assert set(picked) == set(SCHEMA["definitions"]["pool"]["properties"])
+    text = (CHART / "values.yaml").read_text()
+    before = yaml.safe_load(text.partition("\npools:")[0])
+    assert set(before) == set(picked), "values.yaml says that the keys above `pools` are a pool's"
+
+
+def test_values_file_is_short_and_every_line_of_examples_is_used() -> None:
+    assert len((CHART / "values.yaml").read_text().splitlines()) < 160
+    for path in EXAMPLES:
+        assert path.read_text().startswith("# "), f"{path.name} must say what it is for"

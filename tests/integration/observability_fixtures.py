@@ -1,0 +1,95 @@
+"""Who looks at a server from outside: a collector of traces, a real Prometheus, one look at the metrics."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from serving.server import Server
+
+FOLDER = Path(__file__).resolve().parents[2] / "observability"
+Labels = tuple[tuple[str, str], ...]
+
+
+class Collector(http.server.ThreadingHTTPServer):
+    """An OTLP endpoint over HTTP that keeps the spans it is sent."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Receiver)
+        self.spans: list[dict[str, Any]] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/v1/traces"
+
+
+class _Receiver(http.server.BaseHTTPRequestHandler):
+    server: Collector
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        for resource in body["resourceSpans"]:
+            for scope in resource["scopeSpans"]:
+                self.server.spans += scope["spans"]
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the library's name
+        """Say nothing."""
+
+
+class Prometheus:
+    """A real one that watches a server, faster than the files say."""
+
+    def __init__(self, folder: Path, target: str) -> None:
+        config = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
+        config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+        config["scrape_configs"][0]["static_configs"][0]["targets"] = [target]
+        (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+        shutil.copy(FOLDER / "rules.yml", folder)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.url = f"127.0.0.1:{free.getsockname()[1]}"
+        self.log = folder / "log"
+        flags = (f"--web.listen-address={self.url}", f"--storage.tsdb.path={folder}/data")
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                ["prometheus", f"--config.file={folder}/prometheus.yml", *flags], stdout=log, stderr=log
+            )
+
+    def query(self, expression: str) -> list[tuple[dict[str, str], float]]:
+        """Return the series of an expression now, labels and value each."""
+        assert self.process.poll() is None, self.log.read_text()
+        with contextlib.suppress(httpx.TransportError):
+            answer = httpx.get(
+                f"http://{self.url}/api/v1/query", params={"query": expression}, trust_env=False, timeout=10
+            )
+            if answer.status_code != 503:  # while it starts
+                found = answer.json()
+                assert found["status"] == "success", found
+                return [(one["metric"], float(one["value"][1])) for one in found["data"]["result"]]
+        return []
+
+
+def series(server: Server) -> dict[tuple[str, Labels], float]:
+    """Return every series that the server's metrics endpoint has now."""
+    text = httpx.get(server.metrics_url, trust_env=False).text
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def value(server: Server, name: str, **labels: str) -> float:
+    return series(server).get((name, tuple(sorted(labels.items()))), float("nan"))

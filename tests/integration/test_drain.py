@@ -1,0 +1,70 @@
+"""A server that is stopped lets its pipelines end: their calls between models, too, until the last step."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from server_fixtures import any_port, wait_until
+
+from clients import Client, Progress, TextToVideoRequest, Video
+from serving.drain import requests_running, wait_until_idle
+from serving.errors import SlipwayError
+from serving.server import Server
+
+STEPS = 100
+LONG = TextToVideoRequest(prompt="x", frames=17, height=64, width=64, steps=STEPS)
+TOO_LONG = TextToVideoRequest(prompt="x", frames=33, height=128, width=128, steps=STEPS)
+
+
+def drain(server: Server, timeout_s: float) -> subprocess.CompletedProcess[str]:
+    metrics = server.metrics_url.removeprefix("http://").removesuffix("/metrics")
+    command = [
+        sys.executable,
+        "-m",
+        "clients.cli",
+        "drain",
+        "--metrics",
+        metrics,
+        "--timeout-s",
+        str(timeout_s),
+    ]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_request_under_way_ends_whole_when_the_server_is_stopped(repository: Path) -> None:
+    with Server(any_port(repository, exit_timeout_s=120)) as server:
+        assert drain(server, timeout_s=0).stdout == "idle\n"
+        stopping = threading.Thread(target=server.stop)
+        steps, videos = [], []
+        with Client(server.grpc_url) as client:
+            for event in client.generate(LONG):
+                if isinstance(event, Progress):
+                    steps.append(event.step)
+                elif isinstance(event, Video):
+                    videos.append(event)
+                if steps == [1]:
+                    refused = drain(server, timeout_s=0)
+                    stopping.start()
+        stopping.join()
+        assert (steps, len(videos)) == ([*range(1, STEPS + 1)], 1)
+        # The counter-check: it was under way, and known to be.
+        assert refused.returncode == 1 and "got 1 request(s) under way" in refused.stderr
+        assert requests_running(server.metrics_url) is None
+
+
+def test_request_under_way_is_cut_when_the_exit_timeout_is_over(repository: Path) -> None:
+    with Server(any_port(repository, exit_timeout_s=1)) as server, Client(server.grpc_url) as client:
+        events = client.generate(TOO_LONG)
+        next(events)
+        threading.Thread(target=server.stop).start()
+        with pytest.raises(SlipwayError):
+            list(events)
+        wait_until(lambda: not server.is_alive(), "the server's end")
+
+
+def test_drain_tells_so_when_there_are_no_metrics() -> None:
+    assert wait_until_idle("http://localhost:1/metrics", limit_s=60) is None

@@ -1,0 +1,460 @@
+"""What a running server tells: metrics that a real Prometheus scrapes, traces, and lines of its log.
+
+One server works off some videos, a bad request, a cancelled one and hostile texts, while Prometheus watches
+with the files of observability/; the tests look at what was seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+import yaml
+from observability_fixtures import FOLDER, Collector, Labels, Prometheus, series, value
+from server_fixtures import any_port, infer_input, tensor, wait_until, write_model
+
+from clients import Client, Progress, TextToVideoRequest
+from serving.control import CONTROL_HEADER, ModelControl
+from serving.errors import InvalidRequest
+from serving.metrics import METRICS
+from serving.server import Server, ServerConfig
+
+TOKEN = "0123456789abcdef"
+VIDEO = TextToVideoRequest(prompt="a lake", frames=9, height=64, width=64, steps=4, seed=1)
+LONG = TextToVideoRequest(prompt="a lake", frames=33, height=128, width=128, steps=50, seed=1)
+VIDEOS = 5
+HOSTILE = 'x",code="y"}\n# HELP z\nslipway_frames_total{model="\u202eevil\U0001f47e"} 1'
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    with Collector() as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        yield running
+        running.shutdown()
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path, collector: Collector) -> Iterator[Server]:
+    """A server that traces every request, and whose administrative APIs are closed."""
+    config = ServerConfig(
+        repository,
+        http_port=0,
+        grpc_port=0,
+        metrics_port=0,
+        control_token=TOKEN,
+        trace_otlp=collector.url,
+        # Sooner than after 5 s.
+        arguments=("--trace-config=opentelemetry,bsp_schedule_delay=200",),
+    )
+    with Server(config) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def prometheus(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus | None]:
+    """A Prometheus that has seen the server before anything happens; None where none is installed."""
+    if shutil.which("prometheus") is None:
+        assert not os.environ.get("CI"), "prometheus must be installed in CI; try apt-get install prometheus"
+        yield None
+        return
+    target = server.metrics_url.removeprefix("http://").removesuffix("/metrics")
+    running = Prometheus(tmp_path_factory.mktemp("prometheus"), target)
+    try:
+        # Two looks before anything happens, so that what happens is seen to grow.
+        wait_until(lambda: running.query("count_over_time(up[1m]) >= 2") != [], "two scrapes", 30)
+        yield running
+    finally:
+        running.process.terminate()
+        running.process.wait(30)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What happened.
+
+    Attributes:
+        before: the series before it.
+        pending: the most requests that were seen waiting for wan_t2v.
+    """
+
+    before: dict[tuple[str, Labels], float]
+    pending: float
+
+
+@pytest.fixture(scope="module")
+def traffic(server: Server, prometheus: Prometheus | None) -> Traffic:
+    """More videos at once than the model has instances, one refused, one cancelled; Prometheus watches."""
+    before = series(server)
+
+    def make(_: int) -> list[Any]:
+        with Client(server.grpc_url) as client:
+            return list(client.generate(VIDEO))
+
+    with ThreadPoolExecutor(VIDEOS) as pool:
+        results = [pool.submit(make, index) for index in range(VIDEOS)]
+        seen = [0.0]
+        while not all(result.done() for result in results):
+            seen.append(value(server, "nv_inference_pending_request_count", model="wan_t2v", version="1"))
+        assert all(result.result() for result in results)
+    with Client(server.grpc_url) as client:
+        with pytest.raises(InvalidRequest):
+            list(client.generate(TextToVideoRequest(prompt="a lake", width=48_000)))
+        for event in client.generate(LONG):
+            assert isinstance(event, Progress)
+            break
+    return Traffic(before, max(seen))
+
+
+def grown(server: Server, traffic: Traffic, name: str, **labels: str) -> float:
+    """Return by how much a series has grown since before the traffic."""
+    key = (name, tuple(sorted(labels.items())))
+    return series(server).get(key, float("nan")) - traffic.before[key]
+
+
+def test_requests_are_counted_by_how_they_ended(server: Server, traffic: Traffic) -> None:
+    expected = {"OK": VIDEOS, "INVALID_ARGUMENT": 1, "CANCELLED": 1, "INTERNAL": 0, "DEADLINE_EXCEEDED": 0}
+    for code, count in expected.items():
+        wait_until(
+            lambda code=code, count=count: (
+                grown(server, traffic, "slipway_requests_total", model="wan_t2v", code=code) == count
+            ),
+            f"{count} requests that ended {code}",
+        )
+
+
+def test_frames_and_steps_are_counted(server: Server, traffic: Traffic) -> None:
+    wait_until(
+        lambda: grown(server, traffic, "slipway_frames_total", model="wan_t2v") == VIDEOS * VIDEO.frames,
+        "the frames of all finished videos",
+    )
+    steps = "slipway_denoise_step_seconds_count"
+    # Of the cancelled request there was at least one, and not all.
+    count = grown(server, traffic, steps, model="wan_t2v") - VIDEOS * VIDEO.steps
+    assert 1 <= count < LONG.steps
+    assert grown(server, traffic, "slipway_denoise_step_seconds_sum", model="wan_t2v") > 0
+
+
+def test_queue_of_a_streaming_model_is_seen_in_tritons_own_metric(traffic: Traffic) -> None:
+    assert traffic.pending >= 1
+
+
+def test_open_sequences_are_seen_and_gone_when_they_end(server: Server) -> None:
+    labels = {"model": "wan_t2v_vae_decoder"}
+    assert value(server, "slipway_sessions_limit", **labels) == 4
+    latents = infer_input("latents", np.zeros((1, 16, 1, 4, 4), np.float32))
+    wait_until(lambda: value(server, "slipway_sessions_open", **labels) == 0, "no sequence of other tests")
+    with stream(server) as (client, answers):
+        client.async_stream_infer("wan_t2v_vae_decoder", [latents], sequence_id=7, sequence_start=True)
+        wait_until(lambda: value(server, "slipway_sessions_open", **labels) == 1, "the sequence")
+        client.async_stream_infer("wan_t2v_vae_decoder", [], sequence_id=7, sequence_end=True)
+        wait_until(lambda: value(server, "slipway_sessions_open", **labels) == 0, "its end")
+        assert not [error for _, error in answers if error]
+
+
+@contextlib.contextmanager
+def stream(server: Server) -> Iterator[tuple[triton.InferenceServerClient, list[tuple[Any, Any]]]]:
+    """Open a stream of requests; yield its client and the list that answers go to."""
+    answers: list[tuple[Any, Any]] = []
+    with triton.InferenceServerClient(server.grpc_url) as client:
+        client.start_stream(lambda result, error: answers.append((result, error)))
+        yield client, answers
+        client.stop_stream()
+
+
+def test_hostile_texts_make_no_new_series(server: Server, traffic: Traffic) -> None:
+    before = series(server)
+    one = lambda text: infer_input("prompt", np.array([text.encode()], np.object_))  # noqa: E731
+    output = triton.InferInput("output", [1], "BYTES")
+    output.set_data_from_numpy(np.array([HOSTILE.encode()], np.object_))
+    with stream(server) as (client, answers):
+        client.async_stream_infer("wan_t2v", [one(HOSTILE), output], request_id=HOSTILE)
+        client.async_stream_infer("wan_t2v", [one("a lake")], request_id="r", parameters={"evil": HOSTILE})
+        client.async_stream_infer("wan_t2v_vae_decoder", [], sequence_id=HOSTILE, request_id=HOSTILE)
+        wait_until(lambda: len(answers) == 3, "three refusals")
+        assert all(error for _, error in answers)
+        with pytest.raises(triton.InferenceServerException):
+            client.infer(HOSTILE, [one("a lake")])
+    body = {"prompt": HOSTILE, "negative_prompt": HOSTILE, "steps": 1, HOSTILE: HOSTILE}
+    url = f"http://{server.http_url}/v2/models/wan_t2v/generate_stream"
+    assert "INVALID_ARGUMENT" in httpx.post(url, json=body, trust_env=False).text
+    refused = 3  # of wan_t2v: twice above, once here
+    wait_until(
+        lambda: (
+            value(server, "slipway_requests_total", model="wan_t2v", code="INVALID_ARGUMENT")
+            == before[("slipway_requests_total", (("code", "INVALID_ARGUMENT"), ("model", "wan_t2v")))]
+            + refused
+        ),
+        "the refusals in the metrics",
+    )
+    assert set(series(server)) == set(before)
+
+
+def test_labels_have_closed_sets_of_values(server: Server, traffic: Traffic) -> None:
+    models = {folder.name for folder in server.config.repository.iterdir()}
+    by_name = {metric.name: metric for metric in METRICS}
+    found = set()
+    for name, labels in series(server):
+        metric = by_name.get(re.sub(r"_(bucket|sum|count)$", "", name))
+        if metric is None:
+            continue
+        found.add(metric.name)
+        given = dict(labels)
+        assert given.pop("model") in models
+        given.pop("le", None)
+        assert set(given) == ({metric.label} if metric.label else set())
+        assert set(given.values()) <= set(metric.values)
+    assert found == set(by_name)
+
+
+def trace_of(collector: Collector, request_id: str) -> list[dict[str, Any]]:
+    """Return all spans of the trace of a request."""
+    ids = {
+        span["traceId"]
+        for span in list(collector.spans)
+        if {"key": "triton.request_id", "value": {"stringValue": request_id}} in span.get("attributes", [])
+    }
+    return [span for span in list(collector.spans) if span["traceId"] in ids]
+
+
+def test_one_request_is_one_trace_with_the_models_that_it_called(
+    server: Server, collector: Collector
+) -> None:
+    fields = {"prompt": "a lake", "negative_prompt": "", "output": "video"}
+    numbers = {"frames": 5, "height": 32, "width": 32, "steps": 2}
+    inputs = [infer_input(name, np.array([text.encode()], np.object_)) for name, text in fields.items()]
+    inputs += [infer_input(name, np.array([number])) for name, number in numbers.items()]
+    with stream(server) as (client, answers):
+        client.async_stream_infer("wan_t2v", inputs, request_id="traced", enable_empty_final_response=True)
+
+        def ended() -> bool:
+            return (
+                bool(answers) and answers[-1][0].get_response().parameters["triton_final_response"].bool_param
+            )
+
+        wait_until(ended, "the video")
+        assert not [error for _, error in answers if error]
+    inner = {
+        "wan_t2v",
+        "wan_t2v_prompt",
+        "wan_t2v_tokenizer",
+        "wan_t2v_text_encoder",
+        "wan_t2v_denoiser_high",
+        "wan_t2v_vae_decoder",
+    }
+    wait_until(lambda: inner <= {span["name"] for span in trace_of(collector, "traced")}, "all spans")
+    spans = trace_of(collector, "traced")
+    assert len({span["traceId"] for span in spans}) == 1
+    by_id = {span["spanId"]: span for span in spans}
+
+    def ancestors(span: dict[str, Any]) -> Iterator[str]:
+        while span := by_id.get(span.get("parentSpanId", ""), {}):
+            yield span["name"]
+
+    for span in spans:
+        if span["name"] in inner - {"wan_t2v"}:
+            assert "wan_t2v" in ancestors(span), span["name"]
+    # The log leads to the trace.
+    lines = [line for line in log_lines(server) if line["request_id"] == "traced"]
+    assert [line["event"] for line in lines] == ["started", "finished"]
+    assert {line["trace_id"] for line in lines} == {spans[0]["traceId"]}
+
+
+def log_lines(server: Server) -> list[dict[str, Any]]:
+    """Return what the log says of requests, line by line."""
+    lines = re.findall(r"adapter\.py:\d+\] (\".*\")", server.log_text())
+    return [json.loads(json.loads(line)) for line in lines]
+
+
+def test_log_has_the_id_the_progress_and_the_end_of_a_request(server: Server, traffic: Traffic) -> None:
+    ends = list(
+        {line["request_id"]: line for line in log_lines(server) if line["model"] == "wan_t2v"}.values()
+    )
+    begun = [line["request_id"] for line in log_lines(server) if line["event"] == "started"]
+    assert len(set(begun)) == len(begun) == len(ends)
+    finished = [
+        line for line in ends if line["event"] == "finished" and line.get("steps_done") == VIDEO.steps
+    ]
+    assert len(finished) >= VIDEOS  # each with an id of ours, since the client gave none
+    for line in finished:
+        assert line["model"] == "wan_t2v"
+        assert line["code"] == "OK"
+        assert line["elapsed_s"] > 0
+        assert line["responses"] > VIDEO.steps
+    (cancelled,) = [line for line in ends if line["event"] == "cancelled"]
+    assert cancelled["code"] == "CANCELLED"
+    assert 1 <= cancelled["steps_done"] < LONG.steps
+    assert all(line["trace_id"] for line in ends)
+    refused = [line for line in ends if line["event"] == "failed"]
+    assert "width must be" in "".join(line["error"] for line in refused)
+    assert {line["code"] for line in refused} == {"INVALID_ARGUMENT"}
+
+
+def recorded() -> list[str]:
+    rules = yaml.safe_load((FOLDER / "rules.yml").read_text())
+    return [rule["record"] for group in rules["groups"] for rule in group["rules"] if "record" in rule]
+
+
+def queries() -> list[str]:
+    dashboard = json.loads((FOLDER / "dashboard.json").read_text())
+    return [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+
+
+@pytest.fixture(scope="module")
+def watched(prometheus: Prometheus | None, traffic: Traffic) -> Prometheus:
+    """A Prometheus that has seen the traffic."""
+    if prometheus is None:
+        pytest.skip("prometheus is not installed; Debian's package of this name has it")
+    end = 'slipway_requests_total{model="wan_t2v", code="CANCELLED"} > 0'
+    wait_until(lambda: prometheus.query(end) != [], "a scrape of the end of the traffic", 30)
+    return prometheus
+
+
+def assert_data(
+    prometheus: Prometheus, expression: str, check: Callable[[float], bool] = np.isfinite
+) -> None:
+    """Wait until an expression has a series whose value is a number."""
+    wait_until(
+        lambda: any(check(number) for _, number in prometheus.query(expression)), f"data of {expression}"
+    )
+
+
+@pytest.mark.parametrize("rule", recorded())
+def test_recording_rule_returns_data(watched: Prometheus, rule: str) -> None:
+    assert_data(watched, rule)
+
+
+@pytest.mark.parametrize("query", queries())
+def test_dashboard_query_returns_data(watched: Prometheus, query: str) -> None:
+    assert_data(watched, query.replace("$__rate_interval", "1m").replace("$model", ".*"))
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        'slipway:denoise_step_seconds:p95{model="wan_t2v"}',
+        'slipway:frames:rate{model="wan_t2v"}',
+        "slipway:pod_denoising",
+        'slipway:queue_compute_ratio{model="wan_t2v"}',
+        'max_over_time(slipway_denoise_step_seconds_sum{model="wan_t2v"}[1m])',
+    ],
+)
+def test_traffic_shows_as_more_than_0(watched: Prometheus, expression: str) -> None:
+    assert_data(watched, expression, lambda number: number > 0)
+
+
+def test_no_alert_fires_on_a_sound_server(watched: Prometheus) -> None:
+    assert watched.query('ALERTS{alertstate="firing"}') == []
+
+
+CLOSED = {
+    "model-repository": ("POST", "/v2/repository/index"),
+    "shared-memory": ("GET", "/v2/systemsharedmemory/status"),
+    "trace": ("GET", "/v2/trace/setting"),
+    "logging": ("GET", "/v2/logging"),
+}
+OPEN = {
+    "health": "/v2/health/ready",
+    "metadata": "/v2/models/wan_t2v",
+    "model-config": "/v2/models/wan_t2v/config",
+    "statistics": "/v2/models/wan_t2v/stats",
+}
+
+
+@pytest.mark.parametrize("group", CLOSED)
+def test_closed_api_needs_the_token_over_http(server: Server, group: str) -> None:
+    method, path = CLOSED[group]
+
+    def ask(headers: dict[str, str]) -> int:
+        url = f"http://{server.http_url}{path}"
+        return httpx.request(method, url, headers=headers, trust_env=False).status_code
+
+    assert ask({}) == 403
+    assert ask({CONTROL_HEADER: "another-token-of-16"}) == 403
+    assert ask({CONTROL_HEADER: TOKEN}) == 200
+
+
+@pytest.mark.parametrize("group", CLOSED)
+def test_closed_api_needs_the_token_over_grpc(server: Server, group: str) -> None:
+    with triton.InferenceServerClient(server.grpc_url) as client:
+        ask: Callable[..., Any] = {
+            "model-repository": client.get_model_repository_index,
+            "shared-memory": client.get_system_shared_memory_status,
+            "trace": client.get_trace_settings,
+            "logging": client.get_log_settings,
+        }[group]
+        for headers in ({}, {f"triton-grpc-protocol-{CONTROL_HEADER}": "another-token-of-16"}):
+            with pytest.raises(triton.InferenceServerException, match="restricted"):
+                ask(headers=headers)
+        assert ask(headers={f"triton-grpc-protocol-{CONTROL_HEADER}": TOKEN}) is not None
+
+
+@pytest.mark.parametrize("group", OPEN)
+def test_other_api_stays_open(server: Server, group: str) -> None:
+    assert httpx.get(f"http://{server.http_url}{OPEN[group]}", trust_env=False).status_code == 200
+
+
+def test_token_does_not_allow_what_the_mode_forbids(server: Server) -> None:
+    answer = httpx.post(
+        f"http://{server.http_url}/v2/repository/models/wan_t2v/unload",
+        headers={CONTROL_HEADER: TOKEN},
+        json={},
+        trust_env=False,
+    )
+    assert answer.status_code != 200
+    assert "wan_t2v" in server.models()
+
+
+ECHO = """
+class Echo:
+    reports_requests = False
+
+    def __init__(self, settings):
+        pass
+
+    def run(self, call):
+        yield {"y": call.tensors["x"]}
+
+    def close(self):
+        pass
+"""
+MODEL = """
+import triton_python_backend_utils as pb_utils
+from serving.adapter import model_class
+
+TritonPythonModel = model_class(pb_utils)
+"""
+
+
+def test_counts_go_on_when_a_model_is_loaded_anew(tmp_path: Path) -> None:
+    config = tensor("input", "x", "FP32", "[1]") + tensor("output", "y", "FP32", "[1]")
+    config += 'parameters { key: "program" value { string_value: "echo_program:Echo" } }\n'
+    folder = write_model(tmp_path / "models", "echo", None, config, backend="python")
+    (folder / "echo_program.py").write_text(ECHO)
+    (folder / "model.py").write_text(MODEL)
+    x = infer_input("x", np.ones(1, np.float32))
+    anew = any_port(tmp_path / "models", model_control="explicit")
+    with Server(anew) as server, triton.InferenceServerClient(server.grpc_url) as client:
+        control = ModelControl(server.http_url, load_timeout_s=30)
+        for count in (1, 2):
+            client.infer("echo", [x], client_timeout=30)
+            wait_until(
+                lambda count=count: value(server, "slipway_requests_total", model="echo", code="OK") == count,
+                f"{count} requests in the metrics",
+            )
+            if count == 1:
+                (folder / "model.py").touch()
+                control.load("echo")

@@ -1,0 +1,81 @@
+"""Arguments of Triton that follow from what the server was asked for, and those that a user may add."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clients.cli import run
+from serving.errors import InvalidRequest
+from serving.server import Server, ServerConfig
+
+TOKEN = "0123456789abcdef"
+
+
+def arguments(**fields: object) -> list[str]:
+    config = ServerConfig(Path("models"), **fields)  # type: ignore[arg-type]
+    return list(Server(config)._arguments(Path("backends")))
+
+
+def test_token_closes_the_apis_that_change_the_server_over_both_protocols() -> None:
+    closed = "model-repository,shared-memory,trace,logging:slipway-control=" + TOKEN
+    for mode in ("none", "explicit"):
+        found = arguments(control_token=TOKEN, model_control=mode)
+        assert f"--http-restricted-api={closed}" in found
+        assert f"--grpc-restricted-protocol={closed}" in found
+    assert not [argument for argument in arguments() if "restricted" in argument]
+
+
+def test_requests_are_traced_only_where_an_endpoint_is_given() -> None:
+    found = arguments(trace_otlp="http://collector:4318/v1/traces", trace_every=10)
+    assert "--trace-config=opentelemetry,url=http://collector:4318/v1/traces" in found
+    assert "--trace-config=rate=10" in found
+    assert not [argument for argument in arguments(trace_every=10) if "trace" in argument]
+
+
+@pytest.mark.parametrize("url", ["collector:4318", "ftp://collector/v1/traces", "http://collector:4318", ""])
+def test_endpoint_that_is_no_otlp_over_http_is_refused(url: str) -> None:
+    with pytest.raises(InvalidRequest, match="trace_otlp must be an OTLP endpoint over HTTP, got"):
+        ServerConfig(Path("models"), trace_otlp=url)
+
+
+def test_sampling_below_one_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="trace_every must be 1 or more, got 0"):
+        ServerConfig(Path("models"), trace_every=0)
+
+
+def test_further_arguments_come_last() -> None:
+    further = ("--rate-limit=execution_count", "--rate-limit-resource=R:4")
+    assert tuple(arguments(arguments=further)[-2:]) == further
+
+
+@pytest.mark.parametrize(
+    ("argument", "text"),
+    [
+        ("rate-limit=off", "must be of the form --name=value, got 'rate-limit=off'"),
+        ("--rate-limit", "must be of the form --name=value, got '--rate-limit'"),
+        ("--=off", "must be of the form --name=value"),
+        ("--http-port=80", "must be none that slipway gives, got --http-port; try --http-port"),
+        (
+            "--model-repository=/x",
+            "must be none that slipway gives, got --model-repository; try --repository",
+        ),
+        ("--http-restricted-api=x:y=z", "try --control-token-file"),
+        (
+            "--backend-config=python,shm-region-prefix-name=x",
+            "must leave python,shm-region-prefix-name alone",
+        ),
+    ],
+)
+def test_further_argument_that_breaks_a_rule_is_refused(argument: str, text: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        ServerConfig(Path("models"), arguments=(argument,))
+    assert text in str(caught.value)
+
+
+def test_command_takes_further_arguments_after_two_dashes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["serve", "--repository", "absent", "--", "--rate-limit=off", "--grpc-port=1"]) == 2
+    assert "got --grpc-port; try --grpc-port" in capsys.readouterr().err
+    assert run(["serve", "--repository", "absent", "--", "--rate-limit=off"]) == 2
+    assert "repository must exist, got absent" in capsys.readouterr().err
