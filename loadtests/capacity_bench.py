@@ -18,8 +18,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from export.families import family_named
+from export.run import ExportOptions, run_export
 from loadtests.bench.report import spread
 from loadtests.bench.stats import Summary, ratios, summarize
+from loadtests.bench.wakeword import PUBLIC_CONFIG, export, with_threads, write_checkpoints
 from loadtests.capacity import Routing
 from loadtests.capacity_load import (
     Delay,
@@ -165,7 +168,9 @@ def _measure(options: CapacityOptions, report: Report) -> tuple[dict[str, Checke
         with Server(ServerConfig(repository, http_port=0, grpc_port=0, metrics_port=0)) as server:
             for subject in merged_subjects():
                 report(f"service times of {subject.model}")
-                services[subject.model] = measure_service(server, subject, max(options.requests // 4, 8))
+                services[subject.model] = measure_service(server, subject, max(options.requests // 8, 8))
+        # A thread for each graph leaves the client a core, so that sending does not slow what it measures.
+        with_threads(repository, 1)
         return check_model(repository, compared_subjects(), options, report), services
 
 
@@ -207,10 +212,6 @@ def _round(trace: Path, subject: Subject, window: Window) -> Round:
 
 def export_subjects(folder: Path, report: Report) -> Path:
     """Export what the subjects ask for; return the repository."""
-    from export.families import family_named
-    from export.run import ExportOptions, run_export
-    from loadtests.bench.wakeword import PUBLIC_CONFIG, export, write_checkpoints
-
     repository = folder / "repository"
     for family in ("wan_t2v", "airimu"):
         report(f"exporting {family}, tiny preset")

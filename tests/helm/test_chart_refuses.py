@@ -33,6 +33,8 @@ GPU = {"kind": "ngc", "repository": "slipway/server-gpu"}
         ({"prepare": {"exports": ["wan_t2v; rm -rf /"]}}, "prepare.exports.0: Does not match pattern"),
         ({"prepare": {"exports": ["wan_t2v $(id)"]}}, "prepare.exports.0: Does not match pattern"),
         ({"arguments": ["rate-limit"]}, "arguments.0: Does not match pattern"),
+        ({"env": [{"name": "THREADS", "value": 1}]}, "env.0.value: Invalid type. Expected: string"),
+        ({"env": [{"value": "1"}]}, "env.0: name is required"),
         ({"pools": {"Wan": {}}}, 'Property name of "Wan" does not match'),
         ({"pools": {"wan": {"tracing": {}}}}, "pools.wan: Additional property tracing is not allowed"),
         ({"pools": {"wan": {"replicas": -1}}}, "pools.wan.replicas: Must be greater than or equal to 0"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from server_fixtures import any_port, wait_until
 
-from clients import Client, Progress, TextToVideoRequest, Video
+from clients import Client, Progress, TextToVideoRequest, Video, cli
 from serving.drain import requests_running, wait_until_idle
 from serving.errors import SlipwayError
 from serving.server import Server
@@ -37,6 +37,7 @@ def drain(server: Server, timeout_s: float) -> subprocess.CompletedProcess[str]:
 
 def test_request_under_way_ends_whole_when_the_server_is_stopped(repository: Path) -> None:
     with Server(any_port(repository, exit_timeout_s=120)) as server:
+        assert cli.run(["ready", "--url", server.http_url]) == 0
         assert drain(server, timeout_s=0).stdout == "idle\n"
         stopping = threading.Thread(target=server.stop)
         steps, videos = [], []
