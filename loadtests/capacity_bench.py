@@ -7,7 +7,6 @@ questions: how many replicas for N users, what scaling down does to long jobs, h
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -35,6 +34,7 @@ from loadtests.capacity_load import (
     predict,
     read_trace,
     send_openly,
+    service_of,
     trace_arguments,
 )
 from loadtests.capacity_plan import (
@@ -77,13 +77,15 @@ class Round:
     """One open loop on the server, and the model's.
 
     Attributes:
-        work_s: mean time at work, by Triton's trace, seconds.
+        service_s: mean service time, from the times at work in Triton's trace, seconds.
+        rates: from the same, see :class:`loadtests.capacity.Fleet`.
         lag_s: by how much the latest request was sent too late, seconds.
         measured: queueing delay, by Triton's trace.
         predicted: the model's.
     """
 
-    work_s: float
+    service_s: float
+    rates: tuple[float, ...]
     lag_s: float
     measured: Delay
     predicted: Delay
@@ -202,11 +204,13 @@ def check_model(
 
 def _round(trace: Path, subject: Subject, window: Window) -> Round:
     observed = read_trace(trace, subject.model, window)
+    service = service_of(observed, subject.together[-1])
     return Round(
-        statistics.mean(observed.work_s),
-        window.lag_s,
-        delay_of(observed.queue_s),
-        predict(subject.together[-1], observed),
+        service_s=service.mean_s,
+        rates=service.rates,
+        lag_s=window.lag_s,
+        measured=delay_of(observed.queue_s),
+        predicted=predict(service, observed),
     )
 
 
@@ -271,19 +275,19 @@ def print_capacity(console: Console, result: CapacityResult) -> None:
 def _checked_table(result: CapacityResult) -> Table:
     options = result.options
     table = Table(
-        f"{options.rounds} rounds of {options.requests} requests at load {options.load:g}", "at work, ms",
+        f"{options.rounds} rounds of {options.requests} requests at load {options.load:g}", "service, ms",
         "mean delay, ms", "model ÷ server", "p95 delay, ms", "model ÷ server", box=box.SIMPLE,
     )  # fmt: skip
     for model, checked in result.checked.items():
-        work_ms, mean_ms, p95_ms = (
+        service_ms, mean_ms, p95_ms = (
             spread(summarize([1000 * value for value in values]), 0)
             for values in zip(
-                *((each.work_s, each.measured.mean_s, each.measured.p95_s) for each in checked.rounds),
+                *((each.service_s, each.measured.mean_s, each.measured.p95_s) for each in checked.rounds),
                 strict=True,
             )
         )
         table.add_row(
-            f"{model}: {checked.what}", work_ms, mean_ms, spread(checked.mean_ratio), p95_ms,
+            f"{model}: {checked.what}", service_ms, mean_ms, spread(checked.mean_ratio), p95_ms,
             spread(checked.p95_ratio),
         )  # fmt: skip
     return table

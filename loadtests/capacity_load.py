@@ -1,9 +1,9 @@
 """Load on the embedded server whose arrivals are known, and what the capacity model needs to predict it.
 
 A :class:`Subject` is one kind of request. :func:`measure_service` sends it alone and several at a time: its
-service times and rates. :func:`send_openly` sends it at random moments, whatever the server does; Triton's
-trace tells how long each request was in the queue and at work (:func:`read_trace`). :func:`predict` lets the
-model serve the same moments with those times at work, and finds the queue by itself.
+service times and rates. :func:`send_openly` sends it at random moments, whatever the server does. Triton's
+trace tells when each request came, began and ended (:func:`read_trace`); :func:`service_of` takes the service
+times from it, :func:`predict` lets the model serve the same moments with them and find the queue by itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clients import AsyncClient, RetryPolicy, TextToVideoRequest, Turn
-from loadtests.capacity import Arrival, Fleet, simulate
+from loadtests.capacity import Arrival, Fleet, Floats, simulate
 from loadtests.capacity_arrivals import poisson
 from loadtests.capacity_plan import Service
 from serving.errors import Unrecoverable
@@ -32,6 +32,7 @@ from serving.wakeword.audio import SAMPLE_RATE_HZ
 
 Send = Callable[[AsyncClient, int], Awaitable[None]]
 _DRAWS = 20
+_MOST_SLOWING, _HALVINGS = 4.0, 20
 
 
 @dataclass(frozen=True)
@@ -250,29 +251,65 @@ def rates_of(together: Sequence[int], per_s: Sequence[float]) -> tuple[float, ..
     return tuple(np.minimum(throughput / counts, 1.0).tolist())
 
 
-def predict(instances: int, observed: Observed) -> Delay:
-    """Let the model serve the same moments, and find the queue.
+def service_of(observed: Observed, instances: int) -> Service:
+    """Return what one replica does, from requests that were often at work together.
 
-    Each of several runs gives the times at work to other requests than had them, in their order: begun at
-    another place. So the machine's slow and fast spells stay as long as they were.
+    One number says how much they slow each other: each of k goes at the rate 1 / (1 + c (k - 1)). It is the c
+    that makes a request's service the same, on the mean, however much company it had.
 
     Args:
-        instances: requests that the server works on at a time.
         observed: of which the moments and the times at work are used.
+        instances: requests that the server works on at a time.
     """
-    fleet = Fleet(rates=(1.0,) * instances)
-    count = len(observed.at_s)
-    waits = []
-    for offset in np.linspace(0, count, _DRAWS, endpoint=False).astype(int):
-        services = np.roll(observed.work_s, offset).tolist()
+    begun = np.add(observed.at_s, observed.queue_s)
+    ended = begun + observed.work_s
+    moments = np.sort(np.concatenate([begun, ended]))
+    together = np.searchsorted(np.sort(begun), moments, "right") - np.searchsorted(
+        np.sort(ended), moments, "right"
+    )
+    spans_s = np.diff(moments)
+
+    def over(value: Floats) -> Floats:
+        """Integrate what holds between two moments over each request's work."""
+        sums = np.concatenate([[0.0], np.cumsum(value[:-1] * spans_s)])
+        return np.asarray(sums[np.searchsorted(moments, ended)] - sums[np.searchsorted(moments, begun)])
+
+    def services(slowing: float) -> Floats:
+        return over(1 / (1 + slowing * np.maximum(together - 1, 0)))
+
+    company = over(np.maximum(together - 1.0, 0.0)) / observed.work_s
+    low, high = 0.0, _MOST_SLOWING
+    for _ in range(_HALVINGS):
+        slowing = (low + high) / 2
+        if np.cov(services(slowing), company)[0, 1] > 0:
+            low = slowing
+        else:
+            high = slowing
+    rates = tuple(1 / (1 + low * others) for others in range(instances))
+    return Service(tuple(services(low).tolist()), rates)
+
+
+def predict(service: Service, observed: Observed) -> Delay:
+    """Let the model serve the same moments, and find the queue.
+
+    Each of several runs gives the services to other requests than had them, in their order: begun at another
+    place. So the machine's slow and fast spells stay as long as they were.
+
+    Args:
+        service: of those requests, in their order.
+        observed: of which the moments are used.
+    """
+    fleet = Fleet(rates=service.rates)
+    delays = []
+    for offset in np.linspace(0, len(observed.at_s), _DRAWS, endpoint=False).astype(int):
+        services = np.roll(service.alone_s, offset).tolist()
         pairs = zip(observed.at_s, services, strict=True)
-        waits.append(simulate(fleet, [Arrival(*pair) for pair in pairs]).waits_s())
-    delays = [delay_of(each) for each in waits]
+        delays.append(delay_of(simulate(fleet, [Arrival(*pair) for pair in pairs]).waits_s()))
     return Delay(
         statistics.mean(delay.mean_s for delay in delays), statistics.mean(delay.p95_s for delay in delays)
     )
 
 
-def delay_of(waits_s: Sequence[float] | NDArray[np.float64]) -> Delay:
+def delay_of(waits_s: Sequence[float] | Floats) -> Delay:
     """Return the figures of some waits, seconds."""
     return Delay(float(np.mean(waits_s)), float(np.percentile(waits_s, 95)))

@@ -15,7 +15,17 @@ from clients import cli
 from loadtests.capacity import Arrival, Fleet, simulate
 from loadtests.capacity_arrivals import poisson
 from loadtests.capacity_bench import Round, compare
-from loadtests.capacity_load import Delay, Observed, Subject, Window, delay_of, predict, rates_of, read_trace
+from loadtests.capacity_load import (
+    Delay,
+    Observed,
+    Subject,
+    Window,
+    delay_of,
+    predict,
+    rates_of,
+    read_trace,
+    service_of,
+)
 from loadtests.capacity_plan import (
     FRAMEPACK,
     MATRIX_GAME,
@@ -125,11 +135,11 @@ def test_rates_explain_the_throughput() -> None:
     assert rates_of([1, 2], [10.0, 21.0]) == (1.0, 1.0)  # faster together than alone is noise
 
 
-def observed(instances: int, spread: float) -> Observed:
+def observed(rates: tuple[float, ...], spread: float) -> Observed:
     """What a load run would have seen of a server that is the model itself."""
     services_s = np.random.default_rng(1).gamma(1 / spread, spread, 50) * 0.1
-    fleet = Fleet(rates=(1.0,) * instances)
-    run = simulate(fleet, poisson(0.7 * instances / 0.1, 4000, services_s.tolist(), 2))
+    fleet = Fleet(rates=rates)
+    run = simulate(fleet, poisson(0.7 * fleet.throughput / 0.1, 4000, services_s.tolist(), 2))
     return Observed(
         tuple(request.arrival.at_s for request in run.requests),
         tuple(run.waits_s().tolist()),
@@ -137,26 +147,34 @@ def observed(instances: int, spread: float) -> Observed:
     )
 
 
-@pytest.mark.parametrize("instances", [1, 2])
+@pytest.mark.parametrize("rates", [(1.0,), (1.0, 1.0), (1.0, 0.6), (1.0, 0.8, 1 / 1.5)])
+@pytest.mark.parametrize("spread", [0.01, 0.1])
+def test_services_and_rates_are_found_behind_the_times_at_work(
+    rates: tuple[float, ...], spread: float
+) -> None:
+    service = service_of(observed(rates, spread), len(rates))
+    assert service.rates == pytest.approx(rates, abs=0.03)
+    assert service.mean_s == pytest.approx(0.1, rel=0.1)
+
+
+@pytest.mark.parametrize("rates", [(1.0,), (1.0, 1.0), (1.0, 0.6)])
 @pytest.mark.parametrize("spread", [0.01, 0.1])
 def test_prediction_finds_the_queue_of_a_server_that_works_like_the_model(
-    instances: int, spread: float
+    rates: tuple[float, ...], spread: float
 ) -> None:
-    seen = observed(instances, spread)
-    predicted, measured = predict(instances, seen), delay_of(seen.queue_s)
+    seen = observed(rates, spread)
+    predicted, measured = predict(service_of(seen, len(rates)), seen), delay_of(seen.queue_s)
     assert measured.mean_s > 0
     assert predicted.mean_s == pytest.approx(measured.mean_s, rel=0.15)
     assert predicted.p95_s == pytest.approx(measured.p95_s, rel=0.15)
 
 
-def test_prediction_does_not_use_the_queue_that_was_measured() -> None:
-    seen = observed(1, 1.0)
-    assert predict(1, seen) == predict(1, replace(seen, queue_s=(0.0,) * len(seen.queue_s)))
-
-
 def test_prediction_is_off_when_the_server_works_like_another() -> None:
-    seen = observed(1, 1.0)
-    assert predict(2, seen).mean_s < 0.5 * delay_of(seen.queue_s).mean_s
+    seen = observed((1.0,), 0.1)
+    assert predict(service_of(seen, 2), seen).mean_s < 0.5 * delay_of(seen.queue_s).mean_s
+    slowed = observed((1.0, 0.6), 0.1)
+    ignored = replace(service_of(slowed, 2), rates=(1.0, 1.0))
+    assert predict(ignored, slowed).mean_s < 0.5 * delay_of(slowed.queue_s).mean_s
 
 
 def traced(number: int, model: str, at_ns: int, **more: int) -> list[dict[str, Any]]:
@@ -196,8 +214,8 @@ def test_ratio_is_the_models_delay_over_the_servers_in_the_same_round() -> None:
     async def never(client: Any, number: int) -> None: ...
 
     rounds = [
-        Round(1.0, 0.0, measured=Delay(2.0, 4.0), predicted=Delay(1.0, 5.0)),
-        Round(1.0, 0.0, measured=Delay(1.0, 1.0), predicted=Delay(1.0, 1.0)),
+        Round(1.0, (1.0,), 0.0, measured=Delay(2.0, 4.0), predicted=Delay(1.0, 5.0)),
+        Round(1.0, (1.0,), 0.0, measured=Delay(1.0, 1.0), predicted=Delay(1.0, 1.0)),
     ]
     checked = compare(Subject("model", "a request", never, (1,)), rounds)
     assert checked.mean_ratio.values == (0.5, 1.0)
