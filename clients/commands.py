@@ -25,6 +25,13 @@ if TYPE_CHECKING:
     from clients.results import Frames, Video
 
 DEFAULT_URLS = {"grpc": "localhost:8001", "http": "localhost:8000"}
+Url = Annotated[
+    str | None,
+    typer.Option(
+        help="Server; by default localhost:8001 for grpc, localhost:8000 for http.", metavar="HOST:PORT"
+    ),
+]
+SpokenProtocol = Annotated[Protocol, typer.Option(help="How to talk to the server.")]
 _DEFAULTS = TextToVideoRequest(prompt="")
 _FIELDS = {field.name: field for field in tensor_fields(TextToVideoRequest)}
 _SIZE = re.compile(r"(\d+)[x*](\d+)", re.IGNORECASE)
@@ -69,13 +76,8 @@ def wan_t2v(
     fps: Annotated[int, _field("fps")] = _DEFAULTS.fps,
     seed: Annotated[int, _field("seed")] = _DEFAULTS.seed,
     timeout: Annotated[float | None, _field("timeout_s", ", above 0; by default none")] = None,
-    url: Annotated[
-        str | None,
-        typer.Option(
-            help="Server; by default localhost:8001 for grpc, localhost:8000 for http.", metavar="HOST:PORT"
-        ),
-    ] = None,
-    protocol: Annotated[Protocol, typer.Option(help="How to talk to the server.")] = "grpc",
+    url: Url = None,
+    protocol: SpokenProtocol = "grpc",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
 ) -> None:
     """Generate a video from a text with Wan."""

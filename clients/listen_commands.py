@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clients.commands import DEFAULT_URLS
-from clients.generation import Protocol
+from clients.commands import DEFAULT_URLS, SpokenProtocol, Url
 from serving.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -45,13 +44,8 @@ def listen(
         Path | None,
         typer.Option(help="Draw probability over time with thresholds: .png, .svg or .pdf.", metavar="FILE"),
     ] = None,
-    url: Annotated[
-        str | None,
-        typer.Option(
-            help="Server; by default localhost:8001 for grpc, localhost:8000 for http.", metavar="HOST:PORT"
-        ),
-    ] = None,
-    protocol: Annotated[Protocol, typer.Option(help="How to talk to the server.")] = "grpc",
+    url: Url = None,
+    protocol: SpokenProtocol = "grpc",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print detections only.")] = False,
 ) -> None:
     """Listen for wake words in a recording with a running server."""

@@ -29,4 +29,5 @@ slipway)
     ;;
 esac
 # Compiled now: a read-only root keeps no bytecode, and every model's process would compile its imports anew.
+# What does not compile here fails where it is imported, with its name.
 "$python" -m compileall -qq -j 0 /opt/slipway/lib || true

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
@@ -17,6 +18,7 @@ from serving.errors import InvalidRequest
 if TYPE_CHECKING:
     from rich.console import Console
 
+Result = TypeVar("Result")
 bench = typer.Typer(
     help="Measure: our graphs beside PyTorch, Triton beside the same loop without it.",
     no_args_is_help=True,
@@ -84,8 +86,7 @@ def denoiser(
     from loadtests.bench.cases import choose_case
     from loadtests.bench.chart import draw_denoiser
     from loadtests.bench.denoiser import DenoiserOptions, run
-    from loadtests.bench.machine import machine_facts, machine_lines
-    from loadtests.bench.report import denoiser_json, print_denoiser, write_json
+    from loadtests.bench.report import denoiser_json, print_denoiser
 
     width, height = (None, None) if size is None else _parse_size(size)
     changes = {
@@ -102,36 +103,16 @@ def denoiser(
         decode=decode,
         memory_tokens=_parse_tokens(memory_tokens) if memory else (),
     )
-    with _measuring(output, quiet) as (report, console):
-        machine = machine_facts()
-        result = run(options, report)
-        write_json(denoiser_json(result, machine), output / "denoiser.json")
-        draw_denoiser(result, output / "denoiser.png")
-        print_denoiser(console, result)
-        _say(
-            console,
-            *machine_lines(machine),
-            f"written to {output / 'denoiser.json'} and {output / 'denoiser.png'}",
-        )
+    _measure("denoiser", partial(run, options), denoiser_json, draw_denoiser, print_denoiser, output, quiet)
 
 
 @bench.command("video")
 def video(rounds: Rounds = 7, output: Output = _OUTPUT, quiet: Quiet = False) -> None:
     """Measure whole videos: diffusers, our loop, the same through Triton, and its shortcuts."""
     from loadtests.bench.chart import draw_video
-    from loadtests.bench.machine import machine_facts, machine_lines
-    from loadtests.bench.report import write_json
     from loadtests.bench.video import print_video, run, video_json
 
-    with _measuring(output, quiet) as (report, console):
-        machine = machine_facts()
-        result = run(rounds, report)
-        write_json(video_json(result, machine), output / "video.json")
-        draw_video(result, output / "video.png")
-        print_video(console, result)
-        _say(
-            console, *machine_lines(machine), f"written to {output / 'video.json'} and {output / 'video.png'}"
-        )
+    _measure("video", partial(run, rounds), video_json, draw_video, print_video, output, quiet)
 
 
 @bench.command("wakeword")
@@ -146,22 +127,10 @@ def wakeword(
 ) -> None:
     """Measure wake words: Triton's batching beside none and LitServe's, int8 beside fp32."""
     from loadtests.bench.chart import draw_wakeword
-    from loadtests.bench.machine import machine_facts, machine_lines
-    from loadtests.bench.report import write_json
     from loadtests.bench.wakeword import WakewordOptions, print_wakeword, run, wakeword_json
 
     options = WakewordOptions(clients, rounds, seconds, threads, **({} if int8 else {"calls": 0}))
-    with _measuring(output, quiet) as (report, console):
-        machine = machine_facts()
-        result = run(options, report)
-        write_json(wakeword_json(result, machine), output / "wakeword.json")
-        draw_wakeword(result, output / "wakeword.png")
-        print_wakeword(console, result)
-        _say(
-            console,
-            *machine_lines(machine),
-            f"written to {output / 'wakeword.json'} and {output / 'wakeword.png'}",
-        )
+    _measure("wakeword", partial(run, options), wakeword_json, draw_wakeword, print_wakeword, output, quiet)
 
 
 @bench.command("capacity")
@@ -182,24 +151,12 @@ def capacity_bench(
     quiet: Quiet = False,
 ) -> None:
     """Measure whether the capacity model finds a real Triton's queueing delays; then ask it about fleets."""
-    from loadtests.bench.machine import machine_facts, machine_lines
-    from loadtests.bench.report import write_json
     from loadtests.capacity_bench import CapacityOptions, capacity_json, print_capacity, run
     from loadtests.capacity_chart import draw_capacity
 
     asked = {"users": tuple(sorted(set(users)))} if users else {}
     options = CapacityOptions(rounds, requests, load, **asked, seed=seed)
-    with _measuring(output, quiet) as (report, console):
-        machine = machine_facts()
-        result = run(options, report)
-        write_json(capacity_json(result, machine), output / "capacity.json")
-        draw_capacity(result, output / "capacity.png")
-        print_capacity(console, result)
-        _say(
-            console,
-            *machine_lines(machine),
-            f"written to {output / 'capacity.json'} and {output / 'capacity.png'}",
-        )
+    _measure("capacity", partial(run, options), capacity_json, draw_capacity, print_capacity, output, quiet)
 
 
 def capacity(
@@ -232,6 +189,30 @@ def capacity(
         )
 
 
+def _measure(
+    name: str,
+    run: Callable[[Callable[[str], None]], Result],
+    to_json: Callable[[Result, Mapping[str, Any]], dict[str, Any]],
+    draw: Callable[[Result, Path], None],
+    show: Callable[[Console, Result], None],
+    output: Path,
+    quiet: bool,
+) -> None:
+    """Run a benchmark; write its JSON file and its PNG chart, show its tables and say on what it ran."""
+    from loadtests.bench.machine import machine_facts, machine_lines
+    from loadtests.bench.report import write_json
+
+    with _measuring(output, quiet) as (report, console):
+        machine = machine_facts()
+        result = run(report)
+        data, chart = output / f"{name}.json", output / f"{name}.png"
+        write_json(to_json(result, machine), data)
+        draw(result, chart)
+        show(console, result)
+        for line in (*machine_lines(machine), f"written to {data} and {chart}"):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
 @contextmanager
 def _measuring(output: Path, quiet: bool) -> Iterator[tuple[Callable[[str], None], Console]]:
     """Make the folder; give progress on stderr and a console for the tables on stdout.
@@ -254,11 +235,6 @@ def _measuring(output: Path, quiet: bool) -> Iterator[tuple[Callable[[str], None
     console = Console(quiet=quiet, width=None if sys.stdout.isatty() else 180)
     with quiet_libraries():
         yield lambda line: progress.print(line, highlight=False, markup=False), console
-
-
-def _say(console: Console, *lines: str) -> None:
-    for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _parse_size(text: str) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clients.commands import DEFAULT_URLS
+from clients.commands import DEFAULT_URLS, SpokenProtocol, Url
 from clients.generation import Protocol
 from serving.errors import InvalidRequest, raise_all
 
@@ -67,13 +67,8 @@ def imu(
         bool,
         typer.Option("--verbose", help="Print the first window's largest differences from --checkpoint."),
     ] = False,
-    url: Annotated[
-        str | None,
-        typer.Option(
-            help="Server; by default localhost:8001 for grpc, localhost:8000 for http.", metavar="HOST:PORT"
-        ),
-    ] = None,
-    protocol: Annotated[Protocol, typer.Option(help="How to talk to the server.")] = "grpc",
+    url: Url = None,
+    protocol: SpokenProtocol = "grpc",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
 ) -> None:
     """Correct a recording of an inertial sensor with AirIMU; measure and draw what that changes."""

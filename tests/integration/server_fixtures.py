@@ -213,3 +213,17 @@ def wait_until(condition: Callable[[], bool], what: str, limit_s: float = 20.0) 
     while not condition():
         assert time.monotonic() < deadline, f"not within {limit_s} s: {what}"
         time.sleep(0.02)
+
+
+def loading_warnings(log: str) -> list[str]:
+    """Return what Triton and ONNX Runtime complain of while models load, from the log of a started server."""
+    loading, started, _ = log.partition("Started GRPCInferenceService")
+    assert started
+    # Triton on a machine without a GPU says so in these two.
+    no_gpu = ("pinned_memory_manager", "DCGM unable to start")
+    return [
+        line
+        for line in loading.splitlines()
+        if (line.startswith("W") and not any(notice in line for notice in no_gpu))
+        or "Removing initializer" in line
+    ]

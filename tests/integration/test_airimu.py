@@ -18,7 +18,7 @@ import torch
 import tritonclient.grpc as triton
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from server_fixtures import infer_input, wait_until
+from server_fixtures import infer_input, loading_warnings, wait_until
 
 from clients import Client, InvalidRequest, Overloaded, SlipwayError
 from clients.cli import run
@@ -441,16 +441,7 @@ def test_abandoned_streams_are_bounded_and_expire(server: Server, client: Client
 
 
 def test_triton_log_has_no_warning_about_our_models(server: Server) -> None:
-    loading, started, _ = server.log_text().partition("Started GRPCInferenceService")
-    assert started
-    no_gpu = ("pinned_memory_manager", "DCGM unable to start")
-    warnings = [
-        line
-        for line in loading.splitlines()
-        if line.startswith("W") and not any(notice in line for notice in no_gpu)
-    ]
-    assert "\n".join(warnings) == ""
-    assert "Removing initializer" not in loading
+    assert loading_warnings(server.log_text()) == []
 
 
 @pytest.fixture

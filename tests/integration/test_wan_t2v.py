@@ -15,6 +15,7 @@ import av
 import numpy as np
 import pytest
 from diffusers import WanPipeline
+from server_fixtures import loading_warnings
 from wan_reference import frames_of_pipeline, psnr
 
 from clients import Client, Frames, Progress, TextToVideoRequest, Video
@@ -195,14 +196,4 @@ def test_video_is_the_frames(client: Client) -> None:
 
 
 def test_triton_log_has_no_warning_about_our_models_when_they_are_loaded(server: Server) -> None:
-    loading, started, _ = server.log_text().partition("Started GRPCInferenceService")
-    assert started
-    # Triton on a machine without a GPU says so in these two.
-    no_gpu = ("pinned_memory_manager", "DCGM unable to start")
-    warnings = [
-        line
-        for line in loading.splitlines()
-        if line.startswith("W") and not any(notice in line for notice in no_gpu)
-    ]
-    assert "\n".join(warnings) == ""
-    assert "Removing initializer" not in loading
+    assert loading_warnings(server.log_text()) == []

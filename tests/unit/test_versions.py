@@ -110,8 +110,6 @@ def test_document_names_no_other_version_when_read(path: Path) -> None:
 
 def test_chart_names_no_other_version_when_read() -> None:
     chart = ROOT / "helm/slipway"
-    if not chart.is_dir():
-        pytest.skip("there is no chart in this checkout")
     about = yaml.safe_load((chart / "Chart.yaml").read_text())
     assert str(about["appVersion"]) == VERSIONS["SLIPWAY_VERSION"]
     values = (chart / "values.yaml").read_text()
