@@ -25,7 +25,7 @@ packages)
     rm /tmp/requirements.txt
     ;;
 slipway)
-    install --no-deps /build/dist/slipway-*.whl
+    install --no-deps /build/dist/slipway_triton-*.whl
     ;;
 esac
 # Compiled now: a read-only root keeps no bytecode, and every model's process would compile its imports anew.

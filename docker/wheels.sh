@@ -22,9 +22,9 @@ fi
 rm -f "$folder"/*.whl "$folder"/filled-*
 if [[ ${1:-} == gpu ]]; then
     "$python" docker/requirements.py pyproject.toml server export \
-        --without nvidia-pytriton --without fastapi --without uvicorn >"$asked"
+        --without nvidia-pytriton >"$asked"
     "$python" docker/requirements.py pyproject.toml server \
-        --without nvidia-pytriton --without fastapi --without uvicorn \
+        --without nvidia-pytriton \
         --instead onnxruntime=onnxruntime-gpu >>"$asked"
     "${pip[@]}" download --dest "$folder" --constraint requirements.lock --requirement "$asked" "${tools[@]}" \
         --python-version "$NGC_PYTHON_VERSION" --only-binary :all: \

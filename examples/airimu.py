@@ -9,10 +9,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from clients import cli
-from export.families import family_named
-from export.run import ExportOptions, run_export
-from serving.server import Server, ServerConfig
+from slipway_cli import root
+from slipway_export.families import family_named
+from slipway_export.run import ExportOptions, run_export
+from slipway_serving.server import Server, ServerConfig
 
 OUT = Path("out/airimu")
 
@@ -31,7 +31,7 @@ def main() -> None:
 
 def run(*arguments: str) -> None:
     """Run a `slipway` command as the shell would."""
-    if code := cli.run(arguments):
+    if code := root.run(arguments):
         raise SystemExit(code)
 
 

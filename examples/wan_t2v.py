@@ -11,11 +11,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from clients import Client, Progress, TextToVideoRequest, Video
-from export.commands import print_parity, quiet_libraries
-from export.families import family_named
-from export.run import ExportOptions, run_export
-from serving.server import Server, ServerConfig
+from slipway_client import Client, Progress, TextToVideoRequest, Video
+from slipway_export.commands import print_parity, quiet_libraries
+from slipway_export.families import family_named
+from slipway_export.run import ExportOptions, run_export
+from slipway_serving.server import Server, ServerConfig
 
 OUT = Path("out")
 REQUEST = TextToVideoRequest(

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from export.families import family_named
-from export.run import ExportOptions, ExportResult, run_export
-from serving.server import Server, ServerConfig
+from slipway_export.families import family_named
+from slipway_export.run import ExportOptions, ExportResult, run_export
+from slipway_serving.server import Server, ServerConfig
 
 
 @pytest.fixture(scope="session")

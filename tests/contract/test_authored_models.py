@@ -1,19 +1,19 @@
 """The authored configs against the code that they serve: tensors, programs, names."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from serving.models import read_config
-from serving.program import Settings
-from serving.requests import tensor_fields
-from serving.wan_t2v.events import OUTPUTS
-from serving.wan_t2v.request import TextToVideoRequest
+import slipway_models
+from slipway_serving.models import read_config
+from slipway_serving.program import Settings
+from slipway_serving.requests import tensor_fields
+from slipway_serving.wan_t2v.events import OUTPUTS
+from slipway_serving.wan_t2v.request import TextToVideoRequest
 
-REPOSITORY = Path(__file__).resolve().parents[2] / "model_repository"
+REPOSITORY = slipway_models.FOLDER
 MODELS = sorted(path.parent.name for path in REPOSITORY.glob("*/config.pbtxt"))
 TYPES = {"BYTES": "TYPE_STRING"}
 

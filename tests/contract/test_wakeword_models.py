@@ -1,14 +1,14 @@
 """The wake words' authored configs against each other and against what the export describes."""
 
-from pathlib import Path
 from typing import Any
 
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from export.families.wakeword import BATCH
+import slipway_models
+from slipway_export.families.wakeword import BATCH
 
-REPOSITORY = Path(__file__).resolve().parents[2] / "model_repository"
+REPOSITORY = slipway_models.FOLDER
 
 
 def config_of(model: str) -> Any:

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import pytest
 from docker_engine import ROOT, Engine, free_ports, versions, wait_until
 
-from clients import Client, Progress, TextToVideoRequest, Video
+from slipway_client import Client, Progress, TextToVideoRequest, Video
 
 PROFILES = {
     (): {"export", "triton", "prometheus"},

@@ -12,8 +12,8 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from clients import Client, TextToVideoRequest, Video
-from serving.server import Server
+from slipway_client import Client, TextToVideoRequest, Video
+from slipway_serving.server import Server
 
 GOOD: dict[str, Any] = {"prompt": "a lake", "frames": 5, "height": 32, "width": 32, "steps": 2}
 DTYPES = {str: ("BYTES", np.object_), bytes: ("BYTES", np.object_), int: ("INT64", np.int64)}

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from clients import Client, Progress, TextToVideoRequest, Video
-from serving.errors import DeadlineExceeded, InvalidRequest
-from serving.server import Server, ServerConfig
+from slipway_client import Client, Progress, TextToVideoRequest, Video
+from slipway_serving.errors import DeadlineExceeded, InvalidRequest
+from slipway_serving.server import Server, ServerConfig
 
 # The largest that the tiny models take: steps of some ten milliseconds.
 LONG = TextToVideoRequest(
@@ -73,7 +73,7 @@ def test_loop_stops_within_one_step_when_cancelled_at_step_3_of_50(server: Serve
 def test_loop_stops_when_the_client_process_is_killed(server: Server) -> None:
     before = len(ends(server, "CANCELLED"))
     code = (
-        "from clients import Client, TextToVideoRequest\n"
+        "from slipway_client import Client, TextToVideoRequest\n"
         f"for event in Client({server.grpc_url!r}).generate({LONG!r}): print(event.step, flush=True)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
@@ -90,7 +90,7 @@ def test_ctrl_c_of_generate_cancels_on_the_server_and_leaves_no_file(server: Ser
     before = len(ends(server, "CANCELLED"))
     started = len(reports(server))
     command = [
-        sys.executable, "-m", "clients.cli", "generate", "wan_t2v", "a lake",
+        sys.executable, "-m", "slipway_cli.root", "generate", "wan_t2v", "a lake",
         "--output", str(tmp_path / "v.mp4"), "--frames", "33", "--size", "128x128", "--steps", "100",
         "--url", server.grpc_url,
     ]  # fmt: skip

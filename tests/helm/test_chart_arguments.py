@@ -10,9 +10,15 @@ import pytest
 import typer
 from helm_chart import CHART, EXAMPLES, Manifest, of_kind, pod_specs, render, server
 
-from clients.cli import app
-from serving.triton_arguments import CLOSED_APIS, closed_apis, further_problems, tracing, tracing_problems
-from serving.triton_install import environment, find_triton
+from slipway_cli.root import app
+from slipway_serving.triton_arguments import (
+    CLOSED_APIS,
+    closed_apis,
+    further_problems,
+    tracing,
+    tracing_problems,
+)
+from slipway_serving.triton_install import environment, find_triton
 
 CLOSED = CHART / "examples" / "closed.yaml"
 

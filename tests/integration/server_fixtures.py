@@ -13,7 +13,7 @@ import onnx
 import tritonclient.grpc as triton
 from onnx import TensorProto, helper
 
-from serving.server import ServerConfig
+from slipway_serving.server import ServerConfig
 
 OPSET = 18
 

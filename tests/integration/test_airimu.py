@@ -20,20 +20,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from server_fixtures import infer_input, loading_warnings, wait_until
 
-from clients import Client, InvalidRequest, Overloaded, SlipwayError
-from clients.cli import run
-from clients.imu.read import read_recording
-from clients.tensors import Turn
-from export.checkpoint import open_checkpoint
-from export.families.airimu import FAMILY
-from export.modeling.airimu import Network, Whole, load_network
-from export.run import ExportOptions, run_export
-from export.spec import Axis
-from serving.airimu.facts import Facts
-from serving.airimu.stream import CorrectorStream
-from serving.models import InProcessModels, read_config
-from serving.program import BatchProgram, Call, Settings, load_program
-from serving.server import Server, ServerConfig
+from slipway_cli.root import run
+from slipway_client import Client, InvalidRequest, Overloaded, SlipwayError
+from slipway_client.imu.read import read_recording
+from slipway_client.tensors import Turn
+from slipway_export.checkpoint import open_checkpoint
+from slipway_export.families.airimu import FAMILY
+from slipway_export.modeling.airimu import Network, Whole, load_network
+from slipway_export.run import ExportOptions, run_export
+from slipway_export.spec import Axis
+from slipway_serving.airimu.facts import Facts
+from slipway_serving.airimu.stream import CorrectorStream
+from slipway_serving.models import InProcessModels, read_config
+from slipway_serving.program import BatchProgram, Call, Settings, load_program
+from slipway_serving.server import Server, ServerConfig
 
 CORRECTIONS = ["correction_acc", "correction_gyro"]
 OUTPUTS = ["corrected_acc", "corrected_gyro", *CORRECTIONS, "acc_cov", "gyro_cov"]

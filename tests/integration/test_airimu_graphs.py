@@ -16,18 +16,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clients.cli import run
-from clients.imu.read import write_euroc
-from clients.imu.synthetic import PERFECT, make_recording
-from export.checkpoint import open_checkpoint
-from export.families.airimu import AXES, FAMILY
-from export.modeling import airimu
-from export.modeling.airimu import CodeNet, Gru, Network, Whole, load_network
-from export.modeling.airimu_conf import WEIGHTS_FILE
-from export.onnx import export_graph
-from export.run import ExportOptions, run_export
-from export.spec import Axis, Component, Precision
-from serving.models import InProcessModels
+from slipway_cli.root import run
+from slipway_client.imu.read import write_euroc
+from slipway_client.imu.synthetic import PERFECT, make_recording
+from slipway_export.checkpoint import open_checkpoint
+from slipway_export.families.airimu import AXES, FAMILY
+from slipway_export.modeling import airimu
+from slipway_export.modeling.airimu import CodeNet, Gru, Network, Whole, load_network
+from slipway_export.modeling.airimu_conf import WEIGHTS_FILE
+from slipway_export.onnx import export_graph
+from slipway_export.run import ExportOptions, run_export
+from slipway_export.spec import Axis, Component, Precision
+from slipway_serving.models import InProcessModels
 
 LENGTHS = (1, 10, 500, 1000, 1009, 5000)
 BOUND = 1e-6

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from clients import cli
+from slipway_cli import root
 
 SMALL = (
     "--layers 1 --heads 2 --head-dim 24 --ffn-dim 96 --text-dim 32 --text-tokens 16 --size 48x32 --frames 5"
@@ -18,7 +18,7 @@ SMALL = (
 
 
 def bench(flags: str, output: Path) -> int:
-    return cli.run(["bench", "denoiser", *SMALL.split(), *flags.split(), "--output", str(output)])
+    return root.run(["bench", "denoiser", *SMALL.split(), *flags.split(), "--output", str(output)])
 
 
 @pytest.fixture(scope="module")

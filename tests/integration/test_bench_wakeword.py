@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clients import cli
-from loadtests.bench.load import Load, Target, closed_loop
-from loadtests.bench.wakeword import BATCHED, LITSERVE, PLAIN, compare, triton_target
-from serving.errors import Unrecoverable
-from serving.server import Server
+from slipway_cli import root
+from slipway_loadtests.bench.load import Load, Target, closed_loop
+from slipway_loadtests.bench.wakeword import BATCHED, LITSERVE, PLAIN, compare, triton_target
+from slipway_serving.errors import Unrecoverable
+from slipway_serving.server import Server
 
 SERVERS = [BATCHED, PLAIN, LITSERVE]
 
@@ -22,7 +22,7 @@ SERVERS = [BATCHED, PLAIN, LITSERVE]
 def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bench")
     flags = "--clients 3 --rounds 1 --seconds 0.5 --no-int8 --quiet"
-    assert cli.run(["bench", "wakeword", *flags.split(), "--output", str(folder)]) == 0
+    assert root.run(["bench", "wakeword", *flags.split(), "--output", str(folder)]) == 0
     return folder
 
 

@@ -19,7 +19,8 @@ import httpx
 import numpy as np
 import pytest
 
-from clients import (
+from slipway_cli import root
+from slipway_client import (
     AsyncClient,
     Client,
     DeadlineExceeded,
@@ -30,9 +31,8 @@ from clients import (
     RetryPolicy,
     TextToVideoRequest,
     Video,
-    cli,
 )
-from serving.server import Server
+from slipway_serving.server import Server
 
 Protocol = Literal["grpc", "http"]
 PROTOCOLS: tuple[Protocol, ...] = ("grpc", "http")
@@ -326,7 +326,7 @@ def test_generate_writes_a_video_and_one_line_when_run(
     output = tmp_path / "out.mp4"
     flags = ["--frames", "5", "--size", "64x32", "--steps", "3", "--guidance_scale", "3"]
     place = ["--output", str(output), "--url", url_of(server, protocol), "--protocol", protocol]
-    assert cli.run(["generate", "wan_t2v", "A lake", *flags, *place]) == 0
+    assert root.run(["generate", "wan_t2v", "A lake", *flags, *place]) == 0
     out, err = capsys.readouterr()
     assert out.startswith(f"{output}: 5 frames, 64x32, 16 fps") and out.count("\n") == 1
     assert err.count("\n") == 3
@@ -339,7 +339,7 @@ def test_generate_writes_frames_in_silence_when_quiet(
 ) -> None:
     output = tmp_path / "out.npy"
     flags = ["--frames", "5", "--size", "64x32", "--steps", "2", "--quiet", "--output", str(output)]
-    assert cli.run(["generate", "wan_t2v", "A lake", *flags, "--url", server.grpc_url]) == 0
+    assert root.run(["generate", "wan_t2v", "A lake", *flags, "--url", server.grpc_url]) == 0
     assert capsys.readouterr() == ("", "")
     assert np.load(output).shape == (5, 32, 64, 3)
 
@@ -347,7 +347,7 @@ def test_generate_writes_frames_in_silence_when_quiet(
 def test_generate_shows_a_bar_when_stderr_is_a_terminal(server: Server, tmp_path: Path) -> None:
     terminal, its_end = pty.openpty()
     command = [
-        sys.executable, "-m", "clients.cli", "generate", "wan_t2v", "A lake", "--frames", "33",
+        sys.executable, "-m", "slipway_cli.root", "generate", "wan_t2v", "A lake", "--frames", "33",
         "--size", "128x128", "--steps", "20", "--output", str(tmp_path / "v.mp4"), "--url", server.grpc_url,
     ]  # fmt: skip
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}

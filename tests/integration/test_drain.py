@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from server_fixtures import any_port, wait_until
 
-from clients import Client, Progress, TextToVideoRequest, Video, cli
-from serving.drain import requests_running, wait_until_idle
-from serving.errors import SlipwayError
-from serving.server import Server
+from slipway_cli import root
+from slipway_client import Client, Progress, TextToVideoRequest, Video
+from slipway_serving.drain import requests_running, wait_until_idle
+from slipway_serving.errors import SlipwayError
+from slipway_serving.server import Server
 
 STEPS = 100
 LONG = TextToVideoRequest(prompt="x", frames=17, height=64, width=64, steps=STEPS)
@@ -25,7 +26,7 @@ def drain(server: Server, timeout_s: float) -> subprocess.CompletedProcess[str]:
     command = [
         sys.executable,
         "-m",
-        "clients.cli",
+        "slipway_cli.root",
         "drain",
         "--metrics",
         metrics,
@@ -37,7 +38,7 @@ def drain(server: Server, timeout_s: float) -> subprocess.CompletedProcess[str]:
 
 def test_request_under_way_ends_whole_when_the_server_is_stopped(repository: Path) -> None:
     with Server(any_port(repository, exit_timeout_s=120)) as server:
-        assert cli.run(["ready", "--url", server.http_url]) == 0
+        assert root.run(["ready", "--url", server.http_url]) == 0
         assert drain(server, timeout_s=0).stdout == "idle\n"
         stopping = threading.Thread(target=server.stop)
         steps, videos = [], []

@@ -18,20 +18,20 @@ from google.protobuf import text_format
 from safetensors.torch import load_file, save_file
 from tritonclient.grpc import model_config_pb2
 
-from export.checkpoint import open_checkpoint
-from export.config import model_config
-from export.families import family_named
-from export.repository import hashes
-from export.run import ExportOptions, ExportResult, run_export
-from export.spec import Component, Engine, Plan, Precision, Tolerance
-from export.verify import ParityFailed
+from slipway_export.checkpoint import open_checkpoint
+from slipway_export.config import model_config
+from slipway_export.families import family_named
+from slipway_export.repository import hashes
+from slipway_export.run import ExportOptions, ExportResult, run_export
+from slipway_export.spec import Component, Engine, Plan, Precision, Tolerance
+from slipway_export.verify import ParityFailed
 
 FAMILY = family_named("wan_t2v")
 WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
 
 
 def slipway(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "clients.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "slipway_cli.root", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
 
@@ -99,9 +99,9 @@ def test_full_decode_of_any_length_equals_diffusers(repository: Path, checkpoint
     """Also at 13 latent frames, beyond the axis of the denoiser: the decoder has no frame axis."""
     from diffusers import AutoencoderKLWan
 
-    from export.modeling.wan import decode
-    from serving.media import to_uint8
-    from serving.models import InProcessModels
+    from slipway_export.modeling.wan import decode
+    from slipway_serving.media import to_uint8
+    from slipway_serving.models import InProcessModels
 
     vae = AutoencoderKLWan.from_pretrained(checkpoint / "vae").eval()
     models = InProcessModels(repository, threads=2)
@@ -300,7 +300,7 @@ def test_large_weights_lie_in_one_file_beside_the_graph(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, simplify: bool
 ) -> None:
     """The limit is lowered so that a small graph passes it; verification loads what was written."""
-    monkeypatch.setattr("export.onnx.EXTERNAL_DATA_BYTES", 1000)
+    monkeypatch.setattr("slipway_export.onnx.EXTERNAL_DATA_BYTES", 1000)
     options = ExportOptions(
         checkpoint=str(checkpoint), repository=tmp_path, components=("denoiser_high",), simplify=simplify
     )
@@ -354,7 +354,7 @@ def test_export_places_nothing_when_parity_is_broken(checkpoint: Path, tmp_path:
 
 def test_killed_export_leaves_no_model(checkpoint: Path, tmp_path: Path) -> None:
     command = [
-        sys.executable, "-m", "clients.cli", "export", "wan_t2v", "--checkpoint", str(checkpoint),
+        sys.executable, "-m", "slipway_cli.root", "export", "wan_t2v", "--checkpoint", str(checkpoint),
         "--repository", str(tmp_path / "r"), "--component", "text_encoder",
     ]  # fmt: skip
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

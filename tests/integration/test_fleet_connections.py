@@ -18,9 +18,9 @@ import pytest
 import tritonclient.grpc as triton
 from server_fixtures import any_port, infer, tensor, wait_until, write_model, write_sleeper
 
-from clients import AsyncClient, Client, Turn
-from clients.tensors import SESSION_HEADER
-from serving.server import Server, ServerConfig
+from slipway_client import AsyncClient, Client, Turn
+from slipway_client.tensors import SESSION_HEADER
+from slipway_serving.server import Server, ServerConfig
 
 AGE_S = 1
 SESSION = "kitchen/Küche 7"

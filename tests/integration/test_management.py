@@ -20,15 +20,15 @@ import torch
 from fastapi.testclient import TestClient
 from server_fixtures import wait_until
 
-from export.families import family_named
-from export.library import Library
-from export.management.app import MOST_BODY_BYTES, Management, create_app
-from export.management.exports import Busy, Exports
-from export.management.worker import Job
-from export.modeling.wakeword import HeadConfig
-from export.modeling.wakeword_presets import write_word
-from serving.control import ModelControl
-from serving.errors import InvalidRequest, Overloaded
+from slipway_export.families import family_named
+from slipway_export.library import Library
+from slipway_export.modeling.wakeword import HeadConfig
+from slipway_export.modeling.wakeword_presets import write_word
+from slipway_management.app import MOST_BODY_BYTES, Management, create_app
+from slipway_management.exports import Busy, Exports
+from slipway_management.worker import Job
+from slipway_serving.control import ModelControl
+from slipway_serving.errors import InvalidRequest, Overloaded
 
 TOKEN = "0123456789abcdef"
 HEAD = family_named("wakeword_head")
@@ -266,7 +266,7 @@ def test_queue_of_exports_is_bounded_and_ends_at_once(library: Library) -> None:
 def command(*flags: str) -> Iterator[subprocess.Popen[str]]:
     """Run the command in a process of its own."""
     with subprocess.Popen(
-        [sys.executable, "-m", "clients.cli", "manage", *flags],
+        [sys.executable, "-m", "slipway_cli.root", "manage", *flags],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -26,11 +26,11 @@ import yaml
 from observability_fixtures import FOLDER, Collector, Labels, Prometheus, series, value
 from server_fixtures import any_port, infer_input, tensor, wait_until, write_model
 
-from clients import Client, Progress, TextToVideoRequest
-from serving.control import CONTROL_HEADER, ModelControl
-from serving.errors import InvalidRequest
-from serving.metrics import METRICS
-from serving.server import Server, ServerConfig
+from slipway_client import Client, Progress, TextToVideoRequest
+from slipway_serving.control import CONTROL_HEADER, ModelControl
+from slipway_serving.errors import InvalidRequest
+from slipway_serving.metrics import METRICS
+from slipway_serving.server import Server, ServerConfig
 
 TOKEN = "0123456789abcdef"
 VIDEO = TextToVideoRequest(prompt="a lake", frames=9, height=64, width=64, steps=4, seed=1)
@@ -433,7 +433,7 @@ class Echo:
 """
 MODEL = """
 import triton_python_backend_utils as pb_utils
-from serving.adapter import model_class
+from slipway_serving.adapter import model_class
 
 TritonPythonModel = model_class(pb_utils)
 """

@@ -27,9 +27,9 @@ from server_fixtures import (
 )
 from tritonclient.utils import InferenceServerException
 
-from serving.errors import InvalidRequest, Unrecoverable, from_wire
-from serving.server import Server
-from serving.triton_process import processes
+from slipway_serving.errors import InvalidRequest, Unrecoverable, from_wire
+from slipway_serving.server import Server
+from slipway_serving.triton_process import processes
 
 X4 = tensor("input", "x", "FP32", "[4]")
 Y4 = tensor("output", "y", "FP32", "[4]")
@@ -354,7 +354,7 @@ def test_good_model_serves_when_others_failed_to_load(bad_server: Server) -> Non
 
 
 def test_gpu_is_refused_when_onnxruntime_has_none() -> None:
-    from serving.backends.onnxruntime import session  # needs onnxruntime, not a server
+    from slipway_serving.backends.onnxruntime import session  # needs onnxruntime, not a server
 
     if "CUDAExecutionProvider" in ort.get_available_providers():
         pytest.skip("this onnxruntime has CUDA")

@@ -9,12 +9,12 @@ import onnx
 import pytest
 from torch.nn import functional
 
-from export.checkpoint import open_checkpoint
-from export.families import family_named
-from export.onnx import DEFAULT_OPSET, export_graph
-from export.run import ExportOptions, run_export
-from export.spec import Engine, Precision
-from serving.errors import InvalidRequest
+from slipway_export.checkpoint import open_checkpoint
+from slipway_export.families import family_named
+from slipway_export.onnx import DEFAULT_OPSET, export_graph
+from slipway_export.run import ExportOptions, run_export
+from slipway_export.spec import Engine, Precision
+from slipway_serving.errors import InvalidRequest
 
 FAMILY = family_named("wan_t2v")
 MODEL = "wan_t2v_denoiser_high/1/model.onnx"
@@ -102,4 +102,4 @@ def test_network_has_its_own_attention_again_after_lowering(checkpoint: Path) ->
             assert encoder.encoder.config._attn_implementation == "sdpa"
         assert [block.attn1.processor for block in denoiser.transformer.blocks] == own
         assert encoder.encoder.config._attn_implementation == "eager"
-    assert functional.scaled_dot_product_attention.__module__ != "export.lowering"
+    assert functional.scaled_dot_product_attention.__module__ != "slipway_export.lowering"

@@ -28,10 +28,10 @@ from server_fixtures import (
     write_sleeper,
 )
 
-from serving import server as server_module
-from serving.errors import InvalidRequest, NotReady
-from serving.server import Server, ServerConfig
-from serving.triton_process import processes, shared_memory
+from slipway_serving import server as server_module
+from slipway_serving.errors import InvalidRequest, NotReady
+from slipway_serving.server import Server, ServerConfig
+from slipway_serving.triton_process import processes, shared_memory
 
 CONFIG = "max_batch_size: 8\n" + tensor("input", "x", "FP32", "[4]") + tensor("output", "y", "FP32", "[4]")
 ONES = np.ones((1, 4), np.float32)
@@ -173,7 +173,7 @@ def test_start_fails_when_a_port_is_in_use(repository: Path) -> None:
     assert nothing_is_left(server.server_id)
 
 
-SERVE = "import typer; from serving.commands import serve; typer.run(serve)"
+SERVE = "import typer; from slipway_serving.commands import serve; typer.run(serve)"
 
 
 @contextmanager

@@ -13,14 +13,14 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import ASTModel
 
-from export.checkpoint import Checkpoint
-from export.families import family_named
-from export.families.wakeword import BACKBONE_TOLERANCE, TINY_CONFIG, TINY_PREPROCESSOR
-from export.modeling.wakeword import HeadConfig, load_backbone
-from export.modeling.wakeword_presets import write_backbone, write_word
-from export.run import ExportOptions, run_export
-from export.spec import Axis, Precision
-from serving.errors import InvalidRequest
+from slipway_export.checkpoint import Checkpoint
+from slipway_export.families import family_named
+from slipway_export.families.wakeword import BACKBONE_TOLERANCE, TINY_CONFIG, TINY_PREPROCESSOR
+from slipway_export.modeling.wakeword import HeadConfig, load_backbone
+from slipway_export.modeling.wakeword_presets import write_backbone, write_word
+from slipway_export.run import ExportOptions, run_export
+from slipway_export.spec import Axis, Precision
+from slipway_serving.errors import InvalidRequest
 
 PAIR = (Axis("batch", 1, 2, 3),)
 

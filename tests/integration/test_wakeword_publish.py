@@ -16,18 +16,18 @@ import speech
 from fastapi.testclient import TestClient
 from server_fixtures import wait_until
 
-from clients import Client, RetryPolicy, SlipwayError
-from export.families import family_named
-from export.library import Library, export_model
-from export.management.app import Management, create_app
-from export.modeling.wakeword import HeadConfig, read_head
-from export.modeling.wakeword_presets import write_word
-from export.run import ExportOptions, run_export
-from export.spec import Precision
-from export.training.commands import wakeword as train_command
-from serving.control import ModelControl
-from serving.errors import InvalidRequest, NotReady
-from serving.server import Server, ServerConfig
+from slipway_client import Client, RetryPolicy, SlipwayError
+from slipway_export.families import family_named
+from slipway_export.library import Library, export_model
+from slipway_export.modeling.wakeword import HeadConfig, read_head
+from slipway_export.modeling.wakeword_presets import write_word
+from slipway_export.run import ExportOptions, run_export
+from slipway_export.spec import Precision
+from slipway_management.app import Management, create_app
+from slipway_serving.control import ModelControl
+from slipway_serving.errors import InvalidRequest, NotReady
+from slipway_serving.server import Server, ServerConfig
+from slipway_training.commands import wakeword as train_command
 
 WORD, OTHER = "jarvis", "lights"
 REST = [word for word in speech.WORDS if word != WORD]

@@ -23,15 +23,15 @@ from hypothesis import strategies as st
 from server_fixtures import wait_until
 from wakeword_fixtures import RATE_HZ, THRESHOLD, Exported, Reference, export_all, sounds
 
-from clients import AsyncClient, Client, InvalidRequest, SlipwayError, Turn
-from clients.listen_commands import listen
-from clients.listening import Heard, Recording, Stream, in_clips, pieces_of
-from export.families import family_named
-from export.modeling.wakeword import HeadConfig
-from export.modeling.wakeword_presets import write_word
-from export.run import ExportOptions, run_export
-from export.spec import Precision
-from serving.server import Server, ServerConfig
+from slipway_client import AsyncClient, Client, InvalidRequest, SlipwayError, Turn
+from slipway_client.listen_commands import listen
+from slipway_client.listening import Heard, Recording, Stream, in_clips, pieces_of
+from slipway_export.families import family_named
+from slipway_export.modeling.wakeword import HeadConfig
+from slipway_export.modeling.wakeword_presets import write_word
+from slipway_export.run import ExportOptions, run_export
+from slipway_export.spec import Precision
+from slipway_serving.server import Server, ServerConfig
 
 # Of a probability: features and networks are rounded differently, batches too.
 CLOSE = 1e-4

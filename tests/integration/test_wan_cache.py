@@ -16,15 +16,16 @@ from diffusers.guiders import ClassifierFreeGuidance
 from diffusers.hooks.first_block_cache import FBCHeadBlockHook
 from wan_reference import frames_of_pipeline, psnr
 
-from clients import Client, Frames, Progress, TextToVideoRequest, Video, cli
-from export.families import family_named
-from export.run import ExportOptions, run_export
-from serving.errors import InvalidRequest
-from serving.models import InProcessModels
-from serving.server import Server, ServerConfig
-from serving.wan_t2v.facts import PipelineFacts
-from serving.wan_t2v.pipeline import generate
-from serving.watch import Watch
+from slipway_cli import root
+from slipway_client import Client, Frames, Progress, TextToVideoRequest, Video
+from slipway_export.families import family_named
+from slipway_export.run import ExportOptions, run_export
+from slipway_serving.errors import InvalidRequest
+from slipway_serving.models import InProcessModels
+from slipway_serving.server import Server, ServerConfig
+from slipway_serving.wan_t2v.facts import PipelineFacts
+from slipway_serving.wan_t2v.pipeline import generate
+from slipway_serving.watch import Watch
 
 REQUEST = TextToVideoRequest(
     prompt="a serene lake",
@@ -211,7 +212,7 @@ def test_command_prints_the_hit_rate(
 ) -> None:
     flags = "--frames 5 --size 64x64 --steps 8 --guidance-start 0.1 --guidance-stop 0.9 --cache-threshold 9"
     place = ["--output", str(tmp_path / "out.npy"), "--url", cached_server.grpc_url]
-    assert cli.run(["generate", "wan_t2v", "a lake", *flags.split(), *place]) == 0
+    assert root.run(["generate", "wan_t2v", "a lake", *flags.split(), *place]) == 0
     assert ", cache hit rate " in capsys.readouterr().out
 
 

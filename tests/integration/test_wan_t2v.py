@@ -18,11 +18,11 @@ from diffusers import WanPipeline
 from server_fixtures import loading_warnings
 from wan_reference import frames_of_pipeline, psnr
 
-from clients import Client, Frames, Progress, TextToVideoRequest, Video
-from export.families import family_named
-from export.run import ExportOptions, run_export
-from serving.errors import InvalidRequest
-from serving.server import Server, ServerConfig
+from slipway_client import Client, Frames, Progress, TextToVideoRequest, Video
+from slipway_export.families import family_named
+from slipway_export.run import ExportOptions, run_export
+from slipway_serving.errors import InvalidRequest
+from slipway_serving.server import Server, ServerConfig
 
 REQUEST = TextToVideoRequest(
     prompt="  A serene   lake at sunset &amp; a paper boat ",

@@ -10,12 +10,12 @@ import soxr
 import torch
 from transformers import ASTFeatureExtractor, ASTModel
 
-from export.families import family_named
-from export.families.wakeword import TINY_CONFIG
-from export.modeling.wakeword import HeadConfig, WakeWordHead, read_head, write_head
-from export.modeling.wakeword_presets import all_flags
-from export.run import ExportOptions, run_export
-from export.spec import Precision
+from slipway_export.families import family_named
+from slipway_export.families.wakeword import TINY_CONFIG
+from slipway_export.modeling.wakeword import HeadConfig, WakeWordHead, read_head, write_head
+from slipway_export.modeling.wakeword_presets import all_flags
+from slipway_export.run import ExportOptions, run_export
+from slipway_export.spec import Precision
 
 RATE_HZ = 16_000
 BASIC = HeadConfig(embedding_dim=TINY_CONFIG["hidden_size"], hidden_dims=(32, 16))

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from diffusers import WanPipeline
 
-from clients import TextToVideoRequest
+from slipway_client import TextToVideoRequest
 
 
 def frames_of_pipeline(pipeline: WanPipeline, request: TextToVideoRequest) -> np.ndarray:

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from export.checkpoint import Checkpoint, open_checkpoint
-from export.families.airimu import AXES, FAMILY, facts_of
-from export.modeling.airimu import CodeNet, Network, Steps, Whole, build, load_network
-from export.modeling.airimu_conf import GRAVITY_M_S2, Conf
-from export.modeling.airimu_double import erf
-from serving.airimu.facts import Facts
-from serving.errors import InvalidRequest
+from slipway_export.checkpoint import Checkpoint, open_checkpoint
+from slipway_export.families.airimu import AXES, FAMILY, facts_of
+from slipway_export.modeling.airimu import CodeNet, Network, Steps, Whole, build, load_network
+from slipway_export.modeling.airimu_conf import GRAVITY_M_S2, Conf
+from slipway_export.modeling.airimu_double import erf
+from slipway_serving.airimu.facts import Facts
+from slipway_serving.errors import InvalidRequest
 
 NETWORKS = ("codenet", "codenetkitti")
 
@@ -197,7 +197,7 @@ def test_conf_gives_the_network_and_its_lead_in(tmp_path: Path) -> None:
 
 
 def build_of(folder: Path, **entries: str) -> Network:
-    from export.modeling.airimu_conf import read_conf
+    from slipway_export.modeling.airimu_conf import read_conf
 
     written(folder, **entries)
     return build(read_conf(folder, "here"))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from export.families import family_named
-from export.spec import Precision
-from loadtests.bench import memory
-from loadtests.bench.cases import CASES, choose_case
-from loadtests.bench.denoiser import DenoiserOptions
-from loadtests.bench.graphs import axes_of_case
-from loadtests.bench.machine import machine_facts, machine_lines
-from serving.errors import InvalidRequest
+from slipway_export.families import family_named
+from slipway_export.spec import Precision
+from slipway_loadtests.bench import memory
+from slipway_loadtests.bench.cases import CASES, choose_case
+from slipway_loadtests.bench.denoiser import DenoiserOptions
+from slipway_loadtests.bench.graphs import axes_of_case
+from slipway_loadtests.bench.machine import machine_facts, machine_lines
+from slipway_serving.errors import InvalidRequest
 
 
 def test_named_case_has_the_sizes_that_its_figures_are_known_for() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from loadtests.bench import quality
+from slipway_loadtests.bench import quality
 
 RANDOM = np.random.default_rng(0)
 FRAMES = RANDOM.integers(0, 256, (2, 3, 24, 32)).astype(np.uint8)

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from clients import Progress
-from loadtests.bench.chart import draw_video
-from loadtests.bench.report import write_json
-from loadtests.bench.stats import ratios, summarize
-from loadtests.bench.video import (
+from slipway_client import Progress
+from slipway_loadtests.bench.chart import draw_video
+from slipway_loadtests.bench.report import write_json
+from slipway_loadtests.bench.stats import ratios, summarize
+from slipway_loadtests.bench.video import (
     DIFFUSERS,
     IN_PROCESS,
     TRITON,

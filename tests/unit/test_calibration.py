@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from export.training.calibration import THRESHOLDS, as_csv, calibrate, plot
-from serving.errors import InvalidRequest
+from slipway_serving.errors import InvalidRequest
+from slipway_training.calibration import THRESHOLDS, as_csv, calibrate, plot
 
 
 def test_calibrate_takes_the_middle_of_equally_good_thresholds() -> None:

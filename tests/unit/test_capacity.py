@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from loadtests.capacity import Arrival, Autoscaler, Fleet, simulate
-from loadtests.capacity_arrivals import poisson, streams, waves
-from loadtests.capacity_plan import exponential
-from serving.errors import InvalidRequest
+from slipway_loadtests.capacity.arrivals import poisson, streams, waves
+from slipway_loadtests.capacity.fleet import Arrival, Autoscaler, Fleet, simulate
+from slipway_loadtests.capacity.plan import exponential
+from slipway_serving.errors import InvalidRequest
 
 EXPONENTIAL = exponential(1.0, math.inf)
 REQUESTS = 60_000

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clients import cli
-from loadtests.capacity import Arrival, Fleet, simulate
-from loadtests.capacity_arrivals import poisson
-from loadtests.capacity_bench import Round, compare
-from loadtests.capacity_load import (
+from slipway_cli import root
+from slipway_loadtests.capacity.arrivals import poisson
+from slipway_loadtests.capacity.bench import Round, compare
+from slipway_loadtests.capacity.fleet import Arrival, Fleet, simulate
+from slipway_loadtests.capacity.load import (
     Delay,
     Observed,
     Subject,
@@ -26,7 +26,7 @@ from loadtests.capacity_load import (
     read_trace,
     service_of,
 )
-from loadtests.capacity_plan import (
+from slipway_loadtests.capacity.plan import (
     FRAMEPACK,
     MATRIX_GAME,
     WAN_T2V,
@@ -36,8 +36,8 @@ from loadtests.capacity_plan import (
     replicas_for,
     wakeword_demand,
 )
-from loadtests.capacity_scaling import Traffic, scale_long_jobs, session_bound
-from serving.errors import InvalidRequest, Unrecoverable
+from slipway_loadtests.capacity.scaling import Traffic, scale_long_jobs, session_bound
+from slipway_serving.errors import InvalidRequest, Unrecoverable
 
 VIDEO = Demand("video", service_s=(60.0,), each_s=600.0, p95_s=60.0)
 
@@ -85,7 +85,7 @@ def test_measured_family_is_a_stream_with_its_rates() -> None:
 def test_promise_out_of_reach_is_told_when_one_user_is_too_much_for_any_replica(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("loadtests.capacity_plan._MOST_REPLICAS", 100)
+    monkeypatch.setattr("slipway_loadtests.capacity.plan._MOST_REPLICAS", 100)
     demand = Demand("stream", service_s=(1.0,), each_s=0.5, p95_s=0.25, streamed=True)
     with pytest.raises(Unrecoverable, match="p95_s must be in reach of 100 replicas, got 0.25 at 1 users"):
         replicas_for(demand, 1)
@@ -224,7 +224,7 @@ def test_ratio_is_the_models_delay_over_the_servers_in_the_same_round() -> None:
 
 def test_capacity_command_says_how_many(capsys: pytest.CaptureFixture[str]) -> None:
     flags = "--service-s 60 --each-s 600 --p95-s 60 --users 10 --users 100"
-    assert cli.run(["capacity", *flags.split()]) == 0
+    assert root.run(["capacity", *flags.split()]) == 0
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith(f"10 users: {replicas_for(VIDEO, 10).replicas} replicas, ")
     assert second.startswith(f"100 users: {replicas_for(VIDEO, 100).replicas} replicas, ")
@@ -234,14 +234,14 @@ def test_capacity_command_is_refused_when_a_time_is_not_above_zero(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     flags = "--service-s 0 --each-s 600 --p95-s 60 --users 10"
-    assert cli.run(["capacity", *flags.split()]) == 2
+    assert root.run(["capacity", *flags.split()]) == 2
     assert "service_s must be one or more times above 0" in capsys.readouterr().err
 
 
 def test_bench_without_rounds_asks_the_model_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadtests.capacity_bench.SESSION_FLEETS", ((2, 1), (2, 2)))
+    monkeypatch.setattr("slipway_loadtests.capacity.bench.SESSION_FLEETS", ((2, 1), (2, 2)))
     flags = ["--rounds", "0", "--users", "10", "--quiet", "--output", str(tmp_path)]
-    assert cli.run(["bench", "capacity", *flags]) == 0
+    assert root.run(["bench", "capacity", *flags]) == 0
     report = json.loads((tmp_path / "capacity.json").read_text())
     assert report["checked"] == {}
     assert list(report["answers"]) == [WAN_T2V.name, MATRIX_GAME.name, FRAMEPACK.name]

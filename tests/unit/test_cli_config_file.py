@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from export.config_file import config_option
+from slipway_export.config_file import config_option
 
 app = typer.Typer(
     rich_markup_mode=None,

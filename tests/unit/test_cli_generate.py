@@ -10,15 +10,16 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from clients import cli, commands
-from clients.progress import progress
-from serving.errors import InvalidRequest
+from slipway_cli import root
+from slipway_client import commands
+from slipway_client.progress import progress
+from slipway_serving.errors import InvalidRequest
 
 NOBODY = "127.0.0.1:1"
 
 
 def generate(*flags: str) -> int:
-    return cli.run(["generate", "wan_t2v", "A lake", *flags])
+    return root.run(["generate", "wan_t2v", "A lake", *flags])
 
 
 @pytest.mark.parametrize(
@@ -120,8 +121,8 @@ def test_file_is_as_before_when_writing_fails(tmp_path: Path) -> None:
 
 
 def test_every_option_has_help_when_the_command_is_described() -> None:
-    root: Any = typer.main.get_command(cli.app)
-    for parameter in root.commands["generate"].commands["wan_t2v"].params:
+    commands: Any = typer.main.get_command(root.app)
+    for parameter in commands.commands["generate"].commands["wan_t2v"].params:
         assert getattr(parameter, "help", None), parameter.name
 
 
@@ -143,6 +144,6 @@ def test_progress_is_silent_when_quiet(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_help_says_what_the_size_means_when_asked() -> None:
-    result = CliRunner().invoke(cli.app, ["generate", "wan_t2v", "--help"])
+    result = CliRunner().invoke(root.app, ["generate", "wan_t2v", "--help"])
     assert result.exit_code == 0
     assert "WIDTHxHEIGHT" in result.output

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clients import cli
+from slipway_cli import root
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,6 @@ from clients import cli
 def test_probe_fails_with_one_line_when_no_server_answers(
     command: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.run(command) == 1
+    assert root.run(command) == 1
     err = capsys.readouterr().err
     assert err.startswith(said) and err.count("\n") == 1

@@ -8,9 +8,9 @@ from importlib.metadata import version
 
 import pytest
 
-from clients import cli
-from clients import commands as client_commands
-from serving.errors import Cancelled, InvalidRequest, NotReady, SlipwayError
+from slipway_cli import root
+from slipway_client import commands as client_commands
+from slipway_serving.errors import Cancelled, InvalidRequest, NotReady, SlipwayError
 
 COMMANDS = ("families", "checkpoint", "export", "serve", "generate")
 
@@ -25,31 +25,31 @@ def raise_in_generate(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> 
 
 
 def generate(*root_flags: str) -> int:
-    return cli.run([*root_flags, "generate", "wan_t2v", "x"])
+    return root.run([*root_flags, "generate", "wan_t2v", "x"])
 
 
 def test_every_command_is_listed_when_help_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["--help"]) == 0
+    assert root.run(["--help"]) == 0
     out = capsys.readouterr().out
     assert all(f"  {name} " in out for name in COMMANDS)
 
 
 @pytest.mark.parametrize("name", [*COMMANDS[:-1], "generate wan_t2v"])
 def test_command_describes_itself_when_help_is_asked(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run([*name.split(), "--help"]) == 0
+    assert root.run([*name.split(), "--help"]) == 0
     assert f"Usage: slipway {name}" in capsys.readouterr().out
 
 
 def test_version_is_that_of_the_distribution_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["--version"]) == 0
-    assert capsys.readouterr().out == f"slipway {version('slipway')}\n"
+    assert root.run(["--version"]) == 0
+    assert capsys.readouterr().out == f"slipway {version('slipway-triton')}\n"
 
 
 @pytest.mark.parametrize("flags", [["nope"], ["--nope"], []])
 def test_usage_is_shown_when_the_command_line_cannot_be_read(
     flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.run(flags) == 2
+    assert root.run(flags) == 2
     assert "Usage: slipway" in "".join(capsys.readouterr())
 
 
@@ -105,13 +105,13 @@ def test_file_error_names_the_file_when_raised(
 )
 def test_missing_package_names_its_extra_when_a_command_needs_it(command: str, extra: str) -> None:
     error = ModuleNotFoundError("No module named 'torch'", name="torch.nn")
-    text = cli.describe(error, cli.Invocation(command=command))
-    assert text == f'{command} needs torch, which is not installed; try pip install "slipway[{extra}]"'
+    text = root.describe(error, root.Invocation(command=command))
+    assert text == f'{command} needs torch, which is not installed; try pip install "slipway-triton[{extra}]"'
 
 
 def test_missing_module_of_ours_is_a_defect_when_raised() -> None:
-    error = ModuleNotFoundError("No module named 'serving.nope'", name="serving.nope")
-    assert "defect" in cli.describe(error, cli.Invocation(command="serve"))
+    error = ModuleNotFoundError("No module named 'slipway_serving.nope'", name="slipway_serving.nope")
+    assert "defect" in root.describe(error, root.Invocation(command="serve"))
 
 
 def test_interrupt_exits_130_when_a_command_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ def test_interrupt_exits_130_when_a_command_is_stopped(monkeypatch: pytest.Monke
 
 def test_nothing_heavy_is_imported_when_help_is_asked() -> None:
     code = (
-        "import sys; from clients import cli; code = cli.run(['--help'])\n"
+        "import sys; from slipway_cli import root; code = root.run(['--help'])\n"
         "heavy = {'torch', 'grpc', 'httpx', 'diffusers', 'onnx', 'onnxruntime', 'transformers', 'rich'}\n"
         "assert code == 0 and not heavy & set(sys.modules), heavy & set(sys.modules)"
     )
@@ -129,8 +129,6 @@ def test_nothing_heavy_is_imported_when_help_is_asked() -> None:
 
 
 def test_no_traceback_is_shown_when_the_reader_of_stdout_has_gone() -> None:
-    shell = (
-        f"{sys.executable} -c 'from clients.cli import main; main()' --help | true; exit ${{PIPESTATUS[0]}}"
-    )
+    shell = f"{sys.executable} -m slipway_cli.root --help | true; exit ${{PIPESTATUS[0]}}"
     process = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60, check=False)
     assert "Traceback" not in process.stderr and "Exception" not in process.stderr

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from clients import over_grpc, over_http
-from clients.client import Client
-from clients.metadata import ModelMetadata, TensorMetadata, check_tensors
-from clients.retry import Deadline, UnknownModel
-from clients.tensors import from_bytes, to_bytes
-from serving import errors
-from serving.requests import encode
-from serving.wan_t2v.request import TextToVideoRequest
+from slipway_client import over_grpc, over_http
+from slipway_client.client import Client
+from slipway_client.metadata import ModelMetadata, TensorMetadata, check_tensors
+from slipway_client.retry import Deadline, UnknownModel
+from slipway_client.tensors import from_bytes, to_bytes
+from slipway_serving import errors
+from slipway_serving.requests import encode
+from slipway_serving.wan_t2v.request import TextToVideoRequest
 
 TREE = [
     errors.InvalidRequest,

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clients.results import Assembler, Frames, Progress, Video
-from serving.errors import Unrecoverable
-from serving.wan_t2v.request import TextToVideoRequest
+from slipway_client.results import Assembler, Frames, Progress, Video
+from slipway_serving.errors import Unrecoverable
+from slipway_serving.wan_t2v.request import TextToVideoRequest
 
 
 def assembler(**fields: Any) -> Assembler:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from clients.retry import Attempts, Deadline, RetryPolicy, UnknownModel
-from serving.errors import (
+from slipway_client.retry import Attempts, Deadline, RetryPolicy, UnknownModel
+from slipway_serving.errors import (
     Cancelled,
     DeadlineExceeded,
     InvalidRequest,

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from serving.control import ModelControl, is_loopback, read_token
-from serving.errors import InvalidRequest, NotReady
-from serving.server import ServerConfig
+from slipway_serving.control import ModelControl, is_loopback, read_token
+from slipway_serving.errors import InvalidRequest, NotReady
+from slipway_serving.server import ServerConfig
 
 TOKEN = "0123456789abcdef"
 

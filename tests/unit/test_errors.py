@@ -2,7 +2,7 @@
 
 import pytest
 
-from serving import errors
+from slipway_serving import errors
 
 CLASSES = [
     errors.InvalidRequest,

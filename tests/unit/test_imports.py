@@ -10,35 +10,30 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-OURS = {"export", "serving", "clients", "loadtests"}
-COMMANDS = {
-    "export.commands",
-    "export.management.commands",
-    "export.training.commands",
-    "loadtests.commands",
-    "serving.commands",
-}
+PACKAGES = {path.name: path for path in ROOT.glob("*/slipway_*") if (path / "__init__.py").is_file()}
+# What each package may import of the others. The command line's root and the load tests may use everything.
 ALLOWED = {
-    # The command line's root registers the other packages' commands.
-    "clients": {
-        "clients",
-        "serving.errors",
-        "serving.requests",
-        "serving.wan_t2v.request",
+    "slipway_models": {"slipway_serving.adapter"},
+    "slipway_serving": set(),
+    "slipway_client": {
+        "slipway_serving.errors",
+        "slipway_serving.requests",
+        "slipway_serving.wan_t2v.request",
         # `slipway imu` compares what is served with the graph and the checkpoint.
-        "export.airimu_local",
-        *COMMANDS,
+        "slipway_export.airimu_local",
     },
     # Training hears what serving hears; a running server is told of what was placed.
-    "export": {
-        "export",
-        "serving.errors",
-        "serving.airimu.facts",
-        "serving.control",
-        "serving.wakeword.words",
-        "serving.wakeword.audio",
+    "slipway_export": {
+        "slipway_models",
+        "slipway_serving.distribution",
+        "slipway_serving.errors",
+        "slipway_serving.airimu.facts",
+        "slipway_serving.control",
+        "slipway_serving.wakeword.words",
+        "slipway_serving.wakeword.audio",
     },
-    "serving": {"serving"},
+    "slipway_training": {"slipway_export", "slipway_serving"},
+    "slipway_management": {"slipway_export", "slipway_serving"},
 }
 
 
@@ -63,25 +58,27 @@ def within(module: str, allowed: set[str]) -> bool:
 def test_package_imports_only_what_lies_below_it(package: str) -> None:
     wrong = {
         f"{path.relative_to(ROOT)}: {module}"
-        for path in (ROOT / package).rglob("*.py")
+        for path in PACKAGES[package].rglob("*.py")
         for module in imports(path)
-        if module.split(".")[0] in OURS and not within(module, ALLOWED[package])
+        if module.split(".")[0] in PACKAGES and not within(module, {package, *ALLOWED[package]})
     }
     assert not wrong
 
 
 def test_serving_never_imports_triton() -> None:
     # The Python-based backend is Triton's own entry point; everything else is handed the module.
-    entry = ROOT / "serving" / "backends" / "onnxruntime" / "model.py"
+    entry = PACKAGES["slipway_serving"] / "backends" / "onnxruntime" / "model.py"
     wrong = {
         path
-        for path in (ROOT / "serving").rglob("*.py")
+        for path in PACKAGES["slipway_serving"].rglob("*.py")
         if path != entry and any("triton_python_backend_utils" in module for module in imports(path))
     }
     assert not wrong
 
 
-@pytest.mark.parametrize("module", ["clients", "clients.cli", "export.families", "serving.wan_t2v.request"])
+@pytest.mark.parametrize(
+    "module", ["clients", "slipway_cli.root", "slipway_export.families", "slipway_serving.wan_t2v.request"]
+)
 def test_light_client_does_not_load_heavy_libraries(module: str) -> None:
     heavy = {"torch", "diffusers", "transformers", "onnxruntime", "onnx", "pytriton"}
     code = f"import sys, {module}; print(*({heavy!r} & set(sys.modules)))"

@@ -11,13 +11,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.imu.read import read_recording, write_euroc
-from clients.imu.recording import Motion, Recording
-from clients.imu.rotations import from_euler, inverse, rotate, slerp
-from clients.imu.synthetic import PERFECT, Sensor, make_recording
-from clients.imu.trajectory import errors, integrate
-from clients.imu.windows import correct, windows_of
-from serving.errors import InvalidRequest
+from slipway_client.imu.read import read_recording, write_euroc
+from slipway_client.imu.recording import Motion, Recording
+from slipway_client.imu.rotations import from_euler, inverse, rotate, slerp
+from slipway_client.imu.synthetic import PERFECT, Sensor, make_recording
+from slipway_client.imu.trajectory import errors, integrate
+from slipway_client.imu.windows import correct, windows_of
+from slipway_serving.errors import InvalidRequest
 
 
 def changed(recording: Recording, **arrays: np.ndarray) -> Recording:

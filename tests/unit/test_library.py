@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from export.families import family_named
-from export.library import Library, UnknownModel, export_model, served_model
-from export.run import ExportOptions
-from serving.errors import InvalidRequest
+from slipway_export.families import family_named
+from slipway_export.library import Library, UnknownModel, export_model, served_model
+from slipway_export.run import ExportOptions
+from slipway_serving.errors import InvalidRequest
 
 BAD_NAMES = (
     "../x",

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from export.lowering import fused_attention, rotate
-from export.onnx import export_graph
-from export.spec import Axis, Component, DType, Engine, Precision, TensorSpec, Tolerance
-from export.verify import check, compute_reference, verify
+from slipway_export.lowering import fused_attention, rotate
+from slipway_export.onnx import export_graph
+from slipway_export.spec import Axis, Component, DType, Engine, Precision, TensorSpec, Tolerance
+from slipway_export.verify import check, compute_reference, verify
 
 BOUND = {Precision.FP32: Tolerance(1e-5, 1e-5, 0.999999)}
 HEADS, SIZE = 4, 16

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.media import (
+from slipway_serving.media import (
     BASE64_CHUNK_BYTES,
     CHUNK_BYTES,
     FrameChunks,

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from serving.errors import CODES, Unrecoverable
-from serving.metrics import DENOISE_STEP, FRAMES, METRICS, OK, REQUESTS, SESSIONS_OPEN, Recorder
-from serving.program import Settings
-from serving.stepped import StateStore
-from serving.triton_metrics import Publisher
+from slipway_serving.errors import CODES, Unrecoverable
+from slipway_serving.metrics import DENOISE_STEP, FRAMES, METRICS, OK, REQUESTS, SESSIONS_OPEN, Recorder
+from slipway_serving.program import Settings
+from slipway_serving.stepped import StateStore
+from slipway_serving.triton_metrics import Publisher
 
 
 def changes(recorder: Recorder) -> dict[tuple[str, str], tuple[float, ...]]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from serving.metrics import METRICS
+from slipway_serving.metrics import METRICS
 
 FOLDER = Path(__file__).resolve().parents[2] / "observability"
 RULES = yaml.safe_load((FOLDER / "rules.yml").read_text())

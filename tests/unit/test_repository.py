@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from export.repository import check_replaceable, placed, staging, write_manifest
-from serving.errors import InvalidRequest, NotReady
+from slipway_export.repository import check_replaceable, placed, staging, write_manifest
+from slipway_serving.errors import InvalidRequest, NotReady
 
 
 def written_model(repository: Path, name: str, content: str = "a") -> Path:

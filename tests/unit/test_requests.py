@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.errors import InvalidRequest
-from serving.requests import Request, Rule, decode, encode, tensor_fields
+from slipway_serving.errors import InvalidRequest
+from slipway_serving.requests import Request, Rule, decode, encode, tensor_fields
 
 
 def _rule(must: str = "anything", accepts: Any = lambda _: True) -> Rule:

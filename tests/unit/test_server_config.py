@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from serving import server, triton_install
-from serving.errors import InvalidRequest, NotReady
-from serving.server import Server, ServerConfig
-from serving.triton_install import environment, find_triton, lay_out_backends
+from slipway_serving import server, triton_install
+from slipway_serving.errors import InvalidRequest, NotReady
+from slipway_serving.server import Server, ServerConfig
+from slipway_serving.triton_install import environment, find_triton, lay_out_backends
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_start_is_refused_when_shared_memory_is_small(
 
 def test_missing_wheel_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_install.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(NotReady, match=r"nvidia-pytriton must be installed.*slipway\[server\]"):
+    with pytest.raises(NotReady, match=r"nvidia-pytriton must be installed.*slipway-triton\[server\]"):
         find_triton()
 
 
@@ -93,7 +93,7 @@ def test_environment_puts_this_python_first() -> None:
     found = environment(find_triton(), {"PATH": "/usr/bin", "HOME": "/home/x"})
     assert found["PATH"].split(":") == [str(Path(sys.executable).parent), "/usr/bin"]
     assert found["HOME"] == "/home/x"
-    assert (Path(found["PYTHONPATH"]) / "serving" / "server.py").is_file()
+    assert (Path(found["PYTHONPATH"]) / "slipway_serving" / "server.py").is_file()
 
 
 def test_start_is_refused_where_triton_cannot_be_laid_out_to_run(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.triton_log import fatal, follow, load_failures, still_loading, tail
+from slipway_serving.triton_log import fatal, follow, load_failures, still_loading, tail
 
 LOG = r"""
 I1120 22:20:10.567780 4696 model_lifecycle.cc:472] "loading: slow:1"

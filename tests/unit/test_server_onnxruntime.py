@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serving.backends.onnxruntime import session
-from serving.backends.onnxruntime.execution import Executor, Request
-from serving.backends.onnxruntime.signature import GraphTensor, Signature
-from serving.errors import Cancelled, InvalidRequest, Overloaded, SlipwayError, Unrecoverable
+from slipway_serving.backends.onnxruntime import session
+from slipway_serving.backends.onnxruntime.execution import Executor, Request
+from slipway_serving.backends.onnxruntime.signature import GraphTensor, Signature
+from slipway_serving.errors import Cancelled, InvalidRequest, Overloaded, SlipwayError, Unrecoverable
 
 SIGNATURE = Signature(
     inputs={"x": GraphTensor("x", "tensor(float)", ("batch", 2))},

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from export.spec import Axis, Component, DType, Precision, Size, TensorSpec, Tolerance
-from serving.errors import InvalidRequest
+from slipway_export.spec import Axis, Component, DType, Precision, Size, TensorSpec, Tolerance
+from slipway_serving.errors import InvalidRequest
 
 BOUND = {Precision.FP32: Tolerance(1e-3, 1e-4, 0.999)}
 

@@ -10,9 +10,9 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-from serving.errors import InvalidRequest, Overloaded, Unrecoverable
-from serving.program import Settings
-from serving.stepped import StateStore, SteppedModel
+from slipway_serving.errors import InvalidRequest, Overloaded, Unrecoverable
+from slipway_serving.program import Settings
+from slipway_serving.stepped import StateStore, SteppedModel
 
 
 def write_graphs(folder: Path, cache: str = "cache_00", cache_type: int = TensorProto.FLOAT) -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import soundfile
 
-from export.training.clips import read_clips, read_recording, varied
-from serving.errors import InvalidRequest
+from slipway_serving.errors import InvalidRequest
+from slipway_training.clips import read_clips, read_recording, varied
 
 RATE_HZ = 16_000
 

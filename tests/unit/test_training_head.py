@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from export.modeling.wakeword import HeadConfig
-from export.training.head import Examples, Schedule, WakeWordHead, fit, probabilities, standardize
+from slipway_export.modeling.wakeword import HeadConfig
+from slipway_training.head import Examples, Schedule, WakeWordHead, fit, probabilities, standardize
 
 CONFIG = HeadConfig(embedding_dim=8, hidden_dims=(16,))
 SCHEDULE = Schedule(epochs=40, patience=10)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from clients.cli import run
-from serving.errors import InvalidRequest
-from serving.server import Server, ServerConfig
+from slipway_cli.root import run
+from slipway_serving.errors import InvalidRequest
+from slipway_serving.server import Server, ServerConfig
 
 TOKEN = "0123456789abcdef"
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from export.spec import Axis, Component, DType, Precision, TensorSpec, Tolerance
-from export.verify import ParityFailed, ParityRow, check, compare
+from slipway_export.spec import Axis, Component, DType, Precision, TensorSpec, Tolerance
+from slipway_export.verify import ParityFailed, ParityRow, check, compare
 
 BOUND = Tolerance(max_abs=1e-3, relative_l2=1e-4, cosine=0.9999)
 TENSOR = TensorSpec("sample", DType.FLOAT32, ("rows",))

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from transformers import ASTFeatureExtractor
 
-from serving.errors import InvalidRequest
-from serving.wakeword.audio import Extractor, is_silent, loudness, prepare
+from slipway_serving.errors import InvalidRequest
+from slipway_serving.wakeword.audio import Extractor, is_silent, loudness, prepare
 
 RATE_HZ = 16_000
 

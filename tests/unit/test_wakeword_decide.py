@@ -12,10 +12,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from serving.errors import InvalidRequest, NotReady, SlipwayError, Unrecoverable
-from serving.models import InProcessModels
-from serving.program import Call, Settings, Tensors
-from serving.wakeword.decide import WakewordDecide, loaded_words
+from slipway_serving.errors import InvalidRequest, NotReady, SlipwayError, Unrecoverable
+from slipway_serving.models import InProcessModels
+from slipway_serving.program import Call, Settings, Tensors
+from slipway_serving.wakeword.decide import WakewordDecide, loaded_words
 
 LOUD = 0.1
 

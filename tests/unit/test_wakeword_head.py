@@ -13,16 +13,16 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from export.checkpoint import Checkpoint
-from export.families.wakeword import base_folder, word_name
-from export.modeling.wakeword import (
+from slipway_export.checkpoint import Checkpoint
+from slipway_export.families.wakeword import base_folder, word_name
+from slipway_export.modeling.wakeword import (
     HeadConfig,
     ServedHead,
     WakeWordHead,
     read_head,
     write_head,
 )
-from serving.errors import InvalidRequest
+from slipway_serving.errors import InvalidRequest
 
 SMALL = HeadConfig(embedding_dim=16, hidden_dims=(8, 4))
 FLAGS = ("use_attention", "use_se_block", "use_tcn")

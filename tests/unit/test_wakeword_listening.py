@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import soundfile
 
-from clients.listening import Recording, filled_up, pieces_from, pieces_of, read_recording
-from serving.errors import InvalidRequest
+from slipway_client.listening import Recording, filled_up, pieces_from, pieces_of, read_recording
+from slipway_serving.errors import InvalidRequest
 
 
 @pytest.mark.parametrize(

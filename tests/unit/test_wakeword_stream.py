@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.errors import Cancelled, InvalidRequest, NotReady, Overloaded, SlipwayError
-from serving.models import InProcessModels
-from serving.program import Call, Settings, Tensors
-from serving.wakeword.stream import WakewordStream
+from slipway_serving.errors import Cancelled, InvalidRequest, NotReady, Overloaded, SlipwayError
+from slipway_serving.models import InProcessModels
+from slipway_serving.program import Call, Settings, Tensors
+from slipway_serving.wakeword.stream import WakewordStream
 
 RATE_HZ = 16_000
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from serving.errors import InvalidRequest
-from serving.wakeword.words import check_word, head_model, is_word, word_of
+from slipway_serving.errors import InvalidRequest
+from slipway_serving.wakeword.words import check_word, head_model, is_word, word_of
 
 
 @pytest.mark.parametrize("name", ["jarvis", "hey_jarvis", "ok-7", "0", "a" * 64])

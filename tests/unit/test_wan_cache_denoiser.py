@@ -10,10 +10,10 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from serving.errors import Cancelled, InvalidRequest, Overloaded
-from serving.models import InProcessModels
-from serving.program import Call, Settings
-from serving.wan_t2v.cached_denoiser import CachedDenoiser
+from slipway_serving.errors import Cancelled, InvalidRequest, Overloaded
+from slipway_serving.models import InProcessModels
+from slipway_serving.program import Call, Settings
+from slipway_serving.wan_t2v.cached_denoiser import CachedDenoiser
 
 NOBODY = InProcessModels(Path("nowhere"))
 LATENTS = np.random.default_rng(0).uniform(1, 2, (1, 3, 2, 2, 3)).astype(np.float32)

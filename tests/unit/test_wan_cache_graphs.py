@@ -7,14 +7,14 @@ import pytest
 import torch
 from diffusers import FirstBlockCacheConfig, WanTransformer3DModel
 
-from export.checkpoint import axes_of, open_checkpoint
-from export.families import family_named
-from export.families.wan_t2v import TINY
-from export.modeling.wan_cached import Change, Finish, Head, Tail
-from export.onnx import example_inputs
-from export.run import ExportOptions, run_export
-from export.spec import Precision
-from serving.errors import InvalidRequest
+from slipway_export.checkpoint import axes_of, open_checkpoint
+from slipway_export.families import family_named
+from slipway_export.families.wan_t2v import TINY
+from slipway_export.modeling.wan_cached import Change, Finish, Head, Tail
+from slipway_export.onnx import example_inputs
+from slipway_export.run import ExportOptions, run_export
+from slipway_export.spec import Precision
+from slipway_serving.errors import InvalidRequest
 
 FAMILY = family_named("wan_t2v")
 VARIANT = FAMILY.variants["first-block-cache"]

@@ -9,13 +9,13 @@ import pytest
 from diffusers import UniPCMultistepScheduler
 from numpy.typing import NDArray
 
-from serving.errors import Cancelled, InvalidRequest, Overloaded
-from serving.program import Tensors
-from serving.wan_t2v.events import Event, FramesChunk, Progress, VideoChunk
-from serving.wan_t2v.facts import PipelineFacts
-from serving.wan_t2v.pipeline import generate
-from serving.wan_t2v.request import TextToVideoRequest
-from serving.watch import Watch
+from slipway_serving.errors import Cancelled, InvalidRequest, Overloaded
+from slipway_serving.program import Tensors
+from slipway_serving.wan_t2v.events import Event, FramesChunk, Progress, VideoChunk
+from slipway_serving.wan_t2v.facts import PipelineFacts
+from slipway_serving.wan_t2v.pipeline import generate
+from slipway_serving.wan_t2v.request import TextToVideoRequest
+from slipway_serving.watch import Watch
 
 UNIPC = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0)
 RAW: dict[str, Any] = {

@@ -8,11 +8,11 @@ from diffusers.guiders import ClassifierFreeGuidance
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.results import Assembler, Frames
-from serving.errors import InvalidRequest
-from serving.requests import decode, encode
-from serving.wan_t2v.events import FramesChunk, tensors
-from serving.wan_t2v.request import Limits, TextToVideoRequest
+from slipway_client.results import Assembler, Frames
+from slipway_serving.errors import InvalidRequest
+from slipway_serving.requests import decode, encode
+from slipway_serving.wan_t2v.events import FramesChunk, tensors
+from slipway_serving.wan_t2v.request import Limits, TextToVideoRequest
 
 LIMITS = Limits(frames=(1, 33), height=(32, 128), width=(32, 128), two_experts=True)
 SHARES = st.sampled_from([0.0, 0.1, 0.25, 0.29, 1 / 3, 0.3, 0.5, 0.57, 0.58, 0.7, 1.0]) | st.floats(

@@ -9,10 +9,10 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from serving.errors import Cancelled, InvalidRequest, Overloaded, Unrecoverable
-from serving.models import InProcessModels
-from serving.program import Call, Settings
-from serving.wan_t2v.decoder import VaeDecoder
+from slipway_serving.errors import Cancelled, InvalidRequest, Overloaded, Unrecoverable
+from slipway_serving.models import InProcessModels
+from slipway_serving.program import Call, Settings
+from slipway_serving.wan_t2v.decoder import VaeDecoder
 
 NOBODY = InProcessModels(Path("nowhere"))
 LATENTS = np.random.default_rng(0).uniform(-0.3, 0.3, (1, 3, 4, 2, 3)).astype(np.float32)

@@ -16,14 +16,14 @@ from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
 from diffusers.utils.torch_utils import randn_tensor
 from numpy.typing import NDArray
 
-from serving.errors import Cancelled, DeadlineExceeded, InvalidRequest, Overloaded, Unrecoverable
-from serving.program import Tensors
-from serving.wan_t2v.denoise import make_noise, make_scheduler
-from serving.wan_t2v.events import Event, FramesChunk, Progress, VideoChunk, tensors
-from serving.wan_t2v.facts import PipelineFacts
-from serving.wan_t2v.pipeline import decode, generate
-from serving.wan_t2v.request import TextToVideoRequest
-from serving.watch import Watch
+from slipway_serving.errors import Cancelled, DeadlineExceeded, InvalidRequest, Overloaded, Unrecoverable
+from slipway_serving.program import Tensors
+from slipway_serving.wan_t2v.denoise import make_noise, make_scheduler
+from slipway_serving.wan_t2v.events import Event, FramesChunk, Progress, VideoChunk, tensors
+from slipway_serving.wan_t2v.facts import PipelineFacts
+from slipway_serving.wan_t2v.pipeline import decode, generate
+from slipway_serving.wan_t2v.request import TextToVideoRequest
+from slipway_serving.watch import Watch
 
 UNIPC = dict(
     UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0).config

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from serving.errors import InvalidRequest
-from serving.models import InProcessModels
-from serving.program import Call, Settings
-from serving.wan_t2v.prompt import PromptTokenizer, clean
+from slipway_serving.errors import InvalidRequest
+from slipway_serving.models import InProcessModels
+from slipway_serving.program import Call, Settings
+from slipway_serving.wan_t2v.prompt import PromptTokenizer, clean
 
 
 @given(

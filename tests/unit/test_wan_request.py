@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.errors import InvalidRequest
-from serving.requests import decode, encode
-from serving.wan_t2v.request import Limits, TextToVideoRequest
+from slipway_serving.errors import InvalidRequest
+from slipway_serving.requests import decode, encode
+from slipway_serving.wan_t2v.request import Limits, TextToVideoRequest
 
 LIMITS = Limits(frames=(1, 33), height=(32, 128), width=(48, 256), two_experts=True)
 GUIDANCE = st.floats(0, 100, width=32)

@@ -28,7 +28,7 @@ startupFailures: {{ $failures }}
 progress: {{ add (ternary (int .prepare.seconds) 0 (not (empty .prepare.exports))) (mul $failures $period) 60 }}
 proxy: {{ add $job 60 }}
 stabilization: {{ max (int .autoscaling.stabilization) $job }}
-{{- /* 32 MiB for the server itself, as serving/server.py asks for. */}}
+{{- /* 32 MiB for the server itself, as serving/slipway_serving/server.py asks for. */}}
 sharedMemoryMiB: {{ add 32 (mul (int .sharedMemory.instances) (int .sharedMemory.perInstanceMiB)) }}
 {{- $path := .models.path }}
 {{- if .gpu.computeCapability }}

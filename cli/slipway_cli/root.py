@@ -1,0 +1,146 @@
+"""The `slipway` command: the root of all commands, and the one place where errors become exit codes.
+
+Commands live in the packages that do the work, each in a `commands.py` that imports nothing heavy. An error
+of ours is one line on stderr and the exit code of its class; anything else is one line too, with its
+traceback behind `--debug`.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from slipway_client import commands as client_commands
+from slipway_client import listen_commands, ready_commands
+from slipway_client.imu import commands as imu_commands
+from slipway_export import commands as export_commands
+from slipway_loadtests import commands as loadtest_commands
+from slipway_management import commands as management_commands
+from slipway_serving import commands as server_commands
+from slipway_serving import distribution
+from slipway_serving.errors import SlipwayError
+from slipway_training import commands as training_commands
+
+_EXTRAS = {
+    "serve": "server",
+    "imu": "signals",
+    "imu-recording": "signals",
+    "listen": "signals",
+    "train": "training",
+    "manage": "management",
+    "bench": "export,server,loadtests",
+    "capacity": "loadtests",
+}
+_DEFAULT_EXTRA = "export"
+
+app = typer.Typer(
+    name="slipway",
+    help="PyTorch checkpoints of generative models, exported, verified and served by NVIDIA Triton.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    # `--guidance_scale` means `--guidance-scale`; contexts below inherit it.
+    context_settings={
+        "token_normalize_func": lambda token: token.replace("_", "-"),
+        "max_content_width": 100,
+    },
+)
+app.command("families")(export_commands.families)
+app.command("checkpoint")(export_commands.checkpoint)
+app.command("export")(export_commands.export)
+app.command("serve")(server_commands.serve)
+app.command("ready")(ready_commands.ready)
+app.command("drain")(server_commands.drain)
+app.add_typer(client_commands.generate, name="generate")
+app.command("imu")(imu_commands.imu)
+app.command("imu-recording")(imu_commands.imu_recording)
+app.command("listen")(listen_commands.listen)
+app.add_typer(training_commands.train, name="train")
+app.command("manage")(management_commands.manage)
+app.add_typer(loadtest_commands.bench, name="bench")
+app.command("capacity")(loadtest_commands.capacity)
+
+
+@dataclass
+class Invocation:
+    """What the root command learnt of its arguments, for the reporting of errors."""
+
+    debug: bool = False
+    command: str = ""
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"slipway {version(distribution.NAME)}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    context: typer.Context,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Remember what the reporting of errors needs."""
+    if isinstance(context.obj, Invocation):
+        context.obj.debug = debug
+        context.obj.command = context.invoked_subcommand or ""
+
+
+def main() -> None:
+    """Run the command line of this process and exit."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line.
+
+    Args:
+        arguments: without the program's name.
+
+    Returns:
+        The exit code: 0, or 2 for bad usage and invalid requests, 130 when cancelled, else 1.
+    """
+    invocation = Invocation()
+    try:
+        typer.main.get_command(app).main(args=list(arguments), prog_name="slipway", obj=invocation)
+    except SystemExit as leaving:
+        return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+    except Exception as error:  # noqa: BLE001  (the last line of defence: no traceback reaches a user)
+        if invocation.debug:
+            traceback.print_exc()
+        print(f"error: {' '.join(describe(error, invocation).split())}", file=sys.stderr)
+        return error.exit_code if isinstance(error, SlipwayError) else 1
+    return 0
+
+
+def describe(error: Exception, invocation: Invocation) -> str:
+    """Return one sentence for people about an error that ended a command."""
+    if isinstance(error, SlipwayError):
+        return str(error)
+    missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if missing and not missing.startswith("slipway_"):
+        extra = _EXTRAS.get(invocation.command, _DEFAULT_EXTRA)
+        fix = distribution.install_hint(extra)
+        return f"{invocation.command} needs {missing}, which is not installed; try {fix}"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    return (
+        f"{type(error).__name__}: {error}; this is a defect or a broken installation, "
+        f"`slipway --debug {invocation.command} ...` shows where"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""Corrects a recording window by window, by whatever corrects one window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway_client.client import Client
+from slipway_client.imu.recording import Array, Recording
+from slipway_serving.errors import raise_all
+
+MODEL = "airimu"
+
+Signal = NDArray[np.float32]
+Correct = Callable[[Signal, Signal, Signal], Mapping[str, Signal]]
+"""From `acc` and `gyro` [frames, 3] and the first frame's rotation [4] to the outputs of the model, by name:
+`correction_acc` and `correction_gyro` and perhaps `acc_cov` and `gyro_cov`, [frames, 3] each."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """Frames that are corrected at once.
+
+    Attributes:
+        start: first frame.
+        stop: after the last frame.
+        wanted: first frame whose correction is taken; those before were another window's, and are context.
+    """
+
+    start: int
+    stop: int
+    wanted: int
+
+
+@dataclass(frozen=True)
+class Corrected:
+    """A corrected recording.
+
+    Attributes:
+        recording: with the corrected signals.
+        windows: how many there were.
+        variances: of the rate of rotation and of the acceleration, [frames, 3] each; none from a network
+            without covariances.
+    """
+
+    recording: Recording
+    windows: int
+    variances: tuple[Array, ...]
+
+
+def windows_of(frames: int, size: int, step: int) -> Iterator[Window]:
+    """Cut a recording into windows; the last one is shorter where the frames end.
+
+    Args:
+        frames: of the recording.
+        size: of a window, frames.
+        step: from one window's first frame to the next one's.
+
+    Raises:
+        InvalidRequest: a size is below 1, or frames would be left out between windows.
+    """
+    problems = []
+    if size < 1:
+        problems.append(f"--window-size must be 1 or more, got {size}")
+    if not 1 <= step <= max(size, 1):
+        problems.append(f"--step-size must be 1 to the window size, {size}, got {step}")
+    raise_all("imu", problems)
+    start = done = 0
+    while done < frames:
+        stop = min(start + size, frames)
+        yield Window(start, stop, done)
+        start, done = start + step, stop
+
+
+def correct(
+    recording: Recording, correct_window: Correct, size: int, step: int, report: Callable[[int], None]
+) -> Corrected:
+    """Correct a recording.
+
+    Args:
+        recording: its signals.
+        correct_window: corrects one window.
+        size: of a window, frames.
+        step: between windows, frames.
+        report: called with the number of frames that are done.
+    """
+    parts: dict[str, list[Signal]] = {}
+    count = 0
+    for window in windows_of(len(recording), size, step):
+        outputs = correct_window(*window_inputs(recording, window))
+        for name, output in outputs.items():
+            parts.setdefault(name, []).append(output[window.wanted - window.start :])
+        count += 1
+        report(window.stop)
+    joined = {name: np.concatenate(part).astype(np.float64) for name, part in parts.items()}
+    signals = recording.with_signals(
+        recording.acc + joined["correction_acc"], recording.gyro + joined["correction_gyro"]
+    )
+    variances = tuple(joined[name] for name in ("gyro_cov", "acc_cov") if name in joined)
+    return Corrected(signals, count, variances)
+
+
+def window_inputs(recording: Recording, window: Window) -> tuple[Signal, Signal, Signal]:
+    """Return what corrects a window takes: its signals, and the rotation where it begins."""
+    acc, gyro = (signal[window.start : window.stop] for signal in (recording.acc, recording.gyro))
+    rotation = recording.rotation_at(window.start)
+    return acc.astype(np.float32), gyro.astype(np.float32), rotation.astype(np.float32)
+
+
+def served(client: Client) -> Correct:
+    """Return what corrects a window by a running server."""
+
+    def correct_window(acc: Signal, gyro: Signal, rotation: Signal) -> Mapping[str, Signal]:
+        tensors = {"acc": acc[None], "gyro": gyro[None], "initial_rotation": rotation[None]}
+        outputs = client.infer(MODEL, tensors)
+        return {name: output[0] for name, output in outputs.items() if not name.startswith("corrected_")}
+
+    return correct_window

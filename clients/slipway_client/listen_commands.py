@@ -1,0 +1,107 @@
+"""The command `slipway listen`: detections in a recording or in what comes from stdin, and their plot."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from slipway_client.commands import DEFAULT_URLS, SpokenProtocol, Url
+from slipway_serving.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from slipway_client.listening import Heard
+
+_STDIN = "-"
+_PLOTS = (".png", ".svg", ".pdf")
+
+
+def listen(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A WAV file, or - for raw 16-bit little-endian mono samples at 16 kHz from stdin, "
+            "which are always streamed.",
+            metavar="FILE.wav|-",
+        ),
+    ],
+    word: Annotated[
+        list[str] | None,
+        typer.Option(help="A wake word; may be repeated. By default every loaded one.", metavar="WORD"),
+    ] = None,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Send the file as a stream of PCM pieces; it must be at 16 kHz.")
+    ] = False,
+    mono: Annotated[bool, typer.Option("--mono", help="Take the mean of a file's channels.")] = False,
+    cooldown_ms: Annotated[
+        int,
+        typer.Option(help="After a detection, milliseconds without another of its word.", min=0, max=60_000),
+    ] = 1000,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Draw probability over time with thresholds: .png, .svg or .pdf.", metavar="FILE"),
+    ] = None,
+    url: Url = None,
+    protocol: SpokenProtocol = "grpc",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print detections only.")] = False,
+) -> None:
+    """Listen for wake words in a recording with a running server."""
+    from slipway_client import Client
+    from slipway_client.listening import Stream, in_clips, pieces_from, pieces_of, read_recording
+
+    check_plot(plot)
+    words = list(word or ())
+    with Client(url or DEFAULT_URLS[protocol], protocol) as client:
+        streamed = Stream(client, words, cooldown_ms)
+        if source == _STDIN:
+            heard = report(streamed.listen(pieces_from(sys.stdin.buffer)), "stdin", quiet)
+        else:
+            recording = read_recording(Path(source), mono=mono)
+            if stream:
+                found = streamed.listen(pieces_of(recording))
+            else:
+                found = in_clips(client, recording, words, cooldown_ms / 1000)
+            heard = report(found, f"{source} ({recording.seconds:.1f} s)", quiet)
+    if plot is not None:
+        from slipway_client.listen_plot import draw
+
+        draw(heard, plot)
+        if not quiet:
+            typer.echo(str(plot))
+
+
+def check_plot(path: Path | None) -> None:
+    """Check, before any work, that a plot can be written to a path.
+
+    Raises:
+        InvalidRequest: another suffix, or a folder that is missing.
+    """
+    if path is not None and (path.suffix not in _PLOTS or not path.parent.is_dir()):
+        raise InvalidRequest(
+            f"listen: --plot must end in {', '.join(_PLOTS)} and be in a folder that exists, got {path}"
+        )
+
+
+def report(found: Iterable[Heard], source: str, quiet: bool) -> list[Heard]:
+    """Print each detection as it comes and a line about all; return what was heard."""
+    heard = []
+    try:
+        for one in found:
+            heard.append(one)
+            if one.event:
+                typer.echo(
+                    f"{one.time_s:8.2f} s  {one.word}  {one.probability:.3f} (threshold {one.threshold:.3f})"
+                )
+    except KeyboardInterrupt:  # how one ends a microphone
+        source += ", interrupted"
+    if not quiet:
+        words = list(dict.fromkeys(one.word for one in heard))
+        windows = len({one.time_s for one in heard})
+        typer.echo(f"{source}: {windows} windows, {sum(one.event for one in heard)} detections")
+        for word in words:
+            best = max((one for one in heard if one.word == word), key=lambda one: one.probability)
+            typer.echo(f"  {word}: highest probability {best.probability:.3f} at {best.time_s:.2f} s")
+    return heard

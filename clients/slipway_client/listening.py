@@ -1,0 +1,223 @@
+"""Wake words in a recording: windows to the served model, detections back.
+
+A recording goes to `wakeword` as clips, cut here into windows of 1 s that overlap by half, or to
+`wakeword_stream` piece by piece, where the server cuts the same windows. Either way the last window is filled
+up with silence, so that every sample is in one.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway_client.client import Client
+from slipway_client.tensors import Tensors, Turn
+from slipway_serving.errors import InvalidRequest
+
+STREAM_RATE_HZ = 16_000
+PIECE_SAMPLES = 8_000
+_CLIPS_PER_REQUEST = 16
+_FULL_SCALE = 32_768
+_INT16 = np.dtype("<i2")
+
+Samples = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What one window said of one word.
+
+    Attributes:
+        word: its name.
+        time_s: end of the window, seconds from the beginning.
+        probability: 0 to 1.
+        threshold: from which on the word is detected.
+        event: whether it is a detection outside its word's cooldown.
+    """
+
+    word: str
+    time_s: float
+    probability: float
+    threshold: float
+    event: bool
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Mono audio.
+
+    Attributes:
+        samples: [samples], float32, -1 to 1.
+        rate_hz: of the samples.
+    """
+
+    samples: Samples
+    rate_hz: int
+
+    @property
+    def seconds(self) -> float:
+        """How long it is."""
+        return self.samples.size / self.rate_hz
+
+
+def read_recording(path: Path, *, mono: bool = False) -> Recording:
+    """Read an audio file.
+
+    Args:
+        path: WAV, or what else soundfile reads.
+        mono: take the mean of several channels.
+
+    Raises:
+        InvalidRequest: no such file, not audio, empty, not finite, or several channels without `mono`.
+    """
+    import soundfile
+
+    try:
+        samples, rate_hz = soundfile.read(path, dtype="float32", always_2d=True)
+    except (soundfile.SoundFileError, OSError) as error:
+        raise InvalidRequest(f"listen: file must be a readable audio file, got {path} ({error})") from None
+    if samples.shape[1] > 1 and not mono:
+        raise InvalidRequest(
+            f"listen: file must be mono, got {samples.shape[1]} channels in {path}; try --mono for their mean"
+        )
+    if not samples.size:
+        raise InvalidRequest(f"listen: file must hold audio, got an empty {path}")
+    averaged = samples.mean(axis=1)
+    peak = float(np.abs(averaged).max())
+    if not peak <= 1:
+        raise InvalidRequest(f"listen: samples must be within -1 to 1, got {peak:g} in {path}")
+    return Recording(averaged, rate_hz)
+
+
+def filled_up(size: int, window: int, hop: int) -> int:
+    """Return the size at which windows cover every sample: the window plus whole hops."""
+    return window + max(0, -(-(size - window) // hop)) * hop
+
+
+def in_clips(
+    client: Client, recording: Recording, words: Sequence[str], cooldown_s: float
+) -> Iterator[Heard]:
+    """Have a recording judged window by window by the model `wakeword`.
+
+    Args:
+        client: connected.
+        recording: at any rate that the model takes.
+        words: to listen for; every loaded one if empty.
+        cooldown_s: seconds after an event in which its word makes no other.
+    """
+    window, hop = recording.rate_hz, recording.rate_hz // 2
+    size = filled_up(recording.samples.size, window, hop)
+    padded = np.pad(recording.samples, (0, size - recording.samples.size))
+    clips = np.lib.stride_tricks.sliding_window_view(padded, window)[::hop]
+    last_s: dict[str, float] = {}
+    for first in range(0, len(clips), _CLIPS_PER_REQUEST):
+        batch = np.ascontiguousarray(clips[first : first + _CLIPS_PER_REQUEST])
+        tensors: dict[str, NDArray[np.generic]] = {
+            "audio": batch,
+            "sample_rate": np.full((len(batch), 1), recording.rate_hz, np.int64),
+        }
+        if words:
+            tensors["words"] = np.array([[word.encode() for word in words]] * len(batch), np.object_)
+        answer = client.infer("wakeword", tensors)
+        for row in range(len(batch)):
+            end_s = ((first + row) * hop + window) / recording.rate_hz
+            for heard in _row(answer, row, end_s):
+                event = heard.event and end_s - last_s.get(heard.word, -np.inf) >= cooldown_s
+                if event:
+                    last_s[heard.word] = end_s
+                yield Heard(heard.word, end_s, heard.probability, heard.threshold, event)
+
+
+def _row(answer: Tensors, row: int, end_s: float) -> Iterator[Heard]:
+    columns = (answer[name][row] for name in ("word", "probability", "threshold", "detected"))
+    for word, probability, threshold, detected in zip(*columns, strict=True):
+        yield Heard(word.decode(), end_s, float(probability), float(threshold), bool(detected))
+
+
+@dataclass
+class Stream:
+    """A stream of PCM to the model `wakeword_stream`.
+
+    Args:
+        client: connected.
+        words: to listen for; every loaded one if empty.
+        cooldown_ms: milliseconds after an event in which its word makes no other.
+    """
+
+    client: Client
+    words: Sequence[str]
+    cooldown_ms: int
+    _id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def listen(self, pieces: Iterable[NDArray[np.int16]]) -> Iterator[Heard]:
+        """Yield what each full window said, as soon as the server has it.
+
+        Args:
+            pieces: of int16 samples at 16 kHz, of any sizes.
+        """
+        options: dict[str, NDArray[np.generic]] = {
+            "cooldown_ms": np.array([[self.cooldown_ms]], np.int64),
+            "sample_rate": np.array([[STREAM_RATE_HZ]], np.int64),
+        }
+        if self.words:
+            options["words"] = np.array([[word.encode() for word in self.words]], np.object_)
+        size = 0
+        begun = False
+        for piece in chain(pieces, [None]):
+            if piece is None:  # the rest of the last window
+                pcm = np.zeros(filled_up(size, STREAM_RATE_HZ, PIECE_SAMPLES) - size, np.int16)
+            else:
+                pcm = piece
+            turn = Turn(self._id, start=not begun, end=piece is None)
+            tensors = {"pcm": pcm[None], **({} if begun else options)}
+            yield from _windows(self.client.infer("wakeword_stream", tensors, turn=turn))
+            begun, size = True, size + pcm.size
+
+
+def _windows(answer: Tensors) -> Iterator[Heard]:
+    """Yield the judgements of a piece's windows."""
+    pairs = zip(answer["event_word"][0], answer["event_time_s"][0], strict=True)
+    events = {(word, float(time_s)) for word, time_s in pairs}
+    for row, end_s in enumerate(answer["end_s"][0]):
+        columns = (answer["word"][0], answer["probability"][0][row], answer["threshold"][0][row])
+        for word, probability, threshold in zip(*columns, strict=True):
+            event = (word, float(end_s)) in events
+            yield Heard(word.decode(), float(end_s), float(probability), float(threshold), event)
+
+
+def pieces_of(recording: Recording) -> Iterator[NDArray[np.int16]]:
+    """Yield a recording as int16 pieces of half a second; a sample of exactly 1 becomes the largest int16.
+
+    Raises:
+        InvalidRequest: the recording is not at 16 kHz.
+    """
+    if recording.rate_hz != STREAM_RATE_HZ:
+        raise InvalidRequest(
+            f"listen: --stream must have a file at {STREAM_RATE_HZ} Hz, got {recording.rate_hz} Hz; try it"
+            " without --stream, where the server resamples"
+        )
+    scaled = np.minimum(np.round(recording.samples * _FULL_SCALE), _FULL_SCALE - 1).astype(np.int16)
+    yield from (scaled[at : at + PIECE_SAMPLES] for at in range(0, scaled.size, PIECE_SAMPLES))
+
+
+def pieces_from(file: BinaryIO) -> Iterator[NDArray[np.int16]]:
+    """Yield raw little-endian int16 samples as they come, in pieces of at most half a second.
+
+    Raises:
+        InvalidRequest: the file ends in the middle of a sample.
+    """
+    left = b""
+    while raw := file.read(PIECE_SAMPLES * _INT16.itemsize - len(left)):
+        raw = left + raw
+        whole = len(raw) - len(raw) % _INT16.itemsize
+        left = raw[whole:]
+        yield np.frombuffer(raw[:whole], _INT16)
+    if left:
+        raise InvalidRequest("listen: stdin must be whole 16-bit samples, got half of one at its end")

@@ -1,0 +1,33 @@
+"""`slipway ready`: whether a running server would serve, as an exit code.
+
+What a container's HEALTHCHECK and a Kubernetes exec probe run, and what a script waits for.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from slipway_serving.errors import NotReady
+
+
+def ready(
+    url: Annotated[
+        str, typer.Option(help="HTTP endpoint of the server.", metavar="HOST:PORT")
+    ] = "localhost:8000",
+    model: Annotated[
+        str | None, typer.Option(help="Ask for one model; by default for the server with all of its models.")
+    ] = None,
+    timeout_s: Annotated[float, typer.Option(help="Longest wait for an answer, seconds.", min=0.1)] = 3.0,
+) -> None:
+    """Tell whether a running server is ready: exit 0, or 1 with the reason."""
+    from slipway_client import Client
+
+    with Client(url, "http", connect_timeout_s=timeout_s) as client:
+        if not client.is_ready(model):
+            raise NotReady(
+                f"ready: {model or 'the server'} must be ready at {url}, got no or another answer;"
+                " try the server's log"
+            )
+    typer.echo("ready")

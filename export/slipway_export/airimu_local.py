@@ -1,0 +1,79 @@
+"""AirIMU's networks in this process: an exported graph by ONNX Runtime, and a checkpoint by PyTorch.
+
+Both correct one window the way the served model does, so that either can be compared with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway_serving.airimu.facts import FACTS_FILE, Facts
+from slipway_serving.errors import InvalidRequest
+
+Signal = NDArray[np.float32]
+Correct = Callable[[Signal, Signal, Signal], dict[str, Signal]]
+
+
+def by_onnx(graph: Path) -> Correct:
+    """Return what corrects a window by an exported graph.
+
+    Args:
+        graph: `REPOSITORY/airimu_codenet/1/model.onnx`, with the model airimu in the same repository.
+
+    Raises:
+        InvalidRequest: there is no such graph, or it cannot be loaded.
+    """
+    import onnxruntime
+
+    try:
+        facts = Facts.read(graph.resolve().parents[2] / "airimu" / "1")
+        session = onnxruntime.InferenceSession(str(graph), providers=["CPUExecutionProvider"])
+    except Exception as error:  # noqa: BLE001 - ONNX Runtime's own have no common base
+        raise InvalidRequest(
+            "onnx must be REPOSITORY/airimu_codenet/1/model.onnx of a repository that has"
+            f" airimu/1/{FACTS_FILE}, got {graph} ({error})"
+        ) from None
+    names = [output.name for output in session.get_outputs()]
+    return _padded(facts, lambda inputs: dict(zip(names, session.run(names, inputs), strict=True)))
+
+
+def by_torch(checkpoint: str) -> Correct:
+    """Return what corrects a window by a checkpoint's network, in float32.
+
+    Args:
+        checkpoint: a preset, a folder, or a hub id.
+
+    Raises:
+        InvalidRequest: the checkpoint is not as it must be.
+    """
+    import torch
+
+    from slipway_export.checkpoint import axes_of, open_checkpoint
+    from slipway_export.families.airimu import FAMILY, facts_of
+    from slipway_export.modeling.airimu import Whole, load_network
+
+    with open_checkpoint(FAMILY, checkpoint) as opened:
+        facts = facts_of(opened, axes_of(FAMILY, opened, {}))
+        network = Whole(load_network(opened.path, opened.source))
+
+    def run(inputs: dict[str, Signal]) -> dict[str, Signal]:
+        with torch.no_grad():
+            outputs = network(*(torch.from_numpy(array) for array in inputs.values()))
+        return {name: output.numpy() for name, output in zip(facts.outputs, outputs, strict=True)}
+
+    return _padded(facts, run)
+
+
+def _padded(facts: Facts, run: Callable[[dict[str, Any]], dict[str, Signal]]) -> Correct:
+    def correct_window(acc: Signal, gyro: Signal, rotation: Signal) -> dict[str, Signal]:
+        lead = facts.lead_in(rotation[None], 1)[0]
+        given = np.concatenate([lead, np.hstack([acc, gyro])])[None]
+        inputs = {"acc": np.ascontiguousarray(given[:, :, :3]), "gyro": np.ascontiguousarray(given[:, :, 3:])}
+        return {name: output[0] for name, output in run(inputs).items()}
+
+    return correct_window

@@ -1,0 +1,270 @@
+"""The `families`, `checkpoint` and `export` commands: flags in, one call of the library, a report out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer.models import OptionInfo
+
+from slipway_export.config_file import config_option
+from slipway_export.spec import Axis, Engine, Precision
+from slipway_serving.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from slipway_export.run import Publish
+    from slipway_export.spec import Family
+    from slipway_export.verify import ParityRow
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
+FamilyName = Annotated[str, typer.Argument(help="A family; `slipway families` lists them.", metavar="FAMILY")]
+
+
+def families() -> None:
+    """List the model families, their presets and the models that clients call."""
+    from slipway_export.families import FAMILIES
+
+    for family in FAMILIES:
+        typer.echo(f"{family.name}: {family.summary}")
+        typer.echo(f"  checkpoint  {family.upstream}")
+        typer.echo(f"  serves      {', '.join(family.served)}")
+        for name, preset in family.presets.items():
+            typer.echo(f"  preset      {name}: {preset.summary}")
+        for name, variant in family.variants.items():
+            typer.echo(f"  variant     {name}: {variant.summary}")
+
+
+def checkpoint(
+    family: FamilyName,
+    preset: Annotated[str, typer.Option(help="Which checkpoint to write.")] = "tiny",
+    output: Annotated[Path, typer.Option(help="Folder to write; must be empty or new.")] = Path("checkpoint"),
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the weights.")] = 0,
+    quiet: Quiet = False,
+) -> None:
+    """Write a small random checkpoint in the layout of the public one."""
+    from slipway_export.families import family_named
+
+    chosen = family_named(family)
+    if preset not in chosen.presets:
+        raise InvalidRequest(f"preset must be one of {', '.join(chosen.presets)}, got {preset!r}")
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise InvalidRequest(f"output must be an empty or new folder, got {output}")
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidRequest(f"output must be a folder that can be written, got {output} ({error})") from None
+    with quiet_libraries():
+        chosen.presets[preset].write(output, seed)
+    if not quiet:
+        typer.echo(str(output))
+
+
+def export(
+    family: FamilyName,
+    repository: Annotated[Path, typer.Option(help="Triton model repository; created where missing.")],
+    checkpoint: Annotated[
+        str | None, typer.Option(help="A preset, a local folder, or a hub id.", metavar="PRESET|DIR|HUB_ID")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Instead of --checkpoint: a model that was trained here.", metavar="ID")
+    ] = None,
+    models: Annotated[Path, typer.Option(help="Folder of the trained models.")] = Path("trained"),
+    config: Annotated[Path | None, config_option()] = None,
+    engine: Annotated[Engine, typer.Option(help="What runs the graphs in Triton.")] = Engine.ONNXRUNTIME,
+    precision: Annotated[Precision, typer.Option(help="Of weights and arithmetic.")] = Precision.FP32,
+    component: Annotated[
+        list[str] | None, typer.Option(help="Export only this component; may be repeated.", metavar="NAME")
+    ] = None,
+    axis: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Range of an axis, e.g. latent_frames=1:21:41; may be repeated.", metavar="NAME=MIN:OPT:MAX"
+        ),
+    ] = None,
+    variant: Annotated[
+        str | None,
+        typer.Option(
+            help="Another way to serve the checkpoint; `slipway families` lists them.", metavar="NAME"
+        ),
+    ] = None,
+    opset_version: Annotated[int | None, typer.Option(help="ONNX operator set, 18 to 23.")] = None,
+    simplify: Annotated[bool, typer.Option("--simplify", help="Run onnxslim over the graphs.")] = False,
+    check_only: Annotated[
+        bool, typer.Option("--check-only", help="Export and verify, place nothing.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace models that slipway did not write, or that were changed.")
+    ] = False,
+    triton: Annotated[str | None, triton_option()] = None,
+    control_token_file: Annotated[Path | None, control_token_option()] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Export a checkpoint into a model repository, verified against PyTorch."""
+    from rich.console import Console
+
+    from slipway_export.families import family_named
+    from slipway_export.library import Library, export_model
+    from slipway_export.run import ExportOptions, run_export
+
+    if (checkpoint is None) == (model is None):
+        raise InvalidRequest("export: one of --checkpoint and --model must be given, got both or none")
+    options = ExportOptions(
+        checkpoint=checkpoint or "",
+        repository=repository,
+        engine=engine,
+        precision=precision,
+        components=tuple(component or ()),
+        opset=opset_version,
+        simplify=simplify,
+        check_only=check_only,
+        force=force,
+        axes=tuple(parse_axis(text) for text in axis or ()),
+        variant=variant,
+    )
+    chosen = family_named(family)
+    publish = publisher(triton, control_token_file, repository)
+    progress = Console(stderr=True, quiet=quiet)
+    with quiet_libraries(), reporting(progress) as report:
+        if model is None:
+            result = run_export(chosen, options, report, publish)
+        else:
+            result = export_model(trained_family(chosen), Library(models), model, options, report, publish)
+    if not quiet:
+        print_parity(result.rows)
+        done = f"placed in {repository}" if result.placed else "verified, not placed (--check-only)"
+        typer.echo(
+            f"{len(result.models)} models {done} in {result.elapsed_s:.0f} s: {', '.join(result.models)}"
+        )
+
+
+def triton_option() -> OptionInfo:
+    """Return the option that names a running server."""
+    option: OptionInfo = typer.Option(
+        "--triton",
+        help="A running server of the repository, told to load what is placed.",
+        metavar="HOST:HTTP_PORT",
+    )
+    return option
+
+
+def control_token_option() -> OptionInfo:
+    """Return the option for a running server's control token."""
+    option: OptionInfo = typer.Option(
+        "--control-token-file", help="File with the token that the server wants for loading models."
+    )
+    return option
+
+
+def publisher(triton: str | None, control_token_file: Path | None, repository: Path) -> Publish:
+    """Return what tells a running server of placed models; nothing is told where none is named.
+
+    Raises:
+        InvalidRequest: the address or the token is not as it must be.
+    """
+    from slipway_serving.control import ModelControl, read_token
+
+    if triton is None:
+        if control_token_file is not None:
+            raise InvalidRequest(
+                f"control-token-file must be given with --triton only, got {control_token_file}"
+            )
+        return lambda _: None
+    token = read_token(control_token_file) if control_token_file else None
+    return partial(ModelControl(triton, token).follow, repository)
+
+
+def trained_family(family: Family) -> Family:
+    """Return the family of the models that users train for a family.
+
+    Raises:
+        InvalidRequest: there are none.
+    """
+    from slipway_export.families import FAMILIES, family_named
+
+    if family.trained is None:
+        able = ", ".join(other.name for other in FAMILIES if other.trained is not None)
+        raise InvalidRequest(
+            f"model must be left out for {family.name}, whose checkpoints are not trained here, got one;"
+            f" families with trained models: {able}"
+        )
+    return family_named(family.trained)
+
+
+def parse_axis(text: str) -> Axis:
+    """Parse ``name=min:opt:max``.
+
+    Raises:
+        InvalidRequest: the text is not of that form, or the range is not in order.
+    """
+    name, _, sizes = text.partition("=")
+    parts = sizes.split(":")
+    if not name or len(parts) != 3 or not all(part.isdigit() for part in parts):
+        raise InvalidRequest(f"axis must be NAME=MIN:OPT:MAX in whole numbers, got {text!r}")
+    return Axis(name, *(int(part) for part in parts))
+
+
+def print_parity(rows: Sequence[ParityRow]) -> None:
+    """Print the parity table: for each graph and point the output that is furthest off."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    worst: dict[tuple[str, str], ParityRow] = {}
+    for row in rows:
+        key = (row.graph, row.point)
+        if key not in worst or row.relative_l2 > worst[key].relative_l2:
+            worst[key] = row
+    table = Table("graph", "point", "output", "max abs", "relative L2", "cosine", "", box=box.SIMPLE)
+    for row in worst.values():
+        table.add_row(
+            row.graph,
+            row.point,
+            row.output,
+            f"{row.max_abs:.1e}",
+            f"{row.relative_l2:.1e}",
+            f"{row.cosine:.7f}",
+            "failed" if row.failures else f"ok, <= {row.bound.relative_l2:g}",
+        )
+    # A file or a pipe has no width to fit into.
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    console.print("Parity with PyTorch: the worst output of each graph and point (manifest.json has all)")
+    console.print(table)
+
+
+@contextmanager
+def reporting(console: Console) -> Iterator[Callable[[str], None]]:
+    """Show each piece of work: a spinner with elapsed time on a terminal, one line each elsewhere."""
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    if not console.is_terminal or console.quiet:
+        yield lambda line: console.print(line, highlight=False)
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("starting", total=None)
+        yield lambda line: progress.update(task, description=line)
+
+
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Keep the libraries' own progress bars and notices off the terminal; errors still raise."""
+    import warnings
+
+    for module in ("diffusers", "transformers"):
+        _import(f"{module}.utils.logging").set_verbosity_error()
+        _import(f"{module}.utils.logging").disable_progress_bar()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _import(name: str):  # type: ignore[no-untyped-def]
+    __import__(name)
+    return sys.modules[name]

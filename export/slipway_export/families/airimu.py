@@ -1,0 +1,174 @@
+"""AirIMU: a network that corrects the signals of an inertial sensor, whole recordings or streams.
+
+A checkpoint is an experiment's `.conf` and its `ckpt/best_model.ckpt`. The conf says which network it is;
+the network says how its features lie in time; everything served follows from that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slipway_export.checkpoint import Checkpoint
+from slipway_export.modeling.airimu_conf import CONF_FILE, WEIGHTS_FILE
+from slipway_export.spec import (
+    AuthoredModel,
+    Axis,
+    Component,
+    DType,
+    Family,
+    Plan,
+    Precision,
+    Preset,
+    TensorSpec,
+    Tolerance,
+)
+from slipway_serving.airimu.facts import FACTS_FILE, Facts
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from slipway_export.modeling.airimu import Network
+
+NAME = "airimu"
+AXES = (
+    Axis("batch", 1, 2, 8),
+    # One recording of 10 minutes at 200 Hz.
+    Axis("frames", 1, 1000, 120_000),
+    Axis("steps", 1, 12, 1024),
+)
+# Corrections are hundredths of m/s² and of rad/s.
+BOUND = Tolerance(max_abs=1e-6, relative_l2=1e-5, cosine=0.99999)
+TOLERANCE = {Precision.FP32: BOUND, Precision.FP64: BOUND}
+# How long one request may wait for others: a third of a sample at 200 Hz.
+MERGE_US = 1500
+
+
+def plan(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
+    """Describe what an AirIMU checkpoint becomes.
+
+    Raises:
+        InvalidRequest: its conf names no network that is known here.
+    """
+    by_name = {axis.name: axis for axis in axes}
+    facts = facts_of(checkpoint, axes)
+    files = {f"1/{FACTS_FILE}": facts.to_json()}
+    components = (_codenet(checkpoint, facts, by_name), _step(checkpoint, facts, by_name))
+    return Plan(components, (AuthoredModel(NAME, files), AuthoredModel(f"{NAME}_stream", files)))
+
+
+def facts_of(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Facts:
+    """Return what the served models must know of a checkpoint's network.
+
+    Raises:
+        InvalidRequest: its conf names no network that is known here.
+    """
+    from slipway_export.modeling.airimu import NETWORKS, build
+    from slipway_export.modeling.airimu_conf import read_conf
+
+    conf = read_conf(checkpoint.path, checkpoint.source)
+    network = NETWORKS[conf.network]
+    largest = {axis.name: axis.max for axis in axes}
+    return Facts(
+        model=f"{NAME}_codenet",
+        hop=network.hop,
+        reach=network.reach,
+        lead=network.lead,
+        lead_gravity_m_s2=conf.lead_gravity_m_s2,
+        outputs=build(conf).outputs,
+        states=dict(network.states),
+        max_batch=largest["batch"],
+        max_frames=largest["frames"],
+        max_steps=largest["steps"],
+    )
+
+
+def _codenet(checkpoint: Checkpoint, facts: Facts, axes: dict[str, Axis]) -> Component:
+    """Describe the graph from whole recordings to a correction of each frame."""
+    given = f"frames + {facts.lead}" if facts.lead else "frames"
+    return Component(
+        name="codenet",
+        inputs=tuple(_tensor(name, given, 3) for name in ("acc", "gyro")),
+        outputs=tuple(_tensor(name, "frames", 3) for name in facts.outputs),
+        axes=(axes["batch"], axes["frames"]),
+        load=partial(_load, checkpoint, "Whole"),
+        lower=_lower,
+        tolerance=TOLERANCE,
+        merge_us=MERGE_US,
+    )
+
+
+def _step(checkpoint: Checkpoint, facts: Facts, axes: dict[str, Axis]) -> Component:
+    """Describe the graph from a stretch of a stream and its states to the corrections of its features."""
+    hops = "steps" if facts.hop == 1 else f"{facts.hop} * steps"
+    given = f"{hops} + {facts.overhang}"
+    states = tuple(_tensor(name, size) for name, size in facts.states.items())
+    after = tuple(_tensor(f"next_{name}", size) for name, size in facts.states.items())
+    return Component(
+        name="stream",
+        graph="step",
+        inputs=(_tensor("acc", given, 3), _tensor("gyro", given, 3), _tensor("present", given), *states),
+        outputs=(*(_tensor(name, "steps", 3) for name in facts.outputs), *after),
+        axes=(axes["batch"], axes["steps"]),
+        load=partial(_load, checkpoint, "Steps"),
+        lower=_lower,
+        tolerance=TOLERANCE,
+    )
+
+
+def _tensor(name: str, *shape: int | str) -> TensorSpec:
+    return TensorSpec(name, DType.FLOAT32, ("batch", *shape))
+
+
+def _load(checkpoint: Checkpoint, view: str, precision: Precision) -> nn.Module:
+    from slipway_export.modeling import airimu
+
+    network: Network = airimu.load_network(checkpoint.path, checkpoint.source)
+    if precision is Precision.FP64:
+        network = network.double()
+    made: nn.Module = {"Whole": airimu.Whole, "Steps": airimu.Steps}[view](network)
+    return made
+
+
+def _lower(module: nn.Module) -> AbstractContextManager[None]:
+    from slipway_export.modeling.airimu_double import double_operators
+
+    return double_operators(module)
+
+
+def _preset(summary: str, conf: str) -> Preset:
+    def write(folder: Path, seed: int) -> None:
+        from slipway_export.modeling.airimu_presets import write_checkpoint
+
+        write_checkpoint(folder, conf, seed)
+
+    return Preset(summary, {}, AXES, write)
+
+
+TINY = _preset(
+    "random weights, real size, CodeNet with covariances; for the demo and the tests",
+    """\
+dataset: { collate: padding9 }
+train: { network: codenet, gtrot: True, propcov: True }
+""",
+)
+TINY_KITTI = _preset(
+    "random weights, real size, CodeNetKITTI; for the tests",
+    """\
+train: { network: codenetkitti, gtrot: True, propcov: True }
+""",
+)
+
+FAMILY = Family(
+    name=NAME,
+    upstream="haleqiu/AirIMU",
+    summary="corrected signals of an inertial sensor, with covariances, whole or streamed",
+    served=(NAME, f"{NAME}_stream"),
+    layout=(CONF_FILE, WEIGHTS_FILE),
+    axes=AXES,
+    presets={"tiny": TINY, "tiny-kitti": TINY_KITTI},
+    plan=plan,
+)

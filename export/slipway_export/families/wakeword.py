@@ -1,0 +1,316 @@
+"""Wake words: one shared AST backbone and a small head for each word, served apart so that words share it.
+
+Two families, since they come from two checkpoints: `wakeword` is an AST in the layout of transformers (128
+frames for speech-commands, 1024 for AudioSet: its own config says) with the models around it;
+`wakeword_head` is one word's `.pt` file as WakeBuilder writes it. The folder of that file is the word's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slipway_export.checkpoint import Checkpoint
+from slipway_export.spec import (
+    AuthoredModel,
+    Axis,
+    Component,
+    DType,
+    Family,
+    Plan,
+    Precision,
+    Preset,
+    TensorSpec,
+    Tolerance,
+    Variant,
+)
+from slipway_serving.errors import InvalidRequest
+from slipway_serving.wakeword.words import FUSED_SUFFIX, check_word
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from slipway_export.modeling.wakeword import Backbone, SavedHead
+
+NAME = "wakeword"
+HEAD_NAME = "wakeword_head"
+MODEL_FILE = "model.pt"
+CONFIG_FILE, PREPROCESSOR_FILE = "config.json", "preprocessor_config.json"
+# Triton holds a request back so long to merge it with others; a pass of the backbone takes 10 times that.
+BACKBONE_MERGE_US = 2000
+HEAD_MERGE_US = 200
+
+BACKBONE_TOLERANCE = {
+    Precision.FP32: Tolerance(max_abs=1e-3, relative_l2=1e-4, cosine=0.99999),
+    Precision.FP16: Tolerance(max_abs=5e-2, relative_l2=1e-2, cosine=0.9999),
+    Precision.BF16: Tolerance(max_abs=0.2, relative_l2=5e-2, cosine=0.998),
+    Precision.INT8: Tolerance(max_abs=1.0, relative_l2=0.1, cosine=0.995),
+}
+# Of logits, and of a probability, which moves by a quarter of what its logits do at most. A small
+# probability is relatively further off, hence the wide relative bound.
+HEAD_TOLERANCE = {
+    Precision.FP32: Tolerance(max_abs=1e-4, relative_l2=1e-5, cosine=0.999999),
+    Precision.INT8: Tolerance(max_abs=0.1, relative_l2=0.1, cosine=0.995),
+}
+FUSED_TOLERANCE = {
+    Precision.FP32: BACKBONE_TOLERANCE[Precision.FP32],
+    Precision.INT8: Tolerance(max_abs=0.3, relative_l2=0.3, cosine=0.97),
+}
+# The last products of a head are few and decide.
+KEEP_FLOAT = ("*output",)
+# As many rows as the ensemble takes; the same for all, since one batch of it is one of each model.
+BATCH = Axis("batch", 1, 4, 16)
+
+
+def plan(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
+    """Describe what an AST checkpoint becomes: the backbone and the authored models around it.
+
+    Args:
+        checkpoint: its configurations are read.
+        axes: the ranges.
+
+    Raises:
+        InvalidRequest: it is no AST, or its two configurations contradict each other.
+    """
+    config = backbone_config(checkpoint)
+    backbone = Component(
+        name="backbone",
+        inputs=(_features(config),),
+        outputs=(TensorSpec("embedding", DType.FLOAT32, ("batch", config["hidden_size"])),),
+        axes=tuple(axes),
+        load=lambda precision: _load_backbone(checkpoint, precision),
+        tolerance=BACKBONE_TOLERANCE,
+        merge_us=BACKBONE_MERGE_US,
+    )
+    preprocessor = checkpoint.path / PREPROCESSOR_FILE
+    authored = (
+        AuthoredModel("wakeword_features", {f"1/{PREPROCESSOR_FILE}": preprocessor}),
+        AuthoredModel("wakeword_decide"),
+        AuthoredModel("wakeword"),
+        AuthoredModel("wakeword_stream"),
+    )
+    return Plan((backbone,), authored)
+
+
+def backbone_config(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Read an AST's configuration and check it against its feature extractor's.
+
+    Raises:
+        InvalidRequest: it is no AST, or the two contradict each other.
+    """
+    config = checkpoint.config(CONFIG_FILE)
+    where = f"checkpoint {checkpoint.source}: {CONFIG_FILE}"
+    if config.get("model_type") != "audio-spectrogram-transformer":
+        raise InvalidRequest(
+            f"{where}: model_type must be audio-spectrogram-transformer, got {config.get('model_type')!r}"
+        )
+    preprocessor = checkpoint.config(PREPROCESSOR_FILE)
+    problems = [
+        f"{name} must be a whole number above 0, got {config.get(name)!r}"
+        for name in ("max_length", "num_mel_bins", "hidden_size")
+        if not isinstance(config.get(name), int) or config[name] < 1
+    ] or [
+        f"{name} must be {preprocessor[name]} as in {PREPROCESSOR_FILE}, got {config[name]}"
+        for name in ("max_length", "num_mel_bins")
+        if preprocessor.get(name) != config[name]
+    ]
+    if problems:
+        raise InvalidRequest(f"{where}: " + " | ".join(problems))
+    return config
+
+
+def _features(config: dict[str, Any]) -> TensorSpec:
+    shape = ("batch", config["max_length"], config["num_mel_bins"])
+    return TensorSpec("input_values", DType.FLOAT32, shape)
+
+
+def _load_backbone(checkpoint: Checkpoint, precision: Precision) -> Backbone:
+    import torch
+
+    from slipway_export.modeling.wakeword import load_backbone
+
+    checkpoint.weight_shapes(".")  # a cut-off file by name, before the library's loader
+    backbone = load_backbone(checkpoint.path, checkpoint.source)
+    half = {Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}
+    return backbone.to(half[precision]) if precision in half else backbone
+
+
+def plan_head(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
+    """Describe what a word's `.pt` file becomes: one small graph.
+
+    Args:
+        checkpoint: a folder, named as the word, with `model.pt`.
+        axes: the ranges.
+
+    Raises:
+        InvalidRequest: the folder's name is no word, or the file is no head.
+    """
+    saved = _saved(checkpoint)
+    embedding = TensorSpec("embedding", DType.FLOAT32, ("batch", saved.config.embedding_dim))
+
+    def load(_: Precision) -> nn.Module:
+        from slipway_export.modeling.wakeword import ServedHead
+
+        return ServedHead(saved.network(), saved.threshold)
+
+    head = Component(
+        name=word_name(checkpoint),
+        inputs=(embedding,),
+        outputs=_judged(),
+        axes=tuple(axes),
+        load=load,
+        tolerance=HEAD_TOLERANCE,
+        keep_float=KEEP_FLOAT,
+        merge_us=HEAD_MERGE_US,
+    )
+    return Plan((head,), ())
+
+
+def plan_fused(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
+    """Describe a word's head and its backbone as one graph: features in, logits out.
+
+    Args:
+        checkpoint: a folder, named as the word, with `model.pt`, which names its backbone.
+        axes: the ranges.
+
+    Raises:
+        InvalidRequest: as :func:`plan_head`, or the backbone is no folder of this machine or does not fit.
+    """
+    saved = _saved(checkpoint)
+    base = Checkpoint(base_folder(checkpoint.path, saved.base_model), saved.base_model)
+    config = backbone_config(base)
+    if config["hidden_size"] != saved.config.embedding_dim:
+        raise InvalidRequest(
+            f"checkpoint {checkpoint.source}: {MODEL_FILE}: embedding_dim must be {config['hidden_size']} as"
+            f" the backbone {saved.base_model} has it, got {saved.config.embedding_dim}"
+        )
+
+    def load(_: Precision) -> nn.Module:
+        from slipway_export.modeling.wakeword import Fused, ServedHead
+
+        head = ServedHead(saved.network(), saved.threshold)
+        return Fused(_load_backbone(base, Precision.FP32), head).eval()
+
+    fused = Component(
+        name=word_name(checkpoint) + FUSED_SUFFIX,
+        inputs=(_features(config),),
+        outputs=_judged(),
+        axes=tuple(axes),
+        load=load,
+        tolerance=FUSED_TOLERANCE,
+        keep_float=KEEP_FLOAT,
+        merge_us=BACKBONE_MERGE_US,
+    )
+    return Plan((fused,), ())
+
+
+def _judged() -> tuple[TensorSpec, ...]:
+    return (
+        TensorSpec("logits", DType.FLOAT32, ("batch", 2)),
+        TensorSpec("probability", DType.FLOAT32, ("batch",)),
+        TensorSpec("threshold", DType.FLOAT32, ("batch",)),
+    )
+
+
+def word_name(checkpoint: Checkpoint) -> str:
+    """Return the word of a head's checkpoint: the name of its folder, or of its preset.
+
+    Raises:
+        InvalidRequest: the name breaks the rule of words.
+    """
+    return check_word(Path(checkpoint.source).resolve().name, f"checkpoint {checkpoint.source}")
+
+
+def base_folder(head: Path, base_model: str) -> Path:
+    """Find the backbone that a head names: a folder beside its file, or a path.
+
+    Args:
+        head: the head's folder.
+        base_model: as its file says.
+
+    Raises:
+        InvalidRequest: there is no such folder; nothing is downloaded.
+    """
+    for folder in (head / base_model, Path(base_model)):
+        if folder.is_dir():
+            return folder.resolve()
+    raise InvalidRequest(
+        f"checkpoint {head}: base_model must be a folder of this machine, got {base_model!r};"
+        f" try a copy of it, or a link to it, at {head / base_model}"
+    )
+
+
+def _saved(checkpoint: Checkpoint) -> SavedHead:
+    from slipway_export.modeling.wakeword import read_head
+
+    return read_head(checkpoint.path / MODEL_FILE, f"checkpoint {checkpoint.source}: {MODEL_FILE}")
+
+
+TINY_CONFIG = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "max_length": 128,
+    "num_mel_bins": 128,
+}
+# The figures of speech-commands-v2.
+TINY_PREPROCESSOR = {"max_length": 128, "num_mel_bins": 128, "mean": -6.845978, "std": 5.5654526}
+
+
+def _write_tiny(folder: Path, seed: int) -> None:
+    from slipway_export.modeling.wakeword_presets import write_backbone
+
+    write_backbone(folder, TINY_CONFIG, TINY_PREPROCESSOR, seed)
+
+
+def _write_tiny_head(folder: Path, seed: int) -> None:
+    from slipway_export.modeling.wakeword import HeadConfig
+    from slipway_export.modeling.wakeword_presets import all_flags, write_word
+
+    write_word(folder, all_flags(HeadConfig(embedding_dim=TINY_CONFIG["hidden_size"])), seed)
+    (folder / "backbone").mkdir()
+    _write_tiny(folder / "backbone", 0)
+
+
+FAMILY = Family(
+    name=NAME,
+    upstream="MIT/ast-finetuned-speech-commands-v2",
+    summary="wake words in audio, one backbone for all of them; in clips and in streams",
+    served=(NAME, "wakeword_stream"),
+    layout=(CONFIG_FILE, PREPROCESSOR_FILE),
+    axes=(BATCH,),
+    presets={
+        "tiny": Preset(
+            "random weights, 2 layers of 64, 128 frames; for the demo and the tests",
+            {CONFIG_FILE: TINY_CONFIG, PREPROCESSOR_FILE: TINY_PREPROCESSOR},
+            (BATCH,),
+            _write_tiny,
+        )
+    },
+    plan=plan,
+    trained=HEAD_NAME,
+)
+
+HEAD = Family(
+    name=HEAD_NAME,
+    upstream="a word of WakeBuilder (models/custom/<word>/model.pt)",
+    summary="one wake word's head, which the folder of its file names",
+    served=(f"{HEAD_NAME}_<word>",),
+    layout=(MODEL_FILE,),
+    axes=(BATCH,),
+    presets={
+        "tiny": Preset(
+            "random weights, all three blocks, for the tiny backbone; for the demo and the tests",
+            {},
+            (BATCH,),
+            _write_tiny_head,
+        )
+    },
+    plan=plan_head,
+    variants={
+        "fused": Variant("backbone and head as one graph, input_values to logits", plan_fused),
+    },
+    trained=HEAD_NAME,
+)

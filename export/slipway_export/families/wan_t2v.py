@@ -1,0 +1,424 @@
+"""Wan text-to-video: Wan2.2-T2V-A14B (two experts) and Wan2.1 (one), in the layout of diffusers.
+
+The checkpoint's `model_index.json` and the parts' `config.json` give every size below; nothing of a
+particular checkpoint is written here but the tiny preset.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slipway_export.checkpoint import Checkpoint
+from slipway_export.spec import (
+    AuthoredModel,
+    Axis,
+    Component,
+    DType,
+    Family,
+    Plan,
+    Precision,
+    Preset,
+    Stepped,
+    TensorSpec,
+    Tolerance,
+    Variant,
+)
+from slipway_serving.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+NAME = "wan_t2v"
+# WanPipeline's max_sequence_length: prompts are padded with zeros to so many embeddings.
+TEXT_TOKENS = 512
+PATCH = 2
+
+TRANSFORMER_TOLERANCE = {
+    Precision.FP32: Tolerance(max_abs=1e-3, relative_l2=1e-4, cosine=0.99999),
+    Precision.FP16: Tolerance(max_abs=0.1, relative_l2=2e-2, cosine=0.999),
+    Precision.BF16: Tolerance(max_abs=0.5, relative_l2=5e-2, cosine=0.998),
+    Precision.INT8: Tolerance(max_abs=1.0, relative_l2=8e-2, cosine=0.997),
+    Precision.INT4: Tolerance(max_abs=3.0, relative_l2=0.3, cosine=0.96),
+}
+# The embedders, the modulation and the final projection are small and move everything after them.
+KEEP_FLOAT = ("*condition_embedder*", "*proj_out")
+# The residual stream between blocks has no fixed scale: relative bounds tell, the absolute one is a net.
+STREAM_TOLERANCE = {
+    precision: replace(bounds, max_abs=10 * bounds.max_abs)
+    for precision, bounds in TRANSFORMER_TOLERANCE.items()
+}
+# What decides and what projects stays in float32.
+FLOAT_TOLERANCE = {Precision.FP32: TRANSFORMER_TOLERANCE[Precision.FP32]}
+DECODER_TOLERANCE = {Precision.FP32: Tolerance(max_abs=5e-3, relative_l2=1e-4, cosine=0.99999)}
+
+
+def axes(latent_frames: tuple[int, int, int], tokens: tuple[int, int, int]) -> tuple[Axis, ...]:
+    """Return the family's axes.
+
+    Args:
+        latent_frames: min, opt, max; a video has ``4 * (latent_frames - 1) + 1`` frames.
+        tokens: min, opt, max of height and width in tokens of 16 pixels.
+    """
+    return (
+        # Classifier-free guidance is one call with the prompt and the negative prompt.
+        Axis("batch", 1, 2, 2),
+        Axis("latent_frames", *latent_frames),
+        Axis("token_height", *tokens),
+        Axis("token_width", *tokens),
+    )
+
+
+def plan(checkpoint: Checkpoint, axes: Sequence[Axis], *, first_block_cache: bool = False) -> Plan:
+    """Describe what a Wan checkpoint becomes.
+
+    Args:
+        checkpoint: its configuration is read.
+        axes: the ranges.
+        first_block_cache: each denoiser is cut into graphs that an authored model runs, so that requests may
+            ask it to reuse what its later blocks gave.
+
+    Raises:
+        InvalidRequest: it is no text-to-video checkpoint of this family.
+    """
+    index = checkpoint.config("model_index.json")
+    experts = _experts(checkpoint, index)
+    by_name = {axis.name: axis for axis in axes}
+    first, following, stepped = _decoder(checkpoint, by_name)
+    components = [_text_encoder(checkpoint)]
+    for name, part in experts.items():
+        whole = _denoiser(checkpoint, part, name, by_name)
+        components += _cut_denoiser(checkpoint, part, whole) if first_block_cache else [whole]
+    facts = partial(_pipeline_facts, checkpoint, index, experts, by_name, first_block_cache)
+    cached = experts if first_block_cache else ()
+    authored = (
+        *(AuthoredModel(f"{NAME}_{name}", source="wan_t2v_cached_denoiser") for name in cached),
+        AuthoredModel("wan_t2v_tokenizer", {"1/tokenizer": checkpoint.path / "tokenizer"}),
+        AuthoredModel("wan_t2v_vae_decoder"),
+        AuthoredModel("wan_t2v_prompt"),
+        AuthoredModel("wan_t2v", {"1/pipeline.json": facts}),
+    )
+    return Plan((*components, first, following), authored, (stepped,))
+
+
+def _experts(checkpoint: Checkpoint, index: dict[str, Any]) -> dict[str, str]:
+    """Return the checkpoint's folder for each denoiser."""
+    where = f"checkpoint {checkpoint.source}: model_index.json"
+    if index.get("_class_name") != "WanPipeline":
+        raise InvalidRequest(f"{where}: _class_name must be WanPipeline, got {index.get('_class_name')!r}")
+    if index.get("expand_timesteps"):
+        raise InvalidRequest(
+            f"{where}: expand_timesteps must be false, got true; image-conditioned TI2V checkpoints are not"
+            " of this family"
+        )
+    second = index.get("transformer_2") or [None, None]
+    ratio = index.get("boundary_ratio")
+    if second[1] is None:
+        if ratio is not None:
+            raise InvalidRequest(f"{where}: boundary_ratio must be null without transformer_2, got {ratio}")
+        return {"denoiser_high": "transformer"}
+    if not isinstance(ratio, float) or not 0.0 < ratio < 1.0:
+        raise InvalidRequest(
+            f"{where}: boundary_ratio must be between 0 and 1 with transformer_2, got {ratio}"
+        )
+    return {"denoiser_high": "transformer", "denoiser_low": "transformer_2"}
+
+
+def _text_encoder(checkpoint: Checkpoint) -> Component:
+    config = checkpoint.config("text_encoder/config.json")
+    shape = ("batch", "tokens")
+
+    def load(precision: Precision) -> nn.Module:
+        from transformers import UMT5Config, UMT5EncoderModel
+
+        from slipway_export.modeling.wan import TextEncoder
+
+        encoder = checkpoint.load(
+            "text_encoder",
+            UMT5EncoderModel,
+            precision,
+            build=lambda: UMT5EncoderModel(UMT5Config.from_dict(config)),
+            # SDPA's decomposition views a transposed tensor, which the exporter refuses.
+            attn_implementation="eager",
+        )
+        return TextEncoder(encoder)
+
+    def lower(module: nn.Module) -> AbstractContextManager[None]:
+        from slipway_export.modeling.wan import sdpa_attention
+
+        return sdpa_attention(module)
+
+    return Component(
+        name="text_encoder",
+        inputs=(
+            TensorSpec("input_ids", DType.INT64, shape, values=(0, config["vocab_size"])),
+            TensorSpec("attention_mask", DType.INT64, shape, ones=True),
+        ),
+        outputs=(TensorSpec("last_hidden_state", DType.FLOAT32, (*shape, config["d_model"])),),
+        axes=(Axis("batch", 1, 2, 8), Axis("tokens", 1, 64, TEXT_TOKENS)),
+        load=load,
+        lower=lower,
+        tolerance=TRANSFORMER_TOLERANCE,
+    )
+
+
+def _denoiser(checkpoint: Checkpoint, part: str, name: str, axes: dict[str, Axis]) -> Component:
+    config = checkpoint.config(f"{part}/config.json")
+    if list(config["patch_size"]) != [1, PATCH, PATCH]:
+        raise InvalidRequest(
+            f"checkpoint {checkpoint.source}: {part}/config.json: patch_size must be [1, 2, 2], got"
+            f" {config['patch_size']}"
+        )
+
+    def load(precision: Precision) -> nn.Module:
+        from diffusers import WanTransformer3DModel
+
+        from slipway_export.modeling.wan import Denoiser
+
+        return Denoiser(checkpoint.load(part, WanTransformer3DModel, precision))
+
+    def lower(module: nn.Module) -> AbstractContextManager[None]:
+        from slipway_export.modeling.wan import fused_rotation
+
+        return fused_rotation(module)
+
+    latents = ("batch", config["in_channels"], "latent_frames", "2 * token_height", "2 * token_width")
+    return Component(
+        name=name,
+        inputs=(
+            TensorSpec("hidden_states", DType.FLOAT32, latents),
+            TensorSpec("timestep", DType.FLOAT32, ("batch",), values=(0, 1000)),
+            TensorSpec("encoder_hidden_states", DType.FLOAT32, ("batch", TEXT_TOKENS, config["text_dim"])),
+        ),
+        outputs=(TensorSpec("sample", DType.FLOAT32, latents),),
+        axes=tuple(axes[axis] for axis in ("batch", "latent_frames", "token_height", "token_width")),
+        load=load,
+        lower=lower,
+        keep_float=KEEP_FLOAT,
+        tolerance=TRANSFORMER_TOLERANCE,
+    )
+
+
+def _cut_denoiser(checkpoint: Checkpoint, part: str, whole: Component) -> list[Component]:
+    """Describe a denoiser as four graphs whose chain is the whole; see `modeling.wan_cached`."""
+    config = checkpoint.config(f"{part}/config.json")
+    if config["num_layers"] < 2:
+        raise InvalidRequest(
+            f"checkpoint {checkpoint.source}: {part}/config.json: num_layers must be at least 2 for a"
+            f" first-block cache, got {config['num_layers']}"
+        )
+    dim = config["num_attention_heads"] * config["attention_head_dim"]
+
+    def tensor(name: str, *shape: int | str) -> TensorSpec:
+        return TensorSpec(name, DType.FLOAT32, ("batch", *shape))
+
+    grid = ("latent_frames", "token_height", "token_width")
+    hidden, residual, cached, tail = (
+        tensor(name, *grid, dim) for name in ("hidden", "residual", "cached_residual", "tail_residual")
+    )
+    temb, timestep_proj = tensor("temb", dim), tensor("timestep_proj", 6, dim)
+    context = tensor("context", TEXT_TOKENS, dim)
+    inputs = {
+        "Head": whole.inputs,
+        "Change": (residual, cached),
+        "Tail": (hidden, timestep_proj, context),
+        "Finish": (hidden, tail, temb),
+    }
+    outputs = {
+        "Head": (hidden, residual, temb, timestep_proj, context),
+        "Change": (tensor("change"),),
+        "Tail": (tail,),
+        "Finish": whole.outputs,
+    }
+    return [
+        replace(
+            whole,
+            graph=network.lower(),
+            inputs=inputs[network],
+            outputs=outputs[network],
+            load=partial(_load_cut, checkpoint, part, network),
+            tolerance=STREAM_TOLERANCE if network in ("Head", "Tail") else FLOAT_TOLERANCE,
+        )
+        for network in inputs
+    ]
+
+
+def _load_cut(checkpoint: Checkpoint, part: str, network: str, precision: Precision) -> nn.Module:
+    from diffusers import WanTransformer3DModel
+
+    from slipway_export.modeling import wan_cached
+
+    if network == "Change":  # has no weights
+        return wan_cached.Change()
+    cut: type[nn.Module] = getattr(wan_cached, network)
+    return cut(checkpoint.load(part, WanTransformer3DModel, precision))
+
+
+def _decoder(checkpoint: Checkpoint, axes: dict[str, Axis]) -> tuple[Component, Component, Stepped]:
+    from slipway_export.modeling.wan import FirstDecoderStep, NextDecoderStep, decode, decoder_caches
+
+    config = checkpoint.config("vae/config.json")
+    caches = decoder_caches(config)
+
+    def load_vae() -> Any:
+        from diffusers import AutoencoderKLWan
+
+        return checkpoint.load("vae", AutoencoderKLWan)
+
+    def plane(scale: int) -> tuple[str, str]:
+        return f"{scale} * token_height", f"{scale} * token_width"
+
+    def carried(prefix: str) -> tuple[TensorSpec, ...]:
+        return tuple(
+            TensorSpec(
+                f"{prefix}cache_{i:02}", DType.FLOAT32, (1, cache.channels, 2, *plane(PATCH * cache.scale))
+            )
+            for i, cache in enumerate(caches)
+        )
+
+    latents = TensorSpec("latents", DType.FLOAT32, (1, config["z_dim"], 1, *plane(PATCH)))
+    scale = PATCH * config.get("scale_factor_spatial", 8)
+    temporal = config.get("scale_factor_temporal", 4)
+
+    def component(graph: str, network: Any, frames: int, inputs: tuple[TensorSpec, ...]) -> Component:
+        return Component(
+            name="vae_decoder",
+            graph=graph,
+            inputs=(latents, *inputs),
+            outputs=(TensorSpec("sample", DType.FLOAT32, (1, 3, frames, *plane(scale))), *carried("next_")),
+            axes=(axes["token_height"], axes["token_width"]),
+            load=lambda _: network(load_vae(), caches, first=graph == "first"),
+            tolerance=DECODER_TOLERANCE,
+        )
+
+    first = component("first", FirstDecoderStep, 1, ())
+    following = component("next", NextDecoderStep, temporal, carried(""))
+
+    def reference(whole: Tensor) -> Tensor:
+        return decode(load_vae(), whole)
+
+    return first, following, Stepped(first, following, axis=2, steps=4, reference=reference)
+
+
+def _pipeline_facts(
+    checkpoint: Checkpoint,
+    index: dict[str, Any],
+    experts: dict[str, str],
+    axes: dict[str, Axis],
+    first_block_cache: bool,
+) -> bytes:
+    """Return `pipeline.json`: what the served loop must know of the checkpoint."""
+    from diffusers import AutoencoderKLWan
+
+    from slipway_export.modeling.wan import fit_latent_rgb
+
+    vae = checkpoint.load("vae", AutoencoderKLWan)
+    weight, bias = fit_latent_rgb(vae)
+    models = {
+        name: f"{NAME}_{name}" if name in experts else None for name in ("denoiser_high", "denoiser_low")
+    }
+    facts = {
+        "scheduler": checkpoint.config("scheduler/scheduler_config.json"),
+        "boundary_ratio": index.get("boundary_ratio"),
+        "latent_channels": vae.config.z_dim,
+        "vae_scale_factor_spatial": vae.config.scale_factor_spatial,
+        "vae_scale_factor_temporal": vae.config.scale_factor_temporal,
+        "patch_size": [1, PATCH, PATCH],
+        "text_tokens": TEXT_TOKENS,
+        "axes": {
+            axis.name: [axis.min, axis.opt, axis.max]
+            for axis in (axes["latent_frames"], axes["token_height"], axes["token_width"])
+        },
+        "latent_rgb": {"weight": weight, "bias": bias},
+        "models": {"prompt": f"{NAME}_prompt", **models, "vae_decoder": f"{NAME}_vae_decoder"},
+    }
+    if first_block_cache:
+        facts["first_block_cache"] = True
+    return (json.dumps(facts, indent=2) + "\n").encode()
+
+
+def _preset(
+    summary: str,
+    transformer: dict[str, Any],
+    text_encoder: dict[str, Any],
+    vae: dict[str, Any],
+    attentive: bool = False,
+    **ranges: Any,
+) -> Preset:
+    configs = {
+        "transformer/config.json": {"patch_size": [1, PATCH, PATCH], "in_channels": 16, "out_channels": 16}
+        | transformer,
+        "text_encoder/config.json": {"vocab_size": 512, "d_model": transformer["text_dim"], "num_layers": 2}
+        | text_encoder,
+        "vae/config.json": {"z_dim": 16, "dim_mult": [1, 2, 4, 4], "num_res_blocks": 1} | vae,
+    }
+
+    def write(folder: Path, seed: int) -> None:
+        from slipway_export.modeling.wan_presets import write_checkpoint
+
+        write_checkpoint(folder, configs, seed, attentive=attentive)
+
+    return Preset(summary, configs, axes(**ranges), write)
+
+
+TINY = _preset(
+    "random weights, 1 to 33 frames, 32 to 128 pixels a side; for the demo and the tests",
+    transformer={
+        "num_attention_heads": 2,
+        "attention_head_dim": 24,
+        "text_dim": 32,
+        "freq_dim": 64,
+        "ffn_dim": 96,
+        "num_layers": 2,
+    },
+    text_encoder={"d_kv": 8, "d_ff": 64, "num_heads": 4},
+    vae={"base_dim": 8},
+    attentive=True,
+    latent_frames=(1, 5, 9),
+    tokens=(2, 4, 8),
+)
+SMALL = _preset(
+    "random weights, 6 layers of 8 x 64 heads, up to 33 frames of 320 pixels a side; for benchmarks",
+    transformer={
+        "num_attention_heads": 8,
+        "attention_head_dim": 64,
+        "text_dim": 256,
+        "freq_dim": 256,
+        "ffn_dim": 2048,
+        "num_layers": 6,
+    },
+    text_encoder={"d_kv": 32, "d_ff": 512, "num_heads": 8},
+    vae={"base_dim": 16},
+    latent_frames=(1, 5, 9),
+    tokens=(2, 15, 20),
+)
+
+FAMILY = Family(
+    name=NAME,
+    upstream="Wan-AI/Wan2.2-T2V-A14B-Diffusers",
+    summary="text to video, two experts, streamed progress",
+    served=(NAME, "wan_t2v_prompt"),
+    layout=(
+        "model_index.json",
+        "tokenizer",
+        "text_encoder/config.json",
+        "transformer/config.json",
+        "vae/config.json",
+        "scheduler/scheduler_config.json",
+    ),
+    # 1 to 81 frames, 256 to 1280 pixels a side; 480p is 30 x 52 tokens.
+    axes=axes(latent_frames=(1, 21, 21), tokens=(16, 30, 80)),
+    presets={"tiny": TINY, "small": SMALL},
+    plan=plan,
+    variants={
+        "first-block-cache": Variant(
+            "denoisers that requests may ask to reuse what their later blocks gave (cache_threshold)",
+            partial(plan, first_block_cache=True),
+        )
+    },
+)

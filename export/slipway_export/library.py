@@ -1,0 +1,296 @@
+"""The folder of trained models: `{custom,default}/<id>/{model.pt,model.onnx,metadata.json}`.
+
+That is the layout of WakeBuilder: `custom` holds what users trained, `default` what came with an
+installation, and `custom` wins where both have an id. A model's `metadata.json` says what it is; under the
+key `onnx` it also says how its last export went, so that its state survives the process that made it.
+:func:`export_model` is the way of a trained model into a Triton repository, with its graph left beside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slipway_serving.errors import InvalidRequest, SlipwayError
+from slipway_serving.wakeword.words import check_word, is_word
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from slipway_export.run import ExportOptions, ExportResult, Publish, Report
+    from slipway_export.spec import Family
+
+KINDS = ("custom", "default")
+WEIGHTS, GRAPH, METADATA = "model.pt", "model.onnx", "metadata.json"
+
+
+class UnknownModel(InvalidRequest):
+    """The models folder has no model of that id."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """What there is of a trained model.
+
+    Args:
+        id: name of its folder.
+        kind: ``custom`` or ``default``.
+        wake_word: as people say it; None where its metadata does not say.
+        threshold: probability from which on it counts as detected; None where its metadata does not say.
+        has_pt: whether it has weights.
+        has_onnx: whether it has a graph.
+        onnx_size_bytes: of the graph, with its data; None without one.
+        onnx_is_current: whether the graph was made of these very weights.
+        onnx_precision: of the graph; None where it was not exported here.
+        onnx_variant: variant of the export; None for the family's own.
+        onnx_error: why the last export failed; None where it did not.
+    """
+
+    id: str
+    kind: str
+    wake_word: str | None
+    threshold: float | None
+    has_pt: bool
+    has_onnx: bool
+    onnx_size_bytes: int | None
+    onnx_is_current: bool
+    onnx_precision: str | None
+    onnx_variant: str | None
+    onnx_error: str | None
+
+
+@dataclass(frozen=True)
+class Library:
+    """A models folder.
+
+    Args:
+        folder: holds ``custom`` and ``default``; need not exist yet.
+    """
+
+    folder: Path
+
+    def ids(self) -> list[str]:
+        """Return the ids of all models; folders whose names are no ids are none."""
+        found = {
+            entry.name
+            for kind in KINDS
+            if (self.folder / kind).is_dir()
+            for entry in (self.folder / kind).iterdir()
+            if is_word(entry.name) and self._is_model(entry)
+        }
+        return sorted(found)
+
+    def find(self, name: str) -> Path:
+        """Return the folder of a model.
+
+        Raises:
+            InvalidRequest: the name breaks the rule of ids, so that no path can leave the models folder.
+            UnknownModel: there is none of that id.
+        """
+        check_word(name, "models")
+        for kind in KINDS:
+            if self._is_model(folder := self.folder / kind / name):
+                return folder
+        known = ", ".join(self.ids()) or "none yet; try `slipway train`"
+        raise UnknownModel(
+            f"models: model must be one of those in {self.folder}, got {name}; there are {known}"
+        )
+
+    def create(self, name: str) -> Path:
+        """Return the folder of a user's model, made where it is missing.
+
+        Raises:
+            InvalidRequest: the name breaks the rule, or the folder cannot be made.
+        """
+        folder = self.folder / "custom" / check_word(name, "models")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidRequest(
+                f"models: folder must be one that can be written, got {folder} ({error})"
+            ) from None
+        if folder.is_symlink():
+            raise InvalidRequest(f"models: {folder} must be a folder of the models folder, got a link")
+        return folder
+
+    def status(self, name: str) -> Status:
+        """Return what there is of a model.
+
+        Raises:
+            InvalidRequest: as :meth:`find`; or its metadata cannot be read.
+        """
+        folder = self.find(name)
+        metadata = read_metadata(folder)
+        export = metadata.get("onnx", {})
+        graph = _graph_files(folder)
+        has_onnx = (folder / GRAPH).is_file()
+        threshold = metadata.get("threshold")
+        return Status(
+            id=name,
+            kind=folder.parent.name,
+            wake_word=metadata.get("wake_word"),
+            threshold=float(threshold) if isinstance(threshold, int | float) else None,
+            has_pt=(folder / WEIGHTS).is_file(),
+            has_onnx=has_onnx,
+            onnx_size_bytes=sum(file.stat().st_size for file in graph) if has_onnx else None,
+            onnx_is_current=has_onnx and export.get("weights_sha256") == _sha256(folder / WEIGHTS),
+            onnx_precision=export.get("precision") if has_onnx else None,
+            onnx_variant=export.get("variant") if has_onnx else None,
+            onnx_error=export.get("error"),
+        )
+
+    def record_failure(self, name: str, error: str) -> None:
+        """Write down why a model's export failed; its weights and an older graph stay."""
+        folder = self.find(name)
+        _update_export(folder, {"error": error, "failed_at": _now()})
+
+    def record_export(self, name: str, version: Path, facts: Mapping[str, Any]) -> None:
+        """Leave an exported graph beside a model's weights, and write down what it is.
+
+        Args:
+            name: of the model.
+            version: folder of the served model's version, which holds the graph.
+            facts: what else to say of it.
+        """
+        folder = self.find(name)
+        with _sibling(folder) as part:
+            for file in _graph_files(version):
+                shutil.copyfile(file, part / file.name)
+            _remove_graph(folder)
+            for file in sorted(part.iterdir(), reverse=True):  # the graph last: it refers to its data
+                file.replace(folder / file.name)
+        made = {"weights_sha256": _sha256(folder / WEIGHTS), "exported_at": _now()}
+        write_metadata(folder, read_metadata(folder) | {"onnx": made | dict(facts)})
+
+    def delete_graph(self, name: str) -> None:
+        """Remove a model's graph; the weights stay.
+
+        Raises:
+            UnknownModel: it has no graph, or there is no such model.
+        """
+        folder = self.find(name)
+        if not (folder / GRAPH).is_file():
+            raise UnknownModel(f"models: {name} must have an exported graph to delete, got none")
+        _remove_graph(folder)
+        metadata = read_metadata(folder)
+        metadata.pop("onnx", None)
+        write_metadata(folder, metadata)
+
+    def _is_model(self, folder: Path) -> bool:
+        # A link could lead out of the models folder.
+        return not folder.is_symlink() and any((folder / file).is_file() for file in (WEIGHTS, METADATA))
+
+
+def served_model(family: Family, name: str, variant: str | None) -> str:
+    """Return the name under which Triton serves a trained model of a family."""
+    return f"{family.name}_{name}" if variant is None else f"{family.name}_{name}_{variant}"
+
+
+def export_model(
+    family: Family,
+    library: Library,
+    name: str,
+    options: ExportOptions,
+    report: Report = lambda _: None,
+    publish: Publish = lambda _: None,
+) -> ExportResult:
+    """Export a trained model, leave its graph beside its weights, and write down how it went.
+
+    Args:
+        family: of the trained model (a family's ``trained``).
+        library: where it is.
+        name: its id.
+        options: of the export; their checkpoint is replaced by the model's folder.
+        report: as of :func:`slipway_export.run.run_export`.
+        publish: as of :func:`slipway_export.run.run_export`.
+
+    Raises:
+        SlipwayError: the export failed; the weights stay, and the model's status says why.
+    """
+    from slipway_export.run import run_export
+
+    if options.repository.resolve() == library.folder.resolve():
+        raise InvalidRequest(
+            f"export: repository must be another folder than that of the trained models, got {library.folder}"
+            " for both; Triton would take its folders for models"
+        )
+    folder = library.find(name)
+    try:
+        result = run_export(family, replace(options, checkpoint=str(folder)), report, publish)
+        if result.placed:
+            version = options.repository / served_model(family, name, options.variant) / "1"
+            facts = {"precision": options.precision.value, "variant": options.variant}
+            library.record_export(name, version, facts)
+    except SlipwayError as error:
+        library.record_failure(name, str(error))
+        raise
+    except Exception as error:
+        library.record_failure(name, f"the export broke: {type(error).__name__}: {error}")
+        raise
+    return result
+
+
+def read_metadata(folder: Path) -> dict[str, Any]:
+    """Read a model's metadata; empty where it has none.
+
+    Raises:
+        InvalidRequest: the file is no JSON object.
+    """
+    try:
+        content = json.loads((folder / METADATA).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise InvalidRequest(f"models: {folder / METADATA} must be JSON, got {error}") from None
+    if not isinstance(content, dict) or not isinstance(content.get("onnx", {}), dict):
+        raise InvalidRequest(f"models: {folder / METADATA} must be a JSON object, with onnx being one too")
+    return content
+
+
+def write_metadata(folder: Path, content: Mapping[str, Any]) -> None:
+    """Write a model's metadata, whole or not at all."""
+    part = folder / f".{METADATA}.{os.getpid()}.part"
+    part.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    part.replace(folder / METADATA)
+
+
+def _update_export(folder: Path, changes: Mapping[str, Any]) -> None:
+    metadata = read_metadata(folder)
+    write_metadata(folder, metadata | {"onnx": metadata.get("onnx", {}) | dict(changes)})
+
+
+def _graph_files(folder: Path) -> list[Path]:
+    """Return a graph's files: itself and the data beside it, where it is large."""
+    return sorted(folder.glob(f"{GRAPH}*"))
+
+
+def _remove_graph(folder: Path) -> None:
+    for file in _graph_files(folder):
+        file.unlink()
+
+
+def _sha256(path: Path) -> str | None:
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def _sibling(folder: Path) -> Iterator[Path]:
+    """Make a folder on the same file system, for files that are moved into place when whole."""
+    with tempfile.TemporaryDirectory(prefix=".part-", dir=folder) as part:
+        yield Path(part)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,102 @@
+"""Reads the `.conf` of an AirIMU experiment: what of it the network and its input depend on.
+
+The format is HOCON. Upstream's files include others, which say how to train and where the data sets are; none
+of that is needed here, so includes are not followed: they could name any file or URL.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slipway_serving.errors import InvalidRequest, raise_all
+
+CONF_FILE = "codenet.conf"
+WEIGHTS_FILE = "ckpt/best_model.ckpt"
+GRAVITY_M_S2 = 9.81007
+"""Acceleration that upstream's `padding9` writes into the lead-in."""
+
+# What goes before a recording, by the name of upstream's collate function, for each network.
+LEAD_GRAVITY_M_S2 = {
+    "codenet": {"padding9": GRAVITY_M_S2, "Gpadding": 0.0},
+    "codenetkitti": {"base": 0.0},
+}
+_INCLUDE = re.compile(r"^[ \t]*include[ \t]+\"[^\"\n]*\"[ \t]*$", re.MULTILINE)
+_OTHER_INCLUDE = re.compile(r"\binclude\s*(?:\"|url|file|package|required)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Conf:
+    """What a conf says of the network.
+
+    Attributes:
+        network: codenet or codenetkitti.
+        covariance: whether it gives variances (propcov).
+        lead_gravity_m_s2: upward acceleration in the lead-in (collate).
+        acc_std: scale of CodeNet's corrections, m/s².
+        gyro_std: scale of CodeNet's corrections, rad/s.
+    """
+
+    network: str = "codenet"
+    covariance: bool = True
+    lead_gravity_m_s2: float = GRAVITY_M_S2
+    acc_std: float = 0.1
+    gyro_std: float = math.pi / 180
+
+
+def read_conf(folder: Path, source: str) -> Conf:
+    """Read the conf of a checkpoint.
+
+    Args:
+        folder: of the checkpoint.
+        source: how messages name it.
+
+    Raises:
+        InvalidRequest: it is missing, is no HOCON, or names what is not known here.
+    """
+    where = f"checkpoint {source}: {CONF_FILE}"
+    entries = _parse(folder / CONF_FILE, where)
+    problems = []
+    network = entries("train.network", None)
+    if network not in LEAD_GRAVITY_M_S2:
+        known = " or ".join(LEAD_GRAVITY_M_S2)
+        raise InvalidRequest(
+            f"{where}: train.network must be {known}, got {network!r}; includes are not followed,"
+            " try the entry in the file itself"
+        )
+    collates = LEAD_GRAVITY_M_S2[network]
+    collate = entries("dataset.collate", "base")
+    if collate not in collates:
+        problems.append(f"dataset.collate must be {' or '.join(collates)} for {network}, got {collate!r}")
+    covariance = entries("train.propcov", None)
+    if not isinstance(covariance, bool):
+        problems.append(f"train.propcov must be True or False, got {covariance!r}")
+    scales = {name: entries(f"train.{name}", getattr(Conf, name)) for name in ("acc_std", "gyro_std")}
+    problems += [
+        f"train.{name} must be a number above 0, got {value!r}"
+        for name, value in scales.items()
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf
+    ]
+    raise_all(where, problems)
+    return Conf(network, covariance, collates[collate], **{name: float(x) for name, x in scales.items()})
+
+
+def _parse(path: Path, where: str) -> Any:
+    """Return a function from the dotted name of an entry and a default to its value."""
+    from pyhocon import ConfigFactory
+    from pyhocon.exceptions import ConfigException
+    from pyparsing import ParseBaseException
+
+    try:
+        text = _INCLUDE.sub("", path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{where} must be a text file, got {error}") from None
+    if _OTHER_INCLUDE.search(text):
+        raise InvalidRequest(f'{where}: include must be "FILE" on a line of its own, got another one')
+    try:
+        return ConfigFactory.parse_string(text).get
+    except (ParseBaseException, ConfigException, TypeError, AttributeError) as error:
+        raise InvalidRequest(f"{where} must be HOCON, got {error}") from None

@@ -1,0 +1,270 @@
+"""Compares an exported graph with its PyTorch network, and says by how much they differ.
+
+Every output is compared at every point of the component (min, opt, max, and sizes that export never
+saw), with the network in float32 as the reference whatever the graph's precision. A stepped network
+is compared once more over a whole run. The rows become the parity table of the manifest; a row that
+is outside its bounds keeps the component out of the repository.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from slipway_export.onnx import example_inputs
+from slipway_export.spec import Component, Point, Precision, Stepped, Tolerance
+from slipway_serving.errors import SlipwayError
+
+if TYPE_CHECKING:
+    import onnxruntime
+    import torch
+
+Array = np.ndarray[Any, Any]
+Run = Callable[[Mapping[str, Array]], dict[str, Array]]
+
+
+class ParityFailed(SlipwayError):
+    """An exported graph differs from PyTorch by more than its bounds; nothing was placed."""
+
+    code = "PARITY"
+
+
+@dataclass(frozen=True)
+class ParityRow:
+    """How far one output is from PyTorch at one point.
+
+    Args:
+        graph: label of the component.
+        output: name of the tensor.
+        point: name of the point and the sizes of its axes.
+        shape: of the output.
+        max_abs: largest absolute difference.
+        relative_l2: ``|graph - torch| / |torch|``.
+        cosine: cosine similarity of the flattened outputs.
+        bound: the tolerance that applies.
+        verified_on: runtime and device, and what of the graph's arithmetic they do not carry.
+    """
+
+    graph: str
+    output: str
+    point: str
+    shape: tuple[int, ...]
+    max_abs: float
+    relative_l2: float
+    cosine: float
+    bound: Tolerance
+    verified_on: str
+
+    @property
+    def failures(self) -> list[str]:
+        """The bounds that the row breaks, in words. Not-a-number breaks every one."""
+        bound = self.bound
+        checks = (
+            ("max abs", self.max_abs, "<=", bound.max_abs, self.max_abs <= bound.max_abs),
+            ("relative L2", self.relative_l2, "<=", bound.relative_l2, self.relative_l2 <= bound.relative_l2),
+            ("cosine", self.cosine, ">=", bound.cosine, self.cosine >= bound.cosine),
+        )
+        return [
+            f"{name} must be {sign} {limit:g}, got {value:.3g}"
+            for name, value, sign, limit, ok in checks
+            if not ok
+        ]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Inputs and PyTorch's float32 outputs of a component, by name of the point."""
+
+    inputs: Mapping[str, Mapping[str, Array]]
+    outputs: Mapping[str, Mapping[str, Array]]
+
+
+def compute_reference(component: Component, module: torch.nn.Module) -> Reference:
+    """Run the float32 network at every point of its component."""
+    import torch
+
+    inputs = {name: example_inputs(component, point, seed=1) for name, point in component.points().items()}
+    outputs: dict[str, dict[str, Array]] = {}
+    with torch.no_grad():
+        for name, arrays in inputs.items():
+            result = module(*(torch.from_numpy(array) for array in arrays.values()))
+            tensors = result if isinstance(result, tuple) else (result,)
+            outputs[name] = {
+                spec.name: tensor.numpy() for spec, tensor in zip(component.outputs, tensors, strict=True)
+            }
+    return Reference(inputs, outputs)
+
+
+def verify(component: Component, path: Path, reference: Reference, precision: Precision) -> list[ParityRow]:
+    """Run a graph in ONNX Runtime at every point and compare each output with PyTorch's.
+
+    Args:
+        component: its description.
+        path: of the graph.
+        reference: from :func:`compute_reference`.
+        precision: that the user asked for; chooses the bounds.
+    """
+    precision = component.precision(precision)
+    run, verified_on = load_graph(component, path, precision)
+    rows = []
+    for name, point in component.points().items():
+        actual = run(reference.inputs[name])
+        for output in component.outputs:
+            rows.append(
+                compare(
+                    component, output.name, _point_text(name, point), actual[output.name],
+                    reference.outputs[name][output.name], component.tolerance[precision], verified_on,
+                )
+            )  # fmt: skip
+    return rows
+
+
+def verify_stepped(stepped: Stepped, folder: Path, precision: Precision) -> list[ParityRow]:
+    """Run a stepped network's graphs over several steps and compare with its own whole run.
+
+    Args:
+        stepped: its description.
+        folder: where its graphs are.
+        precision: that the user asked for; chooses the bounds of the ``next`` component.
+    """
+    import torch
+
+    component = stepped.next
+    precision = component.precision(precision)
+    point = component.points()["opt"]
+    whole, output = component.inputs[0].name, component.outputs[0].name
+    parts = [example_inputs(component, point, seed=2 + step)[whole] for step in range(stepped.steps)]
+    with torch.no_grad():
+        expected = stepped.reference(torch.from_numpy(np.concatenate(parts, axis=stepped.axis))).numpy()
+    run, verified_on = load_graph(stepped.first, folder / f"{stepped.first.graph}.onnx", precision)
+    outputs = []
+    carried: dict[str, Array] = {}
+    for step, part in enumerate(parts):
+        result = run({whole: part, **carried})
+        outputs.append(result.pop(output))
+        carried = {name.removeprefix("next_"): array for name, array in result.items()}
+        if step == 0:
+            run, verified_on = load_graph(component, folder / f"{component.graph}.onnx", precision)
+    actual = np.concatenate(outputs, axis=stepped.axis)
+    name = _point_text(f"{stepped.steps} steps", point)
+    return [compare(component, output, name, actual, expected, component.tolerance[precision], verified_on)]
+
+
+def load_graph(component: Component, path: Path, precision: Precision) -> tuple[Run, str]:
+    """Load a graph in ONNX Runtime.
+
+    A bfloat16 graph is widened to float32 for the CPU, which has no kernels for it: that verifies the
+    graph and the rounding of its weights, not its arithmetic, and the second result says so.
+
+    Returns:
+        A function from inputs to outputs by name, and where it runs.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    device, model = "ONNX Runtime CPU", str(path)
+    if precision is Precision.BF16:
+        device += ", bfloat16 widened to float32"
+        model = widen_bfloat16(path)
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    names = [tensor.name for tensor in component.outputs]
+
+    def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        return dict(zip(names, _run(session, names, inputs), strict=True))
+
+    return run, device
+
+
+def _run(
+    session: onnxruntime.InferenceSession, names: Sequence[str], inputs: Mapping[str, Array]
+) -> list[Array]:
+    outputs: list[Array] = session.run(list(names), dict(inputs))
+    return outputs
+
+
+def widen_bfloat16(path: Path) -> str:
+    """Write a copy of a graph with every bfloat16 as float32, and return its path.
+
+    The copy lies beside the graph as ``<stem>.widened``; weights keep the values that bfloat16
+    rounded them to.
+    """
+    import onnx
+    from onnx import TensorProto, numpy_helper
+
+    model = onnx.load(path)
+
+    def widen(tensor: onnx.TensorProto) -> None:
+        if tensor.data_type == TensorProto.BFLOAT16:
+            values = numpy_helper.to_array(tensor).astype(np.float32)
+            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+
+    for tensor in model.graph.initializer:
+        widen(tensor)
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                widen(attribute.t)
+            if attribute.name in ("to", "dtype") and attribute.i == TensorProto.BFLOAT16:
+                attribute.i = TensorProto.FLOAT
+    del model.graph.value_info[:]
+    target = path.with_suffix(".widened")
+    onnx.save(model, target, save_as_external_data=True, location=f"{target.name}.data")
+    return str(target)
+
+
+def compare(
+    component: Component,
+    output: str,
+    point: str,
+    actual: Array,
+    expected: Array,
+    bound: Tolerance,
+    verified_on: str,
+) -> ParityRow:
+    """Measure one output against PyTorch's.
+
+    Raises:
+        ParityFailed: the shapes differ.
+    """
+    if actual.shape != expected.shape:
+        raise ParityFailed(
+            f"{component.label}: {output} at {point} must have shape {list(expected.shape)},"
+            f" got {list(actual.shape)}"
+        )
+    a, e = actual.astype(np.float64).ravel(), expected.astype(np.float64).ravel()
+    norm_a, norm_e = float(np.linalg.norm(a)), float(np.linalg.norm(e))
+    error = float(np.linalg.norm(a - e))
+    return ParityRow(
+        graph=component.label,
+        output=output,
+        point=point,
+        shape=tuple(expected.shape),
+        max_abs=float(np.max(np.abs(a - e))) if a.size else 0.0,
+        relative_l2=error / norm_e if norm_e else error,
+        # Two outputs that are all zero agree.
+        cosine=float(a @ e) / (norm_a * norm_e) if norm_a and norm_e else float(norm_a == norm_e),
+        bound=bound,
+        verified_on=verified_on,
+    )
+
+
+def check(rows: Sequence[ParityRow]) -> None:
+    """Refuse outputs that are outside their bounds.
+
+    Raises:
+        ParityFailed: names every failing output, its point, and by how much it fails.
+    """
+    failed = [
+        f"{row.graph}: {row.output} at {row.point}: {', '.join(row.failures)}" for row in rows if row.failures
+    ]
+    if failed:
+        raise ParityFailed("parity with PyTorch failed, nothing was placed: " + " | ".join(failed))
+
+
+def _point_text(name: str, point: Point) -> str:
+    return f"{name} ({', '.join(f'{axis}={size}' for axis, size in point.items())})"

@@ -1,0 +1,98 @@
+"""The benchmarks as PNG charts, drawn without a display."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from slipway_loadtests.bench.denoiser import DenoiserResult
+    from slipway_loadtests.bench.stats import Summary
+    from slipway_loadtests.bench.video import VideoResult
+    from slipway_loadtests.bench.wakeword import WakewordResult
+
+_PANEL_INCHES = (5.0, 3.6)
+
+
+def draw_denoiser(result: DenoiserResult, path: Path) -> None:
+    """Draw speed, quality and, where it was measured, memory of the denoiser benchmark."""
+    curves = {name: found.memory for name, found in result.measured.items() if found.memory}
+    figure, panels = _figure(3 if curves else 2)
+    speeds = {name: found.call_ratio for name, found in result.measured.items()}
+    _bars(panels[0], speeds, "PyTorch eager ÷ it, one call (bar: median, line: min to max)")
+    panels[0].axvline(1.0, color="black", linewidth=0.8)
+    _quality_bars(panels[1], result)
+    if curves:
+        for name, curve in curves.items():
+            points = [(point.tokens, point.peak_mib) for point in curve.points]
+            panels[2].plot(*zip(*points, strict=True) if points else ([], []), marker="o", label=name)
+        panels[2].set(title="peak memory of one call", xlabel="tokens", ylabel="MiB")
+        panels[2].set_ylim(bottom=0)
+        panels[2].legend()
+    figure.suptitle(result.options.case.name)
+    figure.savefig(path)
+
+
+def draw_video(result: VideoResult, path: Path) -> None:
+    """Draw the video benchmark: time of a video, memory of decoding."""
+    figure, panels = _figure(2)
+    peaks_mib = result.peak_memory_mib
+    speeds = {name: subject.ratio for name, subject in result.subjects.items()}
+    _bars(panels[0], speeds, "diffusers ÷ it, one video (bar: median, line: min to max)")
+    panels[0].axvline(1.0, color="black", linewidth=0.8)
+    panels[1].plot(list(peaks_mib), list(peaks_mib.values()), marker="o")
+    panels[1].set(title="peak memory of decoding", xlabel="latent frames", ylabel="MiB")
+    panels[1].set_ylim(bottom=0)
+    figure.savefig(path)
+
+
+def draw_wakeword(result: WakewordResult, path: Path) -> None:
+    """Draw the wake-word benchmark: requests per second of each server, for each kind of request."""
+    figure, panels = _figure(len(result.served))
+    for axes, (kind, servers) in zip(panels, result.served.items(), strict=True):
+        rates = {name: served.per_s for name, served in servers.items()}
+        _bars(axes, rates, f"{kind}: requests per second, {result.options.clients} clients")
+    figure.savefig(path)
+
+
+def _figure(panels: int) -> tuple[Any, Sequence[Axes]]:
+    # Without pyplot: no state of the process, no display.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    width, height = _PANEL_INCHES
+    figure = Figure(figsize=(panels * width, height), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, list(figure.subplots(1, panels, squeeze=False)[0])
+
+
+def _bars(axes: Axes, values: Mapping[str, Summary], title: str) -> None:
+    names = list(values)
+    medians = [value.median for value in values.values()]
+    below = [value.median - value.min for value in values.values()]
+    above = [value.max - value.median for value in values.values()]
+    bars = axes.barh(names, medians, xerr=[below, above], capsize=3, color="tab:blue")
+    axes.bar_label(bars, fmt="%.2f", label_type="center", color="white")
+    axes.invert_yaxis()
+    axes.set_title(title, fontsize="medium")
+
+
+def _quality_bars(axes: Axes, result: DenoiserResult) -> None:
+    found = {name: each.quality for name, each in result.measured.items() if each.quality}
+    # An identical result has no PSNR; its label says so.
+    decibels = [quality.psnr_db or 0.0 for quality in found.values()]
+    bars = axes.barh(list(found), decibels, color="tab:green")
+    labels = [
+        f"{'identical' if quality.psnr_db is None else f'{quality.psnr_db:.1f} dB'}, SSIM {quality.ssim:.4f}"
+        for quality in found.values()
+    ]
+    axes.bar_label(bars, labels=labels, label_type="edge", padding=3, fontsize="small")
+    axes.invert_yaxis()
+    axes.margins(x=0.5)
+    compared = next((quality.compared for quality in found.values()), "nothing")
+    axes.set_title(
+        f"PSNR of the {compared} after {result.options.steps} steps against eager", fontsize="medium"
+    )

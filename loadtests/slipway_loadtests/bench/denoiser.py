@@ -1,0 +1,380 @@
+"""The denoiser benchmark: the same weights through PyTorch, torch.compile and our graphs, in one run.
+
+checkpoint -> subjects (loaded, exported, warmed up) -> rounds of one call each, in turn -> a whole denoising
+trajectory each, step by step in turn -> quality against eager -> peak memory in processes of their own.
+A subject that cannot run leaves its reason in the result and does not stop the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from slipway_export.checkpoint import Checkpoint
+from slipway_export.spec import Precision
+from slipway_loadtests.bench import memory, quality, subjects
+from slipway_loadtests.bench.cases import LATENT_CHANNELS, DenoiserCase, write_checkpoint
+from slipway_loadtests.bench.ceiling import ProductRate, product_gflop
+from slipway_loadtests.bench.graphs import MODEL, export_denoiser
+from slipway_loadtests.bench.inputs import call_tensors
+from slipway_loadtests.bench.memory import MemoryCurve, MemoryJob
+from slipway_loadtests.bench.nodes import NodeCount, count_nodes
+from slipway_loadtests.bench.quality import Quality
+from slipway_loadtests.bench.stats import Summary, ratios, summarize
+from slipway_serving.errors import SlipwayError, Unrecoverable, raise_all
+from slipway_serving.models import InProcessModels
+from slipway_serving.wan_t2v.denoise import Expert, make_noise, make_scheduler, predict
+
+if TYPE_CHECKING:
+    from slipway_serving.program import Models
+
+Report = Callable[[str], None]
+Array = NDArray[Any]
+T = TypeVar("T")
+# An engine's threads wait for more work by spinning, and take the cores from the engine that is next.
+# Measured with a denoiser of one small layer on 2 busy cores: eager right after ONNX Runtime 350 ms a call,
+# 0.02 s later 40 ms, 0.1 s later 5 ms.
+_SETTLE_S = 0.1
+
+
+@dataclass(frozen=True)
+class DenoiserOptions:
+    """What to measure.
+
+    Attributes:
+        case: sizes, weights and threads.
+        precisions: of the graphs.
+        rounds: timed calls of each subject.
+        steps: of the trajectory.
+        compile: measure torch.compile too.
+        decode: compare decoded videos rather than final latents.
+        memory_tokens: sizes at which the peak memory of a call is measured; none when empty.
+    """
+
+    case: DenoiserCase
+    precisions: tuple[Precision, ...] = tuple(Precision)
+    rounds: int = 7
+    steps: int = 20
+    compile: bool = True
+    decode: bool = False
+    memory_tokens: tuple[int, ...] = (2048, 4096, 8192, 16384)
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.rounds < 1:
+            problems.append(f"rounds must be at least 1, got {self.rounds}")
+        raise_all("bench", problems)
+        self.case.request(self.steps)
+        memory.check_tokens(self.memory_tokens)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one subject did.
+
+    Attributes:
+        warm_up_s: its first call, with whatever it compiles or allocates then.
+        call_ms: one denoiser call, by round.
+        call_ratio: eager ÷ subject, by round.
+        step_ms: one step of the trajectory, by step.
+        step_ratio: eager ÷ subject, by step.
+        trajectory_s: all steps.
+        quality: against eager; None for eager itself.
+        nodes: of its graph; None for PyTorch.
+        memory: peaks of one call; None where that was not measured.
+    """
+
+    warm_up_s: float
+    call_ms: Summary
+    call_ratio: Summary
+    step_ms: Summary
+    step_ratio: Summary
+    trajectory_s: float
+    quality: Quality | None
+    nodes: NodeCount | None
+    memory: MemoryCurve | None
+
+
+@dataclass(frozen=True)
+class DenoiserResult:
+    """What a run found.
+
+    Attributes:
+        options: what was asked.
+        ceiling: eager ÷ the products of a call at this machine's best float32 rate, by round.
+        measured: by subject; eager, to which all are compared, comes first.
+        not_run: why a subject has no figures, by subject.
+        notes: what else was not measured, and why.
+    """
+
+    options: DenoiserOptions
+    ceiling: Summary
+    measured: Mapping[str, Measured]
+    not_run: Mapping[str, str]
+    notes: tuple[str, ...]
+
+
+def run(options: DenoiserOptions, report: Report) -> DenoiserResult:
+    """Measure a case.
+
+    Args:
+        options: what to measure.
+        report: called with a line before each long piece of work.
+
+    Raises:
+        SlipwayError: PyTorch eager, to which all is compared, could not run.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(options.case.threads)
+    try:
+        with tempfile.TemporaryDirectory(prefix="slipway-bench-") as folder:
+            report("writing a random checkpoint")
+            checkpoint = Path(folder) / "checkpoint"
+            checkpoint.mkdir()
+            write_checkpoint(options.case, checkpoint)
+            return _Run(options, checkpoint, Path(folder), report).result()
+    finally:
+        torch.set_num_threads(threads)
+
+
+class _Run:
+    """One run: who takes part, and why others do not."""
+
+    def __init__(self, options: DenoiserOptions, checkpoint: Path, folder: Path, report: Report) -> None:
+        self.options, self.checkpoint, self.folder, self.report = options, checkpoint, folder, report
+        self.models: dict[str, Models] = {}
+        self.warm_up_s: dict[str, float] = {}
+        self.samples: dict[str, Array] = {}
+        self.not_run: dict[str, str] = {}
+        self.notes: list[str] = []
+        case = options.case
+        self.text = (case.text_tokens, case.text_dim)
+        self.inputs = call_tensors(case.latents, self.text, case.seed)
+        self.products_ms: list[float] = []
+
+    def result(self) -> DenoiserResult:
+        self.prepare()
+        calls = self.time_calls()
+        steps, latents = self.trajectories()
+        qualities = self.qualities(latents)
+        nodes = {name: count_nodes(path) for name in self.models if (path := self.graph(name)) is not None}
+        names = list(self.models)
+        self.close()
+        curves = self.memory_curves(names)
+        measured = {
+            name: Measured(
+                warm_up_s=self.warm_up_s[name],
+                call_ms=summarize(calls[name]),
+                call_ratio=summarize(ratios(calls[subjects.EAGER], calls[name])),
+                step_ms=summarize(steps[name]),
+                step_ratio=summarize(ratios(steps[subjects.EAGER], steps[name])),
+                trajectory_s=sum(steps[name]) / 1000,
+                quality=qualities.get(name),
+                nodes=nodes.get(name),
+                memory=curves.get(name),
+            )
+            for name in names
+        }
+        ceiling = summarize(ratios(calls[subjects.EAGER], self.products_ms))
+        return DenoiserResult(self.options, ceiling, measured, self.not_run, tuple(self.notes))
+
+    def prepare(self) -> None:
+        """Load every subject and call it once."""
+        denoiser = subjects.eager(self.checkpoint)
+        self.admit(subjects.EAGER, lambda: denoiser)
+        if self.options.compile:
+            self.admit(subjects.COMPILED, lambda: subjects.compiled(denoiser))
+        for precision in self.options.precisions:
+            self.admit(subjects.graph_name(precision.value), partial(self.open_graph, precision))
+
+    def admit(self, name: str, load: Callable[[], Models]) -> None:
+        """Load a subject and warm it up, or note why it does not run."""
+        self.report(f"{name}: loading and warming up")
+        try:
+            models = load()
+            started = time.perf_counter()
+            self.samples[name] = models.call(MODEL, self.inputs, ["sample"])["sample"]
+        except Exception as error:  # noqa: BLE001  (whatever stops one subject must not stop the others)
+            self.drop(name, _reason(error))
+            return
+        self.warm_up_s[name] = time.perf_counter() - started
+        self.models[name] = models
+
+    def repository(self, precision: str) -> Path:
+        return self.folder / precision
+
+    def graph(self, name: str) -> Path | None:
+        """Return the graph file of a subject, None for PyTorch."""
+        for precision in self.options.precisions:
+            if name == subjects.graph_name(precision.value):
+                return self.repository(precision.value) / MODEL / "1" / "model.onnx"
+        return None
+
+    def open_graph(self, precision: Precision) -> InProcessModels:
+        repository = self.repository(precision.value)
+        export_denoiser(self.options.case, self.checkpoint, precision, repository, self.report)
+        gc.collect()
+        models = InProcessModels(repository, threads=self.options.case.threads)
+        models.load(MODEL)
+        return models
+
+    def time_calls(self) -> dict[str, list[float]]:
+        """Return the milliseconds of each subject's calls: in each round every subject calls once.
+
+        The products of a call at the machine's best rate are part of the rounds.
+        """
+        case = self.options.case
+        rate = ProductRate(case.threads)
+        times: dict[str, list[float]] = {name: [] for name in self.models}
+        for number in range(1, self.options.rounds + 1):
+            self.report(f"round {number} of {self.options.rounds}")
+            for name, models in self.models.items():
+                call = partial(models.call, MODEL, self.inputs, ["sample"])
+                times[name].append(_timed(call)[0])
+            _, gflop_per_s = _timed(rate.gflop_per_s)
+            self.products_ms.append(1000 * product_gflop(case) / gflop_per_s)
+        return times
+
+    def trajectories(self) -> tuple[dict[str, list[float]], dict[str, Array]]:
+        """Denoise from the same noise with every subject, step by step in turn.
+
+        Returns:
+            Milliseconds of each step, and the final latents, by subject.
+        """
+        walks = {name: self.walk(models) for name, models in self.models.items()}
+        times: dict[str, list[float]] = {name: [] for name in walks}
+        latents: dict[str, Array] = {}
+        for step in range(1, self.options.steps + 1):
+            self.report(f"trajectory: step {step} of {self.options.steps}")
+            for name in list(self.models):
+                step_ms, stepped = _timed(partial(next, walks[name]))
+                latents[name] = stepped.numpy()
+                times[name].append(step_ms)
+                if not np.isfinite(latents[name]).all():
+                    self.drop(name, f"its latents are not finite after step {step}")
+                    del latents[name]
+        return times, latents
+
+    def walk(self, models: Models) -> Iterator[torch.Tensor]:
+        """Yield the latents after each step, in the steps of the served loop, with one denoiser for all."""
+        case = self.options.case
+        checkpoint = Checkpoint(self.checkpoint, case.name)
+        scheduler = make_scheduler(checkpoint.config("scheduler/scheduler_config.json"), None)
+        scheduler.set_timesteps(self.options.steps)
+        expert, embeds = Expert(MODEL, case.guidance_scale), self.inputs["encoder_hidden_states"]
+        latents = make_noise(case.seed, (1, *case.latents[1:]))
+        for timestep in scheduler.timesteps:
+            prediction = predict(models, expert, latents, float(timestep), embeds)
+            latents = scheduler.step(prediction, timestep, latents, return_dict=False)[0]
+            yield latents
+
+    def drop(self, name: str, reason: str) -> None:
+        """Take a subject out of the run.
+
+        Raises:
+            Unrecoverable: it is eager, without which there is nothing to compare with.
+        """
+        if name == subjects.EAGER:
+            raise Unrecoverable(f"bench: PyTorch eager must run, all is compared with it, got: {reason}")
+        self.models.pop(name, None)
+        self.not_run[name] = reason
+        self.report(f"{name}: not run: {reason}")
+
+    def qualities(self, latents: Mapping[str, Array]) -> dict[str, Quality]:
+        """Compare every subject with eager."""
+        compared, results, lpips = "final latents", dict(latents), None
+        if self.options.decode:
+            self.report("decoding the videos")
+            compared, results = "decoded video", _decode(self.checkpoint, latents)
+            lpips, reason = quality.find_lpips()
+        else:
+            reason = "it compares pictures; --decode makes some"
+        if lpips is None:
+            self.notes.append(f"LPIPS was not measured: {reason}")
+        return {
+            name: self.compare(name, results, compared, lpips) for name in results if name != subjects.EAGER
+        }
+
+    def compare(
+        self, name: str, results: Mapping[str, Array], compared: str, lpips: quality.Lpips | None
+    ) -> Quality:
+        actual, expected = results[name], results[subjects.EAGER]
+        # SSIM takes planes: a picture's channels lie behind its pixels.
+        planes = [np.moveaxis(array, -1, -3) if compared == "decoded video" else array
+                  for array in (actual, expected)]  # fmt: skip
+        return Quality(
+            relative_l2=quality.relative_l2(self.samples[name], self.samples[subjects.EAGER]),
+            compared=compared,
+            psnr_db=quality.psnr_db(actual, expected),
+            ssim=quality.ssim(*planes),
+            lpips=lpips(actual, expected) if lpips else None,
+        )
+
+    def close(self) -> None:
+        """Free every subject, so that the memory of the machine is the measured processes' own."""
+        for models in self.models.values():
+            if isinstance(models, InProcessModels):
+                models.close()
+        self.models.clear()
+        gc.collect()
+
+    def memory_curves(self, names: list[str]) -> dict[str, MemoryCurve]:
+        """Measure one call of eager and of every graph at each size."""
+        if not self.options.memory_tokens:
+            return {}
+        return {name: self.memory_curve(name) for name in names if name != subjects.COMPILED}
+
+    def memory_curve(self, name: str) -> MemoryCurve:
+        graph, points, failed = self.graph(name), [], {}
+        folder = self.checkpoint if graph is None else graph.parents[2]
+        model = None if graph is None else MODEL
+        for tokens in self.options.memory_tokens:
+            self.report(f"{name}: memory of a call with {tokens} tokens")
+            threads = self.options.case.threads
+            job = MemoryJob(str(folder), model, tokens, LATENT_CHANNELS, self.text, threads)
+            try:
+                points.append(memory.measure(job))
+            except SlipwayError as error:
+                failed[tokens] = str(error)
+        return memory.curve(points, failed)
+
+
+def _timed(work: Callable[[], T]) -> tuple[float, T]:
+    """Let the cores settle, do the work, and return its milliseconds and result."""
+    time.sleep(_SETTLE_S)
+    started = time.perf_counter()
+    result = work()
+    return 1000 * (time.perf_counter() - started), result
+
+
+def _decode(checkpoint: Path, latents: Mapping[str, Array]) -> dict[str, Array]:
+    """Decode latents with the checkpoint's own VAE; return [frames, height, width, 3], uint8."""
+    from diffusers import AutoencoderKLWan
+
+    from slipway_export.modeling.wan import decode
+
+    vae = AutoencoderKLWan.from_pretrained(checkpoint / "vae", local_files_only=True).eval()
+    videos = {}
+    for name, array in latents.items():
+        with torch.no_grad():
+            pixels = decode(vae, torch.from_numpy(array))[0].permute(1, 2, 3, 0).numpy()
+        videos[name] = np.round((pixels / 2 + 0.5).clip(0, 1) * 255).astype(np.uint8)
+    return videos
+
+
+def _reason(error: Exception) -> str:
+    """Return the first line of an error for the report."""
+    with contextlib.suppress(IndexError):
+        return f"{str(error).strip().splitlines()[0][:300]}"
+    return type(error).__name__

@@ -1,0 +1,95 @@
+"""A LitServe server of the same wake word, to compare with (`python -m` this module).
+
+It runs the very graphs of the model repository in ONNX Runtime, with LitServe's own batching: for audio the
+very preprocessing of the served features, the backbone and the head; for features the fused graph. A request
+is JSON with the tensor in base64.
+"""
+
+from __future__ import annotations
+
+import base64
+import sys
+from pathlib import Path
+from typing import Any
+
+import litserve
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from slipway_serving.wakeword.audio import SAMPLE_RATE_HZ, Extractor
+from slipway_serving.wakeword.words import FUSED_SUFFIX, head_model
+
+FIELD = "data"
+# As long as Triton holds requests of the backbone back.
+BATCH_TIMEOUT_S = 0.002
+
+
+class WakeWord(litserve.LitAPI):  # type: ignore[misc]
+    """Audio or features of one clip in, the word's probability out.
+
+    Args:
+        repository: an exported model repository.
+        word: whose head to run.
+        audio: whether requests carry audio, else features.
+        threads: of each ONNX Runtime session.
+        batch: requests in a batch at most.
+    """
+
+    def __init__(self, repository: Path, word: str, *, audio: bool, threads: int, batch: int) -> None:
+        super().__init__(max_batch_size=batch, batch_timeout=BATCH_TIMEOUT_S)
+        self.repository, self.word, self.audio, self.threads = repository, word, audio, threads
+
+    def setup(self, device: str) -> None:
+        """Load the graphs."""
+        head = head_model(self.word)
+        if self.audio:
+            self.extractor = Extractor(self.repository / "wakeword_features" / "1")
+            self.backbone, self.head = self._session("wakeword_backbone"), self._session(head)
+        else:
+            self.fused = self._session(head + FUSED_SUFFIX)
+            self.shape = tuple(int(size) for size in self.fused.get_inputs()[0].shape[1:])
+
+    def decode_request(self, request: dict[str, str]) -> NDArray[np.float32]:
+        """Return the tensor of a request."""
+        return np.frombuffer(base64.b64decode(request[FIELD]), np.float32)
+
+    def batch(self, inputs: list[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
+        """Leave the clips apart: the features of each are made alone."""
+        return inputs
+
+    def predict(self, inputs: list[NDArray[np.float32]]) -> list[float]:
+        """Return each clip's probability."""
+        if self.audio:
+            features = [self.extractor(clip, SAMPLE_RATE_HZ).input_values for clip in inputs]
+            (embedding,) = self.backbone.run(["embedding"], {"input_values": np.stack(features)})
+            (probability,) = self.head.run(["probability"], {"embedding": embedding})
+        else:
+            whole = np.stack([clip.reshape(self.shape) for clip in inputs])
+            (probability,) = self.fused.run(["probability"], {"input_values": whole})
+        return [float(value) for value in probability]
+
+    def unbatch(self, output: list[float]) -> list[float]:
+        """Return the answers one by one."""
+        return output
+
+    def encode_response(self, output: float) -> dict[str, Any]:
+        """Return the answer as JSON."""
+        return {"probability": output}
+
+    def _session(self, model: str) -> onnxruntime.InferenceSession:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = self.threads
+        path = self.repository / model / "1" / "model.onnx"
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def main(port: int, repository: Path, word: str, kind: str, threads: int, batch: int) -> None:
+    """Serve until the process is ended."""
+    api = WakeWord(repository, word, audio=kind == "audio", threads=threads, batch=batch)
+    server = litserve.LitServer(api, accelerator="cpu", devices=1, workers_per_device=1)
+    server.run(port=port, host="127.0.0.1", generate_client_file=False, log_level="error", num_api_servers=1)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4], int(sys.argv[5]), int(sys.argv[6]))

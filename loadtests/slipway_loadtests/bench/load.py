@@ -1,0 +1,91 @@
+"""A closed loop of HTTP clients: each sends its request again as soon as the last is answered."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from slipway_serving.errors import Unrecoverable
+
+_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Target:
+    """One request, ready to send.
+
+    Attributes:
+        port: of the server on this machine.
+        path: of the URL.
+        body: of the POST.
+        headers: besides those of HTTP itself.
+    """
+
+    port: int
+    path: str
+    body: bytes
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a server did under load.
+
+    Attributes:
+        per_s: answered requests per second.
+        latencies_ms: of each answered request, milliseconds.
+    """
+
+    per_s: float
+    latencies_ms: tuple[float, ...]
+
+
+def closed_loop(target: Target, clients: int, seconds: float) -> Load:
+    """Send one request over and over from several clients at a time.
+
+    Args:
+        target: the request.
+        clients: threads, each with one kept connection.
+        seconds: after which no new request is sent.
+
+    Raises:
+        Unrecoverable: a request was refused or lost; the text has the first answer.
+    """
+    barrier = threading.Barrier(clients + 1)
+    latencies: list[float] = []
+    failures: list[str] = []
+
+    def client() -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", target.port, timeout=_TIMEOUT_S)
+        try:
+            connection.connect()
+            barrier.wait()
+            until = time.perf_counter() + seconds
+            while (started := time.perf_counter()) < until and not failures:
+                connection.request("POST", target.path, target.body, dict(target.headers))
+                answer = connection.getresponse()
+                content = answer.read()
+                if answer.status != http.client.OK:
+                    failures.append(f"{answer.status} {content[:200]!r}")
+                latencies.append(1000 * (time.perf_counter() - started))
+        except (OSError, http.client.HTTPException) as error:
+            failures.append(repr(error))
+            barrier.abort()
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=client, daemon=True) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+    with contextlib.suppress(threading.BrokenBarrierError):  # The failure that broke it is told below.
+        barrier.wait()
+    started = time.perf_counter()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise Unrecoverable(f"bench: {target.path} must answer every request, got {failures[0]}")
+    return Load(len(latencies) / (time.perf_counter() - started), tuple(latencies))

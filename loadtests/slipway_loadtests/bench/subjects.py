@@ -1,0 +1,79 @@
+"""Who is measured: denoisers with the same weights under the one interface of served models.
+
+PyTorch eager is diffusers' own network as it comes; `torch.compile` compiles that very object; an ONNX graph
+runs through :class:`slipway_serving.models.InProcessModels`, that is with the session and the checks of the
+served backend. The denoising loop of the served pipeline drives any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from slipway_serving.models import Answer
+from slipway_serving.program import Tensors
+
+EAGER = "eager"
+COMPILED = "torch.compile"
+
+
+def graph_name(precision: str) -> str:
+    """Return what reports call the graph of a precision."""
+    return f"onnx {precision}"
+
+
+class TorchDenoiser:
+    """A PyTorch denoiser; implements :class:`slipway_serving.program.Models` for its one model.
+
+    Args:
+        network: called like diffusers' ``WanTransformer3DModel``.
+    """
+
+    def __init__(self, network: Any) -> None:
+        self.network = network
+
+    def call(self, model: str, tensors: Tensors, outputs: list[str]) -> Answer:
+        """Run the network as the served denoiser would be run."""
+        timestep = np.asarray(tensors["timestep"]).reshape(-1)
+        with torch.no_grad():
+            sample = self.network(
+                torch.from_numpy(tensors["hidden_states"]),
+                torch.from_numpy(timestep),
+                torch.from_numpy(tensors["encoder_hidden_states"]),
+                return_dict=False,
+            )[0]
+        return dict.fromkeys(outputs, sample.numpy())
+
+    def is_ready(self, model: str) -> bool:
+        """It is."""
+        return True
+
+    def stream(
+        self,
+        model: str,
+        tensors: Tensors,
+        outputs: list[str],
+        *,
+        sequence_id: int = 0,
+        start: bool = False,
+        end: bool = False,
+    ) -> Iterator[Answer]:
+        """Answer once."""
+        yield self.call(model, tensors, outputs)
+
+
+def eager(checkpoint: Path) -> TorchDenoiser:
+    """Return diffusers' denoiser of a checkpoint, float32."""
+    from diffusers import WanTransformer3DModel
+
+    network = WanTransformer3DModel.from_pretrained(checkpoint / "transformer", local_files_only=True)
+    return TorchDenoiser(network.eval().requires_grad_(False))
+
+
+def compiled(denoiser: TorchDenoiser) -> TorchDenoiser:
+    """Return the same denoiser compiled by its first call, with torch.compile's default options."""
+    return TorchDenoiser(torch.compile(denoiser.network))

@@ -1,0 +1,421 @@
+"""The wake-word benchmark: what batching gives under load, and what int8 gives.
+
+Triton with dynamic batching, the same repository without it, and a LitServe server of the same graphs with
+its own batching answer the same closed loop of clients, in turn, all three up all the while. Two requests:
+audio (features, backbone, head) and the features alone (one fused graph). Then the graphs of the public sizes
+are timed in float32 and int8, in turn.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from google.protobuf import text_format
+from numpy.typing import NDArray
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from tritonclient.grpc import model_config_pb2
+
+from slipway_export.families import family_named
+from slipway_export.families.wakeword import TINY_CONFIG, TINY_PREPROCESSOR
+from slipway_export.run import ExportOptions, run_export
+from slipway_export.spec import Precision
+from slipway_loadtests.bench.load import Load, Target, closed_loop
+from slipway_loadtests.bench.quality import relative_l2
+from slipway_loadtests.bench.report import spread
+from slipway_loadtests.bench.stats import Summary, ratios, summarize
+from slipway_serving.errors import NotReady
+from slipway_serving.server import Server, ServerConfig
+from slipway_serving.wakeword.audio import SAMPLE_RATE_HZ, Extractor
+from slipway_serving.wakeword.words import FUSED_SUFFIX, head_model
+
+BATCHED, PLAIN, LITSERVE = "Triton, dynamic batching", "Triton without it", "LitServe, its batching"
+WORD = "jarvis"
+MOST_BATCHED = 16
+PUBLIC_CONFIG = TINY_CONFIG | {
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+}
+_LITSERVE_READY_S = 60.0
+Report = Callable[[str], None]
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class WakewordOptions:
+    """What to measure.
+
+    Attributes:
+        clients: at a time.
+        rounds: in each, every server is under load once.
+        seconds: of load, each time.
+        threads: of ONNX Runtime in each server.
+        calls: timed calls of each graph of the int8 part; 0 leaves that part out.
+    """
+
+    clients: int = 16
+    rounds: int = 5
+    seconds: float = 4.0
+    threads: int = 1
+    calls: int = 15
+
+
+@dataclass(frozen=True)
+class Served:
+    """What one server did.
+
+    Attributes:
+        per_s: answered requests per second, by round.
+        ratio: requests per second of Triton with dynamic batching ÷ its own, by round.
+        p50_ms: median latency of all its requests, milliseconds.
+        p99_ms: the latency that 99 of 100 stayed below, milliseconds.
+    """
+
+    per_s: Summary
+    ratio: Summary
+    p50_ms: float
+    p99_ms: float
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """What int8 does to one graph.
+
+    Attributes:
+        fp32_bytes: size of the float32 file.
+        int8_bytes: size of the int8 file.
+        ratio: time of a call in float32 ÷ in int8, by call.
+        relative_l2: of the first output, int8 against float32.
+    """
+
+    fp32_bytes: int
+    int8_bytes: int
+    ratio: Summary
+    relative_l2: float
+
+
+@dataclass(frozen=True)
+class WakewordResult:
+    """What a run found: by request and server, and by graph."""
+
+    options: WakewordOptions
+    served: Mapping[str, Mapping[str, Served]]
+    quantized: Mapping[str, Quantized]
+
+
+def run(options: WakewordOptions, report: Report) -> WakewordResult:
+    """Run both parts.
+
+    Args:
+        options: what to measure.
+        report: called with a line before each long piece of work.
+    """
+    with tempfile.TemporaryDirectory(prefix="slipway-bench-") as name:
+        folder = Path(name)
+        report("exporting the tiny presets")
+        repository = export_tiny(folder)
+        served = measure_servers(repository, folder, options, report)
+        quantized = measure_int8(folder, options, report) if options.calls else {}
+    return WakewordResult(options, served, quantized)
+
+
+def export_tiny(folder: Path) -> Path:
+    """Export a tiny backbone, one word and its fused graph; return the repository."""
+    backbone, word = write_checkpoints(folder / "tiny", TINY_CONFIG)
+    repository = folder / "repository"
+    export("wakeword", backbone, repository)
+    export("wakeword_head", word, repository)
+    export("wakeword_head", word, repository, variant="fused")
+    return repository
+
+
+def write_checkpoints(folder: Path, config: Mapping[str, Any], **options: float) -> tuple[Path, Path]:
+    """Write a random backbone and a random head with all of its blocks; return their folders."""
+    from slipway_export.modeling.wakeword import HeadConfig
+    from slipway_export.modeling.wakeword_presets import all_flags, write_backbone, write_word
+
+    backbone, word = folder / "backbone", folder / WORD
+    for made in (backbone, word):
+        made.mkdir(parents=True)
+    write_backbone(backbone, config, TINY_PREPROCESSOR, 0, **options)
+    head = all_flags(HeadConfig(embedding_dim=config["hidden_size"]))
+    write_word(word, head, 0, base_model=str(backbone))
+    return backbone, word
+
+
+def export(
+    family: str,
+    checkpoint: Path,
+    repository: Path,
+    precision: Precision = Precision.FP32,
+    variant: str | None = None,
+) -> None:
+    """Export a checkpoint as `slipway export` does."""
+    options = ExportOptions(
+        checkpoint=str(checkpoint), repository=repository, precision=precision, variant=variant
+    )
+    run_export(family_named(family), options)
+
+
+def measure_servers(
+    repository: Path, folder: Path, options: WakewordOptions, report: Report
+) -> dict[str, dict[str, Served]]:
+    """Put the three servers under load, in turn; return what each did, by request."""
+    with_threads(repository, options.threads)
+    plain = folder / "plain"
+    shutil.copytree(repository, plain)
+    change_configs(plain, lambda config: config.ClearField("dynamic_batching"))
+    requests = {"audio": clip(), "features": features(repository)}
+    found: dict[str, dict[str, list[Load]]] = {
+        kind: {name: [] for name in (BATCHED, PLAIN, LITSERVE)} for kind in requests
+    }
+    report("starting the servers")
+    with (
+        Server(ServerConfig(repository, http_port=0, grpc_port=0, metrics_port=0)) as batched,
+        Server(ServerConfig(plain, http_port=0, grpc_port=0, metrics_port=0)) as unbatched,
+    ):
+        for kind, tensor in requests.items():
+            with litserve(repository, kind, options) as port:
+                targets = {
+                    BATCHED: triton_target(batched.config.http_port, kind, tensor),
+                    PLAIN: triton_target(unbatched.config.http_port, kind, tensor),
+                    LITSERVE: litserve_target(port, tensor),
+                }
+                for number in range(options.rounds + 1):
+                    report(f"{kind}: round {number} of {options.rounds}" if number else f"{kind}: warming up")
+                    for name, target in targets.items():
+                        load = closed_loop(target, options.clients, options.seconds if number else 1.0)
+                        if number:
+                            found[kind][name].append(load)
+    return {kind: compare(loads) for kind, loads in found.items()}
+
+
+def compare(loads: Mapping[str, Sequence[Load]]) -> dict[str, Served]:
+    """Return the figures of each server against Triton with dynamic batching."""
+    rates = {name: [load.per_s for load in each] for name, each in loads.items()}
+    served = {}
+    for name, each in loads.items():
+        latencies = [latency for load in each for latency in load.latencies_ms]
+        served[name] = Served(
+            per_s=summarize(rates[name]),
+            ratio=summarize(ratios(rates[BATCHED], rates[name])),
+            p50_ms=float(np.percentile(latencies, 50)),
+            p99_ms=float(np.percentile(latencies, 99)),
+        )
+    return served
+
+
+def with_threads(repository: Path, threads: int) -> None:
+    """Give every ONNX Runtime session of a repository so many threads."""
+
+    def change(config: Any) -> None:
+        if config.backend == "onnxruntime":
+            config.parameters["intra_op_thread_count"].string_value = str(threads)
+
+    change_configs(repository, change)
+
+
+def change_configs(repository: Path, change: Callable[[Any], None]) -> None:
+    """Rewrite the configuration of every model of a repository."""
+    for path in repository.glob("*/config.pbtxt"):
+        config = text_format.Parse(path.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
+        change(config)
+        path.write_text(text_format.MessageToString(config), encoding="utf-8")
+
+
+def clip() -> Array:
+    """Return a second of a noisy tone, [1, 16000], float32."""
+    seconds = np.arange(SAMPLE_RATE_HZ) / SAMPLE_RATE_HZ
+    noise = np.random.default_rng(0).standard_normal(SAMPLE_RATE_HZ)
+    made: Array = (0.3 * np.sin(2 * np.pi * 440 * seconds) + 0.05 * noise).astype(np.float32)[None]
+    return made
+
+
+def features(repository: Path) -> Array:
+    """Return the features of that clip, [1, frames, mel bins], float32."""
+    extractor = Extractor(repository / "wakeword_features" / "1")
+    return extractor(clip()[0], SAMPLE_RATE_HZ).input_values[None]
+
+
+def triton_target(port: int, kind: str, tensor: Array) -> Target:
+    """Return the request to Triton over HTTP, its tensors in binary."""
+    tensors: dict[str, tuple[str, Sequence[int], bytes]]
+    if kind == "audio":
+        model, word = "wakeword", WORD.encode()
+        tensors = {
+            "audio": ("FP32", tensor.shape, tensor.tobytes()),
+            "sample_rate": ("INT64", (1, 1), struct.pack("<q", SAMPLE_RATE_HZ)),
+            "words": ("BYTES", (1, 1), struct.pack("<I", len(word)) + word),
+        }
+    else:
+        model = head_model(WORD) + FUSED_SUFFIX
+        tensors = {"input_values": ("FP32", tensor.shape, tensor.tobytes())}
+    inputs = [
+        {
+            "name": name,
+            "datatype": datatype,
+            "shape": list(shape),
+            "parameters": {"binary_data_size": len(raw)},
+        }
+        for name, (datatype, shape, raw) in tensors.items()
+    ]
+    head = json.dumps({"inputs": inputs, "outputs": [{"name": "probability"}]}).encode()
+    body = head + b"".join(raw for _, _, raw in tensors.values())
+    headers = {"Inference-Header-Content-Length": str(len(head))}
+    return Target(port, f"/v2/models/{model}/infer", body, headers)
+
+
+def litserve_target(port: int, tensor: Array) -> Target:
+    """Return the request to LitServe."""
+    body = json.dumps({"data": base64.b64encode(tensor.tobytes()).decode()}).encode()
+    return Target(port, "/predict", body, {"Content-Type": "application/json"})
+
+
+@contextlib.contextmanager
+def litserve(repository: Path, kind: str, options: WakewordOptions) -> Iterator[int]:
+    """Run the LitServe server; give its port.
+
+    Raises:
+        NotReady: it does not come up.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = int(free.getsockname()[1])
+    command = [
+        sys.executable, "-m", "slipway_loadtests.bench.litserve_wakeword", str(port), str(repository), WORD,
+        kind, str(options.threads), str(MOST_BATCHED),
+    ]  # fmt: skip
+    with tempfile.TemporaryFile() as log:
+        # Its workers are processes of its own group, which a signal to it alone leaves behind.
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        try:
+            until = time.monotonic() + _LITSERVE_READY_S
+            while not _healthy(port):
+                if process.poll() is not None or time.monotonic() > until:
+                    log.seek(0)
+                    text = log.read().decode(errors="replace")[-500:]
+                    raise NotReady(f"bench: LitServe must come up, got: {text}")
+                time.sleep(0.2)
+            yield port
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _healthy(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def measure_int8(folder: Path, options: WakewordOptions, report: Report) -> dict[str, Quantized]:
+    """Export backbone and head of the public sizes in both precisions and time them, in turn."""
+    backbone, word = write_checkpoints(folder / "public", PUBLIC_CONFIG, gain=1.0)
+    exported = {}
+    for precision in (Precision.FP32, Precision.INT8):
+        exported[precision] = folder / precision.value
+        report(f"exporting backbone and head of the public sizes, {precision.value}")
+        export("wakeword", backbone, exported[precision], precision)
+        export("wakeword_head", word, exported[precision], precision)
+    random = np.random.default_rng(0)
+    inputs = {
+        "wakeword_backbone": random.standard_normal((1, 128, 128)).astype(np.float32),
+        head_model(WORD): random.standard_normal((1, 768)).astype(np.float32),
+    }
+    return {
+        model: compare_graphs(
+            tensor, options, *(repository / model / "1" / "model.onnx" for repository in exported.values())
+        )
+        for model, tensor in inputs.items()
+    }
+
+
+def compare_graphs(tensor: Array, options: WakewordOptions, fp32: Path, int8: Path) -> Quantized:
+    """Call two graphs in turn with the same tensor."""
+    session_options = onnxruntime.SessionOptions()
+    session_options.intra_op_num_threads = options.threads
+    sessions = [
+        onnxruntime.InferenceSession(str(path), session_options, providers=["CPUExecutionProvider"])
+        for path in (fp32, int8)
+    ]
+    feed = {sessions[0].get_inputs()[0].name: tensor}
+    outputs = [session.run(None, feed)[0] for session in sessions]
+    times: list[list[float]] = [[], []]
+    # A small graph is called often enough for its time to be one of calls, not of the clock.
+    repeats = max(1, round(0.05 / max(_call_s(sessions[0], feed, 3), 1e-6)))
+    for _ in range(options.calls):
+        for session, kept in zip(sessions, times, strict=True):
+            kept.append(_call_s(session, feed, repeats))
+    return Quantized(
+        fp32.stat().st_size,
+        int8.stat().st_size,
+        summarize(ratios(*times)),
+        relative_l2(outputs[1], outputs[0]),
+    )
+
+
+def _call_s(session: Any, feed: Mapping[str, Array], repeats: int) -> float:
+    took = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        session.run(None, feed)
+        took.append(time.perf_counter() - started)
+    return statistics.median(took)
+
+
+def wakeword_json(result: WakewordResult, machine: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the benchmark as JSON."""
+    return {"benchmark": "wakeword", "machine": dict(machine), **asdict(result)}
+
+
+def print_wakeword(console: Console, result: WakewordResult) -> None:
+    """Print both parts as tables."""
+    clients, rounds = result.options.clients, result.options.rounds
+    for kind, servers in result.served.items():
+        table = Table(
+            f"{kind}, {clients} clients, {rounds} rounds", "requests/s", "batching ÷ it", "p50, ms",
+            "p99, ms", box=box.SIMPLE,
+        )  # fmt: skip
+        for name, served in servers.items():
+            table.add_row(
+                name, f"{served.per_s.median:.0f}", spread(served.ratio), f"{served.p50_ms:.1f}",
+                f"{served.p99_ms:.1f}",
+            )  # fmt: skip
+        console.print(table)
+    if not result.quantized:
+        return
+    table = Table(
+        "public sizes", "fp32, MB", "int8, MB", "size", "fp32 ÷ int8, time", "rel. L2", box=box.SIMPLE
+    )
+    for name, found in result.quantized.items():
+        sizes = (found.fp32_bytes / 1e6, found.int8_bytes / 1e6)
+        table.add_row(
+            name, *(f"{size:.1f}" for size in sizes), f"÷ {sizes[0] / sizes[1]:.2f}", spread(found.ratio),
+            f"{found.relative_l2:.1e}",
+        )  # fmt: skip
+    console.print(table)

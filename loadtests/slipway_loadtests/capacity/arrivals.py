@@ -1,0 +1,70 @@
+"""Who sends what when: users' requests as arrivals in the order of time, the same for the same seed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from slipway_loadtests.capacity.fleet import Arrival
+from slipway_serving.errors import raise_all
+
+
+def poisson(per_s: float, count: int, service_s: Sequence[float], seed: int = 0) -> list[Arrival]:
+    """Return requests of many users who know nothing of each other.
+
+    Args:
+        per_s: requests per second on the mean, above 0.
+        count: requests.
+        service_s: measured service times, of which each request takes one at random.
+        seed: of times and services.
+    """
+    _check(per_s=per_s, count=count, services=len(service_s))
+    random = np.random.default_rng(seed)
+    times = np.cumsum(random.exponential(1 / per_s, count))
+    services = random.choice(np.asarray(service_s, np.float64), count)
+    return [
+        Arrival(*pair, user) for user, pair in enumerate(zip(times.tolist(), services.tolist(), strict=True))
+    ]
+
+
+def waves(
+    high_per_s: float, low_per_s: float, half_s: float, count: int, service_s: Sequence[float], seed: int = 0
+) -> list[Arrival]:
+    """Return `count` waves: `half_s` of many requests, then `half_s` of few; otherwise as :func:`poisson`."""
+    _check(high_per_s=high_per_s, low_per_s=low_per_s, half_s=half_s, count=count, services=len(service_s))
+    random = np.random.default_rng(seed)
+    times: list[float] = []
+    for half in range(2 * count):
+        expected = (low_per_s if half % 2 else high_per_s) * half_s
+        times += np.sort(half * half_s + random.uniform(0, half_s, random.poisson(expected))).tolist()
+    services = random.choice(np.asarray(service_s, np.float64), len(times)).tolist()
+    return [Arrival(*pair, user) for user, pair in enumerate(zip(times, services, strict=True))]
+
+
+def streams(
+    users: int, period_s: float, rounds: int, service_s: Sequence[float], seed: int = 0
+) -> list[Arrival]:
+    """Return requests of users who each send one in every period, from a moment of their own.
+
+    Args:
+        users: open streams.
+        period_s: between two requests of a user, seconds.
+        rounds: requests of each user.
+        service_s: as for :func:`poisson`.
+        seed: of the moments and services.
+    """
+    _check(users=users, period_s=period_s, rounds=rounds, services=len(service_s))
+    random = np.random.default_rng(seed)
+    first = np.sort(random.uniform(0, period_s, users))
+    times = (first + period_s * np.arange(rounds)[:, None]).ravel().tolist()
+    services = random.choice(np.asarray(service_s, np.float64), len(times)).tolist()
+    return [Arrival(*pair, number % users) for number, pair in enumerate(zip(times, services, strict=True))]
+
+
+def _check(**positive: float) -> None:
+    """Refuse what must be above 0 and is not."""
+    raise_all(
+        "capacity: arrivals",
+        [f"{name} must be above 0, got {value}" for name, value in positive.items() if not value > 0],
+    )

@@ -1,0 +1,315 @@
+"""Load on the embedded server whose arrivals are known, and what the capacity model needs to predict it.
+
+A :class:`Subject` is one kind of request. :func:`measure_service` sends it alone and several at a time: its
+service times and rates. :func:`send_openly` sends it at random moments, whatever the server does. Triton's
+trace tells when each request came, began and ended (:func:`read_trace`); :func:`service_of` takes the service
+times from it, :func:`predict` lets the model serve the same moments with them and find the queue by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway_client import AsyncClient, RetryPolicy, TextToVideoRequest, Turn
+from slipway_loadtests.capacity.arrivals import poisson
+from slipway_loadtests.capacity.fleet import Arrival, Fleet, Floats, simulate
+from slipway_loadtests.capacity.plan import Service
+from slipway_serving.errors import Unrecoverable
+from slipway_serving.server import Server
+from slipway_serving.wakeword.audio import SAMPLE_RATE_HZ
+
+Send = Callable[[AsyncClient, int], Awaitable[None]]
+_DRAWS = 20
+_MOST_SLOWING, _HALVINGS = 4.0, 20
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One kind of request to one served model.
+
+    Attributes:
+        model: the served model.
+        what: the request in words.
+        send: sends it once and returns when the answer is there; the number is new in each call.
+        together: how many are sent at a time to find the rates, rising from 1; no more than the last are ever
+            at work at a time.
+    """
+
+    model: str
+    what: str
+    send: Send
+    together: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Window:
+    """When an open loop was, in Triton's clock, and how well it was kept.
+
+    Attributes:
+        since_ns: of the machine's monotonic clock.
+        until_ns: of the same; every answer was there.
+        lag_s: by how much the latest request was sent too late, seconds.
+    """
+
+    since_ns: int
+    until_ns: int
+    lag_s: float
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The requests of an open loop, by Triton's trace, in the order in which they came into the queue.
+
+    Attributes:
+        at_s: when each came, seconds from the first.
+        queue_s: how long each waited, seconds.
+        work_s: how long each was at work, seconds.
+    """
+
+    at_s: tuple[float, ...]
+    queue_s: tuple[float, ...]
+    work_s: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Delay:
+    """Queueing delay, seconds: its mean, and what 95 of 100 stayed below."""
+
+    mean_s: float
+    p95_s: float
+
+
+def compared_subjects() -> tuple[Subject, ...]:
+    """Return requests that wait in one queue of Triton's and are merged with no other."""
+    # A whole batch: nothing fits beside it, and one instance works on one after the other.
+    recordings = _signals(8, 2000)
+    video = TextToVideoRequest(prompt="A serene lake at sunset", frames=5, height=48, width=48, steps=4)
+
+    async def send_recordings(client: AsyncClient, number: int) -> None:
+        await client.infer("airimu", recordings)
+
+    async def send_video(client: AsyncClient, number: int) -> None:
+        async for _ in client.generate(video):
+            pass
+
+    return (
+        Subject("airimu", "8 recordings of 10 s at 200 Hz, one instance", send_recordings, (1,)),
+        Subject("wan_t2v", "tiny, 5 frames of 48x48, 4 steps, two instances", send_video, (1, 2)),
+    )
+
+
+def merged_subjects() -> tuple[Subject, ...]:
+    """Return requests that Triton merges into batches, in several models one after the other."""
+    chunk = _signals(1, 100)
+    audio = 0.1 * np.random.default_rng(0).standard_normal((1, SAMPLE_RATE_HZ))
+    rate = np.array([[SAMPLE_RATE_HZ]], np.int64)
+    clip: dict[str, NDArray[Any]] = {"audio": audio.astype(np.float32), "sample_rate": rate}
+
+    async def send_chunk(client: AsyncClient, number: int) -> None:
+        await client.infer("airimu_stream", chunk, turn=Turn(number, start=True, end=True))
+
+    async def send_clip(client: AsyncClient, number: int) -> None:
+        await client.infer("wakeword", clip)
+
+    return (
+        Subject("airimu_stream", "a chunk of 0.5 s at 200 Hz", send_chunk, (1, 2, 4, 8)),
+        Subject("wakeword", "a clip of 1 s, AST of the public size, one word", send_clip, (1, 2, 4, 8)),
+    )
+
+
+def _signals(batch: int, frames: int) -> dict[str, NDArray[np.float32]]:
+    random = np.random.default_rng(0)
+    shape = (batch, frames, 3)
+    return {name: random.standard_normal(shape).astype(np.float32) for name in ("acc", "gyro")}
+
+
+def measure_service(server: Server, subject: Subject, requests: int) -> Service:
+    """Send a subject alone and several at a time, `requests` of each, to a server that does nothing else."""
+
+    async def measured() -> Service:
+        async with AsyncClient(server.grpc_url, retry=RetryPolicy(budget_s=0.0)) as client:
+            sender = _Sender(client, subject)
+            await sender.closed_loop(subject.together[-1], requests)  # warms up
+            alone_s, _ = await sender.closed_loop(1, requests)
+            per_s = [(await sender.closed_loop(count, requests))[1] for count in subject.together]
+            return Service(tuple(alone_s), rates_of(subject.together, per_s))
+
+    return asyncio.run(measured())
+
+
+def send_openly(server: Server, subject: Subject, load: float, requests: int, seed: int) -> Window:
+    """Send a subject at random moments.
+
+    Args:
+        server: running, with nothing else to do.
+        subject: one that waits in its own model's queue.
+        load: as a share of the most that the server is seen to do just before, below 1.
+        requests: of the open loop; half as many go before it.
+        seed: of the moments.
+    """
+
+    async def sent() -> Window:
+        async with AsyncClient(server.grpc_url, retry=RetryPolicy(budget_s=0.0)) as client:
+            sender = _Sender(client, subject)
+            part = max(requests // 4, 8)
+            await sender.closed_loop(subject.together[-1], part)  # warms up
+            _, per_s = await sender.closed_loop(subject.together[-1], part)
+            moments = [arrival.at_s for arrival in poisson(load * per_s, requests, (1.0,), seed)]
+            since_ns = time.monotonic_ns()
+            lags_s = await sender.open_loop(moments)
+            return Window(since_ns, time.monotonic_ns(), max(lags_s))
+
+    return asyncio.run(sent())
+
+
+def trace_arguments(path: Path) -> tuple[str, ...]:
+    """Return the arguments that make Triton trace every request into a file, complete once it has ended."""
+    settings = ("mode=triton", f"triton,file={path}", "level=TIMESTAMPS", "rate=1", "count=-1")
+    return tuple(f"--trace-config={setting}" for setting in settings)
+
+
+def read_trace(path: Path, model: str, window: Window) -> Observed:
+    """Return what Triton traced of a model's requests within a window.
+
+    Raises:
+        Unrecoverable: it traced none.
+    """
+    calls: set[int] = set()
+    times: defaultdict[int, dict[str, int]] = defaultdict(dict)
+    for entry in json.loads(path.read_text(encoding="utf-8")):
+        if entry.get("model_name") == model and "parent_id" not in entry:
+            calls.add(entry["id"])
+        times[entry["id"]] |= {stamp["name"]: stamp["ns"] for stamp in entry.get("timestamps", [])}
+    found = sorted(
+        (stamps["QUEUE_START"], stamps["COMPUTE_START"], stamps["COMPUTE_END"])
+        for number, stamps in times.items()
+        if number in calls and window.since_ns <= stamps["REQUEST_START"] <= window.until_ns
+    )
+    if not found:
+        raise Unrecoverable(f"bench: {path} must hold requests to {model}, got none")
+    came, begun, ended = (1e-9 * column for column in np.array(found, np.int64).T)
+    return Observed(*(tuple(part.tolist()) for part in (came - came[0], begun - came, ended - begun)))
+
+
+class _Sender:
+    """Sends the requests of one subject, each with a number of its own."""
+
+    def __init__(self, client: AsyncClient, subject: Subject) -> None:
+        self._client, self._send = client, subject.send
+        self._numbers = itertools.count(1)
+
+    async def closed_loop(self, at_a_time: int, count: int) -> tuple[list[float], float]:
+        """Send `count` requests, so many at a time; return latencies, seconds, and how many per second."""
+        left = iter(range(count))
+
+        async def one() -> list[float]:
+            return [await self._once() for _ in left]
+
+        started = time.perf_counter()
+        latencies = await asyncio.gather(*(one() for _ in range(at_a_time)))
+        return list(itertools.chain(*latencies)), count / (time.perf_counter() - started)
+
+    async def open_loop(self, moments_s: Sequence[float]) -> list[float]:
+        """Send at each moment, answered or not; return by how much each was sent too late, seconds."""
+        started = time.perf_counter()
+
+        async def at(moment_s: float) -> float:
+            await asyncio.sleep(max(moment_s - (time.perf_counter() - started), 0.0))
+            lag_s = time.perf_counter() - started - moment_s
+            await self._once()
+            return lag_s
+
+        return await asyncio.gather(*(at(moment_s) for moment_s in moments_s))
+
+    async def _once(self) -> float:
+        started = time.perf_counter()
+        await self._send(self._client, next(self._numbers))
+        return time.perf_counter() - started
+
+
+def rates_of(together: Sequence[int], per_s: Sequence[float]) -> tuple[float, ...]:
+    """Return the rates that explain how many requests per second were answered.
+
+    Args:
+        together: requests that were under way at a time, rising from 1.
+        per_s: answered requests per second with so many; between two of them throughput grows evenly.
+    """
+    counts = np.arange(1, together[-1] + 1)
+    throughput = np.interp(counts, together, np.asarray(per_s) / per_s[0])
+    return tuple(np.minimum(throughput / counts, 1.0).tolist())
+
+
+def service_of(observed: Observed, instances: int) -> Service:
+    """Return what one replica does, from requests that were often at work together.
+
+    One number says how much they slow each other: each of k goes at the rate 1 / (1 + c (k - 1)). It is the c
+    that makes a request's service the same, on the mean, however much company it had.
+
+    Args:
+        observed: of which the moments and the times at work are used.
+        instances: requests that the server works on at a time.
+    """
+    begun = np.add(observed.at_s, observed.queue_s)
+    ended = begun + observed.work_s
+    moments = np.sort(np.concatenate([begun, ended]))
+    together = np.searchsorted(np.sort(begun), moments, "right") - np.searchsorted(
+        np.sort(ended), moments, "right"
+    )
+    spans_s = np.diff(moments)
+
+    def over(value: Floats) -> Floats:
+        """Integrate what holds between two moments over each request's work."""
+        sums = np.concatenate([[0.0], np.cumsum(value[:-1] * spans_s)])
+        return np.asarray(sums[np.searchsorted(moments, ended)] - sums[np.searchsorted(moments, begun)])
+
+    def services(slowing: float) -> Floats:
+        return over(1 / (1 + slowing * np.maximum(together - 1, 0)))
+
+    company = over(np.maximum(together - 1.0, 0.0)) / observed.work_s
+    low, high = 0.0, _MOST_SLOWING
+    for _ in range(_HALVINGS):
+        slowing = (low + high) / 2
+        if np.cov(services(slowing), company)[0, 1] > 0:
+            low = slowing
+        else:
+            high = slowing
+    rates = tuple(1 / (1 + low * others) for others in range(instances))
+    return Service(tuple(services(low).tolist()), rates)
+
+
+def predict(service: Service, observed: Observed) -> Delay:
+    """Let the model serve the same moments, and find the queue.
+
+    Each of several runs gives the services to other requests than had them, in their order: begun at another
+    place. So the machine's slow and fast spells stay as long as they were.
+
+    Args:
+        service: of those requests, in their order.
+        observed: of which the moments are used.
+    """
+    fleet = Fleet(rates=service.rates)
+    delays = []
+    for offset in np.linspace(0, len(observed.at_s), _DRAWS, endpoint=False).astype(int):
+        services = np.roll(service.alone_s, offset).tolist()
+        pairs = zip(observed.at_s, services, strict=True)
+        delays.append(delay_of(simulate(fleet, [Arrival(*pair) for pair in pairs]).waits_s()))
+    return Delay(
+        statistics.mean(delay.mean_s for delay in delays), statistics.mean(delay.p95_s for delay in delays)
+    )
+
+
+def delay_of(waits_s: Sequence[float] | Floats) -> Delay:
+    """Return the figures of some waits, seconds."""
+    return Delay(float(np.mean(waits_s)), float(np.percentile(waits_s, 95)))

@@ -1,0 +1,226 @@
+"""How many replicas: users of a family with their habits become arrivals; the model finds the smallest fleet.
+
+A :class:`Demand` is data: what one request costs a replica, what one user does, and what is promised. Service
+times of families that this machine serves are measured (:mod:`slipway_loadtests.capacity.load`); those of the
+others are public figures, and their `source` says whose.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from slipway_loadtests.capacity.arrivals import poisson, streams
+from slipway_loadtests.capacity.fleet import Arrival, Fleet, Routing, simulate
+from slipway_serving.errors import Unrecoverable, raise_all
+
+# Of a simulation: long enough that a queue that grows does not go unnoticed.
+_REQUESTS = 4000
+_SERVICES_OF_LOAD = 200
+_PERIODS, _FIRST_PERIODS = 24, 4
+_MOST_REPLICAS = 10_000
+CPU = "the machine below"
+
+
+@dataclass(frozen=True)
+class Service:
+    """What one replica does with a kind of request: what the model is fed.
+
+    Attributes:
+        alone_s: latencies of requests that were alone, seconds.
+        rates: see :class:`slipway_loadtests.capacity.fleet.Fleet`.
+    """
+
+    alone_s: tuple[float, ...]
+    rates: tuple[float, ...]
+
+    @property
+    def mean_s(self) -> float:
+        """Mean latency alone, seconds."""
+        return float(np.mean(self.alone_s))
+
+    @property
+    def per_s(self) -> float:
+        """Most requests per second of a replica."""
+        return Fleet(rates=self.rates).throughput / self.mean_s
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What users of one family ask of a fleet.
+
+    Attributes:
+        name: of the family.
+        service_s: times that a request, or a whole session, takes alone on a replica, seconds.
+        each_s: mean time between two requests of one user, seconds.
+        p95_s: promise: 95 of 100 are not kept longer than this beyond the service time, seconds.
+        rates: see :class:`slipway_loadtests.capacity.fleet.Fleet`.
+        streamed: whether a user is an open stream: a request exactly every `each_s`, always to one replica.
+        replica: the hardware of one replica, in words.
+        source: where the service time comes from.
+    """
+
+    name: str
+    service_s: tuple[float, ...]
+    each_s: float
+    p95_s: float
+    rates: tuple[float, ...] = (1.0,)
+    streamed: bool = False
+    replica: str = ""
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        """Check every number.
+
+        Raises:
+            InvalidRequest: naming each field that breaks its rule.
+        """
+        rules = {
+            f"service_s must be one or more times above 0, got {self.service_s}": bool(self.service_s)
+            and all(0 < value < math.inf for value in self.service_s),
+            f"each_s must be above 0, got {self.each_s}": 0 < self.each_s < math.inf,
+            f"p95_s must be above 0, got {self.p95_s}": 0 < self.p95_s < math.inf,
+        }
+        raise_all(f"capacity: {self.name}", [text for text, held in rules.items() if not held])
+
+    @property
+    def service_mean_s(self) -> float:
+        """Mean service time, seconds."""
+        return float(np.mean(self.service_s))
+
+    def load(self, users: int) -> float:
+        """Return how many replicas would be busy all the time if work could be cut and moved at will."""
+        return users * self.service_mean_s / self.each_s / Fleet(rates=self.rates).throughput
+
+    def arrivals(self, users: int, seed: int) -> list[Arrival]:
+        """Return what so many users send."""
+        if self.streamed:
+            return streams(users, self.each_s, _PERIODS, self.service_s, seed)
+        count = max(_REQUESTS, math.ceil(_SERVICES_OF_LOAD * self.load(users)))
+        return poisson(users / self.each_s, count, self.service_s, seed)
+
+    def settled_s(self, arrivals: Sequence[Arrival]) -> float:
+        """Return the moment after which requests count: the fleet was empty at the start."""
+        return _FIRST_PERIODS * self.each_s if self.streamed else 0.1 * arrivals[-1].at_s
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The smallest fleet that keeps a promise.
+
+    Attributes:
+        users: that were asked about.
+        routing: of the fleet.
+        replicas: the smallest number.
+        load: replicas' worth of work.
+        p95_s: delay that 95 of 100 stay below with this number, seconds.
+    """
+
+    users: int
+    routing: Routing
+    replicas: int
+    load: float
+    p95_s: float
+
+    @property
+    def utilization(self) -> float:
+        """Share of the fleet that works."""
+        return self.load / self.replicas
+
+
+def replicas_for(demand: Demand, users: int, routing: Routing = "least", seed: int = 0) -> Answer:
+    """Find the smallest fleet that keeps a demand's promise.
+
+    Args:
+        demand: what one user does and is promised.
+        users: 1 or more.
+        routing: of the fleet.
+        seed: of arrivals and routing.
+
+    Raises:
+        InvalidRequest: there are no users.
+        Unrecoverable: no number of replicas up to 10,000 keeps the promise.
+    """
+    if users < 1:
+        raise_all("capacity", [f"users must be 1 or more, got {users}"])
+    arrivals = demand.arrivals(users, seed)
+    known: dict[int, float] = {}
+
+    def p95_s(replicas: int) -> float:
+        if replicas not in known:
+            fleet = Fleet(replicas, demand.rates, routing, sticky=demand.streamed)
+            delays = simulate(fleet, arrivals, seed).delays_s(demand.settled_s(arrivals))
+            known[replicas] = float(np.percentile(delays, 95))
+        return known[replicas]
+
+    # Below the load every queue grows without end, whatever a simulation of limited time says.
+    enough = least = math.floor(demand.load(users)) + 1
+    while p95_s(enough) > demand.p95_s:
+        least = enough + 1
+        enough += max(1, enough // 4)
+        if enough > _MOST_REPLICAS:
+            raise Unrecoverable(
+                f"capacity: {demand.name}: p95_s must be in reach of {_MOST_REPLICAS:,} replicas, "
+                f"got {demand.p95_s} at {users} users; try a longer one"
+            )
+    while least < enough:
+        middle = (least + enough) // 2
+        if p95_s(middle) <= demand.p95_s:
+            enough = middle
+        else:
+            least = middle + 1
+    return Answer(users, routing, enough, demand.load(users), p95_s(enough))
+
+
+def exponential(mean_s: float, longest_s: float, count: int = 200) -> tuple[float, ...]:
+    """Return lengths spread exponentially, those beyond the longest cut off there: quantiles, seconds."""
+    shares = (np.arange(count) + 0.5) / count
+    lengths: list[float] = np.minimum(-mean_s * np.log1p(-shares), longest_s).tolist()
+    return tuple(lengths)
+
+
+# Habits and promises are assumptions of this page, figures of others are named.
+WAN_T2V = Demand(
+    "wan_t2v",
+    service_s=(216.0,),
+    each_s=1800.0,
+    p95_s=300.0,
+    replica="one H200",
+    source="public: LightX2V, Wan2.1-14B (the size of one expert), 480p, 81 frames, 40 steps, BF16: 216 s",
+)
+MATRIX_GAME = Demand(
+    "matrix_game (not served yet)",
+    service_s=exponential(120.0, 164.0),
+    each_s=900.0,
+    p95_s=30.0,
+    replica="one H100",
+    source="public: real time at 25 frames/s on one GPU, so one session each; 164 s is the model's longest",
+)
+FRAMEPACK = Demand(
+    "framepack_i2v (not served yet)",
+    service_s=(225.0,),
+    each_s=1800.0,
+    p95_s=300.0,
+    replica="one RTX 4090",
+    source="public: 1.5 s a frame with TeaCache, 5 s at 30 frames/s: 225 s",
+)
+PUBLIC = (WAN_T2V, MATRIX_GAME, FRAMEPACK)
+
+
+def wakeword_demand(service: Service) -> Demand:
+    """Return what a listening device asks, by the measured service of a clip of 1 s."""
+    source = "measured: a window of 1 s every 0.5 s, AST of the public size"
+    return Demand(
+        "wakeword", service.alone_s, 0.5, 0.5, service.rates, streamed=True, replica=CPU, source=source
+    )
+
+
+def airimu_demand(service: Service) -> Demand:
+    """Return what a sensor asks, by the measured service of a chunk of 0.5 s."""
+    source = "measured: a chunk of 0.5 s at 200 Hz, the public size"
+    return Demand(
+        "airimu", service.alone_s, 0.5, 0.1, service.rates, streamed=True, replica=CPU, source=source
+    )

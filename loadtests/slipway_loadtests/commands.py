@@ -1,0 +1,252 @@
+"""`slipway bench`: flags in, one benchmark, then tables on stdout, JSON and a chart in a folder."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+import typer
+
+from slipway_export.spec import Precision
+from slipway_serving.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Result = TypeVar("Result")
+bench = typer.Typer(
+    help="Measure: our graphs beside PyTorch, Triton beside the same loop without it.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+Output = Annotated[Path, typer.Option("--output", "-o", help="Folder for the JSON file and the PNG chart.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no tables, only the files.")]
+Rounds = Annotated[int, typer.Option(min=1, help="Timed rounds; in each, all take their turn.")]
+_OUTPUT = Path("out/bench")
+_SIZE = re.compile(r"(\d+)[x*](\d+)", re.IGNORECASE)
+
+
+def _size_option(text: str) -> object:
+    return typer.Option(min=1, help=f"{text}; by default the case's.")
+
+
+@bench.command("denoiser")
+def denoiser(
+    case: Annotated[str, typer.Option(help="Named sizes to start from.", metavar="NAME")] = "wan-6x8x64",
+    precision: Annotated[
+        list[Precision] | None,
+        typer.Option(help="Of a graph; may be repeated, by default all that a denoiser has."),
+    ] = None,
+    rounds: Rounds = 7,
+    steps: Annotated[int, typer.Option(min=1, max=100, help="Denoising steps of the trajectory.")] = 20,
+    layers: Annotated[int | None, _size_option("Transformer blocks")] = None,
+    heads: Annotated[int | None, _size_option("Attention heads")] = None,
+    head_dim: Annotated[int | None, _size_option("Width of a head, even")] = None,
+    ffn_dim: Annotated[int | None, _size_option("Width of the feed-forward layer")] = None,
+    text_dim: Annotated[int | None, _size_option("Width of the text embeddings")] = None,
+    text_tokens: Annotated[int | None, _size_option("Rows of the text embeddings")] = None,
+    size: Annotated[
+        str | None,
+        typer.Option(
+            help="Width and height of the video, pixels, multiples of 16; by default the case's.",
+            metavar="WIDTHxHEIGHT",
+        ),
+    ] = None,
+    frames: Annotated[int | None, _size_option("Frames of the video, 4k+1")] = None,
+    guidance_scale: Annotated[
+        float | None, typer.Option(min=0, help="Above 1 a call is a batch of two; by default the case's.")
+    ] = None,
+    threads: Annotated[int | None, _size_option("Threads of each engine")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Of weights, noise and embeddings; by default the case's.")
+    ] = None,
+    compile_: Annotated[
+        bool, typer.Option("--compile/--no-compile", help="Measure torch.compile too.")
+    ] = True,
+    decode: Annotated[
+        bool, typer.Option("--decode", help="Compare decoded videos rather than final latents.")
+    ] = False,
+    memory: Annotated[
+        bool, typer.Option("--memory/--no-memory", help="Measure the peak memory of a call too.")
+    ] = True,
+    memory_tokens: Annotated[
+        str, typer.Option(help="Tokens of the calls whose memory is measured, multiples of 32.")
+    ] = "2048,4096,8192,16384",
+    output: Output = _OUTPUT,
+    quiet: Quiet = False,
+) -> None:
+    """Measure a denoiser: PyTorch eager, torch.compile and our graphs, interleaved, with quality."""
+    from slipway_export.families.wan_t2v import TRANSFORMER_TOLERANCE
+    from slipway_loadtests.bench.cases import choose_case
+    from slipway_loadtests.bench.chart import draw_denoiser
+    from slipway_loadtests.bench.denoiser import DenoiserOptions, run
+    from slipway_loadtests.bench.report import denoiser_json, print_denoiser
+
+    width, height = (None, None) if size is None else _parse_size(size)
+    changes = {
+        "layers": layers, "heads": heads, "head_dim": head_dim, "ffn_dim": ffn_dim, "text_dim": text_dim,
+        "text_tokens": text_tokens, "width": width, "height": height, "frames": frames,
+        "guidance_scale": guidance_scale, "threads": threads, "seed": seed,
+    }  # fmt: skip
+    options = DenoiserOptions(
+        case=choose_case(case, changes),
+        precisions=tuple(dict.fromkeys(precision or TRANSFORMER_TOLERANCE)),
+        rounds=rounds,
+        steps=steps,
+        compile=compile_,
+        decode=decode,
+        memory_tokens=_parse_tokens(memory_tokens) if memory else (),
+    )
+    _measure("denoiser", partial(run, options), denoiser_json, draw_denoiser, print_denoiser, output, quiet)
+
+
+@bench.command("video")
+def video(rounds: Rounds = 7, output: Output = _OUTPUT, quiet: Quiet = False) -> None:
+    """Measure whole videos: diffusers, our loop, the same through Triton, and its shortcuts."""
+    from slipway_loadtests.bench.chart import draw_video
+    from slipway_loadtests.bench.video import print_video, run, video_json
+
+    _measure("video", partial(run, rounds), video_json, draw_video, print_video, output, quiet)
+
+
+@bench.command("wakeword")
+def wakeword(
+    clients: Annotated[int, typer.Option(min=1, help="At a time, each with one request under way.")] = 16,
+    rounds: Rounds = 5,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Of load, for each server in each round.")] = 4.0,
+    threads: Annotated[int, typer.Option(min=1, help="Of each ONNX Runtime session in each server.")] = 1,
+    int8: Annotated[bool, typer.Option("--int8/--no-int8", help="Compare int8 graphs too.")] = True,
+    output: Output = _OUTPUT,
+    quiet: Quiet = False,
+) -> None:
+    """Measure wake words: Triton's batching beside none and LitServe's, int8 beside fp32."""
+    from slipway_loadtests.bench.chart import draw_wakeword
+    from slipway_loadtests.bench.wakeword import WakewordOptions, print_wakeword, run, wakeword_json
+
+    options = WakewordOptions(clients, rounds, seconds, threads, **({} if int8 else {"calls": 0}))
+    _measure("wakeword", partial(run, options), wakeword_json, draw_wakeword, print_wakeword, output, quiet)
+
+
+@bench.command("capacity")
+def capacity_bench(
+    users: Annotated[
+        list[int] | None, typer.Option(min=1, help="Ask about so many users; may be repeated.")
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option(min=0, help="Rounds of load on a real Triton; 0 only asks the model.")
+    ] = 3,
+    requests: Annotated[int, typer.Option(min=20, help="Of each open loop.")] = 400,
+    load: Annotated[
+        float,
+        typer.Option(min=0.05, max=0.95, help="Of each open loop, as a share of what the server can do."),
+    ] = 0.7,
+    seed: Annotated[int, typer.Option(min=0, help="Of the moments of sending, and of the model.")] = 0,
+    output: Output = _OUTPUT,
+    quiet: Quiet = False,
+) -> None:
+    """Measure whether the capacity model finds a real Triton's queueing delays; then ask it about fleets."""
+    from slipway_loadtests.capacity.bench import CapacityOptions, capacity_json, print_capacity, run
+    from slipway_loadtests.capacity.chart import draw_capacity
+
+    asked = {"users": tuple(sorted(set(users)))} if users else {}
+    options = CapacityOptions(rounds, requests, load, **asked, seed=seed)
+    _measure("capacity", partial(run, options), capacity_json, draw_capacity, print_capacity, output, quiet)
+
+
+def capacity(
+    service_s: Annotated[float, typer.Option(help="Time of a request alone on a replica, seconds, above 0.")],
+    each_s: Annotated[float, typer.Option(help="Mean time between requests of a user, seconds, above 0.")],
+    p95_s: Annotated[
+        float, typer.Option(help="Delay beyond the service time that 95 of 100 may see, seconds, above 0.")
+    ],
+    users: Annotated[list[int], typer.Option(min=1, help="May be repeated.")],
+    at_work: Annotated[
+        int, typer.Option(min=1, help="Requests that one replica works on at full speed.")
+    ] = 1,
+    streamed: Annotated[
+        bool, typer.Option("--streamed", help="Each user sends at fixed times, always to the same replica.")
+    ] = False,
+    routing: Annotated[
+        Literal["least", "random"],
+        typer.Option(help="least: a gateway that counts requests; random: connections of a Service."),
+    ] = "least",
+) -> None:
+    """Find by simulation how many replicas so many users need for a promised delay."""
+    from slipway_loadtests.capacity.plan import Demand, replicas_for
+
+    demand = Demand("demand", (service_s,), each_s, p95_s, (1.0,) * at_work, streamed)
+    for count in users:
+        answer = replicas_for(demand, count, routing)
+        typer.echo(
+            f"{count} users: {answer.replicas} replicas, {answer.utilization:.0%} of them busy,"
+            f" p95 delay {answer.p95_s:.3g} s"
+        )
+
+
+def _measure(
+    name: str,
+    run: Callable[[Callable[[str], None]], Result],
+    to_json: Callable[[Result, Mapping[str, Any]], dict[str, Any]],
+    draw: Callable[[Result, Path], None],
+    show: Callable[[Console, Result], None],
+    output: Path,
+    quiet: bool,
+) -> None:
+    """Run a benchmark; write its JSON file and its PNG chart, show its tables and say on what it ran."""
+    from slipway_loadtests.bench.machine import machine_facts, machine_lines
+    from slipway_loadtests.bench.report import write_json
+
+    with _measuring(output, quiet) as (report, console):
+        machine = machine_facts()
+        result = run(report)
+        data, chart = output / f"{name}.json", output / f"{name}.png"
+        write_json(to_json(result, machine), data)
+        draw(result, chart)
+        show(console, result)
+        for line in (*machine_lines(machine), f"written to {data} and {chart}"):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def _measuring(output: Path, quiet: bool) -> Iterator[tuple[Callable[[str], None], Console]]:
+    """Make the folder; give progress on stderr and a console for the tables on stdout.
+
+    Raises:
+        InvalidRequest: the folder cannot be made.
+    """
+    from rich.console import Console
+
+    from slipway_export.commands import quiet_libraries
+
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidRequest(
+            f"bench: output must be a folder that can be made, got {output} ({error})"
+        ) from None
+    progress = Console(stderr=True, quiet=quiet)
+    # A file or a pipe has no width to fit into.
+    console = Console(quiet=quiet, width=None if sys.stdout.isatty() else 180)
+    with quiet_libraries():
+        yield lambda line: progress.print(line, highlight=False, markup=False), console
+
+
+def _parse_size(text: str) -> tuple[int, int]:
+    if not (found := _SIZE.fullmatch(text.strip())):
+        raise InvalidRequest(f"bench: size must be WIDTHxHEIGHT in pixels, got {text!r}; try 320x240")
+    return int(found[1]), int(found[2])
+
+
+def _parse_tokens(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise InvalidRequest(
+            f"bench: memory-tokens must be whole numbers with commas between, got {text!r}; try 2048,4096"
+        )
+    return tuple(sorted({int(part) for part in parts}))

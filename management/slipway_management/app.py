@@ -1,0 +1,331 @@
+"""The management API: routes over a models folder, a queue of exports and a running Triton.
+
+``GET /api/models`` and ``…/onnx-status`` say what there is, ``POST …/export-onnx`` puts an export into the
+queue, ``DELETE …/onnx`` takes a word out of service. Names are checked before a path is made of them; errors
+are JSON with the code and the sentence that the command line would give.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
+
+from slipway_export.library import Library, Status, UnknownModel, served_model
+from slipway_export.repository import check_replaceable, remove
+from slipway_export.spec import Family, Precision
+from slipway_management.exports import Busy, Exports, State
+from slipway_management.worker import Job
+from slipway_serving.control import ModelControl, is_loopback
+from slipway_serving.errors import InvalidRequest, NotReady, Overloaded, SlipwayError
+
+MOST_BODY_BYTES = 1 << 16
+_STATUS_CODES: tuple[tuple[type[SlipwayError], int], ...] = (
+    (UnknownModel, 404),
+    (InvalidRequest, 400),
+    (Busy, 409),
+    (Overloaded, 429),
+    (NotReady, 503),
+)
+_BEARER = HTTPBearer(auto_error=False, description="The token of --token-file.")
+
+
+@dataclass(frozen=True)
+class Management:
+    """What the API manages.
+
+    Args:
+        family: of the trained models.
+        library: the models folder.
+        repository: Triton model repository that exports are placed in.
+        triton: the server of that repository; None exports without telling one.
+        token: what callers must present; None on a loopback address only.
+        host: address that the API is bound to.
+        export_limit_s: seconds that one export may take.
+    """
+
+    family: Family
+    library: Library
+    repository: Path
+    triton: ModelControl | None = None
+    token: str | None = field(default=None, repr=False)
+    host: str = "127.0.0.1"
+    export_limit_s: float = 1800.0
+
+    def __post_init__(self) -> None:
+        if self.token is None and not is_loopback(self.host):
+            raise InvalidRequest(
+                "manage: token must be given where other machines reach the API, got none on host"
+                f" {self.host}; try --token-file"
+            )
+        # A worker has another working directory.
+        object.__setattr__(self, "library", replace(self.library, folder=self.library.folder.resolve()))
+        object.__setattr__(self, "repository", self.repository.resolve())
+
+    def job(self, model: str, wanted: ExportRequest) -> Job:
+        """Return the job of an export."""
+        return Job(
+            family=self.family.name,
+            model=model,
+            models=str(self.library.folder),
+            repository=str(self.repository),
+            precision=wanted.precision.value,
+            variant=wanted.variant,
+            triton=self.triton.url if self.triton else None,
+            control_token=self.triton.token if self.triton else None,
+        )
+
+
+class ExportRequest(BaseModel):
+    """What is asked of an export."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    precision: Precision = Field(default=Precision.FP32, description="Of weights and arithmetic.")
+    variant: str | None = Field(
+        default=None, description="Variant of the family, e.g. fused; its own by default."
+    )
+
+
+class ModelStatus(BaseModel):
+    """What there is of a trained model."""
+
+    id: str
+    kind: Literal["custom", "default"]
+    wake_word: str | None = Field(description="As people say it.")
+    threshold: float | None = Field(description="Probability from which on the word counts as detected.")
+    has_pt: bool
+    has_onnx: bool
+    onnx_size_bytes: int | None
+    onnx_is_current: bool = Field(description="Whether the graph was made of these very weights.")
+    onnx_precision: str | None
+    onnx_variant: str | None
+    onnx_error: str | None = Field(description="Why the last export failed.")
+    export: State = Field(description="How far the last export has come since the API was started.")
+    served: bool | None = Field(description="Whether Triton serves it; null where Triton does not answer.")
+
+
+class Problem(BaseModel):
+    """An error: its code, and one sentence."""
+
+    code: str
+    message: str
+
+
+def create_app(management: Management) -> FastAPI:
+    """Return the API.
+
+    Args:
+        management: what it manages.
+    """
+    exports = Exports(management.export_limit_s)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            exports.close()
+
+    app = FastAPI(
+        title="Slipway management",
+        summary="Trained models: their graphs exported, verified and brought into a running Triton.",
+        lifespan=lifespan,
+    )
+    app.middleware("http")(_guard(management))
+    app.add_exception_handler(SlipwayError, _answer_error)
+    app.add_exception_handler(RequestValidationError, _answer_invalid)
+    app.add_exception_handler(HTTPException, _answer_http)
+
+    @app.get("/health")
+    def health() -> dict[str, str]:
+        """Say that the API runs."""
+        return {"status": "ok"}
+
+    app.include_router(_routes(management, exports))
+    return app
+
+
+def _routes(management: Management, exports: Exports) -> APIRouter:
+    errors: dict[int | str, dict[str, Any]] = {
+        code: {"model": Problem} for code in (400, 401, 403, 404, 409, 413, 429, 503)
+    }
+    router = APIRouter(
+        prefix="/api/models", dependencies=[Depends(_authorization(management.token))], responses=errors
+    )
+    library = management.library
+
+    @router.get("")
+    def models() -> list[ModelStatus]:
+        """List the trained models."""
+        served = _served(management)
+        return [_described(library.status(model), management, exports, served) for model in library.ids()]
+
+    @router.get("/{model}/onnx-status")
+    def onnx_status(model: str) -> ModelStatus:
+        """Say what there is of a model, and how its last export went."""
+        return _described(library.status(model), management, exports, _served(management))
+
+    @router.post("/{model}/export-onnx", status_code=202)
+    def export_onnx(model: str, wanted: ExportRequest | None = None) -> ModelStatus:
+        """Put a model's export into the queue; Triton then serves it without a restart."""
+        status = library.status(model)
+        request = wanted or ExportRequest()
+        if request.variant is not None and request.variant not in management.family.variants:
+            known = ", ".join(management.family.variants) or "left out"
+            raise InvalidRequest(f"models: variant must be {known}, got {request.variant!r}")
+        exports.submit(management.job(model, request))
+        return _described(status, management, exports, _served(management))
+
+    @router.delete("/{model}/onnx")
+    def delete_onnx(model: str) -> ModelStatus:
+        """Delete a model's graph and take the model out of service; its weights stay."""
+        status = library.status(model)
+        with exports.hold(model):
+            if not status.has_onnx:
+                raise UnknownModel(f"models: {model} must have an exported graph to delete, got none")
+            for variant in (None, *management.family.variants):
+                _take_out(management, served_model(management.family, model, variant))
+            library.delete_graph(model)
+        return _described(library.status(model), management, exports, _served(management))
+
+    return router
+
+
+def _described(
+    status: Status, management: Management, exports: Exports, served: frozenset[str] | None
+) -> ModelStatus:
+    name = served_model(management.family, status.id, status.onnx_variant)
+    return ModelStatus(
+        **asdict(status),
+        export=exports.state(status.id),
+        served=None if served is None else name in served,
+    )
+
+
+def _served(management: Management) -> frozenset[str] | None:
+    """Return the models that Triton serves; None where it does not answer."""
+    if management.triton is None:
+        return None
+    try:
+        return management.triton.ready_models()
+    except NotReady:
+        return None
+
+
+def _take_out(management: Management, model: str) -> None:
+    """Take a model out of service and remove it from the repository; nothing where it is not there.
+
+    Raises:
+        InvalidRequest: the model is not ours to remove; it goes on being served.
+        NotReady: Triton refuses; the model stays.
+    """
+    if not (management.repository / model).exists():
+        return
+    check_replaceable(management.repository, [model])
+    if management.triton is not None:
+        management.triton.unload(model)
+    remove(management.repository, model)
+
+
+def _authorization(token: str | None) -> Callable[..., None]:
+    """Return the check of a caller's token."""
+
+    def check(given: Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)]) -> None:
+        if token is None:
+            return
+        presented = given.credentials if given is not None else ""
+        if not hmac.compare_digest(presented.encode(), token.encode()):
+            raise Unauthorized(
+                "manage: a bearer token must be presented that is the server's, got another or none"
+            )
+
+    return check
+
+
+class Unauthorized(InvalidRequest):
+    """The caller did not present the token."""
+
+
+class Forbidden(InvalidRequest):
+    """A page of another site asked through somebody's browser."""
+
+
+class TooLarge(InvalidRequest):
+    """The request's body is larger than any that makes sense."""
+
+
+def _guard(
+    management: Management,
+) -> Callable[[Request, Callable[[Request], Awaitable[Any]]], Awaitable[Any]]:
+    """Return what looks at each request before its route.
+
+    Without a token the address is all that keeps others out, which a web page could get around through a
+    browser on this machine: by a name of its own that leads here, or by a request across sites.
+    """
+
+    async def guard(request: Request, go_on: Callable[[Request], Awaitable[Any]]) -> Any:
+        length = request.headers.get("content-length", "0")
+        chunked = "transfer-encoding" in request.headers
+        if chunked or not length.isdigit() or int(length) > MOST_BODY_BYTES:
+            got = "one of unknown length" if chunked else f"{length} bytes"
+            return await _answer_error(
+                request, TooLarge(f"manage: the body must be at most {MOST_BODY_BYTES} bytes, got {got}")
+            )
+        if management.token is None:
+            host = request.headers.get("host", "")
+            own = (None, f"http://{host}")
+            if not _is_this_machine(host) or request.headers.get("origin") not in own:
+                return await _answer_error(
+                    request,
+                    Forbidden(
+                        "manage: without a token only this machine's own programs must ask, got host"
+                        f" {host!r}, origin {request.headers.get('origin')!r}; try --token-file"
+                    ),
+                )
+        return await go_on(request)
+
+    return guard
+
+
+def _is_this_machine(host: str) -> bool:
+    """Return whether a request's host, with or without its port, is this machine by a name of its own."""
+    name = host if host.endswith("]") else host.rpartition(":")[0] or host
+    return is_loopback(name.strip("[]"))
+
+
+async def _answer_error(_: Request, error: Exception) -> JSONResponse:
+    """Answer with an error's own sentence."""
+    if not isinstance(error, SlipwayError):
+        raise error
+    own = ((Unauthorized, 401), (Forbidden, 403), (TooLarge, 413))
+    status = next((code for kind, code in (*own, *_STATUS_CODES) if isinstance(error, kind)), 500)
+    headers = {"WWW-Authenticate": "Bearer"} if isinstance(error, Unauthorized) else None
+    content = Problem(code=error.code, message=str(error)).model_dump()
+    return JSONResponse(content, status_code=status, headers=headers)
+
+
+async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
+    """Answer with every field of a body that is not as it must be."""
+    if not isinstance(error, RequestValidationError):
+        raise error
+    fields = (f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
+    return await _answer_error(request, InvalidRequest("manage: " + " | ".join(fields)))
+
+
+async def _answer_http(_: Request, error: Exception) -> JSONResponse:
+    """Answer what the framework refuses by itself (no such route, a body that it cannot read) likewise."""
+    if not isinstance(error, HTTPException):
+        raise error
+    content = Problem(code=InvalidRequest.code, message=f"manage: {error.detail}").model_dump()
+    return JSONResponse(content, status_code=error.status_code, headers=error.headers)

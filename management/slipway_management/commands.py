@@ -1,0 +1,96 @@
+"""The command `slipway manage`: the management API in the foreground until a signal ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from slipway_export.commands import control_token_option, trained_family, triton_option
+from slipway_serving.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from slipway_management.app import Management
+
+
+def manage(
+    repository: Annotated[Path, typer.Option(help="Triton model repository that exports are placed in.")],
+    models: Annotated[Path, typer.Option(help="Folder of the trained models.")] = Path("trained"),
+    family: Annotated[str, typer.Option(help="Family of the trained models.", metavar="FAMILY")] = "wakeword",
+    triton: Annotated[str | None, triton_option()] = None,
+    control_token_file: Annotated[Path | None, control_token_option()] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; any but 127.0.0.1 needs --token-file.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(help="Port to listen on, 0 picks a free one.", min=0, max=65535)
+    ] = 8003,
+    token_file: Annotated[
+        Path | None, typer.Option(help="File with the token that callers must present as bearer token.")
+    ] = None,
+    export_timeout_s: Annotated[
+        float, typer.Option(help="Seconds that one export may take, above 0.", min=1)
+    ] = 1800.0,
+) -> None:
+    """Serve the management API of trained models until SIGTERM or Ctrl-C; /docs documents it."""
+    from slipway_export.families import family_named
+    from slipway_export.library import Library
+    from slipway_management.app import Management
+    from slipway_serving.control import ModelControl, read_token
+
+    control_token = read_token(control_token_file) if control_token_file else None
+    management = Management(
+        family=trained_family(family_named(family)),
+        library=Library(models),
+        repository=repository,
+        triton=ModelControl(triton, control_token) if triton else None,
+        token=read_token(token_file) if token_file else None,
+        host=host,
+        export_limit_s=export_timeout_s,
+    )
+    run(management, port)
+
+
+def run(management: Management, port: int) -> None:
+    """Serve the API until a signal ends it.
+
+    Raises:
+        InvalidRequest: the address cannot be listened on.
+    """
+    import uvicorn
+
+    from slipway_management.app import create_app
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _interrupt)
+    with _listener(management.host, port) as listener:
+        host, port = listener.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        typer.echo(f"management API on http://{shown}:{port}, documented at /docs")
+        config = uvicorn.Config(
+            create_app(management), log_level="warning", server_header=False, timeout_graceful_shutdown=10
+        )
+        # Its own handler of a signal ends the serving, then hands the signal on to ours.
+        with contextlib.suppress(KeyboardInterrupt):
+            uvicorn.Server(config).run(sockets=[listener])
+    typer.echo("stopped", err=True)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=128
+        )
+    except OSError as error:
+        raise InvalidRequest(
+            f"manage: host and port must be free to listen on, got {host} and {port} ({error}); try --port"
+        ) from None

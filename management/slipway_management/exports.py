@@ -1,0 +1,170 @@
+"""Exports one after the other, each in a worker process that ends with this one.
+
+:class:`Exports` takes jobs into a bounded queue and runs them in turn. A worker that dies or takes too long
+is an export that failed, which the model's status then says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+
+from slipway_export.library import Library
+from slipway_management.worker import Job
+from slipway_serving.errors import Overloaded, SlipwayError
+
+_END_S = 10.0
+
+
+class State(StrEnum):
+    """How far the last export of a model has come since this process began."""
+
+    IDLE = "idle"
+    QUEUED = "queued"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class Busy(Overloaded):
+    """The model is being exported, or waits for it."""
+
+
+class Exports:
+    """A queue of exports and the thread that runs them.
+
+    Args:
+        limit_s: seconds that one export may take.
+        most_waiting: jobs that may wait.
+    """
+
+    def __init__(self, limit_s: float = 1800.0, most_waiting: int = 32) -> None:
+        self._limit_s = limit_s
+        self._waiting: queue.Queue[Job | None] = queue.Queue(maxsize=most_waiting)
+        self._states: dict[str, State] = {}
+        self._held: set[str] = set()
+        self._lock = threading.Lock()
+        self._worker: subprocess.Popen[str] | None = None
+        self._ending = False
+        self._thread = threading.Thread(target=self._run, name="exports", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Put an export into the queue.
+
+        Raises:
+            Busy: the model is being exported already, or waits for it.
+            Overloaded: enough exports wait.
+        """
+        with self._lock:
+            self._refuse_if_busy(job.model)
+            try:
+                self._waiting.put_nowait(job)
+            except queue.Full:
+                raise Overloaded(
+                    f"exports: at most {self._waiting.maxsize} must wait, got one more; try later"
+                ) from None
+            self._states[job.model] = State.QUEUED
+
+    def state(self, model: str) -> State:
+        """Return how far a model's last export has come."""
+        with self._lock:
+            return self._states.get(model, State.IDLE)
+
+    @contextlib.contextmanager
+    def hold(self, model: str) -> Iterator[None]:
+        """Keep a model from being exported while the block runs.
+
+        Raises:
+            Busy: the model is held, being exported, or waits for it.
+        """
+        with self._lock:
+            self._refuse_if_busy(model)
+            self._held.add(model)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._held.remove(model)
+
+    def close(self) -> None:
+        """End the running export, forget those that wait, and end the thread."""
+        with self._lock:
+            self._ending = True
+            if self._worker is not None:
+                self._worker.kill()
+        with contextlib.suppress(queue.Full):
+            self._waiting.put_nowait(None)
+        self._thread.join(_END_S)
+
+    def _refuse_if_busy(self, model: str) -> None:
+        state = self._states.get(model, State.IDLE)
+        if model in self._held or state in (State.QUEUED, State.RUNNING):
+            doing = "deleted" if model in self._held else f"exported ({state.value})"
+            raise Busy(f"exports: {model} must not be in work already, got it being {doing}; try later")
+
+    def _run(self) -> None:
+        while (job := self._waiting.get()) is not None and not self._ending:
+            self._become(job, State.RUNNING)
+            error = self._export(job)
+            if error is not None:
+                # A worker that was killed could not write it down itself.
+                with contextlib.suppress(SlipwayError, OSError):
+                    Library(Path(job.models)).record_failure(job.model, error)
+            self._become(job, State.DONE if error is None else State.FAILED)
+
+    def _become(self, job: Job, state: State) -> None:
+        with self._lock:
+            self._states[job.model] = state
+
+    def _export(self, job: Job) -> str | None:
+        """Run a job in a worker; return why it failed, None where it did not."""
+        with self._lock:
+            if self._ending:
+                return "the management server ended"
+            self._worker = worker = subprocess.Popen(
+                [sys.executable, "-m", "slipway_management.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+                start_new_session=True,  # a terminal's Ctrl-C is for us
+            )
+        timer = threading.Timer(self._limit_s, worker.kill)
+        timer.start()
+        try:
+            answer = self._converse(worker, job)
+        finally:
+            expired = not timer.is_alive()
+            timer.cancel()
+            with self._lock:
+                worker.kill()
+                worker.wait()
+                self._worker = None
+        if answer is not None:
+            return answer.get("error")
+        if expired:
+            return f"the export must end within {self._limit_s:g} s, got no end; it was stopped"
+        return f"the export's process must end by itself, got exit code {worker.returncode}"
+
+    @staticmethod
+    def _converse(worker: subprocess.Popen[str], job: Job) -> dict[str, str | None] | None:
+        """Hand a worker its job and wait for its answer; None where it ends without one."""
+        if worker.stdin is None or worker.stdout is None:
+            raise RuntimeError("the worker has no standard input and output")
+        with contextlib.suppress(BrokenPipeError), worker.stdin, worker.stdout:
+            worker.stdin.write(job.to_line())
+            worker.stdin.flush()
+            line = worker.stdout.readline()
+            with contextlib.suppress(ValueError):
+                answer: dict[str, str | None] = json.loads(line)
+                return answer
+        return None

@@ -1,7 +1,0 @@
-"""Inertial signals: the program that config.pbtxt names does the work, the adapter speaks with Triton."""
-
-import triton_python_backend_utils as pb_utils
-
-from serving.adapter import model_class
-
-TritonPythonModel = model_class(pb_utils)

@@ -1,7 +1,0 @@
-"""A denoiser with a cache: config.pbtxt names the program, the adapter speaks with Triton."""
-
-import triton_python_backend_utils as pb_utils
-
-from serving.adapter import model_class
-
-TritonPythonModel = model_class(pb_utils)

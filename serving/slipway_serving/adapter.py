@@ -1,0 +1,336 @@
+"""The glue between Triton's Python backend and a program: requests in, responses out, errors as codes.
+
+:func:`model_class` makes the class that a ``model.py`` must define. A request's tensors and parameters become
+a :class:`~slipway_serving.program.Call`, what the program yields becomes responses, and what it raises
+becomes an error with the code of its class, while the traceback goes to the log with the request's id. What
+happened is counted, and traced through the calls between models where the server traces. Triton's own module
+is handed in: this one never imports it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway_serving.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InvalidRequest,
+    NotReady,
+    SlipwayError,
+    Unrecoverable,
+    from_wire,
+)
+from slipway_serving.metrics import OK, REQUESTS, Recorder
+from slipway_serving.program import BatchProgram, Call, Program, Responses, Settings, Tensors, load_program
+from slipway_serving.triton_metrics import Publisher, Running
+
+# What Triton 2.51 itself puts into a request's parameters: HTTP's generate endpoints repeat "id" there and
+# hand on "timeout" (microseconds) unheeded, which we heed. gRPC consumes its own ones before.
+_OWN_PARAMETERS = frozenset({"id", "timeout"})
+T = TypeVar("T")
+_MICROSECONDS = 1e-6
+_EVENTS: dict[type[Exception], str] = {Cancelled: "cancelled", DeadlineExceeded: "expired"}
+
+
+def model_class(pb_utils: Any) -> type[Adapter]:
+    """Return the ``TritonPythonModel`` of a ``model.py``.
+
+    Args:
+        pb_utils: the module ``triton_python_backend_utils`` as the Python backend provides it.
+    """
+    return type("TritonPythonModel", (Adapter,), {"pb": pb_utils})
+
+
+class Adapter:
+    """One instance of a Python model; the program that its config names does the work."""
+
+    pb: ClassVar[Any]
+    _program: Program | None = None
+    _publisher: Publisher | None = None
+    _under_way: Running | None = None
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        """Build the program.
+
+        Raises:
+            TritonModelException: it could not be built; the text says why.
+        """
+        settings = Settings.from_triton(args)
+        self._model, self._recorder = settings.model, settings.recorder
+        transactions = settings.config.get("model_transaction_policy", {})
+        self._decoupled = bool(transactions.get("decoupled", False))
+        try:
+            self._program = load_program(settings)
+        except SlipwayError as error:
+            raise self.pb.TritonModelException(error.to_wire()) from error
+        self._recorder.declare(REQUESTS)
+        self._publisher = Publisher(self.pb, self._model, self._recorder)
+        if self._program.reports_requests:
+            self._under_way = Running(self.pb, self._model)
+
+    def execute(self, requests: Sequence[Any]) -> list[Any] | None:
+        """Answer requests, one after the other; none of them can fail another."""
+        if self._decoupled:
+            for request in requests:
+                self._stream(request)
+            return None
+        if isinstance(self._program, BatchProgram):
+            return self._answer_together(self._program, requests)
+        return [self._answer(request) for request in requests]
+
+    def finalize(self) -> None:
+        """Free what the program holds."""
+        if self._program is not None:
+            self._program.close()
+        if self._publisher is not None:
+            self._publisher.close()
+
+    def _answer(self, request: Any) -> Any:
+        """Return the one response of a model that is not decoupled."""
+        with self._report(request) as report:
+            try:
+                (tensors,) = self._responses(request, report)
+                return self._response(tensors)
+            except Exception as error:  # noqa: BLE001 - everything becomes the request's error
+                return self.pb.InferenceResponse(error=self._error(error, report))
+
+    def _answer_together(self, program: BatchProgram, requests: Sequence[Any]) -> list[Any]:
+        """Return the responses of a program that takes a batch of calls."""
+        with contextlib.ExitStack() as stack:
+            reports = [stack.enter_context(self._report(request)) for request in requests]
+            calls = [
+                self._tried(partial(self._call, request, report))
+                for request, report in zip(requests, reports, strict=True)
+            ]
+            good = [call for call in calls if isinstance(call, Call)]
+            ran = self._tried(lambda: iter(program.run_batch(good)))
+            answers = [
+                call if isinstance(call, Exception) else ran if isinstance(ran, Exception) else next(ran)
+                for call in calls
+            ]
+            return [self._reply(answer, report) for answer, report in zip(answers, reports, strict=True)]
+
+    @staticmethod
+    def _tried(work: Callable[[], T]) -> T | Exception:
+        try:
+            return work()
+        except Exception as error:  # noqa: BLE001 - everything becomes the request's error
+            return error
+
+    def _reply(self, answer: Tensors | Exception, report: _Report) -> Any:
+        if isinstance(answer, Exception):
+            return self.pb.InferenceResponse(error=self._error(answer, report))
+        report.saw(answer)
+        return self._response(answer)
+
+    def _stream(self, request: Any) -> None:
+        """Send the responses of a decoupled model; the final flag is sent in every case."""
+        final = self.pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        sender = request.get_response_sender()
+        with self._report(request) as report:
+            try:
+                for tensors in self._responses(request, report):
+                    sender.send(self._response(tensors))
+            except Exception as error:  # noqa: BLE001 - everything becomes the request's error
+                # With the flag in the same message: in two, Triton 2.51 leaves a calling model waiting.
+                sender.send(self.pb.InferenceResponse(error=self._error(error, report)), flags=final)
+            else:
+                sender.send(flags=final)
+
+    @property
+    def _running(self) -> Program:
+        if self._program is None:
+            raise Unrecoverable(f"{self._model}: the program must be built before requests, got none")
+        return self._program
+
+    def _report(self, request: Any) -> _Report:
+        return _Report(self.pb, self._model, request, self._under_way, self._recorder)
+
+    def _responses(self, request: Any, report: _Report) -> Responses:
+        with contextlib.closing(self._running.run(self._call(request, report))) as responses:
+            for tensors in responses:
+                report.saw(tensors)
+                yield tensors
+
+    def _call(self, request: Any, report: _Report) -> Call:
+        parameters = _parameters(request, self._model)
+        timeout_us = request.timeout() or parameters.get("timeout", 0)
+        flags = request.flags()
+        return Call(
+            tensors={tensor.name(): tensor.as_numpy() for tensor in request.inputs()},
+            models=TritonModels(self.pb, report.request_id, request.trace()),
+            is_cancelled=request.is_cancelled,
+            limit_s=timeout_us * _MICROSECONDS if timeout_us else None,
+            sequence_id=request.correlation_id(),
+            start=bool(flags & self.pb.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START),
+            end=bool(flags & self.pb.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END),
+        )
+
+    def _response(self, tensors: Tensors) -> Any:
+        return self.pb.InferenceResponse([self.pb.Tensor(name, array) for name, array in tensors.items()])
+
+    def _error(self, error: Exception, report: _Report) -> Any:
+        report.failed(error)
+        if not isinstance(error, SlipwayError):
+            error = Unrecoverable(
+                f"{self._model}: the request must not break the model, got {type(error).__name__}; "
+                "try the server's log, which has the traceback under the request's id"
+            )
+        return self.pb.TritonError(error.to_wire(), getattr(self.pb.TritonError, error.triton_code))
+
+
+class TritonModels:
+    """Calls other models of the same server; implements :class:`slipway_serving.program.Models`.
+
+    Args:
+        pb_utils: the Python backend's module.
+        request_id: id of the request on whose behalf the calls are made.
+        trace: that request's trace, which the calls become part of.
+    """
+
+    def __init__(self, pb_utils: Any, request_id: str, trace: Any) -> None:
+        self._pb, self._request_id, self._trace = pb_utils, request_id, trace
+
+    def call(self, model: str, tensors: Tensors, outputs: list[str]) -> dict[str, NDArray[Any]]:
+        """Ask a model that answers once; raises the model's error."""
+        return self._tensors(model, self._request(model, tensors, outputs).exec())
+
+    def stream(
+        self,
+        model: str,
+        tensors: Tensors,
+        outputs: list[str],
+        *,
+        sequence_id: int = 0,
+        start: bool = False,
+        end: bool = False,
+    ) -> Iterator[dict[str, NDArray[Any]]]:
+        """Ask a decoupled model; see :class:`slipway_serving.program.Models`."""
+        flags = self._pb.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START if start else 0
+        flags |= self._pb.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END if end else 0
+        request = self._request(model, tensors, outputs, correlation_id=sequence_id, flags=flags)
+        for response in request.exec(decoupled=True):
+            if found := self._tensors(model, response):
+                yield found
+
+    def is_ready(self, model: str) -> bool:
+        """Tell whether a model is loaded; an unknown one is not."""
+        return bool(self._pb.is_model_ready(model_name=model))
+
+    def _request(self, model: str, tensors: Tensors, outputs: list[str], **options: Any) -> Any:
+        return self._pb.InferenceRequest(
+            model_name=model,
+            request_id=self._request_id,
+            trace=self._trace,
+            requested_output_names=outputs,
+            inputs=[self._pb.Tensor(name, array) for name, array in tensors.items()],
+            # The loop's arithmetic is numpy's; without this, a model on a GPU answers with GPU memory.
+            preferred_memory=self._pb.PreferredMemory(self._pb.TRITONSERVER_MEMORY_CPU),
+            **options,
+        )
+
+    def _tensors(self, model: str, response: Any) -> dict[str, NDArray[Any]]:
+        if response.has_error():
+            text = response.error().message()
+            error = from_wire(text)
+            # Triton gives calls between models no other code than INTERNAL: a missing model is asked for.
+            if isinstance(error, Unrecoverable) and not self._pb.is_model_ready(model_name=model):
+                raise NotReady(f"{model}: must be loaded and ready, got: {text}")
+            raise error
+        # Copied, since the array is a view of shared memory that goes back with the response.
+        return {tensor.name(): np.array(tensor.as_numpy()) for tensor in response.output_tensors()}
+
+
+class _Report:
+    """Tells the log, one line of JSON each, how a request begins and ends, and counts how it ended.
+
+    Attributes:
+        request_id: the caller's, or one of ours where it gave none; calls to other models carry it on.
+    """
+
+    def __init__(
+        self, pb_utils: Any, model: str, request: Any, under_way: Running | None, recorder: Recorder
+    ) -> None:
+        self._log, self._recorder, self._under_way = pb_utils.Logger, recorder, under_way
+        self.request_id = request.request_id() or secrets.token_hex(8)
+        self._facts: dict[str, Any] = {"model": model, "request_id": self.request_id}
+        if trace_id := _trace_id(request):
+            self._facts["trace_id"] = trace_id
+        self._started_s = time.monotonic()
+        self._error: Exception | None = None
+
+    def __enter__(self) -> _Report:
+        if self._under_way is not None:
+            self._under_way.add(1)
+            self._log.log_info(self._line("started"))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        code = OK
+        if self._error is not None:
+            ours = self._error if isinstance(self._error, SlipwayError) else Unrecoverable(repr(self._error))
+            code = ours.code
+            event = _EVENTS.get(type(ours), "failed")
+            self._log.log_info(self._line(event, code=code, error=ours.to_wire()))
+        elif self._under_way is not None:
+            self._log.log_info(self._line("finished", code=code))
+        self._recorder.count(REQUESTS, value=code)
+        if self._under_way is not None:
+            self._under_way.add(-1)
+
+    def saw(self, tensors: Tensors) -> None:
+        """Take note of a response."""
+        self._facts["responses"] = self._facts.get("responses", 0) + 1
+        if "step" in tensors:
+            self._facts["steps_done"] = int(tensors["step"][0])
+
+    def failed(self, error: Exception) -> None:
+        """Take note of an error; one that is no answer to the caller gets its traceback logged."""
+        self._error = error
+        if isinstance(error, Unrecoverable) or not isinstance(error, SlipwayError):
+            trace = "".join(traceback.format_exception(error))
+            self._log.log_error(self._line("traceback", traceback=trace))
+
+    def _line(self, event: str, **more: str) -> str:
+        elapsed_s = round(time.monotonic() - self._started_s, 4)
+        return json.dumps({"event": event, **self._facts, "elapsed_s": elapsed_s, **more})
+
+
+def _trace_id(request: Any) -> str:
+    """Return the OpenTelemetry id of a request's trace; "" where it is not traced."""
+    context: dict[str, str] = json.loads(request.trace().get_context() or "{}")
+    # version-trace-span-flags, https://www.w3.org/TR/trace-context/#traceparent-header
+    return context.get("traceparent", "--").split("-")[1]
+
+
+def _parameters(request: Any, model: str) -> dict[str, Any]:
+    """Return a request's parameters.
+
+    HTTP's generate endpoints turn JSON fields that are no input into parameters, so an unknown one is most
+    likely a misspelt field.
+
+    Raises:
+        InvalidRequest: naming the unknown ones, or a timeout that is no number of microseconds.
+    """
+    parameters: dict[str, Any] = json.loads(request.parameters() or "{}")
+    if unknown := sorted(set(parameters) - _OWN_PARAMETERS):
+        raise InvalidRequest(
+            f"{model}: fields must be inputs of the model, got unknown {', '.join(unknown)}; "
+            "try the input names of the model's metadata"
+        )
+    timeout_us = parameters.get("timeout", 0)
+    if isinstance(timeout_us, bool) or not isinstance(timeout_us, int) or timeout_us < 0:
+        raise InvalidRequest(
+            f"{model}: timeout must be a number of microseconds, got {timeout_us!r}; try timeout_s"
+        )
+    return parameters

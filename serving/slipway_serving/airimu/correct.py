@@ -1,0 +1,119 @@
+"""The program airimu: whole recordings in, corrected signals out.
+
+The lead-in that the network needs goes before each recording; recordings of one length, of one request or of
+several, run through the graph together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway_serving.airimu.facts import Facts
+from slipway_serving.airimu.signals import Signals, read_signals
+from slipway_serving.errors import Cancelled, SlipwayError, Unrecoverable
+from slipway_serving.program import Call, Models, Settings, Single, Tensors
+
+Array = NDArray[np.float32]
+
+
+class Corrector(Single):
+    """Corrects recordings of any length.
+
+    Inputs ``acc``, m/s², and ``gyro``, rad/s, [batch, frames, 3], float32, and ``initial_rotation``
+    [batch, 4], which is the identity where left out. Outputs, of the inputs' shape: ``corrected_acc`` and
+    ``corrected_gyro``, their difference from the inputs ``correction_acc`` and ``correction_gyro``, and the
+    variances ``acc_cov`` and ``gyro_cov`` if the network has them.
+    """
+
+    reports_requests = False
+
+    def __init__(self, settings: Settings) -> None:
+        self._model = settings.model
+        self._facts = Facts.read(settings.folder)
+
+    def run_batch(self, calls: Sequence[Call]) -> list[Tensors | SlipwayError]:
+        """Return each call's corrected recordings, or the rule that it broke."""
+        answers: dict[int, Tensors | SlipwayError] = {}
+        accepted: list[tuple[int, Signals]] = []
+        for index, call in enumerate(calls):
+            try:
+                accepted.append((index, self._read(call)))
+            except SlipwayError as error:
+                answers[index] = error
+        accepted.sort(key=_length)
+        for _, group in groupby(accepted, key=_length):
+            indices, signals = zip(*group, strict=True)
+            try:
+                corrected = self._correct(calls[indices[0]].models, signals)
+                answers |= dict(zip(indices, corrected, strict=True))
+            except SlipwayError as error:
+                answers |= dict.fromkeys(indices, error)
+        return [answers[index] for index in range(len(calls))]
+
+    def close(self) -> None:
+        """Hold nothing."""
+
+    def _read(self, call: Call) -> Signals:
+        if call.is_cancelled():
+            raise Cancelled(f"{self._model}: cancelled by the caller before it began")
+        frames = range(1, self._facts.max_frames + 1)
+        return read_signals(call.tensors, self._model, frames, "windows of the recording, or airimu_stream")
+
+    def _correct(self, models: Models, signals: Sequence[Signals]) -> Iterator[Tensors]:
+        """Run recordings of one length through the graph; return those of each request."""
+        frames = np.concatenate([each.frames for each in signals])
+        lead = np.concatenate([self._facts.lead_in(each.rotations, len(each.frames)) for each in signals])
+        given = np.concatenate([lead, frames], axis=1)
+        rows = range(0, len(given), self._facts.max_batch)
+        parts = [self._run(models, given[row : row + self._facts.max_batch]) for row in rows]
+        outputs = {name: np.concatenate([part[name] for part in parts]) for name in self._facts.outputs}
+        ends = np.cumsum([len(each.frames) for each in signals])[:-1]
+        return _split(corrected(frames, outputs), ends)
+
+    def _run(self, models: Models, given: Array) -> dict[str, Array]:
+        inputs = {"acc": given[:, :, :3], "gyro": given[:, :, 3:]}
+        contiguous = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
+        outputs = models.call(self._facts.model, contiguous, list(self._facts.outputs))
+        check_finite(outputs, self._model)
+        return outputs
+
+
+def corrected(frames: Array, outputs: dict[str, Array]) -> dict[str, Array]:
+    """Apply a network's corrections.
+
+    Args:
+        frames: [batch, frames, 6], acceleration and rate of rotation.
+        outputs: of the graph for these frames.
+
+    Returns:
+        The outputs of the served models, [batch, frames, 3] each.
+    """
+    return {
+        "corrected_acc": frames[:, :, :3] + outputs["correction_acc"],
+        "corrected_gyro": frames[:, :, 3:] + outputs["correction_gyro"],
+        **outputs,
+    }
+
+
+def check_finite(outputs: dict[str, Array], where: str) -> None:
+    """Refuse what no network should give.
+
+    Raises:
+        Unrecoverable: an output is NaN or infinite.
+    """
+    if bad := [name for name, array in outputs.items() if not np.isfinite(array).all()]:
+        raise Unrecoverable(f"{where}: outputs must be finite, got NaN or infinity in {', '.join(bad)}")
+
+
+def _length(accepted: tuple[int, Signals]) -> int:
+    return accepted[1].frames.shape[1]
+
+
+def _split(outputs: dict[str, Array], ends: NDArray[np.int64]) -> Iterator[Tensors]:
+    parts = {name: np.split(array, ends) for name, array in outputs.items()}
+    for index in range(len(ends) + 1):
+        yield {name: part[index] for name, part in parts.items()}

@@ -1,0 +1,126 @@
+"""What the served models must know of an exported network: how its features lie in time.
+
+The export writes the facts as `facts.json` beside the models; both ends use this class. A network gives one
+feature per `hop` frames. Feature `i` is computed from the frames `hop * i - reach` to `hop * i + reach` of
+the recording with its lead-in before it; frames outside count as absent. Frame `t` takes the feature
+`(t + hop // 2) // hop + lead // hop`, or the last one there is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway_serving.errors import Unrecoverable
+
+FACTS_FILE = "facts.json"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """How to feed an exported network.
+
+    Attributes:
+        model: the served graph that takes a whole recording.
+        hop: frames per feature.
+        reach: frames on either side of its own that a feature depends on.
+        lead: frames that the network takes before the first of a recording; a multiple of `hop`.
+        lead_gravity_m_s2: what an accelerometer at rest shows in the lead-in, upwards; 0 for zeros.
+        outputs: of the graphs, without the states: corrections and, if the network has them, covariances.
+        states: sizes of the recurrent states of the step graph, by name.
+        max_batch: recordings in one run of a graph.
+        max_frames: of a recording in one request.
+        max_steps: features in one run of the step graph.
+    """
+
+    model: str
+    hop: int
+    reach: int
+    lead: int
+    lead_gravity_m_s2: float
+    outputs: tuple[str, ...]
+    states: Mapping[str, int]
+    max_batch: int
+    max_frames: int
+    max_steps: int
+
+    @classmethod
+    def read(cls, folder: Path) -> Facts:
+        """Read the file that the export placed in a model's version folder.
+
+        Raises:
+            Unrecoverable: it is missing or has other entries.
+        """
+        path = folder / FACTS_FILE
+        try:
+            entries = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise Unrecoverable(f"{path}: must be what the export wrote, got {error}") from None
+        wanted = {field.name for field in fields(cls)}
+        if not isinstance(entries, dict) or set(entries) != wanted:
+            raise Unrecoverable(
+                f"{path}: must have the entries {', '.join(sorted(wanted))}; try a new export"
+            )
+        return cls(**{**entries, "outputs": tuple(entries["outputs"])})
+
+    def to_json(self) -> bytes:
+        """Return the content of the file."""
+        return (json.dumps(asdict(self), indent=2) + "\n").encode()
+
+    @property
+    def overhang(self) -> int:
+        """Frames beyond `hop * steps` that the step graph takes."""
+        return 2 * self.reach + 1 - self.hop
+
+    @property
+    def held_back(self) -> int:
+        """Frames that a stream holds back at most: the latency of its corrections."""
+        return self.hop - 1 + self.reach - self.hop // 2
+
+    def steps_of(self, frames: int) -> int:
+        """Return the number of features of a recording that has ended."""
+        return -(-(self.lead + frames) // self.hop)
+
+    def steps_ready(self, frames: int) -> int:
+        """Return the number of features that further frames cannot change."""
+        return max(0, (self.lead + frames - 1 - self.reach) // self.hop + 1)
+
+    def frames_ready(self, steps: int) -> int:
+        """Return the number of frames whose corrections need no more than the first features."""
+        return max(0, self.hop * (steps - self.lead // self.hop) - self.hop // 2)
+
+    def step_of(self, frames: NDArray[np.int64], steps: int) -> NDArray[np.int64]:
+        """Return the feature that each frame takes.
+
+        Args:
+            frames: indices within the recording.
+            steps: number of features there are.
+        """
+        return np.minimum((frames + self.hop // 2) // self.hop + self.lead // self.hop, steps - 1)
+
+    def lead_in(self, rotations: NDArray[np.float32] | None, count: int) -> NDArray[np.float32]:
+        """Return the frames that go before recordings: sensors at rest.
+
+        Args:
+            rotations: [count, 4], unit quaternions x, y, z, w from the sensor to the world, whose z is up, at
+                the first frames; None is the identity: sensors that lie level.
+            count: number of recordings.
+
+        Returns:
+            [count, lead, 6]: acceleration, m/s², and rate of rotation, rad/s, which is 0.
+        """
+        up = np.zeros((count, 3), np.float32)
+        if rotations is None:
+            up[:, 2] = 1
+        else:
+            # The last row of the rotation's matrix: the world's z in the sensor's frame.
+            x, y, z, w = np.moveaxis(rotations.astype(np.float64), 1, 0)
+            up[:] = np.stack([2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)], axis=1)
+        frames = np.zeros((count, self.lead, 6), np.float32)
+        frames[:, :, :3] = (self.lead_gravity_m_s2 * up)[:, None]
+        return frames

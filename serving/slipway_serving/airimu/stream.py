@@ -1,0 +1,205 @@
+"""The program airimu_stream: chunks of recordings in, the corrected frames that are ready out.
+
+Between the chunks of a stream its recurrent states wait here, and its last frames, on which features to come
+still depend. A stream's corrections are those of the whole recording: a feature is computed when no further
+frame can change it, or at the end. The streams of a batch step together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway_serving.airimu.correct import check_finite, corrected
+from slipway_serving.airimu.facts import Facts
+from slipway_serving.airimu.signals import Signals, read_signals
+from slipway_serving.errors import Cancelled, SlipwayError, raise_all
+from slipway_serving.graph import Graph
+from slipway_serving.program import Call, Settings, Single, Tensors
+from slipway_serving.stepped import StateStore
+
+Array = NDArray[np.float32]
+
+
+@dataclass
+class Stream:
+    """A recording under way.
+
+    Attributes:
+        states: of the network after its last feature, by name, [size] each.
+        kept: [kept frames, 6], the newest frames, of the lead-in too.
+        received: number of frames so far, without the lead-in.
+        steps: number of features so far.
+        emitted: number of frames that were answered.
+        features: of the request at hand: each output of each run, [steps, 3] each.
+    """
+
+    states: dict[str, Array]
+    kept: Array
+    received: int = 0
+    steps: int = 0
+    emitted: int = 0
+    features: list[dict[str, Array]] = field(default_factory=list)
+
+
+class CorrectorStream(Single):
+    """Corrects recordings that come in chunks of any length, one stream per correlation id.
+
+    Inputs ``acc``, m/s², and ``gyro``, rad/s, [1, frames, 3], float32, and with SEQUENCE_START perhaps
+    ``initial_rotation`` [1, 4]. Outputs [1, ready, 3] as those of
+    :class:`~slipway_serving.airimu.correct.Corrector`; the corrected frames go on where the last answer
+    ended, and at most ``Facts.held_back`` frames wait. SEQUENCE_END gives all that are left; its chunk may be
+    of 0 frames. A refused chunk changes nothing.
+    """
+
+    reports_requests = False
+
+    def __init__(self, settings: Settings) -> None:
+        self._model = settings.model
+        self._facts = Facts.read(settings.folder)
+        self._graph = Graph(settings, "step.onnx")
+        self._streams: StateStore[Stream] = StateStore.of_model(settings)
+
+    def run_batch(self, calls: Sequence[Call]) -> list[Tensors | SlipwayError]:
+        """Return the frames that each call made ready, or the rule that it broke."""
+        with self._streams.at_work(call.sequence_id for call in calls):
+            return self._run_batch(calls)
+
+    def close(self) -> None:
+        """Free all streams."""
+        self._streams.close()
+
+    def _run_batch(self, calls: Sequence[Call]) -> list[Tensors | SlipwayError]:
+        answers: dict[int, Tensors | SlipwayError] = {}
+        for turn in _turns(calls):
+            streams: dict[int, Stream] = {}
+            for index in turn:
+                try:
+                    streams[index] = self._receive(calls[index])
+                except SlipwayError as error:
+                    answers[index] = error
+            try:
+                self._advance({index: (streams[index], calls[index].end) for index in streams})
+                answers |= {index: self._emit(streams[index], calls[index].end) for index in streams}
+            except SlipwayError as error:
+                answers |= dict.fromkeys(streams, error)
+                continue
+            for index, stream in streams.items():
+                if not calls[index].end:
+                    self._streams.put(calls[index].sequence_id, stream)
+        return [answers[index] for index in range(len(calls))]
+
+    def _receive(self, call: Call) -> Stream:
+        """Check a chunk and add it to its stream, which is taken out of the store."""
+        if call.is_cancelled():
+            raise Cancelled(f"{self._model}: cancelled by the caller before it began")
+        signals = self._read(call)
+        if call.start:
+            self._streams.drop(call.sequence_id)
+            self._streams.make_room()
+            states = {name: np.zeros(size, np.float32) for name, size in self._facts.states.items()}
+            stream = Stream(states, self._facts.lead_in(signals.rotations, 1)[0])
+        else:
+            stream = self._streams.take(call.sequence_id)
+        stream.kept = np.concatenate([stream.kept, signals.frames[0]])
+        stream.received += signals.frames.shape[1]
+        return stream
+
+    def _read(self, call: Call) -> Signals:
+        if not call.sequence_id:
+            raise_all(
+                self._model, ["correlation id must be given, got none; try airimu for whole recordings"]
+            )
+        frames = range(0 if call.end and not call.start else 1, self._facts.max_frames + 1)
+        signals = read_signals(call.tensors, self._model, frames, "smaller chunks")
+        problems = []
+        if len(signals.frames) != 1:
+            problems.append(
+                f"a chunk must be of one recording, got a batch of {len(signals.frames)};"
+                " try a correlation id for each"
+            )
+        if signals.rotations is not None and not call.start:
+            problems.append("initial_rotation must come with SEQUENCE_START, got it later")
+        raise_all(self._model, problems)
+        return signals
+
+    def _advance(self, streams: dict[int, tuple[Stream, bool]]) -> None:
+        """Compute every feature that is ready, those of all streams in step.
+
+        Args:
+            streams: with whether each has ended.
+        """
+        while True:
+            left = [(stream, self._steps_left(stream, ended)) for stream, ended in streams.values()]
+            waiting = [stream for stream, steps in left if steps]
+            if not waiting:
+                return
+            steps = min(self._facts.max_steps, *(steps for _, steps in left if steps))
+            for row in range(0, len(waiting), self._facts.max_batch):
+                self._step(waiting[row : row + self._facts.max_batch], steps)
+
+    def _steps_left(self, stream: Stream, ended: bool) -> int:
+        count = self._facts.steps_of if ended else self._facts.steps_ready
+        return count(stream.received) - stream.steps
+
+    def _step(self, streams: Sequence[Stream], steps: int) -> None:
+        """Compute the next features of some streams in one run of the graph."""
+        length = self._facts.hop * steps + self._facts.overhang
+        stretches, present = zip(*(self._stretch(stream, length) for stream in streams), strict=True)
+        signals = np.stack(stretches)
+        states = {name: np.stack([stream.states[name] for stream in streams]) for name in self._facts.states}
+        inputs = {"acc": signals[:, :, :3], "gyro": signals[:, :, 3:], "present": np.stack(present), **states}
+        values = self._graph.run(inputs, in_memory=self._graph.outputs)
+        outputs = {name: value.numpy() for name, value in values.items()}
+        check_finite(outputs, self._model)
+        for row, stream in enumerate(streams):
+            # Copied: a view would keep the whole batch.
+            stream.states = {name: outputs[f"next_{name}"][row].copy() for name in self._facts.states}
+            stream.features.append({name: outputs[name][row] for name in self._facts.outputs})
+            stream.steps += steps
+
+    def _stretch(self, stream: Stream, length: int) -> tuple[Array, Array]:
+        """Return the frames that a stream's next features depend on, and which of them there are."""
+        first = self._facts.hop * stream.steps - self._facts.reach
+        newest = self._facts.lead + stream.received
+        oldest = newest - len(stream.kept)
+        begin, end = max(first, oldest), min(first + length, newest)
+        stretch, present = np.zeros((length, 6), np.float32), np.zeros(length, np.float32)
+        stretch[begin - first : end - first] = stream.kept[begin - oldest : end - oldest]
+        present[begin - first : end - first] = 1
+        return stretch, present
+
+    def _emit(self, stream: Stream, ended: bool) -> Tensors:
+        """Return the corrected frames that are ready, and forget what no feature to come depends on."""
+        facts = self._facts
+        ready = stream.received if ended else min(stream.received, facts.frames_ready(stream.steps))
+        newest = facts.lead + stream.received
+        oldest = newest - len(stream.kept)
+        frames = stream.kept[facts.lead + stream.emitted - oldest : facts.lead + ready - oldest]
+        runs = {name: [run[name] for run in stream.features] for name in facts.outputs}
+        features = {
+            name: np.concatenate(parts or [np.zeros((0, 3), np.float32)]) for name, parts in runs.items()
+        }
+        computed = len(features[facts.outputs[0]])
+        index = facts.step_of(np.arange(stream.emitted, ready), stream.steps) - (stream.steps - computed)
+        outputs = {name: array[index][None] for name, array in features.items()}
+        answer = corrected(frames[None], outputs)
+        stream.emitted, stream.features = ready, []
+        # Copied, so that a long chunk does not stay for its last frames.
+        stream.kept = stream.kept[max(0, facts.hop * stream.steps - facts.reach - oldest) :].copy()
+        return answer
+
+
+def _turns(calls: Sequence[Call]) -> Iterator[list[int]]:
+    """Group calls so that each stream has one in each group, in order."""
+    waiting = list(range(len(calls)))
+    while waiting:
+        turn: dict[int | str, int] = {}
+        for index in waiting:
+            turn.setdefault(calls[index].sequence_id, index)
+        yield list(turn.values())
+        taken = set(turn.values())
+        waiting = [index for index in waiting if index not in taken]

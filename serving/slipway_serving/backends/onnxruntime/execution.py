@@ -1,0 +1,230 @@
+"""Run requests through a session, batched where that is allowed, each with an answer of its own.
+
+:class:`Executor` checks every request against the graph, groups those of equal shapes, concatenates a
+group along the batch axis, runs it once and splits the outputs again. When a group fails, its requests run
+one by one, so that only the one at fault fails. It knows nothing of Triton: requests and answers are
+dicts of numpy arrays, an answer that failed is a :class:`slipway_serving.errors.SlipwayError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway_serving.backends.onnxruntime.signature import GraphTensor, Signature
+from slipway_serving.errors import (
+    Cancelled,
+    InvalidRequest,
+    Overloaded,
+    SlipwayError,
+    Unrecoverable,
+    raise_all,
+)
+
+Arrays = Mapping[str, NDArray[Any]]
+_OUT_OF_MEMORY = ("failed to allocate memory", "bad_alloc", "bad allocation", "out of memory")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one request asks.
+
+    Attributes:
+        inputs: arrays by input name, with the batch axis where the model batches.
+        outputs: names of the wanted outputs.
+        is_cancelled: asks whether its caller has given up.
+    """
+
+    inputs: Arrays
+    outputs: tuple[str, ...]
+    is_cancelled: Callable[[], bool]
+
+
+class Executor:
+    """Runs requests of one model.
+
+    Args:
+        model: the model's name, for messages.
+        signature: the graph's tensors.
+        run: runs the graph: wanted output names, inputs -> outputs in that order.
+        output_dims: dims in the config by output name, for scalars of the graph.
+        batched: whether the first axis of all tensors is the batch.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        signature: Signature,
+        run: Callable[[Sequence[str], Arrays], Sequence[Any]],
+        output_dims: Mapping[str, Sequence[int]],
+        *,
+        batched: bool,
+    ) -> None:
+        self._model = model
+        self._inputs = signature.inputs | signature.overridable
+        self._required = tuple(signature.inputs)
+        self._outputs = signature.outputs
+        self._run_graph = run
+        self._output_dims = output_dims
+        self._batched = batched
+
+    def execute(self, requests: Sequence[Request]) -> list[dict[str, NDArray[Any]] | SlipwayError]:
+        """Return an answer per request, in order: its outputs, or why it failed.
+
+        An error raised by the graph is the `__cause__` of the one returned.
+        """
+        answers: list[dict[str, NDArray[Any]] | SlipwayError | None] = [None] * len(requests)
+        groups: dict[object, list[int]] = {}
+        prepared: dict[int, dict[str, NDArray[Any]]] = {}
+        for index, request in enumerate(requests):
+            try:
+                prepared[index] = self._prepare(request)
+            except SlipwayError as error:
+                answers[index] = error
+            else:
+                groups.setdefault(self._group_key(index, prepared[index]), []).append(index)
+        for members in groups.values():
+            results = self._run_group([prepared[i] for i in members], [requests[i] for i in members])
+            for index, result in zip(members, results, strict=True):
+                answers[index] = result
+        return [answer for answer in answers if answer is not None]
+
+    def _prepare(self, request: Request) -> dict[str, NDArray[Any]]:
+        """Check a request against the graph and return its inputs as the graph takes them.
+
+        Raises:
+            Cancelled: its caller has given up.
+            InvalidRequest: an input is missing, has another shape than the graph, differs from another
+                input in an axis that the graph calls by one name, or holds text that is not UTF-8.
+        """
+        if request.is_cancelled():
+            raise Cancelled(f"{self._model}: cancelled by the caller before it ran")
+        problems = [
+            f"{name} must be given, got none" for name in self._required if name not in request.inputs
+        ]
+        axes: dict[str, tuple[int, str]] = {}  # size and first input of each named axis
+        for name, array in request.inputs.items():
+            problems += _shape_problems(self._inputs[name], array.shape, axes)
+        raise_all(self._model, problems)
+        return {name: self._to_graph(name, array) for name, array in request.inputs.items()}
+
+    def _to_graph(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
+        """Return an input as the graph takes it: scalars without axes, text as str."""
+        if array.dtype == np.object_:
+            try:
+                text = [item.decode() if isinstance(item, bytes) else str(item) for item in array.ravel()]
+            except UnicodeDecodeError as error:
+                raise InvalidRequest(
+                    f"{self._model}: {name} must be UTF-8 text, got {error.reason}"
+                ) from None
+            array = np.array(text, dtype=np.object_).reshape(array.shape)
+        return array if self._inputs[name].shape else array.reshape(())
+
+    def _group_key(self, index: int, inputs: Arrays) -> object:
+        """Return what requests that can run as one batch have in common."""
+        if not self._batched:
+            return index
+        return tuple(sorted((name, array.shape[1:]) for name, array in inputs.items()))
+
+    def _run_group(
+        self, inputs: Sequence[Arrays], requests: Sequence[Request]
+    ) -> list[dict[str, NDArray[Any]] | SlipwayError]:
+        """Run requests of equal shapes as one batch; one by one if that fails."""
+        wanted = tuple(name for name in self._outputs if any(name in request.outputs for request in requests))
+        try:
+            if len(inputs) == 1:
+                together: Arrays = inputs[0]
+            else:
+                together = {name: np.concatenate([one[name] for one in inputs]) for name in inputs[0]}
+            whole = self._run(wanted, together)
+            if self._batched:
+                return self._split(whole, inputs, requests)
+            return [{name: whole[name] for name in requests[0].outputs}]
+        except SlipwayError as error:
+            if len(inputs) == 1:
+                return [error]
+        return [
+            answer
+            for one, request in zip(inputs, requests, strict=True)
+            for answer in self._run_group([one], [request])
+        ]
+
+    def _split(
+        self, whole: Arrays, inputs: Sequence[Arrays], requests: Sequence[Request]
+    ) -> list[dict[str, NDArray[Any]] | SlipwayError]:
+        """Cut the outputs of a batch into those of its requests."""
+        sizes = [next(iter(arrays.values())).shape[0] for arrays in inputs]
+        ends = np.cumsum(sizes)
+        for name, array in whole.items():
+            if array.shape[0] != ends[-1]:
+                raise Unrecoverable(
+                    f"{self._model}: output {name} must have batch size {ends[-1]}, "
+                    f"got shape {list(array.shape)}"
+                )
+        return [
+            {name: whole[name][end - size : end] for name in request.outputs}
+            for request, size, end in zip(requests, sizes, ends, strict=True)
+        ]
+
+    def _run(self, wanted: Sequence[str], inputs: Arrays) -> dict[str, NDArray[Any]]:
+        """Run the graph once.
+
+        Raises:
+            InvalidRequest: the graph refuses the inputs.
+            Overloaded: memory ran out.
+            Unrecoverable: the run failed otherwise.
+        """
+        try:
+            outputs = self._run_graph(wanted, inputs)
+        except Exception as error:  # ONNX Runtime's exceptions have no common base of their own
+            raise self._run_error(error) from error
+        return {
+            name: self._from_graph(self._outputs[name], np.asarray(output))
+            for name, output in zip(wanted, outputs, strict=True)
+        }
+
+    def _run_error(self, error: Exception) -> SlipwayError:
+        """Translate what ONNX Runtime raised; only the first line of its text is fit for a caller."""
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if isinstance(error, MemoryError) or any(text in reason.lower() for text in _OUT_OF_MEMORY):
+            return Overloaded(f"{self._model}: memory ran out: {reason}")
+        kind = InvalidRequest if type(error).__name__ == "InvalidArgument" else Unrecoverable
+        return kind(f"{self._model}: the graph failed: {reason}")
+
+    def _from_graph(self, tensor: GraphTensor, array: NDArray[Any]) -> NDArray[Any]:
+        """Return an output as Triton takes it: scalars with the config's dims, text as bytes."""
+        if array.dtype == np.object_ or array.dtype.kind in "US":
+            text = [item.encode() if isinstance(item, str) else item for item in array.ravel().tolist()]
+            array = np.array(text, dtype=np.object_).reshape(array.shape)
+        return array if array.shape else array.reshape(tuple(self._output_dims[tensor.name]))
+
+
+def _shape_problems(
+    tensor: GraphTensor, shape: tuple[int, ...], axes: dict[str, tuple[int, str]]
+) -> list[str]:
+    """Say where an input's shape contradicts the graph, or another input by a named axis.
+
+    Args:
+        tensor: the graph's input.
+        shape: what was given.
+        axes: size and first input of each named axis seen so far; extended here.
+    """
+    if not tensor.shape:
+        size = int(np.prod(shape))
+        return [] if size == 1 else [f"{tensor.name} must be one value, got shape {list(shape)}"]
+    expected = list(tensor.dims)
+    if len(shape) != len(expected) or any(
+        size not in (-1, given) for size, given in zip(expected, shape, strict=True)
+    ):
+        return [f"{tensor.name} must have shape {expected}, got {list(shape)}"]
+    problems = []
+    for axis, given in zip(tensor.shape, shape, strict=True):
+        if isinstance(axis, str) and axis:
+            size, first = axes.setdefault(axis, (given, tensor.name))
+            if size != given:
+                problems.append(f"{tensor.name} must have {size} for {axis} as {first} has, got {given}")
+    return problems

@@ -1,0 +1,97 @@
+"""The adapter that Triton's Python backend loads for models whose config says `backend: "onnxruntime"`.
+
+Triton's requests become :class:`~slipway_serving.backends.onnxruntime.execution.Request`, the executor's
+answers become Triton's responses; errors cross as the text and code of :mod:`slipway_serving.errors`,
+tracebacks go to the log with the request's id.
+"""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+from slipway_serving.backends.onnxruntime import session, signature
+from slipway_serving.backends.onnxruntime.execution import Arrays, Executor, Request
+from slipway_serving.errors import InvalidRequest, SlipwayError
+
+
+class TritonPythonModel:
+    """One instance of a model."""
+
+    @staticmethod
+    def auto_complete_config(auto_complete_model_config: Any) -> Any:
+        """Write what the config leaves out, from the graph.
+
+        A config with inputs and outputs is left alone, as the C++ backend does: each instance checks it
+        against its graph, and a large graph is not loaded once more for that.
+        """
+        config: dict[str, Any] = auto_complete_model_config.as_dict()
+        if not signature.is_complete(config):
+            try:
+                graph = signature.graph_signature(_load(config, "CPU", 0))
+                signature.complete(config, graph)
+                signature.check(config, graph)
+            except SlipwayError as error:
+                raise pb_utils.TritonModelException(str(error)) from error
+        return auto_complete_model_config
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        """Load the graph on the instance's device and check the config against it."""
+        config = json.loads(args["model_config"])
+        try:
+            self._session = _load(config, args["model_instance_kind"], int(args["model_instance_device_id"]))
+            graph = signature.graph_signature(self._session)
+            signature.check(config, graph)
+            self._run_options = session.run_options(config)
+        except SlipwayError as error:
+            raise pb_utils.TritonModelException(str(error)) from error
+        self._model = str(config["name"])
+        self._input_names = tuple(str(entry["name"]) for entry in config["input"])
+        self._output_names = tuple(str(entry["name"]) for entry in config["output"])
+        self._executor = Executor(
+            self._model,
+            graph,
+            lambda wanted, inputs: self._session.run(list(wanted), dict(inputs), self._run_options),
+            {entry["name"]: [int(dim) for dim in entry["dims"]] for entry in config["output"]},
+            batched=int(config["max_batch_size"]) > 0,
+        )
+
+    def execute(self, requests: Sequence[Any]) -> list[Any]:
+        """Answer requests; none of them can fail another."""
+        answers = self._executor.execute([self._request(request) for request in requests])
+        return [self._response(*pair) for pair in zip(requests, answers, strict=True)]
+
+    def _request(self, request: Any) -> Request:
+        """Take a request's tensors; Triton has reshaped them as the config says."""
+        given = ((name, pb_utils.get_input_tensor_by_name(request, name)) for name in self._input_names)
+        wanted = request.requested_output_names()
+        return Request(
+            inputs={name: tensor.as_numpy() for name, tensor in given if tensor is not None},
+            outputs=tuple(name for name in self._output_names if name in wanted),
+            is_cancelled=request.is_cancelled,
+        )
+
+    def _response(self, request: Any, answer: Arrays | SlipwayError) -> Any:
+        """Make Triton's response of an answer; log why the graph failed."""
+        if not isinstance(answer, SlipwayError):
+            return pb_utils.InferenceResponse([pb_utils.Tensor(*output) for output in answer.items()])
+        if answer.__cause__ is not None:
+            trace = "".join(traceback.format_exception(answer.__cause__))
+            pb_utils.Logger.log_error(f"{self._model}: request {request.request_id()!r} failed\n{trace}")
+        code = getattr(pb_utils.TritonError, answer.triton_code)
+        return pb_utils.InferenceResponse(error=pb_utils.TritonError(answer.to_wire(), code))
+
+
+def _load(config: Mapping[str, Any], kind: str, device_id: int) -> Any:
+    """Load the model's graph from its version folder."""
+    if kind not in ("CPU", "GPU"):
+        raise InvalidRequest(
+            f"{config['name']}: instance_group kind must be KIND_CPU or KIND_GPU, got {kind}"
+        )
+    chosen = session.providers(config, kind, device_id)
+    return session.load(config, Path(pb_utils.get_model_dir()), chosen)

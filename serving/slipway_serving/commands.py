@@ -1,0 +1,166 @@
+"""The command `slipway serve`: run the embedded Triton in the foreground until a signal ends it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from slipway_serving.server import Server
+
+_PORT = {"min": 0, "max": 65535}
+
+
+def serve(
+    repository: Annotated[
+        Path, typer.Option(help="Model repository: a folder of models, as `slipway export` writes it.")
+    ],
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")
+    ] = "127.0.0.1",
+    http_port: Annotated[int, typer.Option(help="HTTP port, 0 picks a free one.", **_PORT)] = 8000,
+    grpc_port: Annotated[int, typer.Option(help="gRPC port, 0 picks a free one.", **_PORT)] = 8001,
+    metrics_port: Annotated[
+        int, typer.Option(help="Prometheus metrics port, 0 picks a free one.", **_PORT)
+    ] = 8002,
+    exit_timeout_s: Annotated[
+        int, typer.Option(help="Seconds that in-flight requests get to finish on SIGTERM or Ctrl-C.", min=0)
+    ] = 30,
+    ready_timeout_s: Annotated[
+        float, typer.Option(help="Seconds that all models together get to load.", min=0)
+    ] = 600.0,
+    model_control: Annotated[
+        Literal["none", "explicit"],
+        typer.Option(help="explicit lets `slipway manage` and `--triton` load models while the server runs."),
+    ] = "none",
+    control_token_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with the token that Triton's administrative APIs then need; explicit model control"
+            " needs one on other hosts than 127.0.0.1."
+        ),
+    ] = None,
+    trace_otlp: Annotated[
+        str | None,
+        typer.Option(
+            help="Send traces of requests to this OpenTelemetry endpoint (OTLP over HTTP), for example"
+            " http://localhost:4318/v1/traces.",
+            metavar="URL",
+        ),
+    ] = None,
+    trace_every: Annotated[int, typer.Option(help="Trace one request in this many.", min=1)] = 1,
+    log_file: Annotated[
+        Path | None, typer.Option(help="Keep Triton's log here; without it only a failure keeps one.")
+    ] = None,
+    verbose: Annotated[bool, typer.Option(help="Show Triton's log on stderr.")] = False,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="After --: further arguments of tritonserver, as --name=value.", metavar="-- ARGUMENTS"
+        ),
+    ] = None,
+) -> None:
+    """Serve a model repository by NVIDIA Triton until SIGTERM or Ctrl-C."""
+    from slipway_serving.control import read_token
+    from slipway_serving.errors import SlipwayError
+    from slipway_serving.server import Server, ServerConfig
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _interrupt)
+    try:
+        config = ServerConfig(
+            repository=repository,
+            host=host,
+            http_port=http_port,
+            grpc_port=grpc_port,
+            metrics_port=metrics_port,
+            exit_timeout_s=exit_timeout_s,
+            ready_timeout_s=ready_timeout_s,
+            model_control=model_control,
+            control_token=read_token(control_token_file) if control_token_file else None,
+            trace_otlp=trace_otlp,
+            trace_every=trace_every,
+            log_path=log_file,
+            arguments=tuple(arguments or ()),
+        )
+        _run(Server(config), verbose=verbose)
+    except SlipwayError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(error.exit_code) from None
+
+
+def drain(
+    metrics: Annotated[
+        str, typer.Option(help="Metrics endpoint of the server.", metavar="HOST:PORT")
+    ] = "localhost:8002",
+    timeout_s: Annotated[
+        float, typer.Option(help="Longest wait for the requests under way, seconds.", min=0)
+    ] = 30.0,
+) -> None:
+    """Wait until a server's pipelines have nothing to do, before something stops it."""
+    from slipway_serving.drain import wait_until_idle
+    from slipway_serving.errors import NotReady
+
+    left = wait_until_idle(f"http://{metrics}/metrics", timeout_s)
+    if left is None:
+        raise NotReady(f"drain: metrics must be readable at {metrics}, got no answer; try --metrics")
+    if left:
+        raise NotReady(f"drain: pipelines must end within {timeout_s:g} s, got {left} request(s) under way")
+    typer.echo("idle")
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """End the foreground work; a second signal ends the wait for in-flight requests too."""
+    raise KeyboardInterrupt
+
+
+def _run(server: Server, *, verbose: bool) -> None:
+    """Start, report, wait, stop.
+
+    Raises:
+        SlipwayError: the server could not start, or ended by itself.
+    """
+    from slipway_serving.errors import Unrecoverable
+    from slipway_serving.triton_log import follow
+
+    done = threading.Event()
+    follower = threading.Thread(
+        target=follow, args=(server.log_path, lambda line: typer.echo(line, err=True, nl=False), done)
+    )
+    try:
+        if verbose:
+            server.log_path.touch()
+            follower.start()
+        with server:
+            _report(server)
+            while server.is_alive():
+                done.wait(0.2)
+            raise Unrecoverable(
+                f"server: tritonserver ended by itself:\n{server.log_tail(5)}\n  log: {server.log_path}"
+            )
+    except KeyboardInterrupt:
+        typer.echo("stopped", err=True)
+    finally:
+        done.set()
+        if verbose:
+            follower.join()
+
+
+def _report(server: Server) -> None:
+    """Say on stdout where the server listens and what it serves."""
+    from rich.console import Console
+
+    console = Console(soft_wrap=True, highlight=False)
+    for name, value in {
+        "http": f"http://{server.http_url}",
+        "grpc": server.grpc_url,
+        "metrics": server.metrics_url,
+        "models": ", ".join(server.models()),
+    }.items():
+        console.print(f"[dim]{name:8}[/] {value}")
+    console.print("ready")

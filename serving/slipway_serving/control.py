@@ -1,0 +1,144 @@
+"""A running Triton's repository interface: what makes it serve a model that was placed, without a restart.
+
+The server must have been started with explicit model control (`slipway serve --model-control explicit`). It
+loads a new model beside the one it serves and changes over when that is ready, so nobody's request fails; a
+model that cannot be loaded leaves the old one served. Loading a model runs its code, so whoever may order it
+must know a token, unless only this machine can ask.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from slipway_serving.errors import InvalidRequest, NotReady
+from slipway_serving.triton_log import plain
+
+CONTROL_HEADER = "slipway-control"
+"""Header that carries the control token."""
+_SHORT_S = 10.0
+_STATE = re.compile(r"^load failed for model '[^']*': (?:version -?\d+ is at \w+ state: )?")
+_TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{16,512}")
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches a server that listens on `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def read_token(path: Path) -> str:
+    """Read a secret token from a file.
+
+    Raises:
+        InvalidRequest: the file cannot be read, or does not hold one token of 16 to 512 characters that a
+            header can carry.
+    """
+    try:
+        text = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"token file must be a readable text file, got {path} ({error})") from None
+    if not _TOKEN.fullmatch(text):
+        raise InvalidRequest(
+            f"token file {path} must hold 16 to 512 letters, digits or ._~+/=-, got {len(text)} characters;"
+            " try `openssl rand -hex 32`"
+        )
+    return text
+
+
+@dataclass(frozen=True)
+class ModelControl:
+    """Loads and unloads the models of one running server.
+
+    Args:
+        url: ``host:port`` of its HTTP endpoint.
+        token: its control token; None where it has none.
+        load_timeout_s: seconds that one model has to load.
+    """
+
+    url: str
+    token: str | None = field(default=None, repr=False)
+    load_timeout_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        host, _, port = self.url.rpartition(":")
+        if not host or "/" in host or not port.isdigit():
+            raise InvalidRequest(
+                f"triton url must be HOST:PORT of its HTTP endpoint, got {self.url!r}; try localhost:8000"
+            )
+
+    def load(self, model: str) -> None:
+        """Load a model, or load it anew; the one that was served goes on until the new one is ready.
+
+        After a failed load anew Triton 2.51 counts one model too many: stopping the server then takes its
+        whole exit timeout.
+
+        Raises:
+            NotReady: the server cannot be reached or could not load it; what was served is served still.
+        """
+        self._change(model, "load", {})
+
+    def unload(self, model: str) -> None:
+        """Let go of a model; nothing where the server does not have it.
+
+        Raises:
+            NotReady: the server cannot be reached, or refused.
+        """
+        self._change(model, "unload", {"parameters": {"unload_dependents": False}})
+
+    def follow(self, repository: Path, model: str) -> None:
+        """Make the server serve what its repository has of a model: load it, or unload it where it is gone.
+
+        Raises:
+            NotReady: as :meth:`load`.
+        """
+        if (repository / model).is_dir():
+            self.load(model)
+        else:
+            self.unload(model)
+
+    def ready_models(self) -> frozenset[str]:
+        """Return the names of the models that are served.
+
+        Raises:
+            NotReady: the server cannot be reached, or refused.
+        """
+        answer = self._post("/v2/repository/index", {"ready": True}, _SHORT_S)
+        return frozenset(str(entry["name"]) for entry in answer.json())
+
+    def _change(self, model: str, change: str, body: dict[str, Any]) -> None:
+        self._post(f"/v2/repository/models/{model}/{change}", body, self.load_timeout_s)
+
+    def _post(self, path: str, body: dict[str, Any], timeout_s: float) -> httpx.Response:
+        headers = {CONTROL_HEADER: self.token} if self.token else {}
+        try:
+            # A proxy of the environment is for the world outside, not for a server of our own.
+            with httpx.Client(trust_env=False, timeout=timeout_s) as client:
+                answer = client.post(f"http://{self.url}{path}", json=body, headers=headers)
+        except httpx.HTTPError as error:
+            raise NotReady(f"triton {self.url}: must answer, got {error or type(error).__name__}") from None
+        if answer.status_code != httpx.codes.OK:
+            raise NotReady(f"triton {self.url}: {path.rpartition('/')[2]} failed, got {_reason(answer)}")
+        return answer
+
+
+def _reason(answer: httpx.Response) -> str:
+    """Return a refusal in Triton's words, with the way out where it does not take orders."""
+    try:
+        text = str(json.loads(answer.text)["error"])
+    except (ValueError, KeyError, TypeError):
+        text = f"HTTP {answer.status_code}"
+    text = plain(_STATE.sub("", text))
+    if "explicit model load / unload is not allowed" in text:
+        return f"{text!r}; try `slipway serve --model-control explicit`"
+    if answer.status_code in (httpx.codes.FORBIDDEN, httpx.codes.UNAUTHORIZED):
+        return f"{text!r}; try the server's --control-token-file"
+    return text

@@ -1,0 +1,142 @@
+"""What programs count while they serve, free of Triton: recorded here, published elsewhere.
+
+A program gets a :class:`Recorder` with its settings and records plain numbers of the metrics below. In Triton
+a thread brings them into the server's own metrics (:mod:`slipway_serving.triton_metrics`); in process whoever
+wants reads them by :meth:`Recorder.changes`. Every label takes its values from a closed set that is written
+here: no text of a caller can become one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from slipway_serving.errors import CODES, Unrecoverable
+
+OK = "OK"
+"""Value of the label `code` of a request that was answered."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric; every metric also has the label ``model``, the served model's name.
+
+    Attributes:
+        name: as Prometheus has it, unit included.
+        kind: "counter" only grows, "gauge" has a value now, "histogram" counts observations by size.
+        description: one sentence.
+        label: name of a further label; "" without one.
+        values: all values that it may have.
+        buckets: upper bounds of a histogram's buckets, ascending.
+    """
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    description: str
+    label: str = ""
+    values: tuple[str, ...] = ("",)
+    buckets: tuple[float, ...] = ()
+
+
+REQUESTS = Metric(
+    "slipway_requests_total",
+    "counter",
+    "Requests that Python models ended, by how: OK or the code of the error.",
+    label="code",
+    values=(OK, *CODES),
+)
+REQUESTS_RUNNING = Metric("slipway_requests_running", "gauge", "Requests that pipelines work on now.")
+FRAMES = Metric("slipway_frames_total", "counter", "Video frames that were decoded.")
+# From the tiny checkpoint's milliseconds to a 14B denoiser's step at 720p.
+DENOISE_STEP = Metric(
+    "slipway_denoise_step_seconds",
+    "histogram",
+    "Seconds of one denoising step.",
+    buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0),
+)
+SESSIONS_OPEN = Metric("slipway_sessions_open", "gauge", "Sequences whose state a stateful model holds.")
+SESSIONS_LIMIT = Metric("slipway_sessions_limit", "gauge", "Sequences that a stateful model takes at a time.")
+
+METRICS = (REQUESTS, REQUESTS_RUNNING, FRAMES, DENOISE_STEP, SESSIONS_OPEN, SESSIONS_LIMIT)
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a metric has to be told.
+
+    Attributes:
+        metric: which.
+        value: of its further label; "" without one.
+        amounts: what a counter grew by or a gauge is now, one number; of a histogram each observation.
+    """
+
+    metric: Metric
+    value: str
+    amounts: tuple[float, ...]
+
+
+class Recorder:
+    """Takes the numbers of one instance of a model; threads may use it together."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._recorded: dict[tuple[Metric, str], list[float]] = {}
+        self._gauges: dict[Metric, Callable[[], float]] = {}
+
+    def declare(self, *metrics: Metric) -> None:
+        """Announce counters and histograms, so that they are there, at 0, before anything happened."""
+        with self._lock:
+            for metric in metrics:
+                for value in metric.values:
+                    self._recorded.setdefault((metric, value), _nothing(metric))
+
+    def count(self, metric: Metric, amount: float = 1.0, value: str = "") -> None:
+        """Let a counter grow.
+
+        Raises:
+            Unrecoverable: its further label cannot have this value.
+        """
+        self._record(metric, amount, value)
+
+    def observe(self, metric: Metric, amount: float) -> None:
+        """Give a histogram an observation."""
+        self._record(metric, amount, "")
+
+    def follow(self, metric: Metric, read: Callable[[], float]) -> None:
+        """Have a gauge read whenever the metrics are."""
+        with self._lock:
+            self._gauges[metric] = read
+
+    def changes(self) -> Iterator[Change]:
+        """Yield what was recorded since the last call, and the gauges of now.
+
+        A counter's amounts are added up; one of a metric that stood still is 0.
+        """
+        with self._lock:
+            taken = self._recorded
+            self._recorded = {(metric, value): _nothing(metric) for metric, value in taken}
+            gauges = dict(self._gauges)
+        for (metric, value), amounts in taken.items():
+            yield Change(metric, value, tuple(amounts))
+        for metric, read in gauges.items():
+            yield Change(metric, "", (float(read()),))
+
+    def _record(self, metric: Metric, amount: float, value: str) -> None:
+        if value not in metric.values:
+            raise Unrecoverable(
+                f"metric {metric.name}: {metric.label or 'a further label'} must be one of "
+                f"{', '.join(metric.values)}, got {value!r}"
+            )
+        with self._lock:
+            amounts = self._recorded.setdefault((metric, value), _nothing(metric))
+            if metric.kind == "counter":
+                amounts[0] += amount
+            else:
+                amounts.append(amount)
+
+
+def _nothing(metric: Metric) -> list[float]:
+    """Return the amounts of a counter or histogram that was told nothing."""
+    return [0.0] if metric.kind == "counter" else []

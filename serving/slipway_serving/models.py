@@ -1,0 +1,161 @@
+"""Served models without a server: the same repository, graphs and programs, called in this process.
+
+:class:`InProcessModels` reads each model's ``config.pbtxt`` and runs it as Triton would: an ONNX graph by the
+onnxruntime backend's own executor, a Python model by the program that it names, an ensemble step by step.
+Unit tests drive the pipelines with it, and the benchmark compares it with the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from google.protobuf import json_format, text_format
+from numpy.typing import NDArray
+from tritonclient.grpc import model_config_pb2
+
+from slipway_serving.backends.onnxruntime import session, signature
+from slipway_serving.backends.onnxruntime.execution import Executor, Request
+from slipway_serving.errors import NotReady, SlipwayError, Unrecoverable
+from slipway_serving.program import Call, Program, Settings, Tensors, load_program
+
+Answer = dict[str, NDArray[Any]]
+Run = Callable[[Call, list[str]], Iterator[Answer]]
+
+
+def read_config(model: Path) -> dict[str, Any]:
+    """Read a model's ``config.pbtxt`` as Triton's JSON form.
+
+    Args:
+        model: the model's folder.
+
+    Raises:
+        NotReady: the file is missing or is no config.
+    """
+    try:
+        text = (model / "config.pbtxt").read_text(encoding="utf-8")
+        config = text_format.Parse(text, model_config_pb2.ModelConfig())
+    except (OSError, text_format.ParseError) as error:
+        raise NotReady(f"{model}: must have a config.pbtxt that Triton can read, got {error}") from error
+    parsed: dict[str, Any] = json_format.MessageToDict(config, preserving_proto_field_name=True)
+    return {"name": model.name, "max_batch_size": 0, **parsed}
+
+
+class InProcessModels:
+    """Calls the models of a repository in this process; implements :class:`slipway_serving.program.Models`.
+
+    Args:
+        repository: folder of model folders.
+        threads: threads of each ONNX session; 0 takes all cores.
+    """
+
+    def __init__(self, repository: Path, threads: int = 0) -> None:
+        self._repository, self._threads = repository, threads
+        self._loaded: dict[str, Run] = {}
+        self._programs: list[Program] = []
+
+    def call(self, model: str, tensors: Tensors, outputs: list[str]) -> Answer:
+        """Ask a model that answers once; raises the model's error."""
+        (answer,) = self._run(model, Call(tensors, self), outputs)
+        return answer
+
+    def stream(
+        self,
+        model: str,
+        tensors: Tensors,
+        outputs: list[str],
+        *,
+        sequence_id: int = 0,
+        start: bool = False,
+        end: bool = False,
+    ) -> Iterator[Answer]:
+        """Ask a decoupled model; see :class:`slipway_serving.program.Models`."""
+        return self._run(model, Call(tensors, self, sequence_id=sequence_id, start=start, end=end), outputs)
+
+    def is_ready(self, model: str) -> bool:
+        """Tell whether a model is in the repository; it is loaded when it is called."""
+        return (self._repository / model / "config.pbtxt").is_file()
+
+    def load(self, model: str) -> None:
+        """Load a model now rather than at its first call."""
+        if model not in self._loaded:
+            self._loaded[model] = self._open(model)
+
+    def close(self) -> None:
+        """Free what the models hold."""
+        for program in self._programs:
+            program.close()
+        self._programs.clear()
+        self._loaded.clear()
+
+    def _run(self, model: str, call: Call, outputs: list[str]) -> Iterator[Answer]:
+        self.load(model)
+        return self._loaded[model](call, outputs)
+
+    def _open(self, model: str) -> Run:
+        folder = self._repository / model
+        config = read_config(folder)
+        parameters = config.setdefault("parameters", {})
+        if "ensemble_scheduling" in config:
+            return self._ensemble(config)
+        if config.get("backend") not in ("onnxruntime", "python"):
+            raise NotReady(f"{model}: backend must be onnxruntime or python, got {config.get('backend')!r}")
+        parameters["intra_op_thread_count"] = {"string_value": str(self._threads)}
+        settings = Settings(model, folder / "1", config)
+        if config["backend"] == "onnxruntime":
+            return self._graph(settings)
+        program = load_program(settings)
+        self._programs.append(program)
+        return lambda call, outputs: (_only(outputs, answer) for answer in program.run(call))
+
+    def _graph(self, settings: Settings) -> Run:
+        graph = session.load(settings.config, settings.folder, session.providers(settings.config, "CPU", 0))
+        executor = Executor(
+            settings.model,
+            signature.graph_signature(graph),
+            lambda wanted, inputs: graph.run(list(wanted), dict(inputs)),
+            {entry["name"]: [int(dim) for dim in entry["dims"]] for entry in settings.config["output"]},
+            batched=int(settings.config["max_batch_size"]) > 0,
+        )
+        shapes = {entry["name"]: _graph_shape(entry) for entry in settings.config["input"]}
+
+        def run(call: Call, outputs: list[str]) -> Iterator[Answer]:
+            inputs = {name: _reshaped(array, shapes[name]) for name, array in call.tensors.items()}
+            (answer,) = executor.execute([Request(inputs, tuple(outputs), call.is_cancelled)])
+            if isinstance(answer, SlipwayError):
+                raise answer
+            yield answer
+
+        return run
+
+    def _ensemble(self, config: Mapping[str, Any]) -> Run:
+        steps = config["ensemble_scheduling"]["step"]
+
+        def run(call: Call, outputs: list[str]) -> Iterator[Answer]:
+            known: Answer = dict(call.tensors)
+            for step in steps:
+                inputs = {name: known[source] for name, source in step["input_map"].items()}
+                answer = self.call(step["model_name"], inputs, list(step["output_map"]))
+                known |= {target: answer[name] for name, target in step["output_map"].items()}
+            yield _only(outputs, known)
+
+        return run
+
+
+def _only(outputs: list[str], answer: Tensors) -> Answer:
+    if missing := sorted(set(outputs) - set(answer)):
+        raise Unrecoverable(f"outputs must be given by the model, got none of {', '.join(missing)}")
+    return {name: answer[name] for name in outputs}
+
+
+def _graph_shape(entry: Mapping[str, Any]) -> list[int] | None:
+    """Return the shape that the config gives to an input's elements for the graph, if it differs."""
+    if "reshape" not in entry:
+        return None
+    return [int(size) for size in entry["reshape"].get("shape", [])]
+
+
+def _reshaped(array: NDArray[Any], shape: list[int] | None) -> NDArray[Any]:
+    return array if shape is None else np.reshape(array, [len(array), *shape])

@@ -1,0 +1,443 @@
+"""The embedded server: the real Triton from the nvidia-pytriton wheel, started and stopped in good order.
+
+:class:`ServerConfig` says what to serve and where. :class:`Server` checks it, lays out a backend
+directory in a private folder, starts `tritonserver`, waits until every model is ready or says per model
+why it is not, and on the way out lets in-flight work finish, then leaves no process, no shared memory
+and no folder. A watcher (:mod:`slipway_serving.triton_process`) does the same if this process is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, get_args
+
+from slipway_serving import triton_log
+from slipway_serving.control import ModelControl, is_loopback
+from slipway_serving.drain import wait_until_idle
+from slipway_serving.errors import InvalidRequest, NotReady, raise_all
+from slipway_serving.triton_arguments import closed_apis, further_problems, tracing, tracing_problems
+from slipway_serving.triton_install import environment, find_triton, lay_out_backends
+from slipway_serving.triton_process import (
+    EXIT_GRACE_S,
+    ID_VARIABLE,
+    SHARED_MEMORY,
+    Belongings,
+    start_watcher,
+    sweep,
+)
+
+ModelControlMode = Literal["none", "explicit"]
+_MIB = 1 << 20
+# A stub starts with 1 MiB of shared memory (Triton's default); a response of frames or video is at most
+# 3 MiB and several are under way at once.
+_SHARED_MEMORY_BASE_BYTES = 32 * _MIB
+_SHARED_MEMORY_PER_MODEL_BYTES = 2 * _MIB
+_POLL_S = 0.05
+_PORT_ATTEMPTS = 3
+# A proxy of the environment is for the world outside, not for a server of our own.
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """What to serve and where.
+
+    Attributes:
+        repository: the model repository, a folder of model folders.
+        host: address to listen on; other machines reach the server only by another than 127.0.0.1.
+        http_port: 0 picks a free one, as for the other two.
+        grpc_port: see `http_port`.
+        metrics_port: see `http_port`.
+        exit_timeout_s: seconds that in-flight requests are given when the server is stopped.
+        ready_timeout_s: seconds that all models together have to load.
+        exit_on_error: whether one model that fails to load fails the start.
+        model_control: "none" serves what the repository held at the start; "explicit" also takes orders to
+            load and unload models while it runs.
+        control_token: what such orders must carry (see :mod:`slipway_serving.control`), and any other use of
+        the
+            APIs that change the server (:data:`slipway_serving.triton_arguments.CLOSED_APIS`); None leaves
+            them open.
+        trace_otlp: OTLP endpoint over HTTP that gets traces of requests; None traces nothing.
+        trace_every: one request in this many is traced.
+        log_verbose: Triton's verbosity, 0 or more.
+        log_path: where the log goes and stays; None keeps it only when something failed.
+        arguments: further arguments of `tritonserver`, e.g. `--rate-limit=execution_count`, but none that
+            follow from the above.
+    """
+
+    repository: Path
+    host: str = "127.0.0.1"
+    http_port: int = 8000
+    grpc_port: int = 8001
+    metrics_port: int = 8002
+    exit_timeout_s: int = 30
+    ready_timeout_s: float = 600.0
+    exit_on_error: bool = True
+    model_control: ModelControlMode = "none"
+    control_token: str | None = field(default=None, repr=False)
+    trace_otlp: str | None = None
+    trace_every: int = 1
+    log_verbose: int = 0
+    log_path: Path | None = None
+    arguments: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{name} must be a port number 0 to 65535, got {port}"
+            for name, port in self.ports.items()
+            if not 0 <= port <= 65535
+        ]
+        given = [port for port in self.ports.values() if port]
+        if len(set(given)) < len(given):
+            problems.append(f"ports must be three different ones, got {given}")
+        for name in ("exit_timeout_s", "ready_timeout_s", "log_verbose"):
+            if getattr(self, name) < 0:
+                problems.append(f"{name} must be 0 or more, got {getattr(self, name)}")
+        if self.model_control not in get_args(ModelControlMode):
+            problems.append(
+                f"model_control must be one of {', '.join(get_args(ModelControlMode))}, got"
+                f" {self.model_control!r}"
+            )
+        elif self.model_control != "none" and self.control_token is None and not is_loopback(self.host):
+            problems.append(
+                "control_token must be given for explicit model control where other machines reach the server"
+                f" (loading a model runs its code), got none on host {self.host}; try --control-token-file"
+            )
+        problems += tracing_problems(self.trace_otlp, self.trace_every)
+        problems += further_problems(self.arguments)
+        raise_all("server", problems)
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """The three ports by field name."""
+        return {
+            "http_port": self.http_port,
+            "grpc_port": self.grpc_port,
+            "metrics_port": self.metrics_port,
+        }
+
+
+class Server:
+    """One running Triton. Use it as a context manager, or call :meth:`start` and :meth:`stop`.
+
+    Attributes:
+        config: what was asked for; after :meth:`start` with the ports and the address that were picked.
+        log_path: the server's log file.
+    """
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.config = config
+        self._id = f"slipway-{os.getpid()}-{secrets.token_hex(4)}-"
+        self.log_path = config.log_path or Path(tempfile.gettempdir()) / f"{self._id}tritonserver.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._watcher: subprocess.Popen[bytes] | None = None
+        self._belongings: Belongings | None = None
+
+    def __enter__(self) -> Server:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def http_url(self) -> str:
+        """`host:port` of the HTTP endpoint, as tritonclient takes it."""
+        return f"{_reachable(self.config.host)}:{self.config.http_port}"
+
+    @property
+    def grpc_url(self) -> str:
+        """`host:port` of the gRPC endpoint."""
+        return f"{_reachable(self.config.host)}:{self.config.grpc_port}"
+
+    @property
+    def metrics_url(self) -> str:
+        """URL of the Prometheus metrics."""
+        return f"http://{_reachable(self.config.host)}:{self.config.metrics_port}/metrics"
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of `tritonserver`; None before the start."""
+        return self._process.pid if self._process else None
+
+    @property
+    def server_id(self) -> str:
+        """What names this server's processes and shared memory, see :mod:`slipway_serving.triton_process`."""
+        return self._id
+
+    def is_alive(self) -> bool:
+        """Return whether the `tritonserver` process runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def log_text(self) -> str:
+        """Return the log so far."""
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+
+    def log_tail(self, lines: int = 20) -> str:
+        """Return the last lines of the log."""
+        return triton_log.tail(self.log_path, lines)
+
+    def models(self) -> list[str]:
+        """Return the names of the models that are ready."""
+        return sorted(ModelControl(self.http_url, self.config.control_token).ready_models())
+
+    def failed_models(self) -> dict[str, str]:
+        """Return why models could not be loaded, by name (without `exit_on_error` the others serve)."""
+        return triton_log.load_failures(self.log_text())
+
+    def start(self) -> None:
+        """Start the server and return when it is ready.
+
+        Raises:
+            InvalidRequest: the repository or a port cannot be used; nothing was started.
+            NotReady: Triton is not installed, a model failed to load, the time ran out; nothing is left
+                running and the message names each failed model, the reason and the log file.
+        """
+        if self._process is not None:
+            raise InvalidRequest("server: start must be called once, got a second call; try a new Server")
+        models = _check_repository(self.config.repository)
+        _check_shared_memory(len(models))
+        _check_programs_run(Path(tempfile.gettempdir()))
+        wanted = self.config
+        for attempt in range(_PORT_ATTEMPTS):
+            self.config = _with_free_ports(wanted)
+            try:
+                self._launch()
+                self._wait_until_ready()
+            except BaseException as error:
+                # A port that was free when it was picked may be taken by now; only ours to pick again.
+                again = (
+                    isinstance(error, _PortTaken)
+                    and self.config.ports != wanted.ports
+                    and attempt + 1 < _PORT_ATTEMPTS
+                )
+                self._end(keep_log=isinstance(error, Exception) and not again)
+                if not again:
+                    raise
+            else:
+                return
+
+    def stop(self) -> None:
+        """Stop the server: in-flight work may finish within `exit_timeout_s`, then nothing is left.
+
+        Calling it again, or without a start, does nothing.
+        """
+        if self._process is None:
+            return
+        crashed = self._process.poll() is not None
+        try:
+            if not crashed:
+                wait_until_idle(self.metrics_url, self.config.exit_timeout_s)
+                self._process.send_signal(signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(self.config.exit_timeout_s + EXIT_GRACE_S)
+        finally:
+            self._end(keep_log=crashed)
+
+    def _launch(self) -> None:
+        """Lay out the backends and start `tritonserver` and its watcher."""
+        install = find_triton()
+        folder = Path(tempfile.mkdtemp(prefix=self._id))
+        self._belongings = Belongings(self._id, str(folder), pid=0, exit_timeout_s=self.config.exit_timeout_s)
+        backends = folder / "backends"
+        lay_out_backends(install, backends)
+        with self.log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                [str(install.binary), *self._arguments(backends)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=folder,  # stubs look for modules in their working directory first
+                env={**environment(install, os.environ), ID_VARIABLE: self._id},
+                start_new_session=True,  # a terminal's Ctrl-C is for us; we stop it in good order
+            )
+            self._belongings = replace(self._belongings, pid=self._process.pid)
+            self._watcher = start_watcher(self._belongings, log)
+
+    def _arguments(self, backends: Path) -> Iterator[str]:
+        """Yield the arguments of `tritonserver`."""
+        config = self.config
+        yield f"--model-repository={config.repository.resolve()}"
+        yield f"--backend-directory={backends}"
+        yield f"--backend-config=python,shm-region-prefix-name={self._id}"
+        for service in ("http", "grpc", "metrics"):
+            yield f"--{service}-address={config.host}"
+            yield f"--{service}-port={config.ports[f'{service}_port']}"
+        yield f"--exit-timeout-secs={config.exit_timeout_s}"
+        yield f"--exit-on-error={str(config.exit_on_error).lower()}"
+        yield f"--log-verbose={config.log_verbose}"
+        if config.model_control == "explicit":
+            yield "--model-control-mode=explicit"
+            yield "--load-model=*"
+        if config.control_token is not None:
+            yield from closed_apis(config.control_token)
+        if config.trace_otlp is not None:
+            yield from tracing(config.trace_otlp, config.trace_every)
+        yield from config.arguments
+
+    def _wait_until_ready(self) -> None:
+        """Poll until the server answers ready; raise NotReady as soon as it cannot become so."""
+        # Endpoints open when all models have loaded or failed. Without exit_on_error a failed model would
+        # keep `ready` false for ever; `live` is then what there is to wait for.
+        endpoint = "ready" if self.config.exit_on_error else "live"
+        deadline = time.monotonic() + self.config.ready_timeout_s
+        while not _answers(f"http://{self.http_url}/v2/health/{endpoint}"):
+            log = self.log_text()
+            if not self.is_alive():
+                raise self._start_error(log)
+            if "Failed to preinitialize Python stub" in log and self.config.exit_on_error:
+                raise self._start_error(log)
+            if time.monotonic() > deadline:
+                waiting = ", ".join(triton_log.still_loading(log)) or "none, but it does not answer"
+                raise NotReady(
+                    f"server: models must load within {self.config.ready_timeout_s:g} s, still loading: "
+                    f"{waiting}; log: {self.log_path}"
+                )
+            time.sleep(_POLL_S)
+
+    def _start_error(self, log: str) -> NotReady:
+        """Say why the server could not start: per failed model, else in Triton's words."""
+        failures = triton_log.load_failures(log)
+        if failures:
+            lines = "".join(f"\n  {model}: {reason}" for model, reason in failures.items())
+            return NotReady(
+                f"server: {len(failures)} model(s) failed to load:{lines}\n  log: {self.log_path}"
+            )
+        reason = triton_log.fatal(log) or self.log_tail(5)
+        error = _PortTaken if "already in use" in reason else NotReady
+        code = self._process.poll() if self._process else None
+        return error(f"server: tritonserver ended with code {code}: {reason}\n  log: {self.log_path}")
+
+    def _end(self, *, keep_log: bool) -> None:
+        """Kill what is left, free what it held, and let the watcher go."""
+        process, watcher, belongings = self._process, self._watcher, self._belongings
+        self._process = self._watcher = self._belongings = None
+        if belongings:
+            sweep(belongings)
+        if process:
+            process.wait()
+        if watcher and watcher.stdin:
+            watcher.stdin.close()
+            watcher.wait()
+        if not keep_log and self.config.log_path is None:
+            self.log_path.unlink(missing_ok=True)
+
+
+class _PortTaken(NotReady):
+    """Another process took a port between our look and Triton's."""
+
+
+def _check_repository(repository: Path) -> list[Path]:
+    """Return the repository's model folders.
+
+    Raises:
+        InvalidRequest: it does not exist, is not a folder, or holds no model.
+    """
+    if not repository.exists():
+        raise InvalidRequest(f"server: repository must exist, got {repository}; try `slipway export` first")
+    if not repository.is_dir():
+        raise InvalidRequest(f"server: repository must be a folder of models, got the file {repository}")
+    models = sorted(path for path in repository.iterdir() if path.is_dir())
+    if not models:
+        raise InvalidRequest(
+            f"server: repository must hold a model, got the empty {repository}; try `slipway export` first"
+        )
+    return models
+
+
+def _check_shared_memory(models: int) -> None:
+    """Raise NotReady where /dev/shm has too little room for the models' stubs."""
+    if not SHARED_MEMORY.is_dir():
+        raise NotReady(f"server: {SHARED_MEMORY} must exist for Triton's Python models, got none")
+    status = os.statvfs(SHARED_MEMORY)
+    free = status.f_bavail * status.f_frsize
+    needed = _SHARED_MEMORY_BASE_BYTES + models * _SHARED_MEMORY_PER_MODEL_BYTES
+    if free < needed:
+        raise NotReady(
+            f"server: {SHARED_MEMORY} must have {needed // _MIB} MiB free for {models} models, "
+            f"got {free // _MIB} MiB; try `docker run --shm-size=1g`"
+        )
+
+
+def _check_programs_run(folder: Path) -> None:
+    """Raise NotReady where a folder's mount lets no program run."""
+    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        raise NotReady(
+            f"server: {folder} must let programs run (Triton's Python backend is laid out there), got a"
+            " noexec mount; try `docker run --tmpfs /tmp:exec`, or another folder by TMPDIR"
+        )
+
+
+def _with_free_ports(config: ServerConfig) -> ServerConfig:
+    """Return the config with the host's address for its name and with free ports for ports 0.
+
+    Raises:
+        InvalidRequest: a given port is in use, or the host is not an address of this machine.
+    """
+    ports: dict[str, int] = {}
+    problems: list[str] = []
+    address = _address(config.host)
+    with contextlib.ExitStack() as held:  # held together, so that no two are the same
+        for name, port in config.ports.items():
+            listener = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind((address, port))
+            except OSError as error:
+                flag = f"--{name.replace('_', '-')}"
+                problems.append(
+                    f"{name} must be free on {config.host}, got {port} ({error.strerror}); try {flag}"
+                )
+            else:
+                ports[name] = listener.getsockname()[1]
+    raise_all("server", problems)
+    return replace(
+        config,
+        host=address,
+        http_port=ports["http_port"],
+        grpc_port=ports["grpc_port"],
+        metrics_port=ports["metrics_port"],
+    )
+
+
+def _address(host: str) -> str:
+    """Return the IPv4 address of a host, which is what Triton binds to.
+
+    Raises:
+        InvalidRequest: it has none.
+    """
+    try:
+        return str(socket.getaddrinfo(host, None, socket.AF_INET)[0][4][0])
+    except socket.gaierror as error:
+        raise InvalidRequest(
+            f"server: host must be an IPv4 address or a name that has one, got {host!r}"
+        ) from error
+
+
+def _reachable(host: str) -> str:
+    """Return an address that reaches a server on this machine that listens on `host`."""
+    return "127.0.0.1" if host == "0.0.0.0" else host
+
+
+def _answers(url: str) -> bool:
+    """Return whether a URL answers 200."""
+    try:
+        with _DIRECT.open(url, timeout=2) as response:
+            return bool(response.status == 200)
+    except (OSError, http.client.HTTPException):
+        return False

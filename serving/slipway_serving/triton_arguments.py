@@ -1,0 +1,98 @@
+"""Arguments of `tritonserver`: what closes its administrative APIs, what makes it trace, what a user may add.
+
+:class:`~slipway_serving.server.ServerConfig` checks by these, and :class:`~slipway_serving.server.Server`
+starts Triton so.
+"""
+
+from __future__ import annotations
+
+import urllib.parse
+from collections.abc import Iterator, Sequence
+
+from slipway_serving.control import CONTROL_HEADER
+
+CLOSED_APIS = ("model-repository", "shared-memory", "trace", "logging")
+"""Groups of Triton's API that need the control token, where there is one: those that change the server.
+
+Whoever may use them loads code (model-repository), reads and writes memory of other processes on the machine
+(shared-memory), or has the server write to files or hosts of their choice (trace, logging). Health, metadata,
+inference, model-config and statistics stay open.
+"""
+# What `slipway serve` says itself, and by which flag of its own.
+_OURS = {
+    "model-repository": "--repository",
+    "model-store": "--repository",
+    "backend-directory": "another installation of Triton",
+    **{f"{service}-port": f"--{service}-port" for service in ("http", "grpc", "metrics")},
+    **{f"{service}-address": "--host" for service in ("http", "grpc", "metrics")},
+    "exit-timeout-secs": "--exit-timeout-s",
+    "exit-on-error": "a repository whose models load",
+    "model-control-mode": "--model-control",
+    "load-model": "--model-control",
+    "http-restricted-api": "--control-token-file",
+    "grpc-restricted-protocol": "--control-token-file",
+}
+_SHARED_MEMORY_PREFIX = "python,shm-region-prefix-name"
+
+
+def closed_apis(token: str) -> Iterator[str]:
+    """Yield the arguments that close the administrative APIs to those who do not know a token.
+
+    Over HTTP it comes in the header ``slipway-control``, over gRPC in the metadata
+    ``triton-grpc-protocol-slipway-control``.
+    """
+    groups = ",".join(CLOSED_APIS)
+    yield f"--http-restricted-api={groups}:{CONTROL_HEADER}={token}"
+    yield f"--grpc-restricted-protocol={groups}:{CONTROL_HEADER}={token}"
+
+
+def tracing(url: str, every: int) -> Iterator[str]:
+    """Yield the arguments that make Triton send traces of requests to an OpenTelemetry collector.
+
+    Args:
+        url: of the collector's OTLP endpoint over HTTP.
+        every: one request in this many is traced.
+    """
+    yield "--trace-config=mode=opentelemetry"
+    yield "--trace-config=level=TIMESTAMPS"
+    yield "--trace-config=count=-1"
+    yield f"--trace-config=rate={every}"
+    yield f"--trace-config=opentelemetry,url={url}"
+    yield "--trace-config=opentelemetry,resource=service.name=slipway"
+
+
+def tracing_problems(url: str | None, every: int) -> list[str]:
+    """Say which rules the settings of tracing break."""
+    problems = []
+    if url is not None:
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or not parts.path.strip("/"):
+            problems.append(
+                f"trace_otlp must be an OTLP endpoint over HTTP, got {url!r}; "
+                "try http://localhost:4318/v1/traces"
+            )
+    if every < 1:
+        problems.append(f"trace_every must be 1 or more, got {every}; try 1 for every request")
+    return problems
+
+
+def further_problems(arguments: Sequence[str]) -> list[str]:
+    """Say which of a user's own arguments Triton cannot be started with."""
+    problems = []
+    for argument in arguments:
+        name, equals, value = argument.removeprefix("--").partition("=")
+        if not argument.startswith("--") or not name or not equals:
+            problems.append(
+                f"further arguments must be of the form --name=value, got {argument!r}; "
+                "try -- --rate-limit=execution_count"
+            )
+        elif name in _OURS:
+            problems.append(
+                f"further arguments must be none that slipway gives, got --{name}; try {_OURS[name]}"
+            )
+        elif name == "backend-config" and value.startswith(_SHARED_MEMORY_PREFIX):
+            problems.append(
+                f"further arguments must leave {_SHARED_MEMORY_PREFIX} alone, by which slipway finds what "
+                "to free; try without it"
+            )
+    return problems

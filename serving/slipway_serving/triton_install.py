@@ -1,0 +1,107 @@
+"""Find the Triton that the nvidia-pytriton wheel carries and lay out backends for this Python.
+
+The wheel has one `tritonserver` binary, the Python backend's library and one stub per Python version.
+:func:`find_triton` locates them; :func:`lay_out_backends` writes a backend directory that a server
+can be pointed at: `python` (the wheel's library, this Python's stub) and `onnxruntime` (ours).
+:func:`environment` is what the server has to be started with, so that its stubs find our packages.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipway_serving.distribution import install_hint
+from slipway_serving.errors import NotReady
+
+_PACKAGE_ROOT = Path(__file__).resolve().parent
+_INSTALL_HINT = f"try {install_hint('server')}"
+
+
+@dataclass(frozen=True)
+class TritonInstall:
+    """Where the parts of one Triton lie.
+
+    Attributes:
+        binary: the `tritonserver` executable.
+        libraries: folder of the shared libraries that it links to.
+        python_backend: folder of `libtriton_python.so` and `triton_python_backend_utils.py`.
+        stub: the Python backend's stub executable for the running Python version.
+    """
+
+    binary: Path
+    libraries: Path
+    python_backend: Path
+    stub: Path
+
+
+def find_triton() -> TritonInstall:
+    """Locate Triton in the installed nvidia-pytriton wheel, without importing it.
+
+    Raises:
+        NotReady: the wheel is not installed, incomplete, or has no stub for this Python version.
+    """
+    spec = importlib.util.find_spec("pytriton")
+    if spec is None or not spec.submodule_search_locations:
+        raise NotReady(f"server: nvidia-pytriton must be installed, got none; {_INSTALL_HINT}")
+    package = Path(next(iter(spec.submodule_search_locations)))
+    triton = package / "tritonserver"
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    install = TritonInstall(
+        binary=triton / "bin" / "tritonserver",
+        libraries=package.parent / "nvidia_pytriton.libs",
+        python_backend=triton / "backends" / "python",
+        stub=triton / "python_backend_stubs" / version / "triton_python_backend_stub",
+    )
+    if not install.binary.is_file() or not install.libraries.is_dir():
+        raise NotReady(
+            f"server: nvidia-pytriton must carry the tritonserver binary, got none in {triton}; "
+            "try its Linux x86-64 or arm64 wheel"
+        )
+    if not install.stub.is_file():
+        known = ", ".join(sorted(p.name for p in (triton / "python_backend_stubs").glob("3.*")))
+        raise NotReady(f"server: Python must be one of {known}, got {version}; try another Python version")
+    return install
+
+
+def lay_out_backends(install: TritonInstall, folder: Path) -> None:
+    """Write a backend directory for this Python version.
+
+    Args:
+        install: the Triton to link to.
+        folder: created; afterwards the value of `--backend-directory`.
+    """
+    python = folder / "python"
+    python.mkdir(parents=True)
+    # Copies (3 MB): Triton refuses a library whose resolved path lies outside the backend's folder.
+    for name in ("libtriton_python.so", "triton_python_backend_utils.py"):
+        shutil.copy(install.python_backend / name, python)
+    shutil.copy(install.stub, python)
+    (folder / "onnxruntime").symlink_to(_PACKAGE_ROOT / "backends" / "onnxruntime")
+
+
+def environment(install: TritonInstall, base: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment that the server must be started with.
+
+    The stub is an embedded interpreter: it must load this Python's own library, since another patch
+    release of the same version cannot load its extension modules (`_ssl`, for one); it takes its packages
+    from the virtual environment whose `bin` comes first on PATH, and finds `serving` by PYTHONPATH also
+    where it is not installed.
+
+    Args:
+        install: the Triton that will be started.
+        base: the environment to extend, usually `os.environ`.
+    """
+    first = {
+        "LD_LIBRARY_PATH": f"{install.libraries}{os.pathsep}{sysconfig.get_config_var('LIBDIR')}",
+        "PATH": str(Path(sys.executable).parent),
+        "PYTHONPATH": str(_PACKAGE_ROOT.parent),
+    }
+    joined = {key: os.pathsep.join(filter(None, (value, base.get(key)))) for key, value in first.items()}
+    return {**base, **joined}

@@ -1,0 +1,144 @@
+"""What happens to audio before the backbone, in training and in serving alike.
+
+Mono samples are measured (silence is decided by loudness alone), brought to one peak, resampled to the
+backbone's rate and made into features by transformers' ASTFeatureExtractor with the checkpoint's own figures.
+A clip that is longer than the backbone sees is refused, where that extractor would cut it off.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import soxr
+from numpy.typing import NDArray
+
+from slipway_serving.errors import InvalidRequest, raise_all
+
+SAMPLE_RATE_HZ = 16_000
+SAMPLE_RATES_HZ = (8_000, 192_000)
+SHORTEST_S, LONGEST_S = 0.1, 10.0
+# The loudness rule of WakeBuilder: below it nothing was said; above the second, the peak becomes the third.
+SILENT_RMS, QUIET_PEAK, PEAK = 0.005, 0.01, 0.9
+# The extractor's frames: 25 ms every 10 ms.
+_FRAME_SAMPLES, _HOP_SAMPLES = 400, 160
+
+Samples = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Features:
+    """A clip as the backbone takes it.
+
+    Attributes:
+        input_values: [max_length, num_mel_bins], float32, normalized log-mel energies.
+        rms: root mean square of the clip's samples as they came, 0 to 1.
+    """
+
+    input_values: NDArray[np.float32]
+    rms: float
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing was said in it, by its loudness."""
+        return is_silent(self.rms)
+
+
+def is_silent(rms: float) -> bool:
+    """Whether nothing was said in audio of that loudness."""
+    return rms < SILENT_RMS
+
+
+def loudness(samples: Samples) -> float:
+    """Return the root mean square of samples."""
+    return float(np.sqrt(np.mean(np.square(samples, dtype=np.float64))))
+
+
+def prepare(samples: Samples, sample_rate: int) -> Samples:
+    """Return a clip at one peak and at 16 kHz.
+
+    Args:
+        samples: [samples], mono, -1 to 1.
+        sample_rate: of the samples, Hz.
+    """
+    peak = float(np.abs(samples).max())
+    if peak > QUIET_PEAK:
+        samples = (samples / peak * PEAK).astype(np.float32)
+    if sample_rate != SAMPLE_RATE_HZ:
+        samples = soxr.resample(samples, sample_rate, SAMPLE_RATE_HZ)
+    return np.ascontiguousarray(samples, dtype=np.float32)
+
+
+class Extractor:
+    """Makes features of clips, with the figures of a checkpoint.
+
+    Args:
+        folder: with the checkpoint's ``preprocessor_config.json``.
+
+    Attributes:
+        longest_s: what the backbone sees of a clip, seconds; at most 10.
+
+    Raises:
+        InvalidRequest: the file is missing or of another extractor.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import ASTFeatureExtractor
+
+        if not (folder / "preprocessor_config.json").is_file():
+            raise InvalidRequest(f"preprocessor_config.json must lie in {folder}, got nothing; try exporting")
+        with warnings.catch_warnings():
+            # 128 filters leave some of 257 frequencies without one, as in the published checkpoints.
+            warnings.filterwarnings("ignore", message="At least one mel filter has all zero values")
+            self._extractor = ASTFeatureExtractor.from_pretrained(str(folder), local_files_only=True)
+        if self._extractor.sampling_rate != SAMPLE_RATE_HZ:
+            raise InvalidRequest(
+                f"{folder}: sampling_rate must be {SAMPLE_RATE_HZ} in preprocessor_config.json,"
+                f" got {self._extractor.sampling_rate}"
+            )
+        # One sample more would be one frame more than the backbone has positions.
+        seen = _FRAME_SAMPLES + self._extractor.max_length * _HOP_SAMPLES - 1
+        self.longest_s = min(LONGEST_S, seen / SAMPLE_RATE_HZ)
+
+    def __call__(self, samples: Samples, sample_rate: int) -> Features:
+        """Return the features of a clip; of a silent one all zeros, which nobody looks at.
+
+        Args:
+            samples: [samples], mono, float32, -1 to 1.
+            sample_rate: of the samples, Hz, 8,000 to 192,000.
+
+        Raises:
+            InvalidRequest: naming every broken rule.
+        """
+        raise_all("audio", self.problems(samples, sample_rate))
+        rms = loudness(samples)
+        if is_silent(rms):
+            shape = (self._extractor.max_length, self._extractor.num_mel_bins)
+            return Features(np.zeros(shape, np.float32), rms)
+        prepared = prepare(samples, sample_rate)
+        made = self._extractor(prepared, sampling_rate=SAMPLE_RATE_HZ, return_tensors="np")
+        return Features(made["input_values"][0].astype(np.float32), rms)
+
+    def problems(self, samples: Samples, sample_rate: int) -> list[str]:
+        """Return the rules that a clip breaks, as sentences."""
+        low, high = SAMPLE_RATES_HZ
+        if not low <= sample_rate <= high:
+            return [f"sample_rate must be {low} to {high} Hz, got {sample_rate}; try 16000"]
+        if samples.ndim != 1:
+            return [
+                f"audio must be mono [samples], got shape {list(samples.shape)}; try the mean of channels"
+            ]
+        seconds = samples.size / sample_rate
+        if not SHORTEST_S <= seconds <= self.longest_s:
+            return [
+                f"audio must be {SHORTEST_S:g} to {self.longest_s:.2f} s long, got {seconds:.2f} s;"
+                " try wakeword_stream for longer ones"
+            ]
+        peak = float(np.abs(samples).max())
+        if not np.isfinite(peak):
+            return ["audio must be finite, got NaN or infinity; try looking where it was recorded"]
+        if peak > 1:
+            return [f"audio must be within -1 to 1, got {peak:g}; try dividing int16 samples by 32768"]
+        return []

@@ -1,0 +1,262 @@
+"""The program wakeword_stream: PCM as it comes in, events out, for as many streams at a time as are allowed.
+
+Each request is a piece of one stream, which its correlation id names. Samples that do not fill a window yet
+wait here; the full windows of all streams of a batch go to the model `wakeword` together. What a stream
+answers depends on its samples only, never on how they were cut into pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway_serving.errors import Cancelled, InvalidRequest, SlipwayError, raise_all
+from slipway_serving.program import Call, Models, Settings, Single, Tensors
+from slipway_serving.stepped import StateStore
+from slipway_serving.wakeword.audio import SAMPLE_RATE_HZ
+from slipway_serving.wakeword.decide import read_words
+from slipway_serving.wakeword.words import check_word
+
+# As WakeBuilder listens: windows of 1 s that overlap by half.
+WINDOW_SAMPLES, HOP_SAMPLES = 16_000, 8_000
+LONGEST_PIECE_S = 60
+LONGEST_COOLDOWN_MS = 60_000
+FULL_SCALE = 32_768.0
+# As many windows in one call as the ensemble takes in one request.
+_WINDOWS_PER_CALL = 16
+_ONLY_AT_START = ("words", "cooldown_ms", "sample_rate")
+
+Pcm = NDArray[np.int16]
+
+
+@dataclass
+class Listening:
+    """A stream under way.
+
+    Attributes:
+        names: of the words that it asked for, as bytes; none for every loaded word.
+        cooldown_s: seconds after an event in which its word makes no other.
+        tail: samples that begin the next window.
+        offset: place of the tail's first sample in the stream.
+        last_s: time of each word's last event, seconds.
+        broken: why the stream cannot go on.
+    """
+
+    names: list[bytes]
+    cooldown_s: float
+    tail: Pcm = field(default_factory=lambda: np.zeros(0, np.int16))
+    offset: int = 0
+    last_s: dict[str, float] = field(default_factory=dict)
+    broken: SlipwayError | None = None
+
+    def feed(self, pcm: Pcm) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+        """Take the next samples in.
+
+        Returns:
+            The windows that are full now, [windows, 16000], -1 to 1; the time at which each ends, seconds.
+        """
+        samples = np.concatenate([self.tail, pcm])
+        count = max(0, (samples.size - WINDOW_SAMPLES) // HOP_SAMPLES + 1)
+        starts = np.arange(count) * HOP_SAMPLES
+        windows = [samples[start : start + WINDOW_SAMPLES] for start in starts]
+        ends_s = (self.offset + starts + WINDOW_SAMPLES) / SAMPLE_RATE_HZ
+        # A copy: a view would hold the whole piece.
+        self.tail = samples[count * HOP_SAMPLES :].copy()
+        self.offset += count * HOP_SAMPLES
+        scaled = np.array(windows, np.float32).reshape(count, WINDOW_SAMPLES) / np.float32(FULL_SCALE)
+        return scaled, ends_s
+
+    def is_event(self, word: str, time_s: float) -> bool:
+        """Tell whether a detection is an event or falls into its word's cooldown; remember an event."""
+        if time_s - self.last_s.get(word, -np.inf) < self.cooldown_s:
+            return False
+        self.last_s[word] = time_s
+        return True
+
+
+@dataclass
+class Turn:
+    """One request's part in a batch: its stream, its words and its windows with what they were judged."""
+
+    call: Call
+    listening: Listening
+    words: tuple[str, ...]
+    windows: NDArray[np.float32]
+    ends_s: NDArray[np.float64]
+    probability: NDArray[np.float32] | None = None
+    threshold: NDArray[np.float32] | None = None
+
+
+class WakewordStream(Single):
+    """Listens to streams.
+
+    Inputs, with a batch axis of 1: ``pcm`` [samples], int16, mono, 16 kHz, perhaps none to end a stream; with
+    SEQUENCE_START also ``words`` [words], BYTES (every loaded word without), ``cooldown_ms`` [1], int64, and
+    ``sample_rate`` [1], int64, for those who want it checked.
+
+    Outputs: of each window that became full ``end_s`` [windows], and of each word in ``word`` [words] its
+    ``probability`` and ``threshold`` [windows, words]; of each event ``event_word``, ``event_time_s`` (the
+    end of its window) and ``event_probability`` [events]. So an answer comes with the last sample of a
+    window; what is left at the end and fills none is dropped.
+    """
+
+    reports_requests = False
+
+    def __init__(self, settings: Settings) -> None:
+        self._model = settings.model
+        self._repository = settings.repository
+        self._cooldown_ms = settings.positive("cooldown_ms")
+        self._under_way: StateStore[Listening] = StateStore.of_model(settings)
+
+    def run_batch(self, calls: Sequence[Call]) -> list[Tensors | SlipwayError]:
+        """Return the answer to each piece, or why there is none; a stream that failed is over."""
+        with self._under_way.at_work(call.sequence_id for call in calls):
+            return self._run_batch(calls)
+
+    def close(self) -> None:
+        """Free all streams."""
+        self._under_way.close()
+
+    def _run_batch(self, calls: Sequence[Call]) -> list[Tensors | SlipwayError]:
+        begun = [self._begin(call) for call in calls]
+        turns = [turn for turn in begun if isinstance(turn, Turn)]
+        try:
+            for words in dict.fromkeys(turn.words for turn in turns):
+                self._judge(words, [turn for turn in turns if turn.words == words])
+        except BaseException:
+            for turn in turns:
+                self._under_way.drop(turn.call.sequence_id)
+            raise
+        return [self._finish(turn) if isinstance(turn, Turn) else turn for turn in begun]
+
+    def _begin(self, call: Call) -> Turn | SlipwayError:
+        """Take a piece in; its stream stays where the next piece, perhaps of this batch, finds it."""
+        key = call.sequence_id
+        try:
+            if call.is_cancelled():
+                raise Cancelled(f"{self._model}: cancelled by the caller before it ran")
+            self._check(call)
+            listening = self._started(call) if call.start else self._under_way.take(key)
+            windows, ends_s = listening.feed(call.tensors["pcm"][0])
+            named = tuple(name.decode() for name in listening.names)
+            words = named if named or not len(windows) else self._all_words(call.models)
+        except SlipwayError as error:
+            self._under_way.drop(key)
+            return error
+        if not call.end:
+            self._under_way.put(key, listening)
+        return Turn(call, listening, words, windows, ends_s)
+
+    def _all_words(self, models: Models) -> tuple[str, ...]:
+        return read_words([], self._repository, models, self._model)
+
+    def _check(self, call: Call) -> None:
+        """Check what a piece brings.
+
+        Raises:
+            InvalidRequest: naming every broken rule.
+        """
+        problems = []
+        tensors = call.tensors
+        if not call.sequence_id:
+            problems.append("correlation id must be given, got none; try one of your own for each stream")
+        if any(len(tensor) != 1 for tensor in tensors.values()):
+            problems.append("batch must be 1, one piece of one stream, got more; try a request for each")
+        seconds = tensors["pcm"].shape[-1] / SAMPLE_RATE_HZ
+        if seconds > LONGEST_PIECE_S:
+            problems.append(
+                f"pcm must be at most {LONGEST_PIECE_S} s ({LONGEST_PIECE_S * SAMPLE_RATE_HZ} samples),"
+                f" got {seconds:.1f} s; try shorter pieces"
+            )
+        if not call.start and (late := [name for name in _ONLY_AT_START if name in tensors]):
+            problems.append(f"{', '.join(late)} must come with SEQUENCE_START, got later; try a new stream")
+        raise_all(self._model, problems)
+
+    def _started(self, call: Call) -> Listening:
+        """Begin a stream.
+
+        Raises:
+            InvalidRequest: a field breaks its rule.
+            Overloaded: too many streams are under way.
+        """
+        cooldown_ms = _one(call, "cooldown_ms", self._cooldown_ms)
+        rate = _one(call, "sample_rate", SAMPLE_RATE_HZ)
+        problems = []
+        if not 0 <= cooldown_ms <= LONGEST_COOLDOWN_MS:
+            problems.append(f"cooldown_ms must be 0 to {LONGEST_COOLDOWN_MS}, got {cooldown_ms}; try 1000")
+        if rate != SAMPLE_RATE_HZ:
+            problems.append(
+                f"sample_rate must be {SAMPLE_RATE_HZ} Hz in a stream, got {rate}; try resampling it"
+            )
+        raise_all(self._model, problems)
+        names = [bytes(name) for name in call.tensors["words"][0]] if "words" in call.tensors else []
+        for name in names:
+            check_word(name.decode("utf-8", "replace"), self._model)
+        self._under_way.drop(call.sequence_id)
+        self._under_way.make_room()
+        return Listening(names, cooldown_ms / 1000)
+
+    def _judge(self, words: tuple[str, ...], turns: Sequence[Turn]) -> None:
+        """Have the windows of turns that want the same words judged, together; one by one if that fails."""
+        windows = np.concatenate([turn.windows for turn in turns])
+        try:
+            judged = self._ask(words, windows, turns[0].call.models)
+        except SlipwayError as error:
+            if len(turns) == 1:
+                turns[0].listening.broken = error
+            else:
+                for turn in turns:
+                    self._judge(words, [turn])
+            return
+        start = 0
+        for turn in turns:
+            part = slice(start, start + len(turn.windows))
+            turn.probability, turn.threshold = judged["probability"][part], judged["threshold"][part]
+            start = part.stop
+
+    def _ask(self, words: tuple[str, ...], windows: NDArray[np.float32], models: Models) -> dict[str, Any]:
+        outputs = ["probability", "threshold"]
+        parts: dict[str, list[Any]] = {name: [np.zeros((0, len(words)), np.float32)] for name in outputs}
+        for first in range(0, len(windows), _WINDOWS_PER_CALL):
+            audio = windows[first : first + _WINDOWS_PER_CALL]
+            tensors: Tensors = {
+                "audio": audio,
+                "sample_rate": np.full((len(audio), 1), SAMPLE_RATE_HZ, np.int64),
+                "words": np.array([[word.encode() for word in words]] * len(audio), np.object_),
+            }
+            answer = models.call("wakeword", tensors, outputs)
+            for name in outputs:
+                parts[name].append(answer[name])
+        return {name: np.concatenate(arrays) for name, arrays in parts.items()}
+
+    def _finish(self, turn: Turn) -> Tensors | SlipwayError:
+        """Return a turn's answer; what it detected becomes events in the order of the stream."""
+        if turn.listening.broken is not None:
+            self._under_way.drop(turn.call.sequence_id)
+            return turn.listening.broken
+        if turn.probability is None or turn.threshold is None:
+            return InvalidRequest(f"{self._model}: a piece must be judged before it is answered, got none")
+        events = [
+            (word, float(end_s), probability)
+            for end_s, row, bounds in zip(turn.ends_s, turn.probability, turn.threshold, strict=True)
+            for word, probability, threshold in zip(turn.words, row, bounds, strict=True)
+            if probability >= threshold and turn.listening.is_event(word, float(end_s))
+        ]
+        return {
+            "word": np.array([[word.encode() for word in turn.words]], np.object_).reshape(1, -1),
+            "end_s": turn.ends_s[None],
+            "probability": turn.probability[None],
+            "threshold": turn.threshold[None],
+            "event_word": np.array([[word.encode() for word, _, _ in events]], np.object_).reshape(1, -1),
+            "event_time_s": np.array([[time_s for _, time_s, _ in events]], np.float64),
+            "event_probability": np.array([[p for _, _, p in events]], np.float32),
+        }
+
+
+def _one(call: Call, name: str, default: int) -> int:
+    """Return a request's whole number, or what stands for it."""
+    return int(call.tensors[name].ravel()[0]) if name in call.tensors else default

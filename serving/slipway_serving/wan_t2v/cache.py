@@ -1,0 +1,87 @@
+"""The loop's side of the first-block cache: one sequence of the denoiser for each guidance branch.
+
+The denoiser keeps a cache per correlation id and decides by itself; here the ids are chosen, the branches
+asked one by one (each decides for itself, as in diffusers), hits counted, and caches freed as soon as no step
+can use them: at the change of denoisers, at the end of guidance, at the end of the loop whatever ends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway_serving.errors import SlipwayError
+from slipway_serving.program import Models, Tensors
+
+
+class FirstBlockCache:
+    """The caches of one video.
+
+    Args:
+        models: reach the denoisers.
+        threshold: relative change of the first block up to which the others are not computed anew.
+    """
+
+    def __init__(self, models: Models, threshold: float) -> None:
+        self._models = models
+        self._threshold = np.array([threshold], np.float32)
+        self._model = ""
+        self._sequences: list[int] = []
+        self._asked = self._hits = 0
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the denoiser's evaluations that reused the cache, 0 to 1."""
+        return self._hits / self._asked if self._asked else 0.0
+
+    def predict(self, model: str, tensors: Tensors) -> NDArray[np.float32]:
+        """Ask a denoiser for the guidance branches of a step.
+
+        Args:
+            model: the denoiser.
+            tensors: its inputs, a row for each branch; always in the same order.
+
+        Returns:
+            The prediction for each, [branches, channels, latent frames, height / 8, width / 8], float32.
+        """
+        branches = len(tensors["hidden_states"])
+        if model != self._model:
+            self._free(0)
+            self._model = model
+        self._free(branches)
+        return np.concatenate(
+            [
+                self._ask(branch, {name: array[branch : branch + 1] for name, array in tensors.items()})
+                for branch in range(branches)
+            ]
+        )
+
+    def close(self) -> None:
+        """Have the caches freed."""
+        self._free(0)
+
+    def _ask(self, branch: int, tensors: Tensors) -> NDArray[np.float32]:
+        start = branch == len(self._sequences)
+        if start:
+            self._sequences.append(secrets.randbits(63) | 1)
+        (answer,) = self._models.stream(
+            self._model,
+            {**tensors, "cache_threshold": self._threshold},
+            ["sample", "cached"],
+            sequence_id=self._sequences[branch],
+            start=start,
+        )
+        self._asked += 1
+        self._hits += bool(answer["cached"][0])
+        sample: NDArray[np.float32] = answer["sample"]
+        return sample
+
+    def _free(self, kept: int) -> None:
+        """End all sequences but the first so many."""
+        while len(self._sequences) > kept:
+            # Whatever ended the loop is what the caller must hear of; idle caches end by themselves.
+            with contextlib.suppress(SlipwayError):
+                list(self._models.stream(self._model, {}, [], sequence_id=self._sequences.pop(), end=True))

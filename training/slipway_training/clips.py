@@ -1,0 +1,167 @@
+"""Recordings of a folder, cut into the windows that a served wake word hears, and variations of them.
+
+A stream is heard in windows of one second that overlap by half, so that is what training hears too: of a long
+negative recording every window, of a positive one the window that holds most of its energy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import soxr
+from numpy.typing import NDArray
+
+from slipway_serving.errors import InvalidRequest, raise_all
+from slipway_serving.wakeword.audio import SAMPLE_RATE_HZ, SAMPLE_RATES_HZ, SHORTEST_S, is_silent, loudness
+
+WINDOW_S, OVERLAP = 1.0, 0.5
+LONGEST_RECORDING_S = 3600.0
+SUFFIXES = (".flac", ".mp3", ".ogg", ".wav")
+WINDOW_SAMPLES = round(WINDOW_S * SAMPLE_RATE_HZ)
+_HOP_SAMPLES = round(WINDOW_SAMPLES * (1 - OVERLAP))
+_SPEED = (0.92, 1.08)
+_NOISE_DB = (5.0, 30.0)
+_PEAK = 0.9
+_SHOWN_FILES = 5
+
+Samples = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Clip:
+    """One recording, as training hears it.
+
+    Args:
+        path: of the file.
+        windows: [samples] each, mono, float32, -1 to 1, 16 kHz, at most one second; none of them silent.
+    """
+
+    path: Path
+    windows: tuple[Samples, ...]
+
+
+def read_clips(folder: Path, *, positive: bool) -> list[Clip]:
+    """Read all recordings of a folder and of those inside it; channels are averaged.
+
+    Args:
+        folder: with wav, flac, ogg or mp3 files.
+        positive: each recording is one utterance of the word, else it is anything but the word.
+
+    Raises:
+        InvalidRequest: there is no recording, or one of them cannot be used; the first five are named.
+    """
+    where = "positive" if positive else "negative"
+    if not folder.is_dir():
+        raise InvalidRequest(f"train: {where} must be a folder of recordings, got {folder}")
+    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    if not files:
+        raise InvalidRequest(
+            f"train: {where} must hold recordings ({', '.join(SUFFIXES)}), got none in {folder}"
+        )
+    clips, problems = [], []
+    for path in files:
+        try:
+            samples = read_recording(path)
+            clips.append(Clip(path, _windows(samples, positive=positive)))
+            if positive and not clips[-1].windows:
+                problems.append(f"{path} must be louder than silence, got an rms of {loudness(samples):.4f}")
+        except InvalidRequest as error:
+            problems.append(str(error))
+    shown = problems[:_SHOWN_FILES]
+    if len(problems) > len(shown):
+        shown.append(f"and {len(problems) - len(shown)} recordings more")
+    raise_all(f"train: {where}", shown)
+    return [clip for clip in clips if clip.windows]
+
+
+def read_recording(path: Path) -> Samples:
+    """Read a recording as mono at 16 kHz.
+
+    Returns:
+        [samples], float32, -1 to 1.
+
+    Raises:
+        InvalidRequest: it is no audio, not finite, or its rate or length is outside what is served.
+    """
+    import soundfile
+
+    try:
+        with soundfile.SoundFile(path) as file:
+            rate, seconds = file.samplerate, file.frames / file.samplerate
+            if not SAMPLE_RATES_HZ[0] <= rate <= SAMPLE_RATES_HZ[1]:
+                raise InvalidRequest(f"{path} must be of 8000 to 192000 Hz, got {rate}")
+            if not SHORTEST_S <= seconds <= LONGEST_RECORDING_S:
+                raise InvalidRequest(
+                    f"{path} must be {SHORTEST_S:g} to {LONGEST_RECORDING_S:g} s long, got {seconds:.2f} s"
+                )
+            channels = file.read(dtype="float32", always_2d=True)
+    except soundfile.LibsndfileError as error:
+        raise InvalidRequest(f"{path} must be audio, got {error}") from None
+    mono = channels.mean(axis=1, dtype=np.float32)
+    if not np.isfinite(mono).all():
+        raise InvalidRequest(f"{path} must be finite, got NaN or infinity")
+    if rate != SAMPLE_RATE_HZ:
+        mono = soxr.resample(mono, rate, SAMPLE_RATE_HZ).astype(np.float32)
+    return _within(mono)
+
+
+def varied(window: Samples, random: np.random.Generator) -> Samples:
+    """Return a window as it might have been said elsewhere: other speed, other moment, some noise.
+
+    Args:
+        window: [samples], at most one second at 16 kHz.
+        random: decides speed (0.92 to 1.08), moment and noise (5 to 30 dB below the sound).
+
+    Returns:
+        [16000], peak 0.9.
+    """
+    speed = random.uniform(*_SPEED)
+    said = soxr.resample(window, SAMPLE_RATE_HZ, SAMPLE_RATE_HZ / speed)[:WINDOW_SAMPLES]
+    moment = int(random.integers(WINDOW_SAMPLES - said.size + 1))
+    heard = np.zeros(WINDOW_SAMPLES, np.float32)
+    heard[moment : moment + said.size] = said
+    noise_rms = loudness(said) * 10 ** (-random.uniform(*_NOISE_DB) / 20)
+    heard += noise_rms * noise(random)
+    heard *= _PEAK / np.abs(heard).max()
+    return heard
+
+
+def noise(random: np.random.Generator) -> Samples:
+    """Return a second of noise, [16000], rms 1: its power falls by the frequency to a power of 0 to 2."""
+    spectrum = np.fft.rfft(random.standard_normal(WINDOW_SAMPLES))
+    spectrum *= np.maximum(np.arange(spectrum.size), 1.0) ** -random.uniform(0.0, 1.0)
+    samples = np.fft.irfft(spectrum, WINDOW_SAMPLES)
+    return (samples / math.sqrt(np.mean(samples**2))).astype(np.float32)
+
+
+def _windows(samples: Samples, *, positive: bool) -> tuple[Samples, ...]:
+    cut = (_loudest(samples),) if positive else tuple(_all_windows(samples))
+    return tuple(window for window in cut if not is_silent(loudness(window)))
+
+
+def _loudest(samples: Samples) -> Samples:
+    """Return the second that holds most of a recording's energy."""
+    if samples.size <= WINDOW_SAMPLES:
+        return samples
+    energy = np.concatenate(([0.0], np.cumsum(np.square(samples, dtype=np.float64))))
+    start = int(np.argmax(energy[WINDOW_SAMPLES:] - energy[:-WINDOW_SAMPLES]))
+    return samples[start : start + WINDOW_SAMPLES]
+
+
+def _all_windows(samples: Samples) -> Iterator[Samples]:
+    """Yield every whole window as a stream has them; a shorter recording is one window itself."""
+    if samples.size <= WINDOW_SAMPLES:
+        yield samples
+        return
+    for start in range(0, samples.size - WINDOW_SAMPLES + 1, _HOP_SAMPLES):
+        yield samples[start : start + WINDOW_SAMPLES]
+
+
+def _within(samples: Samples) -> Samples:
+    """Return samples within -1 to 1, which resampling and float files may leave; peaks do not matter."""
+    peak = float(np.abs(samples).max())
+    return samples / peak if peak > 1 else samples

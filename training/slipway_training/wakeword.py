@@ -1,0 +1,327 @@
+"""The training of a wake word: recordings → windows → embeddings → head → threshold → `model.pt`.
+
+The backbone stays as it is, and hears each window through the preprocessing that serving uses. A share of the
+recordings, with all their windows and variations, is held out of the fitting: it ends the fitting and chooses
+the threshold. (So its rates flatter a little; judge a word by recordings that training never saw.)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from slipway_export.checkpoint import Checkpoint, open_checkpoint
+from slipway_export.library import WEIGHTS, Library, read_metadata, write_metadata
+from slipway_export.spec import Family
+from slipway_serving.errors import InvalidRequest, raise_all
+from slipway_serving.wakeword.audio import Extractor
+from slipway_serving.wakeword.words import check_word
+from slipway_training import calibration
+from slipway_training.calibration import Calibration, calibrate
+from slipway_training.clips import Samples, noise, read_clips, varied
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from slipway_export.modeling.wakeword import Backbone
+    from slipway_training.head import Examples, Fitted, Schedule
+
+TABLE, PLOT = "calibration.csv", "calibration.png"
+FEWEST_CLIPS = 8
+_BATCH = 32
+_NOISE_PEAK = 0.5
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """What the user asked of a training.
+
+    Args:
+        name: id of the word, a folder's name.
+        positive: folder of recordings of the word.
+        negative: folder of recordings of anything else.
+        backbone: checkpoint of the backbone: a preset, a folder, or a hub id.
+        models: the models folder.
+        wake_word: the word as people say it; the id with spaces when None.
+        held_out: share of the recordings that end the fitting and choose the threshold, above 0 to 0.5.
+        variations: how often each window is varied in speed, moment and noise, beside itself.
+        max_false_accepts: share of held-out negative windows that the threshold may accept, 0 to 1.
+        hidden_dims: of the head's hidden layers.
+        use_attention: see :class:`~slipway_export.modeling.wakeword.HeadConfig`, as for the other two.
+        use_se_block: see `use_attention`.
+        use_tcn: see `use_attention`.
+        epochs: passes over the training windows at most.
+        seed: of the split, the variations and the weights.
+        force: replace a trained model of that id.
+    """
+
+    name: str
+    positive: Path
+    negative: Path
+    backbone: str
+    models: Path = Path("trained")
+    wake_word: str | None = None
+    held_out: float = 0.25
+    variations: int = 4
+    max_false_accepts: float = 0.01
+    hidden_dims: tuple[int, ...] = (256, 128)
+    use_attention: bool = False
+    use_se_block: bool = False
+    use_tcn: bool = False
+    epochs: int = 150
+    seed: int = 0
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        check_word(self.name, "train")
+        problems = []
+        if not 0 < self.held_out <= 0.5:
+            problems.append(f"held-out must be above 0 to 0.5, got {self.held_out}")
+        if not 0 <= self.max_false_accepts <= 1:
+            problems.append(f"max-false-accepts must be 0 to 1, got {self.max_false_accepts}")
+        for name, low in (("variations", 0), ("epochs", 1), ("seed", 0)):
+            if getattr(self, name) < low:
+                problems.append(f"{name} must be {low} or more, got {getattr(self, name)}")
+        raise_all("train", problems)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a training made.
+
+    Args:
+        folder: the model's folder.
+        calibration: the rates of the held-out windows at every threshold, and the chosen one.
+        epoch: the best one.
+        windows: number of windows by use and kind, variations included.
+        elapsed_s: of the whole training.
+    """
+
+    folder: Path
+    calibration: Calibration
+    epoch: int
+    windows: Mapping[str, int]
+    elapsed_s: float = field(compare=False)
+
+
+@dataclass(frozen=True)
+class _Split:
+    """Windows of both kinds: positive, then negative."""
+
+    positive: list[Samples]
+    negative: list[Samples]
+
+
+def train(family: Family, options: TrainOptions, report: Report = lambda _: None) -> Trained:
+    """Train the head of a wake word and leave it in the models folder.
+
+    Args:
+        family: of the backbone.
+        options: what to do.
+        report: called with one line before each long piece of work.
+
+    Raises:
+        InvalidRequest: an option, a recording or the backbone is not as it must be, there are too few
+            recordings, or no threshold is good enough; nothing is written then.
+    """
+    from slipway_export.modeling.wakeword import HeadConfig, load_backbone
+    from slipway_training.head import Schedule, fit, probabilities
+
+    started = time.monotonic()
+    _check_free(options)
+    with open_checkpoint(family, options.backbone) as checkpoint:
+        backbone = load_backbone(checkpoint.path, checkpoint.source)
+        extractor = Extractor(checkpoint.path)
+        base_model = _base_model(checkpoint)
+        report("reading recordings")
+        training, held_out = _split(options)
+        listen = _Listener(extractor, backbone)
+        report(f"embedding {_count(training) + _count(held_out)} windows")
+        known, unseen = listen.examples(training), listen.examples(held_out)
+    config = HeadConfig(
+        embedding_dim=known.embeddings.shape[1],
+        hidden_dims=options.hidden_dims,
+        use_attention=options.use_attention,
+        use_se_block=options.use_se_block,
+        use_tcn=options.use_tcn,
+    )
+    schedule = Schedule(epochs=options.epochs, seed=options.seed)
+    report(f"fitting the head to {len(known.labels)} windows")
+    fitted = fit(config, known, unseen, schedule, report)
+    scores = probabilities(fitted.head, unseen.embeddings).numpy()
+    labels = unseen.labels.numpy()
+    chosen = calibrate(scores[labels == 1], scores[labels == 0], options.max_false_accepts)
+    trained = Trained(
+        folder=Library(options.models).create(options.name),
+        calibration=chosen,
+        epoch=fitted.epoch,
+        windows={
+            "training_positive": len(training.positive),
+            "training_negative": len(training.negative),
+            "held_out_positive": len(held_out.positive),
+            "held_out_negative": len(held_out.negative),
+        },
+        elapsed_s=time.monotonic() - started,
+    )
+    _save(trained, fitted, options, schedule, base_model)
+    return trained
+
+
+def _check_free(options: TrainOptions) -> None:
+    weights = options.models / "custom" / options.name / WEIGHTS
+    if weights.exists() and not options.force:
+        raise InvalidRequest(f"train: name must be of no trained model, got {options.name}; try --force")
+
+
+def _base_model(checkpoint: Checkpoint) -> str:
+    """Return how a `.pt` file names its backbone: the folder where it is one, else what the user named."""
+    return str(checkpoint.path) if Path(checkpoint.source).is_dir() else checkpoint.source
+
+
+def _split(options: TrainOptions) -> tuple[_Split, _Split]:
+    """Return training and held-out windows, of different recordings, with their variations.
+
+    Raises:
+        InvalidRequest: a recording cannot be used, or there are too few.
+    """
+    clips = {
+        kind: read_clips(getattr(options, kind), positive=kind == "positive")
+        for kind in ("positive", "negative")
+    }
+    raise_all(
+        "train",
+        [
+            f"{kind} must hold at least {FEWEST_CLIPS} recordings louder than silence, got {len(found)}"
+            for kind, found in clips.items()
+            if len(found) < FEWEST_CLIPS
+        ],
+    )
+    random = np.random.default_rng(options.seed)
+    parts: list[dict[str, list[Samples]]] = [{}, {}]
+    for kind, found in clips.items():
+        order = random.permutation(len(found))
+        count = max(2, round(options.held_out * len(found)))
+        for part, chosen in zip(parts, (order[count:], order[:count]), strict=True):
+            windows = [window for index in chosen for window in found[index].windows]
+            part[kind] = windows + [
+                varied(window, random) for window in windows for _ in range(options.variations)
+            ]
+    for part in parts:
+        # Noise alone is the commonest thing that a microphone hears.
+        part["negative"] += [_hiss(random) for _ in range(max(1, len(part["negative"]) // 10))]
+    training, held_out = (_Split(**part) for part in parts)
+    return training, held_out
+
+
+def _hiss(random: np.random.Generator) -> Samples:
+    samples = noise(random)
+    samples *= _NOISE_PEAK / np.abs(samples).max()
+    return samples
+
+
+def _count(split: _Split) -> int:
+    return len(split.positive) + len(split.negative)
+
+
+@dataclass(frozen=True)
+class _Listener:
+    """Hears windows as the served models do.
+
+    Args:
+        extractor: of the backbone's checkpoint.
+        backbone: in eval mode.
+    """
+
+    extractor: Extractor
+    backbone: Backbone
+
+    def examples(self, split: _Split) -> Examples:
+        """Return the labelled embeddings of windows."""
+        import torch
+
+        from slipway_training.head import Examples
+
+        labels = [1] * len(split.positive) + [0] * len(split.negative)
+        embeddings = list(self._embeddings([*split.positive, *split.negative]))
+        return Examples(torch.cat(embeddings), torch.tensor(labels))
+
+    def _embeddings(self, windows: Sequence[Samples]) -> Iterator[Any]:
+        import torch
+
+        from slipway_serving.wakeword.audio import SAMPLE_RATE_HZ
+
+        for start in range(0, len(windows), _BATCH):
+            heard = [self.extractor(window, SAMPLE_RATE_HZ) for window in windows[start : start + _BATCH]]
+            with torch.no_grad():
+                yield self.backbone(torch.from_numpy(np.stack([one.input_values for one in heard])))
+
+
+def _save(
+    trained: Trained, fitted: Fitted, options: TrainOptions, schedule: Schedule, base_model: str
+) -> None:
+    """Write weights, metadata, table and plot; each file whole or not at all, the weights last."""
+    from slipway_export.modeling.wakeword import SAMPLE_RATE_HZ, write_head
+
+    folder, chosen = trained.folder, trained.calibration.chosen
+    wake_word = options.wake_word or options.name.replace("_", " ")
+    config = fitted.head.config
+    facts: dict[str, Any] = {
+        "metrics": {
+            "held_out_loss": fitted.loss,
+            "held_out_false_accepts": chosen.false_accepts,
+            "held_out_false_rejects": chosen.false_rejects,
+        },
+        "training_config": {**asdict(schedule), "best_epoch": fitted.epoch, "variations": options.variations},
+        "data_stats": dict(trained.windows),
+    }
+    metadata = {
+        "wake_word": wake_word,
+        "threshold": chosen.threshold,
+        "model_type": "ast",
+        "embedding_dim": config.embedding_dim,
+        "classifier_hidden_dims": list(config.hidden_dims),
+        "use_attention": config.use_attention,
+        "use_se_block": config.use_se_block,
+        "use_tcn": config.use_tcn,
+        "sample_rate": SAMPLE_RATE_HZ,
+        "base_model": base_model,
+        "parameters": sum(parameter.numel() for parameter in fitted.head.parameters()),
+        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        **facts,
+        "training_time_seconds": round(trained.elapsed_s, 1),
+    }
+    with _part(folder / TABLE) as part:
+        part.write_text(calibration.as_csv(trained.calibration.rates), encoding="utf-8")
+    with _part(folder / PLOT) as part:
+        calibration.plot(trained.calibration, f"{wake_word}: held-out windows", part)
+    earlier = {key: value for key, value in read_metadata(folder).items() if key == "onnx"}
+    write_metadata(folder, metadata | earlier)
+    with _part(folder / WEIGHTS) as part:
+        write_head(
+            part,
+            fitted.head,
+            wake_word=wake_word,
+            threshold=chosen.threshold,
+            base_model=base_model,
+            **facts,
+        )
+
+
+@contextmanager
+def _part(path: Path) -> Iterator[Path]:
+    """Give a place beside a file's own, and move the file there when it is whole."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        yield part
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
