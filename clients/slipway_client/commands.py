@@ -18,7 +18,7 @@ import typer
 
 from slipway_client.generation import Protocol
 from slipway_serving.errors import Cancelled, InvalidRequest, Unrecoverable
-from slipway_serving.requests import tensor_fields
+from slipway_serving.fields import fields_of
 from slipway_serving.wan_t2v.request import TextToVideoRequest
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ Url = Annotated[
 ]
 SpokenProtocol = Annotated[Protocol, typer.Option(help="How to talk to the server.")]
 _DEFAULTS = TextToVideoRequest(prompt="")
-_FIELDS = {field.name: field for field in tensor_fields(TextToVideoRequest)}
+_FIELDS = {field.name: field for field in fields_of(TextToVideoRequest)}
 _SIZE = re.compile(r"(\d+)[x*](\d+)", re.IGNORECASE)
 
 generate = typer.Typer(
@@ -162,7 +162,7 @@ def write_whole(path: Path, write: Callable[[BinaryIO], None]) -> None:
 
 
 def _run(request: TextToVideoRequest, url: str, protocol: Protocol, quiet: bool) -> Video | Frames:
-    from slipway_client import Client, Progress
+    from slipway_client import Client, Frames, Progress, Video
     from slipway_client.progress import progress
 
     with (
@@ -171,9 +171,10 @@ def _run(request: TextToVideoRequest, url: str, protocol: Protocol, quiet: bool)
         closing(client.generate(request)) as events,
     ):
         for event in events:
-            if not isinstance(event, Progress):
+            if isinstance(event, Progress):
+                report(event.step, event.steps)
+            elif isinstance(event, Video | Frames):
                 return event
-            report(event.step, event.steps)
     raise Unrecoverable(f"{request.model}: generation must end with a result, got none")
 
 
