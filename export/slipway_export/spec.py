@@ -363,6 +363,7 @@ class Family:
         presets: by name.
         plan: reads a checkpoint's configuration and describes what it becomes.
         variants: other such plans, by name.
+        requests: what clients ask for: `slipway generate` has a command for each.
         trained: the family of the checkpoints that users train for this one and export by name; None where
             there is no such training.
     """
@@ -376,4 +377,5 @@ class Family:
     presets: Mapping[str, Preset]
     plan: Callable[[Checkpoint, Sequence[Axis]], Plan]
     variants: Mapping[str, Variant] = field(default_factory=dict)
+    requests: tuple[type[Request], ...] = ()
     trained: str | None = None

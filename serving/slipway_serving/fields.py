@@ -49,6 +49,7 @@ class Rule:
         shown: how a refused value is shown; by default its shortened repr.
         default: what stands for a value that is left out, where the field's default does not say it.
         datatype: Triton's name of the element type, where it is not the usual one of the field's type.
+        flag: the command line's name of it, where that is another; None where it offers none.
     """
 
     must: str
@@ -58,6 +59,7 @@ class Rule:
     shown: Callable[[Any], str] | None = None
     default: str = ""
     datatype: str = ""
+    flag: str | None = ""
 
     def problem(self, name: str, value: Any) -> str:
         """Return the sentence about a value that breaks the rule; "" for one that keeps it."""
@@ -222,6 +224,13 @@ class Field:
     kind: type[Any]
     rule: Statement
     default: Any = None
+
+    @property
+    def flag(self) -> str | None:
+        """The command line's name of the field; None where it offers none."""
+        if isinstance(self.rule, Rule) and self.rule.flag != "":
+            return self.rule.flag
+        return self.name
 
     def encode(self, value: Any) -> NDArray[Any]:
         """Return the tensor of a value that is not None."""

@@ -403,6 +403,7 @@ FAMILY = Family(
     name=NAME,
     upstream="Wan-AI/Wan2.2-T2V-A14B-Diffusers",
     summary="text to video, two experts, streamed progress",
+    requests=(TextToVideoRequest,),
     served=(NAME, "wan_t2v_prompt"),
     layout=(
         "model_index.json",

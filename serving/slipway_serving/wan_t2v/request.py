@@ -130,10 +130,18 @@ _FLOW_SHIFT = Rule("finite and above 0", _finite_above_zero, lambda _: "5.0", "s
 _FPS = _range_rule(1, MAX_FPS, "frames per second")
 _SEED = _range_rule(0, MAX_SEED, "seed of the noise")
 _OUTPUT = Rule(
-    f"one of {', '.join(OUTPUTS)}", OUTPUTS.__contains__, lambda _: OUTPUTS[0], "form of the result"
+    f"one of {', '.join(OUTPUTS)}",
+    OUTPUTS.__contains__,
+    lambda _: OUTPUTS[0],
+    "form of the result",
+    flag=None,
 )
-_PREVIEW = Rule("true or false", lambda _: True, lambda _: "false", "send a small picture after each step")
-_TIMEOUT = Rule("finite and above 0", _finite_above_zero, lambda _: "600.0", "time limit, seconds")
+_PREVIEW = Rule(
+    "true or false", lambda _: True, lambda _: "false", "send a small picture after each step", flag=None
+)
+_TIMEOUT = Rule(
+    "finite and above 0", _finite_above_zero, lambda _: "600.0", "time limit, seconds", flag="timeout"
+)
 
 
 @dataclass(frozen=True)
