@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from slipway_client import commands as client_commands
+from slipway_cli.generate import generate
 from slipway_client import listen_commands, ready_commands
 from slipway_client.imu import commands as imu_commands
 from slipway_export import commands as export_commands
@@ -49,7 +49,7 @@ COMMANDS = (
     Command("serve", server_commands.serve, "server"),
     Command("ready", ready_commands.ready),
     Command("drain", server_commands.drain),
-    Command("generate", client_commands.generate),
+    Command("generate", generate),
     Command("imu", imu_commands.imu, "signals"),
     Command("imu-recording", imu_commands.imu_recording, "signals"),
     Command("listen", listen_commands.listen, "signals"),

@@ -16,9 +16,8 @@ server raised. Closing or dropping the iterator cancels the generation on the se
 
 from slipway_client.aio import AsyncClient
 from slipway_client.client import Client
-from slipway_client.results import Frames, Progress, Video
+from slipway_client.results import Frames, Video
 from slipway_client.retry import RetryPolicy
-from slipway_client.tensors import Turn
 from slipway_serving.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -28,6 +27,8 @@ from slipway_serving.errors import (
     SlipwayError,
     Unrecoverable,
 )
+from slipway_serving.events import Event, FramesPart, Progress, VideoPart
+from slipway_serving.turns import Turn
 from slipway_serving.wan_t2v.request import TextToVideoRequest
 
 __all__ = [
@@ -35,7 +36,9 @@ __all__ = [
     "Cancelled",
     "Client",
     "DeadlineExceeded",
+    "Event",
     "Frames",
+    "FramesPart",
     "InvalidRequest",
     "NotReady",
     "Overloaded",
@@ -46,4 +49,5 @@ __all__ = [
     "Turn",
     "Unrecoverable",
     "Video",
+    "VideoPart",
 ]

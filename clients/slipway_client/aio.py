@@ -7,7 +7,8 @@ left by ``break`` is closed by the event loop soon after; ``contextlib.aclosing`
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Protocol
@@ -15,12 +16,16 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from slipway_client import generation
-from slipway_client.generation import Event, Generation
+from slipway_client.client import END_S
+from slipway_client.generation import Conversation, Generation
 from slipway_client.metadata import ModelMetadata, check_tensors
+from slipway_client.results import Assembler, Result
 from slipway_client.retry import Attempts, Deadline, RetryPolicy
-from slipway_client.tensors import Tensors, Turn
+from slipway_client.tensors import Tensors
 from slipway_serving.errors import InvalidRequest, NotReady, SlipwayError
-from slipway_serving.wan_t2v.request import TextToVideoRequest
+from slipway_serving.events import Event
+from slipway_serving.requests import Request
+from slipway_serving.turns import NO_SESSION, Turn, Turns
 
 
 class AsyncClient:
@@ -62,17 +67,29 @@ class AsyncClient:
             await self._connected.close()
 
     def generate(
-        self, request: TextToVideoRequest, *, model: str = "wan_t2v", timeout_s: float | None = None
+        self, request: Request, *, model: str | None = None, timeout_s: float | None = None
+    ) -> AsyncGenerator[Event | Result, None]:
+        """Have a request worked on; arguments, events and errors as :meth:`Client.generate`."""
+        return self._generate(Generation(request, model, timeout_s, self._protocol, self._retry))
+
+    def stream(
+        self, request: Request, *, model: str | None = None, timeout_s: float | None = None
     ) -> AsyncGenerator[Event, None]:
-        """Generate a video; arguments, events and errors as :meth:`Client.generate`."""
+        """Have a request worked on, and get every event as it comes; as :meth:`Client.stream`."""
         return self._events(Generation(request, model, timeout_s, self._protocol, self._retry))
+
+    def session(
+        self, request: Request, *, model: str | None = None, session_id: int | str | None = None
+    ) -> AsyncSession:
+        """Open a session: ``async with client.session(request) as session``; as :meth:`Client.session`."""
+        return AsyncSession(self._turn, Conversation(request, model, self._protocol), Turns(session_id))
 
     async def infer(
         self,
         model: str,
         tensors: Mapping[str, NDArray[Any]],
         timeout_s: float | None = None,
-        turn: Turn | None = None,
+        turn: Turn = NO_SESSION,
     ) -> Tensors:
         """Call any model that answers once; arguments and errors as :meth:`Client.infer`."""
         deadline = Deadline(timeout_s, model)
@@ -82,7 +99,7 @@ class AsyncClient:
                 check_tensors(await self._ready_metadata(model), tensors)
                 return await self._transport.infer(model, tensors, deadline, turn)
             except SlipwayError as error:
-                if turn is not None:
+                if turn.id:
                     raise
                 await self._pause(model, attempts.wait_s(error))
 
@@ -103,21 +120,49 @@ class AsyncClient:
         """
         return await self._transport.metadata(model)
 
+    async def _generate(self, job: Generation) -> AsyncGenerator[Event | Result, None]:
+        assembler = Assembler(job.request, job.model)
+        async with aclosing(self._events(job)) as events:
+            async for event in events:
+                if (whole := assembler.add(event)) is not None:
+                    yield whole
+        for result in assembler.results():
+            yield result
+
     async def _events(self, job: Generation) -> AsyncGenerator[Event, None]:
         while True:
             try:
                 job.check(await self._ready_metadata(job.model))
-                async with aclosing(
-                    self._transport.stream(job.model, job.tensors, job.deadline)
-                ) as responses:
+                responses = self._responses(job.request, job.model, job.tensors, job.deadline, NO_SESSION)
+                async with aclosing(responses):
                     async for response in responses:
-                        if (progress := job.add(response)) is not None:
-                            yield progress
-                yield job.result()
+                        yield job.event(response)
             except SlipwayError as error:
                 await self._pause(job.model, job.wait_s(error))
             else:
                 return
+
+    async def _turn(
+        self, talk: Conversation, content: Request | None, turn: Turn, timeout_s: float | None
+    ) -> AsyncGenerator[Event, None]:
+        """Send one turn of a session and yield its events; it is never tried again."""
+        deadline = Deadline(timeout_s, talk.model)
+        tensors = talk.tensors(content, turn)
+        check_tensors(await self._ready_metadata(talk.model), tensors)
+        async with aclosing(self._responses(talk.opening, talk.model, tensors, deadline, turn)) as responses:
+            async for response in responses:
+                if content is not None:
+                    yield talk.event(response)
+
+    async def _responses(
+        self, request: Request, model: str, tensors: Tensors, deadline: Deadline, turn: Turn
+    ) -> AsyncGenerator[Tensors, None]:
+        if not request.streams:
+            yield await self._transport.infer(model, tensors, deadline, turn)
+            return
+        async with aclosing(self._transport.stream(model, tensors, deadline, turn)) as responses:
+            async for response in responses:
+                yield response
 
     async def _ready_metadata(self, model: str) -> ModelMetadata:
         """Return a model's metadata; the first time after asking whether server and model are ready."""
@@ -141,6 +186,59 @@ class AsyncClient:
         return self._connected
 
 
+class AsyncSession:
+    """One session of a stateful model, see :meth:`AsyncClient.session`.
+
+    Args:
+        send: sends a turn's content, within a time limit in seconds, and yields its events.
+        talk: what the turns are made of.
+        turns: of the session.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[Conversation, Request | None, Turn, float | None], AsyncGenerator[Event, None]],
+        talk: Conversation,
+        turns: Turns,
+    ) -> None:
+        self._send, self._talk, self._turns = send, talk, turns
+
+    @property
+    def id(self) -> int | str:
+        """The session's id, by which the server knows it."""
+        return self._turns.id
+
+    async def __aenter__(self) -> AsyncSession:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End the session on the server, if it is under way, also where the task was cancelled."""
+        if (turn := self._turns.closing) is not None:
+            self._turns.closed()
+            with contextlib.suppress(SlipwayError):
+                async with aclosing(self._send(self._talk, None, turn, END_S)) as answers:
+                    async for _ in answers:
+                        pass
+
+    async def step(
+        self, turn: Request, *, last: bool = False, timeout_s: float | None = None
+    ) -> AsyncGenerator[Event, None]:
+        """Send one turn and yield its events; arguments and errors as :meth:`ClientSession.step`."""
+        place = self._turns.next(last=last)
+        try:
+            async with aclosing(self._send(self._talk, turn, place, timeout_s)) as events:
+                async for event in events:
+                    yield event
+        except BaseException:
+            self._turns.failed()
+            raise
+
+
 class _Transport(Protocol):
     """What either protocol can do."""
 
@@ -149,9 +247,11 @@ class _Transport(Protocol):
     async def model_ready(self, model: str) -> bool: ...
     async def metadata(self, model: str) -> ModelMetadata: ...
     async def infer(
-        self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn | None = None
+        self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION
     ) -> Tensors: ...
-    def stream(self, model: str, tensors: Tensors, deadline: Deadline) -> AsyncGenerator[Tensors, None]: ...
+    def stream(
+        self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION
+    ) -> AsyncGenerator[Tensors, None]: ...
 
 
 def _transport(url: str, protocol: generation.Protocol, connect_timeout_s: float) -> _Transport:

@@ -1,13 +1,14 @@
-"""The blocking client: a request in, progress and a result out.
+"""The blocking client: a request of any family in, events and results out; sessions turn by turn.
 
-:class:`Client` puts a transport (gRPC or HTTP) under a :class:`Generation`, which decides everything that is
-not input or output. An iterator that is closed, dropped, or left by an exception cancels its request.
+:class:`Client` puts a transport (gRPC or HTTP) under a :class:`Generation` or a :class:`Conversation`, which
+decide everything that is not input or output. An iterator that is closed, dropped, or left by an exception
+cancels its request.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from types import TracebackType
 from typing import Any, Protocol
@@ -15,12 +16,18 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from slipway_client import generation
-from slipway_client.generation import Event, Generation
+from slipway_client.generation import Conversation, Generation
 from slipway_client.metadata import ModelMetadata, check_tensors
+from slipway_client.results import Assembler, Result
 from slipway_client.retry import Attempts, Deadline, RetryPolicy
-from slipway_client.tensors import Tensors, Turn
+from slipway_client.tensors import Tensors
 from slipway_serving.errors import InvalidRequest, NotReady, SlipwayError
-from slipway_serving.wan_t2v.request import TextToVideoRequest
+from slipway_serving.events import Event
+from slipway_serving.requests import Request
+from slipway_serving.turns import NO_SESSION, Session, Turn, Turns
+
+END_S = 10.0
+"""Seconds that the end of a session may take, which the server perhaps never heard of."""
 
 
 class Client:
@@ -68,36 +75,63 @@ class Client:
         self._transport.close()
 
     def generate(
-        self, request: TextToVideoRequest, *, model: str = "wan_t2v", timeout_s: float | None = None
-    ) -> Generator[Event, None, None]:
-        """Generate a video.
+        self, request: Request, *, model: str | None = None, timeout_s: float | None = None
+    ) -> Generator[Event | Result, None, None]:
+        """Have a request of any family worked on.
 
         Args:
-            request: what to generate.
-            model: the served model.
+            request: what to generate; it says which model it is for.
+            model: the served model, where it has another name.
             timeout_s: time limit of the whole, retries included, seconds; by default the request's own. A
                 server that does not say so itself is given up 1 s later.
 
         Returns:
-            An iterator of one :class:`Progress` per denoising step, then one :class:`Video`, or one
-            :class:`Frames` for ``output="frames"``. Closing it cancels the generation.
+            An iterator of the events as they come, for example one :class:`Progress` per denoising step.
+            Parts of a video are put together and come last, as one :class:`Video` or :class:`Frames`. Closing
+            it cancels the work.
 
         Raises:
             InvalidRequest: the request breaks a rule, or the served model takes other tensors.
             NotReady: no server, or no such model, or it has not loaded; after the retries.
             Overloaded: the server has enough work; after the retries.
-            Cancelled: the generation was cancelled elsewhere.
+            Cancelled: the work was cancelled elsewhere.
             DeadlineExceeded: the time limit was reached.
             Unrecoverable: the server failed, or the stream is incomplete.
         """
+        return self._generate(Generation(request, model, timeout_s, self._protocol, self._retry))
+
+    def stream(
+        self, request: Request, *, model: str | None = None, timeout_s: float | None = None
+    ) -> Generator[Event, None, None]:
+        """Have a request worked on, and get every event as it comes, parts of a video too.
+
+        Arguments and errors as :meth:`generate`.
+        """
         return self._events(Generation(request, model, timeout_s, self._protocol, self._retry))
+
+    def session(
+        self, request: Request, *, model: str | None = None, session_id: int | str | None = None
+    ) -> ClientSession:
+        """Open a session of a stateful model: ``with client.session(request) as session``.
+
+        Nothing is sent before its first turn; however the block ends, the session ends on the server.
+
+        Args:
+            request: what opens the session; its `turn` says what each turn brings.
+            model: the served model, where it has another name.
+            session_id: unique among the model's sessions; a random one where it is left out.
+
+        Raises:
+            InvalidRequest: the request opens no session.
+        """
+        return ClientSession(self._turn, Conversation(request, model, self._protocol), Turns(session_id))
 
     def infer(
         self,
         model: str,
         tensors: Mapping[str, NDArray[Any]],
         timeout_s: float | None = None,
-        turn: Turn | None = None,
+        turn: Turn = NO_SESSION,
     ) -> Tensors:
         """Call any model that answers once.
 
@@ -105,7 +139,7 @@ class Client:
             model: the served model.
             tensors: by input name, with the batch dimension if the model batches; text as bytes objects.
             timeout_s: time limit, seconds.
-            turn: the request's place in a sequence, for a model that keeps state between requests. A refused
+            turn: the request's place in a session, for a model that keeps state between requests. A refused
                 one is not tried again, since the server may have taken it in.
 
         Returns:
@@ -121,7 +155,7 @@ class Client:
                 check_tensors(self._ready_metadata(model), tensors)
                 return self._transport.infer(model, tensors, deadline, turn)
             except SlipwayError as error:
-                if turn is not None:
+                if turn.id:
                     raise
                 self._pause(model, attempts.wait_s(error))
 
@@ -140,19 +174,46 @@ class Client:
         """
         return self._transport.metadata(model)
 
+    def _generate(self, job: Generation) -> Generator[Event | Result, None, None]:
+        assembler = Assembler(job.request, job.model)
+        with closing(self._events(job)) as events:
+            for event in events:
+                if (whole := assembler.add(event)) is not None:
+                    yield whole
+        yield from assembler.results()
+
     def _events(self, job: Generation) -> Generator[Event, None, None]:
         while True:
             try:
                 job.check(self._ready_metadata(job.model))
-                with closing(self._transport.stream(job.model, job.tensors, job.deadline)) as responses:
+                responses = self._responses(job.request, job.model, job.tensors, job.deadline, NO_SESSION)
+                with closing(responses):
                     for response in responses:
-                        if (progress := job.add(response)) is not None:
-                            yield progress
-                yield job.result()
+                        yield job.event(response)
             except SlipwayError as error:
                 self._pause(job.model, job.wait_s(error))
             else:
                 return
+
+    def _turn(
+        self, talk: Conversation, content: Request | None, turn: Turn, timeout_s: float | None
+    ) -> Generator[Event, None, None]:
+        """Send one turn of a session and yield its events; it is never tried again."""
+        deadline = Deadline(timeout_s, talk.model)
+        tensors = talk.tensors(content, turn)
+        check_tensors(self._ready_metadata(talk.model), tensors)
+        with closing(self._responses(talk.opening, talk.model, tensors, deadline, turn)) as responses:
+            for response in responses:
+                if content is not None:
+                    yield talk.event(response)
+
+    def _responses(
+        self, request: Request, model: str, tensors: Tensors, deadline: Deadline, turn: Turn
+    ) -> Generator[Tensors, None, None]:
+        if request.streams:
+            yield from self._transport.stream(model, tensors, deadline, turn)
+        else:
+            yield self._transport.infer(model, tensors, deadline, turn)
 
     def _ready_metadata(self, model: str) -> ModelMetadata:
         """Return a model's metadata; the first time after asking whether server and model are ready."""
@@ -170,6 +231,62 @@ class Client:
         time.sleep(wait_s)
 
 
+class ClientSession:
+    """One session of a stateful model, see :meth:`Client.session`.
+
+    Args:
+        send: sends a turn's content, within a time limit in seconds, and yields its events.
+        talk: what the turns are made of.
+        turns: of the session.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[Conversation, Request | None, Turn, float | None], Generator[Event, None, None]],
+        talk: Conversation,
+        turns: Turns,
+    ) -> None:
+        self._timeout_s: float | None = None
+        self._session: Session[Request, Event] = Session(
+            lambda content, turn: send(talk, content, turn, self._timeout_s if content else END_S), turns
+        )
+
+    @property
+    def id(self) -> int | str:
+        """The session's id, by which the server knows it."""
+        return self._session.id
+
+    def __enter__(self) -> ClientSession:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the session on the server, if it is under way."""
+        self._session.close()
+
+    def step(
+        self, turn: Request, *, last: bool = False, timeout_s: float | None = None
+    ) -> Generator[Event, None, None]:
+        """Send one turn and yield its events as they come; it is sent when the first is asked for.
+
+        Leaving the iterator cancels the turn, and what is left of the session is to be ended.
+
+        Args:
+            turn: what the turn brings, of the class that the opening request names.
+            last: the session ends with it.
+            timeout_s: time limit of the turn, seconds.
+
+        Raises:
+            SlipwayError: as :meth:`Client.generate`; a turn is never tried again.
+        """
+        self._timeout_s = timeout_s
+        yield from self._session.step(turn, last=last)
+
+
 class _Transport(Protocol):
     """What either protocol can do."""
 
@@ -177,10 +294,10 @@ class _Transport(Protocol):
     def server_ready(self) -> bool: ...
     def model_ready(self, model: str) -> bool: ...
     def metadata(self, model: str) -> ModelMetadata: ...
-    def infer(
-        self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn | None = None
-    ) -> Tensors: ...
-    def stream(self, model: str, tensors: Tensors, deadline: Deadline) -> Generator[Tensors, None, None]: ...
+    def infer(self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION) -> Tensors: ...
+    def stream(
+        self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION
+    ) -> Generator[Tensors, None, None]: ...
 
 
 def _transport(url: str, protocol: str, connect_timeout_s: float) -> _Transport:

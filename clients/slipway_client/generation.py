@@ -1,24 +1,25 @@
-"""One generation without its input and output: what :class:`Client` and :class:`AsyncClient` share.
+"""One request, or one session of them, without its input and output: what both clients share.
 
 A plan is made from the request before anything is sent; it holds the tensors, the deadline, the attempts and
-the assembler of responses. The clients only move bytes and sleep where it tells them to.
+what the answers mean. The clients only move bytes and sleep where it tells them to.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from slipway_client.metadata import ModelMetadata, check_tensors
-from slipway_client.results import Assembler, Frames, Progress, Video
 from slipway_client.retry import Attempts, Deadline, RetryPolicy
 from slipway_client.tensors import Tensors
 from slipway_serving.errors import InvalidRequest, NotReady, SlipwayError
-from slipway_serving.requests import encode
-from slipway_serving.wan_t2v.request import TextToVideoRequest
+from slipway_serving.events import BASE64, Event, read
+from slipway_serving.fields import Rule, fields_of
+from slipway_serving.requests import Request, encode, ending
+from slipway_serving.turns import Turn
 
 Protocol = Literal["grpc", "http"]
-Event = Progress | Video | Frames
 
 # The server is told the limit and looks at it between steps; it gets this long to say so itself.
 _SERVER_GRACE_S = 1.0
@@ -28,6 +29,7 @@ class Generation:
     """The state of one generation.
 
     Attributes:
+        request: as it is sent.
         model: the served model.
         tensors: the request, encoded for the protocol.
         deadline: of the whole generation, attempts included.
@@ -35,20 +37,18 @@ class Generation:
 
     def __init__(
         self,
-        request: TextToVideoRequest,
-        model: str,
+        request: Request,
+        model: str | None,
         timeout_s: float | None,
         protocol: Protocol,
         policy: RetryPolicy,
     ) -> None:
-        request = _for_protocol(request, protocol)
-        if timeout_s is not None:
-            request = dataclasses.replace(request, timeout_s=timeout_s)
-        self.model = model
-        self.tensors: Tensors = encode(request)
-        self.deadline = Deadline(request.timeout_s, model, grace_s=_SERVER_GRACE_S)
+        self.request, heeded = _limited(_for_protocol(request, protocol), timeout_s)
+        self.model = request.model if model is None else model
+        self.tensors: Tensors = encode(self.request)
+        limit_s = getattr(self.request, "timeout_s", timeout_s)
+        self.deadline = Deadline(limit_s, self.model, grace_s=_SERVER_GRACE_S if heeded else 0.0)
         self._attempts = Attempts(policy, self.deadline)
-        self._assembler = Assembler(request, model)
         self._answered = False
 
     def check(self, metadata: ModelMetadata) -> None:
@@ -59,14 +59,14 @@ class Generation:
         """
         check_tensors(metadata, self.tensors)
 
-    def add(self, response: Tensors) -> Progress | None:
-        """Take a response; see :meth:`Assembler.add`."""
-        self._answered = True
-        return self._assembler.add(response)
+    def event(self, response: Tensors) -> Event:
+        """Return the event that a response is.
 
-    def result(self) -> Video | Frames:
-        """Return the whole result after the stream's end; see :meth:`Assembler.result`."""
-        return self._assembler.result()
+        Raises:
+            Unrecoverable: it is none of the request's.
+        """
+        self._answered = True
+        return read(self.request.events, response, self.model)
 
     def wait_s(self, error: SlipwayError) -> float:
         """Return how long to wait before another attempt, in seconds.
@@ -79,17 +79,67 @@ class Generation:
         return self._attempts.wait_s(error)
 
 
+class Conversation:
+    """What the turns of one session are made of.
+
+    Attributes:
+        opening: the request that opens the session, as it is sent.
+        model: the served model.
+    """
+
+    def __init__(self, opening: Request, model: str | None, protocol: Protocol) -> None:
+        if opening.turn is None:
+            raise InvalidRequest(
+                f"{opening.model}: request must open a session, got {type(opening).__name__}; try generate"
+            )
+        self.opening = _for_protocol(opening, protocol)
+        self.model = opening.model if model is None else model
+
+    def tensors(self, content: Request | None, turn: Turn) -> Tensors:
+        """Return the tensors of a turn; the first carries what opens the session too.
+
+        Args:
+            content: of the turn; None only ends the session.
+            turn: its place.
+
+        Raises:
+            InvalidRequest: the content is no turn of this session.
+        """
+        if content is None:
+            return ending(type(self.opening))
+        wanted = self.opening.turn
+        if wanted is None or not isinstance(content, wanted):
+            raise InvalidRequest(
+                f"{self.model}: a turn must be {wanted.__name__ if wanted else 'none'},"
+                f" got {type(content).__name__}"
+            )
+        opened: Mapping[str, Any] = encode(self.opening) if turn.start else {}
+        return {**opened, **encode(content)}
+
+    def event(self, response: Tensors) -> Event:
+        """Return the event that a response is; see :meth:`Generation.event`."""
+        return read(self.opening.events, response, self.model)
+
+
 def not_ready(what: str, url: str) -> NotReady:
     """Return the error for a server or a model that says it is not ready."""
     return NotReady(f"{what}: not ready on {url}; try again when it has loaded, or see the server's log")
 
 
-def _for_protocol(request: TextToVideoRequest, protocol: Protocol) -> TextToVideoRequest:
+def _limited(request: Request, timeout_s: float | None) -> tuple[Any, bool]:
+    """Return a request with its time limit, and whether its model heeds one."""
+    heeded = any(field.name == "timeout_s" for field in fields_of(type(request)))
+    if timeout_s is not None and heeded:
+        request = dataclasses.replace(request, timeout_s=timeout_s)  # type: ignore[type-var]
+    return request, heeded
+
+
+def _for_protocol(request: Request, protocol: Protocol) -> Any:
+    """Return a request whose result the protocol can carry: over HTTP, bytes come as base64 text."""
     if protocol == "grpc":
         return request
-    if request.output == "frames":
-        raise InvalidRequest(
-            f"{request.model}: output must be video over HTTP, got frames; try protocol grpc or output video"
-        )
-    # Triton writes tensors into JSON text over HTTP, which an MP4 file's bytes are not.
-    return dataclasses.replace(request, output="video_base64")
+    rule = next((field.rule for field in fields_of(type(request)) if field.name == "output"), None)
+    text_form = f"{getattr(request, 'output', '')}{BASE64}"
+    if isinstance(rule, Rule) and rule.accepts(text_form):
+        return dataclasses.replace(request, output=text_form)  # type: ignore[type-var]
+    return request

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from slipway_client.commands import DEFAULT_URLS, SpokenProtocol, Url
+from slipway_client.options import DEFAULT_URLS, SpokenProtocol, Url
 from slipway_serving.errors import InvalidRequest
 
 if TYPE_CHECKING:

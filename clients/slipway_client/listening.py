@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway_client.client import Client
-from slipway_client.tensors import Tensors, Turn
+from slipway_client.tensors import Tensors
 from slipway_serving.errors import InvalidRequest
+from slipway_serving.turns import Turn
 
 STREAM_RATE_HZ = 16_000
 PIECE_SAMPLES = 8_000

@@ -18,7 +18,14 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from slipway_client.metadata import ModelMetadata, TensorMetadata
 from slipway_client.retry import Deadline, UnknownModel
-from slipway_client.tensors import Tensors, Turn, datatype_of, from_bytes, to_bytes
+from slipway_client.tensors import (
+    Tensors,
+    datatype_of,
+    from_bytes,
+    to_bytes,
+    turn_headers,
+    turn_parameters,
+)
 from slipway_serving.errors import (
     DeadlineExceeded,
     InvalidRequest,
@@ -27,6 +34,7 @@ from slipway_serving.errors import (
     SlipwayError,
     from_wire,
 )
+from slipway_serving.turns import NO_SESSION, Turn
 
 _INT32_MAX = 2**31 - 1
 _OPTIONS = (
@@ -82,18 +90,26 @@ class GrpcTransport:
         """Ask for a model's tensors."""
         return _metadata(self._ask(self._stub.ModelMetadata, service_pb2.ModelMetadataRequest(name=model)))
 
-    def infer(self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn | None = None) -> Tensors:
+    def infer(self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION) -> Tensors:
         """Call a model that answers once."""
         request = _request(model, tensors, turn)
         try:
-            response = self._stub.ModelInfer(request, timeout=deadline.remaining_s(), metadata=_session(turn))
+            response = self._stub.ModelInfer(
+                request, timeout=deadline.remaining_s(), metadata=tuple(turn_headers(turn).items())
+            )
         except grpc.RpcError as error:
             raise _call_error(self._url, error, deadline) from None
         return _tensors(response)
 
-    def stream(self, model: str, tensors: Tensors, deadline: Deadline) -> Generator[Tensors, None, None]:
+    def stream(
+        self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION
+    ) -> Generator[Tensors, None, None]:
         """Call a decoupled model; closing the generator cancels the call."""
-        call = self._stub.ModelStreamInfer(iter([_request(model, tensors)]), timeout=deadline.remaining_s())
+        call = self._stub.ModelStreamInfer(
+            iter([_request(model, tensors, turn)]),
+            timeout=deadline.remaining_s(),
+            metadata=tuple(turn_headers(turn).items()),
+        )
         refusal: SlipwayError | None = None
         try:
             for message in call:
@@ -147,21 +163,27 @@ class AsyncGrpcTransport:
         return _metadata(await self._ask(self._stub.ModelMetadata, message))
 
     async def infer(
-        self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn | None = None
+        self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION
     ) -> Tensors:
         """Call a model that answers once."""
         request = _request(model, tensors, turn)
         try:
             response = await self._stub.ModelInfer(
-                request, timeout=deadline.remaining_s(), metadata=_session(turn)
+                request, timeout=deadline.remaining_s(), metadata=tuple(turn_headers(turn).items())
             )
         except grpc.RpcError as error:
             raise _call_error(self._url, error, deadline) from None
         return _tensors(response)
 
-    async def stream(self, model: str, tensors: Tensors, deadline: Deadline) -> AsyncGenerator[Tensors, None]:
+    async def stream(
+        self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION
+    ) -> AsyncGenerator[Tensors, None]:
         """Call a decoupled model; closing the generator or cancelling its task cancels the call."""
-        call = self._stub.ModelStreamInfer([_request(model, tensors)], timeout=deadline.remaining_s())
+        call = self._stub.ModelStreamInfer(
+            [_request(model, tensors, turn)],
+            timeout=deadline.remaining_s(),
+            metadata=tuple(turn_headers(turn).items()),
+        )
         refusal: SlipwayError | None = None
         try:
             async for message in call:
@@ -186,13 +208,9 @@ def _host(url: str) -> str:
     return url.removeprefix(_TLS).removeprefix("grpc://").rstrip("/")
 
 
-def _session(turn: Turn | None) -> tuple[tuple[str, str], ...]:
-    return tuple(turn.headers.items()) if turn else ()
-
-
-def _request(model: str, tensors: Tensors, turn: Turn | None = None) -> Any:
+def _request(model: str, tensors: Tensors, turn: Turn) -> Any:
     message = service_pb2.ModelInferRequest(model_name=model)
-    for name, value in (turn.parameters if turn else {}).items():
+    for name, value in turn_parameters(turn).items():
         kind = {bool: "bool_param", int: "int64_param", str: "string_param"}[type(value)]
         setattr(message.parameters[name], kind, value)
     for name, array in tensors.items():

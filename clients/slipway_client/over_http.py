@@ -7,6 +7,7 @@ response. One answer for one request goes to ``/infer`` with the tensors' bytes 
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import AsyncGenerator, Generator
 from typing import Any
@@ -18,8 +19,17 @@ from httpx_sse import SSEError, aconnect_sse, connect_sse
 
 from slipway_client.metadata import ModelMetadata, TensorMetadata
 from slipway_client.retry import Deadline, UnknownModel
-from slipway_client.tensors import Tensors, Turn, datatype_of, from_bytes, to_bytes
+from slipway_client.tensors import (
+    Tensors,
+    datatype_of,
+    from_bytes,
+    to_bytes,
+    turn_headers,
+    turn_parameters,
+)
 from slipway_serving.errors import NotReady, SlipwayError, Unrecoverable, from_wire
+from slipway_serving.requests import SHAPE_PARAMETER
+from slipway_serving.turns import NO_SESSION, Turn
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20)
@@ -49,7 +59,7 @@ class HttpTransport:
         """Ask for a model's tensors."""
         return _metadata(_checked(self._url, self._get(_path(model))))
 
-    def infer(self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn | None = None) -> Tensors:
+    def infer(self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION) -> Tensors:
         """Call a model that answers once."""
         content, headers = _infer_body(tensors, turn)
         timeout = _timeout(self._connect_timeout_s, deadline)
@@ -61,12 +71,15 @@ class HttpTransport:
             raise _call_error(self._url, error, deadline) from None
         return _infer_tensors(_checked(self._url, response))
 
-    def stream(self, model: str, tensors: Tensors, deadline: Deadline) -> Generator[Tensors, None, None]:
+    def stream(
+        self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION
+    ) -> Generator[Tensors, None, None]:
         """Call a decoupled model; closing the generator closes the connection."""
         timeout = _timeout(self._connect_timeout_s, deadline)
-        path, body = f"{_path(model)}/generate_stream", _generate_body(tensors)
+        path, body = f"{_path(model)}/generate_stream", _generate_body(tensors, turn)
+        headers = turn_headers(turn)
         try:
-            with connect_sse(self._http, "POST", path, json=body, timeout=timeout) as source:
+            with connect_sse(self._http, "POST", path, json=body, headers=headers, timeout=timeout) as source:
                 if not source.response.is_success:
                     source.response.read()
                     raise _answer_error(self._url, source.response)
@@ -108,7 +121,7 @@ class AsyncHttpTransport:
         return _metadata(_checked(self._url, await self._get(_path(model))))
 
     async def infer(
-        self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn | None = None
+        self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION
     ) -> Tensors:
         """Call a model that answers once."""
         content, headers = _infer_body(tensors, turn)
@@ -121,12 +134,17 @@ class AsyncHttpTransport:
             raise _call_error(self._url, error, deadline) from None
         return _infer_tensors(_checked(self._url, response))
 
-    async def stream(self, model: str, tensors: Tensors, deadline: Deadline) -> AsyncGenerator[Tensors, None]:
+    async def stream(
+        self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION
+    ) -> AsyncGenerator[Tensors, None]:
         """Call a decoupled model; closing the generator or cancelling its task closes the connection."""
         timeout = _timeout(self._connect_timeout_s, deadline)
-        path, body = f"{_path(model)}/generate_stream", _generate_body(tensors)
+        path, body = f"{_path(model)}/generate_stream", _generate_body(tensors, turn)
+        headers = turn_headers(turn)
         try:
-            async with aconnect_sse(self._http, "POST", path, json=body, timeout=timeout) as source:
+            async with aconnect_sse(
+                self._http, "POST", path, json=body, headers=headers, timeout=timeout
+            ) as source:
                 if not source.response.is_success:
                     await source.response.aread()
                     raise _answer_error(self._url, source.response)
@@ -156,14 +174,25 @@ def _timeout(connect_timeout_s: float, deadline: Deadline) -> httpx.Timeout:
     return httpx.Timeout(connect_timeout_s, read=deadline.remaining_s(), pool=None)
 
 
-def _generate_body(tensors: Tensors) -> dict[str, Any]:
-    body = {}
+def _generate_body(tensors: Tensors, turn: Turn) -> dict[str, Any]:
+    """Return the JSON object of a request; Triton takes arrays flat there, their shapes go beside them."""
+    body: dict[str, Any] = turn_parameters(turn)
     for name, array in tensors.items():
-        values = [
-            value.decode() if isinstance(value, bytes) else value for value in array.reshape(-1).tolist()
-        ]
+        values = [_json(value) for value in array.reshape(-1).tolist()]
         body[name] = values[0] if len(values) == 1 else values
+        if array.ndim > 1:
+            body[f"{SHAPE_PARAMETER}{name}"] = ",".join(map(str, array.shape))
     return body
+
+
+def _json(value: Any) -> Any:
+    """Return an element as JSON has it; bytes that are no text as base64, which their field reads."""
+    if not isinstance(value, bytes):
+        return value
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return base64.b64encode(value).decode()
 
 
 def _streamed(text: str) -> Tensors:
@@ -187,7 +216,7 @@ def _array(value: Any) -> np.ndarray[Any, Any]:
     return np.array(values)
 
 
-def _infer_body(tensors: Tensors, turn: Turn | None = None) -> tuple[bytes, dict[str, str]]:
+def _infer_body(tensors: Tensors, turn: Turn) -> tuple[bytes, dict[str, str]]:
     blobs = [to_bytes(array) for array in tensors.values()]
     inputs = [
         {
@@ -198,10 +227,9 @@ def _infer_body(tensors: Tensors, turn: Turn | None = None) -> tuple[bytes, dict
         }
         for (name, array), blob in zip(tensors.items(), blobs, strict=True)
     ]
-    parameters = {"binary_data_output": True, **(turn.parameters if turn else {})}
+    parameters = {"binary_data_output": True, **turn_parameters(turn)}
     header = json.dumps({"inputs": inputs, "parameters": parameters}).encode()
-    session = turn.headers if turn else {}
-    return header + b"".join(blobs), {_HEADER_LENGTH: str(len(header)), **session}
+    return header + b"".join(blobs), {_HEADER_LENGTH: str(len(header)), **turn_headers(turn)}
 
 
 def _infer_tensors(response: httpx.Response) -> Tensors:

@@ -1,41 +1,21 @@
-"""From a stream's responses to what a caller sees: progress per step, then one whole result.
+"""From a stream's events to whole results: what each type of event makes once the stream has ended.
 
-A response is a mapping of output names to arrays, whichever protocol brought it. The assembler turns those
-with a step into :class:`Progress`, collects those with a chunk, and gives the result only when every chunk
-has arrived: a stream that ended early is an error, never a shorter video.
+Progress and whatever else needs no others is handed on as it comes. Parts of frames and of an encoded video
+are put together, in whatever order they came, and the result is there only when every part has arrived: a
+stream that ended early is an error, never a shorter video.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway_client.tensors import Tensors
 from slipway_serving.errors import Unrecoverable
-from slipway_serving.wan_t2v.request import TextToVideoRequest
-
-
-@dataclass(frozen=True)
-class Progress:
-    """One denoising step is done.
-
-    Attributes:
-        step: 1 to steps.
-        steps: how many there are.
-        elapsed_s: since the server began, seconds.
-        preview: [rows, columns, 3], uint8, RGB of the latents; None unless asked for.
-    """
-
-    step: int
-    steps: int
-    elapsed_s: float
-    preview: NDArray[np.uint8] | None = None
+from slipway_serving.events import Event, FramesPart, Progress, VideoPart
+from slipway_serving.requests import Request
 
 
 @dataclass(frozen=True)
@@ -46,7 +26,7 @@ class Video:
         data: a whole MP4 file (H.264).
         elapsed_s: what the server took, seconds.
         cache_hit_rate: share of the denoiser's evaluations that reused the first-block cache, 0 to 1; None
-            without cache_threshold.
+            without a cache.
     """
 
     data: bytes
@@ -69,110 +49,118 @@ class Frames:
     cache_hit_rate: float | None = None
 
 
+Result = Video | Frames
+
+
 class Assembler:
-    """Collects the responses of one request."""
+    """Collects the events of one request.
 
-    def __init__(self, request: TextToVideoRequest, model: str) -> None:
-        self._request = request
-        self._model = model
+    Args:
+        request: what was asked for; tells the form and the shape of the result.
+        model: that was asked, for messages.
+    """
+
+    def __init__(self, request: Request, model: str) -> None:
+        self._request, self._model = request, model
+        self._frames: list[FramesPart] = []
+        self._video: list[VideoPart] = []
+        self._chunks: set[int] = set()
         self._expected: int | None = None
-        self._parts: dict[int, NDArray[Any]] = {}
-        self._elapsed_s = 0.0
-        self._cache_hit_rate: float | None = None
+        self._answered = False
 
-    def add(self, response: Tensors) -> Progress | None:
-        """Take one response.
-
-        Args:
-            response: its outputs by name.
+    def add(self, event: Event) -> Event | None:
+        """Take an event.
 
         Returns:
-            The progress that it reports, or None when it carried a part of the result.
+            The event, or None for a part of a result to come.
 
         Raises:
-            Unrecoverable: it is neither, or contradicts an earlier one.
+            Unrecoverable: it contradicts an earlier one.
         """
-        if "step" in response:
-            return self._progress(response)
-        if "chunk" in response:
-            self._chunk(response)
+        if isinstance(event, FramesPart | VideoPart):
+            self._count(event)
+            (self._frames if isinstance(event, FramesPart) else self._video).append(event)  # type: ignore[arg-type]
             return None
-        raise self._broken(
-            f"response must carry step or chunk, got {', '.join(sorted(response)) or 'nothing'}"
-        )
+        self._answered = self._answered or not isinstance(event, Progress)
+        return event
 
-    def result(self) -> Video | Frames:
+    def results(self) -> list[Result]:
         """Put the parts together, after the stream's end.
 
         Raises:
-            Unrecoverable: parts are missing, or what they make is not what was asked for.
+            Unrecoverable: there is no result, parts are missing, or they are not what was asked for.
         """
-        if self._expected is None:
+        if not (self._frames or self._video or self._answered):
             raise self._broken("stream must end with a result, got none")
-        missing = [index for index in range(self._expected) if index not in self._parts]
+        missing = [index for index in range(self._expected or 0) if index not in self._chunks]
         if missing:
             raise self._broken(
-                f"result must have {self._expected} chunks, got {len(self._parts)}, "
+                f"result must have {self._expected} chunks, got {len(self._chunks)}, "
                 f"without {', '.join(map(str, missing[:8]))}"
             )
-        parts = [self._parts[index] for index in range(self._expected)]
-        if self._request.output == "frames":
-            return self._frames(parts)
-        data = b"".join(self._bytes(part) for part in parts)
-        return Video(data, self._elapsed_s, self._cache_hit_rate)
+        made: list[Result] = []
+        if self._video:
+            parts = sorted(self._video, key=lambda part: part.chunk)
+            form = str(getattr(self._request, "output", ""))
+            data = b"".join(part.data(form) for part in parts)
+            made.append(Video(data, self._video[-1].elapsed_s, self._video[-1].cache_hit_rate))
+        if self._frames:
+            last = self._frames[-1]
+            made.append(Frames(self._joined(), last.elapsed_s, last.cache_hit_rate))
+        return made
 
-    def _progress(self, response: Tensors) -> Progress:
-        step, steps = _scalar(response, "step"), _scalar(response, "steps")
-        preview = self._preview(response["preview"]) if "preview" in response else None
-        return Progress(int(step), int(steps), float(_scalar(response, "elapsed_s")), preview)
-
-    def _preview(self, pixels: NDArray[Any]) -> NDArray[np.uint8]:
-        if pixels.ndim == 3:
-            return pixels.astype(np.uint8, copy=False)
-        # Triton writes arrays into JSON flat. A preview has the video's aspect, so its size tells its shape.
-        scale = math.sqrt(self._request.height * self._request.width * 3 / max(pixels.size, 1))
-        rows, columns = round(self._request.height / scale), round(self._request.width / scale)
-        if rows * columns * 3 != pixels.size:
-            raise self._broken(f"preview must have the video's aspect, got {pixels.size} values")
-        return pixels.astype(np.uint8).reshape(rows, columns, 3)
-
-    def _chunk(self, response: Tensors) -> None:
-        index, chunks = int(_scalar(response, "chunk")), int(_scalar(response, "chunks"))
-        self._expected = chunks if self._expected is None else self._expected
-        name = "frames" if self._request.output == "frames" else "video"
-        if chunks != self._expected or not 0 <= index < chunks or index in self._parts:
-            raise self._broken(f"chunk must be a new one of {self._expected}, got {index} of {chunks}")
-        if name not in response:
-            raise self._broken(f"chunk must carry {name}, got {', '.join(sorted(response))}")
-        self._parts[index] = response[name]
-        self._elapsed_s = float(_scalar(response, "elapsed_s"))
-        if "cache_hit_rate" in response:
-            self._cache_hit_rate = float(_scalar(response, "cache_hit_rate"))
-
-    def _frames(self, parts: list[NDArray[Any]]) -> Frames:
-        asked = (self._request.frames, self._request.height, self._request.width, 3)
-        shapes = [part.shape for part in parts]
-        if any(shape[1:] != asked[1:] for shape in shapes) or sum(shape[0] for shape in shapes) != asked[0]:
+    def _count(self, part: FramesPart | VideoPart) -> None:
+        """Check a part's place among its fellows, where parts are counted."""
+        if part.chunk is None:
+            return
+        self._expected = part.chunks if self._expected is None else self._expected
+        beyond = part.chunks is not None and part.chunk >= part.chunks
+        other = bool(self._video) != isinstance(part, VideoPart) and bool(self._chunks)
+        if part.chunks != self._expected or part.chunk < 0 or beyond or part.chunk in self._chunks or other:
             raise self._broken(
-                f"frames must be {list(asked)} together, got {[list(shape) for shape in shapes]}"
+                f"chunk must be a new one of {self._expected}, got {part.chunk} of {part.chunks}"
             )
-        array = np.concatenate(parts).astype(np.uint8, copy=False)
-        return Frames(array, self._elapsed_s, self._cache_hit_rate)
+        self._chunks.add(part.chunk)
 
-    def _bytes(self, part: NDArray[Any]) -> bytes:
-        raw = bytes(part.reshape(-1)[0])
-        if self._request.output != "video_base64":
-            return raw
-        try:
-            return base64.b64decode(raw, validate=True)
-        except binascii.Error as error:
-            raise self._broken(f"video must be base64 text, got something else ({error})") from None
+    def _joined(self) -> NDArray[np.uint8]:
+        asked = self._request.result_shape()
+        array = join_frames(self._frames, self._model)
+        if asked is not None and array.shape != asked:
+            raise self._broken(f"frames must be {list(asked)} together, got {list(array.shape)}")
+        return array
 
     def _broken(self, text: str) -> Unrecoverable:
         return Unrecoverable(f"{self._model}: {text}; try again, and see the server's log")
 
 
-def _scalar(response: Tensors, name: str) -> Any:
-    if name not in response or response[name].size != 1:
-        raise Unrecoverable(f"response: {name} must be one number, got {response.get(name)}")
-    return response[name].reshape(-1)[0]
+def join_frames(parts: list[FramesPart], where: str) -> NDArray[np.uint8]:
+    """Put frames in the order of time, whatever the order in which they came.
+
+    Args:
+        parts: in the order in which they came: of two with the same frame the later holds.
+        where: the model, for messages.
+
+    Returns:
+        [frames, height, width, 3], uint8.
+
+    Raises:
+        Unrecoverable: sizes differ, or a frame is missing or not final.
+    """
+    arrays = [part.pixels for part in parts]
+    sizes = {array.shape[1:] for array in arrays}
+    ends = [part.first_frame + len(array) for part, array in zip(parts, arrays, strict=True)]
+    told: set[Any] = {part.frames_total for part in parts if part.frames_total is not None}
+    total = max(told or set(ends), default=0)
+    if len(sizes) != 1 or len(told) > 1 or max(ends) > total or min(p.first_frame for p in parts) < 0:
+        shapes = [list(array.shape) for array in arrays[:8]]
+        raise Unrecoverable(f"{where}: frames must be of one video of {total}, got parts {shapes}")
+    whole = np.zeros((total, *sizes.pop()), np.uint8)
+    final = np.zeros(total, np.bool_)
+    for part, array, end in zip(parts, arrays, ends, strict=True):
+        whole[part.first_frame : end] = array
+        final[part.first_frame : end] = part.final
+    if not final.all():
+        raise Unrecoverable(
+            f"{where}: frames must all come and be final, got none for {int(np.argmin(final))} of {total}"
+        )
+    return whole

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
@@ -17,35 +16,23 @@ from tritonclient.utils import (
 )
 
 from slipway_serving.errors import Unrecoverable
+from slipway_serving.turns import Turn
 
 Tensors = Mapping[str, NDArray[Any]]
 SESSION_HEADER = "slipway-session"
-"""Header that names a request's sequence to what stands between client and server."""
+"""Header that names a request's session to what stands between client and server."""
 
 
-@dataclass(frozen=True)
-class Turn:
-    """A request's place in a sequence: a model that keeps state between requests tells sequences by their id.
+def turn_parameters(turn: Turn) -> dict[str, int | str | bool]:
+    """Return a turn as a request's parameters, the same in both protocols; none where it is of no session."""
+    if not turn.id:
+        return {}
+    return {"sequence_id": turn.id, "sequence_start": turn.start, "sequence_end": turn.end}
 
-    Attributes:
-        id: the correlation id, a number above 0 or a text, unique among the sequences of the model.
-        start: whether the request begins its sequence.
-        end: whether the request ends its sequence.
-    """
 
-    id: int | str
-    start: bool = False
-    end: bool = False
-
-    @property
-    def parameters(self) -> dict[str, int | str | bool]:
-        """The request's parameters in either protocol."""
-        return {"sequence_id": self.id, "sequence_start": self.start, "sequence_end": self.end}
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """The request's headers in either protocol: a proxy that cannot read the id routes by them."""
-        return {SESSION_HEADER: quote(str(self.id), safe="")}
+def turn_headers(turn: Turn) -> dict[str, str]:
+    """Return a turn as a request's headers: a proxy that cannot read the id routes by them."""
+    return {SESSION_HEADER: quote(str(turn.id), safe="")} if turn.id else {}
 
 
 def datatype_of(array: NDArray[Any]) -> str:

@@ -28,11 +28,17 @@ FamilyName = Annotated[str, typer.Argument(help="A family; `slipway families` li
 
 
 def families() -> None:
-    """List the model families, their presets and the models that clients call."""
-    from slipway_export.families import FAMILIES
+    """List the model families, where they come from, their presets and the models that clients call."""
+    from slipway_export.families import registered
 
-    for family in FAMILIES:
+    for known in registered():
+        family = known.family
+        if family is None:
+            typer.echo(f"{known.name}: cannot be used: {known.problem}")
+            typer.echo(f"  from        {known.origin}")
+            continue
         typer.echo(f"{family.name}: {family.summary}")
+        typer.echo(f"  from        {known.origin}")
         typer.echo(f"  checkpoint  {family.upstream}")
         typer.echo(f"  serves      {', '.join(family.served)}")
         for name, preset in family.presets.items():
@@ -186,10 +192,10 @@ def trained_family(family: Family) -> Family:
     Raises:
         InvalidRequest: there are none.
     """
-    from slipway_export.families import FAMILIES, family_named
+    from slipway_export.families import families, family_named
 
     if family.trained is None:
-        able = ", ".join(other.name for other in FAMILIES if other.trained is not None)
+        able = ", ".join(other.name for other in families() if other.trained is not None)
         raise InvalidRequest(
             f"model must be left out for {family.name}, whose checkpoints are not trained here, got one;"
             f" families with trained models: {able}"

@@ -1,16 +1,23 @@
 """Builds a component's `config.pbtxt` from its description, with Triton's own protobuf classes.
 
 The same text serves NGC's C++ ONNX Runtime backend and the embedded server's backend of that name.
+An authored model has its tensors from its request and its events.
 The warm-up request holds the opt sizes, so a reader of the configuration alone knows a shape that
 works.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from slipway_export.spec import Component, DType, Engine, Point, Size, TensorSpec
+from slipway_serving.errors import InvalidRequest
+from slipway_serving.events import Event, output_fields
+from slipway_serving.fields import Array, Field, fields_of
+from slipway_serving.requests import Request, input_fields
 
 
 def model_config(component: Component, name: str, engine: Engine) -> pb.ModelConfig:
@@ -44,6 +51,53 @@ def _dynamic_batching(component: Component) -> pb.ModelDynamicBatching | None:
 def config_text(config: pb.ModelConfig) -> str:
     """Return the configuration in the text form that Triton reads."""
     return str(text_format.MessageToString(config))
+
+
+def authored_config(text: str, request: type[Request], events: Sequence[type[Event]]) -> str:
+    """Return an authored model's configuration with the tensors that its request and events have.
+
+    Args:
+        text: of its `config.pbtxt`, without inputs and outputs.
+        request: what the model takes.
+        events: what it answers with.
+
+    Raises:
+        InvalidRequest: the text has tensors of its own.
+    """
+    config = text_format.Parse(text, pb.ModelConfig())
+    if config.input or config.output:
+        raise InvalidRequest(
+            f"{config.name or request.model}: config.pbtxt must leave its tensors to {request.__name__},"
+            " got some of its own"
+        )
+    batched = config.max_batch_size > 0
+    # Triton batches only requests that have an input: there, what a turn must bring stays required.
+    turn = request.turn
+    in_turns = {field.name for field in fields_of(turn)} if turn is not None else set()
+    inputs = [
+        pb.ModelInput(
+            name=field.name,
+            data_type=_triton(field),
+            dims=_field_dims(field, batched),
+            optional=field.optional or (turn is not None and not (batched and field.name in in_turns)),
+            allow_ragged_batch=batched and isinstance(field.rule, Array) and field.rule.ragged,
+        )
+        for field in input_fields(request)
+    ]
+    outputs = [
+        pb.ModelOutput(name=field.name, data_type=_triton(field), dims=_field_dims(field, batched))
+        for field in output_fields(events)
+    ]
+    tensors = pb.ModelConfig(input=inputs, output=outputs)
+    return f"{text.rstrip()}\n{text_format.MessageToString(tensors)}"
+
+
+def _triton(field: Field) -> str:
+    return "TYPE_STRING" if field.datatype == "BYTES" else f"TYPE_{field.datatype}"
+
+
+def _field_dims(field: Field, batched: bool) -> tuple[int, ...]:
+    return field.shape[1:] if batched else field.shape
 
 
 def _dims(tensor: TensorSpec, batched: bool) -> list[int]:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import slipway_models
+from slipway_export.config import authored_config
 from slipway_export.spec import AuthoredModel, FileContent
 from slipway_serving import distribution
 from slipway_serving.errors import InvalidRequest
@@ -84,6 +85,10 @@ def stage_authored(model: AuthoredModel, staged: Path) -> Path:
     )
     for name, content in model.files.items():
         _write(folder / name, content)
+    if model.request is not None:
+        config = folder / "config.pbtxt"
+        events = model.events or model.request.events
+        config.write_text(authored_config(config.read_text(encoding="utf-8"), model.request, events), "utf-8")
     return folder
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import torch
 
     from slipway_export.checkpoint import Checkpoint
+    from slipway_serving.events import Event
+    from slipway_serving.requests import Request
 
 BATCH = "batch"
 """Name of the axis that Triton may batch over; a graph whose tensors all begin with it is batched."""
@@ -293,12 +295,18 @@ class AuthoredModel:
     Args:
         name: its folder in the repository.
         files: what export adds to it, by path within the model's folder.
-        source: its folder in `model_repository/`, where that has another name.
+        source: its folder in `model_repository/`, where that has another name; a path where it lies
+        elsewhere,
+            as that of a family in another distribution does.
+        request: what it takes: the inputs of its `config.pbtxt`.
+        events: what it answers with: the outputs; by default those of the request.
     """
 
     name: str
     files: Mapping[str, FileContent] = field(default_factory=dict)
-    source: str | None = None
+    source: str | Path | None = None
+    request: type[Request] | None = None
+    events: tuple[type[Event], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -355,6 +363,7 @@ class Family:
         presets: by name.
         plan: reads a checkpoint's configuration and describes what it becomes.
         variants: other such plans, by name.
+        requests: what clients ask for: `slipway generate` has a command for each.
         trained: the family of the checkpoints that users train for this one and export by name; None where
             there is no such training.
     """
@@ -368,4 +377,5 @@ class Family:
     presets: Mapping[str, Preset]
     plan: Callable[[Checkpoint, Sequence[Axis]], Plan]
     variants: Mapping[str, Variant] = field(default_factory=dict)
+    requests: tuple[type[Request], ...] = ()
     trained: str | None = None

@@ -32,11 +32,13 @@ from slipway_serving.errors import (
 )
 from slipway_serving.metrics import OK, REQUESTS, Recorder
 from slipway_serving.program import BatchProgram, Call, Program, Responses, Settings, Tensors, load_program
+from slipway_serving.requests import SHAPE_PARAMETER
 from slipway_serving.triton_metrics import Publisher, Running
+from slipway_serving.turns import NO_SESSION, Turn
 
 # What Triton 2.51 itself puts into a request's parameters: HTTP's generate endpoints repeat "id" there and
-# hand on "timeout" (microseconds) unheeded, which we heed. gRPC consumes its own ones before.
-_OWN_PARAMETERS = frozenset({"id", "timeout"})
+# hand on "timeout" (microseconds) and a session's turn unheeded, which we heed. gRPC consumes its own ones.
+_OWN_PARAMETERS = frozenset({"id", "timeout", "sequence_id", "sequence_start", "sequence_end"})
 T = TypeVar("T")
 _MICROSECONDS = 1e-6
 _EVENTS: dict[type[Exception], str] = {Cancelled: "cancelled", DeadlineExceeded: "expired"}
@@ -165,16 +167,24 @@ class Adapter:
     def _call(self, request: Any, report: _Report) -> Call:
         parameters = _parameters(request, self._model)
         timeout_us = request.timeout() or parameters.get("timeout", 0)
-        flags = request.flags()
+        tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         return Call(
-            tensors={tensor.name(): tensor.as_numpy() for tensor in request.inputs()},
+            tensors=_shaped(tensors, parameters, self._model),
             models=TritonModels(self.pb, report.request_id, request.trace()),
             is_cancelled=request.is_cancelled,
             limit_s=timeout_us * _MICROSECONDS if timeout_us else None,
-            sequence_id=request.correlation_id(),
-            start=bool(flags & self.pb.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START),
-            end=bool(flags & self.pb.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END),
+            turn=self._turn(request, parameters),
         )
+
+    def _turn(self, request: Any, parameters: Mapping[str, Any]) -> Turn:
+        """Return a request's place in a session: HTTP's generate endpoints leave it in the parameters."""
+        flags = request.flags()
+        start, end = (
+            bool(flags & getattr(self.pb, f"TRITONSERVER_REQUEST_FLAG_{name.upper()}"))
+            or bool(parameters.get(name))
+            for name in ("sequence_start", "sequence_end")
+        )
+        return Turn(request.correlation_id() or parameters.get("sequence_id", 0), start=start, end=end)
 
     def _response(self, tensors: Tensors) -> Any:
         return self.pb.InferenceResponse([self.pb.Tensor(name, array) for name, array in tensors.items()])
@@ -211,14 +221,12 @@ class TritonModels:
         tensors: Tensors,
         outputs: list[str],
         *,
-        sequence_id: int = 0,
-        start: bool = False,
-        end: bool = False,
+        turn: Turn = NO_SESSION,
     ) -> Iterator[dict[str, NDArray[Any]]]:
         """Ask a decoupled model; see :class:`slipway_serving.program.Models`."""
-        flags = self._pb.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START if start else 0
-        flags |= self._pb.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END if end else 0
-        request = self._request(model, tensors, outputs, correlation_id=sequence_id, flags=flags)
+        flags = self._pb.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START if turn.start else 0
+        flags |= self._pb.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END if turn.end else 0
+        request = self._request(model, tensors, outputs, correlation_id=turn.id, flags=flags)
         for response in request.exec(decoupled=True):
             if found := self._tensors(model, response):
                 yield found
@@ -323,7 +331,8 @@ def _parameters(request: Any, model: str) -> dict[str, Any]:
         InvalidRequest: naming the unknown ones, or a timeout that is no number of microseconds.
     """
     parameters: dict[str, Any] = json.loads(request.parameters() or "{}")
-    if unknown := sorted(set(parameters) - _OWN_PARAMETERS):
+    given = {name for name in parameters if not name.startswith(SHAPE_PARAMETER)}
+    if unknown := sorted(given - _OWN_PARAMETERS):
         raise InvalidRequest(
             f"{model}: fields must be inputs of the model, got unknown {', '.join(unknown)}; "
             "try the input names of the model's metadata"
@@ -334,3 +343,23 @@ def _parameters(request: Any, model: str) -> dict[str, Any]:
             f"{model}: timeout must be a number of microseconds, got {timeout_us!r}; try timeout_s"
         )
     return parameters
+
+
+def _shaped(tensors: Tensors, parameters: Mapping[str, Any], model: str) -> Tensors:
+    """Return tensors in the shapes that the parameters tell: HTTP's generate endpoints take flat arrays only.
+
+    Raises:
+        InvalidRequest: a shape is none, or not that of its input.
+    """
+    shaped = dict(tensors)
+    for key, text in parameters.items():
+        if not key.startswith(SHAPE_PARAMETER):
+            continue
+        name = key.removeprefix(SHAPE_PARAMETER)
+        try:
+            shaped[name] = tensors[name].reshape([int(size) for size in str(text).split(",")])
+        except (KeyError, ValueError):
+            raise InvalidRequest(
+                f"{model}: {key} must be the shape of an input, sizes with commas between, got {text!r}"
+            ) from None
+    return shaped

@@ -20,6 +20,7 @@ from slipway_serving.backends.onnxruntime import session, signature
 from slipway_serving.backends.onnxruntime.execution import Executor, Request
 from slipway_serving.errors import NotReady, SlipwayError, Unrecoverable
 from slipway_serving.program import Call, Program, Settings, Tensors, load_program
+from slipway_serving.turns import NO_SESSION, Turn
 
 Answer = dict[str, NDArray[Any]]
 Run = Callable[[Call, list[str]], Iterator[Answer]]
@@ -67,12 +68,10 @@ class InProcessModels:
         tensors: Tensors,
         outputs: list[str],
         *,
-        sequence_id: int = 0,
-        start: bool = False,
-        end: bool = False,
+        turn: Turn = NO_SESSION,
     ) -> Iterator[Answer]:
         """Ask a decoupled model; see :class:`slipway_serving.program.Models`."""
-        return self._run(model, Call(tensors, self, sequence_id=sequence_id, start=start, end=end), outputs)
+        return self._run(model, Call(tensors, self, turn=turn), outputs)
 
     def is_ready(self, model: str) -> bool:
         """Tell whether a model is in the repository; it is loaded when it is called."""

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from slipway_serving.errors import InvalidRequest, SlipwayError
 from slipway_serving.metrics import Recorder
+from slipway_serving.turns import NO_SESSION, Turn
 
 Tensors = Mapping[str, NDArray[Any]]
 Responses = Generator[Tensors, None, None]
@@ -37,11 +38,9 @@ class Models(Protocol):
         tensors: Tensors,
         outputs: list[str],
         *,
-        sequence_id: int = 0,
-        start: bool = False,
-        end: bool = False,
+        turn: Turn = NO_SESSION,
     ) -> Iterator[dict[str, NDArray[Any]]]:
-        """Ask a model that answers several times, perhaps as one request of a sequence.
+        """Ask a model that answers several times, perhaps as one turn of a session.
 
         A Triton 2.51 server never ends a stream of a model to a model in which an error follows a response:
         where errors matter, ask for one response at a time.
@@ -60,18 +59,14 @@ class Call:
         models: the other served models.
         is_cancelled: whether the caller has given up.
         limit_s: the time limit that came with the request beside its tensors, seconds; None without one.
-        sequence_id: correlation id of a stateful request; 0 or "" without one.
-        start: whether the request begins its sequence.
-        end: whether the request ends its sequence.
+        turn: the request's place in a session.
     """
 
     tensors: Tensors
     models: Models
     is_cancelled: Callable[[], bool] = lambda: False
     limit_s: float | None = None
-    sequence_id: int | str = 0
-    start: bool = False
-    end: bool = False
+    turn: Turn = NO_SESSION
 
 
 class Program(Protocol):

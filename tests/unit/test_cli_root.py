@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slipway_cli import root
-from slipway_client import commands as client_commands
+from slipway_cli import root, saving
 from slipway_serving.errors import Cancelled, InvalidRequest, NotReady, SlipwayError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,10 +21,10 @@ COMMANDS = ("families", "checkpoint", "export", "serve", "generate")
 def raise_in_generate(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     """Make the command fail at its first step, as a defect in it would."""
 
-    def fail(_: object) -> None:
+    def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(client_commands, "check_output", fail)
+    monkeypatch.setattr(saving, "form_of", fail)
 
 
 def generate(*root_flags: str) -> int:

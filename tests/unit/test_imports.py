@@ -17,7 +17,10 @@ ALLOWED = {
     "slipway_serving": set(),
     "slipway_client": {
         "slipway_serving.errors",
+        "slipway_serving.events",
+        "slipway_serving.fields",
         "slipway_serving.requests",
+        "slipway_serving.turns",
         "slipway_serving.wan_t2v.request",
         # `slipway imu` compares what is served with the graph and the checkpoint.
         "slipway_export.airimu_local",
@@ -27,6 +30,10 @@ ALLOWED = {
         "slipway_models",
         "slipway_serving.distribution",
         "slipway_serving.errors",
+        "slipway_serving.events",
+        "slipway_serving.fields",
+        "slipway_serving.requests",
+        "slipway_serving.wan_t2v.request",
         "slipway_serving.airimu.facts",
         "slipway_serving.control",
         "slipway_serving.wakeword.words",

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from slipway_client.commands import DEFAULT_URLS, SpokenProtocol, Url
 from slipway_client.generation import Protocol
+from slipway_client.options import DEFAULT_URLS, SpokenProtocol, Url
 from slipway_serving.errors import InvalidRequest, raise_all
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def imu(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
 ) -> None:
     """Correct a recording of an inertial sensor with AirIMU; measure and draw what that changes."""
-    from slipway_client.commands import write_whole
+    from slipway_client.files import write_whole
     from slipway_client.imu.read import read_recording, write_signals
     from slipway_client.imu.windows import correct
     from slipway_client.progress import progress

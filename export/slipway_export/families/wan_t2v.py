@@ -30,6 +30,7 @@ from slipway_export.spec import (
     Variant,
 )
 from slipway_serving.errors import InvalidRequest
+from slipway_serving.wan_t2v.request import TextToVideoRequest
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -101,7 +102,7 @@ def plan(checkpoint: Checkpoint, axes: Sequence[Axis], *, first_block_cache: boo
         AuthoredModel("wan_t2v_tokenizer", {"1/tokenizer": checkpoint.path / "tokenizer"}),
         AuthoredModel("wan_t2v_vae_decoder"),
         AuthoredModel("wan_t2v_prompt"),
-        AuthoredModel("wan_t2v", {"1/pipeline.json": facts}),
+        AuthoredModel("wan_t2v", {"1/pipeline.json": facts}, request=TextToVideoRequest),
     )
     return Plan((*components, first, following), authored, (stepped,))
 
@@ -402,6 +403,7 @@ FAMILY = Family(
     name=NAME,
     upstream="Wan-AI/Wan2.2-T2V-A14B-Diffusers",
     summary="text to video, two experts, streamed progress",
+    requests=(TextToVideoRequest,),
     served=(NAME, "wan_t2v_prompt"),
     layout=(
         "model_index.json",

@@ -16,6 +16,7 @@ import torch
 
 from slipway_serving.models import Answer
 from slipway_serving.program import Tensors
+from slipway_serving.turns import NO_SESSION, Turn
 
 EAGER = "eager"
 COMPILED = "torch.compile"
@@ -58,9 +59,7 @@ class TorchDenoiser:
         tensors: Tensors,
         outputs: list[str],
         *,
-        sequence_id: int = 0,
-        start: bool = False,
-        end: bool = False,
+        turn: Turn = NO_SESSION,
     ) -> Iterator[Answer]:
         """Answer once."""
         yield self.call(model, tensors, outputs)

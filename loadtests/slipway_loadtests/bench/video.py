@@ -35,9 +35,9 @@ from slipway_loadtests.bench.memory import resident_mib
 from slipway_loadtests.bench.quality import Quality
 from slipway_loadtests.bench.report import quality_cells, spread
 from slipway_loadtests.bench.stats import Summary, ratios, summarize
+from slipway_serving.events import FramesPart
 from slipway_serving.models import InProcessModels
 from slipway_serving.server import Server, ServerConfig
-from slipway_serving.wan_t2v import events as events_in_process
 from slipway_serving.wan_t2v.facts import PipelineFacts
 from slipway_serving.wan_t2v.pipeline import generate
 from slipway_serving.watch import Watch
@@ -185,7 +185,7 @@ def _diffusers(checkpoint: Path) -> Callable[[Taken], None]:
 def _within(facts: PipelineFacts, models: InProcessModels, taken: Taken) -> None:
     events = list(generate(REQUEST, facts, models, Watch("wan_t2v", lambda: False, None)))
     taken.step_ms.append(step_ms(events))
-    chunks = [event.frames for event in events if isinstance(event, events_in_process.FramesChunk)]
+    chunks = [event.pixels for event in events if isinstance(event, FramesPart)]
     taken.frames = np.concatenate(chunks)
 
 
@@ -226,7 +226,7 @@ def _quality(actual: NDArray[np.uint8], expected: NDArray[np.uint8]) -> Quality:
 
 def step_ms(events: Iterable[object]) -> float:
     """Return the median time between the progress events of a run, milliseconds."""
-    at = [event.elapsed_s for event in events if isinstance(event, Progress | events_in_process.Progress)]
+    at = [event.elapsed_s for event in events if isinstance(event, Progress)]
     return 1000 * statistics.median([later - earlier for earlier, later in pairwise(at)])
 
 

@@ -19,7 +19,7 @@ from slipway_serving.airimu.signals import Signals, read_signals
 from slipway_serving.errors import Cancelled, SlipwayError, raise_all
 from slipway_serving.graph import Graph
 from slipway_serving.program import Call, Settings, Single, Tensors
-from slipway_serving.stepped import StateStore
+from slipway_serving.sessions import Sessions
 
 Array = NDArray[np.float32]
 
@@ -61,18 +61,10 @@ class CorrectorStream(Single):
         self._model = settings.model
         self._facts = Facts.read(settings.folder)
         self._graph = Graph(settings, "step.onnx")
-        self._streams: StateStore[Stream] = StateStore.of_model(settings)
+        self._sessions: Sessions[Stream] = Sessions.of_model(settings)
 
     def run_batch(self, calls: Sequence[Call]) -> list[Tensors | SlipwayError]:
         """Return the frames that each call made ready, or the rule that it broke."""
-        with self._streams.at_work(call.sequence_id for call in calls):
-            return self._run_batch(calls)
-
-    def close(self) -> None:
-        """Free all streams."""
-        self._streams.close()
-
-    def _run_batch(self, calls: Sequence[Call]) -> list[Tensors | SlipwayError]:
         answers: dict[int, Tensors | SlipwayError] = {}
         for turn in _turns(calls):
             streams: dict[int, Stream] = {}
@@ -82,38 +74,40 @@ class CorrectorStream(Single):
                 except SlipwayError as error:
                     answers[index] = error
             try:
-                self._advance({index: (streams[index], calls[index].end) for index in streams})
-                answers |= {index: self._emit(streams[index], calls[index].end) for index in streams}
-            except SlipwayError as error:
+                self._advance({index: (streams[index], calls[index].turn.end) for index in streams})
+                answers |= {index: self._emit(streams[index], calls[index].turn.end) for index in streams}
+            except BaseException as error:
+                for index in streams:
+                    self._sessions.free(calls[index].turn)
+                if not isinstance(error, SlipwayError):
+                    raise
                 answers |= dict.fromkeys(streams, error)
                 continue
             for index, stream in streams.items():
-                if not calls[index].end:
-                    self._streams.put(calls[index].sequence_id, stream)
+                self._sessions.keep(calls[index].turn, stream)
         return [answers[index] for index in range(len(calls))]
+
+    def close(self) -> None:
+        """Free all streams."""
+        self._sessions.close()
 
     def _receive(self, call: Call) -> Stream:
         """Check a chunk and add it to its stream, which is taken out of the store."""
         if call.is_cancelled():
             raise Cancelled(f"{self._model}: cancelled by the caller before it began")
         signals = self._read(call)
-        if call.start:
-            self._streams.drop(call.sequence_id)
-            self._streams.make_room()
-            states = {name: np.zeros(size, np.float32) for name, size in self._facts.states.items()}
-            stream = Stream(states, self._facts.lead_in(signals.rotations, 1)[0])
-        else:
-            stream = self._streams.take(call.sequence_id)
+        stream = self._sessions.take(call.turn, lambda: self._begun(signals))
         stream.kept = np.concatenate([stream.kept, signals.frames[0]])
         stream.received += signals.frames.shape[1]
         return stream
 
+    def _begun(self, signals: Signals) -> Stream:
+        states = {name: np.zeros(size, np.float32) for name, size in self._facts.states.items()}
+        return Stream(states, self._facts.lead_in(signals.rotations, 1)[0])
+
     def _read(self, call: Call) -> Signals:
-        if not call.sequence_id:
-            raise_all(
-                self._model, ["correlation id must be given, got none; try airimu for whole recordings"]
-            )
-        frames = range(0 if call.end and not call.start else 1, self._facts.max_frames + 1)
+        self._sessions.check(call.turn, fix="airimu for whole recordings")
+        frames = range(0 if call.turn.end and not call.turn.start else 1, self._facts.max_frames + 1)
         signals = read_signals(call.tensors, self._model, frames, "smaller chunks")
         problems = []
         if len(signals.frames) != 1:
@@ -121,7 +115,7 @@ class CorrectorStream(Single):
                 f"a chunk must be of one recording, got a batch of {len(signals.frames)};"
                 " try a correlation id for each"
             )
-        if signals.rotations is not None and not call.start:
+        if signals.rotations is not None and not call.turn.start:
             problems.append("initial_rotation must come with SEQUENCE_START, got it later")
         raise_all(self._model, problems)
         return signals
@@ -199,7 +193,7 @@ def _turns(calls: Sequence[Call]) -> Iterator[list[int]]:
     while waiting:
         turn: dict[int | str, int] = {}
         for index in waiting:
-            turn.setdefault(calls[index].sequence_id, index)
+            turn.setdefault(calls[index].turn.id, index)
         yield list(turn.values())
         taken = set(turn.values())
         waiting = [index for index in waiting if index not in taken]

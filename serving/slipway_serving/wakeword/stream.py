@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from slipway_serving.errors import Cancelled, InvalidRequest, SlipwayError, raise_all
 from slipway_serving.program import Call, Models, Settings, Single, Tensors
-from slipway_serving.stepped import StateStore
+from slipway_serving.sessions import Sessions
 from slipway_serving.wakeword.audio import SAMPLE_RATE_HZ
 from slipway_serving.wakeword.decide import read_words
 from slipway_serving.wakeword.words import check_word
@@ -79,7 +79,7 @@ class Listening:
 
 
 @dataclass
-class Turn:
+class Piece:
     """One request's part in a batch: its stream, its words and its windows with what they were judged."""
 
     call: Call
@@ -110,46 +110,40 @@ class WakewordStream(Single):
         self._model = settings.model
         self._repository = settings.repository
         self._cooldown_ms = settings.positive("cooldown_ms")
-        self._under_way: StateStore[Listening] = StateStore.of_model(settings)
+        self._sessions: Sessions[Listening] = Sessions.of_model(settings)
 
     def run_batch(self, calls: Sequence[Call]) -> list[Tensors | SlipwayError]:
         """Return the answer to each piece, or why there is none; a stream that failed is over."""
-        with self._under_way.at_work(call.sequence_id for call in calls):
-            return self._run_batch(calls)
+        begun = [self._begin(call) for call in calls]
+        pieces = [piece for piece in begun if isinstance(piece, Piece)]
+        try:
+            for words in dict.fromkeys(piece.words for piece in pieces):
+                self._judge(words, [piece for piece in pieces if piece.words == words])
+        except BaseException:
+            for piece in pieces:
+                self._sessions.free(piece.call.turn)
+            raise
+        return [self._finish(piece) if isinstance(piece, Piece) else piece for piece in begun]
 
     def close(self) -> None:
         """Free all streams."""
-        self._under_way.close()
+        self._sessions.close()
 
-    def _run_batch(self, calls: Sequence[Call]) -> list[Tensors | SlipwayError]:
-        begun = [self._begin(call) for call in calls]
-        turns = [turn for turn in begun if isinstance(turn, Turn)]
-        try:
-            for words in dict.fromkeys(turn.words for turn in turns):
-                self._judge(words, [turn for turn in turns if turn.words == words])
-        except BaseException:
-            for turn in turns:
-                self._under_way.drop(turn.call.sequence_id)
-            raise
-        return [self._finish(turn) if isinstance(turn, Turn) else turn for turn in begun]
-
-    def _begin(self, call: Call) -> Turn | SlipwayError:
+    def _begin(self, call: Call) -> Piece | SlipwayError:
         """Take a piece in; its stream stays where the next piece, perhaps of this batch, finds it."""
-        key = call.sequence_id
         try:
             if call.is_cancelled():
                 raise Cancelled(f"{self._model}: cancelled by the caller before it ran")
             self._check(call)
-            listening = self._started(call) if call.start else self._under_way.take(key)
+            listening = self._sessions.take(call.turn, lambda: self._started(call))
             windows, ends_s = listening.feed(call.tensors["pcm"][0])
             named = tuple(name.decode() for name in listening.names)
             words = named if named or not len(windows) else self._all_words(call.models)
         except SlipwayError as error:
-            self._under_way.drop(key)
+            self._sessions.free(call.turn)
             return error
-        if not call.end:
-            self._under_way.put(key, listening)
-        return Turn(call, listening, words, windows, ends_s)
+        self._sessions.keep(call.turn, listening)
+        return Piece(call, listening, words, windows, ends_s)
 
     def _all_words(self, models: Models) -> tuple[str, ...]:
         return read_words([], self._repository, models, self._model)
@@ -162,8 +156,6 @@ class WakewordStream(Single):
         """
         problems = []
         tensors = call.tensors
-        if not call.sequence_id:
-            problems.append("correlation id must be given, got none; try one of your own for each stream")
         if any(len(tensor) != 1 for tensor in tensors.values()):
             problems.append("batch must be 1, one piece of one stream, got more; try a request for each")
         seconds = tensors["pcm"].shape[-1] / SAMPLE_RATE_HZ
@@ -172,9 +164,10 @@ class WakewordStream(Single):
                 f"pcm must be at most {LONGEST_PIECE_S} s ({LONGEST_PIECE_S * SAMPLE_RATE_HZ} samples),"
                 f" got {seconds:.1f} s; try shorter pieces"
             )
-        if not call.start and (late := [name for name in _ONLY_AT_START if name in tensors]):
+        if not call.turn.start and (late := [name for name in _ONLY_AT_START if name in tensors]):
             problems.append(f"{', '.join(late)} must come with SEQUENCE_START, got later; try a new stream")
         raise_all(self._model, problems)
+        self._sessions.check(call.turn, fix="one of your own for each stream")
 
     def _started(self, call: Call) -> Listening:
         """Begin a stream.
@@ -196,26 +189,24 @@ class WakewordStream(Single):
         names = [bytes(name) for name in call.tensors["words"][0]] if "words" in call.tensors else []
         for name in names:
             check_word(name.decode("utf-8", "replace"), self._model)
-        self._under_way.drop(call.sequence_id)
-        self._under_way.make_room()
         return Listening(names, cooldown_ms / 1000)
 
-    def _judge(self, words: tuple[str, ...], turns: Sequence[Turn]) -> None:
-        """Have the windows of turns that want the same words judged, together; one by one if that fails."""
-        windows = np.concatenate([turn.windows for turn in turns])
+    def _judge(self, words: tuple[str, ...], pieces: Sequence[Piece]) -> None:
+        """Have the windows of pieces that want the same words judged, together; one by one if that fails."""
+        windows = np.concatenate([piece.windows for piece in pieces])
         try:
-            judged = self._ask(words, windows, turns[0].call.models)
+            judged = self._ask(words, windows, pieces[0].call.models)
         except SlipwayError as error:
-            if len(turns) == 1:
-                turns[0].listening.broken = error
+            if len(pieces) == 1:
+                pieces[0].listening.broken = error
             else:
-                for turn in turns:
-                    self._judge(words, [turn])
+                for piece in pieces:
+                    self._judge(words, [piece])
             return
         start = 0
-        for turn in turns:
-            part = slice(start, start + len(turn.windows))
-            turn.probability, turn.threshold = judged["probability"][part], judged["threshold"][part]
+        for piece in pieces:
+            part = slice(start, start + len(piece.windows))
+            piece.probability, piece.threshold = judged["probability"][part], judged["threshold"][part]
             start = part.stop
 
     def _ask(self, words: tuple[str, ...], windows: NDArray[np.float32], models: Models) -> dict[str, Any]:
@@ -233,24 +224,24 @@ class WakewordStream(Single):
                 parts[name].append(answer[name])
         return {name: np.concatenate(arrays) for name, arrays in parts.items()}
 
-    def _finish(self, turn: Turn) -> Tensors | SlipwayError:
-        """Return a turn's answer; what it detected becomes events in the order of the stream."""
-        if turn.listening.broken is not None:
-            self._under_way.drop(turn.call.sequence_id)
-            return turn.listening.broken
-        if turn.probability is None or turn.threshold is None:
+    def _finish(self, piece: Piece) -> Tensors | SlipwayError:
+        """Return a piece's answer; what it detected becomes events in the order of the stream."""
+        if piece.listening.broken is not None:
+            self._sessions.free(piece.call.turn)
+            return piece.listening.broken
+        if piece.probability is None or piece.threshold is None:
             return InvalidRequest(f"{self._model}: a piece must be judged before it is answered, got none")
         events = [
             (word, float(end_s), probability)
-            for end_s, row, bounds in zip(turn.ends_s, turn.probability, turn.threshold, strict=True)
-            for word, probability, threshold in zip(turn.words, row, bounds, strict=True)
-            if probability >= threshold and turn.listening.is_event(word, float(end_s))
+            for end_s, row, bounds in zip(piece.ends_s, piece.probability, piece.threshold, strict=True)
+            for word, probability, threshold in zip(piece.words, row, bounds, strict=True)
+            if probability >= threshold and piece.listening.is_event(word, float(end_s))
         ]
         return {
-            "word": np.array([[word.encode() for word in turn.words]], np.object_).reshape(1, -1),
-            "end_s": turn.ends_s[None],
-            "probability": turn.probability[None],
-            "threshold": turn.threshold[None],
+            "word": np.array([[word.encode() for word in piece.words]], np.object_).reshape(1, -1),
+            "end_s": piece.ends_s[None],
+            "probability": piece.probability[None],
+            "threshold": piece.threshold[None],
             "event_word": np.array([[word.encode() for word, _, _ in events]], np.object_).reshape(1, -1),
             "event_time_s": np.array([[time_s for _, time_s, _ in events]], np.float64),
             "event_probability": np.array([[p for _, _, p in events]], np.float32),

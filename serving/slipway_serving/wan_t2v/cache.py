@@ -1,4 +1,4 @@
-"""The loop's side of the first-block cache: one sequence of the denoiser for each guidance branch.
+"""The loop's side of the first-block cache: one session of the denoiser for each guidance branch.
 
 The denoiser keeps a cache per correlation id and decides by itself; here the ids are chosen, the branches
 asked one by one (each decides for itself, as in diffusers), hits counted, and caches freed as soon as no step
@@ -7,14 +7,14 @@ can use them: at the change of denoisers, at the end of guidance, at the end of 
 
 from __future__ import annotations
 
-import contextlib
-import secrets
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway_serving.errors import SlipwayError
 from slipway_serving.program import Models, Tensors
+from slipway_serving.turns import Session, Turn, Turns
 
 
 class FirstBlockCache:
@@ -29,7 +29,7 @@ class FirstBlockCache:
         self._models = models
         self._threshold = np.array([threshold], np.float32)
         self._model = ""
-        self._sequences: list[int] = []
+        self._branches: list[Session[Tensors, dict[str, NDArray[Any]]]] = []
         self._asked = self._hits = 0
 
     @property
@@ -64,24 +64,24 @@ class FirstBlockCache:
         self._free(0)
 
     def _ask(self, branch: int, tensors: Tensors) -> NDArray[np.float32]:
-        start = branch == len(self._sequences)
-        if start:
-            self._sequences.append(secrets.randbits(63) | 1)
-        (answer,) = self._models.stream(
-            self._model,
-            {**tensors, "cache_threshold": self._threshold},
-            ["sample", "cached"],
-            sequence_id=self._sequences[branch],
-            start=start,
-        )
+        if branch == len(self._branches):
+            self._branches.append(self._branch(self._model))
+        (answer,) = self._branches[branch].step({**tensors, "cache_threshold": self._threshold})
         self._asked += 1
         self._hits += bool(answer["cached"][0])
         sample: NDArray[np.float32] = answer["sample"]
         return sample
 
+    def _branch(self, model: str) -> Session[Tensors, dict[str, NDArray[Any]]]:
+        """Open a session of a denoiser for one guidance branch."""
+
+        def send(tensors: Tensors | None, turn: Turn) -> Iterator[dict[str, NDArray[Any]]]:
+            outputs = ["sample", "cached"] if tensors is not None else []
+            return self._models.stream(model, tensors or {}, outputs, turn=turn)
+
+        return Session(send, Turns(numbered=True))
+
     def _free(self, kept: int) -> None:
-        """End all sequences but the first so many."""
-        while len(self._sequences) > kept:
-            # Whatever ended the loop is what the caller must hear of; idle caches end by themselves.
-            with contextlib.suppress(SlipwayError):
-                list(self._models.stream(self._model, {}, [], sequence_id=self._sequences.pop(), end=True))
+        """End all sessions but the first so many."""
+        while len(self._branches) > kept:
+            self._branches.pop().close()

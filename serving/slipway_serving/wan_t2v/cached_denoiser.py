@@ -3,7 +3,7 @@
 head -> change -> tail or the cached residual of the tail -> finish. The first block always runs; if what it
 adds has changed little since the last step that was computed in full, what the other blocks added then is
 added again. The rule is that of diffusers' FirstBlockCacheConfig. A cache belongs to one guidance branch of
-one video, waits here between its requests under their correlation id, and is freed when the sequence ends,
+one video, waits here between its requests under their correlation id, and is freed when the session ends,
 fails, is cancelled or falls idle.
 """
 
@@ -18,8 +18,8 @@ from onnxruntime import OrtValue
 
 from slipway_serving.errors import Cancelled, raise_all
 from slipway_serving.graph import Graph, State
-from slipway_serving.program import Call, Responses, Settings
-from slipway_serving.stepped import StateStore
+from slipway_serving.program import Call, Responses, Settings, Tensors
+from slipway_serving.sessions import Sessions
 
 _NEEDED = ("hidden_states", "timestep", "encoder_hidden_states")
 
@@ -45,7 +45,7 @@ class CachedDenoiser:
     Inputs ``hidden_states`` [batch, 16, latent frames, height / 8, width / 8], ``timestep`` [batch, 1] and
     ``encoder_hidden_states`` [batch, text tokens, width], float32; outputs ``sample``, shape and dtype of the
     latents, and ``cached`` [1], bool: whether the tail was skipped. With ``cache_threshold`` [1], float32,
-    the batch is 1 and the request part of a sequence. A request with SEQUENCE_END may come without tensors:
+    the batch is 1 and the request part of a session. A request with SEQUENCE_END may come without tensors:
     it only frees.
     """
 
@@ -56,31 +56,33 @@ class CachedDenoiser:
         self._head, self._change, self._tail, self._finish = (
             Graph(settings, f"{name}.onnx") for name in ("head", "change", "tail", "finish")
         )
-        self._under_way: StateStore[Cached] = StateStore.of_model(settings)
+        self._sessions: Sessions[Cached | None] = Sessions.of_model(settings)
 
     def run(self, call: Call) -> Responses:
         """Yield the one response to a call.
 
         Raises:
-            InvalidRequest: the tensors or the sequence's flags break a rule.
-            Overloaded: too many sequences are under way.
+            InvalidRequest: the tensors or the session's turn break a rule.
+            Overloaded: too many sessions are under way.
             Cancelled: the caller gave up before the larger part of the work.
         """
-        with self._under_way.at_work([call.sequence_id]):
-            yield from self._denoise(call)
-
-    def close(self) -> None:
-        """Free all caches."""
-        self._under_way.close()
-
-    def _denoise(self, call: Call) -> Responses:
-        if not call.tensors and call.sequence_id and call.end:
-            self._under_way.drop(call.sequence_id)
+        if not call.tensors and call.turn.id and call.turn.end:
+            self._sessions.free(call.turn)
             yield {}
             return
         self._check(call)
+        with self._sessions.turn(call.turn, lambda: None) as taken:
+            self._check_shape(call.tensors["hidden_states"], taken.state)
+            answer, taken.state = self._denoise(call, taken.state)
+        yield answer
+
+    def close(self) -> None:
+        """Free all caches."""
+        self._sessions.close()
+
+    def _denoise(self, call: Call, before: Cached | None) -> tuple[Tensors, Cached]:
+        """Return the answer to a call, and what the last step that was computed in full left."""
         latents = call.tensors["hidden_states"]
-        before = self._begin(call, latents.shape)
         head = self._head.run(
             {
                 "hidden_states": latents,
@@ -95,9 +97,7 @@ class CachedDenoiser:
                 raise Cancelled(f"{self._model}: cancelled by the caller after the first block")
             cached = Cached(latents.shape, head["residual"], self._tail_residual(head))
         sample = self._sample(head, cached.tail_residual)
-        if call.sequence_id and not call.end:
-            self._under_way.put(call.sequence_id, cached)
-        yield {"sample": sample, "cached": np.array([cached is before])}
+        return {"sample": sample, "cached": np.array([cached is before])}, cached
 
     def _is_near(self, head: State, before: Cached, threshold: NDArray[Any]) -> bool:
         residuals = {"residual": head["residual"], "cached_residual": before.residual}
@@ -115,7 +115,7 @@ class CachedDenoiser:
 
     def _check(self, call: Call) -> None:
         problems = [
-            f"{name} must be given, got nothing; try it only to end a sequence"
+            f"{name} must be given, got nothing; try it only to end a session"
             for name in _NEEDED
             if name not in call.tensors
         ]
@@ -127,33 +127,24 @@ class CachedDenoiser:
                 f"{', '.join(f'{name} {shape}' for name, shape in sizes.items())}"
             )
         threshold = call.tensors.get("cache_threshold")
-        if (threshold is None) != (not call.sequence_id):
+        if (threshold is None) != (not call.turn.id):
             problems.append("cache_threshold must be given exactly when there is a correlation id")
         if threshold is not None and not (np.isfinite(threshold).all() and threshold[0] >= 0):
             problems.append(f"cache_threshold must be finite and at least 0, got {threshold[0]}; try 0.05")
         if threshold is not None and sizes["hidden_states"][0] != 1:
             problems.append(
                 f"hidden_states must be a batch of 1 with cache_threshold, got {sizes['hidden_states'][0]}; "
-                "try a sequence for each guidance branch"
+                "try a session for each guidance branch"
             )
-        if (call.start or call.end) and not call.sequence_id:
-            problems.append("correlation id must be given with SEQUENCE_START and SEQUENCE_END, got none")
         raise_all(self._model, problems)
+        self._sessions.check(call.turn)
 
-    def _begin(self, call: Call, shape: tuple[int, ...]) -> Cached | None:
-        if not call.sequence_id:
-            return None
-        if call.start:
-            self._under_way.drop(call.sequence_id)
-            self._under_way.make_room()
-            return None
-        cached = self._under_way.take(call.sequence_id)
-        if cached.shape != shape:
+    def _check_shape(self, latents: NDArray[Any], before: Cached | None) -> None:
+        if before is not None and before.shape != latents.shape:
             raise_all(
                 self._model,
                 [
-                    f"hidden_states must be {list(cached.shape)} as the sequence began, got {list(shape)}; "
-                    "try a new sequence"
+                    f"hidden_states must be {list(before.shape)} as the session began, got"
+                    f" {list(latents.shape)}; try a new session"
                 ],
             )
-        return cached

@@ -9,7 +9,6 @@ decoder is told to free what it holds, and so are denoisers with a cache.
 from __future__ import annotations
 
 import contextlib
-import secrets
 from collections.abc import Generator, Iterator
 from dataclasses import replace
 from typing import Any
@@ -18,14 +17,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from slipway_serving.errors import InvalidRequest, SlipwayError, Unrecoverable
+from slipway_serving.errors import InvalidRequest, Unrecoverable
+from slipway_serving.events import BASE64, Event, FramesPart, Progress, VideoPart, tensors
 from slipway_serving.media import FrameChunks, Mp4Encoder, base64_chunks, byte_chunks
 from slipway_serving.metrics import DENOISE_STEP, FRAMES, Recorder
-from slipway_serving.program import Call, Models, Responses, Settings, one_text
+from slipway_serving.program import Call, Models, Responses, Settings, Tensors, one_text
 from slipway_serving.requests import decode as decode_request
+from slipway_serving.turns import Session, Turn, Turns
 from slipway_serving.wan_t2v.cache import FirstBlockCache
 from slipway_serving.wan_t2v.denoise import denoise, latent_shape, make_scheduler, preview
-from slipway_serving.wan_t2v.events import Chunk, Event, FramesChunk, Progress, VideoChunk, tensors
 from slipway_serving.wan_t2v.facts import PipelineFacts
 from slipway_serving.wan_t2v.request import TextToVideoRequest
 from slipway_serving.watch import Watch
@@ -149,7 +149,7 @@ def encode_prompts(
 def decode(
     latents: NDArray[Any], facts: PipelineFacts, models: Models, watch: Watch
 ) -> Generator[Frames, None, None]:
-    """Decode latents one by one, as one sequence of the decoder.
+    """Decode latents one by one, as one session of the decoder.
 
     One request per latent: a stream between two models of Triton 2.51 cannot carry an error after a response
     (see :class:`slipway_serving.program.Models`), and the watch is asked in between.
@@ -163,28 +163,22 @@ def decode(
     Yields:
         [1 or 4, height, width, 3], uint8, for each latent.
     """
-    model, sequence_id, count = facts.models.vae_decoder, secrets.randbits(63) | 1, latents.shape[2]
-    under_way = False
-    try:
+    model, count = facts.models.vae_decoder, latents.shape[2]
+
+    def send(pieces: Tensors | None, turn: Turn) -> Iterator[dict[str, NDArray[Any]]]:
+        return models.stream(model, pieces or {}, ["frames"], turn=turn)
+
+    with Session(send, Turns(numbered=True)) as decoder:
         for index in range(count):
             watch.check(f"before decoding latent {index + 1} of {count}")
             piece = {"latents": np.ascontiguousarray(latents[:, :, index : index + 1])}
-            last = index == count - 1
-            under_way = True
-            answers = list(
-                models.stream(model, piece, ["frames"], sequence_id=sequence_id, start=index == 0, end=last)
-            )
-            under_way = not last
-            for answer in answers:
+            for answer in list(decoder.step(piece, last=index == count - 1)):
                 yield answer["frames"]
-    finally:
-        if under_way:
-            # Whatever ended the loop is what the caller must hear of; idle states end by themselves.
-            with contextlib.suppress(SlipwayError):
-                list(models.stream(model, {}, ["frames"], sequence_id=sequence_id, end=True))
 
 
-def deliver(request: TextToVideoRequest, decoded: Iterator[Frames], watch: Watch) -> Iterator[Chunk]:
+def deliver(
+    request: TextToVideoRequest, decoded: Iterator[Frames], watch: Watch
+) -> Iterator[FramesPart | VideoPart]:
     """Turn decoded frames into the chunks of the result.
 
     Args:
@@ -192,7 +186,7 @@ def deliver(request: TextToVideoRequest, decoded: Iterator[Frames], watch: Watch
         decoded: frames as they come.
         watch: tells the time.
     """
-    if request.output == "frames":
+    if request.output.startswith("frames"):
         yield from _deliver_frames(request, decoded, watch)
         return
     with Mp4Encoder(request.width, request.height, request.fps) as encoder:
@@ -204,17 +198,22 @@ def deliver(request: TextToVideoRequest, decoded: Iterator[Frames], watch: Watch
         video = encoder.finish()
     parts = base64_chunks(video) if request.output == "video_base64" else byte_chunks(video)
     for chunk, part in enumerate(parts):
-        yield VideoChunk(chunk, len(parts), watch.elapsed_s(), part)
+        yield VideoPart(chunk, len(parts), watch.elapsed_s(), part)
 
 
-def _deliver_frames(request: TextToVideoRequest, decoded: Iterator[Frames], watch: Watch) -> Iterator[Chunk]:
+def _deliver_frames(
+    request: TextToVideoRequest, decoded: Iterator[Frames], watch: Watch
+) -> Iterator[FramesPart | VideoPart]:
     chunks = FrameChunks(request.frames, request.height, request.width)
-    chunk = count = 0
+    chunk = count = sent = 0
     for frames in decoded:
         count += len(frames)
-        for part in chunks.add(frames):
-            yield FramesChunk(chunk, chunks.count, watch.elapsed_s(), part)
-            chunk += 1
+        for pixels in chunks.add(frames):
+            part = FramesPart(
+                pixels, sent, watch.elapsed_s(), frames_total=request.frames, chunk=chunk, chunks=chunks.count
+            )
+            yield part.as_text() if request.output.endswith(BASE64) else part
+            chunk, sent = chunk + 1, sent + len(pixels)
     _check_count(request, count)
 
 

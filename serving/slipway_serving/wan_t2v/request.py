@@ -13,9 +13,11 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from slipway_serving.errors import raise_all
-from slipway_serving.requests import Request, Rule
+from slipway_serving.events import Event, FramesPart, Progress, VideoPart
+from slipway_serving.fields import Rule
+from slipway_serving.requests import Request
 
-OUTPUTS = ("video", "video_base64", "frames")
+OUTPUTS = ("video", "video_base64", "frames", "frames_base64")
 MAX_PROMPT_CHARACTERS = 16_384
 MAX_STEPS = 100
 MAX_FPS = 120
@@ -128,10 +130,18 @@ _FLOW_SHIFT = Rule("finite and above 0", _finite_above_zero, lambda _: "5.0", "s
 _FPS = _range_rule(1, MAX_FPS, "frames per second")
 _SEED = _range_rule(0, MAX_SEED, "seed of the noise")
 _OUTPUT = Rule(
-    f"one of {', '.join(OUTPUTS)}", OUTPUTS.__contains__, lambda _: OUTPUTS[0], "form of the result"
+    f"one of {', '.join(OUTPUTS)}",
+    OUTPUTS.__contains__,
+    lambda _: OUTPUTS[0],
+    "form of the result",
+    flag=None,
 )
-_PREVIEW = Rule("true or false", lambda _: True, lambda _: "false", "send a small picture after each step")
-_TIMEOUT = Rule("finite and above 0", _finite_above_zero, lambda _: "600.0", "time limit, seconds")
+_PREVIEW = Rule(
+    "true or false", lambda _: True, lambda _: "false", "send a small picture after each step", flag=None
+)
+_TIMEOUT = Rule(
+    "finite and above 0", _finite_above_zero, lambda _: "600.0", "time limit, seconds", flag="timeout"
+)
 
 
 @dataclass(frozen=True)
@@ -155,8 +165,8 @@ class TextToVideoRequest(Request):
         flow_shift: shift of the noise schedule; None takes the checkpoint's.
         fps: frames per second of the video file.
         seed: of the noise; the same seed gives the same video.
-        output: "video" (MP4), "video_base64" (MP4 as text, for HTTP) or "frames" (uint8 arrays).
-        preview: whether each progress response carries a small picture of the latents.
+        output: "video" (MP4), "video_base64" (MP4 as text, for HTTP), "frames" (uint8 arrays) or
+        "frames_base64". preview: whether each progress response carries a small picture of the latents.
         timeout_s: give up after this many seconds; None never does.
 
     Raises:
@@ -164,6 +174,7 @@ class TextToVideoRequest(Request):
     """
 
     model: ClassVar[str] = "wan_t2v"
+    events: ClassVar[tuple[type[Event], ...]] = (Progress, FramesPart, VideoPart)
 
     prompt: Annotated[str, PROMPT_RULE]
     negative_prompt: Annotated[str, _NEGATIVE_PROMPT] = ""
@@ -182,6 +193,10 @@ class TextToVideoRequest(Request):
     output: Annotated[str, _OUTPUT] = "video"
     preview: Annotated[bool, _PREVIEW] = False
     timeout_s: Annotated[float | None, _TIMEOUT] = None
+
+    def result_shape(self) -> tuple[int, int, int, int]:
+        """Return the shape of all frames."""
+        return self.frames, self.height, self.width, 3
 
     def conflicts(self) -> list[str]:
         """Return what the scales of guidance break together, and its start and stop."""

@@ -1,0 +1,266 @@
+"""What a served model answers with, for server and client alike: progress, frames, files, other arrays.
+
+An event is a frozen dataclass whose fields are stated as those of a request, so ``config.pbtxt`` has its
+outputs from it. :func:`tensors` makes an event's tensors, :func:`read` makes the event from what a protocol
+brought. Work need not have a known end, nor give its frames in the order of time: each part says at which
+frame it begins and whether it is final. A finite video in time order is one case of it. An error is the last
+thing of a stream: it crosses as the text of :meth:`SlipwayError.to_wire <slipway_serving.errors>` and is
+raised where the events are read.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway_serving.errors import Unrecoverable
+from slipway_serving.fields import Array, Field, Rule, encode, fields_of
+
+E = TypeVar("E", bound="Event")
+Pixels = NDArray[np.uint8]
+
+BASE64 = "_base64"
+"""Ends the name of a form of result whose bytes are text, for protocols that carry text only."""
+
+
+def told(help_text: str, datatype: str = "") -> Rule:
+    """Return the statement of an event's scalar: what it is; the server keeps its own rules."""
+    return Rule("anything", lambda _: True, lambda _: "", help_text, datatype=datatype)
+
+
+class Event:
+    """Base of event dataclasses.
+
+    Attributes:
+        known_by: the fields of which one tells this event from others.
+    """
+
+    known_by: ClassVar[tuple[str, ...]] = ()
+
+
+_ELAPSED = told("seconds since the work began")
+_HEIGHT, _WIDTH = told("of the picture, pixels", "INT32"), told("of the picture, pixels", "INT32")
+_HIT_RATE = told("share of the denoiser's evaluations that reused the first-block cache, 0 to 1")
+_CHUNK = told("0 to chunks - 1, in the order of sending", "INT32")
+_CHUNKS = told("how many there are", "INT32")
+
+
+@dataclass(frozen=True)
+class Progress(Event):
+    """A step of the work is done.
+
+    Attributes:
+        step: 1 to steps.
+        steps: how many there are.
+        elapsed_s: seconds since the work began.
+        preview: [height, width, 3], uint8, a picture of what there is; None if it was not asked for.
+        height: of the preview; it says so itself.
+        width: of the preview.
+    """
+
+    known_by: ClassVar[tuple[str, ...]] = ("step",)
+
+    step: Annotated[int, told("1 to steps", "INT32")]
+    steps: Annotated[int, told("how many there are", "INT32")]
+    elapsed_s: Annotated[float, _ELAPSED]
+    preview: Annotated[Pixels | None, Array("uint8", ("height", "width", 3), "RGB of the latents")] = None
+    height: Annotated[int | None, _HEIGHT] = None
+    width: Annotated[int | None, _WIDTH] = None
+
+    def __post_init__(self) -> None:
+        _tell_size(self, self.preview)
+
+
+@dataclass(frozen=True)
+class FramesPart(Event):
+    """Some neighbouring frames of a video.
+
+    Attributes:
+        frames: [frames, height, width, 3], uint8, RGB.
+        first_frame: place of the first of them in the video, from 0.
+        elapsed_s: seconds since the work began.
+        final: whether no later part changes these frames; of two parts with the same frame the later holds.
+        frames_total: frames of the whole video; None where that is not known, as in a world that goes on.
+        chunk: 0 to chunks - 1, in the order of sending; None where the end is not known.
+        chunks: how many there are.
+        cache_hit_rate: share of the denoiser's evaluations that reused the first-block cache; None without.
+        frames_base64: the frames as base64 text, in place of `frames`, for protocols that carry text only.
+        height: of a frame; the frames say so themselves.
+        width: of a frame.
+    """
+
+    known_by: ClassVar[tuple[str, ...]] = ("frames", "frames_base64")
+
+    frames: Annotated[Pixels | None, Array("uint8", ("frames", "height", "width", 3), "RGB")]
+    first_frame: Annotated[int, told("place of the first frame in the video, from 0", "INT32")]
+    elapsed_s: Annotated[float, _ELAPSED]
+    final: Annotated[bool, told("whether no later part changes these frames")] = True
+    frames_total: Annotated[int | None, told("frames of the whole video, where known", "INT32")] = None
+    chunk: Annotated[int | None, _CHUNK] = None
+    chunks: Annotated[int | None, _CHUNKS] = None
+    cache_hit_rate: Annotated[float | None, _HIT_RATE] = None
+    frames_base64: Annotated[bytes | None, told("the frames as base64 text")] = None
+    height: Annotated[int | None, _HEIGHT] = None
+    width: Annotated[int | None, _WIDTH] = None
+
+    def __post_init__(self) -> None:
+        _tell_size(self, self.frames)
+
+    @property
+    def pixels(self) -> Pixels:
+        """The frames, [frames, height, width, 3], in whichever form they came.
+
+        Raises:
+            Unrecoverable: there are none, or the text is no base64 of frames of that size.
+        """
+        if self.frames is not None:
+            return self.frames
+        raw = _from_base64(self.frames_base64 or b"", "frames")
+        try:
+            return np.frombuffer(raw, np.uint8).reshape(-1, self.height or 0, self.width or 0, 3)
+        except ValueError:
+            size = f"{self.height}x{self.width}"
+            raise Unrecoverable(f"frames must be whole ones of {size} pixels, got {len(raw)} bytes") from None
+
+    def as_text(self) -> FramesPart:
+        """Return the part with its frames as base64 text."""
+        return replace(self, frames=None, frames_base64=base64.b64encode(self.pixels.tobytes()))
+
+
+@dataclass(frozen=True)
+class VideoPart(Event):
+    """A part of the bytes of an MP4 file, or of base64 text of them: each part can be decoded by itself.
+
+    Attributes:
+        chunk: 0 to chunks - 1.
+        chunks: how many there are; None where the end is not known.
+        elapsed_s: seconds since the work began.
+        video: the bytes.
+        cache_hit_rate: as in :class:`FramesPart`.
+    """
+
+    known_by: ClassVar[tuple[str, ...]] = ("video",)
+
+    chunk: Annotated[int, _CHUNK]
+    chunks: Annotated[int | None, _CHUNKS]
+    elapsed_s: Annotated[float, _ELAPSED]
+    video: Annotated[bytes, told("bytes of an MP4 file, or base64 text of them")]
+    cache_hit_rate: Annotated[float | None, _HIT_RATE] = None
+
+    def data(self, form: str) -> bytes:
+        """Return the bytes of the file.
+
+        Args:
+            form: of the result that was asked for; text if it ends in "_base64".
+
+        Raises:
+            Unrecoverable: the text is no base64.
+        """
+        return _from_base64(self.video, "video") if form.endswith(BASE64) else self.video
+
+
+def tensors(event: Event) -> dict[str, NDArray[Any]]:
+    """Return an event's output tensors; fields that are None have none."""
+    return encode(event)
+
+
+def output_fields(events: Sequence[type[Event]]) -> tuple[Field, ...]:
+    """List the outputs of a model that answers with these events: a field that two of them have is one.
+
+    Raises:
+        TypeError: two events have a field of one name and different types.
+    """
+    found: dict[str, Field] = {}
+    for event in events:
+        for each in fields_of(event):
+            known = found.setdefault(each.name, each)
+            if (known.datatype, known.shape) != (each.datatype, each.shape):
+                raise TypeError(f"{event.__name__}.{each.name} must be {known.datatype} {known.shape}")
+    return tuple(found.values())
+
+
+def read(events: Sequence[type[Event]], response: Mapping[str, NDArray[Any]], where: str) -> Event:
+    """Turn a response into the event that it is.
+
+    Args:
+        events: that the model answers with.
+        response: by output name; arrays may have come flat, as JSON carries them. Outputs that no field has
+            are of a newer server, and left alone.
+        where: the model, for messages.
+
+    Raises:
+        Unrecoverable: it is none of them, or lacks a field.
+    """
+    for event in events:
+        if not event.known_by or any(name in response for name in event.known_by):
+            return _event(event, response, where)
+    expected = ", ".join(name for event in events for name in event.known_by[:1])
+    got = ", ".join(sorted(response)) or "nothing"
+    raise Unrecoverable(f"{where}: response must carry one of {expected}, got {got}; see the server's log")
+
+
+def _event(event: type[E], response: Mapping[str, NDArray[Any]], where: str) -> E:
+    values: dict[str, Any] = {}
+    for each in fields_of(event):
+        array = response.get(each.name)
+        if array is None:
+            if not each.optional and not each.nullable:
+                raise Unrecoverable(
+                    f"{where}: {event.__name__} must carry {each.name}, got"
+                    f" {', '.join(sorted(response)) or 'nothing'}; see the server's log"
+                )
+            values[each.name] = None if each.nullable else each.default
+        elif isinstance(each.rule, Array):
+            values[each.name] = _shaped(each.rule, array, response, where, each.name)
+        else:
+            values[each.name] = _scalar(each, array, where)
+    return event(**values)
+
+
+def _scalar(each: Field, array: NDArray[Any], where: str) -> Any:
+    if array.size != 1:
+        raise Unrecoverable(f"{where}: {each.name} must be one value, got shape {list(array.shape)}")
+    value = array.reshape(-1)[0]
+    convert: Callable[[Any], Any] = each.kind
+    return value.decode() if each.kind is str and isinstance(value, bytes) else convert(value)
+
+
+def _shaped(
+    rule: Array, array: NDArray[Any], response: Mapping[str, NDArray[Any]], where: str, name: str
+) -> NDArray[Any]:
+    """Return an array in its shape: an axis has the size that the field of its name tells."""
+    array = array.astype(rule.numpy, copy=False)
+    if array.ndim == len(rule.shape):
+        return array
+    told_sizes = {
+        axis: int(response[axis].reshape(-1)[0])
+        for axis in rule.shape
+        if isinstance(axis, str) and axis != name and axis in response
+    }
+    shape = [told_sizes.get(axis, -1) if isinstance(axis, str) else axis for axis in rule.shape]
+    try:
+        return array.reshape(shape)
+    except ValueError:
+        raise Unrecoverable(
+            f"{where}: {name} must have the shape {shape} that comes with it, got {array.size} values"
+        ) from None
+
+
+def _tell_size(event: Progress | FramesPart, pixels: Pixels | None) -> None:
+    """Let an event say how high and wide its pictures are."""
+    if pixels is not None:
+        object.__setattr__(event, "height", pixels.shape[-3])
+        object.__setattr__(event, "width", pixels.shape[-2])
+
+
+def _from_base64(text: bytes, name: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise Unrecoverable(f"{name} must be base64 text, got something else ({error})") from None

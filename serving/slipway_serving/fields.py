@@ -1,0 +1,395 @@
+"""One field of a request or of an answer, stated once: its type, its rule, its tensor.
+
+A dataclass annotates each field as ``Annotated[type, Rule | Array | Image]``. :func:`fields_of` lists them as
+:class:`Field`; from these follow the tensors of ``config.pbtxt``, the checks at both ends, the options of the
+command line and the tables in the documents. Values become tensors by :meth:`Field.encode` and come back by
+:meth:`Field.decode`. Needs numpy only; Pillow where a field is an image.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field
+from dataclasses import fields as dataclass_fields
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway_serving import images
+
+BATCH = "batch"
+"""Name of a first axis that Triton batches over."""
+
+_DATATYPES: dict[type, str] = {str: "BYTES", bytes: "BYTES", int: "INT64", float: "FP32", bool: "BOOL"}
+_ARRAY_DATATYPES = {
+    "bool": "BOOL", "uint8": "UINT8", "int16": "INT16", "int32": "INT32", "int64": "INT64",
+    "float16": "FP16", "float32": "FP32", "float64": "FP64", "text": "BYTES",
+}  # fmt: skip
+_DTYPES: dict[str, Any] = {
+    "BYTES": np.object_, "INT64": np.int64, "INT32": np.int32, "FP32": np.float32, "BOOL": np.bool_
+}  # fmt: skip
+_A: dict[type, str] = {
+    str: "a text", bytes: "bytes", int: "a whole number", float: "a number", bool: "true or false"
+}  # fmt: skip
+_INT64 = np.iinfo(np.int64)
+_SHOWN_CHARACTERS = 40
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What the values of a scalar field may be.
+
+    Attributes:
+        must: completes "``<field>`` must be", for example "4k+1 and at least 1".
+        accepts: tells whether a value of the field's own type keeps the rule.
+        fix: what to do instead, given the refused value; completes "try".
+        help: one line for people: what the field is, with its unit.
+        shown: how a refused value is shown; by default its shortened repr.
+        default: what stands for a value that is left out, where the field's default does not say it.
+        datatype: Triton's name of the element type, where it is not the usual one of the field's type.
+        flag: the command line's name of it, where that is another; None where it offers none.
+    """
+
+    must: str
+    accepts: Callable[[Any], bool]
+    fix: Callable[[Any], str]
+    help: str
+    shown: Callable[[Any], str] | None = None
+    default: str = ""
+    datatype: str = ""
+    flag: str | None = ""
+
+    def problem(self, name: str, value: Any) -> str:
+        """Return the sentence about a value that breaks the rule; "" for one that keeps it."""
+        fits = type(value) is not int or _INT64.min <= value <= _INT64.max
+        if fits and self.accepts(value):
+            return ""
+        return f"{name} must be {self.must}, got {(self.shown or short)(value)}; try {self.fix(value)}"
+
+
+@dataclass(frozen=True)
+class Array:
+    """What the values of an array field may be; floating-point ones are always finite.
+
+    Attributes:
+        dtype: numpy's name of the element type, or "text" for UTF-8.
+        shape: ints, and names of axes; fields of one request agree in the axes that they share.
+        help: one line for people: what the array is, with its unit.
+        sizes: smallest and largest size of an axis; (1, None) where it is not named. What the served model
+            itself bounds comes as `limits` with each check.
+        low: smallest value.
+        high: largest value.
+        also: a rule of the whole array, beyond its range.
+        fix: what to do with an axis that is too long; completes "try".
+        ragged: Triton may batch requests whose sizes differ.
+        default: what stands for an array that is left out.
+    """
+
+    dtype: str
+    shape: tuple[int | str, ...]
+    help: str
+    sizes: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
+    low: float | None = None
+    high: float | None = None
+    also: Rule | None = None
+    fix: str = ""
+    ragged: bool = False
+    default: str = ""
+
+    @property
+    def numpy(self) -> Any:
+        """The element type as numpy has it."""
+        return np.object_ if self.dtype == "text" else np.dtype(self.dtype).type
+
+    @property
+    def must(self) -> str:
+        """The rule for people."""
+        parts = [f"{axis}: {_range(*size)}" for axis, size in self.sizes.items()]
+        if self.low is not None or self.high is not None:
+            low, high = ("any" if bound is None else f"{bound:g}" for bound in (self.low, self.high))
+            parts.append(f"values {low} to {high}")
+        elif self.dtype.startswith("float"):
+            parts.append("finite")
+        if self.also is not None:
+            parts.append(self.also.must)
+        return "; ".join(parts)
+
+    def problem(self, name: str, value: Any, limits: Mapping[str, range]) -> str:
+        """Return the sentence about an array that breaks the rule; "" for one that keeps it."""
+        got = f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else short(value)
+        if not isinstance(value, np.ndarray) or value.dtype != self.numpy or not self._fits(value.shape):
+            want = f"{self.dtype} [{', '.join(map(str, self.shape))}]"
+            return f"{name} must be {want}, got {got}; try an array of that type and shape"
+        return self._size_problem(name, value, limits) or self._value_problem(name, value)
+
+    def _fits(self, shape: Sequence[int]) -> bool:
+        return len(shape) == len(self.shape) and all(
+            isinstance(want, str) or want == size for want, size in zip(self.shape, shape, strict=True)
+        )
+
+    def _size_problem(self, name: str, value: NDArray[Any], limits: Mapping[str, range]) -> str:
+        for axis, size in zip(self.shape, value.shape, strict=True):
+            if isinstance(axis, int):
+                continue
+            low, high = self.sizes.get(axis, (1, None))
+            if axis in limits:
+                low, high = limits[axis][0], limits[axis][-1]
+            if size < low or (high is not None and size > high):
+                fix = f"; try {self.fix}" if self.fix and size > low else ""
+                return f"{name} must have {_range(low, high)} {axis}, got shape {list(value.shape)}{fix}"
+        return ""
+
+    def _value_problem(self, name: str, value: NDArray[Any]) -> str:
+        if self.dtype == "text":
+            texts = (_text(name, element) for element in value.flat)
+            wrong = next((problem for _, problem in texts if problem), "")
+            return wrong or (self.also.problem(name, value) if self.also else "")
+        if value.dtype.kind == "f":
+            bad = np.argwhere(~np.isfinite(value))
+            if len(bad):
+                return f"{name} must be finite, got {value[tuple(bad[0])]} at {self._place(bad[0])}"
+        low = -np.inf if self.low is None else self.low
+        high = np.inf if self.high is None else self.high
+        if value.size and not (value.min() >= low and value.max() <= high):
+            bad_value = value.min() if value.min() < low else value.max()
+            return f"{name} must be within {low:g} to {high:g}, got {bad_value:g}"
+        return self.also.problem(name, value) if self.also else ""
+
+    def _place(self, index: NDArray[Any]) -> str:
+        named = [
+            f"{axis.removesuffix('s')} {place}"
+            for axis, place in zip(self.shape, index, strict=True)
+            if isinstance(axis, str) and axis != BATCH
+        ]
+        return ", ".join(named) or f"{index.tolist()}"
+
+
+@dataclass(frozen=True)
+class Image:
+    """What a picture may be: the bytes of a PNG, JPEG or WebP file, or uint8 pixels [height, width, 3].
+
+    Attributes:
+        help: one line for people.
+        smallest_px: of a side.
+        largest_px: of a side; looked at before any pixel is decoded.
+        largest_bytes: of the file.
+    """
+
+    help: str
+    smallest_px: int = 16
+    largest_px: int = 4096
+    largest_bytes: int = 32 << 20
+
+    @property
+    def must(self) -> str:
+        """The rule for people."""
+        return (
+            f"a PNG, JPEG or WebP file of {self.smallest_px} to {self.largest_px} px a side and at most"
+            f" {self.largest_bytes >> 20} MiB, without transparency"
+        )
+
+    def problem(self, name: str, value: Any) -> str:
+        """Return the sentence about a picture that breaks the rule; "" for one that keeps it."""
+        sides = range(self.smallest_px, self.largest_px + 1)
+        if problem := images.problem(value, sides, self.largest_bytes):
+            return f"{name} must be {problem}"
+        return ""
+
+
+Statement = Rule | Array | Image
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field as the Triton tensor that carries it.
+
+    Attributes:
+        name: the field's and the tensor's name.
+        datatype: Triton's name of the element type, e.g. BYTES, INT64, FP32.
+        shape: of the tensor, batch axis included; -1 where any size fits.
+        optional: whether it may be left out.
+        nullable: whether the value may be None, which has no tensor.
+        kind: the Python type of the value; numpy.ndarray for arrays.
+        rule: what the value must be.
+        default: the value of a field that is left out, if it is optional.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    optional: bool
+    nullable: bool
+    kind: type[Any]
+    rule: Statement
+    default: Any = None
+
+    @property
+    def flag(self) -> str | None:
+        """The command line's name of the field; None where it offers none."""
+        if isinstance(self.rule, Rule) and self.rule.flag != "":
+            return self.rule.flag
+        return self.name
+
+    def encode(self, value: Any) -> NDArray[Any]:
+        """Return the tensor of a value that is not None."""
+        if isinstance(self.rule, Array):
+            if self.rule.dtype != "text":
+                return np.ascontiguousarray(value)
+            flat = [_raw(element) for element in value.flat]
+            return np.array([*flat, None], np.object_)[:-1].reshape(value.shape)
+        if isinstance(self.rule, Image):
+            value = images.to_bytes(value)
+        element = value.encode() if self.kind is str else value
+        return np.array([element], dtype=_DTYPES[self.datatype])
+
+    def decode(self, tensor: NDArray[Any]) -> tuple[Any, str]:
+        """Read a tensor: (value, "") or (None, the broken rule)."""
+        if isinstance(self.rule, Array):
+            return tensor, ""
+        dtype = _DTYPES[self.datatype]
+        if tensor.dtype != dtype or tensor.shape != self.shape:
+            got, want = f"{tensor.dtype} {list(tensor.shape)}", f"{self.datatype} {list(self.shape)}"
+            return None, f"{self.name} must be a tensor {want}, got {got}; try {want}"
+        element = tensor[0]
+        if self.kind is str:
+            return _text(self.name, element)
+        if self.kind is bytes:
+            raw = _raw(element)
+            return (images.from_text(raw) if isinstance(self.rule, Image) else raw), ""
+        # The shortest decimal that names the float32: a client's 4.1 is 4.1 again, not 4.099999904632568.
+        return (float(str(element)) if self.kind is float else self.kind(element)), ""
+
+    def problem(self, value: Any, limits: Mapping[str, range] = types.MappingProxyType({})) -> str:
+        """Return the rule that a value breaks as a sentence, or an empty string."""
+        if value is None and self.nullable:
+            return ""
+        if isinstance(self.rule, Array):
+            return self.rule.problem(self.name, value, limits)
+        return self._scalar_problem(value) or self.rule.problem(self.name, value)
+
+    def _scalar_problem(self, value: Any) -> str:
+        """Return what is wrong with the type or the text of a value, or an empty string."""
+        if isinstance(self.rule, Image):
+            return ""
+        accepted: tuple[type[Any], ...] = (int, float) if self.kind is float else (self.kind,)
+        if not isinstance(value, accepted) or (isinstance(value, bool) and self.kind is not bool):
+            got = short(value)
+            return f"{self.name} must be of type {self.kind.__name__}, got {got}; try {_A[self.kind]}"
+        return _text_problem(self.name, value) if self.kind is str else ""
+
+
+def fields_of(described: type[Any]) -> tuple[Field, ...]:
+    """List the fields of a dataclass in their order.
+
+    Args:
+        described: a dataclass whose fields are all annotated with a :class:`Rule`, :class:`Array` or
+            :class:`Image`.
+
+    Raises:
+        TypeError: a field's type has no tensor type, or its annotation has no rule.
+    """
+    hints = get_type_hints(described, include_extras=True)
+    return tuple(
+        _field(f"{described.__name__}.{each.name}", each.name, hints[each.name], each.default)
+        for each in dataclass_fields(described)
+    )
+
+
+def encode(described: Any) -> dict[str, NDArray[Any]]:
+    """Return the tensors of a dataclass's values, by field name; None has none."""
+    values = {each.name: (each, getattr(described, each.name)) for each in fields_of(type(described))}
+    return {name: each.encode(value) for name, (each, value) in values.items() if value is not None}
+
+
+def agreement_problems(values: Mapping[str, Any], described: Sequence[Field]) -> list[str]:
+    """Return a sentence for each two arrays whose shared axes differ in size."""
+    first: dict[str, tuple[str, NDArray[Any], int]] = {}
+    problems = []
+    for each in described:
+        value = values.get(each.name)
+        if value is None or not isinstance(each.rule, Array):
+            continue
+        for axis, size in zip(each.rule.shape, value.shape, strict=True):
+            if isinstance(axis, int):
+                continue
+            other, array, known = first.setdefault(axis, (each.name, value, size))
+            if size != known:
+                problems.append(
+                    f"{other} and {each.name} must have the same {axis}, got shapes {list(array.shape)}"
+                    f" and {list(value.shape)}"
+                )
+    return problems
+
+
+def short(value: Any) -> str:
+    """Return a value's repr, shortened."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
+
+
+def _field(where: str, name: str, hint: Any, default: Any) -> Field:
+    kinds_of = (Rule, Array, Image)
+    rules = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, kinds_of)]
+    annotated = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    union = get_origin(annotated) in (Union, types.UnionType)
+    members = get_args(annotated) if union else (annotated,)
+    kinds = [kind for kind in members if kind is not types.NoneType]
+    rule = rules[0] if len(rules) == 1 else None
+    kind: type[Any]
+    if isinstance(rule, Array):
+        kind, datatype = np.ndarray, _ARRAY_DATATYPES[rule.dtype]
+        shape = tuple(size if isinstance(size, int) else -1 for size in rule.shape)
+    elif isinstance(rule, Image):
+        kind, datatype, shape = bytes, "BYTES", (1,)
+    elif isinstance(rule, Rule) and len(kinds) == 1 and kinds[0] in _DATATYPES:
+        kind, datatype, shape = kinds[0], rule.datatype or _DATATYPES[kinds[0]], (1,)
+    else:
+        allowed = ", ".join(kind.__name__ for kind in _DATATYPES)
+        raise TypeError(
+            f"{where} must be Annotated[<one of {allowed}, or None>, Rule(...)], or have an Array or Image,"
+            f" got {hint}"
+        )
+    return Field(
+        name=name,
+        datatype=datatype,
+        shape=shape,
+        optional=default is not MISSING,
+        nullable=types.NoneType in members,
+        kind=kind,
+        rule=rule,
+        default=None if default is MISSING else default,
+    )
+
+
+def _text(name: str, element: Any) -> tuple[str | None, str]:
+    """Read a text: (the text, "") or (None, what is wrong with it)."""
+    if isinstance(element, str):
+        problem = _text_problem(name, element)
+        return (None if problem else element), problem
+    raw = bytes(element)
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        got = f"byte 0x{raw[error.start]:02x} at offset {error.start}"
+        return None, f"{name} must be UTF-8 text, got {got}; try encoding it as UTF-8"
+    return text, ""
+
+
+def _text_problem(name: str, value: str) -> str:
+    if (at := value.find("\0")) >= 0:
+        return f"{name} must be text without NUL, got one at character {at}; try removing it"
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        return f"{name} must be Unicode text, got half a surrogate pair at {error.start}; try removing it"
+    return ""
+
+
+def _raw(element: Any) -> bytes:
+    return element.encode() if isinstance(element, str) else bytes(element)
+
+
+def _range(low: int, high: int | None) -> str:
+    return f"{low} or more" if high is None else f"{low}" if low == high else f"{low} to {high}"

@@ -1,0 +1,118 @@
+"""Pictures in requests: files or pixels in, checked before anything is decoded, RGB pixels out.
+
+A picture travels as the bytes of a PNG, JPEG or WebP file, or as base64 text of them where a protocol carries
+text only. Pixels that a caller has are sent as a PNG, which loses nothing. Size and mode are read from the
+file's header; pixels are decoded only of a picture that keeps its rules.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+FORMATS = ("PNG", "JPEG", "WEBP")
+_FIX = "a PNG, JPEG or WebP file, or uint8 pixels [height, width, 3]"
+# What turns into RGB without a loss; transparency has no colour of its own.
+_MODES = ("RGB", "L", "P", "1")
+
+
+def problem(value: Any, sides_px: range, largest_bytes: int) -> str:
+    """Return what is wrong with a picture, "<rule>, got <value>; try <fix>", or "".
+
+    Args:
+        value: bytes of a file or uint8 pixels [height, width, 3].
+        sides_px: allowed sizes of each side.
+        largest_bytes: of a file.
+    """
+    if isinstance(value, np.ndarray):
+        if value.dtype != np.uint8 or value.ndim != 3 or value.shape[2] != 3:
+            return f"{_FIX}, got {value.dtype} {list(value.shape)}; try RGB pixels of uint8"
+        return _size_problem(value.shape[1], value.shape[0], sides_px)
+    if not isinstance(value, bytes):
+        return f"{_FIX}, got {type(value).__name__}; try the file's bytes"
+    if len(value) > largest_bytes:
+        return f"at most {largest_bytes} bytes, got {len(value)}; try a smaller picture"
+    return _file_problem(value, sides_px)
+
+
+def to_bytes(value: bytes | NDArray[np.uint8]) -> bytes:
+    """Return the bytes of a picture's file; pixels become a PNG."""
+    if isinstance(value, bytes):
+        return value
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(value).save(file, format="PNG")
+    return file.getvalue()
+
+
+def from_text(raw: bytes) -> bytes:
+    """Return the bytes of a file that may have come as base64 text.
+
+    Every picture's file has bytes in its header that are no characters of base64.
+    """
+    try:
+        return base64.b64decode(raw, validate=True)
+    except binascii.Error:
+        return raw
+
+
+def pixels(value: bytes | NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return a picture that keeps its rules as RGB pixels [height, width, 3], uint8, the right way up."""
+    if isinstance(value, np.ndarray):
+        return value
+    from PIL import ImageOps
+
+    upright = ImageOps.exif_transpose(_opened(value)).convert("RGB")
+    return np.array(upright, dtype=np.uint8)
+
+
+def _file_problem(value: bytes, sides_px: range) -> str:
+    from PIL import UnidentifiedImageError
+
+    try:
+        picture = _opened(value)
+        frames, transparent = getattr(picture, "n_frames", 1), "transparency" in picture.info
+        if wrong := _size_problem(*picture.size, sides_px):
+            return wrong
+        if picture.mode not in _MODES or transparent:
+            got = f"mode {picture.mode}" + (" with transparency" if transparent else "")
+            return f"RGB or grey without transparency, got {got}; try converting it to RGB"
+        if frames != 1:
+            return f"one picture, got {frames} frames; try one of them"
+        # A file that was cut short opens; its pixels tell. The size is known to be small enough.
+        picture.load()
+    except UnidentifiedImageError:
+        return f"{_FIX}, got bytes that begin with {value[:8]!r}; try another file"
+    except (OSError, SyntaxError, ValueError) as error:
+        return f"a whole picture, got one that breaks off or is damaged ({error}); try sending it anew"
+    return ""
+
+
+def _size_problem(width: int, height: int, sides_px: range) -> str:
+    if width in sides_px and height in sides_px:
+        return ""
+    rule = f"{sides_px[0]} to {sides_px[-1]} px a side"
+    return f"{rule}, got {width}x{height}; try resizing it"
+
+
+def _opened(value: bytes) -> Image:
+    """Open a file's header."""
+    from PIL import Image
+
+    with warnings.catch_warnings():
+        # Its own bound on pixels only warns; ours is stricter and refuses.
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        try:
+            return Image.open(io.BytesIO(value), formats=FORMATS)
+        except Image.DecompressionBombError as error:
+            raise ValueError(str(error)) from None
