@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import queue
 import re
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from itertools import pairwise
@@ -499,6 +501,43 @@ def test_imu_command_by_a_graph_gives_what_the_server_gives(
     assert "in 9 windows" in capsys.readouterr().out
     assert found[0].shape == found[1].shape == (2500, 13)
     np.testing.assert_allclose(found[0], found[1], rtol=0, atol=BOUND)
+
+
+def without_heavy_libraries(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command where nothing is installed but what the extra `signals` brings."""
+    missing = (
+        "torch",
+        "diffusers",
+        "transformers",
+        "huggingface_hub",
+        "onnx",
+        "pypose",
+        "pyhocon",
+        "pytriton",
+    )
+    code = f"""
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {missing!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Missing())
+from slipway_cli.root import run
+sys.exit(run(sys.argv[1:]))
+"""
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_imu_command_by_a_graph_needs_no_export_libraries(repository: Path, recorded: Path) -> None:
+    graph = ["--onnx", str(repository / "airimu_codenet/1/model.onnx"), "-o", str(recorded / "out.csv")]
+    done = without_heavy_libraries(["imu", str(recorded), *graph, "--plot", str(recorded / "plot.png")])
+    assert (done.returncode, done.stderr.count("error")) == (0, 0), done.stderr
+    assert "ROE over 200 frames" in done.stdout
+    with_checkpoint = ["imu", str(recorded), *graph, "--checkpoint", "tiny", "--verbose"]
+    refused = without_heavy_libraries(with_checkpoint)
+    assert refused.returncode == 2
+    assert 'which is not installed; try pip install "slipway-triton[export,signals]"' in refused.stderr
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ ALLOWED = {
     "slipway_models": {"slipway_serving.adapter"},
     "slipway_serving": set(),
     "slipway_client": {
+        "slipway_serving.distribution",
         "slipway_serving.errors",
         "slipway_serving.events",
         "slipway_serving.fields",

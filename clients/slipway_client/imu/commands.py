@@ -12,6 +12,7 @@ import typer
 
 from slipway_client.generation import Protocol
 from slipway_client.options import DEFAULT_URLS, SpokenProtocol, Url
+from slipway_serving.distribution import install_hint
 from slipway_serving.errors import InvalidRequest, raise_all
 
 if TYPE_CHECKING:
@@ -161,7 +162,15 @@ def _compare(
     from slipway_export.airimu_local import by_torch
 
     inputs = window_inputs(recording, next(windows_of(len(recording), size, step)))
-    ours, theirs = correct_window(*inputs), by_torch(checkpoint)(*inputs)
+    ours = correct_window(*inputs)
+    try:
+        theirs = by_torch(checkpoint)(*inputs)
+    except ModuleNotFoundError as error:
+        # The command's own extra suffices without a checkpoint.
+        raise InvalidRequest(
+            f"imu: --checkpoint needs {error.name}, which is not installed;"
+            f" try {install_hint('export', 'signals')}"
+        ) from None
     off = {
         sensor: np.abs(ours[f"correction_{sensor}"] - theirs[f"correction_{sensor}"]).max()
         for sensor in ("acc", "gyro")
