@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import queue
 import re
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import psutil
 import pytest
@@ -235,8 +234,8 @@ def async_infer(server: Server, model: str, requests: list[tuple[Signals, dict[s
 
 def statistics(server: Server, model: str) -> tuple[int, int]:
     """Return the number of inferences and of executions of a model."""
-    with urllib.request.urlopen(f"http://{server.http_url}/v2/models/{model}/stats") as reply:
-        (stats,) = json.load(reply)["model_stats"]
+    answer = httpx.get(f"http://{server.http_url}/v2/models/{model}/stats", trust_env=False)
+    (stats,) = answer.json()["model_stats"]
     return int(stats["inference_count"]), int(stats["execution_count"])
 
 

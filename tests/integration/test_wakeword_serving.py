@@ -7,7 +7,6 @@ import json
 import queue
 import re
 import sys
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +19,7 @@ import soundfile
 import tritonclient.grpc as triton
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from observability_fixtures import value
 from server_fixtures import wait_until
 from wakeword_fixtures import RATE_HZ, THRESHOLD, Exported, Reference, export_all, sounds
 
@@ -73,22 +73,14 @@ def clips(*audio: np.ndarray, rate_hz: int = RATE_HZ, words: tuple[str, ...] = (
 
 def count(server: Server, model: str, metric: str = "nv_inference_count") -> int:
     """Read a model's counter when it stands still: Triton counts a request after it has answered it."""
-    reads = [-1, read_count(server, model, metric)]
+    reads = [-1.0, value(server, metric, model=model, version="1")]
 
     def still() -> bool:
-        reads.append(read_count(server, model, metric))
+        reads.append(value(server, metric, model=model, version="1"))
         return reads[-1] == reads[-2] == reads[-3]
 
     wait_until(still, f"{metric} of {model} stands still")
-    return reads[-1]
-
-
-def read_count(server: Server, model: str, metric: str) -> int:
-    with urllib.request.urlopen(server.metrics_url) as response:
-        text = response.read().decode()
-    found = re.search(rf'^{metric}{{model="{model}",version="1"}} (\d+)', text, re.MULTILINE)
-    assert found, f"no {metric} of {model}"
-    return int(found[1])
+    return int(reads[-1])
 
 
 # Clips.
