@@ -1,1 +1,1 @@
-"""What runs inside Triton, free of Triton: requests, errors, loops, media, the server's launcher."""
+"""What runs inside Triton, free of Triton: requests, errors, loops, parts, the server's launcher."""

@@ -29,6 +29,11 @@ class Graph:
             onnxruntime backend and the device.
         filename: of the graph.
 
+    Attributes:
+        inputs: their names.
+        ranks: number of axes of each input.
+        outputs: their names.
+
     Raises:
         InvalidRequest: the graph does not load or a parameter cannot be read.
     """
@@ -39,7 +44,8 @@ class Graph:
         providers = session.providers(settings.config, settings.kind, settings.device_id)
         config = {**settings.config, "default_model_filename": filename}
         self._session = session.load(config, settings.folder, providers)
-        self.inputs = tuple(value.name for value in self._session.get_inputs())
+        self.ranks = {value.name: len(value.shape) for value in self._session.get_inputs()}
+        self.inputs = tuple(self.ranks)
         self.outputs = tuple(value.name for value in self._session.get_outputs())
 
     def run(self, tensors: Mapping[str, Array | ort.OrtValue], in_memory: Collection[str] = ()) -> State:

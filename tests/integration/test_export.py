@@ -100,8 +100,8 @@ def test_full_decode_of_any_length_equals_diffusers(repository: Path, checkpoint
     from diffusers import AutoencoderKLWan
 
     from slipway_export.modeling.wan import decode
-    from slipway_serving.media import to_uint8
     from slipway_serving.models import InProcessModels
+    from slipway_serving.video.frames import to_uint8
 
     vae = AutoencoderKLWan.from_pretrained(checkpoint / "vae").eval()
     models = InProcessModels(repository, threads=2)

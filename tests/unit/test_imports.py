@@ -34,6 +34,8 @@ ALLOWED = {
         "slipway_serving.events",
         "slipway_serving.fields",
         "slipway_serving.requests",
+        "slipway_serving.diffusion.requests",
+        "slipway_serving.video.requests",
         "slipway_serving.wan_t2v.request",
         "slipway_serving.airimu.facts",
         "slipway_serving.control",

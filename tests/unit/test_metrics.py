@@ -15,8 +15,9 @@ import pytest
 from slipway_serving.errors import CODES, Unrecoverable
 from slipway_serving.metrics import DENOISE_STEP, FRAMES, METRICS, OK, REQUESTS, SESSIONS_OPEN, Recorder
 from slipway_serving.program import Settings
-from slipway_serving.stepped import StateStore
+from slipway_serving.sessions import Sessions
 from slipway_serving.triton_metrics import Publisher
+from slipway_serving.turns import Turn
 
 
 def changes(recorder: Recorder) -> dict[tuple[str, str], tuple[float, ...]]:
@@ -97,24 +98,27 @@ def settings(**parameters: str) -> Settings:
     return Settings("held", Path("nowhere/1"), {"parameters": values})
 
 
-def test_sequences_count_as_open_while_they_wait_and_while_they_are_worked_on() -> None:
-    made = settings(max_sequences="7", sequence_idle_s="60")
-    store: StateStore[str] = StateStore.of_model(made)
+def test_sessions_count_as_open_while_they_wait_and_while_they_are_worked_on() -> None:
+    made = settings(max_sessions="7", session_idle_s="60")
+    sessions: Sessions[str] = Sessions.of_model(made)
     try:
         assert changes(made.recorder) == {
             ("slipway_sessions_open", ""): (0,),
             ("slipway_sessions_limit", ""): (7,),
         }
-        store.put("waits", "state")
-        with store.at_work(["waits", "begins", 0, ""]):
-            store.take("waits")
-            assert store.open_sequences() == 2
-        assert store.open_sequences() == 0
-        with pytest.raises(ZeroDivisionError), store.at_work(["fails"]):
+        sessions.keep(Turn("waits"), "state")
+        assert sessions.take(Turn("waits"), str) == "state"
+        with sessions.turn(Turn("begins", start=True), str), sessions.turn(Turn(0), str):
+            assert sessions.under_way() == 2
+            assert changes(made.recorder)["slipway_sessions_open", ""] == (2,)
+        sessions.free(Turn("waits"))
+        sessions.free(Turn("begins"))
+        assert sessions.under_way() == 0
+        with pytest.raises(ZeroDivisionError), sessions.turn(Turn("fails", start=True), str):
             raise ZeroDivisionError
-        assert store.open_sequences() == 0
+        assert sessions.under_way() == 0
     finally:
-        store.close()
+        sessions.close()
 
 
 class Series:

@@ -1,4 +1,4 @@
-"""The first/next-graph runner on a graph of two nodes, and the store of states between requests."""
+"""The first/next-graph runner on a graph of two nodes."""
 
 import gc
 import weakref
@@ -10,9 +10,9 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-from slipway_serving.errors import InvalidRequest, Overloaded, Unrecoverable
+from slipway_serving.errors import InvalidRequest, Unrecoverable
 from slipway_serving.program import Settings
-from slipway_serving.stepped import StateStore, SteppedModel
+from slipway_serving.stepped import SteppedModel
 
 
 def write_graphs(folder: Path, cache: str = "cache_00", cache_type: int = TensorProto.FLOAT) -> None:
@@ -66,7 +66,7 @@ def test_step_keeps_no_state_alive_but_the_last(tmp_path: Path) -> None:
         assert before() is None
 
 
-def test_sequences_do_not_disturb_each_other_when_they_interleave(tmp_path: Path) -> None:
+def test_sessions_do_not_disturb_each_other_when_they_interleave(tmp_path: Path) -> None:
     write_graphs(tmp_path)
     model = SteppedModel(settings(tmp_path))
     _, a = model.step({"value": np.ones(2, np.float32)}, None)
@@ -98,55 +98,3 @@ def test_device_is_refused_when_onnxruntime_lacks_it(tmp_path: Path) -> None:
     write_graphs(tmp_path)
     with pytest.raises(InvalidRequest, match="KIND_GPU"):
         SteppedModel(Settings("sums", tmp_path, {"name": "sums"}, kind="GPU"))
-
-
-class Clock:
-    """Seconds that a test sets."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-def test_store_gives_a_state_once_when_it_was_put() -> None:
-    store: StateStore[str] = StateStore("sums", 2, 60)
-    store.put(7, "seven")
-    assert store.take(7) == "seven"
-    with pytest.raises(InvalidRequest, match="correlation id must be of a sequence under way, got 7"):
-        store.take(7)
-    store.close()
-
-
-def test_store_refuses_a_state_more_when_it_is_full_until_one_ends_or_falls_idle() -> None:
-    clock = Clock()
-    store: StateStore[str] = StateStore("sums", 2, 60, clock)
-    store.put(1, "one")
-    clock.now_s = 30
-    store.put("two", "two")
-    with pytest.raises(Overloaded, match="at most 2 at a time"):
-        store.make_room()
-    clock.now_s = 61
-    store.make_room()
-    assert len(store) == 1
-    store.put(3, "three")
-    with pytest.raises(Overloaded):
-        store.make_room()
-    store.drop("two")
-    store.drop("never there")
-    store.make_room()
-    store.close()
-    assert len(store) == 0
-
-
-def test_store_drops_an_idle_state_by_itself(deadline_s: float = 10) -> None:
-    import time
-
-    store: StateStore[str] = StateStore("sums", 2, 0.1)
-    store.put(1, "one")
-    end = time.monotonic() + deadline_s
-    while len(store) and time.monotonic() < end:
-        time.sleep(0.01)
-    assert len(store) == 0
-    store.close()

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from slipway_client.results import Assembler, Frames
 from slipway_serving.errors import InvalidRequest
+from slipway_serving.events import FramesPart, read, tensors
 from slipway_serving.requests import decode, encode
-from slipway_serving.wan_t2v.events import FramesChunk, tensors
 from slipway_serving.wan_t2v.request import Limits, TextToVideoRequest
 
 LIMITS = Limits(frames=(1, 33), height=(32, 128), width=(32, 128), two_experts=True)
@@ -87,11 +87,11 @@ def test_threshold_is_refused_when_the_denoisers_were_exported_without_a_cache()
 @pytest.mark.parametrize("hit_rate", [None, 0.0, 0.25])
 def test_hit_rate_reaches_the_client_exactly_when_there_is_one(hit_rate: float | None) -> None:
     frames = np.zeros((5, 32, 64, 3), np.uint8)
-    response = tensors(FramesChunk(0, 1, 1.5, frames, hit_rate))
+    response = tensors(FramesPart(frames, 0, 1.5, frames_total=5, chunk=0, chunks=1, cache_hit_rate=hit_rate))
     assert ("cache_hit_rate" in response) == (hit_rate is not None)
     request = TextToVideoRequest("x", frames=5, height=32, width=64, output="frames")
     assembler = Assembler(request, "wan_t2v")
-    assembler.add(response)
-    result = assembler.result()
+    assembler.add(read(request.events, response, "wan_t2v"))
+    (result,) = assembler.results()
     assert isinstance(result, Frames)
     assert result.cache_hit_rate == hit_rate

@@ -16,12 +16,16 @@ from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
 from diffusers.utils.torch_utils import randn_tensor
 from numpy.typing import NDArray
 
+from slipway_serving.diffusion.noise import make_noise
+from slipway_serving.diffusion.schedules import make_scheduler
 from slipway_serving.errors import Cancelled, DeadlineExceeded, InvalidRequest, Overloaded, Unrecoverable
+from slipway_serving.events import Event, FramesPart, Progress, VideoPart, tensors
+from slipway_serving.metrics import Recorder
 from slipway_serving.program import Tensors
-from slipway_serving.wan_t2v.denoise import make_noise, make_scheduler
-from slipway_serving.wan_t2v.events import Event, FramesChunk, Progress, VideoChunk, tensors
+from slipway_serving.turns import NO_SESSION, Turn
+from slipway_serving.video.decode import decode
 from slipway_serving.wan_t2v.facts import PipelineFacts
-from slipway_serving.wan_t2v.pipeline import decode, generate
+from slipway_serving.wan_t2v.pipeline import generate
 from slipway_serving.wan_t2v.request import TextToVideoRequest
 from slipway_serving.watch import Watch
 
@@ -62,8 +66,8 @@ class SmallModels:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, Tensors]] = []
-        self.decoding: dict[int, NDArray[Any]] = {}
-        self.freed: list[int] = []
+        self.decoding: dict[int | str, NDArray[Any]] = {}
+        self.freed: list[int | str] = []
         self.before: Callable[[str], None] = lambda model: None
 
     def call(self, model: str, tensors: Tensors, outputs: list[str]) -> dict[str, NDArray[Any]]:
@@ -82,17 +86,15 @@ class SmallModels:
         tensors: Tensors,
         outputs: list[str],
         *,
-        sequence_id: int = 0,
-        start: bool = False,
-        end: bool = False,
+        turn: Turn = NO_SESSION,
     ) -> Iterator[dict[str, NDArray[Any]]]:
         if "latents" in tensors:
             self.before(model)
             self.calls.append((model, tensors))
-            yield {"frames": self._draw(tensors["latents"], sequence_id, start)}
-        if end:
-            self.decoding.pop(sequence_id, None)
-            self.freed.append(sequence_id)
+            yield {"frames": self._draw(tensors["latents"], turn.id, turn.start)}
+        if turn.end:
+            self.decoding.pop(turn.id, None)
+            self.freed.append(turn.id)
 
     def _embed(self, prompt: bytes) -> dict[str, NDArray[Any]]:
         rows = np.linspace(-1, 1, 4 * (len(prompt) + 1), dtype=np.float32).reshape(1, -1, 4)
@@ -100,10 +102,10 @@ class SmallModels:
         rows = np.pad(rows, ((0, 0), (0, 2), (0, 0)), constant_values=9)  # what the encoder gives for padding
         return {"prompt_embeds": rows, "attention_mask": np.pad(mask, ((0, 0), (0, 2)))}
 
-    def _draw(self, latents: NDArray[Any], sequence_id: int, start: bool) -> NDArray[Any]:
-        assert start == (sequence_id not in self.decoding)
-        total = latents + self.decoding.get(sequence_id, 0)
-        self.decoding[sequence_id] = total
+    def _draw(self, latents: NDArray[Any], session: int | str, start: bool) -> NDArray[Any]:
+        assert start == (session not in self.decoding)
+        total = latents + self.decoding.get(session, 0)
+        self.decoding[session] = total
         picture = np.clip(total[0, :3, 0].transpose(1, 2, 0) * 60 + 128, 0, 255).astype(np.uint8)
         return np.repeat(picture.repeat(8, 0).repeat(8, 1)[None], 1 if start else 4, axis=0)
 
@@ -119,7 +121,7 @@ def run(
 
 
 def frames_of(events: list[Event]) -> NDArray[np.uint8]:
-    return np.concatenate([event.frames for event in events if isinstance(event, FramesChunk)])
+    return np.concatenate([event.pixels for event in events if isinstance(event, FramesPart)])
 
 
 def straightforward(request: TextToVideoRequest, facts: PipelineFacts) -> NDArray[Any]:
@@ -233,7 +235,7 @@ def test_same_seed_gives_the_same_frames_and_another_seed_others() -> None:
 @pytest.mark.parametrize("output", ["video", "video_base64"])
 def test_video_has_the_frames_size_and_fps_that_were_asked(output: str) -> None:
     chunks = [
-        e for e in run(replace(REQUEST, output=output, fps=12), SmallModels()) if isinstance(e, VideoChunk)
+        e for e in run(replace(REQUEST, output=output, fps=12), SmallModels()) if isinstance(e, VideoPart)
     ]
     assert [(chunk.chunk, chunk.chunks) for chunk in chunks] == [(0, 1)]
     video = base64.b64decode(chunks[0].video) if output == "video_base64" else chunks[0].video
@@ -265,9 +267,9 @@ def test_decoder_is_freed_when_the_caller_cancels_between_latents() -> None:
 
 
 def test_decoder_is_freed_when_the_result_is_abandoned() -> None:
-    models = SmallModels()
+    models, nobody = SmallModels(), Watch("wan_t2v", lambda: False)
     with contextlib.closing(
-        decode(np.zeros((1, 16, 3, 4, 6), np.float32), FACTS, models, Watch("wan_t2v", lambda: False))
+        decode(np.zeros((1, 16, 3, 4, 6), np.float32), "decoder", models, nobody, Recorder())
     ) as frames:
         next(frames)
     assert models.decoding == {}
@@ -358,18 +360,18 @@ def test_scheduler_takes_the_shift_under_its_own_name() -> None:
         "_class_name": "FlowMatchEulerDiscreteScheduler",
         **FlowMatchEulerDiscreteScheduler(shift=3.0).config,
     }
-    assert make_scheduler(euler, None).config.shift == 3.0
-    assert make_scheduler(euler, 5.0).config.shift == 5.0
-    assert make_scheduler(RAW["scheduler"], 5.0).config.flow_shift == 5.0
-    assert make_scheduler(RAW["scheduler"], None).config.flow_shift == 3.0
+    assert make_scheduler(euler, None, "x").config.shift == 3.0
+    assert make_scheduler(euler, 5.0, "x").config.shift == 5.0
+    assert make_scheduler(RAW["scheduler"], 5.0, "x").config.flow_shift == 5.0
+    assert make_scheduler(RAW["scheduler"], None, "x").config.flow_shift == 3.0
 
 
 def test_scheduler_is_refused_when_it_is_unknown_or_has_no_shift() -> None:
     for name in ("NoSuchScheduler", "os", "None"):
         with pytest.raises(InvalidRequest, match="scheduler must be one of diffusers'"):
-            make_scheduler({"_class_name": name}, None)
-    with pytest.raises(InvalidRequest, match="flow_shift must be left out"):
-        make_scheduler({**RAW["scheduler"], "use_flow_sigmas": False}, 5.0)
+            make_scheduler({"_class_name": name}, None, "x")
+    with pytest.raises(InvalidRequest, match="^x: flow_shift must be left out"):
+        make_scheduler({**RAW["scheduler"], "use_flow_sigmas": False}, 5.0, "x")
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,10 @@ from slipway_export.spec import (
     Tolerance,
     Variant,
 )
+from slipway_serving.diffusion.requests import PromptEmbeds, PromptRequest
 from slipway_serving.errors import InvalidRequest
-from slipway_serving.wan_t2v.request import TextToVideoRequest
+from slipway_serving.video.requests import Decoding
+from slipway_serving.wan_t2v.request import Denoising, TextToVideoRequest
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -98,10 +100,15 @@ def plan(checkpoint: Checkpoint, axes: Sequence[Axis], *, first_block_cache: boo
     facts = partial(_pipeline_facts, checkpoint, index, experts, by_name, first_block_cache)
     cached = experts if first_block_cache else ()
     authored = (
-        *(AuthoredModel(f"{NAME}_{name}", source="wan_t2v_cached_denoiser") for name in cached),
-        AuthoredModel("wan_t2v_tokenizer", {"1/tokenizer": checkpoint.path / "tokenizer"}),
-        AuthoredModel("wan_t2v_vae_decoder"),
-        AuthoredModel("wan_t2v_prompt"),
+        *(
+            AuthoredModel(f"{NAME}_{name}", source="wan_t2v_cached_denoiser", request=Denoising)
+            for name in cached
+        ),
+        AuthoredModel(
+            "wan_t2v_tokenizer", {"1/tokenizer": checkpoint.path / "tokenizer"}, request=PromptRequest
+        ),
+        AuthoredModel("wan_t2v_vae_decoder", request=Decoding),
+        AuthoredModel("wan_t2v_prompt", request=PromptRequest, events=(PromptEmbeds,)),
         AuthoredModel("wan_t2v", {"1/pipeline.json": facts}, request=TextToVideoRequest),
     )
     return Plan((*components, first, following), authored, (stepped,))

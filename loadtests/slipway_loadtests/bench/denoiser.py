@@ -32,9 +32,11 @@ from slipway_loadtests.bench.memory import MemoryCurve, MemoryJob
 from slipway_loadtests.bench.nodes import NodeCount, count_nodes
 from slipway_loadtests.bench.quality import Quality
 from slipway_loadtests.bench.stats import Summary, ratios, summarize
+from slipway_serving.diffusion.noise import make_noise
+from slipway_serving.diffusion.schedules import diffusers_schedule
 from slipway_serving.errors import SlipwayError, Unrecoverable, raise_all
 from slipway_serving.models import InProcessModels
-from slipway_serving.wan_t2v.denoise import Expert, make_noise, make_scheduler, predict
+from slipway_serving.wan_t2v.experts import Expert, predict
 
 if TYPE_CHECKING:
     from slipway_serving.program import Models
@@ -270,13 +272,13 @@ class _Run:
         """Yield the latents after each step, in the steps of the served loop, with one denoiser for all."""
         case = self.options.case
         checkpoint = Checkpoint(self.checkpoint, case.name)
-        scheduler = make_scheduler(checkpoint.config("scheduler/scheduler_config.json"), None)
-        scheduler.set_timesteps(self.options.steps)
+        config = checkpoint.config("scheduler/scheduler_config.json")
+        schedule = diffusers_schedule(config, None, self.options.steps, "bench")
         expert, embeds = Expert(MODEL, case.guidance_scale), self.inputs["encoder_hidden_states"]
         latents = make_noise(case.seed, (1, *case.latents[1:]))
-        for timestep in scheduler.timesteps:
+        for timestep in schedule.timesteps:
             prediction = predict(models, expert, latents, float(timestep), embeds)
-            latents = scheduler.step(prediction, timestep, latents, return_dict=False)[0]
+            latents = schedule.step(prediction, timestep, latents)
             yield latents
 
     def drop(self, name: str, reason: str) -> None:

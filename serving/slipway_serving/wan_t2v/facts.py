@@ -1,21 +1,17 @@
-"""What the pipeline knows of its checkpoint: ``pipeline.json``, which the export writes, as dataclasses.
-
-Unknown and missing keys are refused, so that an export and a server of different versions do not agree by
-accident.
-"""
+"""What the pipeline knows of its checkpoint: ``pipeline.json``, which the export writes, as dataclasses."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from slipway_serving.errors import InvalidRequest
+from slipway_serving.facts import facts_from_json, read_facts
+from slipway_serving.video.preview import LatentRgb
 from slipway_serving.wan_t2v.request import Limits
 
-T = TypeVar("T")
 Range = tuple[int, int, int]
 
 
@@ -26,19 +22,6 @@ class Axes:
     latent_frames: Range
     token_height: Range
     token_width: Range
-
-
-@dataclass(frozen=True)
-class LatentRgb:
-    """A linear map from latents to RGB in [-1, 1], for previews.
-
-    Attributes:
-        weight: [latent channels, 3].
-        bias: [3].
-    """
-
-    weight: tuple[tuple[float, float, float], ...]
-    bias: tuple[float, float, float]
 
 
 @dataclass(frozen=True)
@@ -67,6 +50,9 @@ class PipelineFacts:
         latent_rgb: for previews.
         models: whom to call.
         first_block_cache: whether the denoisers can reuse what their later blocks gave.
+
+    Raises:
+        InvalidRequest: a boundary without a second denoiser, or the other way round.
     """
 
     scheduler: Mapping[str, Any]
@@ -81,67 +67,37 @@ class PipelineFacts:
     models: ModelNames
     first_block_cache: bool = False
 
+    def __post_init__(self) -> None:
+        if (self.boundary_ratio is None) != (self.models.denoiser_low is None):
+            raise InvalidRequest(
+                f"pipeline.json: boundary_ratio must be given exactly when there is a denoiser_low, "
+                f"got {self.boundary_ratio} and {self.models.denoiser_low}; try exporting again"
+            )
+
     @classmethod
     def read(cls, path: Path) -> PipelineFacts:
-        """Read ``pipeline.json``.
-
-        Raises:
-            InvalidRequest: the file is missing, is no JSON, or has unknown, missing or impossible entries.
-        """
-        try:
-            raw = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise InvalidRequest(
-                f"{path}: must be the JSON file that the export writes, got {error}"
-            ) from error
-        return cls.from_json(raw, str(path))
+        """Read ``pipeline.json``; see :func:`slipway_serving.facts.read_facts`."""
+        return read_facts(cls, path)
 
     @classmethod
     def from_json(cls, raw: Any, where: str) -> PipelineFacts:
         """Build the facts from parsed JSON; see :meth:`read`."""
-        facts = _strict(cls, raw, where)
-        nested = {"axes": Axes, "latent_rgb": LatentRgb, "models": ModelNames}
-        values = {field.name: getattr(facts, field.name) for field in fields(facts)}
-        for name, part in nested.items():
-            values[name] = _strict(part, values[name], f"{where}: {name}")
-        whole = cls(**values)
-        if (whole.boundary_ratio is None) != (whole.models.denoiser_low is None):
-            raise InvalidRequest(
-                f"{where}: boundary_ratio must be given exactly when there is a denoiser_low, "
-                f"got {whole.boundary_ratio} and {whole.models.denoiser_low}; try exporting again"
-            )
-        return whole
+        return facts_from_json(cls, raw, where)
 
     @property
     def limits(self) -> Limits:
         """The ranges of a request's fields that follow from the exported axes."""
-        per_latent = self.vae_scale_factor_temporal
-        frames = [per_latent * (latents - 1) + 1 for latents in self.axes.latent_frames]
-        heights = [
-            size * self.patch_size[1] * self.vae_scale_factor_spatial for size in self.axes.token_height
-        ]
-        widths = [size * self.patch_size[2] * self.vae_scale_factor_spatial for size in self.axes.token_width]
+        low, high = 0, 2  # of a Range
+        temporal, spatial = self.vae_scale_factor_temporal, self.vae_scale_factor_spatial
+
+        def pixels(tokens: Range, patch: int) -> tuple[int, int]:
+            return tokens[low] * patch * spatial, tokens[high] * patch * spatial
+
+        latents = self.axes.latent_frames
         return Limits(
-            frames=(frames[0], frames[2]),
-            height=(heights[0], heights[2]),
-            width=(widths[0], widths[2]),
+            frames=(temporal * (latents[low] - 1) + 1, temporal * (latents[high] - 1) + 1),
+            height=pixels(self.axes.token_height, self.patch_size[1]),
+            width=pixels(self.axes.token_width, self.patch_size[2]),
             two_experts=self.models.denoiser_low is not None,
             first_block_cache=self.first_block_cache,
         )
-
-
-def _strict(kind: type[T], raw: Any, where: str) -> T:
-    known = {field.name: field.default is MISSING for field in fields(kind)}  # type: ignore[arg-type]
-    given = set(raw) if isinstance(raw, Mapping) else set()
-    needed = {name for name, is_needed in known.items() if is_needed}
-    unknown, missing = sorted(given - set(known)), sorted(needed - given)
-    if unknown or missing:
-        raise InvalidRequest(
-            f"{where}: keys must be {', '.join(known)}, got unknown {unknown} and missing {missing}; "
-            "try exporting again with this version"
-        )
-    return kind(**{name: _frozen(value) for name, value in raw.items()})
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value

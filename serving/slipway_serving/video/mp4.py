@@ -1,31 +1,16 @@
-"""Frames as bytes: from a decoder's samples to uint8, from uint8 to an MP4, from either to chunks.
-
-A decoder gives samples in [-1, 1]; :func:`to_uint8` makes frames of them; :class:`Mp4Encoder` takes frames
-as they come and gives the file at the end; :class:`FrameChunks` and :func:`byte_chunks` cut a result into
-responses below gRPC's default message limit of 4 MiB. The same frames give the same bytes.
-"""
+"""Frames to an MP4: encoded as they come, the file at the end; the same frames give the same bytes."""
 
 from __future__ import annotations
 
-import base64
 import tempfile
-from collections.abc import Iterator
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import av
-import numpy as np
-from numpy.typing import NDArray
 
-Frames = NDArray[np.uint8]
-
-CHUNK_BYTES = 3 << 20
-# Base64 makes 4 characters of 3 bytes: 2.25 MiB become 3 MiB, and 3 divides it, so no chunk is padded but
-# the last and every one can be decoded by itself.
-BASE64_CHUNK_BYTES = CHUNK_BYTES // 4 * 3
+from slipway_serving.video.frames import Frames
 
 # x264 is deterministic for a given number of threads, and writes that number into the stream: it is fixed
 # here so that the same frames give the same bytes on every machine.
@@ -38,19 +23,6 @@ _MP4_OPTIONS = {"movflags": "+faststart", "fflags": "+bitexact"}
 # H.273: 1 is BT.709 for matrix, primaries and transfer; range 1 is the limited ("MPEG") one.
 _BT709 = 1
 _LIMITED_RANGE = 1
-
-
-def to_uint8(samples: NDArray[np.floating[Any]]) -> Frames:
-    """Turn a decoder's samples into frames, as diffusers' VideoProcessor rounds them.
-
-    Args:
-        samples: [1, 3, frames, height, width], floating point, nominally in [-1, 1].
-
-    Returns:
-        [frames, height, width, 3], uint8, contiguous.
-    """
-    unit = np.clip(samples[0].astype(np.float32, copy=False) * np.float32(0.5) + np.float32(0.5), 0, 1)
-    return np.ascontiguousarray(np.round(unit * np.float32(255)).astype(np.uint8).transpose(1, 2, 3, 0))
 
 
 @cache
@@ -109,43 +81,3 @@ class Mp4Encoder:
         self._container.mux(self._stream.encode(None))
         self._container.close()
         return self._path.read_bytes()
-
-
-class FrameChunks:
-    """Regroups frames into responses of whole frames below the chunk size.
-
-    Args:
-        frames: number of frames to come in all.
-        height: pixels.
-        width: pixels.
-
-    Attributes:
-        count: number of chunks that all frames make.
-    """
-
-    def __init__(self, frames: int, height: int, width: int) -> None:
-        self._per_chunk = max(1, CHUNK_BYTES // (height * width * 3))
-        self._missing = frames
-        self._held: list[Frames] = []
-        self.count = -(-frames // self._per_chunk)
-
-    def add(self, frames: Frames) -> Iterator[Frames]:
-        """Take further frames and yield the chunks that they complete."""
-        self._held += [frames[index : index + 1] for index in range(len(frames))]
-        self._missing -= len(frames)
-        while len(self._held) >= self._per_chunk or (self._held and self._missing == 0):
-            yield np.concatenate(self._held[: self._per_chunk])
-            del self._held[: self._per_chunk]
-
-
-def byte_chunks(data: bytes) -> list[bytes]:
-    """Cut bytes into chunks of at most 3 MiB."""
-    return [data[start : start + CHUNK_BYTES] for start in range(0, len(data), CHUNK_BYTES)]
-
-
-def base64_chunks(data: bytes) -> list[bytes]:
-    """Cut bytes into base64 texts of at most 3 MiB, each of which can be decoded by itself."""
-    return [
-        base64.b64encode(data[start : start + BASE64_CHUNK_BYTES])
-        for start in range(0, len(data), BASE64_CHUNK_BYTES)
-    ]

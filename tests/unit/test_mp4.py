@@ -1,6 +1,5 @@
-"""Frames to bytes: rounding, the MP4 read back by PyAV, chunks."""
+"""Frames to an MP4, read back by PyAV."""
 
-import base64
 import io
 import itertools
 import time
@@ -9,19 +8,9 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from slipway_serving.media import (
-    BASE64_CHUNK_BYTES,
-    CHUNK_BYTES,
-    FrameChunks,
-    Frames,
-    Mp4Encoder,
-    base64_chunks,
-    byte_chunks,
-    to_uint8,
-)
+from slipway_serving.video.frames import Frames
+from slipway_serving.video.mp4 import Mp4Encoder
 
 
 def _frames(count: int = 9, height: int = 48, width: int = 64) -> Frames:
@@ -37,15 +26,6 @@ def _encode(frames: Frames, fps: int, parts: int = 4) -> bytes:
         for start in range(0, len(frames), parts):
             encoder.add(frames[start : start + parts])
         return encoder.finish()
-
-
-def test_to_uint8_rounds_as_diffusers_does() -> None:
-    import torch
-    from diffusers.video_processor import VideoProcessor
-
-    samples = np.random.default_rng(0).uniform(-1.2, 1.2, (1, 3, 4, 8, 16)).astype(np.float32)
-    video = VideoProcessor().postprocess_video(torch.from_numpy(samples), output_type="np")[0]
-    assert np.array_equal(to_uint8(samples), (video * 255).round().astype(np.uint8))
 
 
 @pytest.mark.parametrize("fps", [1, 7, 16, 120])
@@ -88,31 +68,3 @@ def test_mp4_encoder_leaves_no_file_when_it_is_abandoned(
         encoder.add(_frames())
         raise KeyError
     assert list(tmp_path.iterdir()) == []
-
-
-@given(
-    st.integers(1, 60), st.integers(1, 9), st.sampled_from([(64, 64), (720, 1280), (512, 512), (1088, 1920)])
-)
-def test_frame_chunks_are_whole_frames_below_the_limit(count: int, parts: int, size: tuple[int, int]) -> None:
-    frames = np.broadcast_to(np.arange(count, dtype=np.uint8)[:, None, None, None], (count, *size, 3))
-    chunks = FrameChunks(count, *size)
-    seen: list[int] = []
-    made = 0
-    for start in range(0, count, parts):
-        for part in chunks.add(frames[start : start + parts]):
-            assert len(part) == 1 or part.nbytes <= CHUNK_BYTES
-            seen += part[:, 0, 0, 0].tolist()
-            made += 1
-    assert seen == list(range(count))
-    assert made == chunks.count
-
-
-@pytest.mark.parametrize(
-    "size", [1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * BASE64_CHUNK_BYTES + 5]
-)
-def test_byte_chunks_join_to_the_whole_and_stay_below_the_limit(size: int) -> None:
-    data = np.random.default_rng(size).bytes(size)
-    assert b"".join(byte_chunks(data)) == data
-    texts = base64_chunks(data)
-    assert b"".join(base64.b64decode(text) for text in texts) == data
-    assert max(map(len, byte_chunks(data) + texts)) <= CHUNK_BYTES

@@ -1,16 +1,16 @@
-"""The program of a denoiser with a first-block cache: latents in, the predicted flow out.
+"""The program of a denoiser with a first-block cache, for any network that is cut as follows.
 
 head -> change -> tail or the cached residual of the tail -> finish. The first block always runs; if what it
 adds has changed little since the last step that was computed in full, what the other blocks added then is
 added again. The rule is that of diffusers' FirstBlockCacheConfig. A cache belongs to one guidance branch of
-one video, waits here between its requests under their correlation id, and is freed when the session ends,
-fails, is cancelled or falls idle.
+one piece of work, waits here between its requests, and is freed when the session ends, fails, is cancelled
+or falls idle.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,8 @@ from onnxruntime import OrtValue
 from slipway_serving.errors import Cancelled, raise_all
 from slipway_serving.graph import Graph, State
 from slipway_serving.program import Call, Responses, Settings, Tensors
+from slipway_serving.requests import Request, decode_turn
 from slipway_serving.sessions import Sessions
-
-_NEEDED = ("hidden_states", "timestep", "encoder_hidden_states")
 
 
 @dataclass(frozen=True)
@@ -42,13 +41,23 @@ class Cached:
 class CachedDenoiser:
     """Denoises with four graphs, the largest of which a request may allow to be skipped.
 
-    Inputs ``hidden_states`` [batch, 16, latent frames, height / 8, width / 8], ``timestep`` [batch, 1] and
-    ``encoder_hidden_states`` [batch, text tokens, width], float32; outputs ``sample``, shape and dtype of the
-    latents, and ``cached`` [1], bool: whether the tail was skipped. With ``cache_threshold`` [1], float32,
-    the batch is 1 and the request part of a session. A request with SEQUENCE_END may come without tensors:
-    it only frees.
+    A family's subclass says what the network takes. ``head.onnx`` takes that and gives ``residual``, what the
+    first block added, and whatever the others need; ``change.onnx`` takes ``residual`` and
+    ``cached_residual`` and gives ``change``; ``tail.onnx`` gives ``tail_residual``; ``finish.onnx`` gives
+    ``sample``. The last two take any outputs of head by their names, finish also ``tail_residual``.
+
+    The answer is ``sample``, shape and dtype of the latents, and ``cached`` [1], bool: whether the tail was
+    skipped. With ``cache_threshold`` the batch is 1 and the request part of a session. A request that ends a
+    session may come without tensors: it only frees.
+
+    Attributes:
+        request: whose turns bring the network's inputs, each with a row per guidance branch, and
+            ``cache_threshold``.
+        latents: name of the input whose shape a session keeps.
     """
 
+    request: ClassVar[type[Request]]
+    latents: ClassVar[str]
     reports_requests = False
 
     def __init__(self, settings: Settings) -> None:
@@ -70,70 +79,52 @@ class CachedDenoiser:
             self._sessions.free(call.turn)
             yield {}
             return
-        self._check(call)
+        _, asked = decode_turn(self.request, call.tensors, self._model, call.turn)
+        self._check(call, asked.cache_threshold)
         with self._sessions.turn(call.turn, lambda: None) as taken:
-            self._check_shape(call.tensors["hidden_states"], taken.state)
-            answer, taken.state = self._denoise(call, taken.state)
+            self._check_shape(call.tensors[self.latents], taken.state)
+            answer, taken.state = self._denoise(call, asked.cache_threshold, taken.state)
         yield answer
 
     def close(self) -> None:
         """Free all caches."""
         self._sessions.close()
 
-    def _denoise(self, call: Call, before: Cached | None) -> tuple[Tensors, Cached]:
+    def _denoise(self, call: Call, threshold: float | None, before: Cached | None) -> tuple[Tensors, Cached]:
         """Return the answer to a call, and what the last step that was computed in full left."""
-        latents = call.tensors["hidden_states"]
         head = self._head.run(
-            {
-                "hidden_states": latents,
-                "timestep": call.tensors["timestep"].reshape(-1),
-                "encoder_hidden_states": call.tensors["encoder_hidden_states"],
-            }
+            {name: _of_rank(call.tensors[name], rank) for name, rank in self._head.ranks.items()}
         )
-        if before is not None and self._is_near(head, before, call.tensors["cache_threshold"]):
+        if before is not None and threshold is not None and self._is_near(head, before, threshold):
             cached = before
         else:
             if call.is_cancelled():
                 raise Cancelled(f"{self._model}: cancelled by the caller after the first block")
-            cached = Cached(latents.shape, head["residual"], self._tail_residual(head))
+            tail = self._tail.run({name: head[name] for name in self._tail.inputs})
+            shape = call.tensors[self.latents].shape
+            cached = Cached(shape, head["residual"], tail["tail_residual"])
         sample = self._sample(head, cached.tail_residual)
         return {"sample": sample, "cached": np.array([cached is before])}, cached
 
-    def _is_near(self, head: State, before: Cached, threshold: NDArray[Any]) -> bool:
+    def _is_near(self, head: State, before: Cached, threshold: float) -> bool:
         residuals = {"residual": head["residual"], "cached_residual": before.residual}
         change = self._change.run(residuals, in_memory=["change"])["change"].numpy()
-        return not change[0] > threshold[0]
-
-    def _tail_residual(self, head: State) -> OrtValue:
-        taken = {name: head[name] for name in ("hidden", "timestep_proj", "context")}
-        return self._tail.run(taken)["tail_residual"]
+        return not change[0] > np.float32(threshold)
 
     def _sample(self, head: State, tail_residual: OrtValue) -> NDArray[Any]:
-        tensors = {"hidden": head["hidden"], "temb": head["temb"], "tail_residual": tail_residual}
-        sample: NDArray[Any] = self._finish.run(tensors, in_memory=["sample"])["sample"].numpy()
+        given = {**head, "tail_residual": tail_residual}
+        taken = {name: given[name] for name in self._finish.inputs}
+        sample: NDArray[Any] = self._finish.run(taken, in_memory=["sample"])["sample"].numpy()
         return sample
 
-    def _check(self, call: Call) -> None:
-        problems = [
-            f"{name} must be given, got nothing; try it only to end a session"
-            for name in _NEEDED
-            if name not in call.tensors
-        ]
-        raise_all(self._model, problems)
-        sizes = {name: list(call.tensors[name].shape) for name in _NEEDED}
-        if len({shape[0] for shape in sizes.values()}) != 1 or not all(min(s) for s in sizes.values()):
-            problems.append(
-                f"tensors must have one batch size and no empty dimension, got "
-                f"{', '.join(f'{name} {shape}' for name, shape in sizes.items())}"
-            )
-        threshold = call.tensors.get("cache_threshold")
+    def _check(self, call: Call, threshold: float | None) -> None:
+        problems = []
+        rows = len(call.tensors[self.latents])
         if (threshold is None) != (not call.turn.id):
             problems.append("cache_threshold must be given exactly when there is a correlation id")
-        if threshold is not None and not (np.isfinite(threshold).all() and threshold[0] >= 0):
-            problems.append(f"cache_threshold must be finite and at least 0, got {threshold[0]}; try 0.05")
-        if threshold is not None and sizes["hidden_states"][0] != 1:
+        if threshold is not None and rows != 1:
             problems.append(
-                f"hidden_states must be a batch of 1 with cache_threshold, got {sizes['hidden_states'][0]}; "
+                f"{self.latents} must be a batch of 1 with cache_threshold, got {rows}; "
                 "try a session for each guidance branch"
             )
         raise_all(self._model, problems)
@@ -144,7 +135,12 @@ class CachedDenoiser:
             raise_all(
                 self._model,
                 [
-                    f"hidden_states must be {list(before.shape)} as the session began, got"
+                    f"{self.latents} must be {list(before.shape)} as the session began, got"
                     f" {list(latents.shape)}; try a new session"
                 ],
             )
+
+
+def _of_rank(array: NDArray[Any], rank: int) -> NDArray[Any]:
+    """Return a tensor as its graph takes it: [batch] travels as [batch, 1], as Triton has no empty shape."""
+    return array.reshape(array.shape[:rank]) if array.ndim == rank + 1 else array

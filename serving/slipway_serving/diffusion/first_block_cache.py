@@ -1,12 +1,14 @@
 """The loop's side of the first-block cache: one session of the denoiser for each guidance branch.
 
-The denoiser keeps a cache per correlation id and decides by itself; here the ids are chosen, the branches
-asked one by one (each decides for itself, as in diffusers), hits counted, and caches freed as soon as no step
-can use them: at the change of denoisers, at the end of guidance, at the end of the loop whatever ends it.
+The denoiser (:mod:`slipway_serving.diffusion.cached_denoiser`) keeps a cache per session and decides by
+itself; here the branches are asked one by one (each decides for itself, as in diffusers), hits counted, and
+caches freed as soon as no step can use them: at the change of denoisers, at the end of guidance, at the end
+of the loop whatever ends it.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +20,7 @@ from slipway_serving.turns import Session, Turn, Turns
 
 
 class FirstBlockCache:
-    """The caches of one video.
+    """The caches of one piece of work.
 
     Args:
         models: reach the denoisers.
@@ -45,9 +47,9 @@ class FirstBlockCache:
             tensors: its inputs, a row for each branch; always in the same order.
 
         Returns:
-            The prediction for each, [branches, channels, latent frames, height / 8, width / 8], float32.
+            The prediction, a row for each branch, float32.
         """
-        branches = len(tensors["hidden_states"])
+        branches = len(next(iter(tensors.values())))
         if model != self._model:
             self._free(0)
             self._model = model
@@ -85,3 +87,33 @@ class FirstBlockCache:
         """End all sessions but the first so many."""
         while len(self._branches) > kept:
             self._branches.pop().close()
+
+
+@contextlib.contextmanager
+def first_block_cache(models: Models, threshold: float | None) -> Iterator[FirstBlockCache | None]:
+    """Open the caches of a piece of work, if it asks for them, and have them freed however it ends."""
+    if threshold is None:
+        yield None
+        return
+    with contextlib.closing(FirstBlockCache(models, threshold)) as cache:
+        yield cache
+
+
+def ask(
+    models: Models, model: str, tensors: Tensors, cache: FirstBlockCache | None = None
+) -> NDArray[np.float32]:
+    """Ask a denoiser for the guidance branches of a step: in one call, or through a cache one by one.
+
+    Args:
+        models: reach the denoiser.
+        model: the denoiser.
+        tensors: its inputs, a row for each branch.
+        cache: None without one.
+
+    Returns:
+        The prediction, a row for each branch, float32.
+    """
+    if cache is not None:
+        return cache.predict(model, tensors)
+    sample: NDArray[np.float32] = models.call(model, tensors, ["sample"])["sample"]
+    return sample

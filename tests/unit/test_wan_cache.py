@@ -10,8 +10,9 @@ from diffusers import UniPCMultistepScheduler
 from numpy.typing import NDArray
 
 from slipway_serving.errors import Cancelled, InvalidRequest, Overloaded
+from slipway_serving.events import Event, FramesPart, Progress, VideoPart
 from slipway_serving.program import Tensors
-from slipway_serving.wan_t2v.events import Event, FramesChunk, Progress, VideoChunk
+from slipway_serving.turns import NO_SESSION, Turn
 from slipway_serving.wan_t2v.facts import PipelineFacts
 from slipway_serving.wan_t2v.pipeline import generate
 from slipway_serving.wan_t2v.request import TextToVideoRequest
@@ -40,12 +41,12 @@ DENOISERS = ("high", "low")
 
 
 class SmallModels:
-    """Served models in a few lines: every third step of a sequence is computed, the others are hits."""
+    """Served models in a few lines: every third step of a session is computed, the others are hits."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, int]] = []
         self.prompts: list[bytes] = []
-        self.under_way: dict[tuple[str, int], int] = {}
+        self.under_way: dict[tuple[str, int | str], int] = {}
         self.most = 0
         self.fail_at: int | None = None
 
@@ -62,18 +63,16 @@ class SmallModels:
         tensors: Tensors,
         outputs: list[str],
         *,
-        sequence_id: int = 0,
-        start: bool = False,
-        end: bool = False,
+        turn: Turn = NO_SESSION,
     ) -> Iterator[dict[str, NDArray[Any]]]:
         if model == "decoder":
-            yield {"frames": np.zeros((1 if start else 4, 32, 48, 3), np.uint8)}
+            yield {"frames": np.zeros((1 if turn.start else 4, 32, 48, 3), np.uint8)}
             return
-        key = (model, sequence_id)
-        if end:
+        key = (model, turn.id)
+        if turn.end:
             del self.under_way[key]
             return
-        assert sequence_id and start == (key not in self.under_way)
+        assert turn.id and turn.start == (key not in self.under_way)
         assert tensors["cache_threshold"].tolist() == [np.float32(0.1)]
         assert len(tensors["hidden_states"]) == len(tensors["timestep"]) == 1
         done = self.under_way[key] = self.under_way.get(key, 0) + 1
@@ -120,7 +119,7 @@ def test_negative_prompt_is_never_encoded_when_no_step_lies_in_the_interval() ->
     assert models.prompts == [b"a lake"]
 
 
-def test_each_branch_of_each_denoiser_is_one_sequence_when_the_cache_is_on() -> None:
+def test_each_branch_of_each_denoiser_is_one_session_when_the_cache_is_on() -> None:
     models = SmallModels()
     run(ON, models, CACHED)
     assert [batch for _, batch in models.asked] == [1] * 20
@@ -148,9 +147,9 @@ def test_result_carries_the_hit_rate_when_the_cache_is_on(output: str) -> None:
     chunks = [
         event
         for event in run(replace(ON, output=output), models, CACHED)
-        if isinstance(event, FramesChunk | VideoChunk)
+        if isinstance(event, FramesPart | VideoPart)
     ]
-    # Of n evaluations of a sequence (n + 2) // 3 are computed; two sequences per denoiser.
+    # Of n evaluations of a session (n + 2) // 3 are computed; two sessions per denoiser.
     computed = sum(2 * ((sum(m == name for m, _ in models.asked) // 2 + 2) // 3) for name in DENOISERS)
     assert {chunk.cache_hit_rate for chunk in chunks} == {1 - computed / 20}
 
@@ -158,7 +157,7 @@ def test_result_carries_the_hit_rate_when_the_cache_is_on(output: str) -> None:
 def test_result_carries_no_hit_rate_when_the_cache_is_off() -> None:
     for facts in (PLAIN, CACHED):
         *_, last = run(REQUEST, SmallModels(), facts)
-        assert isinstance(last, FramesChunk) and last.cache_hit_rate is None
+        assert isinstance(last, FramesPart) and last.cache_hit_rate is None
 
 
 def test_cache_of_the_negative_prompt_is_freed_when_guidance_ends() -> None:

@@ -1,4 +1,4 @@
-"""The program wan_t2v_tokenizer: prompts as text in, token ids out, cleaned as diffusers cleans them.
+"""The program of a tokenizer: prompts as text in, token ids out, cleaned as diffusers cleans them.
 
 Text that is not UTF-8, has a NUL or is too long is refused rather than truncated: what the caller wrote is
 what the model sees.
@@ -8,30 +8,16 @@ from __future__ import annotations
 
 import html
 import re
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
 
 import ftfy
 import numpy as np
 from transformers import AutoTokenizer
 
-from slipway_serving.errors import InvalidRequest, SlipwayError, raise_all
+from slipway_serving.diffusion.requests import PromptRequest, TokenIds
+from slipway_serving.errors import InvalidRequest, raise_all
+from slipway_serving.events import tensors
 from slipway_serving.program import Call, Responses, Settings
-from slipway_serving.requests import Request, decode
-from slipway_serving.wan_t2v.request import PROMPT_RULE
-
-
-@dataclass(frozen=True)
-class PromptRequest(Request):
-    """One prompt.
-
-    Attributes:
-        prompt: text of at most 16,384 characters.
-    """
-
-    model: ClassVar[str] = "wan_t2v_tokenizer"
-
-    prompt: Annotated[str, PROMPT_RULE]
+from slipway_serving.requests import decode
 
 
 def clean(text: str) -> str:
@@ -42,8 +28,8 @@ def clean(text: str) -> str:
 class PromptTokenizer:
     """Tokenizes with the checkpoint's own tokenizer, which lies beside the model in ``tokenizer/``.
 
-    Input ``prompt`` [batch, 1], BYTES; outputs ``input_ids`` and ``attention_mask`` [batch, tokens], int64,
-    padded to the longest prompt of the request.
+    Takes a :class:`PromptRequest` of at most so many tokens as the config's ``max_tokens`` says, and answers
+    with :class:`TokenIds`.
     """
 
     reports_requests = False
@@ -62,26 +48,21 @@ class PromptTokenizer:
         """Yield the token ids of the call's prompts.
 
         Raises:
-            InvalidRequest: naming every prompt that is no text or has too many tokens.
+            InvalidRequest: a prompt is no text or too long, or naming every one that has too many tokens.
         """
-        texts, problems = [], []
-        for row in call.tensors["prompt"]:
-            try:
-                texts.append(clean(decode(PromptRequest, {"prompt": row}, self._model).prompt))
-            except SlipwayError as error:
-                problems.append(str(error).removeprefix(f"{self._model}: "))
-        raise_all(self._model, problems)
+        prompts = decode(PromptRequest, call.tensors, self._model).prompt
+        texts = [clean(bytes(prompt).decode()) for prompt in prompts.flat]
         tokens = self._tokenizer(texts, padding=True, truncation=False, return_tensors="np")
-        counts = tokens["attention_mask"].sum(axis=1)
         raise_all(
             self._model,
             [
                 f"prompt must be at most {self._max_tokens} tokens, got {count}; try a shorter text"
-                for count in counts
+                for count in tokens["attention_mask"].sum(axis=1)
                 if count > self._max_tokens
             ],
         )
-        yield {name: tokens[name].astype(np.int64) for name in ("input_ids", "attention_mask")}
+        ids, mask = (tokens[name].astype(np.int64) for name in ("input_ids", "attention_mask"))
+        yield tensors(TokenIds(ids, mask))
 
     def close(self) -> None:
         """Nothing is held."""

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from slipway_serving.diffusion.tokenizer import PromptTokenizer, clean
 from slipway_serving.errors import InvalidRequest
 from slipway_serving.models import InProcessModels
 from slipway_serving.program import Call, Settings
-from slipway_serving.wan_t2v.prompt import PromptTokenizer, clean
 
 
 @given(

@@ -1,0 +1,1 @@
+"""Diffusion in parts, free of any family: schedules, noise, guidance, the loop, caches, prompts."""

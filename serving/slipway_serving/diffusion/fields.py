@@ -1,0 +1,42 @@
+"""Fields that requests to diffusion models share, each with its rule; a family's request picks them.
+
+steps: Steps = 40
+guidance_scale: GuidanceScale = 4.0
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+from slipway_serving.fields import Rule
+from slipway_serving.rules import above_zero, from_zero, share, text, within
+
+MAX_PROMPT_CHARACTERS = 16_384
+MAX_STEPS = 100
+MAX_SEED = 2**32 - 1
+
+
+def prompt_rule(help_text: str) -> Rule:
+    """Return the rule of a prompt, whose tokens the served tokenizer counts."""
+    return text(help_text, MAX_PROMPT_CHARACTERS)
+
+
+def scale_rule(help_text: str, example: str = "4.0") -> Rule:
+    """Return the rule of a weight of guidance."""
+    return from_zero(help_text, example)
+
+
+Steps = Annotated[int, within(1, MAX_STEPS, "denoising steps")]
+Seed = Annotated[int, within(0, MAX_SEED, "seed of the noise")]
+FlowShift = Annotated[float | None, above_zero("shift of the noise schedule", "5.0")]
+GuidanceScale = Annotated[float, scale_rule("weight of the prompt, 1 is off")]
+GuidanceStart = Annotated[float, share("share of the steps before guidance sets in")]
+GuidanceStop = Annotated[float, share("share of the steps after which guidance ends")]
+CacheThreshold = Annotated[
+    float | None,
+    from_zero("relative change of the first block below which the others are not computed anew", "0.05"),
+]
+TimeoutS = Annotated[
+    float | None, replace(above_zero("time limit, seconds", "600.0"), flag="timeout")
+]

@@ -1,0 +1,73 @@
+"""What the models around a denoiser take and answer, for any family: prompts, token ids, embeddings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway_serving.diffusion.fields import MAX_PROMPT_CHARACTERS
+from slipway_serving.events import Event
+from slipway_serving.fields import BATCH, Array, Rule
+from slipway_serving.requests import Request
+
+
+def _longest(texts: NDArray[Any]) -> int:
+    decoded = (text if isinstance(text, str) else bytes(text).decode() for text in texts.flat)
+    return max(map(len, decoded), default=0)
+
+
+_SHORT_ENOUGH = Rule(
+    f"at most {MAX_PROMPT_CHARACTERS} characters",
+    lambda texts: _longest(texts) <= MAX_PROMPT_CHARACTERS,
+    lambda _: "a shorter text",
+    "",
+    shown=lambda texts: f"{_longest(texts)} characters",
+)
+_PROMPTS = Array("text", (BATCH, 1), "prompts, UTF-8", also=_SHORT_ENOUGH)
+_MASK = Array("int64", (BATCH, "tokens"), "1 for a prompt's own tokens, 0 for padding")
+
+
+@dataclass(frozen=True)
+class TokenIds(Event):
+    """Prompts as tokens.
+
+    Attributes:
+        input_ids: [batch, tokens], int64, padded to the longest prompt of the request.
+        attention_mask: [batch, tokens], int64.
+    """
+
+    input_ids: Annotated[NDArray[np.int64], Array("int64", (BATCH, "tokens"), "ids of the tokenizer")]
+    attention_mask: Annotated[NDArray[np.int64], _MASK]
+
+
+@dataclass(frozen=True)
+class PromptEmbeds(Event):
+    """Prompts as a denoiser takes them.
+
+    Attributes:
+        prompt_embeds: [batch, tokens, width], float32; what lies beyond a prompt's own tokens means nothing.
+        attention_mask: [batch, tokens], int64.
+    """
+
+    prompt_embeds: Annotated[
+        NDArray[np.float32], Array("float32", (BATCH, "tokens", "width"), "output of the text encoder")
+    ]
+    attention_mask: Annotated[NDArray[np.int64], _MASK]
+
+
+@dataclass(frozen=True)
+class PromptRequest(Request):
+    """Prompts, for a tokenizer or for all that makes embeddings of them.
+
+    Attributes:
+        prompt: [batch, 1], UTF-8, each of at most 16,384 characters.
+    """
+
+    model: ClassVar[str] = "prompt"
+    events: ClassVar[tuple[type[Event], ...]] = (TokenIds,)
+    streams: ClassVar[bool] = False
+
+    prompt: Annotated[NDArray[Any], _PROMPTS]

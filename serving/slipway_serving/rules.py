@@ -1,0 +1,123 @@
+"""Rules that scalar fields of several families keep; each function returns one as a :class:`Rule`.
+
+Numbers cross Triton as float32: what is infinite there is refused on the caller's side already.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from slipway_serving.fields import Rule
+
+
+def text(help_text: str, longest: int) -> Rule:
+    """Return the rule of a text of at most so many characters."""
+    return Rule(
+        f"at most {longest} characters",
+        lambda value: len(value) <= longest,
+        lambda _: "a shorter text",
+        help_text,
+        shown=lambda value: f"{len(value)} characters",
+    )
+
+
+def within(low: int, high: int, help_text: str) -> Rule:
+    """Return the rule of a number between two, both included."""
+    return Rule(
+        f"{low} to {high}",
+        lambda value: low <= value <= high,
+        lambda value: clamped(value, low, high),
+        f"{help_text}, {low} to {high}",
+    )
+
+
+def multiple(of: int, help_text: str) -> Rule:
+    """Return the rule of a whole number above 0 that is a multiple of another."""
+    return Rule(
+        f"a multiple of {of} above 0",
+        lambda value: value > 0 and value % of == 0,
+        lambda value: nearest(value, of, of),
+        f"{help_text}, a multiple of {of}",
+    )
+
+
+def one_more_than_multiple(of: int, help_text: str) -> Rule:
+    """Return the rule of a whole number that is 1 more than a multiple of another, from 1 on."""
+    return Rule(
+        f"{of}k+1 and at least 1",
+        lambda value: value >= 1 and value % of == 1 % of,
+        lambda value: nearest(value, of, 1),
+        f"{help_text}, {of}k+1",
+    )
+
+
+def share(help_text: str) -> Rule:
+    """Return the rule of a share, 0 to 1."""
+    return Rule("0 to 1", lambda value: 0 <= value <= 1, lambda _: "0.0 or 1.0", f"{help_text}, 0 to 1")
+
+
+def from_zero(help_text: str, example: str) -> Rule:
+    """Return the rule of a finite number that is at least 0."""
+    return Rule(
+        "finite and at least 0",
+        lambda value: bool(np.isfinite(_as_float32(value)) and value >= 0),
+        lambda _: example,
+        help_text,
+    )
+
+
+def above_zero(help_text: str, example: str) -> Rule:
+    """Return the rule of a finite number above 0."""
+    return Rule(
+        "finite and above 0",
+        lambda value: bool(np.isfinite(_as_float32(value)) and _as_float32(value) > 0),
+        lambda _: example,
+        help_text,
+    )
+
+
+def one_of(choices: tuple[str, ...], help_text: str) -> Rule:
+    """Return the rule of a text that is one of several; the first stands for them in messages."""
+    return Rule(f"one of {', '.join(choices)}", choices.__contains__, lambda _: choices[0], help_text)
+
+
+def switch(help_text: str) -> Rule:
+    """Return the rule of true or false."""
+    return Rule("true or false", lambda _: True, lambda _: "false", help_text)
+
+
+def outside_exported(name: str, value: int, allowed: tuple[int, int], unit: str = "") -> list[str]:
+    """Return the sentence about a size that the exported models cannot do, as a list of one, or none.
+
+    Args:
+        name: of the field.
+        value: that was asked for.
+        allowed: smallest and largest.
+        unit: of the bounds, with the space before it.
+    """
+    low, high = allowed
+    if low <= value <= high:
+        return []
+    return [
+        f"{name} must be {low} to {high}{unit}, the range of the exported models, got {value}; "
+        f"try {clamped(value, low, high)}"
+    ]
+
+
+def clamped(value: int, low: int, high: int) -> str:
+    """Return the nearest number within a range, as text."""
+    return str(min(max(value, low), high))
+
+
+def nearest(value: int, step: int, first: int) -> str:
+    """Return the nearest number that is whole steps above the first, as text."""
+    return str(max(first, first + round((value - first) / step) * step)) if abs(value) < 10**9 else str(first)
+
+
+def _as_float32(value: float) -> np.float32:
+    """Return what will cross Triton: a number too large for float32 is infinite there."""
+    try:
+        with np.errstate(over="ignore"):
+            return np.float32(value)
+    except OverflowError:
+        return np.float32(np.inf)

@@ -1,0 +1,1 @@
+"""Video in parts, free of any family: the causal decoder, previews, MP4, delivery."""

@@ -1,0 +1,61 @@
+"""From latents to frames by the served decoder, one latent at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway_serving.metrics import FRAMES, Recorder
+from slipway_serving.program import Models, Tensors
+from slipway_serving.turns import Session, Turn, Turns
+from slipway_serving.video.frames import Frames
+from slipway_serving.watch import Watch
+
+
+def decode(
+    latents: NDArray[Any],
+    model: str,
+    models: Models,
+    watch: Watch,
+    recorder: Recorder,
+    turns: Turns | None = None,
+    *,
+    last: bool = True,
+) -> Generator[Frames, None, None]:
+    """Decode latents as a session of the decoder, which ends with them unless more are to come.
+
+    One request per latent: a stream between two models of Triton 2.51 cannot carry an error after a response
+    (see :class:`slipway_serving.program.Models`), and the watch is asked in between. Whatever ends the work
+    early also ends the session.
+
+    Args:
+        latents: [1, channels, latent frames, latent height, latent width], float32.
+        model: the decoder, which takes :class:`slipway_serving.video.requests.Decoding`.
+        models: reach it.
+        watch: asked before each latent.
+        recorder: counts the frames.
+        turns: of a session that goes on over several calls; None for one of its own.
+        last: whether the session ends with these latents.
+
+    Yields:
+        [1 or 4, height, width, 3], uint8, for each latent.
+    """
+    count = latents.shape[2]
+
+    def send(pieces: Tensors | None, turn: Turn) -> Iterator[dict[str, NDArray[Any]]]:
+        return models.stream(model, pieces or {}, ["frames"], turn=turn)
+
+    session = Session(send, turns or Turns(numbered=True))
+    try:
+        for index in range(count):
+            watch.check(f"before decoding latent {index + 1} of {count}")
+            piece = {"latents": np.ascontiguousarray(latents[:, :, index : index + 1])}
+            for answer in list(session.step(piece, last=last and index == count - 1)):
+                recorder.count(FRAMES, len(answer["frames"]))
+                yield answer["frames"]
+    except BaseException:
+        session.close()
+        raise

@@ -1,0 +1,165 @@
+"""Frames to the events that bring them to the caller: pixels or a file, as bytes or as base64 text.
+
+:func:`deliver` takes the frames of a finite video as they come, in the order of time. :func:`frame_parts`
+takes any neighbouring frames, of a world that goes on or of a video whose sections come in another order.
+Every event stays below gRPC's default message limit of 4 MiB, as text too, unless a single frame is larger.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from slipway_serving.errors import Unrecoverable
+from slipway_serving.events import BASE64, FramesPart, VideoPart
+from slipway_serving.video.frames import Frames
+from slipway_serving.video.mp4 import Mp4Encoder
+from slipway_serving.watch import Watch
+
+CHUNK_BYTES = 3 << 20
+# Base64 makes 4 characters of 3 bytes: 2.25 MiB become 3 MiB, and 3 divides it, so no chunk is padded but
+# the last and every one can be decoded by itself.
+BASE64_CHUNK_BYTES = CHUNK_BYTES // 4 * 3
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """How a finite video is delivered.
+
+    Attributes:
+        where: whose video it is, for messages.
+        output: one of :data:`slipway_serving.video.fields.OUTPUTS`.
+        frames: number of frames.
+        height: pixels.
+        width: pixels.
+        fps: frames per second of the file.
+    """
+
+    where: str
+    output: str
+    frames: int
+    height: int
+    width: int
+    fps: int
+
+
+class FrameChunks:
+    """Regroups frames into runs of whole frames below a number of bytes.
+
+    Args:
+        frames: number of frames to come in all.
+        height: pixels.
+        width: pixels.
+        most_bytes: of a run, unless one frame has more.
+
+    Attributes:
+        count: number of runs that all frames make.
+    """
+
+    def __init__(self, frames: int, height: int, width: int, most_bytes: int = CHUNK_BYTES) -> None:
+        self._per_chunk = max(1, most_bytes // (height * width * 3))
+        self._missing = frames
+        self._held: list[Frames] = []
+        self.count = -(-frames // self._per_chunk)
+
+    def add(self, frames: Frames) -> Iterator[Frames]:
+        """Take further frames and yield the runs that they complete."""
+        self._held += [frames[index : index + 1] for index in range(len(frames))]
+        self._missing -= len(frames)
+        while len(self._held) >= self._per_chunk or (self._held and self._missing == 0):
+            yield np.concatenate(self._held[: self._per_chunk])
+            del self._held[: self._per_chunk]
+
+
+def deliver(asked: Delivery, decoded: Iterable[Frames], watch: Watch) -> Iterator[FramesPart | VideoPart]:
+    """Turn the frames of a finite video, in the order of time, into the parts of its result.
+
+    Args:
+        asked: what was asked for.
+        decoded: frames as they come.
+        watch: tells the time.
+
+    Raises:
+        Unrecoverable: there are more or fewer frames than were asked for.
+    """
+    counted = _exactly(asked, decoded)
+    if asked.output.startswith("frames"):
+        yield from _frames(asked, counted, watch)
+        return
+    with Mp4Encoder(asked.width, asked.height, asked.fps) as encoder:
+        for frames in counted:
+            encoder.add(frames)
+        video = encoder.finish()
+    parts = base64_chunks(video) if asked.output.endswith(BASE64) else byte_chunks(video)
+    for chunk, part in enumerate(parts):
+        yield VideoPart(chunk, len(parts), watch.elapsed_s(), part)
+
+
+def frame_parts(
+    frames: Frames,
+    first_frame: int,
+    watch: Watch,
+    *,
+    as_text: bool = False,
+    final: bool = True,
+    frames_total: int | None = None,
+) -> Iterator[FramesPart]:
+    """Turn neighbouring frames into parts, whatever comes before and after them.
+
+    Args:
+        frames: [frames, height, width, 3], uint8.
+        first_frame: place of the first of them in the video, from 0.
+        watch: tells the time.
+        as_text: as base64 text.
+        final: whether no later part changes these frames.
+        frames_total: frames of the whole video, where that is known.
+    """
+    count, height, width, _ = frames.shape
+    chunks = FrameChunks(count, height, width, _most_bytes(as_text))
+    for pixels in chunks.add(frames):
+        part = FramesPart(pixels, first_frame, watch.elapsed_s(), final=final, frames_total=frames_total)
+        yield part.as_text() if as_text else part
+        first_frame += len(pixels)
+
+
+def byte_chunks(data: bytes) -> list[bytes]:
+    """Cut bytes into chunks of at most 3 MiB."""
+    return [data[start : start + CHUNK_BYTES] for start in range(0, len(data), CHUNK_BYTES)]
+
+
+def base64_chunks(data: bytes) -> list[bytes]:
+    """Cut bytes into base64 texts of at most 3 MiB, each of which can be decoded by itself."""
+    return [
+        base64.b64encode(data[start : start + BASE64_CHUNK_BYTES])
+        for start in range(0, len(data), BASE64_CHUNK_BYTES)
+    ]
+
+
+def _frames(asked: Delivery, decoded: Iterable[Frames], watch: Watch) -> Iterator[FramesPart]:
+    as_text = asked.output.endswith(BASE64)
+    chunks = FrameChunks(asked.frames, asked.height, asked.width, _most_bytes(as_text))
+    chunk = sent = 0
+    for frames in decoded:
+        for pixels in chunks.add(frames):
+            part = FramesPart(
+                pixels, sent, watch.elapsed_s(), frames_total=asked.frames, chunk=chunk, chunks=chunks.count
+            )
+            yield part.as_text() if as_text else part
+            chunk, sent = chunk + 1, sent + len(pixels)
+
+
+def _exactly(asked: Delivery, decoded: Iterable[Frames]) -> Iterator[Frames]:
+    """Hand frames on and check at the end that they were as many as was asked for."""
+    count = 0
+    for frames in decoded:
+        count += len(frames)
+        yield frames
+    if count != asked.frames:
+        raise Unrecoverable(f"{asked.where}: the decoder must give {asked.frames} frames, got {count}")
+
+
+def _most_bytes(as_text: bool) -> int:
+    return BASE64_CHUNK_BYTES if as_text else CHUNK_BYTES

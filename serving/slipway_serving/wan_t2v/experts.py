@@ -1,0 +1,80 @@
+"""Which of Wan's denoisers a timestep needs, and its guided prediction.
+
+Equal to diffusers' WanPipeline for the same weights and seed, with one difference in how it is computed: both
+guidance branches are one denoiser call of batch two (without a first-block cache).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from slipway_serving.diffusion.first_block_cache import FirstBlockCache, ask
+from slipway_serving.diffusion.guidance import combined
+from slipway_serving.program import Models
+from slipway_serving.wan_t2v.facts import PipelineFacts
+from slipway_serving.wan_t2v.request import TextToVideoRequest
+
+
+@dataclass(frozen=True)
+class Expert:
+    """The denoiser of a part of the noise schedule.
+
+    Attributes:
+        model: the served model's name.
+        guidance_scale: weight of the prompt against the negative prompt.
+    """
+
+    model: str
+    guidance_scale: float
+
+
+def pick_expert(
+    timestep: float, boundary: float | None, request: TextToVideoRequest, facts: PipelineFacts
+) -> Expert:
+    """Return the denoiser for a timestep.
+
+    Args:
+        timestep: 0 to the number of training timesteps.
+        boundary: from here upwards the high-noise denoiser works; None if there is only that.
+        request: gives the guidance scales.
+        facts: give the models' names.
+    """
+    low = facts.models.denoiser_low
+    if boundary is None or low is None or timestep >= boundary:
+        return Expert(facts.models.denoiser_high, request.guidance_scale)
+    second = request.guidance_scale if request.guidance_scale_2 is None else request.guidance_scale_2
+    return Expert(low, second)
+
+
+def predict(
+    models: Models,
+    expert: Expert,
+    latents: torch.Tensor,
+    timestep: float,
+    embeds: NDArray[np.float32],
+    cache: FirstBlockCache | None = None,
+) -> torch.Tensor:
+    """Ask a denoiser what to remove, with classifier-free guidance if there are two embeddings.
+
+    Args:
+        models: reaches the denoiser.
+        expert: which one.
+        latents: [1, channels, latent frames, height / 8, width / 8], float32.
+        timestep: of the scheduler.
+        embeds: [1 or 2, text tokens, width], float32: the prompt's, then the negative prompt's.
+        cache: asks the denoiser in the place of `models`, branch by branch; None without one.
+
+    Returns:
+        The prediction, same shape as the latents, float32.
+    """
+    branches = len(embeds)
+    tensors = {
+        "hidden_states": np.repeat(latents.numpy(), branches, axis=0),
+        "timestep": np.full((branches, 1), timestep, np.float32),
+        "encoder_hidden_states": embeds,
+    }
+    return combined(torch.from_numpy(ask(models, expert.model, tensors, cache)), expert.guidance_scale)

@@ -1,0 +1,132 @@
+"""States between the turns of sessions: begun, found, bounded, expired, freed; a clock that tests set."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slipway_serving.errors import InvalidRequest, Overloaded
+from slipway_serving.program import Settings
+from slipway_serving.sessions import Sessions
+from slipway_serving.turns import NO_SESSION, Turn
+
+NEVER_S = 3600
+
+
+class Clock:
+    """Seconds that a test sets."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def sessions(clock: Clock) -> Iterator[Sessions[str]]:
+    made: Sessions[str] = Sessions("sums", 2, 60, clock)
+    yield made
+    made.close()
+    assert len(made) == 0
+
+
+def begin(sessions: Sessions[str], key: int | str, state: str = "") -> None:
+    with sessions.turn(Turn(key, start=True), lambda: state or str(key)):
+        pass
+
+
+def test_state_is_given_once_when_it_was_kept(sessions: Sessions[str]) -> None:
+    begin(sessions, 7, "seven")
+    assert sessions.take(Turn(7), str) == "seven"
+    with pytest.raises(InvalidRequest, match="correlation id must be of a session under way, got 7"):
+        sessions.take(Turn(7), str)
+
+
+def test_session_more_is_refused_when_all_are_taken_until_one_ends_or_falls_idle(
+    sessions: Sessions[str], clock: Clock
+) -> None:
+    begin(sessions, 1)
+    clock.now_s = 30
+    begin(sessions, "two")
+    with pytest.raises(Overloaded, match="sums: sessions must be at most 2 at a time"):
+        begin(sessions, 3)
+    clock.now_s = 61
+    begin(sessions, 3)
+    assert len(sessions) == 2
+    with pytest.raises(Overloaded):
+        begin(sessions, 4)
+    sessions.free(Turn("two"))
+    sessions.free(Turn("never there"))
+    begin(sessions, 4)
+
+
+def test_idle_session_is_freed_without_being_asked_for(deadline_s: float = 10) -> None:
+    sessions: Sessions[str] = Sessions("sums", 2, 0.1)
+    begin(sessions, 1)
+    end = time.monotonic() + deadline_s
+    while len(sessions) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert len(sessions) == 0
+    sessions.close()
+
+
+def test_session_is_not_idle_when_it_goes_on(sessions: Sessions[str], clock: Clock) -> None:
+    begin(sessions, 1)
+    for clock.now_s in (50, 100, 150):
+        with sessions.turn(Turn(1), str) as taken:
+            taken.state += "."
+    assert sessions.take(Turn(1), str) == "1..."
+
+
+def test_session_begins_anew_when_it_is_started_twice(sessions: Sessions[str]) -> None:
+    for state in ("first", "second"):
+        begin(sessions, 1, state)
+    assert len(sessions) == 1
+    assert sessions.take(Turn(1), str) == "second"
+
+
+def test_nothing_is_kept_when_the_turn_was_the_last_or_of_no_session(sessions: Sessions[str]) -> None:
+    begin(sessions, 1)
+    with sessions.turn(Turn(1, end=True), str) as taken:
+        assert taken.state == "1"
+    with sessions.turn(NO_SESSION, lambda: "own") as taken:
+        assert taken.state == "own"
+    assert len(sessions) == sessions.under_way() == 0
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, GeneratorExit, KeyboardInterrupt])
+def test_session_is_freed_when_a_turn_fails_or_is_left(
+    sessions: Sessions[str], error: type[BaseException]
+) -> None:
+    begin(sessions, 1)
+    with pytest.raises(error), sessions.turn(Turn(1), str):
+        raise error
+    assert sessions.under_way() == 0
+    with pytest.raises(InvalidRequest, match="of a session under way"):
+        sessions.take(Turn(1), str)
+
+
+def test_turn_is_refused_when_it_begins_or_ends_no_session(sessions: Sessions[str]) -> None:
+    sessions.check(NO_SESSION)
+    for turn in (Turn(start=True), Turn("", end=True)):
+        with pytest.raises(InvalidRequest, match="must be given with SEQUENCE_START and SEQUENCE_END"):
+            sessions.check(turn)
+    with pytest.raises(InvalidRequest, match="correlation id must be given, got none; try another model"):
+        sessions.check(NO_SESSION, fix="another model")
+    sessions.check(Turn(1), fix="another model")
+
+
+@pytest.mark.parametrize("missing", ["max_sessions", "session_idle_s"])
+def test_model_is_refused_when_its_config_does_not_bound_its_sessions(missing: str) -> None:
+    values = {"max_sessions": "2", "session_idle_s": "60"}
+    del values[missing]
+    parameters = {name: {"string_value": value} for name, value in values.items()}
+    with pytest.raises(InvalidRequest, match=f"parameter {missing} of config.pbtxt must be a whole number"):
+        Sessions.of_model(Settings("sums", Path("nowhere"), {"parameters": parameters}))
