@@ -19,6 +19,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from slipway_serving import texts
 from slipway_serving.errors import Unrecoverable
 from slipway_serving.fields import Array, Field, Rule, encode, fields_of
 
@@ -236,6 +237,11 @@ def _shaped(
 ) -> NDArray[Any]:
     """Return an array in its shape: an axis has the size that the field of its name tells."""
     array = array.astype(rule.numpy, copy=False)
+    if rule.dtype == "text":
+        read_texts, problem = texts.read_all(name, array)
+        if read_texts is None:
+            raise Unrecoverable(f"{where}: {problem}")
+        array = read_texts
     if array.ndim == len(rule.shape):
         return array
     told_sizes = {

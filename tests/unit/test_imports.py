@@ -11,6 +11,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {path.name: path for path in ROOT.glob("*/slipway_*") if (path / "__init__.py").is_file()}
+# Every family's request, which client, export and server share.
+REQUESTS = {
+    f"slipway_serving.{path.parent.name}.request" for path in PACKAGES["slipway_serving"].glob("*/request.py")
+}
 # What each package may import of the others. The command line's root and the load tests may use everything.
 ALLOWED = {
     "slipway_models": {"slipway_serving.adapter"},
@@ -21,7 +25,7 @@ ALLOWED = {
         "slipway_serving.fields",
         "slipway_serving.requests",
         "slipway_serving.turns",
-        "slipway_serving.wan_t2v.request",
+        *REQUESTS,
         # `slipway imu` compares what is served with the graph and the checkpoint.
         "slipway_export.airimu_local",
     },
@@ -33,7 +37,7 @@ ALLOWED = {
         "slipway_serving.events",
         "slipway_serving.fields",
         "slipway_serving.requests",
-        "slipway_serving.wan_t2v.request",
+        *REQUESTS,
         "slipway_serving.airimu.facts",
         "slipway_serving.control",
         "slipway_serving.wakeword.words",
@@ -84,10 +88,18 @@ def test_serving_never_imports_triton() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["clients", "slipway_cli.root", "slipway_export.families", "slipway_serving.wan_t2v.request"]
+    "module",
+    [
+        "slipway_client",
+        "slipway_client.listening",
+        "slipway_client.imu.windows",
+        "slipway_cli.root",
+        "slipway_export.families",
+        *sorted(REQUESTS),
+    ],
 )
 def test_light_client_does_not_load_heavy_libraries(module: str) -> None:
-    heavy = {"torch", "diffusers", "transformers", "onnxruntime", "onnx", "pytriton"}
+    heavy = {"PIL", "soxr", "torch", "diffusers", "transformers", "onnxruntime", "onnx", "pytriton"}
     code = f"import sys, {module}; print(*({heavy!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
