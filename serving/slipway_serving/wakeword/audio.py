@@ -119,7 +119,7 @@ class Extractor:
         Raises:
             InvalidRequest: they are longer than the backbone sees.
         """
-        raise_all(clips.model, clips.length_problems(self.longest_s))
+        raise_all(clips.model, clips.too_long(self.longest_s))
         rates = clips.sample_rate[:, 0].tolist()
         return [self._features(samples, rate) for samples, rate in zip(clips.audio, rates, strict=True)]
 

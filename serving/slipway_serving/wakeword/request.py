@@ -35,20 +35,20 @@ _ROWS = (BATCH, "words")
 _AUDIO = Array(
     "float32",
     (BATCH, "samples"),
-    "clips of mono audio",
+    f"mono audio, {SHORTEST_S:g} to {LONGEST_S:g} s of it, but no more than the backbone sees",
     low=-1,
     high=1,
     fix_values="dividing int16 samples by 32768",
     ragged=True,
 )
-_SAMPLE_RATE = Array(
-    "int64",
-    (BATCH, 1),
-    f"of each clip, Hz; resampled to {SAMPLE_RATE_HZ}",
-    low=SAMPLE_RATES_HZ[0],
-    high=SAMPLE_RATES_HZ[1],
-    fix_values=f"{SAMPLE_RATE_HZ}",
+_RATES = Rule(
+    f"{SAMPLE_RATES_HZ[0]} to {SAMPLE_RATES_HZ[1]} Hz",
+    lambda rates: not _odd(rates).size,
+    lambda _: f"{SAMPLE_RATE_HZ}",
+    "of clips",
+    shown=lambda rates: str(_odd(rates)[0]),
 )
+_SAMPLE_RATE = Array("int64", (BATCH, 1), f"of each clip; resampled to {SAMPLE_RATE_HZ} Hz", also=_RATES)
 _NAMES = Rule(
     WORD_RULE,
     lambda names: all(is_word(name) for name in _texts(names)),
@@ -115,6 +115,10 @@ _EVENT_TIME_S = Array("float64", (1, "events"), "end of its window, seconds from
 _EVENT_PROBABILITY = Array("float32", (1, "events"), "its probability")
 
 
+def _odd(rates: NDArray[np.int64]) -> NDArray[np.int64]:
+    return rates[(rates < SAMPLE_RATES_HZ[0]) | (rates > SAMPLE_RATES_HZ[1])]
+
+
 def _texts(names: NDArray[Any]) -> list[str]:
     return [name.decode("utf-8") if isinstance(name, bytes) else str(name) for name in names.flat]
 
@@ -153,21 +157,27 @@ class FeaturesRequest(Request):
 
     def conflicts(self) -> list[str]:
         """Return what the length breaks whatever the backbone: the rate makes seconds of samples."""
-        return self.length_problems(LONGEST_S)
+        short_s = [length_s for length_s in self._lengths_s() if length_s < SHORTEST_S]
+        problems = [
+            f"audio must be at least {SHORTEST_S:g} s long, got {length_s:.2f} s" for length_s in short_s
+        ]
+        return problems + self.too_long(LONGEST_S)
 
-    def length_problems(self, longest_s: float) -> list[str]:
-        """Return a sentence for each length of a clip that is not allowed.
+    def too_long(self, longest_s: float) -> list[str]:
+        """Return a sentence for each length of a clip that is too long.
 
         Args:
             longest_s: what the backbone sees of a clip, seconds.
         """
-        lengths_s = [self.audio.shape[1] / int(rate) for rate in np.unique(self.sample_rate)]
         return [
-            f"audio must be {SHORTEST_S:g} to {longest_s:.2f} s long, got {length_s:.2f} s;"
+            f"audio must be at most {longest_s:.2f} s long, got {length_s:.2f} s;"
             " try wakeword_stream for longer ones"
-            for length_s in lengths_s
-            if not SHORTEST_S <= length_s <= longest_s
+            for length_s in self._lengths_s()
+            if length_s > longest_s
         ]
+
+    def _lengths_s(self) -> list[float]:
+        return [self.audio.shape[1] / int(rate) for rate in np.unique(self.sample_rate)]
 
 
 @dataclass(frozen=True)
