@@ -71,6 +71,8 @@ def authored_config(text: str, request: type[Request], events: Sequence[type[Eve
             " got some of its own"
         )
     batched = config.max_batch_size > 0
+    # Only a batcher makes one batch of requests: an ensemble hands each on by itself.
+    merged = config.HasField("dynamic_batching")
     # Triton batches only requests that have an input: there, what a turn must bring stays required.
     turn = request.turn
     in_turns = {field.name for field in fields_of(turn)} if turn is not None else set()
@@ -80,7 +82,7 @@ def authored_config(text: str, request: type[Request], events: Sequence[type[Eve
             data_type=_triton(field),
             dims=_field_dims(field, batched),
             optional=field.optional or (turn is not None and not (batched and field.name in in_turns)),
-            allow_ragged_batch=batched and isinstance(field.rule, Array) and field.rule.ragged,
+            allow_ragged_batch=merged and isinstance(field.rule, Array) and field.rule.ragged,
         )
         for field in input_fields(request)
     ]

@@ -11,6 +11,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {path.name: path for path in ROOT.glob("*/slipway_*") if (path / "__init__.py").is_file()}
+# Every family's request, which client, export and server share.
+REQUESTS = {
+    f"slipway_serving.{path.parent.name}.request" for path in PACKAGES["slipway_serving"].glob("*/request.py")
+}
 # What each package may import of the others. The command line's root and the load tests may use everything.
 ALLOWED = {
     "slipway_models": {"slipway_serving.adapter"},
@@ -22,7 +26,7 @@ ALLOWED = {
         "slipway_serving.fields",
         "slipway_serving.requests",
         "slipway_serving.turns",
-        "slipway_serving.wan_t2v.request",
+        *REQUESTS,
         # `slipway imu` compares what is served with the graph and the checkpoint.
         "slipway_export.airimu_local",
     },
@@ -34,9 +38,9 @@ ALLOWED = {
         "slipway_serving.events",
         "slipway_serving.fields",
         "slipway_serving.requests",
+        *REQUESTS,
         "slipway_serving.diffusion.requests",
         "slipway_serving.video.requests",
-        "slipway_serving.wan_t2v.request",
         "slipway_serving.airimu.facts",
         "slipway_serving.control",
         "slipway_serving.wakeword.words",
@@ -97,8 +101,10 @@ LIGHT = [
     "slipway_cli.root",
     "slipway_client.aio",
     "slipway_client.client",
+    "slipway_client.imu.windows",
+    "slipway_client.listening",
     "slipway_export.families",
-    "slipway_serving.wan_t2v.request",
+    *sorted(REQUESTS),
 ]
 # By the names that are imported: everything that an extra brings.
 HEAVY = {
@@ -111,6 +117,7 @@ HEAVY = {
         "matplotlib",
         "onnx",
         "onnxruntime",
+        "PIL",
         "psutil",
         "pyhocon",
     ),

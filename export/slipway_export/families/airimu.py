@@ -27,6 +27,8 @@ from slipway_export.spec import (
     Tolerance,
 )
 from slipway_serving.airimu.facts import FACTS_FILE, Facts
+from slipway_serving.airimu.request import CorrectionRequest, CorrectionStreamRequest
+from slipway_serving.requests import Request
 
 if TYPE_CHECKING:
     from torch import nn
@@ -57,7 +59,8 @@ def plan(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
     facts = facts_of(checkpoint, axes)
     files = {f"1/{FACTS_FILE}": facts.to_json()}
     components = (_codenet(checkpoint, facts, by_name), _step(checkpoint, facts, by_name))
-    return Plan(components, (AuthoredModel(NAME, files), AuthoredModel(f"{NAME}_stream", files)))
+    requests: tuple[type[Request], ...] = (CorrectionRequest, CorrectionStreamRequest)
+    return Plan(components, tuple(AuthoredModel(each.model, files, request=each) for each in requests))
 
 
 def facts_of(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Facts:

@@ -46,7 +46,8 @@ from slipway_loadtests.bench.report import spread
 from slipway_loadtests.bench.stats import Summary, ratios, summarize
 from slipway_serving.errors import NotReady
 from slipway_serving.server import Server, ServerConfig
-from slipway_serving.wakeword.audio import SAMPLE_RATE_HZ, Extractor
+from slipway_serving.wakeword.audio import Extractor
+from slipway_serving.wakeword.request import SAMPLE_RATE_HZ
 from slipway_serving.wakeword.words import FUSED_SUFFIX, head_model
 
 BATCHED, PLAIN, LITSERVE = "Triton, dynamic batching", "Triton without it", "LitServe, its batching"

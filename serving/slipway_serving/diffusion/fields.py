@@ -37,6 +37,4 @@ CacheThreshold = Annotated[
     float | None,
     from_zero("relative change of the first block below which the others are not computed anew", "0.05"),
 ]
-TimeoutS = Annotated[
-    float | None, replace(above_zero("time limit, seconds", "600.0"), flag="timeout")
-]
+TimeoutS = Annotated[float | None, replace(above_zero("time limit, seconds", "600.0"), flag="timeout")]
