@@ -151,7 +151,8 @@ def export(
     )
     chosen = family_named(family)
     publish = publisher(triton, control_token_file, repository)
-    progress = Console(stderr=True, quiet=quiet)
+    # The stream itself: the exporter's own words to whatever is stderr by then are kept away.
+    progress = Console(file=sys.stderr, quiet=quiet)
     with quiet_libraries(), reporting(progress) as report:
         if model is None:
             result = run_export(chosen, options, report, publish)

@@ -11,7 +11,7 @@ import io
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -162,7 +162,7 @@ def _simplify(path: Path, weight_bytes: int) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the exporter's progress prints and registry warnings off the terminal.
+    """Keep the exporter's progress prints, registry warnings and half-traced graphs off the terminal.
 
     Its errors are exceptions and pass; what it prints says nothing that they do not.
     """
@@ -171,7 +171,8 @@ def _quiet() -> Iterator[None]:
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+        said = io.StringIO()
+        with warnings.catch_warnings(), redirect_stdout(said), redirect_stderr(said):
             warnings.simplefilter("ignore")
             yield
     finally:

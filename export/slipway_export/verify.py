@@ -169,10 +169,13 @@ def run_at(component: Component, run: Run, inputs: Mapping[str, Array], point: s
     try:
         return run(inputs)
     except Exception as error:  # ONNX Runtime's own have no common base
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ParityFailed(
-            f"{component.label}: the graph must run at {point}, got {reason}; nothing was placed"
+            f"{component.label}: the graph must run at {point}, got {_reason(error)}; nothing was placed"
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def load_graph(component: Component, path: Path, precision: Precision) -> tuple[Run, str]:
@@ -183,6 +186,9 @@ def load_graph(component: Component, path: Path, precision: Precision) -> tuple[
 
     Returns:
         A function from inputs to outputs by name, and where it runs.
+
+    Raises:
+        ParityFailed: ONNX Runtime refuses the graph.
     """
     import onnxruntime
 
@@ -192,7 +198,13 @@ def load_graph(component: Component, path: Path, precision: Precision) -> tuple[
     if precision is Precision.BF16:
         device += ", bfloat16 widened to float32"
         model = widen_bfloat16(path)
-    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    try:
+        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime's own have no common base
+        raise ParityFailed(
+            f"{component.label}: the graph must load in ONNX Runtime, got {_reason(error)};"
+            " nothing was placed"
+        ) from error
     names = [tensor.name for tensor in component.outputs]
 
     def run(inputs: Mapping[str, Array]) -> dict[str, Array]:

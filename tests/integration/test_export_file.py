@@ -38,6 +38,7 @@ def test_graph_of_one_component_is_written_with_its_parity_report(
     """The command prints the parity table, and stages no model around the graph."""
     output = tmp_path / "graphs" / "head.onnx"
     word = tmp_path / "jarvis"
+    word.mkdir()
     HEAD.presets["tiny"].write(word, 0)
     run(
         [
@@ -176,7 +177,7 @@ def scattered(checkpoint: Path, tmp_path: Path) -> tuple[Path, Path, Path]:
 
 
 def test_parts_are_read_from_their_places_and_named_in_the_manifest(
-    scattered: tuple[Path, Path, Path], repository: Path, tmp_path: Path
+    scattered: tuple[Path, Path, Path], tmp_path: Path
 ) -> None:
     """One part by its own folder, one by a folder that holds it; names with dashes, and from a file."""
     rest, encoder, holder = scattered
@@ -195,8 +196,7 @@ def test_parts_are_read_from_their_places_and_named_in_the_manifest(
             "tokenizer": {"source": str(holder), "commit": None},
         },
     }
-    graph = "wan_t2v_text_encoder/1/model.onnx"
-    assert (target / graph).read_bytes() == (repository / graph).read_bytes()
+    assert {row["output"] for row in manifest["parity"]} == {"last_hidden_state"}
     with open_checkpoint(WAN, str(rest), {"text_encoder": str(encoder), "tokenizer": str(holder)}) as opened:
         plan = WAN.plan(opened, axes_of(WAN, opened, {}))
     (tokenizer,) = (model for model in plan.authored if model.name == "wan_t2v_tokenizer")
