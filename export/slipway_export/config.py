@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from slipway_export.spec import Component, DType, Engine, Point, Size, TensorSpec
+from slipway_export.size import Point, Size
+from slipway_export.spec import Component, Engine, TensorSpec
 from slipway_serving.errors import InvalidRequest
 from slipway_serving.events import Event, output_fields
 from slipway_serving.fields import Array, Field, fields_of
@@ -132,7 +133,7 @@ def _warmup(component: Component, batched: bool) -> pb.ModelWarmup:
 def _warmup_input(tensor: TensorSpec, point: Point, batched: bool) -> pb.ModelWarmup.Input:
     shape = tensor.at(point)[1:] if batched else tensor.at(point)
     # Whole numbers are ids and masks: zero is a valid id, random 64-bit numbers are not.
-    random = tensor.dtype is not DType.INT64
+    random = tensor.dtype.is_float
     return pb.ModelWarmup.Input(
         data_type=tensor.dtype.triton,
         dims=shape or (1,),

@@ -112,11 +112,16 @@ def write_manifest(model: Path, facts: Mapping[str, Any]) -> None:
         "written_by": "slipway",
         "model": model.name,
         **facts,
-        "versions": {name: _version(name) for name in _VERSIONED},
+        "versions": library_versions(),
         "files": hashes(model),
     }
     text = json.dumps(manifest, indent=2, allow_nan=False) + "\n"
     (model / MANIFEST).write_text(text, encoding="utf-8")
+
+
+def library_versions() -> dict[str, str | None]:
+    """Return the versions of what has a part in an export; None for what is not installed."""
+    return {name: _version(name) for name in _VERSIONED}
 
 
 def _version(package: str) -> str | None:
