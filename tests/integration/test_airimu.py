@@ -381,6 +381,20 @@ def test_bad_chunk_in_a_batch_fails_alone(corrector_stream: BatchProgram, models
     assert_same(joined([answers[1], answers[5]]), whole)
 
 
+def test_beginnings_of_one_batch_count_before_they_are_kept(
+    repository: Path, models: InProcessModels
+) -> None:
+    config = read_config(repository / "airimu_stream")
+    config["parameters"]["max_sessions"]["string_value"] = "2"
+    program = load_program(Settings("airimu_stream", repository / "airimu_stream/1", config))
+    calls = [Call(signals(20), models, turn=Turn(key, start=True)) for key in (1, 2, 3)]
+    first, second, third = program.run_batch(calls)
+    assert not isinstance(first, SlipwayError)
+    assert not isinstance(second, SlipwayError)
+    assert isinstance(third, Overloaded)
+    program.close()
+
+
 def test_bad_recording_in_a_batch_fails_alone(repository: Path, models: InProcessModels) -> None:
     config = read_config(repository / "airimu")
     program = load_program(Settings("airimu", repository / "airimu/1", config))
