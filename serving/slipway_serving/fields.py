@@ -365,7 +365,8 @@ def _text(name: str, element: Any) -> tuple[str | None, str]:
     except UnicodeDecodeError as error:
         got = f"byte 0x{raw[error.start]:02x} at offset {error.start}"
         return None, f"{name} must be UTF-8 text, got {got}; try encoding it as UTF-8"
-    return text, ""
+    problem = _text_problem(name, text)
+    return (None if problem else text), problem
 
 
 def _text_problem(name: str, value: str) -> str:
