@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 2
 # Debian's own client before another of the name, which may lack the builder.
 export DOCKER ?= $(firstword $(wildcard /usr/bin/docker) docker)
 
-.PHONY: help demo test check bench wheels image image-test lock clean
+.PHONY: help demo test check docs bench wheels image image-test lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -30,6 +30,9 @@ check: $(VENV)/installed ## Lint, format and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+docs: $(VENV)/installed ## Write the tables of fields in docs/ anew
+	$(BIN)/python -m slipway_export.tables README.md docs/*.md
 
 bench: $(VENV)/installed ## Whole videos: diffusers, our loop, Triton, shortcuts; memory of decoding
 	$(BIN)/slipway bench video

@@ -10,6 +10,7 @@ import argparse
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
@@ -19,7 +20,7 @@ def requirements(project: Path, extras: list[str], without: list[str], instead: 
 
     Args:
         project: pyproject.toml.
-        extras: names of its optional dependencies.
+        extras: names of its optional dependencies; an extra may name others of the project.
         without: distributions to leave out.
         instead: distributions to take under another name, within the same bounds.
 
@@ -27,16 +28,26 @@ def requirements(project: Path, extras: list[str], without: list[str], instead: 
         SystemExit: there is no such extra, or nothing asks for a distribution that is named.
     """
     table = tomllib.loads(project.read_text())["project"]
-    optional = table["optional-dependencies"]
-    if unknown := sorted(set(extras) - set(optional)):
-        raise SystemExit(f"requirements: extras must be of {project}, got {', '.join(unknown)}")
-    lines = sorted({line for asked in (table["dependencies"], *map(optional.get, extras)) for line in asked})
+    lines = sorted(set(table["dependencies"]).union(*(_extra(table, extra) for extra in extras)))
     by_line = {line: _NAME.match(line)[0] for line in lines}
     if unasked := sorted({*without, *instead} - set(by_line.values())):
         raise SystemExit(f"requirements: must name what the extras ask for, got {', '.join(unasked)}")
     return [
         instead.get(name, name) + line[len(name) :] for line, name in by_line.items() if name not in without
     ]
+
+
+def _extra(table: dict[str, Any], extra: str) -> set[str]:
+    """Return the requirements of an extra, with those of our own extras that it names."""
+    optional = table["optional-dependencies"]
+    if extra not in optional:
+        raise SystemExit(f"requirements: extras must be {', '.join(optional)}, got {extra}")
+    ours = re.compile(rf"{re.escape(table['name'])}\[([\w,-]+)\]$")
+    found: set[str] = set()
+    for line in optional[extra]:
+        named = ours.match(line)
+        found |= set().union(*(_extra(table, one) for one in named[1].split(","))) if named else {line}
+    return found
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ else
         echo "wheels: PYTHON must be Python $PYTHON_VERSION as in the images, got $version of $python" >&2
         exit 2
     fi
-    "$python" docker/requirements.py pyproject.toml server export >"$asked"
+    "$python" docker/requirements.py pyproject.toml signals server export >"$asked"
     "${pip[@]}" wheel --wheel-dir "$folder" --constraint requirements.lock --requirement "$asked" "${tools[@]}"
 fi
 touch "$stamp"

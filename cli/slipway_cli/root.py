@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
-from slipway_client import commands as client_commands
+from slipway_cli.generate import generate
 from slipway_client import listen_commands, ready_commands
 from slipway_client.imu import commands as imu_commands
 from slipway_export import commands as export_commands
@@ -26,17 +26,39 @@ from slipway_serving import distribution
 from slipway_serving.errors import SlipwayError
 from slipway_training import commands as training_commands
 
-_EXTRAS = {
-    "serve": "server",
-    "imu": "signals",
-    "imu-recording": "signals",
-    "listen": "signals",
-    "train": "training",
-    "manage": "management",
-    "bench": "export,server,loadtests",
-    "capacity": "loadtests",
-}
-_DEFAULT_EXTRA = "export"
+
+@dataclass(frozen=True)
+class Command:
+    """One command of `slipway`.
+
+    Attributes:
+        name: after `slipway`.
+        run: what it does, or the commands below it.
+        extra: the one extra that installs all it imports; None where the bare install has it.
+    """
+
+    name: str
+    run: Callable[..., None] | typer.Typer
+    extra: str | None = None
+
+
+COMMANDS = (
+    Command("families", export_commands.families),
+    Command("checkpoint", export_commands.checkpoint, "export"),
+    Command("export", export_commands.export, "export"),
+    Command("serve", server_commands.serve, "server"),
+    Command("ready", ready_commands.ready),
+    Command("drain", server_commands.drain),
+    Command("generate", generate),
+    Command("imu", imu_commands.imu, "signals"),
+    Command("imu-recording", imu_commands.imu_recording, "signals"),
+    Command("listen", listen_commands.listen, "signals"),
+    Command("train", training_commands.train, "training"),
+    Command("manage", management_commands.manage, "management"),
+    Command("bench", loadtest_commands.bench, "loadtests"),
+    Command("capacity", loadtest_commands.capacity, "capacity"),
+)
+"""The commands in the order of the help."""
 
 app = typer.Typer(
     name="slipway",
@@ -51,20 +73,11 @@ app = typer.Typer(
         "max_content_width": 100,
     },
 )
-app.command("families")(export_commands.families)
-app.command("checkpoint")(export_commands.checkpoint)
-app.command("export")(export_commands.export)
-app.command("serve")(server_commands.serve)
-app.command("ready")(ready_commands.ready)
-app.command("drain")(server_commands.drain)
-app.add_typer(client_commands.generate, name="generate")
-app.command("imu")(imu_commands.imu)
-app.command("imu-recording")(imu_commands.imu_recording)
-app.command("listen")(listen_commands.listen)
-app.add_typer(training_commands.train, name="train")
-app.command("manage")(management_commands.manage)
-app.add_typer(loadtest_commands.bench, name="bench")
-app.command("capacity")(loadtest_commands.capacity)
+for _command in COMMANDS:
+    if isinstance(_command.run, typer.Typer):
+        app.add_typer(_command.run, name=_command.name)
+    else:
+        app.command(_command.name)(_command.run)
 
 
 @dataclass
@@ -129,11 +142,10 @@ def describe(error: Exception, invocation: Invocation) -> str:
     """Return one sentence for people about an error that ended a command."""
     if isinstance(error, SlipwayError):
         return str(error)
-    missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-    if missing and not missing.startswith("slipway_"):
-        extra = _EXTRAS.get(invocation.command, _DEFAULT_EXTRA)
-        fix = distribution.install_hint(extra)
-        return f"{invocation.command} needs {missing}, which is not installed; try {fix}"
+    if isinstance(error, ModuleNotFoundError):
+        extra = next((command.extra for command in COMMANDS if command.name == invocation.command), None)
+        if missing := distribution.missing(invocation.command, error, extra):
+            return missing
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     return (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from slipway_client.commands import DEFAULT_URLS, SpokenProtocol, Url
+from slipway_client.options import DEFAULT_URLS, SpokenProtocol, Url
 from slipway_serving.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ def listen(
     from slipway_client.listening import Stream, in_clips, pieces_from, pieces_of, read_recording
 
     check_plot(plot)
+    if plot is not None:  # before anybody listens: it may lack its library
+        from slipway_client.listen_plot import draw
     words = list(word or ())
     with Client(url or DEFAULT_URLS[protocol], protocol) as client:
         streamed = Stream(client, words, cooldown_ms)
@@ -66,8 +68,6 @@ def listen(
                 found = in_clips(client, recording, words, cooldown_ms / 1000)
             heard = report(found, f"{source} ({recording.seconds:.1f} s)", quiet)
     if plot is not None:
-        from slipway_client.listen_plot import draw
-
         draw(heard, plot)
         if not quiet:
             typer.echo(str(plot))

@@ -7,10 +7,8 @@ up with silence, so that every sample is in one.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import chain
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,11 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway_client.client import Client
-from slipway_client.tensors import Tensors
 from slipway_serving.errors import InvalidRequest
-from slipway_serving.turns import Turn
+from slipway_serving.events import Event
+from slipway_serving.wakeword.request import (
+    SAMPLE_RATE_HZ,
+    ClipDecisions,
+    ClipsRequest,
+    ListenRequest,
+    ListenTurn,
+    Windows,
+)
 
-STREAM_RATE_HZ = 16_000
 PIECE_SAMPLES = 8_000
 _CLIPS_PER_REQUEST = 16
 _FULL_SCALE = 32_768
@@ -120,26 +124,27 @@ def in_clips(
     last_s: dict[str, float] = {}
     for first in range(0, len(clips), _CLIPS_PER_REQUEST):
         batch = np.ascontiguousarray(clips[first : first + _CLIPS_PER_REQUEST])
-        tensors: dict[str, NDArray[np.generic]] = {
-            "audio": batch,
-            "sample_rate": np.full((len(batch), 1), recording.rate_hz, np.int64),
-        }
-        if words:
-            tensors["words"] = np.array([[word.encode() for word in words]] * len(batch), np.object_)
-        answer = client.infer("wakeword", tensors)
-        for row in range(len(batch)):
-            end_s = ((first + row) * hop + window) / recording.rate_hz
-            for heard in _row(answer, row, end_s):
-                event = heard.event and end_s - last_s.get(heard.word, -np.inf) >= cooldown_s
-                if event:
-                    last_s[heard.word] = end_s
-                yield Heard(heard.word, end_s, heard.probability, heard.threshold, event)
+        rates = np.full((len(batch), 1), recording.rate_hz, np.int64)
+        request = ClipsRequest(batch, rates, _named(words, len(batch)))
+        for decisions in client.generate(request):
+            assert isinstance(decisions, ClipDecisions)
+            for row in range(len(batch)):
+                end_s = ((first + row) * hop + window) / recording.rate_hz
+                for heard in _row(decisions, row, end_s):
+                    event = heard.event and end_s - last_s.get(heard.word, -np.inf) >= cooldown_s
+                    if event:
+                        last_s[heard.word] = end_s
+                    yield replace(heard, event=event)
 
 
-def _row(answer: Tensors, row: int, end_s: float) -> Iterator[Heard]:
-    columns = (answer[name][row] for name in ("word", "probability", "threshold", "detected"))
+def _named(words: Sequence[str], rows: int) -> NDArray[np.object_] | None:
+    return np.array([list(words)] * rows, np.object_) if words else None
+
+
+def _row(said: ClipDecisions, row: int, end_s: float) -> Iterator[Heard]:
+    columns = (said.word[row], said.probability[row], said.threshold[row], said.detected[row])
     for word, probability, threshold, detected in zip(*columns, strict=True):
-        yield Heard(word.decode(), end_s, float(probability), float(threshold), bool(detected))
+        yield Heard(word, end_s, float(probability), float(threshold), bool(detected))
 
 
 @dataclass
@@ -155,42 +160,31 @@ class Stream:
     client: Client
     words: Sequence[str]
     cooldown_ms: int
-    _id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def listen(self, pieces: Iterable[NDArray[np.int16]]) -> Iterator[Heard]:
-        """Yield what each full window said, as soon as the server has it.
+        """Yield what each full window said, as soon as the server has it; the session ends with the loop.
 
         Args:
             pieces: of int16 samples at 16 kHz, of any sizes.
         """
-        options: dict[str, NDArray[np.generic]] = {
-            "cooldown_ms": np.array([[self.cooldown_ms]], np.int64),
-            "sample_rate": np.array([[STREAM_RATE_HZ]], np.int64),
-        }
-        if self.words:
-            options["words"] = np.array([[word.encode() for word in self.words]], np.object_)
         size = 0
-        begun = False
-        for piece in chain(pieces, [None]):
-            if piece is None:  # the rest of the last window
-                pcm = np.zeros(filled_up(size, STREAM_RATE_HZ, PIECE_SAMPLES) - size, np.int16)
-            else:
-                pcm = piece
-            turn = Turn(self._id, start=not begun, end=piece is None)
-            tensors = {"pcm": pcm[None], **({} if begun else options)}
-            yield from _windows(self.client.infer("wakeword_stream", tensors, turn=turn))
-            begun, size = True, size + pcm.size
+        with self.client.session(ListenRequest(_named(self.words, 1), self.cooldown_ms)) as session:
+            for pcm in pieces:
+                size += pcm.size
+                yield from _windows(session.step(ListenTurn(pcm[None])))
+            rest = np.zeros(filled_up(size, SAMPLE_RATE_HZ, PIECE_SAMPLES) - size, np.int16)
+            yield from _windows(session.step(ListenTurn(rest[None]), last=True))
 
 
-def _windows(answer: Tensors) -> Iterator[Heard]:
+def _windows(events: Iterable[Event]) -> Iterator[Heard]:
     """Yield the judgements of a piece's windows."""
-    pairs = zip(answer["event_word"][0], answer["event_time_s"][0], strict=True)
-    events = {(word, float(time_s)) for word, time_s in pairs}
-    for row, end_s in enumerate(answer["end_s"][0]):
-        columns = (answer["word"][0], answer["probability"][0][row], answer["threshold"][0][row])
-        for word, probability, threshold in zip(*columns, strict=True):
-            event = (word, float(end_s)) in events
-            yield Heard(word.decode(), float(end_s), float(probability), float(threshold), event)
+    for said in events:
+        assert isinstance(said, Windows)
+        found = set(zip(said.event_word[0], said.event_time_s[0].tolist(), strict=True))
+        for row, end_s in enumerate(said.end_s[0].tolist()):
+            columns = (said.word[0], said.probability[0, row], said.threshold[0, row])
+            for word, probability, threshold in zip(*columns, strict=True):
+                yield Heard(word, end_s, float(probability), float(threshold), (word, end_s) in found)
 
 
 def pieces_of(recording: Recording) -> Iterator[NDArray[np.int16]]:
@@ -199,9 +193,9 @@ def pieces_of(recording: Recording) -> Iterator[NDArray[np.int16]]:
     Raises:
         InvalidRequest: the recording is not at 16 kHz.
     """
-    if recording.rate_hz != STREAM_RATE_HZ:
+    if recording.rate_hz != SAMPLE_RATE_HZ:
         raise InvalidRequest(
-            f"listen: --stream must have a file at {STREAM_RATE_HZ} Hz, got {recording.rate_hz} Hz; try it"
+            f"listen: --stream must have a file at {SAMPLE_RATE_HZ} Hz, got {recording.rate_hz} Hz; try it"
             " without --stream, where the server resamples"
         )
     scaled = np.minimum(np.round(recording.samples * _FULL_SCALE), _FULL_SCALE - 1).astype(np.int16)

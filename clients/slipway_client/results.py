@@ -150,7 +150,7 @@ def join_frames(parts: list[FramesPart], where: str) -> NDArray[np.uint8]:
     sizes = {array.shape[1:] for array in arrays}
     ends = [part.first_frame + len(array) for part, array in zip(parts, arrays, strict=True)]
     told: set[Any] = {part.frames_total for part in parts if part.frames_total is not None}
-    total = max(told | set(ends), default=0)
+    total = max(told or set(ends), default=0)
     if len(sizes) != 1 or len(told) > 1 or max(ends) > total or min(p.first_frame for p in parts) < 0:
         shapes = [list(array.shape) for array in arrays[:8]]
         raise Unrecoverable(f"{where}: frames must be of one video of {total}, got parts {shapes}")

@@ -1,7 +1,8 @@
 """Reads public checkpoints and checks them before any weight is used.
 
 A checkpoint is a folder in the layout of diffusers or transformers (`config.json` and safetensors per
-part, sharded or not). It comes from a preset, a local folder, or a hub id. Every file that a part
+part, sharded or not). It comes from a preset, a local folder, or a hub id; each of its parts may come from
+another folder or hub id. Every file that a part
 needs, every key and every shape is checked against the network's own before loading, because the
 libraries' loaders fill missing keys with random numbers and only warn.
 """
@@ -13,11 +14,11 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from slipway_export.spec import Axis, Family, Precision
+from slipway_export.spec import Axis, Family, Part, Precision
 from slipway_serving.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -31,16 +32,53 @@ _SHOWN_KEYS = 5
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint's folder.
+class Place:
+    """Where a part of a checkpoint lies, if not in the checkpoint's folder.
 
     Args:
-        path: the folder.
-        source: what the user named: a preset, the folder, or a hub id.
+        path: the folder with the part's files.
+        source: what the user named: a folder or a hub id.
     """
 
     path: Path
     source: str
+
+    @property
+    def commit(self) -> str | None:
+        """The commit of a hub's snapshot; None for any other folder."""
+        return _commit(self.path)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint's folder, and the places of those of its parts that lie elsewhere.
+
+    Args:
+        path: the folder.
+        source: what the user named: a preset, the folder, or a hub id.
+        places: of the parts that lie elsewhere, by name of the part.
+    """
+
+    path: Path
+    source: str
+    places: Mapping[str, Place] = field(default_factory=dict)
+
+    @property
+    def commit(self) -> str | None:
+        """The commit of a hub's snapshot; None for any other folder."""
+        return _commit(self.path)
+
+    def file(self, file: str) -> Path:
+        """Return where a file or folder of the checkpoint lies, by its path within the checkpoint."""
+        part, _, rest = file.partition("/")
+        place = self.places.get(part)
+        return self.path / file if place is None else place.path / rest
+
+    def where(self, file: str) -> str:
+        """Return how messages name the place that a file of the checkpoint is read from."""
+        part = file.partition("/")[0]
+        place = self.places.get(part)
+        return f"checkpoint {self.source}" if place is None else f"part {part} from {place.source}"
 
     def config(self, file: str) -> dict[str, Any]:
         """Read a JSON file of the checkpoint.
@@ -48,34 +86,44 @@ class Checkpoint:
         Raises:
             InvalidRequest: it is missing or not a JSON object.
         """
-        path = self.path / file
+        path = self.file(file)
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise InvalidRequest(f"checkpoint {self.source}: file {file} is missing") from None
+            raise InvalidRequest(f"{self.where(file)}: file {file} is missing") from None
         except ValueError as error:
-            raise InvalidRequest(f"checkpoint {self.source}: {file} must be JSON, got {error}") from None
+            raise InvalidRequest(f"{self.where(file)}: {file} must be JSON, got {error}") from None
         if not isinstance(content, dict):
             raise InvalidRequest(
-                f"checkpoint {self.source}: {file} must be a JSON object, got {type(content).__name__}"
+                f"{self.where(file)}: {file} must be a JSON object, got {type(content).__name__}"
             )
         return content
 
     def has(self, file: str) -> bool:
         """Whether the checkpoint has a file or folder of that path."""
-        return (self.path / file).exists()
+        return self.file(file).exists()
 
     def check_layout(self, family: Family) -> None:
-        """Check that every path of the family's layout is there.
+        """Check that every file and part of the family's layout is there.
 
         Raises:
-            InvalidRequest: names all that are missing.
+            InvalidRequest: names all that are missing, and the place of each.
         """
-        if missing := [path for path in family.layout if not self.has(path)]:
-            raise InvalidRequest(
-                f"checkpoint {self.source}: {', '.join(missing)} must exist for {family.name}"
-                f" (layout of {family.upstream})"
-            )
+        missing: dict[str, list[str]] = {}
+        for entry in family.layout:
+            for path in self._lacking(entry):
+                missing.setdefault(self.where(path), []).append(path)
+        if missing:
+            problems = (f"{where}: {', '.join(paths)} must exist" for where, paths in missing.items())
+            raise InvalidRequest(f"{' | '.join(problems)} for {family.name} (layout of {family.upstream})")
+
+    def _lacking(self, entry: str | Part) -> list[str]:
+        if isinstance(entry, str):
+            return [] if self.has(entry) else [entry]
+        if entry.optional and not self.has(entry.name):
+            return []
+        wanted = [f"{entry.name}/{file}" for file in entry.files] or [entry.name]
+        return [path for path in wanted if not self.has(path)]
 
     def load(
         self,
@@ -110,7 +158,7 @@ class Checkpoint:
             Precision.BF16: torch.bfloat16,
         }[precision]
         module: Module = network.from_pretrained(  # type: ignore[attr-defined]
-            self.path / part, torch_dtype=dtype, local_files_only=True, **options
+            self.file(part), torch_dtype=dtype, local_files_only=True, **options
         )
         return module.eval().requires_grad_(False)
 
@@ -139,7 +187,7 @@ class Checkpoint:
         ][:_SHOWN_KEYS]
         if problems:
             raise InvalidRequest(
-                f"checkpoint {self.source}: {part} must have the keys of {type(skeleton).__name__}, got "
+                f"{self.where(part)}: {part} must have the keys of {type(skeleton).__name__}, got "
                 + "; ".join(problems)
             )
 
@@ -154,13 +202,13 @@ class Checkpoint:
         shapes: dict[str, tuple[int, ...]] = {}
         for file in self._weight_files(part):
             try:
-                with safe_open(self.path / file, framework="pt") as tensors:
+                with safe_open(self.file(file), framework="pt") as tensors:
                     shapes |= {key: tuple(tensors.get_slice(key).get_shape()) for key in tensors.keys()}  # noqa: SIM118
             except FileNotFoundError:
-                raise InvalidRequest(f"checkpoint {self.source}: file {file} is missing") from None
+                raise InvalidRequest(f"{self.where(file)}: file {file} is missing") from None
             except (SafetensorError, OSError) as error:
                 raise InvalidRequest(
-                    f"checkpoint {self.source}: {file} must be a whole safetensors file, got {error}"
+                    f"{self.where(file)}: {file} must be a whole safetensors file, got {error}"
                 ) from None
         return shapes
 
@@ -172,7 +220,7 @@ class Checkpoint:
             if self.has(f"{part}/{stem}"):
                 return [f"{part}/{stem}"]
         raise InvalidRequest(
-            f"checkpoint {self.source}: {part} must have one of"
+            f"{self.where(part)}: {part} must have one of"
             f" {', '.join(_WEIGHT_STEMS)} or its .index.json, got neither"
         )
 
@@ -183,27 +231,34 @@ def _shown(keys: list[str]) -> str:
 
 
 @contextmanager
-def open_checkpoint(family: Family, source: str) -> Iterator[Checkpoint]:
+def open_checkpoint(
+    family: Family, source: str, parts: Mapping[str, str] | None = None
+) -> Iterator[Checkpoint]:
     """Find a checkpoint and check its layout.
 
     Args:
         family: whose layout it must have.
         source: a preset's name (written into a temporary folder), a folder, or a hub id.
+        parts: the folder or hub id of each part that does not come from the checkpoint, by name.
 
     Raises:
-        InvalidRequest: the source is none of these, or the layout is not complete.
+        InvalidRequest: the source is none of these, the family has no such part, or the layout is not
+            complete.
     """
+    places = _places(family, parts or {})
     if preset := family.presets.get(source):
         with tempfile.TemporaryDirectory(prefix="slipway-checkpoint-") as folder:
             preset.write(Path(folder), 0)
-            checkpoint = Checkpoint(Path(folder), source)
+            checkpoint = Checkpoint(Path(folder), source, places)
             checkpoint.check_layout(family)
             yield checkpoint
         return
     if Path(source).is_dir():
-        checkpoint = Checkpoint(Path(source).resolve(), source)
+        checkpoint = Checkpoint(Path(source).resolve(), source, places)
     elif _HUB_ID.match(source) and not Path(source).exists():
-        checkpoint = Checkpoint(_download(source), source)
+        # What lies elsewhere is not downloaded here too.
+        elsewhere = [f"{part}/*" for part in places]
+        checkpoint = Checkpoint(_download(source, "checkpoint", ignore=elsewhere), source, places)
     else:
         raise InvalidRequest(
             f"checkpoint must be a preset ({', '.join(family.presets)}), a folder, or a hub id,"
@@ -213,18 +268,47 @@ def open_checkpoint(family: Family, source: str) -> Iterator[Checkpoint]:
     yield checkpoint
 
 
-def _download(hub_id: str) -> Path:
+def _places(family: Family, parts: Mapping[str, str]) -> dict[str, Place]:
+    allowed = [part.name for part in family.parts]
+    if unknown := sorted(parts.keys() - set(allowed)):
+        rule = f"one of {', '.join(allowed)}" if allowed else "left out, whose checkpoints have no parts"
+        raise InvalidRequest(f"part must be {rule} for {family.name}, got {', '.join(unknown)}")
+    return {part: Place(_part_folder(part, source), source) for part, source in parts.items()}
+
+
+def _part_folder(part: str, source: str) -> Path:
+    """Return the folder of a part: of that name in the place that the user gave, or the place itself."""
+    if Path(source).is_dir():
+        place = Path(source).resolve()
+    elif _HUB_ID.match(source) and not Path(source).exists():
+        place = _download(source, f"part {part}", allow=[f"{part}/*"])
+        if not (place / part).is_dir():
+            place = _download(source, f"part {part}", ignore=["*/*"])
+    else:
+        raise InvalidRequest(f"part {part} must be a folder or a hub id, got {source!r}")
+    return place / part if (place / part).is_dir() else place
+
+
+def _download(
+    hub_id: str, where: str, *, allow: list[str] | None = None, ignore: list[str] | None = None
+) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(hub_id))
+        return Path(snapshot_download(hub_id, allow_patterns=allow, ignore_patterns=ignore or None))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).splitlines()[0]
+        kinds = "an existing folder" if where.startswith("part") else "a preset, an existing folder"
         raise InvalidRequest(
-            "checkpoint must be a preset, an existing folder, or a reachable hub id,"
-            f" got {hub_id!r} ({reason})"
+            f"{where} must be {kinds}, or a reachable hub id, got {hub_id!r} ({reason})"
         ) from None
+
+
+def _commit(path: Path) -> str | None:
+    """Return the commit that a folder of the hub's cache holds, a part's folder within it too."""
+    parts = path.parts
+    return parts[parts.index("snapshots") + 1] if "snapshots" in parts[:-1] else None
 
 
 def axes_of(family: Family, checkpoint: Checkpoint, chosen: Mapping[str, Axis]) -> tuple[Axis, ...]:

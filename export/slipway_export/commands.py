@@ -19,7 +19,7 @@ from slipway_serving.errors import InvalidRequest
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from slipway_export.run import Publish
+    from slipway_export.run import ExportResult, Publish
     from slipway_export.spec import Family
     from slipway_export.verify import ParityRow
 
@@ -28,11 +28,17 @@ FamilyName = Annotated[str, typer.Argument(help="A family; `slipway families` li
 
 
 def families() -> None:
-    """List the model families, their presets and the models that clients call."""
-    from slipway_export.families import FAMILIES
+    """List the model families, where they come from, their presets and the models that clients call."""
+    from slipway_export.families import registered
 
-    for family in FAMILIES:
+    for known in registered():
+        family = known.family
+        if family is None:
+            typer.echo(f"{known.name}: cannot be used: {known.problem}")
+            typer.echo(f"  from        {known.origin}")
+            continue
         typer.echo(f"{family.name}: {family.summary}")
+        typer.echo(f"  from        {known.origin}")
         typer.echo(f"  checkpoint  {family.upstream}")
         typer.echo(f"  serves      {', '.join(family.served)}")
         for name, preset in family.presets.items():
@@ -68,9 +74,24 @@ def checkpoint(
 
 def export(
     family: FamilyName,
-    repository: Annotated[Path, typer.Option(help="Triton model repository; created where missing.")],
+    repository: Annotated[
+        Path | None, typer.Option(help="Triton model repository; created where missing.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="Instead of --repository: a file for the graph of one --component.", metavar="FILE.onnx"
+        ),
+    ] = None,
     checkpoint: Annotated[
         str | None, typer.Option(help="A preset, a local folder, or a hub id.", metavar="PRESET|DIR|HUB_ID")
+    ] = None,
+    part: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A part that does not come from the checkpoint, e.g. text_encoder=DIR; may be repeated.",
+            metavar="NAME=DIR|HUB_ID",
+        ),
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="Instead of --checkpoint: a model that was trained here.", metavar="ID")
@@ -80,7 +101,11 @@ def export(
     engine: Annotated[Engine, typer.Option(help="What runs the graphs in Triton.")] = Engine.ONNXRUNTIME,
     precision: Annotated[Precision, typer.Option(help="Of weights and arithmetic.")] = Precision.FP32,
     component: Annotated[
-        list[str] | None, typer.Option(help="Export only this component; may be repeated.", metavar="NAME")
+        list[str] | None,
+        typer.Option(
+            help="Export only this component; may be repeated. --output also takes NAME/GRAPH.",
+            metavar="NAME",
+        ),
     ] = None,
     axis: Annotated[
         list[str] | None,
@@ -94,7 +119,7 @@ def export(
             help="Another way to serve the checkpoint; `slipway families` lists them.", metavar="NAME"
         ),
     ] = None,
-    opset_version: Annotated[int | None, typer.Option(help="ONNX operator set, 18 to 23.")] = None,
+    opset_version: Annotated[int | None, typer.Option(help="ONNX operator set, 17 to 23.")] = None,
     simplify: Annotated[bool, typer.Option("--simplify", help="Run onnxslim over the graphs.")] = False,
     check_only: Annotated[
         bool, typer.Option("--check-only", help="Export and verify, place nothing.")
@@ -127,10 +152,13 @@ def export(
         force=force,
         axes=tuple(parse_axis(text) for text in axis or ()),
         variant=variant,
+        parts=parse_parts(part or ()),
+        output=output,
     )
     chosen = family_named(family)
     publish = publisher(triton, control_token_file, repository)
-    progress = Console(stderr=True, quiet=quiet)
+    # The stream itself: the exporter's own words to whatever is stderr by then are kept away.
+    progress = Console(file=sys.stderr, quiet=quiet)
     with quiet_libraries(), reporting(progress) as report:
         if model is None:
             result = run_export(chosen, options, report, publish)
@@ -138,10 +166,7 @@ def export(
             result = export_model(trained_family(chosen), Library(models), model, options, report, publish)
     if not quiet:
         print_parity(result.rows)
-        done = f"placed in {repository}" if result.placed else "verified, not placed (--check-only)"
-        typer.echo(
-            f"{len(result.models)} models {done} in {result.elapsed_s:.0f} s: {', '.join(result.models)}"
-        )
+        print_done(result, repository, output)
 
 
 def triton_option() -> OptionInfo:
@@ -162,7 +187,7 @@ def control_token_option() -> OptionInfo:
     return option
 
 
-def publisher(triton: str | None, control_token_file: Path | None, repository: Path) -> Publish:
+def publisher(triton: str | None, control_token_file: Path | None, repository: Path | None) -> Publish:
     """Return what tells a running server of placed models; nothing is told where none is named.
 
     Raises:
@@ -176,6 +201,8 @@ def publisher(triton: str | None, control_token_file: Path | None, repository: P
                 f"control-token-file must be given with --triton only, got {control_token_file}"
             )
         return lambda _: None
+    if repository is None:
+        raise InvalidRequest(f"triton must be given with --repository only, got {triton}")
     token = read_token(control_token_file) if control_token_file else None
     return partial(ModelControl(triton, token).follow, repository)
 
@@ -186,15 +213,41 @@ def trained_family(family: Family) -> Family:
     Raises:
         InvalidRequest: there are none.
     """
-    from slipway_export.families import FAMILIES, family_named
+    from slipway_export.families import families, family_named
 
     if family.trained is None:
-        able = ", ".join(other.name for other in FAMILIES if other.trained is not None)
+        able = ", ".join(other.name for other in families() if other.trained is not None)
         raise InvalidRequest(
             f"model must be left out for {family.name}, whose checkpoints are not trained here, got one;"
             f" families with trained models: {able}"
         )
     return family_named(family.trained)
+
+
+def parse_parts(texts: Sequence[str]) -> dict[str, str]:
+    """Parse the places of parts, ``name=DIR|HUB_ID`` each; names may have dashes for underscores.
+
+    Raises:
+        InvalidRequest: a text is not of that form, or a part is given twice.
+    """
+    parts: dict[str, str] = {}
+    for text in texts:
+        name, _, place = text.partition("=")
+        name = name.replace("-", "_")
+        if not name or not place:
+            raise InvalidRequest(f"part must be NAME=DIR|HUB_ID, got {text!r}")
+        if name in parts:
+            raise InvalidRequest(f"part {name} must be given once, got {parts[name]!r} and {place!r}")
+        parts[name] = place
+    return parts
+
+
+def print_done(result: ExportResult, repository: Path | None, output: Path | None) -> None:
+    """Print what an export placed, and where."""
+    what = f"{len(result.models)} models" if output is None else "1 graph"
+    done = f"placed in {repository or output}" if result.placed else "verified, not placed (--check-only)"
+    names = f": {', '.join(result.models)}" if result.models else ""
+    typer.echo(f"{what} {done} in {result.elapsed_s:.0f} s{names}")
 
 
 def parse_axis(text: str) -> Axis:

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from slipway_export.spec import Component, DType, Engine, Point, Size, TensorSpec
+from slipway_export.size import Point, Size
+from slipway_export.spec import Component, Engine, TensorSpec
 from slipway_serving.errors import InvalidRequest
 from slipway_serving.events import Event, output_fields
 from slipway_serving.fields import Array, Field, fields_of
@@ -71,6 +72,8 @@ def authored_config(text: str, request: type[Request], events: Sequence[type[Eve
             " got some of its own"
         )
     batched = config.max_batch_size > 0
+    # Only a batcher makes one batch of requests: an ensemble hands each on by itself.
+    merged = config.HasField("dynamic_batching")
     # Triton batches only requests that have an input: there, what a turn must bring stays required.
     turn = request.turn
     in_turns = {field.name for field in fields_of(turn)} if turn is not None else set()
@@ -80,7 +83,7 @@ def authored_config(text: str, request: type[Request], events: Sequence[type[Eve
             data_type=_triton(field),
             dims=_field_dims(field, batched),
             optional=field.optional or (turn is not None and not (batched and field.name in in_turns)),
-            allow_ragged_batch=batched and isinstance(field.rule, Array) and field.rule.ragged,
+            allow_ragged_batch=merged and isinstance(field.rule, Array) and field.rule.ragged,
         )
         for field in input_fields(request)
     ]
@@ -130,7 +133,7 @@ def _warmup(component: Component, batched: bool) -> pb.ModelWarmup:
 def _warmup_input(tensor: TensorSpec, point: Point, batched: bool) -> pb.ModelWarmup.Input:
     shape = tensor.at(point)[1:] if batched else tensor.at(point)
     # Whole numbers are ids and masks: zero is a valid id, random 64-bit numbers are not.
-    random = tensor.dtype is not DType.INT64
+    random = tensor.dtype.is_float
     return pb.ModelWarmup.Input(
         data_type=tensor.dtype.triton,
         dims=shape or (1,),

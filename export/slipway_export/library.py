@@ -218,6 +218,8 @@ def export_model(
     """
     from slipway_export.run import run_export
 
+    if options.repository is None:
+        raise InvalidRequest("export: repository must be given for a trained model, got an output file")
     if options.repository.resolve() == library.folder.resolve():
         raise InvalidRequest(
             f"export: repository must be another folder than that of the trained models, got {library.folder}"

@@ -1,52 +1,41 @@
 """Turns a component's PyTorch network into an ONNX graph with the component's dynamic shapes.
 
 The network is traced once by `torch.onnx.export(dynamo=True)` at its opt sizes; its dynamic
-dimensions are the component's axes, `factor * axis + offset` becoming one derived from the axis.
+dimensions follow from the component's axes (`dynamic.py`), its operator set from `opset.py`.
 Weights go to one file of external data beside the graph where protobuf's 2 GB limit is near.
 """
 
 from __future__ import annotations
 
-import inspect
 import io
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from slipway_export import rewrite
-from slipway_export.spec import Axis, Component, DType, Engine, Point, Precision, Size, TensorSpec
+from slipway_export.dynamic import dynamic_shapes, name_dimensions, related, traced_point
+from slipway_export.opset import EXPORTED_OPSET, lower
+from slipway_export.size import Point, Size
+from slipway_export.spec import Component, Engine, TensorSpec
 from slipway_serving.distribution import install_hint
-from slipway_serving.errors import InvalidRequest
+from slipway_serving.errors import InvalidRequest, SlipwayError
 
 if TYPE_CHECKING:
     import torch
 
-# From 23 on RMSNorm is one operator: 168 nodes a denoiser block became 68 at opset 20 and 44 at 23.
-DEFAULT_OPSET = 23
-SMALLEST_OPSET, LARGEST_OPSET = 18, 23
 # Protobuf cannot hold 2 GiB; the graph itself needs some of that.
 EXTERNAL_DATA_BYTES = int(1.8 * 2**30)
 
 
-def choose_opset(precision: Precision, asked: int | None) -> int:
-    """Return the opset to export with.
+class ExportFailed(SlipwayError):
+    """A network cannot be turned into a graph with its component's dynamic shapes; nothing was placed."""
 
-    Raises:
-        InvalidRequest: the asked one is outside the range that the exporter and the precision allow.
-    """
-    # Conv and most others accept bfloat16 from opset 22 on.
-    smallest = 22 if precision is Precision.BF16 else SMALLEST_OPSET
-    opset = DEFAULT_OPSET if asked is None else asked
-    if not smallest <= opset <= LARGEST_OPSET:
-        raise InvalidRequest(
-            f"opset-version must be {smallest} to {LARGEST_OPSET} for {precision.value}, got {opset}"
-        )
-    return opset
+    code = "EXPORT"
 
 
 def example_inputs(component: Component, point: Point, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
@@ -68,8 +57,8 @@ def _example(tensor: TensorSpec, point: Point, random: np.random.Generator) -> n
     shape = tensor.at(point)
     if tensor.ones:
         return np.ones(shape, dtype=tensor.dtype.value)
-    if tensor.dtype is DType.INT64 or tensor.values != (0, 2):
-        low, high = tensor.values
+    if tensor.values is not None or not tensor.dtype.is_float:
+        low, high = tensor.values or tensor.dtype.values
         return random.integers(low, high, size=shape).astype(tensor.dtype.value)
     return random.standard_normal(shape).astype(tensor.dtype.value)
 
@@ -94,27 +83,17 @@ def export_graph(
         simplify: run onnxslim over the graph afterwards.
 
     Raises:
-        InvalidRequest: `simplify` is asked for and onnxslim is not installed.
+        InvalidRequest: `simplify` is asked for and onnxslim is not installed, or the graph uses what the
+            opset lacks.
+        ExportFailed: torch cannot trace the network with the component's dynamic shapes.
     """
-    import torch
-
-    inputs = example_inputs(component, _traced_point(component))
     dialect = _onnxruntime_dialect(component, module) if engine is Engine.ONNXRUNTIME else nullcontext()
-    with _quiet(), torch.no_grad(), dialect:
-        program = torch.onnx.export(
-            module,
-            tuple(torch.from_numpy(array) for array in inputs.values()),
-            dynamo=True,
-            dynamic_shapes=_dynamic_shapes(component, module),
-            input_names=[tensor.name for tensor in component.inputs],
-            output_names=[tensor.name for tensor in component.outputs],
-            opset_version=opset,
-            verbose=False,
-        )
-    if program is None:  # Only without dynamo; the type says so all the same.
-        raise InvalidRequest(f"{component.label}: torch.onnx.export gave no program")
+    with dialect:
+        program = _traced(component, module, max(opset, EXPORTED_OPSET))
+    name_dimensions(component, program.model)
     if engine is Engine.ONNXRUNTIME:
         rewrite.drop_reshapes(program.model)
+    lower(program.model, opset, component.label)
     size = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
     program.save(str(path), external_data=size > EXTERNAL_DATA_BYTES)
     if simplify:
@@ -129,37 +108,42 @@ def _onnxruntime_dialect(component: Component, module: torch.nn.Module) -> Itera
         yield
 
 
-def _traced_point(component: Component) -> Point:
-    """Return the opt point with 2 for every varying size of 1, which torch.export would freeze."""
-    opt = component.points()["opt"]
-    varying = {axis.name for axis in _varying(component.axes)}
-    return {name: max(size, 2) if name in varying else size for name, size in opt.items()}
+def _traced(component: Component, module: torch.nn.Module, opset: int) -> torch.onnx.ONNXProgram:
+    import torch
+
+    inputs = example_inputs(component, traced_point(component))
+    try:
+        with _quiet(), torch.no_grad(), related(component, module):
+            program = torch.onnx.export(
+                module,
+                tuple(torch.from_numpy(array) for array in inputs.values()),
+                dynamo=True,
+                dynamic_shapes=dynamic_shapes(component, module),
+                input_names=[tensor.name for tensor in component.inputs],
+                output_names=[tensor.name for tensor in component.outputs],
+                opset_version=opset,
+                verbose=False,
+            )
+    except torch.onnx.OnnxExporterError as error:
+        raise ExportFailed(
+            f"{component.label}: the network must be one that torch.export can trace with dynamic"
+            f" {_dimensions(component)}, got {_reason(error)}"
+        ) from error
+    if program is None:  # Only without dynamo; the type says so all the same.
+        raise ExportFailed(f"{component.label}: torch.onnx.export gave no program")
+    return program
 
 
-def _dynamic_shapes(component: Component, module: torch.nn.Module) -> dict[str, Any]:
-    """Return the dynamic dimensions of each argument of the forward; a ``*args`` takes a tuple of them."""
-    from torch.export import Dim
-
-    dims = {axis.name: Dim(axis.name, min=axis.min, max=axis.max) for axis in _varying(component.axes)}
-    shapes = (
-        {
-            i: _derived(dims[size.axis], size)
-            for i, size in enumerate(tensor.sizes)
-            if isinstance(size, Size) and size.axis in dims
-        }
-        for tensor in component.inputs
-    )
-    return dict(inspect.signature(module.forward).bind(*shapes).arguments)
+def _dimensions(component: Component) -> str:
+    sizes = {str(size) for tensor in component.inputs for size in tensor.sizes if isinstance(size, Size)}
+    return ", ".join(sorted(sizes)) or "nothing"
 
 
-def _derived(dim: Any, size: Size) -> Any:
-    """Return `factor * dim + offset`; an operation that changes nothing is one that torch refuses."""
-    scaled = size.factor * dim if size.factor != 1 else dim
-    return scaled + size.offset if size.offset else scaled
-
-
-def _varying(axes: tuple[Axis, ...]) -> list[Axis]:
-    return [axis for axis in axes if axis.min != axis.max]
+def _reason(error: BaseException) -> str:
+    """Return the first words of what torch's exporter stumbled over, without its advice."""
+    cause = error.__cause__ or error
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    return " ".join(lines[:3])[:400] or type(cause).__name__
 
 
 def _simplify(path: Path, weight_bytes: int) -> None:
@@ -178,7 +162,7 @@ def _simplify(path: Path, weight_bytes: int) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the exporter's progress prints and registry warnings off the terminal.
+    """Keep the exporter's progress prints, registry warnings and half-traced graphs off the terminal.
 
     Its errors are exceptions and pass; what it prints says nothing that they do not.
     """
@@ -187,7 +171,8 @@ def _quiet() -> Iterator[None]:
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+        said = io.StringIO()
+        with warnings.catch_warnings(), redirect_stdout(said), redirect_stderr(said):
             warnings.simplefilter("ignore")
             yield
     finally:

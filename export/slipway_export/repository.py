@@ -20,6 +20,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 import slipway_models
 from slipway_export.config import authored_config
 from slipway_export.spec import AuthoredModel, FileContent
@@ -70,7 +72,7 @@ def _check_renames(folder: Path, repository: Path) -> None:
 def _sweep(folder: Path, prefix: str) -> None:
     for left in folder.glob(f"{glob.escape(prefix)}*"):
         pid = left.name.removeprefix(prefix).split("-")[0]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
             shutil.rmtree(left, ignore_errors=True)
 
 
@@ -110,11 +112,16 @@ def write_manifest(model: Path, facts: Mapping[str, Any]) -> None:
         "written_by": "slipway",
         "model": model.name,
         **facts,
-        "versions": {name: _version(name) for name in _VERSIONED},
+        "versions": library_versions(),
         "files": hashes(model),
     }
     text = json.dumps(manifest, indent=2, allow_nan=False) + "\n"
     (model / MANIFEST).write_text(text, encoding="utf-8")
+
+
+def library_versions() -> dict[str, str | None]:
+    """Return the versions of what has a part in an export; None for what is not installed."""
+    return {name: _version(name) for name in _VERSIONED}
 
 
 def _version(package: str) -> str | None:

@@ -11,17 +11,20 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from slipway_export.checkpoint import Checkpoint, axes_of, open_checkpoint
 from slipway_export.config import config_text, model_config
-from slipway_export.onnx import choose_opset, export_graph
+from slipway_export.graph_file import check_own, place_file, staged_file, write_report
+from slipway_export.onnx import export_graph
+from slipway_export.opset import choose_opset
 from slipway_export.repository import check_replaceable, placed, stage_authored, staging, write_manifest
 from slipway_export.spec import AuthoredModel, Axis, Component, Engine, Family, Plan, Precision
-from slipway_export.verify import ParityRow, check, compute_reference, verify, verify_stepped
+from slipway_export.verify import ParityRow, check, compute_reference, verify
+from slipway_export.verify_steps import verify_stepped
 from slipway_serving.errors import InvalidRequest, SlipwayError
 
 Report = Callable[[str], None]
@@ -45,10 +48,15 @@ class ExportOptions:
         force: replace models that were not written by an export too.
         axes: ranges that replace the defaults.
         variant: name of one of the family's variants; its own plan when None.
+        parts: the folder or hub id of each part that does not come from the checkpoint, by name.
+        output: the file for the graph of one component, instead of a repository.
+
+    Raises:
+        InvalidRequest: both repository and output are given, or none.
     """
 
     checkpoint: str
-    repository: Path
+    repository: Path | None = None
     engine: Engine = Engine.ONNXRUNTIME
     precision: Precision = Precision.FP32
     components: tuple[str, ...] = ()
@@ -58,6 +66,15 @@ class ExportOptions:
     force: bool = False
     axes: tuple[Axis, ...] = ()
     variant: str | None = None
+    parts: Mapping[str, str] = field(default_factory=dict)
+    output: Path | None = None
+
+    def __post_init__(self) -> None:
+        if (self.repository is None) == (self.output is None):
+            raise InvalidRequest(
+                "export: one of repository and output must be given, got both or none; try --repository DIR"
+                " for models to serve, --output FILE.onnx for one graph"
+            )
 
 
 @dataclass(frozen=True)
@@ -66,8 +83,8 @@ class ExportResult:
 
     Args:
         rows: the parity table.
-        models: names of the models that it staged.
-        placed: whether they are in the repository now.
+        models: names of the models that it staged; none for a graph of its own.
+        placed: whether they, or the graph's file, are in place now.
         elapsed_s: of the whole export.
     """
 
@@ -83,7 +100,7 @@ def run_export(
     report: Report = lambda _: None,
     publish: Publish = lambda _: None,
 ) -> ExportResult:
-    """Export a checkpoint of a family into a model repository.
+    """Export a checkpoint of a family into a model repository, or one graph of it into a file.
 
     Args:
         family: what the checkpoint is of.
@@ -92,31 +109,73 @@ def run_export(
         publish: called with the name of each placed model; where it raises, nothing stays placed.
 
     Raises:
-        InvalidRequest: the checkpoint, an option or the repository is not as it must be.
+        InvalidRequest: the checkpoint, an option, the repository or the file is not as it must be.
+        ExportFailed: torch cannot trace a network with the described dynamic shapes.
         ParityFailed: an output is outside its bounds.
     """
     started = time.monotonic()
-    if options.engine is Engine.TENSORRT and not options.check_only:
+    if options.engine is Engine.TENSORRT and not options.check_only and options.output is None:
         raise InvalidRequest(
             "engine tensorrt must be used with --check-only, which verifies the graphs that its parser takes:"
             " building its engines is not part of this release, got an export to place"
         )
-    opset = choose_opset(options.precision, options.opset)
-    with open_checkpoint(family, options.checkpoint) as checkpoint:
+    with open_checkpoint(family, options.checkpoint, options.parts) as checkpoint:
         plan = _plan(family, checkpoint, options)
-        components, authored = _selected(family, plan, options)
-        names = _model_names(family, components, authored)
-        if not options.force:
-            check_replaceable(options.repository, names)
-        with staging(options.repository) as staged:
-            export = _Export(family, checkpoint, options, opset, staged, report)
-            rows = export.build(plan, components)
-            check(rows)
-            export.finish(components, authored, rows)
-            if not options.check_only:
-                report(f"placing {len(names)} models in {options.repository}")
-                _place(staged, options.repository, names, publish)
+        if options.output is not None:
+            rows = _export_file(family, checkpoint, options, plan, options.output, report)
+            names: list[str] = []
+        else:
+            rows, names = _export_models(family, checkpoint, options, plan, report, publish)
     return ExportResult(tuple(rows), tuple(names), not options.check_only, time.monotonic() - started)
+
+
+def _export_models(
+    family: Family,
+    checkpoint: Checkpoint,
+    options: ExportOptions,
+    plan: Plan,
+    report: Report,
+    publish: Publish,
+) -> tuple[list[ParityRow], list[str]]:
+    repository = options.repository
+    assert repository is not None  # ExportOptions has it so without an output.
+    components, authored = _selected(family, plan, options)
+    opset = choose_opset(components, options.precision, options.opset)
+    names = _model_names(family, components, authored)
+    if not options.force:
+        check_replaceable(repository, names)
+    with staging(repository) as staged:
+        export = _Export(family, checkpoint, options, opset, staged, report)
+        rows = export.build(plan, components)
+        check(rows)
+        export.finish(components, authored, rows)
+        if not options.check_only:
+            report(f"placing {len(names)} models in {repository}")
+            _place(staged, repository, names, publish)
+    return rows, names
+
+
+def _export_file(
+    family: Family,
+    checkpoint: Checkpoint,
+    options: ExportOptions,
+    plan: Plan,
+    output: Path,
+    report: Report,
+) -> list[ParityRow]:
+    component = _selected_graph(plan, options)
+    opset = choose_opset([component], options.precision, options.opset)
+    if not options.force:
+        check_own(output)
+    with staged_file(output) as staged:
+        export = _Export(family, checkpoint, options, opset, staged.parent, report, graph=staged)
+        rows = export.build(plan, [component])
+        check(rows)
+        write_report(staged, {"component": component.label, **export.facts([component], rows)})
+        if not options.check_only:
+            report(f"placing {output}")
+            place_file(staged, output)
+    return rows
 
 
 def _place(staged: Path, repository: Path, names: list[str], publish: Publish) -> None:
@@ -159,6 +218,18 @@ def _selected(
     return components, [model for model in plan.authored if model.name in owners]
 
 
+def _selected_graph(plan: Plan, options: ExportOptions) -> Component:
+    """Return the one graph that the user asked for, by name of its component or by its label."""
+    (asked,) = options.components if len(options.components) == 1 else ("",)
+    found = [c for c in plan.components if asked in (c.name, c.label)]
+    if len(found) == 1:
+        return found[0]
+    labels = ", ".join(component.label for component in found or plan.components)
+    got = ", ".join(options.components) or "none"
+    several = f", which has {len(found)} graphs" if found else ""
+    raise InvalidRequest(f"component must name one graph with output: one of {labels}, got {got}{several}")
+
+
 def _model_names(
     family: Family, components: Sequence[Component], authored: Sequence[AuthoredModel]
 ) -> list[str]:
@@ -168,7 +239,10 @@ def _model_names(
 
 @dataclass(frozen=True)
 class _Export:
-    """The parts of one export that every step of it needs."""
+    """The parts of one export that every step of it needs.
+
+    `staged` is the folder to write in; `graph` the file of the one graph that is exported for itself.
+    """
 
     family: Family
     checkpoint: Checkpoint
@@ -176,9 +250,13 @@ class _Export:
     opset: int
     staged: Path
     report: Report
+    graph: Path | None = None
 
     def folder(self, component: Component) -> Path:
         return self.staged / f"{self.family.name}_{component.name}" / "1"
+
+    def path(self, component: Component) -> Path:
+        return self.graph or self.folder(component) / f"{component.graph}.onnx"
 
     def build(self, plan: Plan, components: Sequence[Component]) -> list[ParityRow]:
         """Export and verify the graphs into the staging folder; return the parity table."""
@@ -186,18 +264,19 @@ class _Export:
         for component in components:
             rows += self.build_graph(component)
         for stepped in plan.stepped:
-            if stepped.next in components:
-                self.report(f"{stepped.next.name}: verifying {stepped.steps} steps as one run")
-                rows += verify_stepped(stepped, self.folder(stepped.next), self.options.precision)
+            graphs = [graph for graph in (stepped.first, stepped.next) if graph is not None]
+            if all(graph in components for graph in graphs):
+                self.report(f"{stepped.next.label}: verifying {stepped.steps} steps as one run")
+                paths = {graph.label: self.path(graph) for graph in graphs}
+                rows += verify_stepped(stepped, paths, self.options.precision)
         for left in self.staged.rglob("*.widened*"):
             left.unlink()
         return rows
 
     def build_graph(self, component: Component) -> list[ParityRow]:
         precision = component.precision(self.options.precision)
-        folder = self.folder(component)
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{component.graph}.onnx"
+        path = self.path(component)
+        path.parent.mkdir(parents=True, exist_ok=True)
         kept = "" if precision is self.options.precision else f" (kept in {precision.value})"
         self.report(f"{component.label}: loading and running PyTorch{kept}")
         module = component.load(Precision.FP32)
@@ -251,13 +330,13 @@ class _Export:
 
     def facts(self, parts: Sequence[Component], rows: Sequence[ParityRow]) -> dict[str, Any]:
         """What the manifest says of a model beyond its files."""
-        facts: dict[str, Any] = {
-            "family": self.family.name,
-            "checkpoint": {
-                "source": self.options.checkpoint,
-                "commit": self.checkpoint.path.name if "snapshots" in self.checkpoint.path.parts else None,
-            },
-        }
+        source: dict[str, Any] = {"source": self.options.checkpoint, "commit": self.checkpoint.commit}
+        if self.checkpoint.places:
+            source["parts"] = {
+                name: {"source": place.source, "commit": place.commit}
+                for name, place in self.checkpoint.places.items()
+            }
+        facts: dict[str, Any] = {"family": self.family.name, "checkpoint": source}
         if self.options.variant is not None:
             facts["variant"] = self.options.variant
         if parts:

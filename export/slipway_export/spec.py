@@ -8,7 +8,6 @@ light client can list the families.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -16,9 +15,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slipway_export.size import Point, Size
 from slipway_serving.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
     from slipway_export.checkpoint import Checkpoint
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 BATCH = "batch"
 """Name of the axis that Triton may batch over; a graph whose tensors all begin with it is batched."""
+
+CARRIED_PREFIX = "next_"
+"""An output ``next_X`` is what a step leaves for the input ``X`` of the following one."""
 
 
 class Precision(StrEnum):
@@ -49,6 +53,10 @@ class Precision(StrEnum):
         return self in (Precision.INT8, Precision.INT4)
 
 
+# Conv and most others accept bfloat16 from 22 on; below 17 nothing has been tried.
+LOWEST_OPSET = {precision: 22 if precision is Precision.BF16 else 17 for precision in Precision}
+
+
 class Engine(StrEnum):
     """What runs the graphs in Triton.
 
@@ -65,11 +73,25 @@ class DType(StrEnum):
     FLOAT32 = "float32"
     FLOAT16 = "float16"
     INT64 = "int64"
+    INT32 = "int32"
+    UINT8 = "uint8"
+    BOOL = "bool"
 
     @property
     def triton(self) -> str:
         """Name of the value of Triton's ``DataType`` protobuf enum."""
-        return {"float32": "TYPE_FP32", "float16": "TYPE_FP16", "int64": "TYPE_INT64"}[self.value]
+        kind, bits = self.value.rstrip("0123456789"), self.value.lstrip("abcdefghijklmnopqrstuvwxyz")
+        return f"TYPE_{'FP' if self.is_float else kind.upper()}{bits}"
+
+    @property
+    def is_float(self) -> bool:
+        """Whether its values are rounded numbers."""
+        return self in (DType.FLOAT32, DType.FLOAT16)
+
+    @property
+    def values(self) -> tuple[int, int]:
+        """Half-open range of what a tensor of whole numbers or truth values is verified with."""
+        return (0, 256) if self is DType.UINT8 else (0, 2)
 
 
 @dataclass(frozen=True)
@@ -109,52 +131,38 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Size:
-    """A dimension as ``factor * axis + offset``, parsed from the text of a tensor's shape."""
-
-    axis: str
-    factor: int = 1
-    offset: int = 0
-
-    _TEXT = re.compile(r"^(?:(\d+) \* )?([a-z][a-z0-9_]*)(?: \+ (\d+))?$")
-
-    @classmethod
-    def parse(cls, text: str) -> Size:
-        """Parse ``"axis"``, ``"2 * axis"``, ``"axis + 9"`` or ``"2 * axis + 9"``.
-
-        Raises:
-            InvalidRequest: the text is none of them.
-        """
-        if not (found := cls._TEXT.match(text)):
-            raise InvalidRequest(f"a dimension must be 'axis' or 'factor * axis + offset', got {text!r}")
-        return cls(found.group(2), int(found.group(1) or 1), int(found.group(3) or 0))
-
-    def at(self, point: Point) -> int:
-        """Return the dimension with its axis at the point's size."""
-        return self.factor * point[self.axis] + self.offset
-
-
-Point = Mapping[str, int]
-"""One size for each axis, by axis name."""
-
-
-@dataclass(frozen=True)
 class TensorSpec:
     """One input or output of a graph.
 
     Args:
         name: as in the PyTorch forward.
         dtype: element type.
-        shape: ints for fixed dimensions, ``"axis"`` or ``"factor * axis + offset"`` for others.
-        values: half-open range of verification inputs of integer type.
+        shape: ints for fixed dimensions; for others an axis or a sum of products of axes, such as
+            ``"4 * frames - 3"`` or ``"height * width + text_tokens"`` (:class:`slipway_export.size.Size`).
+        values: half-open range of the whole numbers that an input is verified with; for None normal
+            noise of a float type, 0 and 1 of another, all of uint8.
         ones: the verification input is all ones (masks).
+        initial: what fills the input before the first step of a :class:`Stepped`; None where a graph of
+            its own gives the first.
+        exact: the output must equal PyTorch's in every element, whatever the precision (labels, indices).
     """
 
     name: str
     dtype: DType
     shape: tuple[int | str, ...]
-    values: tuple[int, int] = (0, 2)
+    values: tuple[int, int] | None = None
     ones: bool = False
+    initial: float | None = None
+    exact: bool = False
+
+    def __post_init__(self) -> None:
+        low, high = self.values or self.dtype.values
+        limit = {DType.UINT8: 256, DType.BOOL: 2}.get(self.dtype)
+        if not (low < high and (limit is None or (low >= 0 and high <= limit))):
+            raise InvalidRequest(
+                f"tensor {self.name} must have values of {self.dtype.value} in a range that is not empty,"
+                f" got {low} to {high - 1}"
+            )
 
     @property
     def sizes(self) -> tuple[int | Size, ...]:
@@ -211,6 +219,7 @@ class Component:
             is for components whose results need not be the same to the bit.
         graph: file stem of the graph. ``model`` makes a Triton model of its own; any other stem is a
             graph that an authored model of that name runs.
+        lowest_opset: the lowest ONNX operator set that the graph can be written in, by precision.
     """
 
     name: str
@@ -223,15 +232,23 @@ class Component:
     lower: Callable[[torch.nn.Module], AbstractContextManager[None]] = _as_it_is
     merge_us: int | None = None
     graph: str = "model"
+    lowest_opset: Mapping[Precision, int] = field(default_factory=lambda: dict(LOWEST_OPSET))
 
     def __post_init__(self) -> None:
         known = {axis.name for axis in self.axes}
         for tensor in (*self.inputs, *self.outputs):
             for size in tensor.sizes:
-                if isinstance(size, Size) and size.axis not in known:
+                if isinstance(size, Size) and (unknown := size.axes - known):
                     raise InvalidRequest(
                         f"{self.label}: {tensor.name} must use axes of the component"
-                        f" ({', '.join(sorted(known))}), got {size.axis}"
+                        f" ({', '.join(sorted(known))}), got {', '.join(sorted(unknown))}"
+                    )
+            for name, point in self.points().items():
+                if any(size < 1 for size in tensor.at(point)):
+                    sizes = ", ".join(f"{axis}={size}" for axis, size in point.items())
+                    raise InvalidRequest(
+                        f"{self.label}: {tensor.name} must have sizes of at least 1 in the range of its axes,"
+                        f" got {list(tensor.at(point))} at {name} ({sizes})"
                     )
 
     @property
@@ -264,24 +281,124 @@ class Component:
 
 
 @dataclass(frozen=True)
-class Stepped:
-    """A network run step by step: a ``first`` graph once, then a ``next`` graph with carried caches.
-
-    Beyond the parity of each graph, the whole run is verified against the network's own loop.
+class StepInput:
+    """An input of a :class:`Stepped` that is new at each step.
 
     Args:
-        first: its outputs ``next_X`` become inputs ``X`` of the following step.
-        next: takes and gives the caches.
-        axis: dimension of the first input and first output along which the steps run.
-        steps: number of steps of the verified run.
-        reference: the network's own whole run, ``[..., steps, ...]`` in, all outputs joined out.
+        axis: dimension along which the tensor of a whole run is cut into those of its steps; None where a
+            whole run has one tensor for each step, joined along a new first dimension.
+        overlap: how many places along the axis a step shares with the step before.
+        each_run: new at each run of a step too; else the same in all runs of a step.
+        make: gives the tensor of a step, counted from 0, where it follows from the step (positions);
+            None for an example as its :class:`TensorSpec` describes it.
+        committed: the value that fills it in the run that commits (a timestep of 0); None for one like the
+            others'.
     """
 
-    first: Component
+    axis: int | None = None
+    overlap: int = 0
+    each_run: bool = False
+    make: Callable[[int], np.ndarray[Any, Any]] | None = None
+    committed: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.overlap < 0 or (self.overlap and self.axis is None):
+            raise InvalidRequest(
+                f"a step's input must be cut along an axis to overlap by at least 0, got axis {self.axis} and"
+                f" overlap {self.overlap}"
+            )
+
+
+WholeRun = Callable[[Mapping[str, "torch.Tensor"]], Mapping[str, "torch.Tensor"]]
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """A network run step by step: outputs ``next_X`` of a step become inputs ``X`` of the following one.
+
+    A step may be several runs of the same places, as a denoiser's runs on one block of frames are: each
+    begins with what the step before carried on, and only what the last run gives is carried on; that
+    one commits. Inputs that are neither carried nor in `inputs` are the same at every step.
+
+    Beyond the parity of each graph, the steps are verified against the network's own whole run.
+
+    Args:
+        next: the graph of every step, or of every step but the first.
+        inputs: what is new at each step, by input name.
+        outputs: dimension along which a whole run's output is made of those of the steps, for every
+            output that is not carried; None as for :class:`StepInput`.
+        steps: number of steps of the verified run.
+        reference: the network's own whole run over any number of steps, in float32: takes the inputs
+            that are not carried by name, joined over the steps, and gives the outputs so.
+        first: the graph of the first step, which has nothing to carry on; None where `next` starts from
+            what its inputs' ``initial`` says.
+        runs: how many times each step is run; the last run commits.
+
+    Raises:
+        InvalidRequest: the graphs' tensors do not fit together as the words above say.
+    """
+
     next: Component
-    axis: int
+    inputs: Mapping[str, StepInput]
+    outputs: Mapping[str, int | None]
     steps: int
-    reference: Callable[[torch.Tensor], torch.Tensor]
+    reference: WholeRun
+    first: Component | None = None
+    runs: int = 1
+
+    def __post_init__(self) -> None:
+        problems = [*self._carry_problems(), *self._name_problems()]
+        if self.steps < 1 or self.runs < 1:
+            problems.append(f"steps and runs must be at least 1, got {self.steps} and {self.runs}")
+        if problems:
+            raise InvalidRequest(f"{self.next.label}: " + " | ".join(problems))
+
+    @property
+    def carried(self) -> tuple[TensorSpec, ...]:
+        """The inputs that a step takes from the step before."""
+        given = {tensor.name for tensor in self.next.outputs}
+        return tuple(tensor for tensor in self.next.inputs if CARRIED_PREFIX + tensor.name in given)
+
+    @property
+    def constants(self) -> tuple[TensorSpec, ...]:
+        """The inputs that are the same at every step."""
+        carried = {tensor.name for tensor in self.carried}
+        return tuple(t for t in self.next.inputs if t.name not in carried and t.name not in self.inputs)
+
+    def _carry_problems(self) -> list[str]:
+        wanted = {CARRIED_PREFIX + t.name: (t.dtype, t.sizes) for t in self.carried}
+        problems = [
+            f"{tensor.name} must have an initial value where there is no first graph, got none"
+            for tensor in self.carried
+            if self.first is None and tensor.initial is None
+        ]
+        for graph in (self.next,) if self.first is None else (self.first, self.next):
+            given = {t.name: (t.dtype, t.sizes) for t in graph.outputs if t.name.startswith(CARRIED_PREFIX)}
+            problems += [
+                f"output {name} of {graph.label} must be an input {name.removeprefix(CARRIED_PREFIX)} of the"
+                " same shape and dtype, got another or none"
+                for name in sorted(given.keys() | wanted.keys())
+                if given.get(name) != wanted.get(name)
+            ]
+        return problems
+
+    def _name_problems(self) -> list[str]:
+        carried = {tensor.name for tensor in self.carried}
+        inputs = {tensor.name for tensor in self.next.inputs} - carried
+        plain = {tensor.name for tensor in self.next.outputs} - {CARRIED_PREFIX + name for name in carried}
+        problems = []
+        if unknown := sorted(self.inputs.keys() - inputs):
+            problems.append(f"inputs new at each step must be inputs that are not carried, got {unknown}")
+        if self.outputs.keys() != plain:
+            problems.append(
+                f"outputs must be those that are not carried, {sorted(plain)}, got {sorted(self.outputs)}"
+            )
+        if self.first is not None:
+            if extra := sorted({tensor.name for tensor in self.first.inputs} - inputs):
+                problems.append(f"{self.first.label} must take inputs of {self.next.label}, got {extra}")
+            if missing := sorted(plain - {tensor.name for tensor in self.first.outputs}):
+                problems.append(f"{self.first.label} must give {missing} too, got none")
+        return problems
 
 
 FileContent = Path | bytes | Callable[[], bytes]
@@ -350,6 +467,21 @@ class Preset:
 
 
 @dataclass(frozen=True)
+class Part:
+    """A folder of a checkpoint, which may also lie in a place of its own (``--part NAME=DIR|HUB_ID``).
+
+    Args:
+        name: of the folder, e.g. ``text_encoder``.
+        files: paths within the folder that must be there.
+        optional: a checkpoint may lack it.
+    """
+
+    name: str
+    files: tuple[str, ...] = ()
+    optional: bool = False
+
+
+@dataclass(frozen=True)
 class Family:
     """One family of checkpoints and how it is served.
 
@@ -358,11 +490,12 @@ class Family:
         upstream: the public checkpoint that it stands for.
         summary: one line for people.
         served: names of the models that clients call.
-        layout: paths that a checkpoint must have.
+        layout: what a checkpoint must have: files by their paths, and the folders of its parts.
         axes: ranges for a checkpoint that is of no preset.
         presets: by name.
         plan: reads a checkpoint's configuration and describes what it becomes.
         variants: other such plans, by name.
+        requests: what clients ask for: `slipway generate` has a command for each.
         trained: the family of the checkpoints that users train for this one and export by name; None where
             there is no such training.
     """
@@ -371,9 +504,15 @@ class Family:
     upstream: str
     summary: str
     served: tuple[str, ...]
-    layout: tuple[str, ...]
+    layout: tuple[str | Part, ...]
     axes: tuple[Axis, ...]
     presets: Mapping[str, Preset]
     plan: Callable[[Checkpoint, Sequence[Axis]], Plan]
     variants: Mapping[str, Variant] = field(default_factory=dict)
+    requests: tuple[type[Request], ...] = ()
     trained: str | None = None
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The parts of a checkpoint that may lie in places of their own."""
+        return tuple(entry for entry in self.layout if isinstance(entry, Part))

@@ -2,8 +2,8 @@
 
 Every output is compared at every point of the component (min, opt, max, and sizes that export never
 saw), with the network in float32 as the reference whatever the graph's precision. A stepped network
-is compared once more over a whole run. The rows become the parity table of the manifest; a row that
-is outside its bounds keeps the component out of the repository.
+is compared once more over a whole run (`verify_steps.py`). The rows become the parity table of the
+manifest; a row that is outside its bounds keeps the component out of the repository.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from slipway_export.onnx import example_inputs
-from slipway_export.spec import Component, Point, Precision, Stepped, Tolerance
-from slipway_serving.errors import SlipwayError
+from slipway_export.size import Point
+from slipway_export.spec import Component, Precision, TensorSpec, Tolerance
+from slipway_serving.errors import InvalidRequest, SlipwayError
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 Run = Callable[[Mapping[str, Array]], dict[str, Array]]
+
+EXACT = Tolerance(max_abs=0.0, relative_l2=0.0, cosine=1.0)
+"""The bounds of an output that must be equal."""
 
 
 class ParityFailed(SlipwayError):
@@ -84,7 +88,11 @@ class Reference:
 
 
 def compute_reference(component: Component, module: torch.nn.Module) -> Reference:
-    """Run the float32 network at every point of its component."""
+    """Run the float32 network at every point of its component.
+
+    Raises:
+        InvalidRequest: an output is not of the shape and dtype that the component says.
+    """
     import torch
 
     inputs = {name: example_inputs(component, point, seed=1) for name, point in component.points().items()}
@@ -96,7 +104,31 @@ def compute_reference(component: Component, module: torch.nn.Module) -> Referenc
             outputs[name] = {
                 spec.name: tensor.numpy() for spec, tensor in zip(component.outputs, tensors, strict=True)
             }
+    check_described(component, outputs)
     return Reference(inputs, outputs)
+
+
+def check_described(component: Component, outputs: Mapping[str, Mapping[str, Array]]) -> None:
+    """Refuse a description whose outputs are not those of the network.
+
+    Args:
+        component: the description.
+        outputs: of the network, by name of the point and of the tensor.
+
+    Raises:
+        InvalidRequest: names every output that has another shape or dtype, and the point.
+    """
+    points = component.points()
+    problems = [
+        f"{spec.name} at {point_text(name, points[name])} must be {spec.dtype.value} {list(wanted)} as"
+        f" described, got {array.dtype} {list(array.shape)}"
+        for name, arrays in outputs.items()
+        for spec in component.outputs
+        if (array := arrays[spec.name]).shape != (wanted := spec.at(points[name]))
+        or array.dtype != spec.dtype.value
+    ]
+    if problems:
+        raise InvalidRequest(f"{component.label}: " + " | ".join(problems))
 
 
 def verify(component: Component, path: Path, reference: Reference, precision: Precision) -> list[ParityRow]:
@@ -112,46 +144,38 @@ def verify(component: Component, path: Path, reference: Reference, precision: Pr
     run, verified_on = load_graph(component, path, precision)
     rows = []
     for name, point in component.points().items():
-        actual = run(reference.inputs[name])
+        actual = run_at(component, run, reference.inputs[name], point_text(name, point))
         for output in component.outputs:
             rows.append(
                 compare(
-                    component, output.name, _point_text(name, point), actual[output.name],
-                    reference.outputs[name][output.name], component.tolerance[precision], verified_on,
+                    component, output.name, point_text(name, point), actual[output.name],
+                    reference.outputs[name][output.name], bound_of(component, output, precision), verified_on,
                 )
             )  # fmt: skip
     return rows
 
 
-def verify_stepped(stepped: Stepped, folder: Path, precision: Precision) -> list[ParityRow]:
-    """Run a stepped network's graphs over several steps and compare with its own whole run.
+def bound_of(component: Component, output: TensorSpec, precision: Precision) -> Tolerance:
+    """Return the bounds of an output in a precision that its component has."""
+    return EXACT if output.exact else component.tolerance[precision]
 
-    Args:
-        stepped: its description.
-        folder: where its graphs are.
-        precision: that the user asked for; chooses the bounds of the ``next`` component.
+
+def run_at(component: Component, run: Run, inputs: Mapping[str, Array], point: str) -> dict[str, Array]:
+    """Run a graph at a point.
+
+    Raises:
+        ParityFailed: ONNX Runtime refuses the shapes of the point.
     """
-    import torch
+    try:
+        return run(inputs)
+    except Exception as error:  # ONNX Runtime's own have no common base
+        raise ParityFailed(
+            f"{component.label}: the graph must run at {point}, got {_reason(error)}; nothing was placed"
+        ) from error
 
-    component = stepped.next
-    precision = component.precision(precision)
-    point = component.points()["opt"]
-    whole, output = component.inputs[0].name, component.outputs[0].name
-    parts = [example_inputs(component, point, seed=2 + step)[whole] for step in range(stepped.steps)]
-    with torch.no_grad():
-        expected = stepped.reference(torch.from_numpy(np.concatenate(parts, axis=stepped.axis))).numpy()
-    run, verified_on = load_graph(stepped.first, folder / f"{stepped.first.graph}.onnx", precision)
-    outputs = []
-    carried: dict[str, Array] = {}
-    for step, part in enumerate(parts):
-        result = run({whole: part, **carried})
-        outputs.append(result.pop(output))
-        carried = {name.removeprefix("next_"): array for name, array in result.items()}
-        if step == 0:
-            run, verified_on = load_graph(component, folder / f"{component.graph}.onnx", precision)
-    actual = np.concatenate(outputs, axis=stepped.axis)
-    name = _point_text(f"{stepped.steps} steps", point)
-    return [compare(component, output, name, actual, expected, component.tolerance[precision], verified_on)]
+
+def _reason(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def load_graph(component: Component, path: Path, precision: Precision) -> tuple[Run, str]:
@@ -162,6 +186,9 @@ def load_graph(component: Component, path: Path, precision: Precision) -> tuple[
 
     Returns:
         A function from inputs to outputs by name, and where it runs.
+
+    Raises:
+        ParityFailed: ONNX Runtime refuses the graph.
     """
     import onnxruntime
 
@@ -171,7 +198,13 @@ def load_graph(component: Component, path: Path, precision: Precision) -> tuple[
     if precision is Precision.BF16:
         device += ", bfloat16 widened to float32"
         model = widen_bfloat16(path)
-    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    try:
+        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime's own have no common base
+        raise ParityFailed(
+            f"{component.label}: the graph must load in ONNX Runtime, got {_reason(error)};"
+            " nothing was placed"
+        ) from error
     names = [tensor.name for tensor in component.outputs]
 
     def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -226,31 +259,45 @@ def compare(
     bound: Tolerance,
     verified_on: str,
 ) -> ParityRow:
-    """Measure one output against PyTorch's.
+    """Measure one output against PyTorch's; whole numbers and truth values without rounding.
 
     Raises:
-        ParityFailed: the shapes differ.
+        ParityFailed: the shapes or dtypes differ.
     """
     if actual.shape != expected.shape:
         raise ParityFailed(
             f"{component.label}: {output} at {point} must have shape {list(expected.shape)},"
             f" got {list(actual.shape)}"
         )
+    if actual.dtype != expected.dtype:
+        raise ParityFailed(
+            f"{component.label}: {output} at {point} must be {expected.dtype}, got {actual.dtype}"
+        )
     a, e = actual.astype(np.float64).ravel(), expected.astype(np.float64).ravel()
     norm_a, norm_e = float(np.linalg.norm(a)), float(np.linalg.norm(e))
     error = float(np.linalg.norm(a - e))
+    cosine = float(a @ e) / (norm_a * norm_e) if norm_a and norm_e else float(norm_a == norm_e)
     return ParityRow(
         graph=component.label,
         output=output,
         point=point,
         shape=tuple(expected.shape),
-        max_abs=float(np.max(np.abs(a - e))) if a.size else 0.0,
+        max_abs=_largest_difference(actual, expected),
         relative_l2=error / norm_e if norm_e else error,
-        # Two outputs that are all zero agree.
-        cosine=float(a @ e) / (norm_a * norm_e) if norm_a and norm_e else float(norm_a == norm_e),
+        cosine=1.0 if np.array_equal(actual, expected) else cosine,
         bound=bound,
         verified_on=verified_on,
     )
+
+
+def _largest_difference(actual: Array, expected: Array) -> float:
+    if not actual.size:
+        return 0.0
+    if actual.dtype.kind in "bui":
+        # float64 cannot tell whole numbers above 2**53 apart, and their own type may overflow.
+        high, low = np.maximum(actual, expected), np.minimum(actual, expected)
+        return float(np.max(high.astype(np.uint64) - low.astype(np.uint64)))
+    return float(np.max(np.abs(actual.astype(np.float64) - expected.astype(np.float64))))
 
 
 def check(rows: Sequence[ParityRow]) -> None:
@@ -266,5 +313,6 @@ def check(rows: Sequence[ParityRow]) -> None:
         raise ParityFailed("parity with PyTorch failed, nothing was placed: " + " | ".join(failed))
 
 
-def _point_text(name: str, point: Point) -> str:
+def point_text(name: str, point: Point) -> str:
+    """Return how a row names a point: its name and the sizes of its axes."""
     return f"{name} ({', '.join(f'{axis}={size}' for axis, size in point.items())})"

@@ -8,28 +8,28 @@ server by itself, `slipway drain` for one that something else stops, e.g. as a K
 
 from __future__ import annotations
 
-import http.client
-import re
 import time
-import urllib.request
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 from slipway_serving.metrics import REQUESTS_RUNNING
 
-_RUNNING = re.compile(rf"^{REQUESTS_RUNNING.name}\{{[^}}]*\}} (\S+)$", re.MULTILINE)
 _POLL_S = 0.1
 # Between the end of one request and the start of one that waited, nothing runs for a moment.
 _QUIET_LOOKS = 2
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def requests_running(metrics_url: str) -> int | None:
     """Return how many requests a server's pipelines work on; None where its metrics cannot be read."""
     try:
-        with _DIRECT.open(metrics_url, timeout=2) as response:
-            text = response.read().decode()
-    except (OSError, http.client.HTTPException):
+        # A proxy of the environment is for the world outside, not for a server of our own.
+        text = httpx.get(metrics_url, timeout=2, trust_env=False).raise_for_status().text
+        families = list(text_string_to_metric_families(text))
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError):
         return None
-    return round(sum(float(value) for value in _RUNNING.findall(text)))
+    samples = (sample for family in families for sample in family.samples)
+    return round(sum(sample.value for sample in samples if sample.name == REQUESTS_RUNNING.name))
 
 
 def wait_until_idle(metrics_url: str, limit_s: float) -> int | None:

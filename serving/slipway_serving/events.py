@@ -19,6 +19,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from slipway_serving import texts
 from slipway_serving.errors import Unrecoverable
 from slipway_serving.fields import Array, Field, Rule, encode, fields_of
 
@@ -45,10 +46,10 @@ class Event:
 
 
 _ELAPSED = told("seconds since the work began")
-_HEIGHT, _WIDTH = told("of the picture, pixels", "INT32"), told("of the picture, pixels", "INT32")
+_HEIGHT, _WIDTH = (told(f"{side} of the pictures, pixels", "INT32") for side in ("height", "width"))
 _HIT_RATE = told("share of the denoiser's evaluations that reused the first-block cache, 0 to 1")
-_CHUNK = told("0 to chunks - 1, in the order of sending", "INT32")
-_CHUNKS = told("how many there are", "INT32")
+_CHUNK = told("which part of the result: 0 to chunks - 1, in the order of sending", "INT32")
+_CHUNKS = told("number of parts", "INT32")
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,12 @@ class Progress(Event):
 
     known_by: ClassVar[tuple[str, ...]] = ("step",)
 
-    step: Annotated[int, told("1 to steps", "INT32")]
-    steps: Annotated[int, told("how many there are", "INT32")]
+    step: Annotated[int, told("the step that is done, 1 to steps", "INT32")]
+    steps: Annotated[int, told("number of steps", "INT32")]
     elapsed_s: Annotated[float, _ELAPSED]
-    preview: Annotated[Pixels | None, Array("uint8", ("height", "width", 3), "RGB of the latents")] = None
+    preview: Annotated[
+        Pixels | None, Array("uint8", ("height", "width", 3), "RGB picture of what there is")
+    ] = None
     height: Annotated[int | None, _HEIGHT] = None
     width: Annotated[int | None, _WIDTH] = None
 
@@ -97,7 +100,7 @@ class FramesPart(Event):
 
     known_by: ClassVar[tuple[str, ...]] = ("frames", "frames_base64")
 
-    frames: Annotated[Pixels | None, Array("uint8", ("frames", "height", "width", 3), "RGB")]
+    frames: Annotated[Pixels | None, Array("uint8", ("frames", "height", "width", 3), "RGB pixels")]
     first_frame: Annotated[int, told("place of the first frame in the video, from 0", "INT32")]
     elapsed_s: Annotated[float, _ELAPSED]
     final: Annotated[bool, told("whether no later part changes these frames")] = True
@@ -236,6 +239,11 @@ def _shaped(
 ) -> NDArray[Any]:
     """Return an array in its shape: an axis has the size that the field of its name tells."""
     array = array.astype(rule.numpy, copy=False)
+    if rule.dtype == "text":
+        read_texts, problem = texts.read_all(name, array)
+        if read_texts is None:
+            raise Unrecoverable(f"{where}: {problem}")
+        array = read_texts
     if array.ndim == len(rule.shape):
         return array
     told_sizes = {

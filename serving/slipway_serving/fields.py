@@ -8,19 +8,21 @@ command line and the tables in the documents. Values become tensors by :meth:`Fi
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field
+from dataclasses import MISSING, dataclass, field, replace
 from dataclasses import fields as dataclass_fields
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway_serving import images
+from slipway_serving import images, texts
+from slipway_serving.texts import short
 
 BATCH = "batch"
-"""Name of a first axis that Triton batches over."""
+"""Name of a first axis that Triton batches over: beside such an array, a scalar is of a batch of one."""
 
 _DATATYPES: dict[type, str] = {str: "BYTES", bytes: "BYTES", int: "INT64", float: "FP32", bool: "BOOL"}
 _ARRAY_DATATYPES = {
@@ -34,7 +36,6 @@ _A: dict[type, str] = {
     str: "a text", bytes: "bytes", int: "a whole number", float: "a number", bool: "true or false"
 }  # fmt: skip
 _INT64 = np.iinfo(np.int64)
-_SHOWN_CHARACTERS = 40
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Rule:
         shown: how a refused value is shown; by default its shortened repr.
         default: what stands for a value that is left out, where the field's default does not say it.
         datatype: Triton's name of the element type, where it is not the usual one of the field's type.
+        flag: the command line's name of it, where that is another; None where it offers none.
     """
 
     must: str
@@ -58,6 +60,7 @@ class Rule:
     shown: Callable[[Any], str] | None = None
     default: str = ""
     datatype: str = ""
+    flag: str | None = ""
 
     def problem(self, name: str, value: Any) -> str:
         """Return the sentence about a value that breaks the rule; "" for one that keeps it."""
@@ -69,10 +72,10 @@ class Rule:
 
 @dataclass(frozen=True)
 class Array:
-    """What the values of an array field may be; floating-point ones are always finite.
+    """What the values of an array field may be.
 
     Attributes:
-        dtype: numpy's name of the element type, or "text" for UTF-8.
+        dtype: numpy's name of the element type, or "text" for UTF-8, whose elements are str, or bytes of it.
         shape: ints, and names of axes; fields of one request agree in the axes that they share.
         help: one line for people: what the array is, with its unit.
         sizes: smallest and largest size of an axis; (1, None) where it is not named. What the served model
@@ -81,6 +84,9 @@ class Array:
         high: largest value.
         also: a rule of the whole array, beyond its range.
         fix: what to do with an axis that is too long; completes "try".
+        fix_values: what to do with values out of range; completes "try".
+        finite: whether floating-point values must be finite; not where another model gave them, since then
+            it is not the caller who broke the rule.
         ragged: Triton may batch requests whose sizes differ.
         default: what stands for an array that is left out.
     """
@@ -93,6 +99,8 @@ class Array:
     high: float | None = None
     also: Rule | None = None
     fix: str = ""
+    fix_values: str = ""
+    finite: bool = True
     ragged: bool = False
     default: str = ""
 
@@ -104,11 +112,10 @@ class Array:
     @property
     def must(self) -> str:
         """The rule for people."""
-        parts = [f"{axis}: {_range(*size)}" for axis, size in self.sizes.items()]
+        parts = [_sizes(axis, *size) for axis, size in self.sizes.items()]
         if self.low is not None or self.high is not None:
-            low, high = ("any" if bound is None else f"{bound:g}" for bound in (self.low, self.high))
-            parts.append(f"values {low} to {high}")
-        elif self.dtype.startswith("float"):
+            parts.append(_bounds(self.low, self.high))
+        elif self.dtype.startswith("float") and self.finite:
             parts.append("finite")
         if self.also is not None:
             parts.append(self.also.must)
@@ -117,10 +124,13 @@ class Array:
     def problem(self, name: str, value: Any, limits: Mapping[str, range]) -> str:
         """Return the sentence about an array that breaks the rule; "" for one that keeps it."""
         got = f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else short(value)
-        if not isinstance(value, np.ndarray) or value.dtype != self.numpy or not self._fits(value.shape):
+        if not isinstance(value, np.ndarray) or not self._typed(value) or not self._fits(value.shape):
             want = f"{self.dtype} [{', '.join(map(str, self.shape))}]"
             return f"{name} must be {want}, got {got}; try an array of that type and shape"
         return self._size_problem(name, value, limits) or self._value_problem(name, value)
+
+    def _typed(self, value: NDArray[Any]) -> bool:
+        return bool(value.dtype == self.numpy) or (self.dtype == "text" and value.dtype.kind == "U")
 
     def _fits(self, shape: Sequence[int]) -> bool:
         return len(shape) == len(self.shape) and all(
@@ -135,25 +145,31 @@ class Array:
             if axis in limits:
                 low, high = limits[axis][0], limits[axis][-1]
             if size < low or (high is not None and size > high):
-                fix = f"; try {self.fix}" if self.fix and size > low else ""
-                return f"{name} must have {_range(low, high)} {axis}, got shape {list(value.shape)}{fix}"
+                fix = ("a request for each" if axis == BATCH else self.fix) if size > low else ""
+                rule = f"{name} must have {_sizes(axis, low, high)}, got shape {list(value.shape)}"
+                return f"{rule}; try {fix}" if fix else rule
         return ""
 
     def _value_problem(self, name: str, value: NDArray[Any]) -> str:
         if self.dtype == "text":
-            texts = (_text(name, element) for element in value.flat)
-            wrong = next((problem for _, problem in texts if problem), "")
+            wrong = texts.read_all(name, value)[1]
             return wrong or (self.also.problem(name, value) if self.also else "")
-        if value.dtype.kind == "f":
+        if value.dtype.kind == "f" and self.finite:
             bad = np.argwhere(~np.isfinite(value))
             if len(bad):
                 return f"{name} must be finite, got {value[tuple(bad[0])]} at {self._place(bad[0])}"
-        low = -np.inf if self.low is None else self.low
-        high = np.inf if self.high is None else self.high
-        if value.size and not (value.min() >= low and value.max() <= high):
-            bad_value = value.min() if value.min() < low else value.max()
-            return f"{name} must be within {low:g} to {high:g}, got {bad_value:g}"
+        if value.size and (far := self._out_of_range(value)) is not None:
+            rule = f"{name} must be {_bounds(self.low, self.high)}, got {_number(far)}"
+            return f"{rule}; try {self.fix_values}" if self.fix_values else rule
         return self.also.problem(name, value) if self.also else ""
+
+    def _out_of_range(self, value: NDArray[Any]) -> float | None:
+        """Return the value that is furthest out of range; None where all are within."""
+        if self.low is not None and not (smallest := value.min()) >= self.low:
+            return float(smallest)
+        if self.high is not None and not (largest := value.max()) <= self.high:
+            return float(largest)
+        return None
 
     def _place(self, index: NDArray[Any]) -> str:
         named = [
@@ -223,31 +239,38 @@ class Field:
     rule: Statement
     default: Any = None
 
+    @property
+    def flag(self) -> str | None:
+        """The command line's name of the field; None where it offers none."""
+        if isinstance(self.rule, Rule) and self.rule.flag != "":
+            return self.rule.flag
+        return self.name
+
     def encode(self, value: Any) -> NDArray[Any]:
         """Return the tensor of a value that is not None."""
         if isinstance(self.rule, Array):
             if self.rule.dtype != "text":
                 return np.ascontiguousarray(value)
-            flat = [_raw(element) for element in value.flat]
+            flat = [texts.to_bytes(element) for element in value.flat]
             return np.array([*flat, None], np.object_)[:-1].reshape(value.shape)
         if isinstance(self.rule, Image):
             value = images.to_bytes(value)
         element = value.encode() if self.kind is str else value
-        return np.array([element], dtype=_DTYPES[self.datatype])
+        return np.array([element], dtype=_DTYPES[self.datatype]).reshape(self.shape)
 
     def decode(self, tensor: NDArray[Any]) -> tuple[Any, str]:
         """Read a tensor: (value, "") or (None, the broken rule)."""
         if isinstance(self.rule, Array):
-            return tensor, ""
+            return texts.read_all(self.name, tensor) if self.rule.dtype == "text" else (tensor, "")
         dtype = _DTYPES[self.datatype]
         if tensor.dtype != dtype or tensor.shape != self.shape:
             got, want = f"{tensor.dtype} {list(tensor.shape)}", f"{self.datatype} {list(self.shape)}"
             return None, f"{self.name} must be a tensor {want}, got {got}; try {want}"
-        element = tensor[0]
+        element = tensor.reshape(-1)[0]
         if self.kind is str:
-            return _text(self.name, element)
+            return texts.read(self.name, element)
         if self.kind is bytes:
-            raw = _raw(element)
+            raw = texts.to_bytes(element)
             return (images.from_text(raw) if isinstance(self.rule, Image) else raw), ""
         # The shortest decimal that names the float32: a client's 4.1 is 4.1 again, not 4.099999904632568.
         return (float(str(element)) if self.kind is float else self.kind(element)), ""
@@ -268,7 +291,7 @@ class Field:
         if not isinstance(value, accepted) or (isinstance(value, bool) and self.kind is not bool):
             got = short(value)
             return f"{self.name} must be of type {self.kind.__name__}, got {got}; try {_A[self.kind]}"
-        return _text_problem(self.name, value) if self.kind is str else ""
+        return texts.problem(self.name, value) if self.kind is str else ""
 
 
 def fields_of(described: type[Any]) -> tuple[Field, ...]:
@@ -281,11 +304,7 @@ def fields_of(described: type[Any]) -> tuple[Field, ...]:
     Raises:
         TypeError: a field's type has no tensor type, or its annotation has no rule.
     """
-    hints = get_type_hints(described, include_extras=True)
-    return tuple(
-        _field(f"{described.__name__}.{each.name}", each.name, hints[each.name], each.default)
-        for each in dataclass_fields(described)
-    )
+    return _read_fields(described)  # type: ignore[arg-type]  # mypy has instances in mind: classes hash
 
 
 def encode(described: Any) -> dict[str, NDArray[Any]]:
@@ -314,10 +333,16 @@ def agreement_problems(values: Mapping[str, Any], described: Sequence[Field]) ->
     return problems
 
 
-def short(value: Any) -> str:
-    """Return a value's repr, shortened."""
-    text = repr(value)
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
+@functools.cache
+def _read_fields(described: type[Any]) -> tuple[Field, ...]:
+    hints = get_type_hints(described, include_extras=True)
+    made = tuple(
+        _field(f"{described.__name__}.{each.name}", each.name, hints[each.name], each.default)
+        for each in dataclass_fields(described)
+    )
+    if not any(isinstance(each.rule, Array) and each.rule.shape[:1] == (BATCH,) for each in made):
+        return made
+    return tuple(each if isinstance(each.rule, Array) else replace(each, shape=(1, 1)) for each in made)
 
 
 def _field(where: str, name: str, hint: Any, default: Any) -> Field:
@@ -354,33 +379,18 @@ def _field(where: str, name: str, hint: Any, default: Any) -> Field:
     )
 
 
-def _text(name: str, element: Any) -> tuple[str | None, str]:
-    """Read a text: (the text, "") or (None, what is wrong with it)."""
-    if isinstance(element, str):
-        problem = _text_problem(name, element)
-        return (None if problem else element), problem
-    raw = bytes(element)
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        got = f"byte 0x{raw[error.start]:02x} at offset {error.start}"
-        return None, f"{name} must be UTF-8 text, got {got}; try encoding it as UTF-8"
-    problem = _text_problem(name, text)
-    return (None if problem else text), problem
+def _sizes(axis: str, low: int, high: int | None) -> str:
+    return f"a batch of {_range(low, high)}" if axis == BATCH else f"{_range(low, high)} {axis}"
 
 
-def _text_problem(name: str, value: str) -> str:
-    if (at := value.find("\0")) >= 0:
-        return f"{name} must be text without NUL, got one at character {at}; try removing it"
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        return f"{name} must be Unicode text, got half a surrogate pair at {error.start}; try removing it"
-    return ""
+def _bounds(low: float | None, high: float | None) -> str:
+    if low is None or high is None:
+        return f"at least {_number(low)}" if low is not None else f"at most {_number(high or 0)}"
+    return f"within {_number(low)} to {_number(high)}"
 
 
-def _raw(element: Any) -> bytes:
-    return element.encode() if isinstance(element, str) else bytes(element)
+def _number(value: float) -> str:
+    return str(int(value)) if float(value).is_integer() else f"{value:g}"
 
 
 def _range(low: int, high: int | None) -> str:

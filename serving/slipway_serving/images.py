@@ -23,6 +23,8 @@ FORMATS = ("PNG", "JPEG", "WEBP")
 _FIX = "a PNG, JPEG or WebP file, or uint8 pixels [height, width, 3]"
 # What turns into RGB without a loss; transparency has no colour of its own.
 _MODES = ("RGB", "L", "P", "1")
+# The header's byte that tells the bits of a channel: of 16, Pillow would drop half without a word.
+_PNG_DEPTH, _DEPTH_BITS = 24, 8
 
 
 def problem(value: Any, sides_px: range, largest_bytes: int) -> str:
@@ -78,31 +80,40 @@ def pixels(value: bytes | NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 def _file_problem(value: bytes, sides_px: range) -> str:
     from PIL import UnidentifiedImageError
+    from PIL.Image import DecompressionBombError
 
     try:
         picture = _opened(value)
-        frames, transparent = getattr(picture, "n_frames", 1), "transparency" in picture.info
-        if wrong := _size_problem(*picture.size, sides_px):
-            return wrong
-        if picture.mode not in _MODES or transparent:
-            got = f"mode {picture.mode}" + (" with transparency" if transparent else "")
-            return f"RGB or grey without transparency, got {got}; try converting it to RGB"
-        if frames != 1:
-            return f"one picture, got {frames} frames; try one of them"
-        # A file that was cut short opens; its pixels tell. The size is known to be small enough.
-        picture.load()
+        wrong = _size_problem(*picture.size, sides_px) or _mode_problem(picture, value)
+        if not wrong:
+            # A file that was cut short opens; its pixels tell. The size is known to be small enough.
+            picture.load()
+    except DecompressionBombError as error:
+        return f"{_sides_rule(sides_px)}, got far more ({error}); try resizing it"
     except UnidentifiedImageError:
         return f"{_FIX}, got bytes that begin with {value[:8]!r}; try another file"
     except (OSError, SyntaxError, ValueError) as error:
         return f"a whole picture, got one that breaks off or is damaged ({error}); try sending it anew"
-    return ""
+    return wrong
+
+
+def _mode_problem(picture: Image, value: bytes) -> str:
+    frames, transparent = getattr(picture, "n_frames", 1), "transparency" in picture.info
+    bits = value[_PNG_DEPTH] if picture.format == "PNG" else _DEPTH_BITS
+    if picture.mode not in _MODES or transparent or bits > _DEPTH_BITS:
+        got = f"mode {picture.mode} of {bits} bits" + (" with transparency" if transparent else "")
+        return f"RGB or grey of {_DEPTH_BITS} bits without transparency, got {got}; try converting it to RGB"
+    return "" if frames == 1 else f"one picture, got {frames} frames; try one of them"
 
 
 def _size_problem(width: int, height: int, sides_px: range) -> str:
     if width in sides_px and height in sides_px:
         return ""
-    rule = f"{sides_px[0]} to {sides_px[-1]} px a side"
-    return f"{rule}, got {width}x{height}; try resizing it"
+    return f"{_sides_rule(sides_px)}, got {width}x{height}; try resizing it"
+
+
+def _sides_rule(sides_px: range) -> str:
+    return f"{sides_px[0]} to {sides_px[-1]} px a side"
 
 
 def _opened(value: bytes) -> Image:
@@ -112,7 +123,4 @@ def _opened(value: bytes) -> Image:
     with warnings.catch_warnings():
         # Its own bound on pixels only warns; ours is stricter and refuses.
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        try:
-            return Image.open(io.BytesIO(value), formats=FORMATS)
-        except Image.DecompressionBombError as error:
-            raise ValueError(str(error)) from None
+        return Image.open(io.BytesIO(value), formats=FORMATS)

@@ -9,7 +9,6 @@ and no folder. A watcher (:mod:`slipway_serving.triton_process`) does the same i
 from __future__ import annotations
 
 import contextlib
-import http.client
 import os
 import secrets
 import signal
@@ -17,19 +16,20 @@ import socket
 import subprocess
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, get_args
 
+import httpx
+
 from slipway_serving import triton_log
 from slipway_serving.control import ModelControl, is_loopback
 from slipway_serving.drain import wait_until_idle
 from slipway_serving.errors import InvalidRequest, NotReady, raise_all
 from slipway_serving.triton_arguments import closed_apis, further_problems, tracing, tracing_problems
-from slipway_serving.triton_install import environment, find_triton, lay_out_backends
+from slipway_serving.triton_install import environment, find_triton, lay_out_backends, lay_out_interpreter
 from slipway_serving.triton_process import (
     EXIT_GRACE_S,
     ID_VARIABLE,
@@ -47,8 +47,6 @@ _SHARED_MEMORY_BASE_BYTES = 32 * _MIB
 _SHARED_MEMORY_PER_MODEL_BYTES = 2 * _MIB
 _POLL_S = 0.05
 _PORT_ATTEMPTS = 3
-# A proxy of the environment is for the world outside, not for a server of our own.
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @dataclass(frozen=True)
@@ -67,9 +65,8 @@ class ServerConfig:
         model_control: "none" serves what the repository held at the start; "explicit" also takes orders to
             load and unload models while it runs.
         control_token: what such orders must carry (see :mod:`slipway_serving.control`), and any other use of
-        the
-            APIs that change the server (:data:`slipway_serving.triton_arguments.CLOSED_APIS`); None leaves
-            them open.
+            the APIs that change the server (:data:`slipway_serving.triton_arguments.CLOSED_APIS`); None
+            leaves them open.
         trace_otlp: OTLP endpoint over HTTP that gets traces of requests; None traces nothing.
         trace_every: one request in this many is traced.
         log_verbose: Triton's verbosity, 0 or more.
@@ -196,10 +193,6 @@ class Server:
         """Return the names of the models that are ready."""
         return sorted(ModelControl(self.http_url, self.config.control_token).ready_models())
 
-    def failed_models(self) -> dict[str, str]:
-        """Return why models could not be loaded, by name (without `exit_on_error` the others serve)."""
-        return triton_log.load_failures(self.log_text())
-
     def start(self) -> None:
         """Start the server and return when it is ready.
 
@@ -254,8 +247,9 @@ class Server:
         install = find_triton()
         folder = Path(tempfile.mkdtemp(prefix=self._id))
         self._belongings = Belongings(self._id, str(folder), pid=0, exit_timeout_s=self.config.exit_timeout_s)
-        backends = folder / "backends"
+        backends, interpreter = folder / "backends", folder / "interpreter"
         lay_out_backends(install, backends)
+        lay_out_interpreter(interpreter, os.environ)
         with self.log_path.open("wb") as log:
             self._process = subprocess.Popen(
                 [str(install.binary), *self._arguments(backends)],
@@ -263,7 +257,7 @@ class Server:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=folder,  # stubs look for modules in their working directory first
-                env={**environment(install, os.environ), ID_VARIABLE: self._id},
+                env={**environment(install, interpreter, os.environ), ID_VARIABLE: self._id},
                 start_new_session=True,  # a terminal's Ctrl-C is for us; we stop it in good order
             )
             self._belongings = replace(self._belongings, pid=self._process.pid)
@@ -437,7 +431,7 @@ def _reachable(host: str) -> str:
 def _answers(url: str) -> bool:
     """Return whether a URL answers 200."""
     try:
-        with _DIRECT.open(url, timeout=2) as response:
-            return bool(response.status == 200)
-    except (OSError, http.client.HTTPException):
+        # A proxy of the environment is for the world outside, not for a server of our own.
+        return httpx.get(url, timeout=2, trust_env=False).status_code == httpx.codes.OK
+    except httpx.HTTPError:
         return False

@@ -161,7 +161,7 @@ class Sessions(Generic[S]):
             self._held.clear()
 
     def _check_room(self) -> None:
-        if len(self._held) >= self._limit:
+        if self.under_way() >= self._limit:
             raise Overloaded(
                 f"{self._where}: sessions must be at most {self._limit} at a time, got one more; "
                 "try again when one has ended"

@@ -2,8 +2,9 @@
 
 The wheel has one `tritonserver` binary, the Python backend's library and one stub per Python version.
 :func:`find_triton` locates them; :func:`lay_out_backends` writes a backend directory that a server
-can be pointed at: `python` (the wheel's library, this Python's stub) and `onnxruntime` (ours).
-:func:`environment` is what the server has to be started with, so that its stubs find our packages.
+can be pointed at: `python` (the wheel's library, this Python's stub) and `onnxruntime` (ours);
+:func:`lay_out_interpreter` writes what lets its stubs find the packages that this process finds.
+:func:`environment` is what the server has to be started with.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import site
 import sys
 import sysconfig
 from collections.abc import Mapping
@@ -86,22 +88,60 @@ def lay_out_backends(install: TritonInstall, folder: Path) -> None:
     (folder / "onnxruntime").symlink_to(_PACKAGE_ROOT / "backends" / "onnxruntime")
 
 
-def environment(install: TritonInstall, base: Mapping[str, str]) -> dict[str, str]:
+def lay_out_interpreter(folder: Path, base: Mapping[str, str]) -> None:
+    """Write a virtual environment in which a stub finds the packages that this process finds.
+
+    The stub's interpreter takes the virtual environment whose `bin` comes first on PATH, but ignores
+    PYTHONPATH (in Triton 2.51 its `sys.flags.ignore_environment` is 1). So it gets an environment of its own,
+    which names the folders of PYTHONPATH and then the site-packages of this Python, whose .pth files count
+    too (editable installs).
+
+    Args:
+        folder: created; to be given to :func:`environment`.
+        base: the environment of this process.
+    """
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin" / "python3").symlink_to(sys.executable)
+    home = Path(sys.base_prefix) / "bin"
+    (folder / "pyvenv.cfg").write_text(f"home = {home}\ninclude-system-site-packages = false\n")
+    packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}))
+    packages.mkdir(parents=True)
+    own = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
+    lines = [
+        *python_path(base).split(os.pathsep),
+        *(f"import site; site.addsitedir({path!r})" for path in own),
+    ]
+    (packages / "slipway.pth").write_text("\n".join(lines) + "\n")
+
+
+def environment(install: TritonInstall, interpreter: Path, base: Mapping[str, str]) -> dict[str, str]:
     """Return the environment that the server must be started with.
 
     The stub is an embedded interpreter: it must load this Python's own library, since another patch
-    release of the same version cannot load its extension modules (`_ssl`, for one); it takes its packages
-    from the virtual environment whose `bin` comes first on PATH, and finds `serving` by PYTHONPATH also
-    where it is not installed.
+    release of the same version cannot load its extension modules (`_ssl`, for one).
 
     Args:
         install: the Triton that will be started.
+        interpreter: what :func:`lay_out_interpreter` wrote.
         base: the environment to extend, usually `os.environ`.
     """
     first = {
-        "LD_LIBRARY_PATH": f"{install.libraries}{os.pathsep}{sysconfig.get_config_var('LIBDIR')}",
-        "PATH": str(Path(sys.executable).parent),
-        "PYTHONPATH": str(_PACKAGE_ROOT.parent),
+        "LD_LIBRARY_PATH": [str(install.libraries), sysconfig.get_config_var("LIBDIR")],
+        "PATH": [str(interpreter / "bin"), str(Path(sys.executable).parent)],
     }
-    joined = {key: os.pathsep.join(filter(None, (value, base.get(key)))) for key, value in first.items()}
-    return {**base, **joined}
+    joined = {
+        key: os.pathsep.join([*folders, *filter(None, [base.get(key)])]) for key, folders in first.items()
+    }
+    return {**base, **joined, "PYTHONPATH": python_path(base)}
+
+
+def python_path(base: Mapping[str, str]) -> str:
+    """Return the PYTHONPATH of a process that is to find our packages and whatever this one finds by its own.
+
+    Args:
+        base: the environment of this process. Relative folders become absolute: the other process has another
+            working directory.
+    """
+    given = base.get("PYTHONPATH")
+    folders = [os.path.abspath(folder) for folder in given.split(os.pathsep)] if given else []  # noqa: PTH100
+    return os.pathsep.join([str(_PACKAGE_ROOT.parent), *folders])

@@ -22,6 +22,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
+import psutil
+
+from slipway_serving.triton_install import python_path
+
 ID_VARIABLE = "SLIPWAY_SERVER_ID"
 SHARED_MEMORY = Path("/dev/shm")
 # After its exit timeout Triton gives up on requests, but looks for that only once a second.
@@ -47,14 +51,12 @@ class Belongings:
 
 def processes(server_id: str) -> list[int]:
     """Return the pids of the living processes that carry a server's id."""
-    mark = f"{ID_VARIABLE}={server_id}".encode()
     found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            # A process may end while we look at it; those of other users cannot be read.
-            with contextlib.suppress(OSError):
-                if mark in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
+    for process in psutil.process_iter():
+        # A process may end while we look at it; those of other users cannot be read.
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(ID_VARIABLE) == server_id:
+                found.append(process.pid)
     return found
 
 
@@ -89,7 +91,7 @@ def start_watcher(belongings: Belongings, log: IO[bytes]) -> subprocess.Popen[by
         stdout=log,
         stderr=log,
         cwd="/",
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent)},
+        env={**os.environ, "PYTHONPATH": python_path(os.environ)},
         start_new_session=True,  # a terminal's Ctrl-C is for the parent, which closes our input in time
     )
     if watcher.stdin is None:

@@ -1,98 +1,112 @@
-"""The authored configs against the code that they serve: tensors, programs, names."""
+"""The authored models as they are staged: tensors, programs, names."""
+
+from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from google.protobuf import text_format
+from staged_models import Staged, stage_all
 from tritonclient.grpc import model_config_pb2
 
 import slipway_models
-from slipway_export.config import authored_config
-from slipway_export.spec import AuthoredModel
-from slipway_serving.diffusion.requests import PromptEmbeds, PromptRequest
-from slipway_serving.events import output_fields
-from slipway_serving.fields import fields_of
 from slipway_serving.models import read_config
 from slipway_serving.program import Settings
-from slipway_serving.video.requests import Decoding
-from slipway_serving.wan_t2v.request import Denoising, TextToVideoRequest
 
 REPOSITORY = slipway_models.FOLDER
 MODELS = sorted(path.parent.name for path in REPOSITORY.glob("*/config.pbtxt"))
-TYPES = {"BYTES": "TYPE_STRING"}
-# What each model takes and answers with, as the family's plan has it.
-WAN = (
-    AuthoredModel("wan_t2v", request=TextToVideoRequest),
-    AuthoredModel("wan_t2v_cached_denoiser", request=Denoising),
-    AuthoredModel("wan_t2v_tokenizer", request=PromptRequest),
-    AuthoredModel("wan_t2v_vae_decoder", request=Decoding),
-    AuthoredModel("wan_t2v_prompt", request=PromptRequest, events=(PromptEmbeds,)),
-)
-# What clients and the models among themselves rely on: name, type, dims and whether it may be left out.
-SERVED: dict[str, tuple[set[Any], set[Any]]] = {
-    "wan_t2v_cached_denoiser": (
-        {
-            ("hidden_states", "TYPE_FP32", (-1, 16, -1, -1, -1), True),
-            ("timestep", "TYPE_FP32", (-1, 1), True),
-            ("encoder_hidden_states", "TYPE_FP32", (-1, -1, -1), True),
-            ("cache_threshold", "TYPE_FP32", (1,), True),
-        },
-        {("sample", "TYPE_FP32", (-1, 16, -1, -1, -1)), ("cached", "TYPE_BOOL", (1,))},
+# What callers of each model know, with the batch dimension where there is one: it stays, and more may join.
+TENSORS = {
+    "wan_t2v": (
+        "prompt STRING [1]; negative_prompt STRING [1] optional; frames INT64 [1] optional;"
+        " height INT64 [1] optional; width INT64 [1] optional; steps INT64 [1] optional;"
+        " guidance_scale FP32 [1] optional; guidance_scale_2 FP32 [1] optional;"
+        " guidance_start FP32 [1] optional; guidance_stop FP32 [1] optional;"
+        " cache_threshold FP32 [1] optional; flow_shift FP32 [1] optional; fps INT64 [1] optional;"
+        " seed INT64 [1] optional; output STRING [1] optional; preview BOOL [1] optional;"
+        " timeout_s FP32 [1] optional",
+        "step INT32 [1]; steps INT32 [1]; elapsed_s FP32 [1]; preview UINT8 [-1, -1, 3]; chunk INT32 [1];"
+        " chunks INT32 [1]; frames UINT8 [-1, -1, -1, 3]; video STRING [1]; cache_hit_rate FP32 [1]",
     ),
     "wan_t2v_prompt": (
-        {("prompt", "TYPE_STRING", (1,), False)},
-        {("prompt_embeds", "TYPE_FP32", (-1, -1)), ("attention_mask", "TYPE_INT64", (-1,))},
+        "prompt STRING [*, 1]",
+        "prompt_embeds FP32 [*, -1, -1]; attention_mask INT64 [*, -1]",
     ),
-    "wan_t2v_tokenizer": (
-        {("prompt", "TYPE_STRING", (1,), False)},
-        {("input_ids", "TYPE_INT64", (-1,)), ("attention_mask", "TYPE_INT64", (-1,))},
+    "wan_t2v_tokenizer": ("prompt STRING [*, 1]", "input_ids INT64 [*, -1]; attention_mask INT64 [*, -1]"),
+    "wan_t2v_vae_decoder": ("latents FP32 [1, 16, -1, -1, -1] optional", "frames UINT8 [-1, -1, -1, 3]"),
+    "wan_t2v_denoiser_high": (
+        "hidden_states FP32 [-1, 16, -1, -1, -1] optional; timestep FP32 [-1, 1] optional;"
+        " encoder_hidden_states FP32 [-1, -1, -1] optional; cache_threshold FP32 [1] optional",
+        "sample FP32 [-1, 16, -1, -1, -1]; cached BOOL [1]",
     ),
-    "wan_t2v_vae_decoder": (
-        {("latents", "TYPE_FP32", (1, 16, -1, -1, -1), True)},
-        {("frames", "TYPE_UINT8", (-1, -1, -1, 3))},
+    "airimu": (
+        "acc FP32 [*, -1, 3] ragged; gyro FP32 [*, -1, 3] ragged; initial_rotation FP32 [*, 4] optional",
+        "corrected_acc FP32 [*, -1, 3]; corrected_gyro FP32 [*, -1, 3]; correction_acc FP32 [*, -1, 3];"
+        " correction_gyro FP32 [*, -1, 3]; acc_cov FP32 [*, -1, 3]; gyro_cov FP32 [*, -1, 3]",
+    ),
+    "wakeword": (
+        "audio FP32 [*, -1]; sample_rate INT64 [*, 1]; words STRING [*, -1] optional",
+        "word STRING [*, -1]; probability FP32 [*, -1]; threshold FP32 [*, -1]; detected BOOL [*, -1];"
+        " rms FP32 [*, 1]",
+    ),
+    "wakeword_features": (
+        "audio FP32 [*, -1] ragged; sample_rate INT64 [*, 1]",
+        "input_values FP32 [*, -1, -1]; rms FP32 [*, 1]",
+    ),
+    "wakeword_decide": (
+        "embedding FP32 [*, -1]; rms FP32 [*, 1]; words STRING [*, -1] optional ragged",
+        "word STRING [*, -1]; probability FP32 [*, -1]; threshold FP32 [*, -1]; detected BOOL [*, -1]",
+    ),
+    "wakeword_stream": (
+        "pcm INT16 [*, -1] ragged; words STRING [*, -1] optional ragged; cooldown_ms INT64 [*, 1] optional;"
+        " sample_rate INT64 [*, 1] optional",
+        "word STRING [*, -1]; end_s FP64 [*, -1]; probability FP32 [*, -1, -1]; threshold FP32 [*, -1, -1];"
+        " event_word STRING [*, -1]; event_time_s FP64 [*, -1]; event_probability FP32 [*, -1]",
     ),
 }
+TENSORS["airimu_stream"] = TENSORS["airimu"]
 
 
-def config_of(model: str) -> Any:
-    """Return the config as the export writes it."""
-    text = (REPOSITORY / model / "config.pbtxt").read_text(encoding="utf-8")
-    for each in WAN:
-        if each.name == model and each.request is not None:
-            text = authored_config(text, each.request, each.events or each.request.events)
-    return text_format.Parse(text, model_config_pb2.ModelConfig())
-
-
-def type_name(tensor: Any) -> str:
-    return str(model_config_pb2.DataType.Name(tensor.data_type))
-
-
-def test_wan_t2v_inputs_are_the_fields_of_its_request() -> None:
-    given = [
-        (tensor.name, type_name(tensor), tuple(tensor.dims), tensor.optional)
-        for tensor in config_of("wan_t2v").input
+def told(config: Any, tensor: Any) -> str:
+    """Return a tensor as the table above has it."""
+    dims = ", ".join([*(["*"] if config.max_batch_size else []), *map(str, tensor.dims)])
+    kind = model_config_pb2.DataType.Name(tensor.data_type).removeprefix("TYPE_")
+    flags = [
+        word
+        for word, flag in (("optional", "optional"), ("ragged", "allow_ragged_batch"))
+        if getattr(tensor, flag, False)
     ]
-    wanted = [
-        (field.name, TYPES.get(field.datatype, f"TYPE_{field.datatype}"), field.shape, field.optional)
-        for field in fields_of(TextToVideoRequest)
-    ]
-    assert given == wanted
+    return " ".join([tensor.name, kind, f"[{dims}]", *flags])
 
 
-def test_wan_t2v_outputs_are_the_fields_of_its_events() -> None:
-    given = {tensor.name: (type_name(tensor), tuple(tensor.dims)) for tensor in config_of("wan_t2v").output}
-    wanted = {
-        field.name: (TYPES.get(field.datatype, f"TYPE_{field.datatype}"), field.shape)
-        for field in output_fields(TextToVideoRequest.events)
-    }
-    assert given == wanted
+@pytest.fixture(scope="module")
+def staged() -> Staged:
+    return stage_all()
 
 
-@pytest.mark.parametrize("model", SERVED)
-def test_model_around_a_denoiser_has_the_tensors_that_others_rely_on(model: str) -> None:
-    config, (inputs, outputs) = config_of(model), SERVED[model]
-    assert {(t.name, type_name(t), tuple(t.dims), t.optional) for t in config.input} == inputs
-    assert {(t.name, type_name(t), tuple(t.dims)) for t in config.output} == outputs
+def names(tensors: Any) -> set[str]:
+    return {tensor.name for tensor in tensors}
+
+
+@pytest.mark.parametrize("model", sorted(TENSORS))
+def test_model_takes_and_gives_what_its_callers_know(staged: Staged, model: str) -> None:
+    config = staged.configs[model]
+    for known, tensors in zip(TENSORS[model], (config.input, config.output), strict=True):
+        assert set(known.split("; ")) <= {told(config, tensor) for tensor in tensors}
+
+
+@pytest.mark.parametrize("model", sorted(TENSORS.keys() - {"wan_t2v"}))
+def test_model_has_no_other_tensors(staged: Staged, model: str) -> None:
+    config = staged.configs[model]
+    counts = [len(known.split("; ")) for known in TENSORS[model]]
+    assert counts == [len(config.input), len(config.output)]
+
+
+def test_every_authored_model_is_staged_with_tensors(staged: Staged) -> None:
+    assert staged.sources == set(MODELS)
+    for name, config in staged.configs.items():
+        assert config.input, name
+        assert config.output, name
+        assert all(tensor.dims for tensor in (*config.input, *config.output)), name
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -109,20 +123,20 @@ def test_python_model_names_a_program_that_can_be_imported(model: str) -> None:
     assert isinstance(program.reports_requests, bool)
 
 
-def test_ensemble_feeds_each_model_what_its_config_takes() -> None:
-    ensemble = config_of("wan_t2v_prompt")
-    tokenizer = config_of("wan_t2v_tokenizer")
+def test_ensemble_feeds_each_model_what_its_config_takes(staged: Staged) -> None:
+    ensemble = staged.configs["wan_t2v_prompt"]
+    tokenizer = staged.configs["wan_t2v_tokenizer"]
     first, second = ensemble.ensemble_scheduling.step
-    assert set(first.input_map) == {tensor.name for tensor in tokenizer.input}
-    assert set(first.output_map) == {tensor.name for tensor in tokenizer.output}
+    assert set(first.input_map) == names(tokenizer.input)
+    assert set(first.output_map) == names(tokenizer.output)
     assert set(second.input_map) == set(first.output_map.values())
     produced = {*first.output_map.values(), *second.output_map.values()}
-    assert {tensor.name for tensor in ensemble.output} <= produced
+    assert names(ensemble.output) <= produced
 
 
-def test_decoder_keeps_all_sessions_in_one_instance() -> None:
-    config = config_of("wan_t2v_vae_decoder")
+def test_decoder_keeps_all_sessions_in_one_instance(staged: Staged) -> None:
+    config = staged.configs["wan_t2v_vae_decoder"]
     assert [group.count for group in config.instance_group] == [1]
     assert config.model_transaction_policy.decoupled
-    videos = sum(group.count for group in config_of("wan_t2v").instance_group)
+    videos = sum(group.count for group in staged.configs["wan_t2v"].instance_group)
     assert int(config.parameters["max_sessions"].string_value) >= videos

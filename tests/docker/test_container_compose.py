@@ -6,13 +6,12 @@ import json
 import os
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
+import httpx
 import pytest
 from docker_engine import ROOT, Engine, free_ports, versions, wait_until
 
@@ -66,14 +65,12 @@ class Project:
         container = self.compose("ps", "--all", "--quiet", name).strip()
         return self.engine.inspect("container", container)
 
-    def ask_prometheus(self, path: str) -> Any:
-        with urllib.request.urlopen(
-            f"http://127.0.0.1:{self.environment['PROMETHEUS_PORT']}/api/v1/{path}"
-        ) as reply:
-            return json.load(reply)["data"]
+    def ask_prometheus(self, path: str, **query: str) -> Any:
+        url = f"http://127.0.0.1:{self.environment['PROMETHEUS_PORT']}/api/v1/{path}"
+        return httpx.get(url, params=query, trust_env=False).raise_for_status().json()["data"]
 
     def query(self, expression: str) -> list[float]:
-        found = self.ask_prometheus(f"query?query={quote(expression)}")["result"]
+        found = self.ask_prometheus("query", query=expression)["result"]
         return [float(sample["value"][1]) for sample in found]
 
 

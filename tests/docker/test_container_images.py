@@ -43,6 +43,19 @@ def test_client_image_has_no_server_when_looked_into(engine: Engine, images: dic
     assert said == {"client": [], "server-cpu": list(heavy)}
 
 
+def test_client_image_has_what_its_commands_import_when_run(engine: Engine, images: dict[str, str]) -> None:
+    run = ("run", "--rm", *CONFINED, "--entrypoint")
+    libraries = "import matplotlib, scipy, soundfile"
+    engine.run(*run, "python", images["client"], "-c", libraries)
+    commands = (
+        "cd /tmp && slipway imu-recording recording --seconds 1 && ! slipway imu recording --url localhost:1"
+        " && ! slipway listen none.wav --plot heard.png --url localhost:1"
+    )
+    said = engine.run(*run, "sh", images["client"], "-c", commands).stderr.splitlines()
+    # Each gets as far as there is no server and no file.
+    assert len(said) == 2 and "localhost:1: unavailable" in said[0] and "none.wav" in said[1], said
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_image_keeps_no_wheel_no_build_tool_and_no_secret_when_built(
     engine: Engine, images: dict[str, str], target: str

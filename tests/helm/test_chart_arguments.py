@@ -86,7 +86,7 @@ def parse_errors(arguments: list[str], tmp_path: Path) -> str:
         timeout=60,
         check=False,
         cwd=tmp_path,
-        env=environment(triton, {"PATH": "/usr/bin:/bin"}),
+        env=environment(triton, tmp_path, {"PATH": "/usr/bin:/bin"}),
     )
     return done.stdout + done.stderr
 

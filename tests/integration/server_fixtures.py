@@ -171,7 +171,15 @@ def any_port(repository: Path, **changes: Any) -> ServerConfig:
     return ServerConfig(repository, http_port=0, grpc_port=0, metrics_port=0, **{**limits, **changes})
 
 
-_DTYPES = {"object": "BYTES", "float32": "FP32", "int64": "INT64", "float64": "FP64"}
+_DTYPES = {
+    "object": "BYTES",
+    "float32": "FP32",
+    "int64": "INT64",
+    "float64": "FP64",
+    "int32": "INT32",
+    "uint8": "UINT8",
+    "bool": "BOOL",
+}
 
 
 def infer_input(name: str, array: np.ndarray) -> triton.InferInput:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import queue
 import re
-import urllib.request
+import subprocess
+import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import psutil
 import pytest
@@ -21,24 +22,30 @@ from hypothesis import strategies as st
 from server_fixtures import infer_input, loading_warnings, wait_until
 
 from slipway_cli.root import run
-from slipway_client import Client, InvalidRequest, Overloaded, SlipwayError
+from slipway_client import AsyncClient, Client, InvalidRequest, Overloaded, SlipwayError, Turn
 from slipway_client.imu.read import read_recording
-from slipway_client.tensors import Turn
 from slipway_export.checkpoint import open_checkpoint
 from slipway_export.families.airimu import FAMILY
 from slipway_export.modeling.airimu import Network, Whole, load_network
 from slipway_export.run import ExportOptions, run_export
 from slipway_export.spec import Axis
 from slipway_serving.airimu.facts import Facts
+from slipway_serving.airimu.request import (
+    CorrectionRequest,
+    Corrections,
+    CorrectionStreamRequest,
+    CorrectionTurn,
+)
 from slipway_serving.airimu.stream import CorrectorStream
 from slipway_serving.models import InProcessModels, read_config
 from slipway_serving.program import BatchProgram, Call, Settings, load_program
 from slipway_serving.server import Server, ServerConfig
+from slipway_serving.turns import NO_SESSION
 
 CORRECTIONS = ["correction_acc", "correction_gyro"]
 OUTPUTS = ["corrected_acc", "corrected_gyro", *CORRECTIONS, "acc_cov", "gyro_cov"]
 BOUND = 1e-6
-MAX_SEQUENCES, IDLE_S = 256, 3
+MAX_SESSIONS, IDLE_S = 256, 3
 Array = np.ndarray[Any, Any]
 Signals = dict[str, Array]
 
@@ -52,7 +59,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_export(FAMILY, ExportOptions("tiny", folder, axes=axes))
     config = folder / "airimu_stream/config.pbtxt"
     text = config.read_text()
-    for name, value in (("max_sequences", MAX_SEQUENCES), ("sequence_idle_s", IDLE_S)):
+    for name, value in (("max_sessions", MAX_SESSIONS), ("session_idle_s", IDLE_S)):
         text, changed = re.subn(rf'("{name}" value {{ string_value: ")\d+', rf"\g<1>{value}", text)
         assert changed == 1
     config.write_text(text)
@@ -182,11 +189,11 @@ def test_stream_in_any_chunks_equals_the_whole_recording(
     for start, stop in pairwise(cuts):
         chunk = chunk_of(given, start, stop) | (turned if start == 0 else {})
         last = stop == frames and not ends_alone
-        parts += models.stream("airimu_stream", chunk, OUTPUTS, sequence_id=7, start=start == 0, end=last)
+        parts += models.stream("airimu_stream", chunk, OUTPUTS, turn=Turn(7, start=start == 0, end=last))
         held_back = stop - sum(part["acc_cov"].shape[1] for part in parts)
         assert held_back == 0 if last else held_back <= 16
     if ends_alone:
-        parts += models.stream("airimu_stream", chunk_of(given, 0, 0), OUTPUTS, sequence_id=7, end=True)
+        parts += models.stream("airimu_stream", chunk_of(given, 0, 0), OUTPUTS, turn=Turn(7, end=True))
     assert_same(joined(parts), whole)
 
 
@@ -200,6 +207,70 @@ def test_served_stream_equals_the_served_whole(server: Server, protocol: Any) ->
             cuts = sorted({0, frames, *random.integers(0, frames + 1, 6).tolist()})
             streamed = stream_in(client, given, cuts, sequence=f"{protocol}-{frames}")
             assert_same(streamed, client.infer("airimu", given))
+
+
+def url_of(server: Server, protocol: str) -> str:
+    return server.grpc_url if protocol == "grpc" else server.http_url
+
+
+def turn_of(given: Signals, start: int, stop: int) -> CorrectionTurn:
+    return CorrectionTurn(**chunk_of(given, start, stop))
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_session_gives_the_one_event_of_the_whole_recording_in_parts(server: Server, protocol: Any) -> None:
+    given, turned = signals(500), rotations()
+    with Client(url_of(server, protocol), protocol) as client:
+        (whole,) = client.generate(CorrectionRequest(**given, initial_rotation=turned))
+        parts: list[Any] = []
+        with client.session(CorrectionStreamRequest(turned)) as session:
+            for start, stop in ((0, 100), (100, 250)):
+                parts += session.step(turn_of(given, start, stop))
+            parts += session.step(turn_of(given, 250, 500), last=True)
+    assert isinstance(whole, Corrections)
+    assert_same(joined([vars(part) for part in parts]), vars(whole))
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+async def test_session_does_the_same_when_it_is_awaited(server: Server, protocol: Any) -> None:
+    given = signals(300)
+    async with AsyncClient(url_of(server, protocol), protocol) as client:
+        (whole,) = [event async for event in client.generate(CorrectionRequest(**given))]
+        async with client.session(CorrectionStreamRequest()) as session:
+            parts = [event async for event in session.step(turn_of(given, 0, 200))]
+            parts += [event async for event in session.step(turn_of(given, 200, 300), last=True)]
+        assert_same(joined([vars(part) for part in parts]), vars(whole))
+        async with client.session(CorrectionStreamRequest()) as session:
+            _ = [event async for event in session.step(turn_of(given, 0, 200))]
+        with pytest.raises(InvalidRequest, match="of a session under way"):
+            await client.infer("airimu_stream", given, turn=Turn(session.id))
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_session_ends_on_the_server_when_its_body_fails(server: Server, protocol: Any) -> None:
+    given = signals(40)
+    with Client(url_of(server, protocol), protocol) as client:
+        with (
+            pytest.raises(RuntimeError, match="elsewhere"),
+            client.session(CorrectionStreamRequest()) as session,
+        ):
+            assert len(list(session.step(turn_of(given, 0, 40)))) == 1
+            raise RuntimeError("elsewhere")
+        with pytest.raises(InvalidRequest, match="of a session under way"):
+            client.infer("airimu_stream", given, turn=Turn(session.id))
+
+
+def test_session_goes_on_when_a_chunk_was_refused(client: Client) -> None:
+    given = signals(60)
+    with client.session(CorrectionStreamRequest()) as session:
+        parts: list[Any] = list(session.step(turn_of(given, 0, 30)))
+        with pytest.raises(InvalidRequest, match="acc must have 1 to 5000 frames"):
+            list(session.step(turn_of(given, 0, 0)))
+        with pytest.raises(InvalidRequest, match="acc must be finite, got nan at frame 7"):
+            list(session.step(CorrectionTurn(holed(np.nan), signals(20)["gyro"])))
+        parts += session.step(turn_of(given, 30, 60))
+        parts += session.step(turn_of(given, 0, 0), last=True)
+    assert_same(joined([vars(part) for part in parts]), client.infer("airimu", given))
 
 
 def test_latency_is_what_the_facts_say(repository: Path, client: Client) -> None:
@@ -233,8 +304,8 @@ def async_infer(server: Server, model: str, requests: list[tuple[Signals, dict[s
 
 def statistics(server: Server, model: str) -> tuple[int, int]:
     """Return the number of inferences and of executions of a model."""
-    with urllib.request.urlopen(f"http://{server.http_url}/v2/models/{model}/stats") as reply:
-        (stats,) = json.load(reply)["model_stats"]
+    answer = httpx.get(f"http://{server.http_url}/v2/models/{model}/stats", trust_env=False)
+    (stats,) = answer.json()["model_stats"]
     return int(stats["inference_count"]), int(stats["execution_count"])
 
 
@@ -288,12 +359,12 @@ def test_bad_chunk_in_a_batch_fails_alone(corrector_stream: BatchProgram, models
     bad = chunk_of(given, 20, 40)
     bad["acc"] = np.full_like(bad["acc"], np.nan)
     calls = [
-        Call(chunk_of(given, 0, 20), models, sequence_id=1, start=True),
-        Call(chunk_of(given, 0, 20), models, sequence_id=2, start=True),
-        Call(bad, models, sequence_id=1),
-        Call(chunk_of(given, 20, 60), models, sequence_id=1, end=True),
-        Call(chunk_of(given, 0, 1), models, sequence_id=3),
-        Call(chunk_of(given, 20, 60), models, sequence_id=2, end=True),
+        Call(chunk_of(given, 0, 20), models, turn=Turn(1, start=True)),
+        Call(chunk_of(given, 0, 20), models, turn=Turn(2, start=True)),
+        Call(bad, models, turn=Turn(1)),
+        Call(chunk_of(given, 20, 60), models, turn=Turn(1, end=True)),
+        Call(chunk_of(given, 0, 1), models, turn=Turn(3)),
+        Call(chunk_of(given, 20, 60), models, turn=Turn(2, end=True)),
     ]
     answers = corrector_stream.run_batch(calls)
     assert [isinstance(answer, SlipwayError) for answer in answers] == [
@@ -348,7 +419,7 @@ BAD_SIGNALS = [
     ),
     (
         changed(initial_rotation=np.full((1, 4), np.nan, np.float32)),
-        "initial_rotation must be unit quaternions.*norm of nan",
+        r"initial_rotation must be finite, got nan at \[0, 0\]",
     ),
 ]
 
@@ -356,7 +427,7 @@ BAD_SIGNALS = [
 @pytest.mark.parametrize("model", ["airimu", "airimu_stream"])
 @pytest.mark.parametrize(("given", "problem"), BAD_SIGNALS)
 def test_bad_signals_are_refused_by_name(client: Client, model: str, given: Signals, problem: str) -> None:
-    turn = Turn(21, start=True) if model == "airimu_stream" else None
+    turn = Turn(21, start=True) if model == "airimu_stream" else NO_SESSION
     with pytest.raises(InvalidRequest, match=f"{model}: {problem}"):
         client.infer(model, given, turn=turn)
     client.infer("airimu", signals(20))
@@ -365,15 +436,17 @@ def test_bad_signals_are_refused_by_name(client: Client, model: str, given: Sign
 @pytest.mark.parametrize(
     ("given", "turn", "problem"),
     [
-        (signals(5), Turn(999), "correlation id must be of a sequence under way, got 999"),
-        (signals(5), None, "correlation id must be given, got none; try airimu"),
-        (signals(5, batch=2), Turn(31, start=True), "a chunk must be of one recording, got a batch of 2"),
+        (signals(5), Turn(999), "correlation id must be of a session under way, got 999"),
+        (signals(5), NO_SESSION, "correlation id must be given, got none; try airimu"),
+        (
+            signals(5, batch=2),
+            Turn(31, start=True),
+            r"acc must have a batch of 1, got shape \[2, 5, 3\]; try a request for each",
+        ),
         (chunk_of(signals(5), 0, 0), Turn(31, start=True, end=True), "acc must have 1 to 5000 frames"),
     ],
 )
-def test_bad_turns_are_refused_by_name(
-    client: Client, given: Signals, turn: Turn | None, problem: str
-) -> None:
+def test_bad_turns_are_refused_by_name(client: Client, given: Signals, turn: Turn, problem: str) -> None:
     with pytest.raises(InvalidRequest, match=f"airimu_stream: {problem}"):
         client.infer("airimu_stream", given, turn=turn)
 
@@ -385,7 +458,7 @@ def test_stream_refuses_what_comes_after_its_end_and_a_late_rotation(client: Cli
     with pytest.raises(InvalidRequest, match="acc must have 1 to 5000 frames"):
         client.infer("airimu_stream", chunk_of(signals(5), 0, 0), turn=Turn(41))
     client.infer("airimu_stream", signals(5), turn=Turn(41, end=True))
-    with pytest.raises(InvalidRequest, match="correlation id must be of a sequence under way, got 41"):
+    with pytest.raises(InvalidRequest, match="correlation id must be of a session under way, got 41"):
         client.infer("airimu_stream", signals(5), turn=Turn(41))
 
 
@@ -419,11 +492,11 @@ def test_abandoned_streams_are_bounded_and_expire(server: Server, client: Client
     assert len(answers) == 10_000
     refused = [answer for answer in answers if isinstance(answer, Exception)]
     assert refused
-    assert all("sequences must be at most 256 at a time" in str(error) for error in refused)
+    assert all("sessions must be at most 256 at a time" in str(error) for error in refused)
     # 10,000 states of 3 kB would be 30 MB.
     assert stub_mib(server, "airimu_stream") - before_mib < 15
     with pytest.raises(Overloaded):
-        for i in range(MAX_SEQUENCES + 1):
+        for i in range(MAX_SESSIONS + 1):
             client.infer("airimu_stream", chunk, turn=Turn(3_000_000 + i, start=True))
 
     def has_room() -> bool:
@@ -434,7 +507,7 @@ def test_abandoned_streams_are_bounded_and_expire(server: Server, client: Client
         return True
 
     wait_until(has_room, "idle streams are freed")
-    with pytest.raises(InvalidRequest, match="a sequence ends after 3 s without a request"):
+    with pytest.raises(InvalidRequest, match="a session ends after 3 s without a request"):
         client.infer("airimu_stream", chunk, turn=Turn(1_000_000))
     given = signals(100)
     assert_same(stream_in(client, given, [0, 50, 100], 61), client.infer("airimu", given))
@@ -499,6 +572,43 @@ def test_imu_command_by_a_graph_gives_what_the_server_gives(
     assert "in 9 windows" in capsys.readouterr().out
     assert found[0].shape == found[1].shape == (2500, 13)
     np.testing.assert_allclose(found[0], found[1], rtol=0, atol=BOUND)
+
+
+def without_heavy_libraries(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command where nothing is installed but what the extra `signals` brings."""
+    missing = (
+        "torch",
+        "diffusers",
+        "transformers",
+        "huggingface_hub",
+        "onnx",
+        "pypose",
+        "pyhocon",
+        "pytriton",
+    )
+    code = f"""
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {missing!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Missing())
+from slipway_cli.root import run
+sys.exit(run(sys.argv[1:]))
+"""
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_imu_command_by_a_graph_needs_no_export_libraries(repository: Path, recorded: Path) -> None:
+    graph = ["--onnx", str(repository / "airimu_codenet/1/model.onnx"), "-o", str(recorded / "out.csv")]
+    done = without_heavy_libraries(["imu", str(recorded), *graph, "--plot", str(recorded / "plot.png")])
+    assert (done.returncode, done.stderr.count("error")) == (0, 0), done.stderr
+    assert "ROE over 200 frames" in done.stdout
+    with_checkpoint = ["imu", str(recorded), *graph, "--checkpoint", "tiny", "--verbose"]
+    refused = without_heavy_libraries(with_checkpoint)
+    assert refused.returncode == 2
+    assert 'which is not installed; try pip install "slipway-triton[export,signals]"' in refused.stderr
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,7 @@ def test_export_names_what_is_wrong_when_the_checkpoint_is_damaged(
         (["--precision", "fp8"], "fp8"),
         (["--engine", "openvino"], "openvino"),
         (["--component", "unet"], "component must be one of text_encoder, denoiser_high"),
-        (["--opset-version", "9"], "opset-version must be 18 to 23 for fp32, got 9"),
+        (["--opset-version", "9"], "opset-version must be 17 to 23 for fp32, got 9"),
         (["--precision", "bf16", "--opset-version", "20"], "must be 22 to 23 for bf16, got 20"),
         (["--axis", "latent_frames=3:2:1"], "min <= opt <= max"),
         (["--axis", "depth=1:2:3"], "axis must be one of"),

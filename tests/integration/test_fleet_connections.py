@@ -9,11 +9,11 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from threading import Event, Thread
 from urllib.parse import unquote
 
 import numpy as np
+import psutil
 import pytest
 import tritonclient.grpc as triton
 from server_fixtures import any_port, infer, tensor, wait_until, write_model, write_sleeper
@@ -187,10 +187,11 @@ def test_requests_fail_when_a_replica_stops_before_its_connections_moved_on(
     assert any("has no available versions" in error for error in failed)
 
 
-def established(port: int) -> set[str]:
-    """The local ends of connections to a port of this machine."""
-    tables = [Path(f"/proc/net/{table}").read_text().splitlines()[1:] for table in ("tcp", "tcp6")]
-    rows = [line.split() for table in tables for line in table]
+def established(port: int) -> set[object]:
+    """The local ends of this process's connections to a port of this machine."""
+    connections = psutil.Process().net_connections("tcp")
     return {
-        local for _, local, remote, state, *_ in rows if remote.endswith(f":{port:04X}") and state == "01"
+        each.laddr
+        for each in connections
+        if each.raddr and each.raddr.port == port and each.status == psutil.CONN_ESTABLISHED
     }

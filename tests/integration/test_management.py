@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import torch
 from fastapi.testclient import TestClient
@@ -278,14 +279,6 @@ def command(*flags: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def children(pid: int) -> list[int]:
-    """Return the pids of the children that any thread of a process started."""
-    found = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        found += [int(text) for text in (task / "children").read_text().split()]
-    return found
-
-
 def address(process: subprocess.Popen[str]) -> str:
     """Return where a command says that it listens."""
     assert process.stdout is not None
@@ -300,11 +293,11 @@ def test_worker_ends_with_the_server(library: Library, ending: signal.Signals, c
     with command(*flags) as process, httpx.Client(base_url=address(process), trust_env=False) as client:
         wait_until(lambda: answers(client), "the API", limit_s=60)
         assert client.post("/api/models/jarvis/export-onnx").status_code == 202
-        wait_until(lambda: bool(children(process.pid)), "the worker")
-        (worker,) = children(process.pid)
+        wait_until(lambda: bool(psutil.Process(process.pid).children()), "the worker")
+        (worker,) = psutil.Process(process.pid).children()
         process.send_signal(ending)
-        assert process.wait(30) == code
-        wait_until(lambda: not Path(f"/proc/{worker}").exists(), "the worker's end")
+        assert process.wait(60) == code
+        wait_until(lambda: not worker.is_running(), "the worker's end")
     assert not (library.folder.parent / "repository" / "wakeword_head_jarvis").exists()
     assert library.status("jarvis").has_pt
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime as ort
+import psutil
 import pytest
 import tritonclient.grpc as triton
 from server_fixtures import (
@@ -23,19 +24,23 @@ from server_fixtures import (
     scalar,
     tensor,
     timed,
+    wait_until,
     write_model,
 )
 from tritonclient.utils import InferenceServerException
 
-from slipway_serving.errors import InvalidRequest, Unrecoverable, from_wire
+from slipway_serving.errors import InvalidRequest, NotReady, Unrecoverable, from_wire
 from slipway_serving.server import Server
 from slipway_serving.triton_process import processes
 
 X4 = tensor("input", "x", "FP32", "[4]")
 Y4 = tensor("output", "y", "FP32", "[4]")
 BATCH_8 = "max_batch_size: 8\n"
-# Long enough that requests sent together meet in one batch on a busy machine.
-MERGING = "dynamic_batching { max_queue_delay_microseconds: 300000 }\n"
+
+
+def merging(rows: int) -> str:
+    """Have requests wait until there are so many rows: they meet in one batch on a busy machine too."""
+    return f"dynamic_batching {{ preferred_batch_size: [{rows}] max_queue_delay_microseconds: 3600000000 }}\n"
 
 
 def parameter(name: str, value: str) -> str:
@@ -44,15 +49,19 @@ def parameter(name: str, value: str) -> str:
 
 def write_good_models(repository: Path) -> None:
     write_model(repository, "affine", affine(), BATCH_8 + X4 + Y4)
-    write_model(repository, "merging", affine(), BATCH_8 + MERGING + X4 + Y4)
+    write_model(repository, "merging", affine(), BATCH_8 + merging(6) + X4 + Y4)
     index, found = tensor("input", "index", "INT64", "[1]"), tensor("output", "y", "FP32", "[1]")
-    write_model(repository, "lookup", lookup(), BATCH_8 + MERGING + index + found)
+    write_model(repository, "lookup", lookup(), BATCH_8 + merging(3) + index + found)
     ids, mask = tensor("input", "ids", "INT64", "[-1]"), tensor("input", "mask", "INT64", "[-1]")
     write_model(
         repository,
         "masked",
         masked(),
-        BATCH_8 + MERGING + ids + mask + tensor("output", "y", "INT64", "[-1]"),
+        BATCH_8
+        + "dynamic_batching { max_queue_delay_microseconds: 300000 }\n"
+        + ids
+        + mask
+        + tensor("output", "y", "INT64", "[-1]"),
     )
     reshape = "reshape { shape: [] }"
     write_model(
@@ -123,9 +132,19 @@ def client(server: Server) -> Iterator[triton.InferenceServerClient]:
 
 
 def batch_counts(client: triton.InferenceServerClient, model: str) -> tuple[int, int]:
-    """Return how many requests a model has answered, and by how many executions."""
+    """Return how many rows a model has answered, and by how many executions."""
     stats = client.get_inference_statistics(model).model_stats[0]
     return stats.inference_count, stats.execution_count
+
+
+def assert_one_batch(
+    client: triton.InferenceServerClient, model: str, before: tuple[int, int], answered: int
+) -> None:
+    """Assert that one execution took so many further rows; Triton counts after it answers."""
+    wanted = (before[0] + answered, before[1] + 1)
+    wait_until(
+        lambda: batch_counts(client, model) == wanted, f"{answered} rows of {model} count as one batch"
+    )
 
 
 def rows(count: int, start: float = 0.0) -> np.ndarray:
@@ -154,9 +173,7 @@ def test_requests_run_as_one_batch_when_they_come_together(client: triton.Infere
     answers = infer_all(client, "merging", [{"x": x} for x in requests])
     for x, answer in zip(requests, answers, strict=True):
         np.testing.assert_array_equal(answer.as_numpy("y"), 2 * x + 1)
-    answered, executed = np.subtract(batch_counts(client, "merging"), before)
-    assert answered == sum(len(x) for x in requests)
-    assert executed < len(requests)
+    assert_one_batch(client, "merging", before, answered=sum(len(x) for x in requests))
 
 
 def test_requests_of_other_lengths_are_answered_beside_each_other(
@@ -177,7 +194,7 @@ def test_only_the_bad_request_of_a_batch_fails(client: triton.InferenceServerCli
     assert isinstance(error, (InvalidRequest, Unrecoverable))
     assert str(error).startswith("lookup: the graph failed:")
     assert "Traceback" not in answers[1].message()
-    assert batch_counts(client, "lookup")[1] - before[1] < 3  # they did meet in a batch
+    assert_one_batch(client, "lookup", before, answered=3)
     assert "Traceback (most recent call last)" in server.log_text()
 
 
@@ -247,9 +264,9 @@ def test_threads_are_as_many_as_the_parameter_says(
 
 def stub_threads(server: Server, instance: str) -> int:
     """Return how many threads the stub process of a model's instance has."""
-    folders = [Path("/proc", str(pid)) for pid in processes(server.server_id)]
-    (stub,) = (f for f in folders if f"\0{instance}".encode() in (f / "cmdline").read_bytes())
-    return len(list((stub / "task").iterdir()))
+    found = [psutil.Process(pid) for pid in processes(server.server_id)]
+    (stub,) = (each for each in found if any(part.startswith(instance) for part in each.cmdline()))
+    return stub.num_threads()
 
 
 def test_wrong_shape_is_refused(client: triton.InferenceServerClient) -> None:
@@ -332,24 +349,46 @@ BAD: dict[str, tuple[onnx.ModelProto | bytes | None, str, str]] = {
 
 
 @pytest.fixture(scope="module")
-def bad_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What the start of a server of all bad models says, by model."""
     repository = tmp_path_factory.mktemp("bad_repository")
     for name, (model, config, _) in BAD.items():
         write_model(repository, name, model, config)
-    write_model(repository, "good", affine(), BATCH_8 + X4 + Y4)
-    with Server(any_port(repository, exit_on_error=False)) as running:
-        yield running
+    server = Server(any_port(repository))
+    with pytest.raises(NotReady) as caught:
+        server.start()
+    server.log_path.unlink()
+    first, *lines, last = str(caught.value).splitlines()
+    assert (first, last) == (
+        f"server: {len(BAD)} model(s) failed to load:",
+        f"  log: {server.log_path}",
+    )
+    return dict(line.strip().split(": ", 1) for line in lines)
 
 
 @pytest.mark.parametrize("model", BAD)
-def test_load_fails_and_names_the_fault_when_config_or_graph_is_wrong(bad_server: Server, model: str) -> None:
-    assert BAD[model][2] in bad_server.failed_models()[model]
+def test_load_fails_and_names_the_fault_when_config_or_graph_is_wrong(
+    refusals: dict[str, str], model: str
+) -> None:
+    assert BAD[model][2] in refusals[model]
 
 
-def test_good_model_serves_when_others_failed_to_load(bad_server: Server) -> None:
-    assert bad_server.models() == ["good"]
-    assert set(bad_server.failed_models()) == set(BAD)
-    with triton.InferenceServerClient(bad_server.grpc_url) as client:
+def test_good_model_serves_when_others_failed_to_load(tmp_path: Path) -> None:
+    for name in ("corrupt", "unreadable", "wrong_type"):
+        write_model(tmp_path, name, *BAD[name][:2])
+    write_model(tmp_path, "good", affine(), BATCH_8 + X4 + Y4)
+    with (
+        Server(any_port(tmp_path, exit_on_error=False)) as server,
+        triton.InferenceServerClient(server.grpc_url) as client,
+    ):
+        assert server.models() == ["good"]
+        index = client.get_model_repository_index().models
+        assert {entry.name: entry.state for entry in index} == {
+            "good": "READY",
+            "corrupt": "UNAVAILABLE",
+            "wrong_type": "UNAVAILABLE",
+            "unreadable": "",  # Triton could not even read which versions it has
+        }
         np.testing.assert_array_equal(infer(client, "good", x=rows(1))["y"], 2 * rows(1) + 1)
 
 

@@ -11,7 +11,8 @@ from torch.nn import functional
 
 from slipway_export.checkpoint import open_checkpoint
 from slipway_export.families import family_named
-from slipway_export.onnx import DEFAULT_OPSET, export_graph
+from slipway_export.onnx import export_graph
+from slipway_export.opset import DEFAULT_OPSET
 from slipway_export.run import ExportOptions, run_export
 from slipway_export.spec import Engine, Precision
 from slipway_serving.errors import InvalidRequest

@@ -8,13 +8,16 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import time
+import venv
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import tritonclient.grpc as triton
 from server_fixtures import (
@@ -57,7 +60,8 @@ def nothing_is_left(server_id: str) -> bool:
 
 
 def test_start_and_stop_leave_nothing(repository: Path) -> None:
-    server = Server(any_port(repository))
+    # A stop that waited for its exit timeout would outlast the test's own limit.
+    server = Server(any_port(repository, exit_timeout_s=100_000))
     with server:
         assert server.models() == ["affine"]
         assert len(processes(server.server_id)) >= 2  # the server and a stub
@@ -65,8 +69,6 @@ def test_start_and_stop_leave_nothing(repository: Path) -> None:
         with triton.InferenceServerClient(server.grpc_url) as client:
             np.testing.assert_array_equal(infer(client, "affine", x=ONES)["y"], 2 * ONES + 1)
         assert listening_addresses(server.pid) == {"127.0.0.1"}
-        started = time.monotonic()
-    assert time.monotonic() - started < 10
     assert not server.is_alive()
     assert nothing_is_left(server.server_id)
     assert not server.log_path.exists()
@@ -75,14 +77,8 @@ def test_start_and_stop_leave_nothing(repository: Path) -> None:
 
 def listening_addresses(pid: int | None) -> set[str]:
     """Return the IPv4 addresses that a process listens on."""
-    sockets = {str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.is_symlink()}
-    found = set()
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        fields = line.split()
-        if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
-            address = bytes.fromhex(fields[1].split(":")[0])[::-1]
-            found.add(socket.inet_ntoa(address))
-    return found
+    connections = psutil.Process(pid).net_connections("tcp4")
+    return {found.laddr.ip for found in connections if found.status == psutil.CONN_LISTEN}
 
 
 def test_start_fails_naming_each_model_when_models_cannot_load(repository: Path) -> None:
@@ -177,11 +173,11 @@ SERVE = "import typer; from slipway_serving.commands import serve; typer.run(ser
 
 
 @contextmanager
-def serve(repository: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
+def serve(repository: Path, *flags: str, python: str = sys.executable) -> Iterator[subprocess.Popen[str]]:
     """Run the command `serve` on free ports; end it, if it still runs, in good order."""
     ports = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
     command = subprocess.Popen(
-        [sys.executable, "-c", SERVE, f"--repository={repository}", *ports, *flags],
+        [python, "-c", SERVE, f"--repository={repository}", *ports, *flags],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -292,3 +288,58 @@ def test_other_ports_are_picked_when_a_picked_one_is_taken(
         with Server(any_port(repository)) as server:
             assert server.config.http_port not in (0, port)
             assert server.models() == ["affine"]
+
+
+# As a family in another distribution is: a package that Triton's stub has to find.
+OUTSIDER = """
+import outside_family
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("y", outside_family.FACTOR * x.as_numpy())])
+            for x in (pb_utils.get_input_tensor_by_name(request, "x") for request in requests)
+        ]
+"""
+
+
+@pytest.fixture
+def outsider(tmp_path: Path) -> Path:
+    """A repository whose one model imports the package `outside_family`, and beside it that package."""
+    (write_model(tmp_path / "models", "outsider", None, CONFIG, backend="python") / "model.py").write_text(
+        OUTSIDER
+    )
+    package = tmp_path / "source" / "outside_family"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("import numpy as np\n\nFACTOR = np.float32(3)\n")
+    return tmp_path / "models"
+
+
+def test_start_fails_when_a_model_imports_what_is_nowhere(outsider: Path) -> None:
+    server = Server(any_port(outsider))
+    with pytest.raises(NotReady, match="No module named 'outside_family'"):
+        server.start()
+    server.log_path.unlink()
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_model_finds_a_package_when_it_is_on_the_pythonpath(
+    outsider: Path, monkeypatch: pytest.MonkeyPatch, relative: bool
+) -> None:
+    monkeypatch.chdir(outsider.parent)
+    folders = ["nowhere", "source" if relative else str(outsider.parent / "source")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(folders))
+    with Server(any_port(outsider)) as server, triton.InferenceServerClient(server.grpc_url) as client:
+        np.testing.assert_array_equal(infer(client, "outsider", x=ONES)["y"], 3 * ONES)
+
+
+def test_model_finds_a_package_when_it_is_installed_editable(outsider: Path, tmp_path: Path) -> None:
+    """An editable install is a .pth file in the virtual environment that the server is started from."""
+    venv.create(tmp_path / "venv", symlinks=True)
+    (packages,) = (tmp_path / "venv" / "lib").glob("python3.*/site-packages")
+    (packages / "outside_family.pth").write_text(f"{outsider.parent / 'source'}\n")
+    # Everything else is this environment's.
+    (packages / "others.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+    with serve(outsider, python=str(tmp_path / "venv" / "bin" / "python")) as command:
+        assert re.search(r"^models +outsider$", read_until_ready(command), re.MULTILINE)

@@ -143,7 +143,7 @@ def observed(rates: tuple[float, ...], spread: float) -> Observed:
     return Observed(
         tuple(request.arrival.at_s for request in run.requests),
         tuple(run.waits_s().tolist()),
-        tuple(run.works_s().tolist()),
+        tuple(request.finished_s - request.started_s for request in run.requests),
     )
 
 

@@ -10,10 +10,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from slipway_cli import root
-from slipway_client import commands
+from slipway_cli import options, root, saving
+from slipway_client import files
 from slipway_client.progress import progress
 from slipway_serving.errors import InvalidRequest
+from slipway_serving.wan_t2v.request import TextToVideoRequest
 
 NOBODY = "127.0.0.1:1"
 
@@ -76,33 +77,33 @@ def test_generate_exits_1_when_no_server_answers(tmp_path: Path, capsys: pytest.
 
 @pytest.mark.parametrize(("text", "size"), [("832x480", (832, 480)), ("64*32", (64, 32)), (" 1X2 ", (1, 2))])
 def test_size_is_width_then_height_when_parsed(text: str, size: tuple[int, int]) -> None:
-    assert commands.parse_size(text) == size
+    assert options.parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "64", "64x", "x64", "64x64x3", "-1x5", "6.4x64"])
 def test_size_is_refused_when_it_is_not_two_numbers(text: str) -> None:
     with pytest.raises(InvalidRequest, match="WIDTHxHEIGHT"):
-        commands.parse_size(text)
+        options.parse_size(text)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_output_is_refused_when_its_folder_is_read_only(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(InvalidRequest, match="folder that can be written"):
-        commands.check_output(tmp_path / "out.mp4")
+        saving.form_of(tmp_path / "out.mp4", TextToVideoRequest.events)
 
 
 def test_output_is_refused_when_it_is_a_folder(tmp_path: Path) -> None:
     folder = tmp_path / "out.mp4"
     folder.mkdir()
     with pytest.raises(InvalidRequest, match="not a folder"):
-        commands.check_output(folder)
+        saving.form_of(folder, TextToVideoRequest.events)
 
 
 def test_file_is_whole_when_written(tmp_path: Path) -> None:
     place = tmp_path / "out.mp4"
     place.write_bytes(b"old")
-    commands.write_whole(place, lambda file: file.write(b"new") and None)
+    files.write_whole(place, lambda file: file.write(b"new") and None)
     assert place.read_bytes() == b"new"
     assert list(tmp_path.iterdir()) == [place]
 
@@ -115,14 +116,15 @@ def test_file_is_as_before_when_writing_fails(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        commands.write_whole(place, broken)
+        files.write_whole(place, broken)
     assert place.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [place]
 
 
 def test_every_option_has_help_when_the_command_is_described() -> None:
     commands: Any = typer.main.get_command(root.app)
-    for parameter in commands.commands["generate"].commands["wan_t2v"].params:
+    group = commands.commands["generate"]
+    for parameter in group.get_command(None, "wan_t2v").params:
         assert getattr(parameter, "help", None), parameter.name
 
 

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
-from slipway_cli import root
-from slipway_client import commands as client_commands
+from slipway_cli import root, saving
 from slipway_serving.errors import Cancelled, InvalidRequest, NotReady, SlipwayError
 
+ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = ("families", "checkpoint", "export", "serve", "generate")
 
 
 def raise_in_generate(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     """Make the command fail at its first step, as a defect in it would."""
 
-    def fail(_: object) -> None:
+    def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(client_commands, "check_output", fail)
+    monkeypatch.setattr(saving, "form_of", fail)
 
 
 def generate(*root_flags: str) -> int:
@@ -100,6 +103,23 @@ def test_file_error_names_the_file_when_raised(
     assert capsys.readouterr().err == "error: Permission denied: /some/file\n"
 
 
+def asked_extras() -> set[str]:
+    """Return the extras that commands and other errors name."""
+    sources = [path.read_text() for path in ROOT.glob("*/slipway_*/**/*.py")]
+    hints = [hint for text in sources for hint in re.findall(r"install_hint\(([^)*:]*)\)", text)]
+    named = {name for hint in hints for name in re.findall(r"[\"']([\w,-]+)[\"']", hint)}
+    return named | {command.extra for command in root.COMMANDS if command.extra}
+
+
+def test_every_extra_that_is_named_exists_when_pyproject_is_read() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert (
+        {"export", "server", "signals", "training", "management", "loadtests"}
+        <= asked_extras()
+        <= set(extras)
+    )
+
+
 @pytest.mark.parametrize(
     ("command", "extra"), [("export", "export"), ("checkpoint", "export"), ("serve", "server")]
 )
@@ -107,6 +127,12 @@ def test_missing_package_names_its_extra_when_a_command_needs_it(command: str, e
     error = ModuleNotFoundError("No module named 'torch'", name="torch.nn")
     text = root.describe(error, root.Invocation(command=command))
     assert text == f'{command} needs torch, which is not installed; try pip install "slipway-triton[{extra}]"'
+
+
+def test_missing_package_of_the_bare_install_names_it_when_a_command_needs_it() -> None:
+    error = ModuleNotFoundError("No module named 'httpx'", name="httpx")
+    text = root.describe(error, root.Invocation(command="ready"))
+    assert text == "ready needs httpx, which is not installed; try pip install slipway-triton"
 
 
 def test_missing_module_of_ours_is_a_defect_when_raised() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 
 import grpc
@@ -12,11 +13,13 @@ from tritonclient.grpc import service_pb2
 
 from slipway_client import over_grpc, over_http
 from slipway_client.client import Client
+from slipway_client.generation import Generation
 from slipway_client.metadata import ModelMetadata, TensorMetadata, check_tensors
-from slipway_client.retry import Deadline, UnknownModel
+from slipway_client.retry import Deadline, RetryPolicy, UnknownModel
 from slipway_client.tensors import from_bytes, to_bytes
 from slipway_serving import errors
 from slipway_serving.requests import encode
+from slipway_serving.turns import NO_SESSION, Turn
 from slipway_serving.wan_t2v.request import TextToVideoRequest
 
 TREE = [
@@ -186,16 +189,31 @@ def test_http_stream_is_broken_when_an_event_is_no_response(data: str) -> None:
 
 def test_http_body_has_one_scalar_per_field_when_a_request_is_sent() -> None:
     request = TextToVideoRequest(prompt="ż\n", frames=5, guidance_scale=4.5, preview=True)
-    body = json.loads(json.dumps(over_http._generate_body(encode(request))))
+    body = json.loads(json.dumps(over_http._generate_body(encode(request), NO_SESSION)))
     assert body["prompt"] == "ż\n" and body["frames"] == 5
     assert body["guidance_scale"] == 4.5 and body["preview"] is True
     assert "timeout_s" not in body and "flow_shift" not in body
 
 
-def test_frames_over_http_are_refused_when_asked_for() -> None:
-    request = TextToVideoRequest(prompt="x", output="frames")
-    with Client("localhost:1", "http") as client, pytest.raises(errors.InvalidRequest, match="protocol grpc"):
-        client.generate(request)
+def test_http_body_tells_turn_and_shapes_when_a_session_brings_arrays() -> None:
+    tensors = {"acc": np.ones((1, 2, 3), np.float32), "picture": np.array([b"\x89PNG"], np.object_)}
+    body = json.loads(json.dumps(over_http._generate_body(tensors, Turn("kitchen", start=True))))
+    assert body["acc"] == [1.0] * 6 and body["shape_acc"] == "1,2,3"
+    assert (body["sequence_id"], body["sequence_start"], body["sequence_end"]) == ("kitchen", True, False)
+    assert base64.b64decode(body["picture"]) == b"\x89PNG" and "shape_picture" not in body
+
+
+@pytest.mark.parametrize("form", ["video", "frames"])
+def test_bytes_are_asked_for_as_text_when_the_protocol_is_http(form: str) -> None:
+    request = TextToVideoRequest(prompt="x", output=form)
+    for protocol, sent in (("grpc", form), ("http", f"{form}_base64")):
+        job = Generation(request, None, None, protocol, RetryPolicy())  # type: ignore[arg-type]
+        assert job.tensors["output"].tolist() == [sent.encode()]
+
+
+def test_session_is_refused_when_the_request_opens_none() -> None:
+    with Client("localhost:1") as client, pytest.raises(errors.InvalidRequest, match="must open a session"):
+        client.session(TextToVideoRequest(prompt="x"))
 
 
 def test_client_is_refused_when_the_protocol_is_unknown() -> None:

@@ -8,19 +8,38 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipway_client.results import Assembler, Frames, Progress, Video
+from slipway_client.results import Assembler, Frames, Video, join_frames
 from slipway_serving.errors import Unrecoverable
+from slipway_serving.events import FramesPart, Progress, VideoPart, read, tensors
 from slipway_serving.wan_t2v.request import TextToVideoRequest
 
 
-def assembler(**fields: Any) -> Assembler:
-    request = TextToVideoRequest(**{"prompt": "x", "frames": 5, "height": 32, "width": 64, **fields})
-    return Assembler(request, "wan_t2v")
+class Stream:
+    """An assembler that is fed with responses."""
+
+    def __init__(self, **fields: Any) -> None:
+        request = TextToVideoRequest(**{"prompt": "x", "frames": 5, "height": 32, "width": 64, **fields})
+        self._assembler = Assembler(request, "wan_t2v")
+
+    def add(self, response: dict[str, Any]) -> Any:
+        return self._assembler.add(read(TextToVideoRequest.events, response, "wan_t2v"))
+
+    def result(self) -> Any:
+        (result,) = self._assembler.results()
+        return result
+
+
+def assembler(**fields: Any) -> Stream:
+    return Stream(**fields)
 
 
 def chunk(index: int, chunks: int, **payload: Any) -> dict[str, Any]:
     numbers = {"chunk": np.array([index], np.int32), "chunks": np.array([chunks], np.int32)}
     return numbers | {"elapsed_s": np.array([1.5], np.float32)} | payload
+
+
+def frames_chunk(index: int, chunks: int, frames: Any, first: int = 0) -> dict[str, Any]:
+    return chunk(index, chunks, frames=frames, first_frame=np.array([first], np.int32))
 
 
 def video_chunk(index: int, chunks: int, data: bytes) -> dict[str, Any]:
@@ -38,15 +57,18 @@ def test_progress_is_reported_when_a_step_arrives() -> None:
 @pytest.mark.parametrize("flat", [False, True])
 def test_preview_has_the_shape_of_the_video_when_sent_as_tensor_or_as_json(flat: bool) -> None:
     pixels = np.arange(4 * 8 * 3).reshape(4, 8, 3)
-    event = assembler().add(progress(preview=pixels.reshape(-1) if flat else pixels.astype(np.uint8)))
+    size = {"height": np.array([4]), "width": np.array([8])}
+    shown = pixels.reshape(-1) if flat else pixels.astype(np.uint8)
+    event = assembler().add(progress(preview=shown, **size))
     assert event is not None and event.preview is not None
     assert event.preview.dtype == np.uint8
     np.testing.assert_array_equal(event.preview, pixels)
 
 
 def test_preview_is_refused_when_its_size_fits_no_shape() -> None:
-    with pytest.raises(Unrecoverable, match="aspect, got 7 values"):
-        assembler().add(progress(preview=np.zeros(7)))
+    size = {"height": np.array([4]), "width": np.array([8])}
+    with pytest.raises(Unrecoverable, match=r"preview must have the shape \[4, 8, 3\].*got 7 values"):
+        assembler().add(progress(preview=np.zeros(7), **size))
 
 
 def test_video_is_joined_in_order_when_chunks_arrive_out_of_order() -> None:
@@ -73,8 +95,8 @@ def test_base64_chunk_is_refused_when_it_is_no_base64() -> None:
 def test_frames_are_joined_when_all_have_arrived() -> None:
     frames = np.random.default_rng(0).integers(0, 256, (5, 32, 64, 3), np.uint8)
     parts = assembler(output="frames")
-    parts.add(chunk(0, 2, frames=frames[:2]))
-    parts.add(chunk(1, 2, frames=frames[2:]))
+    parts.add(frames_chunk(0, 2, frames[:2]))
+    parts.add(frames_chunk(1, 2, frames[2:], first=2))
     result = parts.result()
     assert isinstance(result, Frames)
     np.testing.assert_array_equal(result.array, frames)
@@ -98,7 +120,7 @@ def test_result_is_refused_when_the_stream_brought_none() -> None:
 @pytest.mark.parametrize("shape", [(4, 32, 64, 3), (5, 64, 32, 3), (6, 32, 64, 3)])
 def test_frames_are_refused_when_they_are_not_what_was_asked(shape: tuple[int, ...]) -> None:
     parts = assembler(output="frames")
-    parts.add(chunk(0, 1, frames=np.zeros(shape, np.uint8)))
+    parts.add(frames_chunk(0, 1, np.zeros(shape, np.uint8)))
     with pytest.raises(Unrecoverable, match=r"\[5, 32, 64, 3\]"):
         parts.result()
 
@@ -111,7 +133,7 @@ def test_frames_are_refused_when_they_are_not_what_was_asked(shape: tuple[int, .
         video_chunk(-1, 2, b"x"),
         video_chunk(1, 3, b"x"),
         chunk(1, 2),
-        chunk(1, 2, frames=np.zeros((1, 32, 64, 3), np.uint8)),
+        frames_chunk(1, 2, np.zeros((1, 32, 64, 3), np.uint8)),
         {"other": np.zeros(1)},
         {},
         {"chunk": np.array([1])},
@@ -123,3 +145,58 @@ def test_response_is_refused_when_it_contradicts_the_others(second: dict[str, An
     parts.add(video_chunk(0, 2, b"x"))
     with pytest.raises(Unrecoverable):
         parts.add(second)
+
+
+def part(first: int, count: int, value: int, **more: Any) -> FramesPart:
+    return FramesPart(np.full((count, 2, 2, 3), value, np.uint8), first, 1.0, **more)
+
+
+def test_frames_are_in_the_order_of_time_when_parts_came_in_another() -> None:
+    whole = join_frames([part(4, 2, 7, frames_total=6), part(0, 4, 3, frames_total=6)], "here")
+    assert whole[:, 0, 0, 0].tolist() == [3, 3, 3, 3, 7, 7]
+
+
+def test_later_part_holds_when_two_have_the_same_frame() -> None:
+    parts = [part(0, 4, 1, final=False), part(2, 4, 2), part(0, 2, 3)]
+    assert join_frames(parts, "here")[:, 0, 0, 0].tolist() == [3, 3, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("parts", "problem"),
+    [
+        ([part(2, 2, 1)], "got none for 0 of 4"),
+        ([part(0, 2, 1, frames_total=5)], "got none for 2 of 5"),
+        ([part(0, 2, 1), part(2, 2, 1, final=False)], "got none for 2 of 4"),
+        ([part(0, 2, 1, frames_total=2), part(2, 1, 1, frames_total=2)], "of one video of 2"),
+        ([part(-1, 2, 1)], "of one video"),
+        ([part(0, 1, 1, frames_total=2), part(1, 1, 1, frames_total=3)], "of one video"),
+        ([part(0, 1, 1), FramesPart(np.zeros((1, 2, 4, 3), np.uint8), 1, 1.0)], "of one video"),
+    ],
+    ids=[
+        "no beginning",
+        "no end",
+        "not final",
+        "beyond the end",
+        "before the beginning",
+        "two ends",
+        "two sizes",
+    ],
+)
+def test_frames_are_refused_when_they_make_no_whole_video(parts: list[FramesPart], problem: str) -> None:
+    with pytest.raises(Unrecoverable, match=problem):
+        join_frames(parts, "here")
+
+
+def test_frames_are_the_same_when_they_came_as_text() -> None:
+    frames = np.random.default_rng(0).integers(0, 256, (3, 4, 2, 3), np.uint8)
+    sent = tensors(FramesPart(frames, 5, 1.0).as_text())
+    assert "frames" not in sent
+    flat = {name: array.reshape(-1) for name, array in sent.items()}
+    back = read([Progress, FramesPart, VideoPart], flat, "here")
+    assert isinstance(back, FramesPart) and (back.first_frame, back.final) == (5, True)
+    np.testing.assert_array_equal(back.pixels, frames)
+
+
+def test_event_is_handed_on_when_it_is_no_part_of_a_result() -> None:
+    event = Progress(1, 2, 0.5)
+    assert Assembler(TextToVideoRequest(prompt="x"), "wan_t2v").add(event) is event

@@ -107,6 +107,12 @@ def test_requirements_are_those_of_pyproject_when_an_image_leaves_some_out() -> 
     assert not {"soxr", "fastapi", "onnxruntime", "onnx"} & names
 
 
+def test_requirements_are_those_of_named_extras_when_an_extra_names_others() -> None:
+    own, exporting = (set(requirements(extra).stdout.splitlines()) for extra in ("management", "export"))
+    assert exporting < own and any(line.startswith("fastapi") for line in own)
+    assert not any(line.startswith("slipway") for line in own)
+
+
 @pytest.mark.parametrize("arguments", [["nope"], ["server", "--without", "nope"], ["--instead", "torch=x"]])
 def test_requirements_are_refused_when_a_name_is_unknown(arguments: list[str]) -> None:
     done = requirements(*arguments)

@@ -10,10 +10,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pypose.metric.ape_rpe import StampedSE3, compute_error
+from scipy.spatial.transform import Rotation
 
 from slipway_client.imu.read import read_recording, write_euroc
 from slipway_client.imu.recording import Motion, Recording
-from slipway_client.imu.rotations import from_euler, inverse, rotate, slerp
 from slipway_client.imu.synthetic import PERFECT, Sensor, make_recording
 from slipway_client.imu.trajectory import errors, integrate
 from slipway_client.imu.windows import correct, windows_of
@@ -128,32 +129,51 @@ def test_kitti_drive_reads_with_its_ground_truth(tmp_path: Path) -> None:
         read_recording(tmp_path, tmp_path / "data.csv")
 
 
-def test_rotations_are_pyposes() -> None:
-    random = np.random.default_rng(0)
-    angles, vectors = random.standard_normal((20, 3)), random.standard_normal((20, 3))
-    ours, theirs = from_euler(angles), pypose.euler2SO3(torch.from_numpy(angles))
-    sign = np.sign(np.sum(ours * theirs.tensor().numpy(), axis=1, keepdims=True))
-    np.testing.assert_allclose(sign * ours, theirs.tensor().numpy(), atol=1e-12)
+def test_kitti_rotations_are_pyposes(tmp_path: Path) -> None:
+    rows = np.random.default_rng(0).standard_normal((20, 30))
+    write_kitti(tmp_path, rows[:, 3:6], rows)
+    truth = read_recording(tmp_path).truth
+    assert truth is not None
+    theirs = pypose.euler2SO3(torch.from_numpy(rows[:, 3:6]))
+    sign = np.sign(np.sum(truth.rotations * theirs.tensor().numpy(), axis=1, keepdims=True))
+    np.testing.assert_allclose(sign * truth.rotations, theirs.tensor().numpy(), atol=1e-12)
     np.testing.assert_allclose(
-        rotate(ours, vectors), (theirs @ torch.from_numpy(vectors)).numpy(), atol=1e-12
+        truth.velocities, (theirs @ torch.from_numpy(rows[:, 8:11])).numpy(), atol=1e-12
     )
-    np.testing.assert_allclose(rotate(inverse(ours), rotate(ours, vectors)), vectors, atol=1e-12)
 
 
-def test_slerp_turns_at_constant_speed_the_short_way() -> None:
-    ends = from_euler(np.array([[0, 0, 0.2], [0, 0, 1.0]])) * np.array([[1.0], [-1.0]])
-    at = np.array([0, 25, 50, 100])
-    turned = slerp(at, np.array([0, 100]), ends)
-    yaw = 2 * np.arctan2(turned[:, 2], turned[:, 3])
+def write_turn(folder: Path, times: list[int], truth: list[list[float]]) -> tuple[Path, Path]:
+    """A recording at such times, and ground truth of such times and quaternions (w, x, y, z)."""
+    signals, poses = folder / "data.csv", folder / "truth.csv"
+    signals.write_text("".join(f"{time},0,0,0,0,0,9.8\n" for time in times))
+    poses.write_text("".join(f"{time:.0f},0,0,0,{w},{x},{y},{z},0,0,0\n" for time, w, x, y, z in truth))
+    return signals, poses
+
+
+def test_rotations_between_turn_at_constant_speed_the_short_way(tmp_path: Path) -> None:
+    ends = [[np.cos(yaw / 2), 0, 0, np.sin(yaw / 2)] for yaw in (0.2, 1.0)]
+    truth = [[0, *ends[0]], [100, *(-value for value in ends[1])]]
+    read = read_recording(*write_turn(tmp_path, [0, 25, 50, 100], truth))
+    assert read.truth is not None
+    yaw = 2 * np.arctan(read.truth.rotations[:, 2] / read.truth.rotations[:, 3])
     np.testing.assert_allclose(yaw, [0.2, 0.4, 0.6, 1.0], atol=1e-12)
-    np.testing.assert_array_equal(slerp(at[:1], at[:1], ends[:1]), ends[:1])
+    alone = read_recording(*write_turn(tmp_path, [0, 25], truth[:1])).truth
+    assert alone is not None
+    np.testing.assert_allclose(alone.rotations, [[0, 0, np.sin(0.1), np.cos(0.1)]], atol=1e-12)
+
+
+def test_ground_truth_is_refused_when_nothing_lies_between_its_rows(tmp_path: Path) -> None:
+    problem = "time must rise.*after row 2.*rotation must be a unit quaternion, got zeros in row 1"
+    truth = [[0, 0, 0, 0, 0], [100, 1, 0, 0, 0], [100, 1, 0, 0, 0]]
+    with pytest.raises(InvalidRequest, match=problem):
+        read_recording(*write_turn(tmp_path, [0, 25], truth))
 
 
 @pytest.mark.parametrize("direction", [[0, 0, 1], [0, 0, -1], [1, 0, 0], [-0.6, 0, 0.8], [0.1, -0.9, -0.2]])
 def test_without_ground_truth_the_acceleration_is_up(direction: list[float]) -> None:
     acc = 9.8 * np.array([direction]) / np.linalg.norm(direction)
     still = Recording("still", np.array([0]), acc, np.zeros((1, 3)))
-    turned = rotate(still.rotation_at(0)[None], acc)
+    turned = Rotation.from_quat(still.rotation_at(0)).apply(acc)
     np.testing.assert_allclose(turned, [[0, 0, 9.8]], atol=1e-9)
 
 
@@ -218,7 +238,7 @@ def test_perfect_sensor_is_integrated_to_the_ground_truth_as_the_steps_get_short
 def test_errors_are_the_means_of_distances_and_angles() -> None:
     made = make_recording(3.0, 100.0, sensor=PERFECT)
     assert made.truth is not None
-    turn = from_euler(np.array([[0, 0, np.radians(3)]])).repeat(300, axis=0)
+    turn = Rotation.from_euler("xyz", [[0, 0, np.radians(3)]]).as_quat().repeat(300, axis=0)
     turned = (
         pypose.SO3(torch.from_numpy(made.truth.rotations)) @ pypose.SO3(torch.from_numpy(turn))
     ).tensor()
@@ -240,3 +260,65 @@ def test_bias_of_the_gyroscope_shows_in_the_relative_rotation() -> None:
 def test_one_frame_is_a_trajectory() -> None:
     made = make_recording(0.01, 100.0)
     assert integrate(made).positions.shape == (1, 3)
+
+
+def test_trajectory_is_the_sum_of_its_steps_when_rate_and_acceleration_are_constant() -> None:
+    frames, rate_hz, turn_rad_s, push_m_s2 = 500, 100.0, 0.7, 0.3
+    time_s = np.arange(frames) / rate_hz
+    acc = np.tile([push_m_s2, 0, float(np.float32(9.81007))], (frames, 1))
+    gyro = np.tile([0, 0, turn_rad_s], (frames, 1))
+    still = Motion(np.zeros((frames, 3)), np.tile([0.0, 0, 0, 1], (frames, 1)), np.zeros((frames, 3)))
+    found = integrate(Recording("turning", np.round(time_s * 1e9).astype(np.int64), acc, gyro, still))
+    yaw = turn_rad_s * time_s
+    np.testing.assert_allclose(np.unwrap(2 * np.arctan2(*found.rotations[:, 2:].T)), yaw, atol=1e-12)
+    pushes = push_m_s2 * np.stack([np.cos(yaw), np.sin(yaw)], axis=1)
+    speeds = np.zeros((frames, 2))
+    places = np.zeros((frames, 2))
+    for i in range(1, frames):
+        speeds[i] = speeds[i - 1] + pushes[i - 1] / rate_hz
+        places[i] = places[i - 1] + speeds[i - 1] / rate_hz + pushes[i - 1] / rate_hz**2 / 2
+    np.testing.assert_allclose(found.velocities[:, :2], speeds, atol=1e-12)
+    np.testing.assert_allclose(found.positions[:, :2], places, atol=1e-12)
+    np.testing.assert_allclose(found.positions[:, 2], 0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("seconds", "rate_hz"), [(0.02, 100.0), (10.0, 200.0), (60.0, 200.0)])
+@pytest.mark.parametrize("sensor", [PERFECT, Sensor()])
+def test_trajectory_and_errors_are_pyposes(seconds: float, rate_hz: float, sensor: Sensor) -> None:
+    made = make_recording(seconds, rate_hz, seed=2, sensor=sensor)
+    assert made.truth is not None
+    found, expected = integrate(made), by_pypose(made, made.truth)
+    for name in ("positions", "velocities"):
+        np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=0, atol=1e-9)
+    sign = np.sign(np.sum(found.rotations * expected.rotations, axis=1, keepdims=True))
+    np.testing.assert_allclose(sign * found.rotations, expected.rotations, atol=1e-9)
+    poses = [
+        StampedSE3(poses_SE3=pypose.SE3(torch.from_numpy(np.hstack([each.positions, each.rotations]))))
+        for each in (made.truth, expected)
+    ]
+    measured = errors(made, found, 200)
+    for value, kind in ((measured.ate_m, "translation"), (measured.aoe_deg, "degree")):
+        assert value == pytest.approx(float(compute_error(*poses, kind, otype="Mean")), abs=1e-9)
+
+
+def by_pypose(recording: Recording, truth: Motion) -> Motion:
+    """Integrate by the library that upstream integrates with."""
+    integrator = pypose.module.IMUPreintegrator(prop_cov=False, reset=True).double()
+    state = {
+        "pos": torch.from_numpy(truth.positions[:1]),
+        "rot": pypose.SO3(torch.from_numpy(truth.rotations[:1])),
+        "vel": torch.from_numpy(truth.velocities[:1]),
+    }
+    after = integrator(
+        dt=torch.from_numpy(np.diff(recording.time_s))[None, :, None],
+        gyro=torch.from_numpy(recording.gyro[None, :-1]),
+        acc=torch.from_numpy(recording.acc[None, :-1]),
+        init_state=state,
+    )
+    parts = (after["pos"], after["rot"].tensor(), after["vel"])
+    return Motion(
+        *(
+            np.concatenate([first[:1], part[0].numpy()])
+            for first, part in zip(vars(truth).values(), parts, strict=True)
+        )
+    )

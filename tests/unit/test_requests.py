@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipway_serving.errors import InvalidRequest
-from slipway_serving.requests import Request, Rule, decode, encode, tensor_fields
+from slipway_serving.fields import BATCH, Array, Rule, fields_of
+from slipway_serving.requests import Request, decode, decode_turn, encode, ending, input_fields
+from slipway_serving.turns import Turn
 
 
 def _rule(must: str = "anything", accepts: Any = lambda _: True) -> Rule:
@@ -46,8 +48,8 @@ def test_decode_keeps_the_decimal_when_a_float_has_few_digits(value: Any) -> Non
     assert decode(Sample, encode(request), "sample").weight == float(value)
 
 
-def test_tensor_fields_follow_the_dataclass() -> None:
-    facts = [(field.name, field.datatype, field.shape, field.optional) for field in tensor_fields(Sample)]
+def test_fields_follow_the_dataclass() -> None:
+    facts = [(field.name, field.datatype, field.shape, field.optional) for field in fields_of(Sample)]
     assert facts == [
         ("text", "BYTES", (1,), False),
         ("number", "INT64", (1,), True),
@@ -119,4 +121,88 @@ def test_a_class_is_refused_when_a_field_has_no_tensor_type_or_rule() -> None:
 
     for kind in (Listed, Unruled):
         with pytest.raises(TypeError, match="must be Annotated"):
-            tensor_fields(kind)
+            fields_of(kind)
+
+
+_PIECE = Array("int16", (BATCH, "samples"), "samples", {BATCH: (1, 1), "samples": (0, 8)}, fix="less")
+_NAMES = Array("text", (BATCH, "names"), "names", {BATCH: (1, 1)})
+
+
+@dataclass(frozen=True)
+class Piece(Request):
+    model: ClassVar[str] = "talk"
+
+    pcm: Annotated[np.ndarray[Any, np.dtype[np.int16]], _PIECE]
+
+
+@dataclass(frozen=True)
+class Talk(Request):
+    model: ClassVar[str] = "talk"
+    turn: ClassVar[type[Request] | None] = Piece
+
+    names: Annotated[np.ndarray[Any, np.dtype[np.object_]] | None, _NAMES] = None
+    pause_ms: Annotated[int, _rule("0 or more", lambda pause: pause >= 0)] = 5
+
+
+PCM = np.arange(5, dtype=np.int16)[None]
+FIRST, LATER = Turn(1, start=True), Turn(1)
+
+
+def test_scalar_is_of_a_batch_of_one_beside_arrays_with_a_batch() -> None:
+    assert [(field.name, field.shape) for field in input_fields(Talk)] == [
+        ("names", (-1, -1)),
+        ("pause_ms", (1, 1)),
+        ("pcm", (-1, -1)),
+    ]
+    tensors = encode(Talk(np.array([["a", "b"]], np.object_), 7))
+    assert tensors["pause_ms"].tolist() == [[7]]
+    assert tensors["names"].tolist() == [[b"a", b"b"]]
+
+
+def test_turn_gives_what_opens_a_session_at_its_start_only() -> None:
+    opening = Talk(np.array([["a", "b"]], np.object_), 7)
+    opened, first = decode_turn(Talk, {**encode(opening), **encode(Piece(PCM))}, "here", FIRST)
+    assert opened is not None
+    assert opened.names is not None
+    assert (opened.names.tolist(), opened.pause_ms) == ([["a", "b"]], 7)
+    assert np.array_equal(first.pcm, PCM)
+    opened, later = decode_turn(Talk, encode(Piece(PCM)), "here", LATER)
+    assert opened is None
+    assert np.array_equal(later.pcm, PCM)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "turn", "text"),
+    [
+        ({"pcm": PCM, "pause_ms": np.array([[7]])}, LATER, "pause_ms must come with SEQUENCE_START"),
+        ({"pcm": PCM, "pause_ms": np.array([[-7]])}, FIRST, "pause_ms must be 0 or more, got -7"),
+        ({"pcm": PCM, "pause_ms": np.array([7])}, FIRST, r"pause_ms must be a tensor INT64 \[1, 1\]"),
+        ({"pause_ms": np.array([[7]])}, FIRST, "pcm must be given, got nothing"),
+        ({"pcm": np.zeros((2, 5), np.int16)}, FIRST, r"pcm must have a batch of 1, got shape \[2, 5\]"),
+        ({"pcm": np.zeros((1, 9), np.int16)}, LATER, r"pcm must have 0 to 8 samples.*; try less"),
+        ({"pcm": PCM, "pmc": PCM}, LATER, "pmc must be a field of the request"),
+    ],
+)
+def test_turn_is_refused_by_name_when_it_breaks_a_rule(
+    tensors: dict[str, Any], turn: Turn, text: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=f"^here: {text}"):
+        decode_turn(Talk, tensors, "here", turn)
+
+
+def test_limits_of_the_served_model_stand_before_those_of_the_field() -> None:
+    with pytest.raises(InvalidRequest, match=r"pcm must have 1 to 4 samples, got shape \[1, 5\]; try less"):
+        decode_turn(Talk, {"pcm": PCM}, "here", LATER, {"samples": range(1, 5)})
+
+
+def test_request_that_opens_no_session_has_no_turns() -> None:
+    with pytest.raises(TypeError, match="must say what its turns bring"):
+        decode_turn(Sample, {}, "here", FIRST)
+
+
+def test_ending_brings_what_a_batching_model_needs_and_nothing_in_it() -> None:
+    tensors = ending(Talk)
+    assert {name: (array.shape, array.dtype) for name, array in tensors.items()} == {
+        "pcm": ((1, 0), np.dtype(np.int16))
+    }
+    assert ending(Sample) == {}

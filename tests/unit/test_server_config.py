@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,7 @@ import pytest
 from slipway_serving import server, triton_install
 from slipway_serving.errors import InvalidRequest, NotReady
 from slipway_serving.server import Server, ServerConfig
-from slipway_serving.triton_install import environment, find_triton, lay_out_backends
+from slipway_serving.triton_install import environment, find_triton, lay_out_backends, lay_out_interpreter
 
 
 @pytest.mark.parametrize(
@@ -89,11 +92,31 @@ def test_backends_are_laid_out_for_this_python(tmp_path: Path) -> None:
     assert os.access(tmp_path / "backends" / "python" / "triton_python_backend_stub", os.X_OK)
 
 
-def test_environment_puts_this_python_first() -> None:
-    found = environment(find_triton(), {"PATH": "/usr/bin", "HOME": "/home/x"})
-    assert found["PATH"].split(":") == [str(Path(sys.executable).parent), "/usr/bin"]
+def test_environment_puts_this_python_first(tmp_path: Path) -> None:
+    found = environment(find_triton(), tmp_path, {"PATH": "/usr/bin", "HOME": "/home/x"})
+    assert found["PATH"].split(":") == [str(tmp_path / "bin"), str(Path(sys.executable).parent), "/usr/bin"]
     assert found["HOME"] == "/home/x"
     assert (Path(found["PYTHONPATH"]) / "slipway_serving" / "server.py").is_file()
+
+
+def test_interpreter_has_the_packages_of_this_python_and_its_pythonpath(tmp_path: Path) -> None:
+    (tmp_path / "given").mkdir()
+    lay_out_interpreter(tmp_path / "own", {"PYTHONPATH": str(tmp_path / "given")})
+    code = "import sys, json, onnxruntime; print(json.dumps([sys.prefix, sys.base_prefix, *sys.path]))"
+    # -E: as a stub does, it takes nothing from the environment.
+    command = [str(tmp_path / "own" / "bin" / "python3"), "-E", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    prefix, base_prefix, *path = json.loads(done.stdout)
+    assert (prefix, base_prefix) == (str(tmp_path / "own"), sys.base_prefix)
+    packages = sysconfig.get_path("purelib")
+    assert path.index(str(tmp_path / "given")) < path.index(packages)
+    assert set(site_folders(packages)) <= set(path)
+
+
+def site_folders(packages: str) -> list[str]:
+    """The folders that the .pth files of editable installs name."""
+    lines = [line for file in Path(packages).glob("*.pth") for line in file.read_text().splitlines()]
+    return [line for line in lines if Path(line).is_dir()]
 
 
 def test_start_is_refused_where_triton_cannot_be_laid_out_to_run(

@@ -1,10 +1,13 @@
 """The description of tensors: expressions, points, and what is refused."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_export.spec import Axis, Component, DType, Precision, Size, TensorSpec, Tolerance
+from slipway_export.size import Size
+from slipway_export.spec import Axis, Component, DType, Precision, TensorSpec, Tolerance
 from slipway_serving.errors import InvalidRequest
 
 BOUND = {Precision.FP32: Tolerance(1e-3, 1e-4, 0.999)}
@@ -27,18 +30,71 @@ def test_axis_unseen_is_none_of_the_other_points_when_there_is_room(
 
 
 def test_size_parses_factor_axis_and_offset() -> None:
-    assert Size.parse("rows") == Size("rows", 1)
-    assert Size.parse("16 * token_height") == Size("token_height", 16)
-    assert Size.parse("frames + 9") == Size("frames", 1, 9)
-    assert Size.parse("9 * steps + 16") == Size("steps", 9, 16)
+    assert Size.parse("rows").affine == ("rows", 1, 0)
+    assert Size.parse("16 * token_height").affine == ("token_height", 16, 0)
+    assert Size.parse("frames + 9").affine == ("frames", 1, 9)
+    assert Size.parse("9 * steps + 16").affine == ("steps", 9, 16)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "2*rows", "rows * 2", "Rows", "-1 * rows", "rows + cols", "rows - 1", "3 + rows"]
+    "text",
+    [
+        "",
+        "2*rows",
+        "rows * 2",
+        "Rows",
+        "-1 * rows",
+        "rows - rows",
+        "0 * rows",
+        "3 + rows",
+        "rows + 1 + 2",
+        "rows +",
+    ],
 )
 def test_size_refuses_other_text(text: str) -> None:
     with pytest.raises(InvalidRequest, match="dimension must be"):
         Size.parse(text)
+
+
+def test_size_parses_sums_of_products_of_axes() -> None:
+    point = {"frames": 5, "height": 3, "width": 4, "window": 2, "text_tokens": 7}
+    wanted = {
+        "4 * frames - 3": (17, "4*frames - 3"),
+        "height * width": (12, "height*width"),
+        "2 * window * height * width": (48, "2*height*width*window"),
+        "height * width + text_tokens": (19, "height*width + text_tokens"),
+        "text_tokens + width * height + 9": (28, "height*width + text_tokens + 9"),
+        "2 * frames + frames - height * width - 1": (2, "-height*width + 3*frames - 1"),
+    }
+    for text, (value, name) in wanted.items():
+        assert (Size.parse(text).at(point), str(Size.parse(text))) == (value, name)
+    assert Size.parse("height * width").axes == {"height", "width"}
+    assert Size.parse("height * width").affine is None
+    assert Size.parse("width * height + 1 * frames") == Size.parse("frames + height * width")
+
+
+terms = st.lists(
+    st.tuples(st.integers(1, 5), st.lists(st.sampled_from("abc"), min_size=1, max_size=3)),
+    min_size=1,
+    max_size=4,
+)
+points = st.fixed_dictionaries({axis: st.integers(1, 9) for axis in "abc"})
+
+
+@given(terms, st.integers(-9, 9), points, points)
+def test_size_is_the_value_of_its_text_at_any_point(
+    products: list[tuple[int, list[str]]], offset: int, point: dict[str, int], other: dict[str, int]
+) -> None:
+    text = " + ".join(" * ".join([str(factor), *axes]) for factor, axes in products)
+    size = Size.parse(f"{text} {'-' if offset < 0 else '+'} {abs(offset)}")
+    value = sum(factor * math.prod(point[axis] for axis in axes) for factor, axes in products) + offset
+    assert size.at(point) == value == eval(str(size), dict(point))
+    left = size.given({"a": point["a"]})
+    assert (left if isinstance(left, int) else left.at({"b": point["b"], "c": point["c"]})) == value
+    low = {axis: min(point[axis], other[axis]) for axis in "abc"}
+    high = {axis: max(point[axis], other[axis]) for axis in "abc"}
+    least, most = size.bounds(low, high)
+    assert least <= value <= most
 
 
 @pytest.mark.parametrize("sizes", [(0, 1, 2), (2, 1, 3), (1, 4, 3)])
@@ -50,6 +106,32 @@ def test_axis_refuses_range_out_of_order(sizes: tuple[int, int, int]) -> None:
 def test_component_refuses_shape_of_unknown_axis() -> None:
     with pytest.raises(InvalidRequest, match=r"hidden_states must use axes.*rows"):
         component(Axis("batch", 1, 2, 2))
+
+
+def test_component_refuses_size_below_one_by_point() -> None:
+    with pytest.raises(InvalidRequest, match=r"hidden_states must have sizes of at least 1.*\[1, 0\] at min"):
+        component(Axis("batch", 1, 2, 2), Axis("rows", 1, 4, 9), shape=("batch", "rows - 1"))
+    assert component(Axis("batch", 1, 2, 2), Axis("rows", 2, 4, 9), shape=("batch", "rows - 1"))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values"),
+    [(DType.UINT8, (0, 257)), (DType.UINT8, (-1, 3)), (DType.BOOL, (0, 3)), (DType.INT64, (5, 5))],
+)
+def test_tensor_refuses_values_that_its_dtype_lacks(dtype: DType, values: tuple[int, int]) -> None:
+    with pytest.raises(InvalidRequest, match=f"tensor ids must have values of {dtype.value} in a range"):
+        TensorSpec("ids", dtype, ("rows",), values=values)
+
+
+def test_dtypes_have_tritons_names() -> None:
+    assert {dtype.value: dtype.triton for dtype in DType} == {
+        "float32": "TYPE_FP32",
+        "float16": "TYPE_FP16",
+        "int64": "TYPE_INT64",
+        "int32": "TYPE_INT32",
+        "uint8": "TYPE_UINT8",
+        "bool": "TYPE_BOOL",
+    }
 
 
 def test_points_give_every_axis_a_size_and_shapes_follow_the_expression() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from slipway_export.spec import Axis, Component, DType, Precision, TensorSpec, Tolerance
-from slipway_export.verify import ParityFailed, ParityRow, check, compare
+from slipway_export.verify import EXACT, ParityFailed, ParityRow, bound_of, check, compare
 
 BOUND = Tolerance(max_abs=1e-3, relative_l2=1e-4, cosine=0.9999)
 TENSOR = TensorSpec("sample", DType.FLOAT32, ("rows",))
@@ -44,6 +44,39 @@ def test_check_names_graph_output_point_and_bound_when_an_output_is_off(
     with pytest.raises(ParityFailed, match="net: sample at opt") as failure:
         check([row(expected + change, expected)])
     assert named in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected", "largest"),
+    [
+        (np.array([2**62 + 1]), np.array([2**62]), 1.0),
+        (np.array([2**63 - 1]), np.array([-(2**63)]), 2.0**64),
+        (np.array([0, 255], np.uint8), np.array([255, 0], np.uint8), 255.0),
+        (np.array([True, False]), np.array([True, True]), 1.0),
+        (np.array([-7], np.int32), np.array([5], np.int32), 12.0),
+    ],
+)
+def test_compare_of_whole_numbers_does_not_round(
+    actual: np.ndarray, expected: np.ndarray, largest: float
+) -> None:
+    wrong = compare(NET, "sample", "opt (rows=4)", actual, expected, EXACT, "here")
+    assert wrong.max_abs == largest
+    with pytest.raises(ParityFailed, match="max abs must be <= 0"):
+        check([wrong])
+    equal = compare(NET, "sample", "opt (rows=4)", expected, expected, EXACT, "here")
+    assert (equal.max_abs, equal.relative_l2, equal.cosine) == (0.0, 0.0, 1.0)
+    check([equal])
+
+
+def test_compare_refuses_other_dtype() -> None:
+    with pytest.raises(ParityFailed, match="sample at opt .* must be int64, got int32"):
+        row(np.ones(3, np.int32), np.ones(3, np.int64))
+
+
+def test_exact_output_has_exact_bounds_whatever_the_precision() -> None:
+    labels = TensorSpec("labels", DType.INT64, ("rows",), exact=True)
+    assert bound_of(NET, labels, Precision.FP32) == EXACT
+    assert bound_of(NET, TENSOR, Precision.FP32) == BOUND
 
 
 def test_check_names_all_failing_outputs() -> None:

@@ -94,6 +94,7 @@ def test_packages_agree_when_pyproject_and_lock_are_read() -> None:
     assert PROJECT["version"] == VERSIONS["SLIPWAY_VERSION"]
     assert pin(server, "nvidia-pytriton") == pin(lock, "nvidia-pytriton") == VERSIONS["PYTRITON_VERSION"]
     assert pin(lock, "tritonclient") == VERSIONS["TRITON_VERSION"]
+    assert pin(lock, "hatchling") == VERSIONS["HATCHLING_VERSION"]
     for name in ("PYTHON_VERSION", "NGC_PYTHON_VERSION"):
         low, high = re.findall(r"3\.(\d+)", PROJECT["requires-python"])
         assert int(low) <= int(VERSIONS[name].removeprefix("3.")) < int(high)

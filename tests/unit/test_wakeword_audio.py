@@ -74,7 +74,7 @@ def test_longest_clip_is_what_the_backbone_sees(extract: Extractor, tmp_path: Pa
     assert extract.longest_s == (400 + 127 * 160 + 159) / RATE_HZ
     longest = int(extract.longest_s * RATE_HZ)
     assert extract(tone(2.0)[:longest], RATE_HZ).input_values.shape == (128, 128)
-    with pytest.raises(InvalidRequest, match=r"audio must be 0.1 to 1.30 s long"):
+    with pytest.raises(InvalidRequest, match=r"audio must be at most 1.30 s long"):
         extract(tone(2.0)[: longest + 1], RATE_HZ)
     ASTFeatureExtractor(max_length=1024).save_pretrained(tmp_path)
     long = Extractor(tmp_path)
@@ -89,17 +89,25 @@ def test_longest_clip_is_what_the_backbone_sees(extract: Extractor, tmp_path: Pa
         (tone(), 0, "sample_rate must be 8000 to 192000 Hz, got 0"),
         (tone(), -16_000, "sample_rate must be 8000 to 192000 Hz, got -16000"),
         (tone(), 192_001, "sample_rate must be 8000 to 192000 Hz, got 192001"),
-        (tone()[:0], RATE_HZ, "audio must be 0.1 to 1.30 s long, got 0.00 s"),
-        (tone()[:1599], RATE_HZ, "audio must be 0.1 to 1.30 s long, got 0.10 s"),
-        (tone(3600.0, 8_000), 8_000, "audio must be 0.1 to 1.30 s long, got 3600.00 s; try wakeword_stream"),
-        (np.full(RATE_HZ, np.nan, np.float32), RATE_HZ, "audio must be finite, got NaN or infinity"),
-        (np.full(RATE_HZ, np.inf, np.float32), RATE_HZ, "audio must be finite, got NaN or infinity"),
+        (tone()[:0], RATE_HZ, r"audio must have 1 or more samples, got shape \[1, 0\]"),
+        (tone()[:1599], RATE_HZ, "audio must be at least 0.1 s long, got 0.10 s"),
+        (
+            tone(3600.0, 8_000),
+            8_000,
+            "audio must be at most 10.00 s long, got 3600.00 s; try wakeword_stream",
+        ),
+        (np.full(RATE_HZ, np.nan, np.float32), RATE_HZ, "audio must be finite, got nan at sample 0"),
+        (np.full(RATE_HZ, np.inf, np.float32), RATE_HZ, "audio must be finite, got inf at sample 0"),
         (
             tone() * 32768,
             RATE_HZ,
-            "audio must be within -1 to 1, got 98.*; try dividing int16 samples by 32768",
+            "audio must be within -1 to 1, got -?98.*; try dividing int16 samples by 32768",
         ),
-        (np.stack([tone(), tone()]), RATE_HZ, r"audio must be mono \[samples\], got shape \[2, 16000\]"),
+        (
+            np.stack([tone(), tone()]),
+            RATE_HZ,
+            r"audio must be float32 \[batch, samples\], got float32 \[1, 2, 16000\]",
+        ),
     ],
 )
 def test_clip_is_refused_when_it_breaks_a_rule(

@@ -143,7 +143,7 @@ def test_wrong_request_fails_alone_in_a_batch(decide: WakewordDecide, models: Co
     assert isinstance(unknown, InvalidRequest)
     assert "word must be a served one, got 'nobody'; try one of: computer, jarvis" in str(unknown)
     assert isinstance(broken, InvalidRequest)
-    assert "word must be 1 to 64 of a-z" in str(broken)
+    assert "words must be 1 to 64 of a-z" in str(broken)
 
 
 @pytest.mark.parametrize("word", [b"\xff\xfe", b"", b"a\0b"])
@@ -155,7 +155,7 @@ def test_word_is_refused_when_it_is_no_name(decide: WakewordDecide, models: Coun
 def test_too_many_words_are_refused(decide: WakewordDecide, models: Counting) -> None:
     (given,) = decide.run_batch([call(models, [0.6], *["jarvis"] * 257)])
     assert isinstance(given, InvalidRequest)
-    assert "words must be at most 256, got 257" in str(given)
+    assert "words must have 0 to 256 words, got shape [1, 257]; try fewer" in str(given)
 
 
 def test_word_that_is_there_but_not_loaded_is_not_ready(

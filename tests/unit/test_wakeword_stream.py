@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from slipway_serving.errors import Cancelled, InvalidRequest, NotReady, Overloaded, SlipwayError
 from slipway_serving.models import InProcessModels
 from slipway_serving.program import Call, Settings, Tensors
+from slipway_serving.turns import Turn
 from slipway_serving.wakeword.stream import WakewordStream
 
 RATE_HZ = 16_000
@@ -44,7 +45,7 @@ EARS = Ears()
 
 
 def program(**parameters: str) -> WakewordStream:
-    values = {"max_sequences": "64", "sequence_idle_s": "60", "cooldown_ms": "1000", **parameters}
+    values = {"max_sessions": "64", "session_idle_s": "60", "cooldown_ms": "1000", **parameters}
     config = {"parameters": {name: {"string_value": value} for name, value in values.items()}}
     return WakewordStream(Settings("wakeword_stream", Path("nowhere/wakeword_stream/1"), config))
 
@@ -63,7 +64,8 @@ def piece(pcm: np.ndarray, key: int | str = 1, words: list[str] | None = None, *
     for name in ("cooldown_ms", "sample_rate"):
         if name in call:
             tensors[name] = np.array([[call.pop(name)]], np.int64)
-    return Call(tensors, call.pop("models", EARS), sequence_id=key, **call)
+    turn = Turn(key, start=call.pop("start", False), end=call.pop("end", False))
+    return Call(tensors, call.pop("models", EARS), turn=turn, **call)
 
 
 def one(stream: WakewordStream, call: Call) -> Tensors:
@@ -158,7 +160,7 @@ def test_failing_word_ends_its_stream_and_no_other(stream: WakewordStream) -> No
     )
     assert not isinstance(good, SlipwayError)
     assert isinstance(bad, NotReady)
-    with pytest.raises(InvalidRequest, match="of a sequence under way, got 2"):
+    with pytest.raises(InvalidRequest, match="of a session under way, got 2"):
         one(stream, piece(noise(1.0), 2))
     one(stream, piece(noise(1.0), 1, end=True))
 
@@ -167,14 +169,20 @@ def test_failing_word_ends_its_stream_and_no_other(stream: WakewordStream) -> No
     ("call", "text"),
     [
         (piece(noise(0.1), 0, start=True), "correlation id must be given"),
-        (piece(noise(0.1), 7), "correlation id must be of a sequence under way, got 7"),
-        (piece(noise(61.0), 7, start=True), "pcm must be at most 60 s .* got 61.0 s"),
+        (piece(noise(0.1), 7), "correlation id must be of a session under way, got 7"),
+        (
+            piece(noise(61.0), 7, start=True),
+            r"pcm must have 0 to 960000 samples, got shape \[1, 976000\]; try pieces of at most 60 s",
+        ),
         (piece(noise(0.1), 7, start=True, sample_rate=44_100), "sample_rate must be 16000 Hz .* got 44100"),
         (piece(noise(0.1), 7, start=True, cooldown_ms=-1), "cooldown_ms must be 0 to 60000, got -1"),
         (piece(noise(0.1), 7, start=True, cooldown_ms=60_001), "cooldown_ms must be 0 to 60000, got 60001"),
-        (piece(noise(0.1), 7, ["../x"], start=True), "word must be 1 to 64"),
+        (piece(noise(0.1), 7, ["../x"], start=True), "words must be 1 to 64"),
         (piece(noise(0.1), 7, ["jarvis"], cooldown_ms=5), "words, cooldown_ms must come with SEQUENCE_START"),
-        (Call({"pcm": np.zeros((2, 9), np.int16)}, EARS, sequence_id=7, start=True), "batch must be 1"),
+        (
+            Call({"pcm": np.zeros((2, 9), np.int16)}, EARS, turn=Turn(7, start=True)),
+            r"pcm must have a batch of 1, got shape \[2, 9\]",
+        ),
     ],
 )
 def test_piece_is_refused_when_it_breaks_a_rule(stream: WakewordStream, call: Call, text: str) -> None:
@@ -184,7 +192,7 @@ def test_piece_is_refused_when_it_breaks_a_rule(stream: WakewordStream, call: Ca
 
 def test_piece_after_the_end_is_refused(stream: WakewordStream) -> None:
     whole(stream, [noise(1.0), noise(1.0)], key=8)
-    with pytest.raises(InvalidRequest, match="of a sequence under way, got 8"):
+    with pytest.raises(InvalidRequest, match="of a session under way, got 8"):
         one(stream, piece(noise(1.0), 8))
 
 
@@ -193,7 +201,7 @@ def test_stream_ends_without_samples_and_begins_anew_when_it_is_started_twice(st
     again = one(stream, piece(noise(0.9), 9, ["jarvis"], start=True))
     assert again["end_s"].size == 0
     assert one(stream, piece(noise(0.0), 9, end=True))["end_s"].size == 0
-    with pytest.raises(InvalidRequest, match="of a sequence under way"):
+    with pytest.raises(InvalidRequest, match="of a session under way"):
         one(stream, piece(noise(0.1), 9))
 
 
@@ -201,18 +209,18 @@ def test_stream_is_freed_when_its_caller_gave_up(stream: WakewordStream) -> None
     one(stream, piece(noise(0.5), 10, ["jarvis"], start=True))
     with pytest.raises(Cancelled):
         one(stream, piece(noise(0.5), 10, is_cancelled=lambda: True))
-    with pytest.raises(InvalidRequest, match="of a sequence under way"):
+    with pytest.raises(InvalidRequest, match="of a session under way"):
         one(stream, piece(noise(0.5), 10))
 
 
 def test_abandoned_streams_are_bounded_and_make_room_when_idle() -> None:
-    stream = program(max_sequences="100", sequence_idle_s="1")
+    stream = program(max_sessions="100", session_idle_s="1")
     try:
         refused = 0
         for key in range(1, 10_001):
             (answer,) = stream.run_batch([piece(noise(0.01), key, ["jarvis"], start=True)])
             refused += isinstance(answer, Overloaded)
-        held = stream._under_way
+        held = stream._sessions
         assert len(held) <= 100
         assert refused >= 10_000 - 100 * 60
         deadline = time.monotonic() + 20
@@ -226,7 +234,7 @@ def test_abandoned_streams_are_bounded_and_make_room_when_idle() -> None:
 
 def test_tail_of_a_stream_holds_no_more_than_a_window(stream: WakewordStream) -> None:
     one(stream, piece(noise(59.99), 11, ["jarvis"], start=True))
-    listening = stream._under_way.take(11)
+    listening = stream._sessions.take(Turn(11), lambda: pytest.fail("the stream is gone"))
     base = listening.tail.base
     assert listening.tail.size < RATE_HZ
     assert base is None or base.size < RATE_HZ

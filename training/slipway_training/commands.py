@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -107,7 +108,7 @@ def wakeword(
         force=force,
     )
     family, library = family_named("wakeword"), Library(models)
-    progress = Console(stderr=True, quiet=quiet)
+    progress = Console(file=sys.stderr, quiet=quiet)
     with quiet_libraries(), reporting(progress) as report, _repository(repository) as target:
         publish = publisher(triton, control_token_file, target)
         trained = run_training(family, options, report)

@@ -257,7 +257,7 @@ class _Listener:
     def _embeddings(self, windows: Sequence[Samples]) -> Iterator[Any]:
         import torch
 
-        from slipway_serving.wakeword.audio import SAMPLE_RATE_HZ
+        from slipway_serving.wakeword.request import SAMPLE_RATE_HZ
 
         for start in range(0, len(windows), _BATCH):
             heard = [self.extractor(window, SAMPLE_RATE_HZ) for window in windows[start : start + _BATCH]]

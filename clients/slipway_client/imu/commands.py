@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from slipway_client.commands import DEFAULT_URLS, SpokenProtocol, Url
 from slipway_client.generation import Protocol
+from slipway_client.options import DEFAULT_URLS, SpokenProtocol, Url
+from slipway_serving.distribution import install_hint
 from slipway_serving.errors import InvalidRequest, raise_all
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def imu(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
 ) -> None:
     """Correct a recording of an inertial sensor with AirIMU; measure and draw what that changes."""
-    from slipway_client.commands import write_whole
+    from slipway_client.files import write_whole
     from slipway_client.imu.read import read_recording, write_signals
     from slipway_client.imu.windows import correct
     from slipway_client.progress import progress
@@ -161,7 +162,15 @@ def _compare(
     from slipway_export.airimu_local import by_torch
 
     inputs = window_inputs(recording, next(windows_of(len(recording), size, step)))
-    ours, theirs = correct_window(*inputs), by_torch(checkpoint)(*inputs)
+    ours = correct_window(*inputs)
+    try:
+        theirs = by_torch(checkpoint)(*inputs)
+    except ModuleNotFoundError as error:
+        # The command's own extra suffices without a checkpoint.
+        raise InvalidRequest(
+            f"imu: --checkpoint needs {error.name}, which is not installed;"
+            f" try {install_hint('export', 'signals')}"
+        ) from None
     off = {
         sensor: np.abs(ours[f"correction_{sensor}"] - theirs[f"correction_{sensor}"]).max()
         for sensor in ("acc", "gyro")

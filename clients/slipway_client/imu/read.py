@@ -9,10 +9,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.spatial.transform import Rotation, Slerp
 
 from slipway_client.imu.recording import Array, Motion, Recording
-from slipway_client.imu.rotations import from_euler, rotate, slerp
-from slipway_serving.errors import InvalidRequest
+from slipway_serving.errors import InvalidRequest, raise_all
 
 _EUROC_COLUMNS = (
     "#timestamp [ns]",
@@ -105,13 +105,14 @@ def _euroc(signals: Path, ground_truth: Path | None, name: str) -> Recording:
     if ground_truth is None:
         return Recording(name, time_ns, acc, gyro)
     truth_ns, truth = _read_csv(ground_truth, (len(_TRUTH_COLUMNS), len(_TRUTH_COLUMNS) + 6))
+    _check_truth(ground_truth, truth_ns, truth)
     covered = (time_ns >= truth_ns[0]) & (time_ns <= truth_ns[-1])
     if not covered.any():
         raise InvalidRequest(f"{ground_truth}: must cover the time of {signals}, got no frame in common")
     time_ns, acc, gyro = time_ns[covered], acc[covered], gyro[covered]
     motion = Motion(
         positions=_interpolate(time_ns, truth_ns, truth[:, :3]),
-        rotations=slerp(time_ns, truth_ns, np.roll(truth[:, 3:7], -1, axis=1)),
+        rotations=_turn(time_ns, truth_ns, np.roll(truth[:, 3:7], -1, axis=1)),
         velocities=_interpolate(time_ns, truth_ns, truth[:, 7:10]),
     )
     return Recording(name, time_ns, acc, gyro, motion)
@@ -137,10 +138,37 @@ def _read_csv(path: Path, allowed: Sequence[int]) -> tuple[NDArray[np.int64], Ar
     return times, values
 
 
+def _check_truth(path: Path, time_ns: NDArray[np.int64], truth: Array) -> None:
+    """Refuse states between which nothing can be interpolated.
+
+    Raises:
+        InvalidRequest: naming every rule that a row breaks.
+    """
+    problems = []
+    if len(back := np.flatnonzero(np.diff(time_ns) <= 0)):
+        problems.append(f"time must rise from row to row, got a step back after row {back[0] + 1}")
+    if len(zero := np.flatnonzero(~truth[:, 3:7].any(axis=1))):
+        problems.append(f"rotation must be a unit quaternion, got zeros in row {zero[0] + 1}")
+    raise_all(str(path), problems)
+
+
 def _interpolate(time_ns: NDArray[np.int64], known_ns: NDArray[np.int64], values: Array) -> Array:
-    # Relative, since float64 holds no nanoseconds of today.
-    at, known = (time_ns - known_ns[0]).astype(float), (known_ns - known_ns[0]).astype(float)
+    at, known = _since_first(time_ns, known_ns)
     return np.stack([np.interp(at, known, column) for column in values.T], axis=1)
+
+
+def _turn(time_ns: NDArray[np.int64], known_ns: NDArray[np.int64], rotations: Array) -> Array:
+    """Interpolate rotations along the shortest turn, at constant speed."""
+    known = Rotation.from_quat(rotations)
+    if len(rotations) == 1:  # Slerp wants two, and every time asked for is this one's.
+        return np.asarray(known[np.zeros(len(time_ns), int)].as_quat())
+    at, since = _since_first(time_ns, known_ns)
+    return np.asarray(Slerp(since, known)(at).as_quat())
+
+
+def _since_first(time_ns: NDArray[np.int64], known_ns: NDArray[np.int64]) -> tuple[Array, Array]:
+    # Relative, since float64 holds no nanoseconds of today.
+    return (time_ns - known_ns[0]).astype(float), (known_ns - known_ns[0]).astype(float)
 
 
 def _kitti(oxts: Path, name: str) -> Recording:
@@ -154,12 +182,12 @@ def _kitti(oxts: Path, name: str) -> Recording:
         raise InvalidRequest(f"{oxts}: must have timestamps.txt and data/*.txt, got {error}") from None
     if values.ndim != 2 or values.shape[1] != 20:
         raise InvalidRequest(f"{oxts}: data/*.txt must have 20 numbers or more each, got {values.shape}")
-    rotations = from_euler(values[:, 3:6])
+    rotations = Rotation.from_euler("xyz", values[:, 3:6])
     motion = Motion(
         positions=_mercator(values[:, :3]),
-        rotations=rotations,
+        rotations=rotations.as_quat(),
         # Forward, left and up are the body's axes.
-        velocities=rotate(rotations, values[:, 8:11]),
+        velocities=rotations.apply(values[:, 8:11]),
     )
     return Recording(name, times.astype(np.int64), values[:, 11:14], values[:, 17:20], motion)
 

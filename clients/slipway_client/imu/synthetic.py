@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.spatial.transform import Rotation
 
 from slipway_client.imu.recording import Motion, Recording
-from slipway_client.imu.rotations import from_euler, inverse, rotate
 
 GRAVITY_M_S2 = 9.81007
 _SINES = 4
@@ -53,7 +53,7 @@ def make_recording(
     time_s = np.arange(frames) / rate_hz
     positions, velocities, accelerations = _sines(random, time_s, size=2.0, longest_s=12.0)
     angles, angle_rates, _ = _sines(random, time_s, size=0.5, longest_s=9.0)
-    rotations = from_euler(angles)
+    rotations = Rotation.from_euler("xyz", angles)
     up = np.array([0.0, 0.0, GRAVITY_M_S2])
 
     def seen(signal: NDArray[np.float64], bias: float, noise: float) -> NDArray[np.float64]:
@@ -61,14 +61,14 @@ def make_recording(
         offset = bias * direction / np.linalg.norm(direction)
         return np.asarray(signal + offset + noise * random.standard_normal(signal.shape))
 
-    acc = rotate(inverse(rotations), accelerations + up)
+    acc = rotations.inv().apply(accelerations + up)
     gyro = _body_rates(angles, angle_rates)
     return Recording(
         name=f"synthetic {seconds:g} s, seed {seed}",
         time_ns=np.round(time_s * 1e9).astype(np.int64),
         acc=seen(acc, sensor.acc_bias_m_s2, sensor.acc_noise_m_s2),
         gyro=seen(gyro, sensor.gyro_bias_rad_s, sensor.gyro_noise_rad_s),
-        truth=Motion(positions, rotations, velocities),
+        truth=Motion(positions, rotations.as_quat(), velocities),
     )
 
 

@@ -1,8 +1,9 @@
-"""From signals to a trajectory, by pypose's integrator, and how far it is from the ground truth.
+"""From signals to a trajectory, by AirIMU's integrator, and how far it is from the ground truth.
 
-The errors are those of AirIMU's evaluation. Absolute ones (A) are of one integration over the recording,
-averaged over its frames; relative ones (R) are where segments end that begin at the ground truth, averaged
-over the segments. TE is of the position, m; OE of the rotation, degrees.
+The integrator is pypose's, which upstream integrates with; rotations are SciPy's. The errors are those of
+AirIMU's evaluation. Absolute ones (A) are of one integration over the recording, averaged over its frames;
+relative ones (R) are where segments end that begin at the ground truth, averaged over the segments. TE is of
+the position, m; OE of the rotation, degrees.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import pypose
-import torch
-from pypose.metric.ape_rpe import StampedSE3, compute_error
+from scipy.spatial.transform import Rotation
 
-from slipway_client.imu.recording import Motion, Recording
+from slipway_client.imu.recording import Array, Motion, Recording
+
+# Upstream's 9.81007 as pypose holds it, in float32: with it the two agree to rounding.
+_GRAVITY_M_S2 = float(np.float32(9.81007))
 
 
 @dataclass(frozen=True)
@@ -47,15 +49,7 @@ def integrate(recording: Recording) -> Motion:
         recording.rotation_at(0)[None],
         truth.velocities[:1] if truth else zeros,
     )
-    if len(recording) == 1:
-        return start
-    after = _integrate([recording], [start])
-    return Motion(
-        *(
-            np.concatenate([first, rest[0]])
-            for first, rest in zip(vars(start).values(), vars(after).values(), strict=True)
-        )
-    )
+    return _integrate(recording, start)
 
 
 def errors(recording: Recording, motion: Motion, segment_frames: int) -> Errors:
@@ -73,10 +67,12 @@ def errors(recording: Recording, motion: Motion, segment_frames: int) -> Errors:
     starts = range(0, len(recording) - segment_frames, segment_frames)
     if not starts:
         return Errors(ate_m, aoe_deg, None, None)
-    parts = [_cut(recording, start, start + segment_frames + 1) for start in starts]
-    ends = _integrate(parts, [truth.between(start, start + 1) for start in starts])
+    ends = [
+        _integrate(_cut(recording, start, start + segment_frames + 1), truth.between(start, start + 1))
+        for start in starts
+    ]
+    last = Motion(*(np.stack([getattr(end, name)[-1] for end in ends]) for name in vars(truth)))
     wanted = [start + segment_frames for start in starts]
-    last = Motion(*(array[:, -1] for array in vars(ends).values()))
     goal = Motion(*(array[wanted] for array in vars(truth).values()))
     return Errors(ate_m, aoe_deg, *_mean_errors(last, goal))
 
@@ -86,35 +82,41 @@ def _cut(recording: Recording, start: int, stop: int) -> Recording:
     return Recording(recording.name, recording.time_ns[frames], recording.acc[frames], recording.gyro[frames])
 
 
-def _integrate(recordings: list[Recording], starts: list[Motion]) -> Motion:
-    """Integrate recordings of one length; return the states after each frame but the last, [batch, ...]."""
+def _integrate(recording: Recording, start: Motion) -> Motion:
+    """Return the state of one frame and the states after each frame but the last, [frames, ...].
 
-    def stacked(name: str) -> torch.Tensor:
-        return torch.from_numpy(np.stack([getattr(start, name) for start in starts]))
+    Forster et al., "IMU Preintegration on Manifold", RSS 2015, supplement, eq. A7 to A10, as pypose's
+    ``IMUPreintegrator`` has them, which takes gravity off as the body sees it at the end of a step.
+    """
+    steps_s = np.diff(recording.time_s)[:, None]
+    turns = Rotation.from_rotvec(recording.gyro[:-1] * steps_s)
+    rotations = _products(Rotation.concatenate([Rotation.from_quat(start.rotations), turns]))
+    before, after = rotations[:-1], rotations[1:]
+    up = np.array([0.0, 0.0, _GRAVITY_M_S2])
+    acc = before.apply(recording.acc[:-1] - after.inv().apply(up))
+    velocities = _sums(start.velocities, acc * steps_s)
+    positions = _sums(start.positions, velocities[:-1] * steps_s + acc * steps_s**2 / 2)
+    return Motion(positions, rotations.as_quat(), velocities)
 
-    steps = torch.from_numpy(np.stack([np.diff(recording.time_s) for recording in recordings]))[..., None]
-    acc, gyro = (
-        torch.from_numpy(np.stack([getattr(recording, name)[:-1] for recording in recordings]))
-        for name in ("acc", "gyro")
-    )
-    integrator = pypose.module.IMUPreintegrator(prop_cov=False, reset=True).double()
-    state = {
-        "pos": stacked("positions"),
-        "rot": pypose.SO3(stacked("rotations")),
-        "vel": stacked("velocities"),
-    }
-    with torch.no_grad():
-        after = integrator(dt=steps, gyro=gyro, acc=acc, init_state=state)
-    return Motion(after["pos"].numpy(), after["rot"].tensor().numpy(), after["vel"].numpy())
+
+def _sums(first: Array, rest: Array) -> Array:
+    return np.cumsum(np.concatenate([first, rest]), axis=0)
+
+
+def _products(rotations: Rotation) -> Rotation:
+    """Return the products of the first one, two, three, ... rotations.
+
+    After each pass an entry is the product of twice as many, so that n take log n passes over all.
+    """
+    reach = 1
+    while reach < len(rotations):
+        rotations = Rotation.concatenate([rotations[:reach], rotations[:-reach] * rotations[reach:]])
+        reach *= 2
+    return rotations
 
 
 def _mean_errors(motion: Motion, truth: Motion) -> tuple[float, float]:
     """Return the mean error of the positions, m, and of the rotations, degrees."""
-    estimated, reference = (
-        StampedSE3(poses_SE3=pypose.SE3(torch.from_numpy(np.hstack([each.positions, each.rotations]))))
-        for each in (motion, truth)
-    )
-    metre, degree = (
-        float(compute_error(reference, estimated, kind, otype="Mean")) for kind in ("translation", "degree")
-    )
-    return metre, degree
+    metres = np.linalg.norm(motion.positions - truth.positions, axis=1)
+    turned = Rotation.from_quat(motion.rotations).inv() * Rotation.from_quat(truth.rotations)
+    return float(metres.mean()), float(np.degrees(turned.magnitude()).mean())

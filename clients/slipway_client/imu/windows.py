@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from slipway_client.client import Client
 from slipway_client.imu.recording import Array, Recording
+from slipway_serving.airimu.request import CorrectionRequest, Corrections
 from slipway_serving.errors import raise_all
-
-MODEL = "airimu"
 
 Signal = NDArray[np.float32]
 Correct = Callable[[Signal, Signal, Signal], Mapping[str, Signal]]
@@ -114,8 +113,15 @@ def served(client: Client) -> Correct:
     """Return what corrects a window by a running server."""
 
     def correct_window(acc: Signal, gyro: Signal, rotation: Signal) -> Mapping[str, Signal]:
-        tensors = {"acc": acc[None], "gyro": gyro[None], "initial_rotation": rotation[None]}
-        outputs = client.infer(MODEL, tensors)
-        return {name: output[0] for name, output in outputs.items() if not name.startswith("corrected_")}
+        request = CorrectionRequest(acc[None], gyro[None], rotation[None])
+        (done,) = client.generate(request)
+        assert isinstance(done, Corrections)
+        outputs = {
+            "correction_acc": done.correction_acc,
+            "correction_gyro": done.correction_gyro,
+            "acc_cov": done.acc_cov,
+            "gyro_cov": done.gyro_cov,
+        }
+        return {name: output[0] for name, output in outputs.items() if output is not None}
 
     return correct_window

@@ -1,21 +1,83 @@
-"""The registry of families: the one place that lists them."""
+"""The registry of families: those of this distribution, and those that others register by an entry point.
+
+A distribution names a family in the entry point group ``slipway.families``: ``name =
+"package.module:FAMILY"``. What cannot be loaded, or has a name that is taken, is left out and shown by
+`slipway families` with its reason; the other families go on as if it were not there.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+
 from slipway_export.families import airimu, wakeword, wan_t2v
 from slipway_export.spec import Family
+from slipway_serving import distribution
 from slipway_serving.errors import InvalidRequest
 
-FAMILIES: tuple[Family, ...] = (wan_t2v.FAMILY, wakeword.FAMILY, wakeword.HEAD, airimu.FAMILY)
+GROUP = "slipway.families"
+BUILT_IN: tuple[Family, ...] = (wan_t2v.FAMILY, wakeword.FAMILY, wakeword.HEAD, airimu.FAMILY)
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A family and where it comes from.
+
+    Attributes:
+        name: of the family; of one that did not load, its entry point's.
+        origin: the distribution and its version, or who else registered it.
+        family: None if it did not load.
+        problem: why not.
+    """
+
+    name: str
+    origin: str
+    family: Family | None
+    problem: str = ""
+
+
+@cache
+def registered() -> tuple[Registered, ...]:
+    """Return all families, our own first, then those from outside by name."""
+    found = [Registered(family.name, distribution.NAME, family) for family in BUILT_IN]
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
+        found.append(_loaded(entry, {known.name: known.origin for known in found}))
+    return tuple(found)
+
+
+def families() -> tuple[Family, ...]:
+    """Return the families that can be used."""
+    return tuple(known.family for known in registered() if known.family is not None)
 
 
 def family_named(name: str) -> Family:
     """Return a family by its name.
 
     Raises:
-        InvalidRequest: there is none of that name.
+        InvalidRequest: there is none of that name, or it did not load.
     """
-    for family in FAMILIES:
-        if family.name == name:
-            return family
-    raise InvalidRequest(f"family must be one of {', '.join(f.name for f in FAMILIES)}, got {name!r}")
+    for known in registered():
+        if known.name == name and known.family is not None:
+            return known.family
+    broken = [f"{known.origin}: {known.problem}" for known in registered() if known.name == name]
+    reason = f" ({'; '.join(broken)})" if broken else ""
+    names = ", ".join(family.name for family in families())
+    raise InvalidRequest(f"family must be one of {names}, got {name!r}{reason}")
+
+
+def _loaded(entry: EntryPoint, taken: dict[str, str]) -> Registered:
+    dist = entry.dist
+    origin = f"{dist.name} {dist.version}" if dist is not None else entry.value
+    try:
+        family = entry.load()
+    except Exception as error:  # noqa: BLE001 - another's package may fail in any way; the reason is shown
+        return Registered(entry.name, origin, None, f"{entry.value}: {type(error).__name__}: {error}")
+    problem = ""
+    if not isinstance(family, Family):
+        problem = f"{entry.value} must be a Family, got {type(family).__name__}"
+    elif family.name in taken:
+        problem = f"its name {family.name} is taken by {taken[family.name]}"
+    return (
+        Registered(entry.name, origin, None, problem) if problem else Registered(family.name, origin, family)
+    )

@@ -6,8 +6,9 @@ the network says how its features lie in time; everything served follows from th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,13 +24,17 @@ from slipway_export.spec import (
     Plan,
     Precision,
     Preset,
+    StepInput,
+    Stepped,
     TensorSpec,
     Tolerance,
 )
 from slipway_serving.airimu.facts import FACTS_FILE, Facts
+from slipway_serving.airimu.request import CorrectionRequest, CorrectionStreamRequest
+from slipway_serving.requests import Request
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from slipway_export.modeling.airimu import Network
 
@@ -56,8 +61,10 @@ def plan(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
     by_name = {axis.name: axis for axis in axes}
     facts = facts_of(checkpoint, axes)
     files = {f"1/{FACTS_FILE}": facts.to_json()}
-    components = (_codenet(checkpoint, facts, by_name), _step(checkpoint, facts, by_name))
-    return Plan(components, (AuthoredModel(NAME, files), AuthoredModel(f"{NAME}_stream", files)))
+    step = _step(checkpoint, facts, by_name)
+    requests: tuple[type[Request], ...] = (CorrectionRequest, CorrectionStreamRequest)
+    authored = tuple(AuthoredModel(each.model, files, request=each) for each in requests)
+    return Plan((_codenet(checkpoint, facts, by_name), step), authored, (_stream(checkpoint, facts, step),))
 
 
 def facts_of(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Facts:
@@ -105,17 +112,42 @@ def _step(checkpoint: Checkpoint, facts: Facts, axes: dict[str, Axis]) -> Compon
     """Describe the graph from a stretch of a stream and its states to the corrections of its features."""
     hops = "steps" if facts.hop == 1 else f"{facts.hop} * steps"
     given = f"{hops} + {facts.overhang}"
-    states = tuple(_tensor(name, size) for name, size in facts.states.items())
+    states = tuple(replace(_tensor(name, size), initial=0.0) for name, size in facts.states.items())
     after = tuple(_tensor(f"next_{name}", size) for name, size in facts.states.items())
     return Component(
         name="stream",
         graph="step",
-        inputs=(_tensor("acc", given, 3), _tensor("gyro", given, 3), _tensor("present", given), *states),
+        inputs=(
+            _tensor("acc", given, 3),
+            _tensor("gyro", given, 3),
+            replace(_tensor("present", given), ones=True),
+            *states,
+        ),
         outputs=(*(_tensor(name, "steps", 3) for name in facts.outputs), *after),
         axes=(axes["batch"], axes["steps"]),
         load=partial(_load, checkpoint, "Steps"),
         lower=_lower,
         tolerance=TOLERANCE,
+    )
+
+
+def _stream(checkpoint: Checkpoint, facts: Facts, step: Component) -> Stepped:
+    """Describe a stream: stretches that share their edges, and the states between them."""
+
+    def reference(inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        network = _load(checkpoint, "Steps", Precision.FP32)
+        batch = len(inputs["acc"])
+        states = (inputs["acc"].new_zeros(batch, size) for size in facts.states.values())
+        outputs = network(*(inputs[name] for name in ("acc", "gyro", "present")), *states)
+        return dict(zip(facts.outputs, outputs, strict=False))
+
+    cut = StepInput(axis=1, overlap=facts.overhang)
+    return Stepped(
+        step,
+        {"acc": cut, "gyro": cut, "present": cut},
+        dict.fromkeys(facts.outputs, 1),
+        steps=4,
+        reference=reference,
     )
 
 

@@ -26,6 +26,7 @@ from slipway_export.spec import (
     Variant,
 )
 from slipway_serving.errors import InvalidRequest
+from slipway_serving.wakeword.request import ClipsRequest, DecideRequest, FeaturesRequest, ListenRequest
 from slipway_serving.wakeword.words import FUSED_SUFFIX, check_word
 
 if TYPE_CHECKING:
@@ -85,10 +86,10 @@ def plan(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
     )
     preprocessor = checkpoint.path / PREPROCESSOR_FILE
     authored = (
-        AuthoredModel("wakeword_features", {f"1/{PREPROCESSOR_FILE}": preprocessor}),
-        AuthoredModel("wakeword_decide"),
-        AuthoredModel("wakeword"),
-        AuthoredModel("wakeword_stream"),
+        AuthoredModel("wakeword_features", {f"1/{PREPROCESSOR_FILE}": preprocessor}, request=FeaturesRequest),
+        AuthoredModel("wakeword_decide", request=DecideRequest),
+        AuthoredModel("wakeword", request=ClipsRequest),
+        AuthoredModel("wakeword_stream", request=ListenRequest),
     )
     return Plan((backbone,), authored)
 

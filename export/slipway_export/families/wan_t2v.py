@@ -7,7 +7,7 @@ particular checkpoint is written here but the tiny preset.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -21,9 +21,11 @@ from slipway_export.spec import (
     Component,
     DType,
     Family,
+    Part,
     Plan,
     Precision,
     Preset,
+    StepInput,
     Stepped,
     TensorSpec,
     Tolerance,
@@ -91,6 +93,7 @@ def plan(checkpoint: Checkpoint, axes: Sequence[Axis], *, first_block_cache: boo
     """
     index = checkpoint.config("model_index.json")
     experts = _experts(checkpoint, index)
+    _check_widths(checkpoint, experts)
     by_name = {axis.name: axis for axis in axes}
     first, following, stepped = _decoder(checkpoint, by_name)
     components = [_text_encoder(checkpoint)]
@@ -105,7 +108,7 @@ def plan(checkpoint: Checkpoint, axes: Sequence[Axis], *, first_block_cache: boo
             for name in cached
         ),
         AuthoredModel(
-            "wan_t2v_tokenizer", {"1/tokenizer": checkpoint.path / "tokenizer"}, request=PromptRequest
+            "wan_t2v_tokenizer", {"1/tokenizer": checkpoint.file("tokenizer")}, request=PromptRequest
         ),
         AuthoredModel("wan_t2v_vae_decoder", request=Decoding),
         AuthoredModel("wan_t2v_prompt", request=PromptRequest, events=(PromptEmbeds,)),
@@ -135,6 +138,25 @@ def _experts(checkpoint: Checkpoint, index: dict[str, Any]) -> dict[str, str]:
             f"{where}: boundary_ratio must be between 0 and 1 with transformer_2, got {ratio}"
         )
     return {"denoiser_high": "transformer", "denoiser_low": "transformer_2"}
+
+
+def _check_widths(checkpoint: Checkpoint, experts: dict[str, str]) -> None:
+    """Refuse parts that do not fit together, as they may when each comes from a place of its own."""
+    problems = []
+    for part in experts.values():
+        config = checkpoint.config(f"{part}/config.json")
+        for key, other, other_key in (
+            ("text_dim", "text_encoder", "d_model"),
+            ("in_channels", "vae", "z_dim"),
+        ):
+            wanted = checkpoint.config(f"{other}/config.json").get(other_key)
+            if config.get(key) != wanted:
+                problems.append(
+                    f"{checkpoint.where(part)}: {part}/config.json: {key} must be {wanted} as {other_key} of"
+                    f" {other} ({checkpoint.where(other)}), got {config.get(key)}"
+                )
+    if problems:
+        raise InvalidRequest(" | ".join(problems))
 
 
 def _text_encoder(checkpoint: Checkpoint) -> Component:
@@ -179,7 +201,7 @@ def _denoiser(checkpoint: Checkpoint, part: str, name: str, axes: dict[str, Axis
     config = checkpoint.config(f"{part}/config.json")
     if list(config["patch_size"]) != [1, PATCH, PATCH]:
         raise InvalidRequest(
-            f"checkpoint {checkpoint.source}: {part}/config.json: patch_size must be [1, 2, 2], got"
+            f"{checkpoint.where(part)}: {part}/config.json: patch_size must be [1, 2, 2], got"
             f" {config['patch_size']}"
         )
 
@@ -217,7 +239,7 @@ def _cut_denoiser(checkpoint: Checkpoint, part: str, whole: Component) -> list[C
     config = checkpoint.config(f"{part}/config.json")
     if config["num_layers"] < 2:
         raise InvalidRequest(
-            f"checkpoint {checkpoint.source}: {part}/config.json: num_layers must be at least 2 for a"
+            f"{checkpoint.where(part)}: {part}/config.json: num_layers must be at least 2 for a"
             f" first-block cache, got {config['num_layers']}"
         )
     dim = config["num_attention_heads"] * config["attention_head_dim"]
@@ -307,10 +329,13 @@ def _decoder(checkpoint: Checkpoint, axes: dict[str, Axis]) -> tuple[Component, 
     first = component("first", FirstDecoderStep, 1, ())
     following = component("next", NextDecoderStep, temporal, carried(""))
 
-    def reference(whole: Tensor) -> Tensor:
-        return decode(load_vae(), whole)
+    def reference(inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return {"sample": decode(load_vae(), inputs["latents"])}
 
-    return first, following, Stepped(first, following, axis=2, steps=4, reference=reference)
+    stepped = Stepped(
+        following, {"latents": StepInput(axis=2)}, {"sample": 2}, steps=4, reference=reference, first=first
+    )
+    return first, following, stepped
 
 
 def _pipeline_facts(
@@ -410,14 +435,17 @@ FAMILY = Family(
     name=NAME,
     upstream="Wan-AI/Wan2.2-T2V-A14B-Diffusers",
     summary="text to video, two experts, streamed progress",
+    requests=(TextToVideoRequest,),
     served=(NAME, "wan_t2v_prompt"),
     layout=(
         "model_index.json",
-        "tokenizer",
-        "text_encoder/config.json",
-        "transformer/config.json",
-        "vae/config.json",
-        "scheduler/scheduler_config.json",
+        Part("tokenizer"),
+        Part("text_encoder", ("config.json",)),
+        Part("transformer", ("config.json",)),
+        # The expert of the low noise, which model_index.json says whether there is.
+        Part("transformer_2", ("config.json",), optional=True),
+        Part("vae", ("config.json",)),
+        Part("scheduler", ("scheduler_config.json",)),
     ),
     # 1 to 81 frames, 256 to 1280 pixels a side; 480p is 30 x 52 tokens.
     axes=axes(latent_frames=(1, 21, 21), tokens=(16, 30, 80)),

@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -60,9 +63,6 @@ def draw_wakeword(result: WakewordResult, path: Path) -> None:
 
 def _figure(panels: int) -> tuple[Any, Sequence[Axes]]:
     # Without pyplot: no state of the process, no display.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     width, height = _PANEL_INCHES
     figure = Figure(figsize=(panels * width, height), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)

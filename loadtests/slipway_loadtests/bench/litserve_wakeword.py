@@ -17,7 +17,8 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from slipway_serving.wakeword.audio import SAMPLE_RATE_HZ, Extractor
+from slipway_serving.wakeword.audio import Extractor
+from slipway_serving.wakeword.request import SAMPLE_RATE_HZ
 from slipway_serving.wakeword.words import FUSED_SUFFIX, head_model
 
 FIELD = "data"

@@ -60,6 +60,8 @@ def closed_loop(target: Target, clients: int, seconds: float) -> Load:
     failures: list[str] = []
 
     def client() -> None:
+        # Not httpx: with 64 kB of body it takes 1.2 ms of a core per request, this 0.4 ms, and the clients
+        # share the cores with the servers that they measure.
         connection = http.client.HTTPConnection("127.0.0.1", target.port, timeout=_TIMEOUT_S)
         try:
             connection.connect()

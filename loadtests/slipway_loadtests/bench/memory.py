@@ -2,7 +2,7 @@
 
 The parent starts ``python -m slipway_loadtests.bench.memory '<job as JSON>'`` for every subject and size; the
 child loads the denoiser, calls it once and prints its peak (VmHWM) and what it held before the call. The peak
-of `getrusage` would go on from the process that started the child.
+of `getrusage` would go on from the process that started the child, and psutil 7 has none.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from slipway_loadtests.bench.stats import Line, fit_line
 from slipway_serving.errors import InvalidRequest, Unrecoverable
@@ -120,26 +122,21 @@ def curve(points: Sequence[MemoryPoint], failed: Mapping[int, str]) -> MemoryCur
     return MemoryCurve(tuple(points), fit, dict(failed))
 
 
-def resident_mib(entry: str = "VmRSS") -> float:
-    """Return what this process holds now (VmRSS), has held at most (VmHWM), or has mapped (VmSize), MiB."""
-    return _kib("/proc/self/status", entry) / 1024
-
-
-def _kib(file: str, entry: str) -> int:
-    lines = Path(file).read_text(encoding="utf-8").splitlines()
-    return int(next(line for line in lines if line.startswith(f"{entry}:")).split()[1])
+def peak_mib() -> float:
+    """Return the most that this process has held at a time, MiB."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) / 1024
 
 
 def _call_once(job: MemoryJob) -> MemoryPoint:
     """Load, call and measure, in this process."""
     models = _load(job)
-    before = resident_mib()
-    free = _kib("/proc/meminfo", "MemAvailable") / 1024
-    limit = int((resident_mib("VmSize") + _SHARE_OF_FREE * free) * 2**20)
+    before = psutil.Process().memory_info()
+    limit = int(before.vms + _SHARE_OF_FREE * psutil.virtual_memory().available)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     tensors = _tensors(job)
     models.call(job.model or "", tensors, ["sample"])
-    return MemoryPoint(job.tokens, before, resident_mib("VmHWM"))
+    return MemoryPoint(job.tokens, before.rss / 2**20, peak_mib())
 
 
 def _tensors(job: MemoryJob) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from slipway_export.families import family_named
 from slipway_export.run import ExportOptions, run_export
 from slipway_export.spec import Axis
 from slipway_loadtests.bench import quality
-from slipway_loadtests.bench.memory import resident_mib
+from slipway_loadtests.bench.memory import peak_mib
 from slipway_loadtests.bench.quality import Quality
 from slipway_loadtests.bench.report import quality_cells, spread
 from slipway_loadtests.bench.stats import Summary, ratios, summarize
@@ -247,7 +247,7 @@ def decode_and_measure(repository: Path, count: int) -> float:
     )
     if frames != 4 * (count - 1) + 1:
         raise RuntimeError(f"decoded {frames} frames of {count} latents")
-    return resident_mib("VmHWM")
+    return peak_mib()
 
 
 def video_json(result: VideoResult, machine: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,12 +21,12 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import onnxruntime
 from google.protobuf import text_format
@@ -46,7 +46,8 @@ from slipway_loadtests.bench.report import spread
 from slipway_loadtests.bench.stats import Summary, ratios, summarize
 from slipway_serving.errors import NotReady
 from slipway_serving.server import Server, ServerConfig
-from slipway_serving.wakeword.audio import SAMPLE_RATE_HZ, Extractor
+from slipway_serving.wakeword.audio import Extractor
+from slipway_serving.wakeword.request import SAMPLE_RATE_HZ
 from slipway_serving.wakeword.words import FUSED_SUFFIX, head_model
 
 BATCHED, PLAIN, LITSERVE = "Triton, dynamic batching", "Triton without it", "LitServe, its batching"
@@ -327,10 +328,10 @@ def litserve(repository: Path, kind: str, options: WakewordOptions) -> Iterator[
 
 def _healthy(port: int) -> bool:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2) as answer:
-            return bool(answer.status == 200)
-    except OSError:
+        answer = httpx.get(f"http://127.0.0.1:{port}/health", timeout=2, trust_env=False)
+    except httpx.HTTPError:
         return False
+    return answer.status_code == httpx.codes.OK
 
 
 def measure_int8(folder: Path, options: WakewordOptions, report: Report) -> dict[str, Quantized]:

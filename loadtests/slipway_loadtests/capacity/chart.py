@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
 from slipway_loadtests.capacity.bench import CapacityResult
 
 _SHOWN = ("waiting, 300 s, drained", "in flight, 300 s, drained", "in flight, 900 s, drained")
@@ -13,9 +16,6 @@ _SHOWN_WAVES = 2
 def draw_capacity(result: CapacityResult, path: Path) -> None:
     """Draw fleets by users, replicas under waves of long jobs, and how full fleets of sessions can be."""
     # Without pyplot: no state of the process, no display.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(15.0, 3.8), dpi=80, layout="constrained")
     FigureCanvasAgg(figure)
     fleets, scaling, sessions = figure.subplots(1, 3)

@@ -197,10 +197,6 @@ class Run:
         """Return how long each answered request that was sent after a moment stood in queues, seconds."""
         return self._of(after_s, lambda request: request.started_s - request.arrival.at_s)
 
-    def works_s(self, after_s: float = 0.0) -> Floats:
-        """Return how long each was at work, in the attempt that was finished, seconds."""
-        return self._of(after_s, lambda request: request.finished_s - request.started_s)
-
     def latencies_s(self, after_s: float = 0.0) -> Floats:
         """Return how long each took from its arrival to its answer, seconds."""
         return self._of(after_s, lambda request: request.finished_s - request.arrival.at_s)

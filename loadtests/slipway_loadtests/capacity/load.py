@@ -28,7 +28,7 @@ from slipway_loadtests.capacity.fleet import Arrival, Fleet, Floats, simulate
 from slipway_loadtests.capacity.plan import Service
 from slipway_serving.errors import Unrecoverable
 from slipway_serving.server import Server
-from slipway_serving.wakeword.audio import SAMPLE_RATE_HZ
+from slipway_serving.wakeword.request import SAMPLE_RATE_HZ
 
 Send = Callable[[AsyncClient, int], Awaitable[None]]
 _DRAWS = 20

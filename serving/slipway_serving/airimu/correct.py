@@ -13,21 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway_serving.airimu.facts import Facts
-from slipway_serving.airimu.signals import Signals, read_signals
+from slipway_serving.airimu.request import CorrectionRequest, Corrections, frames_of
 from slipway_serving.errors import Cancelled, SlipwayError, Unrecoverable
+from slipway_serving.events import tensors
 from slipway_serving.program import Call, Models, Settings, Single, Tensors
+from slipway_serving.requests import decode
 
 Array = NDArray[np.float32]
 
 
 class Corrector(Single):
-    """Corrects recordings of any length.
-
-    Inputs ``acc``, m/s², and ``gyro``, rad/s, [batch, frames, 3], float32, and ``initial_rotation``
-    [batch, 4], which is the identity where left out. Outputs, of the inputs' shape: ``corrected_acc`` and
-    ``corrected_gyro``, their difference from the inputs ``correction_acc`` and ``correction_gyro``, and the
-    variances ``acc_cov`` and ``gyro_cov`` if the network has them.
-    """
+    """Corrects recordings of any length: answers a :class:`CorrectionRequest` with :class:`Corrections`."""
 
     reports_requests = False
 
@@ -38,7 +34,7 @@ class Corrector(Single):
     def run_batch(self, calls: Sequence[Call]) -> list[Tensors | SlipwayError]:
         """Return each call's corrected recordings, or the rule that it broke."""
         answers: dict[int, Tensors | SlipwayError] = {}
-        accepted: list[tuple[int, Signals]] = []
+        accepted: list[tuple[int, CorrectionRequest]] = []
         for index, call in enumerate(calls):
             try:
                 accepted.append((index, self._read(call)))
@@ -46,10 +42,10 @@ class Corrector(Single):
                 answers[index] = error
         accepted.sort(key=_length)
         for _, group in groupby(accepted, key=_length):
-            indices, signals = zip(*group, strict=True)
+            indices, recordings = zip(*group, strict=True)
             try:
-                corrected = self._correct(calls[indices[0]].models, signals)
-                answers |= dict(zip(indices, corrected, strict=True))
+                done = self._correct(calls[indices[0]].models, recordings)
+                answers |= dict(zip(indices, done, strict=True))
             except SlipwayError as error:
                 answers |= dict.fromkeys(indices, error)
         return [answers[index] for index in range(len(calls))]
@@ -57,22 +53,23 @@ class Corrector(Single):
     def close(self) -> None:
         """Hold nothing."""
 
-    def _read(self, call: Call) -> Signals:
+    def _read(self, call: Call) -> CorrectionRequest:
         if call.is_cancelled():
             raise Cancelled(f"{self._model}: cancelled by the caller before it began")
-        frames = range(1, self._facts.max_frames + 1)
-        return read_signals(call.tensors, self._model, frames, "windows of the recording, or airimu_stream")
+        limits = {"frames": range(1, self._facts.max_frames + 1)}
+        return decode(CorrectionRequest, call.tensors, self._model, limits)
 
-    def _correct(self, models: Models, signals: Sequence[Signals]) -> Iterator[Tensors]:
+    def _correct(self, models: Models, requests: Sequence[CorrectionRequest]) -> Iterator[Tensors]:
         """Run recordings of one length through the graph; return those of each request."""
-        frames = np.concatenate([each.frames for each in signals])
-        lead = np.concatenate([self._facts.lead_in(each.rotations, len(each.frames)) for each in signals])
+        frames = np.concatenate([frames_of(each) for each in requests])
+        leads = [self._facts.lead_in(each.initial_rotation, len(each.acc)) for each in requests]
+        lead = np.concatenate(leads)
         given = np.concatenate([lead, frames], axis=1)
         rows = range(0, len(given), self._facts.max_batch)
         parts = [self._run(models, given[row : row + self._facts.max_batch]) for row in rows]
         outputs = {name: np.concatenate([part[name] for part in parts]) for name in self._facts.outputs}
-        ends = np.cumsum([len(each.frames) for each in signals])[:-1]
-        return _split(corrected(frames, outputs), ends)
+        ends = np.cumsum([len(each.acc) for each in requests])[:-1]
+        return _split(tensors(corrected(frames, outputs)), ends)
 
     def _run(self, models: Models, given: Array) -> dict[str, Array]:
         inputs = {"acc": given[:, :, :3], "gyro": given[:, :, 3:]}
@@ -82,21 +79,18 @@ class Corrector(Single):
         return outputs
 
 
-def corrected(frames: Array, outputs: dict[str, Array]) -> dict[str, Array]:
+def corrected(frames: Array, outputs: dict[str, Array]) -> Corrections:
     """Apply a network's corrections.
 
     Args:
         frames: [batch, frames, 6], acceleration and rate of rotation.
-        outputs: of the graph for these frames.
-
-    Returns:
-        The outputs of the served models, [batch, frames, 3] each.
+        outputs: of the graph for these frames: corrections and, if the network has them, variances.
     """
-    return {
-        "corrected_acc": frames[:, :, :3] + outputs["correction_acc"],
-        "corrected_gyro": frames[:, :, 3:] + outputs["correction_gyro"],
+    return Corrections(
+        corrected_acc=frames[:, :, :3] + outputs["correction_acc"],
+        corrected_gyro=frames[:, :, 3:] + outputs["correction_gyro"],
         **outputs,
-    }
+    )
 
 
 def check_finite(outputs: dict[str, Array], where: str) -> None:
@@ -109,11 +103,11 @@ def check_finite(outputs: dict[str, Array], where: str) -> None:
         raise Unrecoverable(f"{where}: outputs must be finite, got NaN or infinity in {', '.join(bad)}")
 
 
-def _length(accepted: tuple[int, Signals]) -> int:
-    return accepted[1].frames.shape[1]
+def _length(accepted: tuple[int, CorrectionRequest]) -> int:
+    return accepted[1].acc.shape[1]
 
 
-def _split(outputs: dict[str, Array], ends: NDArray[np.int64]) -> Iterator[Tensors]:
+def _split(outputs: Tensors, ends: NDArray[np.int64]) -> Iterator[Tensors]:
     parts = {name: np.split(array, ends) for name, array in outputs.items()}
     for index in range(len(ends) + 1):
         yield {name: part[index] for name, part in parts.items()}

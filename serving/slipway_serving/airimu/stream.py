@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 
 from slipway_serving.airimu.correct import check_finite, corrected
 from slipway_serving.airimu.facts import Facts
-from slipway_serving.airimu.signals import Signals, read_signals
-from slipway_serving.errors import Cancelled, SlipwayError, raise_all
+from slipway_serving.airimu.request import CorrectionStreamRequest, CorrectionTurn, frames_of
+from slipway_serving.errors import Cancelled, SlipwayError
+from slipway_serving.events import tensors
 from slipway_serving.graph import Graph
 from slipway_serving.program import Call, Settings, Single, Tensors
+from slipway_serving.requests import decode_turn
 from slipway_serving.sessions import Sessions
 
 Array = NDArray[np.float32]
@@ -46,13 +48,12 @@ class Stream:
 
 
 class CorrectorStream(Single):
-    """Corrects recordings that come in chunks of any length, one stream per correlation id.
+    """Corrects recordings that come in chunks of any length, one session each.
 
-    Inputs ``acc``, m/s², and ``gyro``, rad/s, [1, frames, 3], float32, and with SEQUENCE_START perhaps
-    ``initial_rotation`` [1, 4]. Outputs [1, ready, 3] as those of
-    :class:`~slipway_serving.airimu.correct.Corrector`; the corrected frames go on where the last answer
-    ended, and at most ``Facts.held_back`` frames wait. SEQUENCE_END gives all that are left; its chunk may be
-    of 0 frames. A refused chunk changes nothing.
+    A :class:`CorrectionStreamRequest` opens a session, each :class:`CorrectionTurn` brings a chunk and gets
+    :class:`~slipway_serving.airimu.request.Corrections`, [1, ready, 3]: of the frames that go on where the
+    last answer ended; at most ``Facts.held_back`` frames wait. The last turn gives all that are left; its
+    chunk may be of 0 frames. A refused chunk changes nothing.
     """
 
     reports_requests = False
@@ -95,30 +96,22 @@ class CorrectorStream(Single):
         """Check a chunk and add it to its stream, which is taken out of the store."""
         if call.is_cancelled():
             raise Cancelled(f"{self._model}: cancelled by the caller before it began")
-        signals = self._read(call)
-        stream = self._sessions.take(call.turn, lambda: self._begun(signals))
-        stream.kept = np.concatenate([stream.kept, signals.frames[0]])
-        stream.received += signals.frames.shape[1]
+        opening, chunk = self._read(call)
+        stream = self._sessions.take(call.turn, lambda: self._begun(opening))
+        stream.kept = np.concatenate([stream.kept, frames_of(chunk)[0]])
+        stream.received += chunk.acc.shape[1]
         return stream
 
-    def _begun(self, signals: Signals) -> Stream:
+    def _begun(self, opening: CorrectionStreamRequest | None) -> Stream:
         states = {name: np.zeros(size, np.float32) for name, size in self._facts.states.items()}
-        return Stream(states, self._facts.lead_in(signals.rotations, 1)[0])
+        rotation = None if opening is None else opening.initial_rotation
+        return Stream(states, self._facts.lead_in(rotation, 1)[0])
 
-    def _read(self, call: Call) -> Signals:
+    def _read(self, call: Call) -> tuple[CorrectionStreamRequest | None, CorrectionTurn]:
         self._sessions.check(call.turn, fix="airimu for whole recordings")
-        frames = range(0 if call.turn.end and not call.turn.start else 1, self._facts.max_frames + 1)
-        signals = read_signals(call.tensors, self._model, frames, "smaller chunks")
-        problems = []
-        if len(signals.frames) != 1:
-            problems.append(
-                f"a chunk must be of one recording, got a batch of {len(signals.frames)};"
-                " try a correlation id for each"
-            )
-        if signals.rotations is not None and not call.turn.start:
-            problems.append("initial_rotation must come with SEQUENCE_START, got it later")
-        raise_all(self._model, problems)
-        return signals
+        fewest = 0 if call.turn.end and not call.turn.start else 1
+        limits = {"frames": range(fewest, self._facts.max_frames + 1)}
+        return decode_turn(CorrectionStreamRequest, call.tensors, self._model, call.turn, limits)
 
     def _advance(self, streams: dict[int, tuple[Stream, bool]]) -> None:
         """Compute every feature that is ready, those of all streams in step.
@@ -180,7 +173,7 @@ class CorrectorStream(Single):
         computed = len(features[facts.outputs[0]])
         index = facts.step_of(np.arange(stream.emitted, ready), stream.steps) - (stream.steps - computed)
         outputs = {name: array[index][None] for name, array in features.items()}
-        answer = corrected(frames[None], outputs)
+        answer = tensors(corrected(frames[None], outputs))
         stream.emitted, stream.features = ready, []
         # Copied, so that a long chunk does not stay for its last frames.
         stream.kept = stream.kept[max(0, facts.hop * stream.steps - facts.reach - oldest) :].copy()

@@ -6,6 +6,7 @@ guidance_scale: GuidanceScale = 4.0
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 from slipway_serving.fields import Rule
@@ -36,4 +37,4 @@ CacheThreshold = Annotated[
     float | None,
     from_zero("relative change of the first block below which the others are not computed anew", "0.05"),
 ]
-TimeoutS = Annotated[float | None, above_zero("time limit, seconds", "600.0")]
+TimeoutS = Annotated[float | None, replace(above_zero("time limit, seconds", "600.0"), flag="timeout")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 from slipway_serving.fields import Rule
@@ -23,5 +24,6 @@ def side_rule(side: str, of: int) -> Rule:
 
 
 Fps = Annotated[int, within(1, MAX_FPS, "frames per second")]
-Output = Annotated[str, one_of(OUTPUTS, "form of the result")]
-Preview = Annotated[bool, switch("send a small picture after each step")]
+# The command line chooses the form by the file that it writes, and shows no pictures.
+Output = Annotated[str, replace(one_of(OUTPUTS, "form of the result"), flag=None)]
+Preview = Annotated[bool, replace(switch("send a small picture after each step"), flag=None)]

@@ -27,6 +27,7 @@ _LIMITED_RANGE = 1
 
 @cache
 def _x264_options() -> dict[str, str]:
+    # psutil knows no flags, and py-cpuinfo takes a second to read this very file.
     cpu = Path("/proc/cpuinfo")
     avx512 = cpu.is_file() and "avx512" in cpu.read_text(encoding="utf-8", errors="replace")
     return {**_X264_OPTIONS, **(_X264_ON_AVX512 if avx512 else {})}

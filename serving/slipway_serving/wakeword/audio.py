@@ -16,10 +16,8 @@ import soxr
 from numpy.typing import NDArray
 
 from slipway_serving.errors import InvalidRequest, raise_all
+from slipway_serving.wakeword.request import LONGEST_S, SAMPLE_RATE_HZ, FeaturesRequest
 
-SAMPLE_RATE_HZ = 16_000
-SAMPLE_RATES_HZ = (8_000, 192_000)
-SHORTEST_S, LONGEST_S = 0.1, 10.0
 # The loudness rule of WakeBuilder: below it nothing was said; above the second, the peak becomes the third.
 SILENT_RMS, QUIET_PEAK, PEAK = 0.005, 0.01, 0.9
 # The extractor's frames: 25 ms every 10 ms.
@@ -112,7 +110,20 @@ class Extractor:
         Raises:
             InvalidRequest: naming every broken rule.
         """
-        raise_all("audio", self.problems(samples, sample_rate))
+        (features,) = self.of_clips(FeaturesRequest(samples[None], np.array([[sample_rate]], np.int64)))
+        return features
+
+    def of_clips(self, clips: FeaturesRequest) -> list[Features]:
+        """Return the features of each clip of a request.
+
+        Raises:
+            InvalidRequest: they are longer than the backbone sees.
+        """
+        raise_all(clips.model, clips.too_long(self.longest_s))
+        rates = clips.sample_rate[:, 0].tolist()
+        return [self._features(samples, rate) for samples, rate in zip(clips.audio, rates, strict=True)]
+
+    def _features(self, samples: Samples, sample_rate: int) -> Features:
         rms = loudness(samples)
         if is_silent(rms):
             shape = (self._extractor.max_length, self._extractor.num_mel_bins)
@@ -120,25 +131,3 @@ class Extractor:
         prepared = prepare(samples, sample_rate)
         made = self._extractor(prepared, sampling_rate=SAMPLE_RATE_HZ, return_tensors="np")
         return Features(made["input_values"][0].astype(np.float32), rms)
-
-    def problems(self, samples: Samples, sample_rate: int) -> list[str]:
-        """Return the rules that a clip breaks, as sentences."""
-        low, high = SAMPLE_RATES_HZ
-        if not low <= sample_rate <= high:
-            return [f"sample_rate must be {low} to {high} Hz, got {sample_rate}; try 16000"]
-        if samples.ndim != 1:
-            return [
-                f"audio must be mono [samples], got shape {list(samples.shape)}; try the mean of channels"
-            ]
-        seconds = samples.size / sample_rate
-        if not SHORTEST_S <= seconds <= self.longest_s:
-            return [
-                f"audio must be {SHORTEST_S:g} to {self.longest_s:.2f} s long, got {seconds:.2f} s;"
-                " try wakeword_stream for longer ones"
-            ]
-        peak = float(np.abs(samples).max())
-        if not np.isfinite(peak):
-            return ["audio must be finite, got NaN or infinity; try looking where it was recorded"]
-        if peak > 1:
-            return [f"audio must be within -1 to 1, got {peak:g}; try dividing int16 samples by 32768"]
-        return []

@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slipway_serving.errors import InvalidRequest, NotReady, SlipwayError, Unrecoverable
+from slipway_serving.events import tensors
 from slipway_serving.program import Call, Models, Settings, Single, Tensors
+from slipway_serving.requests import decode
 from slipway_serving.wakeword.audio import is_silent
-from slipway_serving.wakeword.words import check_word, head_model, word_of
-
-MOST_WORDS = 256
+from slipway_serving.wakeword.request import DecideRequest, Decisions
+from slipway_serving.wakeword.words import head_model, word_of
 
 
 def loaded_words(repository: Path, models: Models) -> list[str]:
@@ -34,24 +34,17 @@ def loaded_words(repository: Path, models: Models) -> list[str]:
     return [word for word, name in words if word is not None and models.is_ready(name)]
 
 
-def read_words(names: Sequence[Any], repository: Path, models: Models, where: str) -> tuple[str, ...]:
-    """Return the words that a request asks for; every loaded one if it names none.
+def every_word(repository: Path, models: Models, where: str) -> tuple[str, ...]:
+    """Return the words whose heads are loaded, for a request that names none.
 
     Args:
-        names: UTF-8 bytes each.
         repository: the model repository.
         models: the served models.
         where: the model that was asked.
 
     Raises:
-        InvalidRequest: a name breaks the rule, or there are too many.
-        NotReady: every loaded word is wanted and there is none.
+        NotReady: there is none.
     """
-    if len(names) > MOST_WORDS:
-        raise InvalidRequest(f"{where}: words must be at most {MOST_WORDS}, got {len(names)}; try fewer")
-    texts = [bytes(name).decode("utf-8", "replace") for name in names]
-    if texts:
-        return tuple(check_word(text, where) for text in texts)
     if found := loaded_words(repository, models):
         return tuple(found)
     raise NotReady(f"{where}: a word must be loaded, got none; try slipway export wakeword_head")
@@ -65,13 +58,16 @@ class Judgement:
     threshold: np.float32
 
 
-class WakewordDecide(Single):
-    """Asks the heads.
+@dataclass(frozen=True)
+class Asked:
+    """What a call asks: its request, and the words of each of its rows, equally many."""
 
-    Inputs ``embedding`` [batch, dim] and ``rms`` [batch, 1], float32, and ``words`` [batch, words], BYTES,
-    every loaded word without it; outputs ``word``, ``probability``, ``threshold`` and ``detected``,
-    [batch, words] each.
-    """
+    request: DecideRequest
+    words: list[tuple[str, ...]]
+
+
+class WakewordDecide(Single):
+    """Asks the heads: answers a :class:`DecideRequest` with :class:`Decisions`."""
 
     reports_requests = False
 
@@ -81,10 +77,10 @@ class WakewordDecide(Single):
 
     def run_batch(self, calls: Sequence[Call]) -> list[Tensors | SlipwayError]:
         """Return the judgement of each call's rows, or why there is none."""
-        asked: list[list[tuple[str, ...]] | SlipwayError] = [self._asked(call) for call in calls]
+        asked: list[Asked | SlipwayError] = [self._asked(call) for call in calls]
         rows: dict[str, list[tuple[int, int]]] = {}
-        for index, wanted in enumerate(asked):
-            for row, words in enumerate(wanted if isinstance(wanted, list) else ()):
+        for index, each in enumerate(asked):
+            for row, words in enumerate(each.words if isinstance(each, Asked) else ()):
                 for word in dict.fromkeys(words):
                     rows.setdefault(word, []).append((index, row))
         judged: dict[tuple[str, int, int], Judgement] = {}
@@ -98,27 +94,22 @@ class WakewordDecide(Single):
             else:
                 judged |= {(word, *place): answer for place, answer in zip(places, answers, strict=True)}
         return [
-            wanted if isinstance(wanted, SlipwayError) else self._answer(index, call, wanted, judged, failed)
-            for index, (call, wanted) in enumerate(zip(calls, asked, strict=True))
+            self._answer(index, each, judged, failed) if isinstance(each, Asked) else each
+            for index, each in enumerate(asked)
         ]
 
     def close(self) -> None:
         """Nothing is held."""
 
-    def _asked(self, call: Call) -> list[tuple[str, ...]] | SlipwayError:
+    def _asked(self, call: Call) -> Asked | SlipwayError:
         try:
-            asked = [
-                read_words(names, self._repository, call.models, self._model)
-                for names in call.tensors.get("words", np.zeros((len(call.tensors["rms"]), 0), np.object_))
-            ]
+            request = decode(DecideRequest, call.tensors, self._model)
+            if request.words is not None and request.words.shape[1]:
+                return Asked(request, [tuple(words) for words in request.words.tolist()])
+            words = every_word(self._repository, call.models, self._model)
         except SlipwayError as error:
             return error
-        if len({len(words) for words in asked}) > 1:
-            return InvalidRequest(
-                f"{self._model}: words must be equally many for each clip of a request, got"
-                f" {', '.join(str(len(words)) for words in asked)}; try one request for each clip"
-            )
-        return asked
+        return Asked(request, [words] * len(request.rms))
 
     def _ask(self, word: str, embeddings: NDArray[np.float32], models: Models) -> list[Judgement]:
         """Ask a word's head about embeddings [rows, dim].
@@ -148,24 +139,25 @@ class WakewordDecide(Single):
     def _answer(
         self,
         index: int,
-        call: Call,
-        wanted: Sequence[tuple[str, ...]],
+        asked: Asked,
         judged: Mapping[tuple[str, int, int], Judgement],
         failed: Mapping[str, SlipwayError],
     ) -> Tensors | SlipwayError:
-        for words in wanted:
+        for words in asked.words:
             for word in words:
                 if word in failed:
                     return failed[word]
-        table = [[judged[word, index, row] for word in words] for row, words in enumerate(wanted)]
-        shape = (len(wanted), len(wanted[0]) if wanted else 0)
-        heard = np.array([[not is_silent(float(rms))] for rms in call.tensors["rms"][:, 0]], np.bool_)
+        table = [[judged[word, index, row] for word in words] for row, words in enumerate(asked.words)]
+        shape = (len(asked.words), len(asked.words[0]) if asked.words else 0)
+        heard = np.array([[not is_silent(float(rms))] for rms in asked.request.rms[:, 0]], np.bool_)
         probability = np.array([[j.probability for j in row] for row in table], np.float32).reshape(shape)
         threshold = np.array([[j.threshold for j in row] for row in table], np.float32).reshape(shape)
         probability = np.where(heard, probability, np.float32(0))
-        return {
-            "word": np.array([[w.encode() for w in words] for words in wanted], np.object_).reshape(shape),
-            "probability": probability,
-            "threshold": threshold,
-            "detected": heard & (probability >= threshold),
-        }
+        return tensors(
+            Decisions(
+                word=np.array(asked.words, np.object_).reshape(shape),
+                probability=probability,
+                threshold=threshold,
+                detected=heard & (probability >= threshold),
+            )
+        )

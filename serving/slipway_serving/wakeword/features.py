@@ -6,16 +6,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from slipway_serving.errors import InvalidRequest, SlipwayError, raise_all
+from slipway_serving.errors import InvalidRequest, SlipwayError
+from slipway_serving.events import tensors
 from slipway_serving.program import Call, Settings, Single, Tensors
+from slipway_serving.requests import decode
 from slipway_serving.wakeword.audio import Extractor
+from slipway_serving.wakeword.request import ClipFeatures, FeaturesRequest
 
 
 class WakewordFeatures(Single):
     """Makes features with the checkpoint's own ``preprocessor_config.json``, which lies beside the model.
 
-    Inputs ``audio`` [batch, samples], float32, mono, -1 to 1, and ``sample_rate`` [batch, 1], int64, Hz;
-    outputs ``input_values`` [batch, max_length, num_mel_bins] and ``rms`` [batch, 1], float32.
+    Answers a :class:`FeaturesRequest` with :class:`ClipFeatures`, [batch, max_length, num_mel_bins].
     """
 
     reports_requests = False
@@ -38,14 +40,13 @@ class WakewordFeatures(Single):
         return answers
 
     def _features(self, call: Call) -> Tensors:
-        clips = list(zip(call.tensors["audio"], call.tensors["sample_rate"][:, 0], strict=True))
-        broken = [problem for clip, rate in clips for problem in self._extract.problems(clip, int(rate))]
-        raise_all(self._model, list(dict.fromkeys(broken)))
-        made = [self._extract(clip, int(rate)) for clip, rate in clips]
-        return {
-            "input_values": np.stack([features.input_values for features in made]),
-            "rms": np.array([[features.rms] for features in made], np.float32),
-        }
+        made = self._extract.of_clips(decode(FeaturesRequest, call.tensors, self._model))
+        return tensors(
+            ClipFeatures(
+                input_values=np.stack([features.input_values for features in made]),
+                rms=np.array([[features.rms] for features in made], np.float32),
+            )
+        )
 
     def close(self) -> None:
         """Nothing is held."""

@@ -14,21 +14,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway_serving.errors import Cancelled, InvalidRequest, SlipwayError, raise_all
+from slipway_serving.errors import Cancelled, SlipwayError, Unrecoverable
+from slipway_serving.events import tensors
 from slipway_serving.program import Call, Models, Settings, Single, Tensors
+from slipway_serving.requests import decode_turn, encode
 from slipway_serving.sessions import Sessions
-from slipway_serving.wakeword.audio import SAMPLE_RATE_HZ
-from slipway_serving.wakeword.decide import read_words
-from slipway_serving.wakeword.words import check_word
+from slipway_serving.wakeword.decide import every_word
+from slipway_serving.wakeword.request import SAMPLE_RATE_HZ, ClipsRequest, ListenRequest, ListenTurn, Windows
 
 # As WakeBuilder listens: windows of 1 s that overlap by half.
 WINDOW_SAMPLES, HOP_SAMPLES = 16_000, 8_000
-LONGEST_PIECE_S = 60
-LONGEST_COOLDOWN_MS = 60_000
 FULL_SCALE = 32_768.0
 # As many windows in one call as the ensemble takes in one request.
 _WINDOWS_PER_CALL = 16
-_ONLY_AT_START = ("words", "cooldown_ms", "sample_rate")
 
 Pcm = NDArray[np.int16]
 
@@ -38,7 +36,7 @@ class Listening:
     """A stream under way.
 
     Attributes:
-        names: of the words that it asked for, as bytes; none for every loaded word.
+        names: of the words that it asked for; none for every loaded word.
         cooldown_s: seconds after an event in which its word makes no other.
         tail: samples that begin the next window.
         offset: place of the tail's first sample in the stream.
@@ -46,7 +44,7 @@ class Listening:
         broken: why the stream cannot go on.
     """
 
-    names: list[bytes]
+    names: tuple[str, ...]
     cooldown_s: float
     tail: Pcm = field(default_factory=lambda: np.zeros(0, np.int16))
     offset: int = 0
@@ -92,16 +90,11 @@ class Piece:
 
 
 class WakewordStream(Single):
-    """Listens to streams.
+    """Listens to streams, one session each.
 
-    Inputs, with a batch axis of 1: ``pcm`` [samples], int16, mono, 16 kHz, perhaps none to end a stream; with
-    SEQUENCE_START also ``words`` [words], BYTES (every loaded word without), ``cooldown_ms`` [1], int64, and
-    ``sample_rate`` [1], int64, for those who want it checked.
-
-    Outputs: of each window that became full ``end_s`` [windows], and of each word in ``word`` [words] its
-    ``probability`` and ``threshold`` [windows, words]; of each event ``event_word``, ``event_time_s`` (the
-    end of its window) and ``event_probability`` [events]. So an answer comes with the last sample of a
-    window; what is left at the end and fills none is dropped.
+    A :class:`ListenRequest` opens a session, each :class:`ListenTurn` brings samples and gets
+    :class:`Windows`: what was said of each window that became full, and the events in it. So an answer comes
+    with the last sample of a window; what is left at the end and fills none is dropped.
     """
 
     reports_requests = False
@@ -134,61 +127,28 @@ class WakewordStream(Single):
         try:
             if call.is_cancelled():
                 raise Cancelled(f"{self._model}: cancelled by the caller before it ran")
-            self._check(call)
-            listening = self._sessions.take(call.turn, lambda: self._started(call))
-            windows, ends_s = listening.feed(call.tensors["pcm"][0])
-            named = tuple(name.decode() for name in listening.names)
-            words = named if named or not len(windows) else self._all_words(call.models)
+            opening, content = self._read(call)
+            listening = self._sessions.take(call.turn, lambda: self._started(opening))
+            windows, ends_s = listening.feed(content.pcm[0])
+            words = listening.names
+            if not words and len(windows):
+                words = every_word(self._repository, call.models, self._model)
         except SlipwayError as error:
             self._sessions.free(call.turn)
             return error
         self._sessions.keep(call.turn, listening)
         return Piece(call, listening, words, windows, ends_s)
 
-    def _all_words(self, models: Models) -> tuple[str, ...]:
-        return read_words([], self._repository, models, self._model)
-
-    def _check(self, call: Call) -> None:
-        """Check what a piece brings.
-
-        Raises:
-            InvalidRequest: naming every broken rule.
-        """
-        problems = []
-        tensors = call.tensors
-        if any(len(tensor) != 1 for tensor in tensors.values()):
-            problems.append("batch must be 1, one piece of one stream, got more; try a request for each")
-        seconds = tensors["pcm"].shape[-1] / SAMPLE_RATE_HZ
-        if seconds > LONGEST_PIECE_S:
-            problems.append(
-                f"pcm must be at most {LONGEST_PIECE_S} s ({LONGEST_PIECE_S * SAMPLE_RATE_HZ} samples),"
-                f" got {seconds:.1f} s; try shorter pieces"
-            )
-        if not call.turn.start and (late := [name for name in _ONLY_AT_START if name in tensors]):
-            problems.append(f"{', '.join(late)} must come with SEQUENCE_START, got later; try a new stream")
-        raise_all(self._model, problems)
+    def _read(self, call: Call) -> tuple[ListenRequest | None, ListenTurn]:
+        read: tuple[ListenRequest | None, ListenTurn]
+        read = decode_turn(ListenRequest, call.tensors, self._model, call.turn)
         self._sessions.check(call.turn, fix="one of your own for each stream")
+        return read
 
-    def _started(self, call: Call) -> Listening:
-        """Begin a stream.
-
-        Raises:
-            InvalidRequest: a field breaks its rule.
-            Overloaded: too many streams are under way.
-        """
-        cooldown_ms = _one(call, "cooldown_ms", self._cooldown_ms)
-        rate = _one(call, "sample_rate", SAMPLE_RATE_HZ)
-        problems = []
-        if not 0 <= cooldown_ms <= LONGEST_COOLDOWN_MS:
-            problems.append(f"cooldown_ms must be 0 to {LONGEST_COOLDOWN_MS}, got {cooldown_ms}; try 1000")
-        if rate != SAMPLE_RATE_HZ:
-            problems.append(
-                f"sample_rate must be {SAMPLE_RATE_HZ} Hz in a stream, got {rate}; try resampling it"
-            )
-        raise_all(self._model, problems)
-        names = [bytes(name) for name in call.tensors["words"][0]] if "words" in call.tensors else []
-        for name in names:
-            check_word(name.decode("utf-8", "replace"), self._model)
+    def _started(self, opening: ListenRequest | None) -> Listening:
+        request = opening or ListenRequest()
+        cooldown_ms = self._cooldown_ms if request.cooldown_ms is None else request.cooldown_ms
+        names = () if request.words is None else tuple(request.words[0].tolist())
         return Listening(names, cooldown_ms / 1000)
 
     def _judge(self, words: tuple[str, ...], pieces: Sequence[Piece]) -> None:
@@ -214,12 +174,12 @@ class WakewordStream(Single):
         parts: dict[str, list[Any]] = {name: [np.zeros((0, len(words)), np.float32)] for name in outputs}
         for first in range(0, len(windows), _WINDOWS_PER_CALL):
             audio = windows[first : first + _WINDOWS_PER_CALL]
-            tensors: Tensors = {
-                "audio": audio,
-                "sample_rate": np.full((len(audio), 1), SAMPLE_RATE_HZ, np.int64),
-                "words": np.array([[word.encode() for word in words]] * len(audio), np.object_),
-            }
-            answer = models.call("wakeword", tensors, outputs)
+            clips = ClipsRequest(
+                audio=audio,
+                sample_rate=np.full((len(audio), 1), SAMPLE_RATE_HZ, np.int64),
+                words=np.array([words] * len(audio), np.object_),
+            )
+            answer = models.call(clips.model, encode(clips), outputs)
             for name in outputs:
                 parts[name].append(answer[name])
         return {name: np.concatenate(arrays) for name, arrays in parts.items()}
@@ -230,24 +190,21 @@ class WakewordStream(Single):
             self._sessions.free(piece.call.turn)
             return piece.listening.broken
         if piece.probability is None or piece.threshold is None:
-            return InvalidRequest(f"{self._model}: a piece must be judged before it is answered, got none")
+            return Unrecoverable(f"{self._model}: a piece must be judged before it is answered, got none")
         events = [
             (word, float(end_s), probability)
             for end_s, row, bounds in zip(piece.ends_s, piece.probability, piece.threshold, strict=True)
             for word, probability, threshold in zip(piece.words, row, bounds, strict=True)
             if probability >= threshold and piece.listening.is_event(word, float(end_s))
         ]
-        return {
-            "word": np.array([[word.encode() for word in piece.words]], np.object_).reshape(1, -1),
-            "end_s": piece.ends_s[None],
-            "probability": piece.probability[None],
-            "threshold": piece.threshold[None],
-            "event_word": np.array([[word.encode() for word, _, _ in events]], np.object_).reshape(1, -1),
-            "event_time_s": np.array([[time_s for _, time_s, _ in events]], np.float64),
-            "event_probability": np.array([[p for _, _, p in events]], np.float32),
-        }
-
-
-def _one(call: Call, name: str, default: int) -> int:
-    """Return a request's whole number, or what stands for it."""
-    return int(call.tensors[name].ravel()[0]) if name in call.tensors else default
+        return tensors(
+            Windows(
+                word=np.array([piece.words], np.object_),
+                end_s=piece.ends_s[None],
+                probability=piece.probability[None],
+                threshold=piece.threshold[None],
+                event_word=np.array([[word for word, _, _ in events]], np.object_),
+                event_time_s=np.array([[time_s for _, time_s, _ in events]], np.float64),
+                event_probability=np.array([[p for _, _, p in events]], np.float32),
+            )
+        )

@@ -33,9 +33,13 @@ def check_word(name: str, where: str) -> str:
         InvalidRequest: the name breaks the rule.
     """
     if not is_word(name):
-        shown = name if len(name) <= _SHOWN_CHARACTERS else f"{name[:_SHOWN_CHARACTERS]}..."
-        raise InvalidRequest(f"{where}: word must be {WORD_RULE}, got {shown!r}; try hey_jarvis")
+        raise InvalidRequest(f"{where}: word must be {WORD_RULE}, got {shown_word(name)}; try hey_jarvis")
     return name
+
+
+def shown_word(name: str) -> str:
+    """Return a name as messages show it, shortened."""
+    return repr(name if len(name) <= _SHOWN_CHARACTERS else f"{name[:_SHOWN_CHARACTERS]}...")
 
 
 def head_model(word: str) -> str:

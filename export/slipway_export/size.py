@@ -1,0 +1,106 @@
+"""Dimensions as expressions of axes: parsed once, evaluated at any point.
+
+A tensor's shape says ``"4 * frames - 3"`` or ``"height * width + text_tokens"``; :class:`Size` is the value
+of that text, a polynomial of axes with whole coefficients, from which the sizes that are traced, verified,
+configured and warmed up follow.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from slipway_serving.errors import InvalidRequest
+
+Point = Mapping[str, int]
+"""One size for each axis, by axis name."""
+
+_PRODUCT = r"(?:\d+ \* )?[a-z][a-z0-9_]*(?: \* [a-z][a-z0-9_]*)*"
+_SUM = re.compile(rf"{_PRODUCT}(?: [+-] {_PRODUCT})*(?: [+-] \d+)?")
+_TERM = re.compile(rf"(?:([+-]) )?({_PRODUCT}|\d+)")
+
+
+@dataclass(frozen=True)
+class Size:
+    """A dimension that follows from axes: a sum of products of them, and a whole number.
+
+    Args:
+        terms: the coefficient of each product, by the names of its axes in alphabetical order; a product of
+            no axis is the whole number. In the order of :meth:`parse`, by degree and name.
+    """
+
+    terms: tuple[tuple[tuple[str, ...], int], ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Size:
+        """Parse a sum of terms ``axis``, ``2 * axis`` or ``2 * axis * axis`` and a last whole number.
+
+        Raises:
+            InvalidRequest: the text is no such sum, or names no axis that changes it.
+        """
+        found: Counter[tuple[str, ...]] = Counter()
+        if _SUM.fullmatch(text):
+            for sign, product in _TERM.findall(text):
+                factors = product.split(" * ")
+                numbers = [int(factor) for factor in factors if factor.isdigit()]
+                axes = tuple(sorted(factor for factor in factors if not factor.isdigit()))
+                found[axes] += math.prod(numbers) * (-1 if sign == "-" else 1)
+        terms = {axes: factor for axes, factor in found.items() if factor}
+        if not any(terms):
+            raise InvalidRequest(
+                "a dimension must be a sum of axes and products of them and a last whole number, such as"
+                f" '2 * height * width + 9', got {text!r}"
+            )
+        return cls._ordered(terms)
+
+    @classmethod
+    def _ordered(cls, terms: Mapping[tuple[str, ...], int]) -> Size:
+        return cls(tuple(sorted(terms.items(), key=lambda term: (-len(term[0]), term[0]))))
+
+    def __str__(self) -> str:
+        """The dimension as a graph names it: ``2*height*width + 9``."""
+        text = ""
+        for axes, factor in self.terms:
+            product = "*".join([*([str(abs(factor))] if abs(factor) != 1 or not axes else []), *axes])
+            sign = "-" if factor < 0 else "+"
+            text += f" {sign} {product}" if text else f"{'-' if factor < 0 else ''}{product}"
+        return text
+
+    @property
+    def axes(self) -> frozenset[str]:
+        """The axes that it follows from."""
+        return frozenset(axis for axes, _ in self.terms for axis in axes)
+
+    @property
+    def affine(self) -> tuple[str, int, int] | None:
+        """Axis, factor and offset of ``factor * axis + offset``; None for any other expression."""
+        products = dict(self.terms)
+        offset = products.pop((), 0)
+        if len(products) != 1:
+            return None
+        ((axes, factor),) = products.items()
+        return (axes[0], factor, offset) if len(axes) == 1 else None
+
+    def given(self, point: Point) -> Size | int:
+        """Return what is left of the dimension where some axes have a size already."""
+        left: Counter[tuple[str, ...]] = Counter()
+        for axes, factor in self.terms:
+            known = math.prod(point[axis] for axis in axes if axis in point)
+            left[tuple(axis for axis in axes if axis not in point)] += factor * known
+        terms = {axes: factor for axes, factor in left.items() if factor}
+        return Size._ordered(terms) if any(terms) else left[()]
+
+    def bounds(self, low: Point, high: Point) -> tuple[int, int]:
+        """Return a smallest and a largest size for axes between two points."""
+        ends = [
+            sorted(factor * math.prod(point[axis] for axis in axes) for point in (low, high))
+            for axes, factor in self.terms
+        ]
+        return sum(least for least, _ in ends), sum(most for _, most in ends)
+
+    def at(self, point: Point) -> int:
+        """Return the dimension with each axis at the point's size."""
+        return sum(factor * math.prod(point[axis] for axis in axes) for axes, factor in self.terms)

@@ -1,0 +1,101 @@
+"""Tables of fields in the documents, written from the statements that server and client check by.
+
+A page says where a table stands and of which class, ``<!-- fields: package.module:Class -->``; what follows
+up to ``<!-- end of fields -->`` is written anew by ``python -m slipway_export.tables PAGE ...`` (``make
+docs``). A test compares, so a page with a marker needs no entry in any list.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from slipway_serving.errors import InvalidRequest
+from slipway_serving.events import Event
+from slipway_serving.fields import Array, Field, Image, fields_of
+from slipway_serving.requests import Request
+
+END = "<!-- end of fields -->"
+_MARKER = re.compile(r"<!-- fields: (\S+) -->\n(.*?)^" + re.escape(END) + "$", re.DOTALL | re.MULTILINE)
+_BEGIN = "<!-- fields:"
+
+
+def table(described: type[Request] | type[Event]) -> str:
+    """Return the table of a request's or an event's fields as Markdown."""
+    asked = issubclass(described, Request)
+    titles = ["field", "type, shape", *(["rule", "default"] if asked else []), "meaning"]
+    rows = [
+        [f"`{each.name}`", _type(each), *([each.rule.must, _default(each)] if asked else []), each.rule.help]
+        for each in fields_of(described)
+    ]
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+
+
+def filled(text: str, where: str) -> str:
+    """Return a page's text with its tables written anew.
+
+    Args:
+        text: of the page.
+        where: its name, for messages.
+
+    Raises:
+        InvalidRequest: a marker names no class with fields, or has no end.
+    """
+    made, count = _MARKER.subn(lambda found: f"{_BEGIN} {found[1]} -->\n{_of(found[1], where)}{END}", text)
+    if count != text.count(_BEGIN):
+        raise InvalidRequest(
+            f"{where}: each marker {_BEGIN} must be followed by a line {END}, got one without"
+        )
+    return made
+
+
+def write(pages: Sequence[Path]) -> list[Path]:
+    """Write the tables of pages anew; return the pages that changed."""
+    changed = []
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        if (made := filled(text, str(page))) != text:
+            page.write_text(made, encoding="utf-8")
+            changed.append(page)
+    return changed
+
+
+def _of(name: str, where: str) -> str:
+    module, _, attribute = name.partition(":")
+    try:
+        described = getattr(importlib.import_module(module), attribute)
+    except (ImportError, ValueError, AttributeError) as error:
+        described, name = None, f"{name} ({error})"
+    if not isinstance(described, type) or not issubclass(described, Request | Event):
+        raise InvalidRequest(
+            f"{where}: fields must be of package.module:Class of a request or event, got {name}"
+        )
+    return table(described)
+
+
+def _type(each: Field) -> str:
+    if isinstance(each.rule, Array):
+        return f"{each.datatype} [{', '.join(map(str, each.rule.shape))}]"
+    if isinstance(each.rule, Image):
+        return f"{each.datatype}: a file, or base64 text of it"
+    return each.datatype if each.shape == (1,) else f"{each.datatype} {list(each.shape)}"
+
+
+def _default(each: Field) -> str:
+    stated = "" if isinstance(each.rule, Image) else each.rule.default
+    if stated or not each.optional:
+        return stated or "required"
+    shown: dict[Any, str] = {None: "none", "": "empty", True: "true", False: "false"}
+    if each.default is None or isinstance(each.default, bool) or each.default == "":
+        return shown[each.default]
+    return f"`{each.default}`" if isinstance(each.default, str) else str(each.default)
+
+
+if __name__ == "__main__":
+    for written in write([Path(argument) for argument in sys.argv[1:]]):
+        print(written)

@@ -1,0 +1,153 @@
+"""What a caller may ask of the models airimu and airimu_stream, and what both answer with.
+
+Whole recordings go in one request; chunks of one recording are the turns of a session. How many frames one
+request may bring is the exported network's to say: the served models check it against their facts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway_serving.events import Event
+from slipway_serving.fields import BATCH, Array, Rule
+from slipway_serving.requests import Request
+
+Signal = NDArray[np.float32]
+
+# A quaternion that was stored with four decimals is off by this.
+_UNIT_TOLERANCE = 1e-3
+_FRAMES = (BATCH, "frames", 3)
+_ONE = (1, 1)
+_ACC_HELP, _GYRO_HELP = "acceleration, m/s², gravity included", "rate of rotation, rad/s"
+_WHOLE_FIX, _CHUNK_FIX = "windows of the recording, or airimu_stream", "smaller chunks"
+_ROTATION_HELP = "rotation from the sensor to the world, z up, at the first frame"
+
+
+def _norms(rotations: Signal) -> NDArray[np.float64]:
+    return np.asarray(np.linalg.norm(rotations.astype(np.float64), axis=1))
+
+
+def _furthest(rotations: Signal) -> str:
+    norms = _norms(rotations)
+    return f"a norm of {norms[np.abs(norms - 1).argmax()]:.4g}"
+
+
+_UNIT = Rule(
+    "unit quaternions x, y, z, w",
+    lambda rotations: bool((np.abs(_norms(rotations) - 1) <= _UNIT_TOLERANCE).all()),
+    lambda _: "dividing each by its norm",
+    _ROTATION_HELP,
+    shown=_furthest,
+)
+_ACC = Array("float32", _FRAMES, _ACC_HELP, fix=_WHOLE_FIX, ragged=True)
+_GYRO = Array("float32", _FRAMES, _GYRO_HELP, fix=_WHOLE_FIX, ragged=True)
+_ROTATION = Array("float32", (BATCH, 4), _ROTATION_HELP, also=_UNIT, default="the identity")
+# An ending turn may bring no frames; the served model refuses any other without.
+_CHUNK_SIZES = {BATCH: _ONE, "frames": (0, None)}
+_CHUNK_ACC = Array("float32", _FRAMES, _ACC_HELP, _CHUNK_SIZES, fix=_CHUNK_FIX, ragged=True)
+_CHUNK_GYRO = Array("float32", _FRAMES, _GYRO_HELP, _CHUNK_SIZES, fix=_CHUNK_FIX, ragged=True)
+_FIRST_ROTATION = Array(
+    "float32", (BATCH, 4), _ROTATION_HELP, {BATCH: _ONE}, also=_UNIT, default="the identity"
+)
+_CORRECTED_ACC = Array("float32", _FRAMES, "acc plus correction_acc, m/s²")
+_CORRECTED_GYRO = Array("float32", _FRAMES, "gyro plus correction_gyro, rad/s")
+_CORRECTION_ACC = Array("float32", _FRAMES, "correction of the acceleration, m/s²")
+_CORRECTION_GYRO = Array("float32", _FRAMES, "correction of the rate of rotation, rad/s")
+_ACC_COV = Array(
+    "float32", _FRAMES, "variance of each axis of the acceleration, m²/s⁴; absent if the network has none"
+)
+_GYRO_COV = Array(
+    "float32",
+    _FRAMES,
+    "variance of each axis of the rate of rotation, rad²/s²; absent if the network has none",
+)
+
+
+@dataclass(frozen=True)
+class Corrections(Event):
+    """Corrected frames.
+
+    Attributes:
+        corrected_acc: [batch, frames, 3], float32, the given acceleration plus its correction, m/s².
+        corrected_gyro: as before, the rate of rotation, rad/s.
+        correction_acc: as before, what was added.
+        correction_gyro: as before, what was added.
+        acc_cov: as before, the variances of the acceleration; None from a network without covariances.
+        gyro_cov: as before, those of the rate of rotation.
+    """
+
+    corrected_acc: Annotated[Signal, _CORRECTED_ACC]
+    corrected_gyro: Annotated[Signal, _CORRECTED_GYRO]
+    correction_acc: Annotated[Signal, _CORRECTION_ACC]
+    correction_gyro: Annotated[Signal, _CORRECTION_GYRO]
+    acc_cov: Annotated[Signal | None, _ACC_COV] = None
+    gyro_cov: Annotated[Signal | None, _GYRO_COV] = None
+
+
+@dataclass(frozen=True)
+class CorrectionRequest(Request):
+    """Whole recordings of one length.
+
+    Attributes:
+        acc: [batch, frames, 3], float32, acceleration, m/s².
+        gyro: [batch, frames, 3], float32, rate of rotation, rad/s.
+        initial_rotation: [batch, 4], float32, unit quaternions x, y, z, w from the sensor to the world at the
+            first frame; None is the identity.
+
+    Raises:
+        InvalidRequest: naming every field that breaks its rule.
+    """
+
+    model: ClassVar[str] = "airimu"
+    events: ClassVar[tuple[type[Event], ...]] = (Corrections,)
+    streams: ClassVar[bool] = False
+
+    acc: Annotated[Signal, _ACC]
+    gyro: Annotated[Signal, _GYRO]
+    initial_rotation: Annotated[Signal | None, _ROTATION] = None
+
+
+@dataclass(frozen=True)
+class CorrectionTurn(Request):
+    """The next frames of a recording, any number of them; of the last turn perhaps none.
+
+    Attributes:
+        acc: [1, frames, 3], float32, acceleration, m/s².
+        gyro: [1, frames, 3], float32, rate of rotation, rad/s.
+
+    Raises:
+        InvalidRequest: naming every field that breaks its rule.
+    """
+
+    model: ClassVar[str] = "airimu_stream"
+
+    acc: Annotated[Signal, _CHUNK_ACC]
+    gyro: Annotated[Signal, _CHUNK_GYRO]
+
+
+@dataclass(frozen=True)
+class CorrectionStreamRequest(Request):
+    """A recording that comes in chunks: opens a session, whose turns bring them.
+
+    Attributes:
+        initial_rotation: [1, 4], float32, as of :class:`CorrectionRequest`.
+
+    Raises:
+        InvalidRequest: the rotation breaks its rule.
+    """
+
+    model: ClassVar[str] = "airimu_stream"
+    events: ClassVar[tuple[type[Event], ...]] = (Corrections,)
+    streams: ClassVar[bool] = False
+    turn: ClassVar[type[Request] | None] = CorrectionTurn
+
+    initial_rotation: Annotated[Signal | None, _FIRST_ROTATION] = None
+
+
+def frames_of(recordings: CorrectionRequest | CorrectionTurn) -> Signal:
+    """Return recordings' signals together, [batch, frames, 6]: acceleration, then rate of rotation."""
+    return np.concatenate([recordings.acc, recordings.gyro], axis=2)

@@ -1,0 +1,309 @@
+"""What a caller may ask of the wake words' models, and what they answer with.
+
+Clips go to `wakeword`, which hands them on: their audio to `wakeword_features`, what the backbone made of it
+to `wakeword_decide`. A stream is a session of `wakeword_stream`, whose turns bring its samples. Training and
+serving hear by the same rules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway_serving.events import Event
+from slipway_serving.fields import BATCH, Array, Rule
+from slipway_serving.requests import Request
+from slipway_serving.wakeword.words import WORD_RULE, is_word, shown_word
+
+SAMPLE_RATE_HZ = 16_000
+"""What the backbone hears, and what a stream must have."""
+SAMPLE_RATES_HZ = (8_000, 192_000)
+SHORTEST_S, LONGEST_S = 0.1, 10.0
+LONGEST_PIECE_S = 60
+LONGEST_COOLDOWN_MS = 60_000
+MOST_WORDS = 256
+
+Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
+Names = NDArray[np.object_]
+"""Texts; a program finds str in them."""
+
+_ROWS = (BATCH, "words")
+_AUDIO = Array(
+    "float32",
+    (BATCH, "samples"),
+    f"mono audio, {SHORTEST_S:g} to {LONGEST_S:g} s of it, but no more than the backbone sees",
+    low=-1,
+    high=1,
+    fix_values="dividing int16 samples by 32768",
+    ragged=True,
+)
+_RATES = Rule(
+    f"{SAMPLE_RATES_HZ[0]} to {SAMPLE_RATES_HZ[1]} Hz",
+    lambda rates: not _odd(rates).size,
+    lambda _: f"{SAMPLE_RATE_HZ}",
+    "of clips",
+    shown=lambda rates: str(_odd(rates)[0]),
+)
+_SAMPLE_RATE = Array("int64", (BATCH, 1), f"of each clip; resampled to {SAMPLE_RATE_HZ} Hz", also=_RATES)
+_NAMES = Rule(
+    WORD_RULE,
+    lambda names: all(is_word(name) for name in _texts(names)),
+    lambda _: "hey_jarvis",
+    "wake words",
+    shown=lambda names: next(shown_word(name) for name in _texts(names) if not is_word(name)),
+)
+_WORDS = Array(
+    "text",
+    _ROWS,
+    "wake words to listen for",
+    {"words": (0, MOST_WORDS)},
+    also=_NAMES,
+    fix="fewer",
+    ragged=True,
+    default="every loaded one",
+)
+_STREAM_WORDS = Array(
+    "text",
+    _ROWS,
+    "wake words to listen for",
+    {BATCH: (1, 1), "words": (0, MOST_WORDS)},
+    also=_NAMES,
+    fix="fewer",
+    ragged=True,
+    default="every loaded one",
+)
+_COOLDOWN = Rule(
+    f"0 to {LONGEST_COOLDOWN_MS}",
+    lambda cooldown_ms: 0 <= cooldown_ms <= LONGEST_COOLDOWN_MS,
+    lambda _: "1000",
+    "milliseconds after an event in which its word makes no other",
+    default="1000, or what the model's config.pbtxt says",
+)
+_STREAM_RATE = Rule(
+    f"{SAMPLE_RATE_HZ} Hz in a stream",
+    lambda rate: bool(rate == SAMPLE_RATE_HZ),
+    lambda _: "resampling it",
+    "of the samples, which are not resampled",
+)
+_PCM = Array(
+    "int16",
+    (BATCH, "samples"),
+    f"the next samples of mono audio at {SAMPLE_RATE_HZ} Hz, perhaps none",
+    {BATCH: (1, 1), "samples": (0, LONGEST_PIECE_S * SAMPLE_RATE_HZ)},
+    fix=f"pieces of at most {LONGEST_PIECE_S} s",
+    ragged=True,
+)
+# What a model made is not its caller's fault: the deciding model reports it as the server's.
+_EMBEDDING = Array("float32", (BATCH, "channels"), "what the backbone made of each clip", finite=False)
+_GIVEN_RMS = Array("float32", (BATCH, 1), "root mean square of each clip's samples", finite=False)
+_INPUT_VALUES = Array("float32", (BATCH, "frames", "bins"), "normalized log-mel energies")
+_RMS = Array("float32", (BATCH, 1), "root mean square of each clip's samples as they came, 0 to 1")
+_WORD = Array("text", _ROWS, "wake word of each column")
+_PROBABILITY = Array("float32", _ROWS, "0 to 1; 0 in a clip with an RMS below 0.005, whatever the head says")
+_THRESHOLD = Array("float32", _ROWS, "each word's own, part of its graph")
+_DETECTED = Array("bool", _ROWS, "probability >= threshold in a clip that is not silent")
+_STREAM_WORD = Array("text", (1, "words"), "wake word of each column")
+_END_S = Array("float64", (1, "windows"), "end of each window that became full, seconds from the beginning")
+_STREAM_PROBABILITY = Array("float32", (1, "windows", "words"), "as of clips")
+_STREAM_THRESHOLD = Array("float32", (1, "windows", "words"), "as of clips")
+_EVENT_WORD = Array("text", (1, "events"), "word of each detection outside its word's cooldown")
+_EVENT_TIME_S = Array("float64", (1, "events"), "end of its window, seconds from the beginning")
+_EVENT_PROBABILITY = Array("float32", (1, "events"), "its probability")
+
+
+def _odd(rates: NDArray[np.int64]) -> NDArray[np.int64]:
+    return rates[(rates < SAMPLE_RATES_HZ[0]) | (rates > SAMPLE_RATES_HZ[1])]
+
+
+def _texts(names: NDArray[Any]) -> list[str]:
+    return [name.decode("utf-8") if isinstance(name, bytes) else str(name) for name in names.flat]
+
+
+@dataclass(frozen=True)
+class ClipFeatures(Event):
+    """Clips as the backbone takes them.
+
+    Attributes:
+        input_values: [batch, frames, bins], float32, normalized log-mel energies.
+        rms: [batch, 1], float32, root mean square of each clip's samples as they came, 0 to 1.
+    """
+
+    input_values: Annotated[Float32, _INPUT_VALUES]
+    rms: Annotated[Float32, _RMS]
+
+
+@dataclass(frozen=True)
+class FeaturesRequest(Request):
+    """Clips of one length, to be made into features.
+
+    Attributes:
+        audio: [batch, samples], float32, mono, -1 to 1.
+        sample_rate: [batch, 1], int64, Hz, 8,000 to 192,000.
+
+    Raises:
+        InvalidRequest: naming every field that breaks its rule, or a clip that is too short or too long.
+    """
+
+    model: ClassVar[str] = "wakeword_features"
+    events: ClassVar[tuple[type[Event], ...]] = (ClipFeatures,)
+    streams: ClassVar[bool] = False
+
+    audio: Annotated[Float32, _AUDIO]
+    sample_rate: Annotated[NDArray[np.int64], _SAMPLE_RATE]
+
+    def conflicts(self) -> list[str]:
+        """Return what the length breaks whatever the backbone: the rate makes seconds of samples."""
+        short_s = [length_s for length_s in self._lengths_s() if length_s < SHORTEST_S]
+        problems = [
+            f"audio must be at least {SHORTEST_S:g} s long, got {length_s:.2f} s" for length_s in short_s
+        ]
+        return problems + self.too_long(LONGEST_S)
+
+    def too_long(self, longest_s: float) -> list[str]:
+        """Return a sentence for each length of a clip that is too long.
+
+        Args:
+            longest_s: what the backbone sees of a clip, seconds.
+        """
+        return [
+            f"audio must be at most {longest_s:.2f} s long, got {length_s:.2f} s;"
+            " try wakeword_stream for longer ones"
+            for length_s in self._lengths_s()
+            if length_s > longest_s
+        ]
+
+    def _lengths_s(self) -> list[float]:
+        return [self.audio.shape[1] / int(rate) for rate in np.unique(self.sample_rate)]
+
+
+@dataclass(frozen=True)
+class Decisions(Event):
+    """What the heads say of clips.
+
+    Attributes:
+        word: [batch, words], texts: the columns of the others.
+        probability: [batch, words], float32, 0 to 1; 0 in a silent clip.
+        threshold: [batch, words], float32, from which on a word is detected.
+        detected: [batch, words], bool.
+    """
+
+    word: Annotated[Names, _WORD]
+    probability: Annotated[Float32, _PROBABILITY]
+    threshold: Annotated[Float32, _THRESHOLD]
+    detected: Annotated[NDArray[np.bool_], _DETECTED]
+
+
+@dataclass(frozen=True)
+class DecideRequest(Request):
+    """Embeddings, to be judged by the heads of words.
+
+    Attributes:
+        embedding: [batch, channels], float32, of the backbone.
+        rms: [batch, 1], float32, of the clips' samples.
+        words: [batch, words], texts; None is every loaded word.
+
+    Raises:
+        InvalidRequest: naming every field that breaks its rule.
+    """
+
+    model: ClassVar[str] = "wakeword_decide"
+    events: ClassVar[tuple[type[Event], ...]] = (Decisions,)
+    streams: ClassVar[bool] = False
+
+    embedding: Annotated[Float32, _EMBEDDING]
+    rms: Annotated[Float32, _GIVEN_RMS]
+    words: Annotated[Names | None, _WORDS] = None
+
+
+@dataclass(frozen=True)
+class ClipDecisions(Decisions):
+    """What the heads say of clips, and how loud these are.
+
+    Attributes:
+        rms: [batch, 1], float32, as of :class:`ClipFeatures`.
+    """
+
+    rms: Annotated[Float32, _RMS]
+
+
+@dataclass(frozen=True)
+class ClipsRequest(FeaturesRequest):
+    """Clips of one length, to be listened to for wake words.
+
+    Attributes:
+        words: [batch, words], texts; None is every loaded word.
+
+    Raises:
+        InvalidRequest: as of :class:`FeaturesRequest`.
+    """
+
+    model: ClassVar[str] = "wakeword"
+    events: ClassVar[tuple[type[Event], ...]] = (ClipDecisions,)
+
+    words: Annotated[Names | None, _WORDS] = None
+
+
+@dataclass(frozen=True)
+class Windows(Event):
+    """What the windows of a stream say that became full.
+
+    Attributes:
+        word: [1, words], texts: the columns of the others.
+        end_s: [1, windows], float64, end of each window, seconds from the stream's beginning.
+        probability: [1, windows, words], float32, 0 to 1.
+        threshold: [1, windows, words], float32.
+        event_word: [1, events], texts: of each detection outside its word's cooldown.
+        event_time_s: [1, events], float64, end of its window.
+        event_probability: [1, events], float32.
+    """
+
+    word: Annotated[Names, _STREAM_WORD]
+    end_s: Annotated[Float64, _END_S]
+    probability: Annotated[Float32, _STREAM_PROBABILITY]
+    threshold: Annotated[Float32, _STREAM_THRESHOLD]
+    event_word: Annotated[Names, _EVENT_WORD]
+    event_time_s: Annotated[Float64, _EVENT_TIME_S]
+    event_probability: Annotated[Float32, _EVENT_PROBABILITY]
+
+
+@dataclass(frozen=True)
+class ListenTurn(Request):
+    """The next samples of a stream.
+
+    Attributes:
+        pcm: [1, samples], int16, mono, 16 kHz, perhaps none.
+
+    Raises:
+        InvalidRequest: the samples break their rule.
+    """
+
+    model: ClassVar[str] = "wakeword_stream"
+
+    pcm: Annotated[NDArray[np.int16], _PCM]
+
+
+@dataclass(frozen=True)
+class ListenRequest(Request):
+    """A stream to be listened to: opens a session, whose turns bring the samples.
+
+    Attributes:
+        words: [1, words], texts; None is every loaded word.
+        cooldown_ms: milliseconds after an event in which its word makes no other; None is the model's.
+        sample_rate: Hz; tells those who have another that it must be 16,000.
+
+    Raises:
+        InvalidRequest: naming every field that breaks its rule.
+    """
+
+    model: ClassVar[str] = "wakeword_stream"
+    events: ClassVar[tuple[type[Event], ...]] = (Windows,)
+    streams: ClassVar[bool] = False
+    turn: ClassVar[type[Request] | None] = ListenTurn
+
+    words: Annotated[Names | None, _STREAM_WORDS] = None
+    cooldown_ms: Annotated[int | None, _COOLDOWN] = None
+    sample_rate: Annotated[int, _STREAM_RATE] = SAMPLE_RATE_HZ

@@ -1,0 +1,214 @@
+"""The wheel as a user gets it: what is in it, what the bare install does, and that each extra suffices."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from wheel_environments import ROOT, Environment, build_wheel, make_environment
+
+from slipway_cli import root
+from slipway_serving.server import Server
+
+# Of each command that needs an extra: a command line that the bare install gets as far as its first package.
+LACKING = {
+    "checkpoint": ["checkpoint wakeword --output lacking"],
+    "export": [
+        f"export {name} --checkpoint tiny --repository r" for name in ("wan_t2v", "wakeword", "airimu")
+    ],
+    "serve": ["serve --repository some"],
+    "imu": ["imu recording"],
+    "imu-recording": ["imu-recording lacking"],
+    "listen": ["listen some.wav", "listen - --plot heard.png"],
+    "train": ["train wakeword --name a --positive some --negative some --backbone tiny"],
+    "manage": ["manage --repository r"],
+    "bench": [f"bench {name} --output o" for name in ("denoiser", "video", "wakeword", "capacity")],
+    "capacity": ["capacity --service-s 1 --each-s 9 --p95-s 1 --users 4"],
+}
+HEAVY = ("torch", "diffusers", "transformers", "onnx", "onnxruntime", "pytriton", "scipy", "matplotlib")
+
+Make = Callable[[str | None], Environment]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """Makes the environment of an extra, or the bare one, once."""
+    made: dict[str | None, Environment] = {}
+
+    def make(extra: str | None) -> Environment:
+        if extra not in made:
+            folder = tmp_path_factory.mktemp(extra or "bare") / "environment"
+            made[extra] = make_environment(folder, wheel, extra)
+        return made[extra]
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def bare(environment: Make) -> Environment:
+    """The bare install, with the files that command lines name."""
+    found = environment(None)
+    (found.folder / "some/model").mkdir(parents=True)
+    recording = found.folder / "recording/mav0/imu0/data.csv"
+    recording.parent.mkdir(parents=True)
+    recording.write_text("#t,x,y,z,x,y,z\n" + "".join(f"{t}0000000,0,0,0,0,0,9.8\n" for t in range(1, 9)))
+    return found
+
+
+def test_wheel_holds_only_what_has_the_products_name_when_built(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    packages = {path.name for path in ROOT.glob("*/slipway_*") if (path / "__init__.py").is_file()}
+    assert {name.split("/")[0] for name in names} == {*packages, "slipway_triton-0.1.0.dist-info"}
+    assert {f"{package}/py.typed" for package in packages} <= set(names)
+    points = zipfile.ZipFile(wheel).read("slipway_triton-0.1.0.dist-info/entry_points.txt").decode()
+    assert re.findall(r"^\[(\S+)\]\n(\S+) =", points, re.M) == [("console_scripts", "slipway")]
+
+
+def test_wheel_holds_every_file_of_the_authored_models_when_built(wheel: Path) -> None:
+    models = ROOT / "model_repository"
+    files = {str(path.relative_to(models)) for path in models.rglob("*") if path.is_file()}
+    written = {name for name in files if "__pycache__" not in name}
+    assert any(name.endswith("config.pbtxt") for name in written)
+    assert written <= set(zipfile.ZipFile(wheel).namelist())
+
+
+def test_bare_install_works_without_a_heavy_library_when_its_commands_run(bare: Environment) -> None:
+    assert bare.slipway("--help").returncode == 0
+    assert "wan_t2v: " in bare.slipway("families").stdout
+    for command in (
+        "ready --url localhost:1",
+        "drain --metrics localhost:1",
+        "generate wan_t2v x --url localhost:1",
+    ):
+        done = bare.slipway(command)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert re.fullmatch(r"error: [^\n]*localhost:1[^\n]*\n", done.stderr)
+    code = (
+        "import importlib.util, slipway_client; slipway_client.Client\n"
+        f"print(*(name for name in {HEAVY} if importlib.util.find_spec(name)))"
+    )
+    done = bare.run("python", "-c", code)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
+
+
+def test_bare_client_generates_when_a_server_runs(bare: Environment, server: Server) -> None:
+    size = "--frames 5 --size 32x32 --steps 2 --output out.mp4"
+    for protocol, url in (("grpc", server.grpc_url), ("http", server.http_url)):
+        done = bare.slipway(f"generate wan_t2v lake {size} --url {url} --protocol {protocol} --quiet")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert (bare.folder / "out.mp4").stat().st_size > 0
+
+
+@pytest.mark.parametrize("command", root.COMMANDS, ids=lambda command: command.name)
+def test_bare_install_names_the_one_extra_when_a_command_needs_it(
+    bare: Environment, command: root.Command
+) -> None:
+    if command.extra is None:
+        assert command.name not in LACKING
+        return
+    for line in LACKING[command.name]:
+        done = bare.slipway(line)
+        hint = re.escape(f'try pip install "slipway-triton[{command.extra}]"')
+        assert done.returncode == 1, done
+        assert re.fullmatch(rf"error: [^\n]+{hint}\n", done.stderr), done.stderr
+
+
+def test_signals_suffices_when_listening_and_measuring(environment: Make) -> None:
+    found = environment("signals")
+    soundfile.write(found.folder / "quiet.wav", np.zeros(16_000, np.float32), 16_000)
+    assert found.slipway("imu-recording recording --seconds 2").returncode == 0
+    refused = found.slipway("imu recording --onnx none.onnx")
+    assert refused.returncode == 2 and "got none.onnx" in refused.stderr, refused
+    for command in ("imu recording --plot drawn.png", "listen quiet.wav --plot heard.png"):
+        done = found.slipway(f"{command} --url localhost:1")
+        assert (done.returncode, done.stderr.count("localhost:1: unavailable")) == (1, 1), done
+    # What follows an answer.
+    code = "import slipway_client.imu.trajectory, slipway_client.imu.plot, slipway_client.listen_plot"
+    assert found.run("python", "-c", code).returncode == 0
+    assert found.run("python", "-c", "import torch").returncode == 1
+
+
+def test_capacity_suffices_when_replicas_are_asked_for(environment: Make) -> None:
+    done = environment("capacity").slipway(LACKING["capacity"][0])
+    assert done.returncode == 0 and "4 users: " in done.stdout, done
+
+
+def test_export_and_server_suffice_when_a_checkpoint_is_exported_and_served(
+    environment: Make, bare: Environment
+) -> None:
+    exporting, serving = environment("export"), environment("server")
+    repository = exporting.folder / "models"
+    done = exporting.slipway(f"export wakeword --checkpoint tiny --repository {repository} --quiet")
+    assert done.returncode == 0, done
+    ports = "--http-port 0 --grpc-port 0 --metrics-port 0"
+    command = [str(serving.folder / "bin/slipway"), "serve", "--repository", str(repository), *ports.split()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            said: dict[str, str] = {}
+            while "ready" not in said:
+                name, *value = process.stdout.readline().split(maxsplit=1)
+                said[name] = "".join(value).strip()
+            url, metrics = (re.sub(r"^http://|/.*", "", said[name]) for name in ("http", "metrics"))
+            assert bare.slipway(f"ready --url {url}").stdout == "ready\n"
+            assert bare.slipway(f"drain --metrics {metrics}").stdout == "idle\n"
+        finally:
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0, process.communicate()
+
+
+def test_training_suffices_when_a_word_is_trained(environment: Make) -> None:
+    found = environment("training")
+    sounds = np.random.default_rng(0)
+    for kind, loudness in (("positive", 0.5), ("negative", 0.05)):
+        (found.folder / kind).mkdir()
+        for number in range(8):
+            samples = loudness * sounds.uniform(-1, 1, 16_000)
+            soundfile.write(found.folder / kind / f"{number}.wav", samples.astype(np.float32), 16_000)
+    done = found.slipway(
+        "train wakeword --name a --positive positive --negative negative --backbone tiny --epochs 1"
+        " --variations 1"
+    )
+    assert done.returncode == 0 and '"onnx_is_current": true' in done.stdout, done
+
+
+def test_management_suffices_when_the_api_is_started(environment: Make) -> None:
+    found = environment("management")
+    command = [str(found.folder / "bin/slipway"), "manage", "--repository", "models", "--port", "0"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=found.folder
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("management API on http://")
+        finally:
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0, process.communicate()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "denoiser --layers 1 --heads 2 --head-dim 24 --ffn-dim 96 --text-dim 32 --text-tokens 16 --size 48x32"
+        " --frames 5 --rounds 1 --steps 2 --precision fp32 --no-compile --no-memory",
+        "wakeword --clients 2 --rounds 1 --seconds 0.2 --no-int8",
+    ],
+    ids=lambda line: line.split(maxsplit=1)[0],
+)
+def test_loadtests_suffices_when_a_benchmark_runs(environment: Make, line: str) -> None:
+    found = environment("loadtests")
+    done = found.slipway(f"bench {line} --output out --quiet")
+    assert done.returncode == 0, done
+    assert (found.folder / "out" / f"{line.split(maxsplit=1)[0]}.png").is_file()

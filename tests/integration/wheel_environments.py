@@ -1,0 +1,102 @@
+"""Clean environments with the built wheel: what its metadata asks for, and nothing else of this environment.
+
+No index is asked. An environment holds links to the files of the distributions that the wheel and its extras
+require, transitively, in the versions that are installed here; pip then installs the wheel itself.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import venv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import Distribution, distribution
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def build_wheel(folder: Path) -> Path:
+    """Build the distribution of this checkout, by the hatchling that is installed here."""
+    options = ("--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--wheel-dir", str(folder))
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, str(ROOT)], check=True)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A virtual environment.
+
+    Attributes:
+        folder: of the environment.
+    """
+
+    folder: Path
+
+    def run(self, *command: str, limit_s: float = 300) -> subprocess.CompletedProcess[str]:
+        """Run a program of the environment, in its folder."""
+        program = str(self.folder / "bin" / command[0])
+        return subprocess.run(
+            [program, *command[1:]],
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+        )
+
+    def slipway(self, command: str) -> subprocess.CompletedProcess[str]:
+        """Run a command line of slipway, its words divided by spaces."""
+        return self.run("slipway", *command.split())
+
+
+def make_environment(folder: Path, wheel: Path, extra: str | None) -> Environment:
+    """Make an environment with the wheel, and with what it requires with an extra."""
+    venv.create(folder, with_pip=False, symlinks=True)
+    (packages,) = folder.glob("lib/python3*/site-packages")
+    for wanted in _required(wheel, extra).values():
+        for file in wanted.files or ():
+            if ".." not in file.parts:
+                link = packages / file
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(Path(str(wanted.locate_file(file))).resolve())
+    python = str(folder / "bin/python")
+    pip = (sys.executable, "-m", "pip", "--python", python)
+    install = ("install", "--quiet", "--no-deps", "--no-index", "--no-compile", str(wheel))
+    subprocess.run([*pip, *install], check=True)
+    subprocess.run([*pip, "check"], check=True, stdout=subprocess.DEVNULL)
+    return Environment(folder)
+
+
+def _required(wheel: Path, extra: str | None) -> dict[str, Distribution]:
+    """Return the distributions that a wheel requires with an extra, by name."""
+    about = Distribution.discover(path=[str(wheel)])
+    (own,) = about
+    found: dict[str, Distribution] = {}
+    seen: set[tuple[str, str]] = set()
+    left = [(own, name) for name in ("", extra) if name is not None]
+    while left:
+        asking, chosen = left.pop()
+        for requirement in _requirements(asking, chosen):
+            name = canonicalize_name(requirement.name)
+            wanted = own if name == canonicalize_name(own.name) else distribution(name)
+            if wanted is not own:
+                found[name] = wanted
+            for each in {"", *requirement.extras}:
+                if (name, each) not in seen:
+                    seen.add((name, each))
+                    left.append((wanted, each))
+    return found
+
+
+def _requirements(of: Distribution, extra: str) -> Iterator[Requirement]:
+    for text in of.requires or ():
+        requirement = Requirement(text)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+            yield requirement
