@@ -56,8 +56,8 @@ DENOISE_STEP = Metric(
     "Seconds of one denoising step.",
     buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0),
 )
-SESSIONS_OPEN = Metric("slipway_sessions_open", "gauge", "Sequences whose state a stateful model holds.")
-SESSIONS_LIMIT = Metric("slipway_sessions_limit", "gauge", "Sequences that a stateful model takes at a time.")
+SESSIONS_OPEN = Metric("slipway_sessions_open", "gauge", "Sessions whose state a stateful model holds.")
+SESSIONS_LIMIT = Metric("slipway_sessions_limit", "gauge", "Sessions that a stateful model takes at a time.")
 
 METRICS = (REQUESTS, REQUESTS_RUNNING, FRAMES, DENOISE_STEP, SESSIONS_OPEN, SESSIONS_LIMIT)
 

@@ -226,7 +226,7 @@ def test_threshold_is_refused_when_the_repository_has_no_cache(server: Server) -
         list(client.generate(replace(REQUEST, cache_threshold=0.1)))
 
 
-def test_denoiser_refuses_a_threshold_without_a_sequence(client: Client) -> None:
+def test_denoiser_refuses_a_threshold_without_a_session(client: Client) -> None:
     tensors = {
         "hidden_states": np.zeros((1, 16, 1, 4, 4), np.float32),
         "timestep": np.zeros((1, 1), np.float32),

@@ -14,9 +14,13 @@ from slipway_serving.fields import BATCH, Array, Rule
 from slipway_serving.requests import Request
 
 
-def _longest(texts: NDArray[Any]) -> int:
-    decoded = (text if isinstance(text, str) else bytes(text).decode() for text in texts.flat)
-    return max(map(len, decoded), default=0)
+def texts_of(prompts: NDArray[Any]) -> list[str]:
+    """Return the prompts of a request as texts; that they are UTF-8 was checked before."""
+    return [text if isinstance(text, str) else bytes(text).decode() for text in prompts.flat]
+
+
+def _longest(prompts: NDArray[Any]) -> int:
+    return max(map(len, texts_of(prompts)), default=0)
 
 
 _SHORT_ENOUGH = Rule(

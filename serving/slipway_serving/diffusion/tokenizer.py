@@ -13,7 +13,7 @@ import ftfy
 import numpy as np
 from transformers import AutoTokenizer
 
-from slipway_serving.diffusion.requests import PromptRequest, TokenIds
+from slipway_serving.diffusion.requests import PromptRequest, TokenIds, texts_of
 from slipway_serving.errors import InvalidRequest, raise_all
 from slipway_serving.events import tensors
 from slipway_serving.program import Call, Responses, Settings
@@ -51,7 +51,7 @@ class PromptTokenizer:
             InvalidRequest: a prompt is no text or too long, or naming every one that has too many tokens.
         """
         prompts = decode(PromptRequest, call.tensors, self._model).prompt
-        texts = [clean(bytes(prompt).decode()) for prompt in prompts.flat]
+        texts = [clean(prompt) for prompt in texts_of(prompts)]
         tokens = self._tokenizer(texts, padding=True, truncation=False, return_tensors="np")
         raise_all(
             self._model,
