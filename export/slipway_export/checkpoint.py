@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from slipway_export.named_files import linked
 from slipway_export.spec import Axis, Family, Precision
 from slipway_serving.errors import InvalidRequest
 
@@ -183,16 +184,25 @@ def _shown(keys: list[str]) -> str:
 
 
 @contextmanager
-def open_checkpoint(family: Family, source: str) -> Iterator[Checkpoint]:
+def open_checkpoint(
+    family: Family, source: str, files: Mapping[str, Path] | None = None
+) -> Iterator[Checkpoint]:
     """Find a checkpoint and check its layout.
 
     Args:
         family: whose layout it must have.
         source: a preset's name (written into a temporary folder), a folder, or a hub id.
+        files: by role of the family's, instead of a source.
 
     Raises:
-        InvalidRequest: the source is none of these, or the layout is not complete.
+        InvalidRequest: the source is none of these, a file is missing, or the layout is not complete.
     """
+    if files:
+        with linked(family, files) as (folder, name):
+            checkpoint = Checkpoint(folder, name)
+            checkpoint.check_layout(family)
+            yield checkpoint
+        return
     if preset := family.presets.get(source):
         with tempfile.TemporaryDirectory(prefix="slipway-checkpoint-") as folder:
             preset.write(Path(folder), 0)

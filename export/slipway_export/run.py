@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ class ExportOptions:
     """What the user asked of an export.
 
     Args:
-        checkpoint: preset, folder or hub id.
+        checkpoint: preset, folder or hub id; empty where files are given.
         repository: Triton model repository to place the models in.
         engine: what runs the graphs.
         precision: of the graphs.
@@ -45,6 +45,7 @@ class ExportOptions:
         force: replace models that were not written by an export too.
         axes: ranges that replace the defaults.
         variant: name of one of the family's variants; its own plan when None.
+        files: of the checkpoint by role, for a family whose checkpoint may be given so.
     """
 
     checkpoint: str
@@ -58,6 +59,7 @@ class ExportOptions:
     force: bool = False
     axes: tuple[Axis, ...] = ()
     variant: str | None = None
+    files: Mapping[str, Path] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ def run_export(
             " building its engines is not part of this release, got an export to place"
         )
     opset = choose_opset(options.precision, options.opset)
-    with open_checkpoint(family, options.checkpoint) as checkpoint:
+    with open_checkpoint(family, options.checkpoint, options.files) as checkpoint:
         plan = _plan(family, checkpoint, options)
         components, authored = _selected(family, plan, options)
         names = _model_names(family, components, authored)
@@ -254,7 +256,7 @@ class _Export:
         facts: dict[str, Any] = {
             "family": self.family.name,
             "checkpoint": {
-                "source": self.options.checkpoint,
+                "source": self.checkpoint.source,
                 "commit": self.checkpoint.path.name if "snapshots" in self.checkpoint.path.parts else None,
             },
         }

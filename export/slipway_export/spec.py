@@ -357,6 +357,8 @@ class Family:
         variants: other such plans, by name.
         trained: the family of the checkpoints that users train for this one and export by name; None where
             there is no such training.
+        files: the layout's paths by role (``conf``, ``ckpt``), where a checkpoint may also be given as files
+            of any names and places: all of them, each by the option of its role.
     """
 
     name: str
@@ -369,3 +371,4 @@ class Family:
     plan: Callable[[Checkpoint, Sequence[Axis]], Plan]
     variants: Mapping[str, Variant] = field(default_factory=dict)
     trained: str | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
