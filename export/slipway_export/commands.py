@@ -79,7 +79,9 @@ def export(
     conf: Annotated[Path | None, named_file_option("conf")] = None,
     ckpt: Annotated[Path | None, named_file_option("ckpt")] = None,
     config: Annotated[Path | None, config_option()] = None,
-    engine: Annotated[Engine, typer.Option(help="What runs the graphs in Triton.")] = Engine.ONNXRUNTIME,
+    engine: Annotated[
+        Engine, typer.Option(help="What the graphs are made for; portable: any runtime.")
+    ] = Engine.ONNXRUNTIME,
     precision: Annotated[Precision, typer.Option(help="Of weights and arithmetic.")] = Precision.FP32,
     component: Annotated[
         list[str] | None, typer.Option(help="Export only this component; may be repeated.", metavar="NAME")

@@ -33,15 +33,21 @@ SMALLEST_OPSET, LARGEST_OPSET = 18, 23
 EXTERNAL_DATA_BYTES = int(1.8 * 2**30)
 
 
-def choose_opset(precision: Precision, asked: int | None) -> int:
+def choose_opset(precision: Precision, asked: int | None, engine: Engine = Engine.ONNXRUNTIME) -> int:
     """Return the opset to export with.
+
+    Args:
+        precision: of the graphs.
+        asked: by the user; None for the engine's own, which is the lowest for portable graphs.
+        engine: that the graphs are for.
 
     Raises:
         InvalidRequest: the asked one is outside the range that the exporter and the precision allow.
     """
     # Conv and most others accept bfloat16 from opset 22 on.
     smallest = 22 if precision is Precision.BF16 else SMALLEST_OPSET
-    opset = DEFAULT_OPSET if asked is None else asked
+    default = smallest if engine is Engine.PORTABLE else DEFAULT_OPSET
+    opset = default if asked is None else asked
     if not smallest <= opset <= LARGEST_OPSET:
         raise InvalidRequest(
             f"opset-version must be {smallest} to {LARGEST_OPSET} for {precision.value}, got {opset}"

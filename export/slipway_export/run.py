@@ -12,12 +12,13 @@ import contextlib
 import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from slipway_export.checkpoint import Checkpoint, axes_of, open_checkpoint
 from slipway_export.config import config_text, model_config
+from slipway_export.dialect import check_operators, check_precision
 from slipway_export.onnx import choose_opset, export_graph
 from slipway_export.repository import check_replaceable, placed, stage_authored, staging, write_manifest
 from slipway_export.spec import AuthoredModel, Axis, Component, Engine, Family, Plan, Precision
@@ -103,9 +104,10 @@ def run_export(
             "engine tensorrt must be used with --check-only, which verifies the graphs that its parser takes:"
             " building its engines is not part of this release, got an export to place"
         )
-    opset = choose_opset(options.precision, options.opset)
+    check_precision(options.engine, options.precision)
+    opset = choose_opset(options.precision, options.opset, options.engine)
     with open_checkpoint(family, options.checkpoint, options.files) as checkpoint:
-        plan = _plan(family, checkpoint, options)
+        plan = _for_engine(_plan(family, checkpoint, options), options.engine)
         components, authored = _selected(family, plan, options)
         names = _model_names(family, components, authored)
         if not options.force:
@@ -145,6 +147,13 @@ def _plan(family: Family, checkpoint: Checkpoint, options: ExportOptions) -> Pla
         known = ", ".join(family.variants) or f"left out for {family.name}, which has none"
         raise InvalidRequest(f"variant must be {known}, got {options.variant!r}")
     return family.variants[options.variant].plan(checkpoint, axes)
+
+
+def _for_engine(plan: Plan, engine: Engine) -> Plan:
+    """Return the plan with the components that an engine has in place of others."""
+    if engine is not Engine.PORTABLE:
+        return plan
+    return replace(plan, components=tuple(component.portable or component for component in plan.components))
 
 
 def _selected(
@@ -220,6 +229,7 @@ class _Export:
         gc.collect()
         if precision.is_integer:
             self.quantize(component, traced, path, precision)
+        check_operators(path, self.options.engine, component.label)
         self.report(f"{component.label}: verifying")
         return verify(component, path, reference, precision)
 

@@ -48,13 +48,21 @@ class Precision(StrEnum):
 
 
 class Engine(StrEnum):
-    """What runs the graphs in Triton.
+    """What the graphs are made for.
 
-    ``onnxruntime`` graphs use its fused operators; ``tensorrt`` graphs use the standard ones only.
+    ``onnxruntime`` graphs use its fused operators; ``tensorrt`` graphs use the standard ones only. So do
+    ``portable`` graphs, which are for any runtime, and have upstream's inputs and outputs where upstream has
+    such a file; Triton serves them by ONNX Runtime.
     """
 
     ONNXRUNTIME = "onnxruntime"
     TENSORRT = "tensorrt"
+    PORTABLE = "portable"
+
+    @property
+    def backend(self) -> str:
+        """Name of the Triton backend that runs the graphs."""
+        return Engine.ONNXRUNTIME.value if self is Engine.PORTABLE else self.value
 
 
 class DType(StrEnum):
@@ -209,6 +217,8 @@ class Component:
             is for components whose results need not be the same to the bit.
         graph: file stem of the graph. ``model`` makes a Triton model of its own; any other stem is a
             graph that an authored model of that name runs.
+        portable: what engine ``portable`` exports in its place, where upstream's own file has another
+            signature; no served model may depend on the difference.
     """
 
     name: str
@@ -221,6 +231,7 @@ class Component:
     lower: Callable[[torch.nn.Module], AbstractContextManager[None]] = _as_it_is
     merge_us: int | None = None
     graph: str = "model"
+    portable: Component | None = None
 
     def __post_init__(self) -> None:
         known = {axis.name for axis in self.axes}
