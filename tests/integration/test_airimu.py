@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ from slipway_client.imu.read import read_recording
 from slipway_export.checkpoint import open_checkpoint
 from slipway_export.families.airimu import FAMILY
 from slipway_export.modeling.airimu import Network, Whole, load_network
+from slipway_export.modeling.airimu_conf import CONF_FILE, WEIGHTS_FILE
 from slipway_export.run import ExportOptions, run_export
 from slipway_export.spec import Axis
 from slipway_serving.airimu.facts import Facts
@@ -588,6 +590,23 @@ def test_imu_command_by_a_graph_gives_what_the_server_gives(
     np.testing.assert_allclose(found[0], found[1], rtol=0, atol=BOUND)
 
 
+def test_imu_command_compares_with_files_of_any_name(
+    repository: Path, recorded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open_checkpoint(FAMILY, "tiny") as checkpoint:
+        conf, ckpt = recorded / "my experiment.conf", recorded / "best.of.all"
+        shutil.copy(checkpoint.path / CONF_FILE, conf)
+        shutil.copy(checkpoint.path / WEIGHTS_FILE, ckpt)
+    options = ["--onnx", str(repository / "airimu_codenet/1/model.onnx"), "-o", str(recorded / "out.csv")]
+    command = ["imu", str(recorded), *options, "--verbose", "--conf", str(conf)]
+    assert run([*command, "--ckpt", str(ckpt)]) == 0
+    first = re.search(r"ONNX against PyTorch, max abs difference: acc (\S+) m/s²", capsys.readouterr().out)
+    assert first is not None
+    assert 0 <= float(first[1]) <= BOUND
+    assert run(command) == 2
+    assert "--ckpt must be given with --conf, got none" in capsys.readouterr().err
+
+
 def without_heavy_libraries(arguments: list[str]) -> subprocess.CompletedProcess[str]:
     """Run a command where nothing is installed but what the extra `signals` brings."""
     missing = (
@@ -631,6 +650,8 @@ def test_imu_command_by_a_graph_needs_no_export_libraries(repository: Path, reco
         (["--step-size", "2000"], "--step-size must be 1 to the window size, 1000, got 2000"),
         (["--window-size", "0"], "--window-size must be 1 or more, got 0"),
         (["--verbose"], "--verbose and --checkpoint must be given together"),
+        (["--conf", "a.conf", "--ckpt", "b.ckpt"], "--verbose and --checkpoint must be given together"),
+        (["--verbose", "--checkpoint", "tiny", "--conf", "a.conf"], "must be left out with --conf, got both"),
         (["--onnx", "x.onnx", "--url", "here"], "--onnx and --url must not be given together"),
         (["--output", "nowhere/x.csv"], "--output must end in .csv and be in a folder that exists"),
         (["--plot", "x.txt"], "--plot must end in .png, .svg, .pdf"),
