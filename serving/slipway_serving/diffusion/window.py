@@ -3,8 +3,8 @@
 A block is denoised in several steps, each of which writes its keys and values anew; only the last of them, of
 clean latents, may stay. So: :meth:`Window.begin` makes room for a block by dropping the oldest positions,
 :meth:`Window.write` replaces what the block wrote before, :meth:`Window.commit` keeps it. Arrays stay arrays,
-and OrtValues stay on the device where a graph left them. Each position, frame or token, also has its absolute
-place in the stream, which rotary embeddings go by.
+and OrtValues stay on the device where a graph left them, which torch must know too: it joins and cuts them.
+Each position, frame or token, also has its absolute place in the stream, which rotary embeddings go by.
 """
 
 from __future__ import annotations
