@@ -11,7 +11,7 @@ import pytest
 from slipway_cli.root import run
 from slipway_export import commands
 from slipway_export.checkpoint import open_checkpoint
-from slipway_export.families import FAMILIES, airimu, wan_t2v
+from slipway_export.families import BUILT_IN, airimu, wan_t2v
 from slipway_export.modeling.airimu_conf import CONF_FILE, WEIGHTS_FILE
 from slipway_serving.errors import InvalidRequest
 
@@ -77,6 +77,6 @@ def test_export_is_refused_when_files_come_with_a_checkpoint(
 
 def test_every_role_of_a_family_has_its_option() -> None:
     options = inspect.signature(commands.export).parameters
-    for family in FAMILIES:
+    for family in BUILT_IN:
         assert set(family.files) <= set(options)
         assert set(family.files.values()) <= set(family.layout)

@@ -204,4 +204,5 @@ FAMILY = Family(
     axes=AXES,
     presets={"tiny": TINY, "tiny-kitti": TINY_KITTI},
     plan=plan,
+    requests=(CorrectionRequest,),
 )

@@ -298,6 +298,7 @@ FAMILY = Family(
         )
     },
     plan=plan,
+    requests=(ClipsRequest,),
     trained=HEAD_NAME,
 )
 
