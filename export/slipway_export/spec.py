@@ -88,8 +88,7 @@ class DType(StrEnum):
     @property
     def triton(self) -> str:
         """Name of the value of Triton's ``DataType`` protobuf enum."""
-        kind, bits = self.value.rstrip("0123456789"), self.value.lstrip("abcdefghijklmnopqrstuvwxyz")
-        return f"TYPE_{'FP' if self.is_float else kind.upper()}{bits}"
+        return f"TYPE_{self.value.upper().replace('FLOAT', 'FP')}"
 
     @property
     def is_float(self) -> bool:
