@@ -38,7 +38,7 @@ class Environment:
 
     folder: Path
 
-    def run(self, *command: str, limit_s: float = 300) -> subprocess.CompletedProcess[str]:
+    def run(self, *command: str, limit_s: float = 600) -> subprocess.CompletedProcess[str]:
         """Run a program of the environment, in its folder."""
         program = str(self.folder / "bin" / command[0])
         return subprocess.run(
