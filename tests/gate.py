@@ -111,7 +111,7 @@ def reports(server: Server) -> list[dict[str, Any]]:
 
 def ended(server: Server) -> list[dict[str, Any]]:
     """The reports of requests that have ended, however they did."""
-    return [report for report in reports(server) if "elapsed_s" in report and report["event"] != "traceback"]
+    return [report for report in reports(server) if report["event"] not in ("started", "traceback")]
 
 
 def let_it_notice(server: Server, gate: Gate, before: int) -> dict[str, Any]:

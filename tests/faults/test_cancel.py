@@ -23,6 +23,11 @@ LONG = TextToVideoRequest(
     prompt="a lake", frames=33, height=128, width=128, steps=50, guidance_scale_2=3.0, seed=1
 )
 QUICK = TextToVideoRequest(prompt="a lake", frames=5, height=32, width=32, steps=2)
+# As in a terminal: what a shell starts in the background is started with SIGINT ignored.
+INTERRUPTIBLE = (
+    "import signal; from slipway_cli.root import main;"
+    " signal.signal(signal.SIGINT, signal.default_int_handler); main()"
+)
 
 
 def wait_for(condition: Callable[[], object], what: str, seconds: float = 180) -> None:
@@ -98,7 +103,7 @@ def test_ctrl_c_of_generate_cancels_on_the_server_and_leaves_no_file(
     server, gate = gated_server
     before, calls = len(ended(server)), gate.calls
     command = [
-        sys.executable, "-m", "slipway_cli.root", "generate", "wan_t2v", "a lake",
+        sys.executable, "-c", INTERRUPTIBLE, "generate", "wan_t2v", "a lake",
         "--output", str(tmp_path / "v.mp4"), "--frames", "33", "--size", "128x128", "--steps", "100",
         "--url", server.grpc_url,
     ]  # fmt: skip
