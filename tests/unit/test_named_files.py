@@ -29,7 +29,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def test_checkpoint_has_its_layout_when_its_files_are_named(files: dict[str, Path]) -> None:
-    with open_checkpoint(airimu.FAMILY, "", files) as checkpoint:
+    with open_checkpoint(airimu.FAMILY, "", files=files) as checkpoint:
         assert (checkpoint.path / CONF_FILE).read_bytes() == files["conf"].read_bytes()
         assert (checkpoint.path / WEIGHTS_FILE).read_bytes() == files["ckpt"].read_bytes()
         assert checkpoint.source == f"{CONF_FILE}={files['conf']}, {WEIGHTS_FILE}={files['ckpt']}"
@@ -51,18 +51,18 @@ def test_named_files_are_refused_by_role_when_one_is_missing_or_not_the_familys(
 ) -> None:
     with (
         pytest.raises(InvalidRequest, match="airimu: --conf must be given with --ckpt, got none"),
-        open_checkpoint(airimu.FAMILY, "", {"ckpt": files["ckpt"]}),
+        open_checkpoint(airimu.FAMILY, "", files={"ckpt": files["ckpt"]}),
     ):
         pass
     nowhere = tmp_path / "none.ckpt"
     with (
         pytest.raises(InvalidRequest, match=f"airimu: --ckpt must be a file, got {nowhere}"),
-        open_checkpoint(airimu.FAMILY, "", {**files, "ckpt": nowhere}),
+        open_checkpoint(airimu.FAMILY, "", files={**files, "ckpt": nowhere}),
     ):
         pass
     with (
         pytest.raises(InvalidRequest, match=r"wan_t2v: --conf must be left out.*--ckpt must be left out"),
-        open_checkpoint(wan_t2v.FAMILY, "", files),
+        open_checkpoint(wan_t2v.FAMILY, "", files=files),
     ):
         pass
 
