@@ -30,7 +30,7 @@ INTERRUPTIBLE = (
 )
 
 
-def wait_for(condition: Callable[[], object], what: str, seconds: float = 180) -> None:
+def wait_for(condition: Callable[[], object], what: str, seconds: float = 600) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"

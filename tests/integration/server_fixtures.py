@@ -215,7 +215,7 @@ def infer_all(
     return [got[index] for index in range(len(requests))]
 
 
-def wait_until(condition: Callable[[], bool], what: str, limit_s: float = 180.0) -> None:
+def wait_until(condition: Callable[[], bool], what: str, limit_s: float = 600.0) -> None:
     """Poll a condition; fail naming it when the time is over, which is meant for busy machines too."""
     deadline = time.monotonic() + limit_s
     while not condition():

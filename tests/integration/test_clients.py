@@ -65,7 +65,7 @@ def stops_early(gated_server: tuple[Server, Gate]) -> Iterator[None]:
     yield
     report = let_it_notice(server, gate, before)
     assert report["code"] in ("CANCELLED", "DEADLINE_EXCEEDED")
-    assert report["steps_done"] < 60
+    assert report.get("steps_done", 0) < 60  # none where the time was over before the first
 
 
 class Relay:
