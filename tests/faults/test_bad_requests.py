@@ -85,7 +85,7 @@ BAD_FIELDS = [
     ({"flow_shift": 0.0}, "flow_shift must be finite and above 0"),
     ({"seed": -1}, "seed must be 0 to 4294967295, got -1; try 0"),
     ({"fps": 0}, "fps must be 1 to 120, got 0"),
-    ({"output": "gif"}, "output must be one of video, video_base64, frames, got 'gif'"),
+    ({"output": "gif"}, "output must be one of video, video_base64, frames, frames_base64, got 'gif'"),
     ({"timeout_s": -1.0}, "timeout_s must be finite and above 0"),
     ({"prompt": "x" * 2**20}, "prompt must be at most 16384 characters, got 1048576 characters"),
     ({"prompt": "lake " * 1000}, "prompt must be at most 512 tokens"),
