@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from gate import Gate, gated
 
 from slipway_export.families import family_named
 from slipway_export.run import ExportOptions, ExportResult, run_export
@@ -45,3 +46,11 @@ def server(repository: Path) -> Iterator[Server]:
     """A real Triton that serves the tiny repository."""
     with Server(ServerConfig(repository=repository, http_port=0, grpc_port=0, metrics_port=0)) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def gated_server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Gate]]:
+    """A real Triton whose videos wait for a gate, and the gate; a test leaves it with nothing under way."""
+    copy, gate = gated(repository, tmp_path_factory.mktemp("gated"))
+    with Server(ServerConfig(copy, http_port=0, grpc_port=0, metrics_port=0)) as running:
+        yield running, gate

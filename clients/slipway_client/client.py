@@ -49,7 +49,7 @@ class Client:
 
         Args:
             url: of the server.
-            protocol: "grpc" (streams, cancels at once) or "http" (for networks that know nothing else).
+            protocol: "grpc", or "http" for networks that know nothing else. Either streams and cancels.
             retry: how refused requests are tried again.
             connect_timeout_s: longest wait for a connection and for an answer about readiness, seconds.
 

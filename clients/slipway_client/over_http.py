@@ -1,8 +1,9 @@
 """Triton's HTTP protocol: JSON over server-sent events for generations, a sync and an asyncio transport.
 
 A generation is one POST to ``/v2/models/<model>/generate_stream``: the request's fields as a JSON object,
-one event per response. Closing the connection cancels nothing at once: Triton notices it at the next
-response. One answer for one request goes to ``/infer`` with the tensors' bytes behind a JSON header.
+one event per response. Closing the connection cancels the request: Triton 2.51 tells the model within some
+ten milliseconds, without waiting for its next response. One answer for one request goes to ``/infer`` with
+the tensors' bytes behind a JSON header.
 """
 
 from __future__ import annotations

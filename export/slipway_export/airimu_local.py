@@ -5,7 +5,7 @@ Both correct one window the way the served model does, so that either can be com
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +42,12 @@ def by_onnx(graph: Path) -> Correct:
     return _padded(facts, lambda inputs: dict(zip(names, session.run(names, inputs), strict=True)))
 
 
-def by_torch(checkpoint: str) -> Correct:
+def by_torch(checkpoint: str, files: Mapping[str, Path] | None = None) -> Correct:
     """Return what corrects a window by a checkpoint's network, in float32.
 
     Args:
         checkpoint: a preset, a folder, or a hub id.
+        files: the conf and the weights by role, instead of a checkpoint.
 
     Raises:
         InvalidRequest: the checkpoint is not as it must be.
@@ -57,7 +58,7 @@ def by_torch(checkpoint: str) -> Correct:
     from slipway_export.families.airimu import FAMILY, facts_of
     from slipway_export.modeling.airimu import Whole, load_network
 
-    with open_checkpoint(FAMILY, checkpoint) as opened:
+    with open_checkpoint(FAMILY, checkpoint, files=files) as opened:
         facts = facts_of(opened, axes_of(FAMILY, opened, {}))
         network = Whole(load_network(opened.path, opened.source))
 

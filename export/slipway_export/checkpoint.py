@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from slipway_export.named_files import linked
 from slipway_export.spec import Axis, Family, Part, Precision
 from slipway_serving.errors import InvalidRequest
 
@@ -232,7 +233,10 @@ def _shown(keys: list[str]) -> str:
 
 @contextmanager
 def open_checkpoint(
-    family: Family, source: str, parts: Mapping[str, str] | None = None
+    family: Family,
+    source: str,
+    parts: Mapping[str, str] | None = None,
+    files: Mapping[str, Path] | None = None,
 ) -> Iterator[Checkpoint]:
     """Find a checkpoint and check its layout.
 
@@ -240,12 +244,19 @@ def open_checkpoint(
         family: whose layout it must have.
         source: a preset's name (written into a temporary folder), a folder, or a hub id.
         parts: the folder or hub id of each part that does not come from the checkpoint, by name.
+        files: by role of the family's, instead of a source.
 
     Raises:
-        InvalidRequest: the source is none of these, the family has no such part, or the layout is not
-            complete.
+        InvalidRequest: the source is none of these, a file is missing, the family has no such part, or the
+            layout is not complete.
     """
     places = _places(family, parts or {})
+    if files:
+        with linked(family, files) as (folder, name):
+            checkpoint = Checkpoint(folder, name)
+            checkpoint.check_layout(family)
+            yield checkpoint
+        return
     if preset := family.presets.get(source):
         with tempfile.TemporaryDirectory(prefix="slipway-checkpoint-") as folder:
             preset.write(Path(folder), 0)

@@ -97,8 +97,12 @@ def export(
         str | None, typer.Option(help="Instead of --checkpoint: a model that was trained here.", metavar="ID")
     ] = None,
     models: Annotated[Path, typer.Option(help="Folder of the trained models.")] = Path("trained"),
+    conf: Annotated[Path | None, named_file_option("conf")] = None,
+    ckpt: Annotated[Path | None, named_file_option("ckpt")] = None,
     config: Annotated[Path | None, config_option()] = None,
-    engine: Annotated[Engine, typer.Option(help="What runs the graphs in Triton.")] = Engine.ONNXRUNTIME,
+    engine: Annotated[
+        Engine, typer.Option(help="What the graphs are made for; portable: any runtime.")
+    ] = Engine.ONNXRUNTIME,
     precision: Annotated[Precision, typer.Option(help="Of weights and arithmetic.")] = Precision.FP32,
     component: Annotated[
         list[str] | None,
@@ -138,8 +142,11 @@ def export(
     from slipway_export.library import Library, export_model
     from slipway_export.run import ExportOptions, run_export
 
-    if (checkpoint is None) == (model is None):
-        raise InvalidRequest("export: one of --checkpoint and --model must be given, got both or none")
+    files = {role: path for role, path in (("conf", conf), ("ckpt", ckpt)) if path is not None}
+    if (checkpoint is not None) + (model is not None) + bool(files) != 1:
+        raise InvalidRequest(
+            "export: one of --checkpoint, --model, and --conf with --ckpt must be given, got several or none"
+        )
     options = ExportOptions(
         checkpoint=checkpoint or "",
         repository=repository,
@@ -154,6 +161,7 @@ def export(
         variant=variant,
         parts=parse_parts(part or ()),
         output=output,
+        files=files,
     )
     chosen = family_named(family)
     publish = publisher(triton, control_token_file, repository)
@@ -167,6 +175,16 @@ def export(
     if not quiet:
         print_parity(result.rows)
         print_done(result, repository, output)
+
+
+def named_file_option(role: str) -> OptionInfo:
+    """Return the option for a file of a checkpoint that is given as files; see :attr:`Family.files`."""
+    option: OptionInfo = typer.Option(
+        f"--{role}",
+        help=f"Instead of --checkpoint, for families that take files: their {role}, of any name.",
+        metavar="FILE",
+    )
+    return option
 
 
 def triton_option() -> OptionInfo:

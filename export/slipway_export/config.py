@@ -32,7 +32,7 @@ def model_config(component: Component, name: str, engine: Engine) -> pb.ModelCon
     batch = component.batch_axis
     return pb.ModelConfig(
         name=name,
-        backend=engine.value,
+        backend=engine.backend,
         max_batch_size=batch.max if batch else 0,
         input=[_input(tensor, batch is not None) for tensor in component.inputs],
         output=[_output(tensor, batch is not None) for tensor in component.outputs],

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from slipway_export.spec import Component, Precision
+from slipway_export.spec import Component, Engine, Precision
 from slipway_serving.errors import InvalidRequest
 
 # From 23 on RMSNorm is one operator: 168 nodes a denoiser block became 68 at opset 20 and 44 at 23.
@@ -26,20 +26,27 @@ _REDUCTIONS = (
 )  # fmt: skip
 
 
-def choose_opset(components: Sequence[Component], precision: Precision, asked: int | None) -> int:
+def choose_opset(
+    components: Sequence[Component],
+    precision: Precision,
+    asked: int | None,
+    engine: Engine = Engine.ONNXRUNTIME,
+) -> int:
     """Return the opset to export components with.
 
     Args:
         components: what is exported.
         precision: that the user asked for.
-        asked: the opset that the user asked for; None for the default.
+        asked: the opset that the user asked for; None for the default: the lowest for portable graphs.
+        engine: that the graphs are for.
 
     Raises:
         InvalidRequest: the asked one is outside the range of the exporter, or below the lowest of a
             component, each of which the message names with its own.
     """
     lowest = {c.label: c.lowest_opset.get(c.precision(precision), EXPORTED_OPSET) for c in components}
-    opset = DEFAULT_OPSET if asked is None else asked
+    default = max(lowest.values()) if engine is Engine.PORTABLE else DEFAULT_OPSET
+    opset = default if asked is None else asked
     if not max(lowest.values()) <= opset <= LARGEST_OPSET:
         each = ", ".join(f"{label} {value}" for label, value in lowest.items())
         raise InvalidRequest(

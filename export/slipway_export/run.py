@@ -12,12 +12,13 @@ import contextlib
 import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from slipway_export.checkpoint import Checkpoint, axes_of, open_checkpoint
 from slipway_export.config import config_text, model_config
+from slipway_export.dialect import check_operators, check_precision
 from slipway_export.graph_file import check_own, place_file, staged_file, write_report
 from slipway_export.onnx import export_graph
 from slipway_export.opset import choose_opset
@@ -37,7 +38,7 @@ class ExportOptions:
     """What the user asked of an export.
 
     Args:
-        checkpoint: preset, folder or hub id.
+        checkpoint: preset, folder or hub id; empty where files are given.
         repository: Triton model repository to place the models in.
         engine: what runs the graphs.
         precision: of the graphs.
@@ -49,6 +50,7 @@ class ExportOptions:
         axes: ranges that replace the defaults.
         variant: name of one of the family's variants; its own plan when None.
         parts: the folder or hub id of each part that does not come from the checkpoint, by name.
+        files: of the checkpoint by role, for a family whose checkpoint may be given so.
         output: the file for the graph of one component, instead of a repository.
 
     Raises:
@@ -67,6 +69,7 @@ class ExportOptions:
     axes: tuple[Axis, ...] = ()
     variant: str | None = None
     parts: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, Path] = field(default_factory=dict)
     output: Path | None = None
 
     def __post_init__(self) -> None:
@@ -119,8 +122,9 @@ def run_export(
             "engine tensorrt must be used with --check-only, which verifies the graphs that its parser takes:"
             " building its engines is not part of this release, got an export to place"
         )
-    with open_checkpoint(family, options.checkpoint, options.parts) as checkpoint:
-        plan = _plan(family, checkpoint, options)
+    check_precision(options.engine, options.precision)
+    with open_checkpoint(family, options.checkpoint, options.parts, options.files) as checkpoint:
+        plan = _for_engine(_plan(family, checkpoint, options), options.engine)
         if options.output is not None:
             rows = _export_file(family, checkpoint, options, plan, options.output, report)
             names: list[str] = []
@@ -140,7 +144,7 @@ def _export_models(
     repository = options.repository
     assert repository is not None  # ExportOptions has it so without an output.
     components, authored = _selected(family, plan, options)
-    opset = choose_opset(components, options.precision, options.opset)
+    opset = choose_opset(components, options.precision, options.opset, options.engine)
     names = _model_names(family, components, authored)
     if not options.force:
         check_replaceable(repository, names)
@@ -164,7 +168,7 @@ def _export_file(
     report: Report,
 ) -> list[ParityRow]:
     component = _selected_graph(plan, options)
-    opset = choose_opset([component], options.precision, options.opset)
+    opset = choose_opset([component], options.precision, options.opset, options.engine)
     if not options.force:
         check_own(output)
     with staged_file(output) as staged:
@@ -202,6 +206,13 @@ def _plan(family: Family, checkpoint: Checkpoint, options: ExportOptions) -> Pla
         known = ", ".join(family.variants) or f"left out for {family.name}, which has none"
         raise InvalidRequest(f"variant must be {known}, got {options.variant!r}")
     return family.variants[options.variant].plan(checkpoint, axes)
+
+
+def _for_engine(plan: Plan, engine: Engine) -> Plan:
+    """Return the plan with the components that an engine has in place of others."""
+    if engine is not Engine.PORTABLE:
+        return plan
+    return replace(plan, components=tuple(component.portable or component for component in plan.components))
 
 
 def _selected(
@@ -297,6 +308,7 @@ class _Export:
         gc.collect()
         if precision.is_integer:
             self.quantize(component, traced, path, precision)
+        check_operators(path, self.options.engine, component.label)
         self.report(f"{component.label}: verifying")
         return verify(component, path, reference, precision)
 
@@ -330,7 +342,7 @@ class _Export:
 
     def facts(self, parts: Sequence[Component], rows: Sequence[ParityRow]) -> dict[str, Any]:
         """What the manifest says of a model beyond its files."""
-        source: dict[str, Any] = {"source": self.options.checkpoint, "commit": self.checkpoint.commit}
+        source: dict[str, Any] = {"source": self.checkpoint.source, "commit": self.checkpoint.commit}
         if self.checkpoint.places:
             source["parts"] = {
                 name: {"source": place.source, "commit": place.commit}

@@ -58,13 +58,21 @@ LOWEST_OPSET = {precision: 22 if precision is Precision.BF16 else 17 for precisi
 
 
 class Engine(StrEnum):
-    """What runs the graphs in Triton.
+    """What the graphs are made for.
 
-    ``onnxruntime`` graphs use its fused operators; ``tensorrt`` graphs use the standard ones only.
+    ``onnxruntime`` graphs use its fused operators; ``tensorrt`` graphs use the standard ones only. So do
+    ``portable`` graphs, which are for any runtime, and have upstream's inputs and outputs where upstream has
+    such a file; Triton serves them by ONNX Runtime.
     """
 
     ONNXRUNTIME = "onnxruntime"
     TENSORRT = "tensorrt"
+    PORTABLE = "portable"
+
+    @property
+    def backend(self) -> str:
+        """Name of the Triton backend that runs the graphs."""
+        return Engine.ONNXRUNTIME.value if self is Engine.PORTABLE else self.value
 
 
 class DType(StrEnum):
@@ -80,8 +88,7 @@ class DType(StrEnum):
     @property
     def triton(self) -> str:
         """Name of the value of Triton's ``DataType`` protobuf enum."""
-        kind, bits = self.value.rstrip("0123456789"), self.value.lstrip("abcdefghijklmnopqrstuvwxyz")
-        return f"TYPE_{'FP' if self.is_float else kind.upper()}{bits}"
+        return f"TYPE_{self.value.upper().replace('FLOAT', 'FP')}"
 
     @property
     def is_float(self) -> bool:
@@ -220,6 +227,8 @@ class Component:
         graph: file stem of the graph. ``model`` makes a Triton model of its own; any other stem is a
             graph that an authored model of that name runs.
         lowest_opset: the lowest ONNX operator set that the graph can be written in, by precision.
+        portable: what engine ``portable`` exports in its place, where upstream's own file has another
+            signature; no served model may depend on the difference.
     """
 
     name: str
@@ -233,6 +242,7 @@ class Component:
     merge_us: int | None = None
     graph: str = "model"
     lowest_opset: Mapping[Precision, int] = field(default_factory=lambda: dict(LOWEST_OPSET))
+    portable: Component | None = None
 
     def __post_init__(self) -> None:
         known = {axis.name for axis in self.axes}
@@ -498,6 +508,8 @@ class Family:
         requests: what clients ask for: `slipway generate` has a command for each.
         trained: the family of the checkpoints that users train for this one and export by name; None where
             there is no such training.
+        files: the layout's paths by role (``conf``, ``ckpt``), where a checkpoint may also be given as files
+            of any names and places: all of them, each by the option of its role.
     """
 
     name: str
@@ -511,6 +523,7 @@ class Family:
     variants: Mapping[str, Variant] = field(default_factory=dict)
     requests: tuple[type[Request], ...] = ()
     trained: str | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def parts(self) -> tuple[Part, ...]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -38,7 +39,16 @@ def _size_option(text: str) -> object:
 
 @bench.command("denoiser")
 def denoiser(
-    case: Annotated[str, typer.Option(help="Named sizes to start from.", metavar="NAME")] = "wan-6x8x64",
+    case: Annotated[
+        str | None, typer.Option(help="Named sizes to start from; by default wan-6x8x64.", metavar="NAME")
+    ] = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead of a case: a checkpoint's denoiser, of two experts the first.",
+            metavar="DIR|PRESET|HUB_ID",
+        ),
+    ] = None,
     precision: Annotated[
         list[Precision] | None,
         typer.Option(help="Of a graph; may be repeated, by default all that a denoiser has."),
@@ -82,8 +92,11 @@ def denoiser(
     quiet: Quiet = False,
 ) -> None:
     """Measure a denoiser: PyTorch eager, torch.compile and our graphs, interleaved, with quality."""
+    from slipway_export.checkpoint import open_checkpoint
+    from slipway_export.commands import quiet_libraries
+    from slipway_export.families import family_named
     from slipway_export.families.wan_t2v import TRANSFORMER_TOLERANCE
-    from slipway_loadtests.bench.cases import choose_case
+    from slipway_loadtests.bench.cases import DEFAULT_CASE, FAMILY, case_of_checkpoint, choose_case
     from slipway_loadtests.bench.chart import draw_denoiser
     from slipway_loadtests.bench.denoiser import DenoiserOptions, run
     from slipway_loadtests.bench.report import denoiser_json, print_denoiser
@@ -94,25 +107,65 @@ def denoiser(
         "text_tokens": text_tokens, "width": width, "height": height, "frames": frames,
         "guidance_scale": guidance_scale, "threads": threads, "seed": seed,
     }  # fmt: skip
-    options = DenoiserOptions(
-        case=choose_case(case, changes),
-        precisions=tuple(dict.fromkeys(precision or TRANSFORMER_TOLERANCE)),
-        rounds=rounds,
-        steps=steps,
-        compile=compile_,
-        decode=decode,
-        memory_tokens=_parse_tokens(memory_tokens) if memory else (),
-    )
-    _measure("denoiser", partial(run, options), denoiser_json, draw_denoiser, print_denoiser, output, quiet)
+    with ExitStack() as opened:
+        folder = None
+        if checkpoint is None:
+            chosen = choose_case(case or DEFAULT_CASE, changes)
+        else:
+            opened.enter_context(quiet_libraries())
+            found = opened.enter_context(open_checkpoint(family_named(FAMILY), checkpoint))
+            chosen, folder = case_of_checkpoint(found, changes, case), found.path
+        options = DenoiserOptions(
+            case=chosen,
+            precisions=tuple(dict.fromkeys(precision or TRANSFORMER_TOLERANCE)),
+            rounds=rounds,
+            steps=steps,
+            compile=compile_,
+            decode=decode,
+            memory_tokens=_parse_tokens(memory_tokens) if memory else (),
+            checkpoint=folder,
+        )
+        measure = partial(run, options)
+        _measure("denoiser", measure, denoiser_json, draw_denoiser, print_denoiser, output, quiet)
 
 
 @bench.command("video")
-def video(rounds: Rounds = 7, output: Output = _OUTPUT, quiet: Quiet = False) -> None:
+def video(
+    rounds: Rounds = 7,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            help="Whose videos to measure, exported and served here; by default the preset small.",
+            metavar="DIR|PRESET|HUB_ID",
+        ),
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            help="Measure what this server serves already, by gRPC; diffusers too with --checkpoint.",
+            metavar="HOST:PORT",
+        ),
+    ] = None,
+    size: Annotated[
+        str,
+        typer.Option(
+            help="Width and height of the video, pixels, multiples of 16.",
+            metavar="WIDTHxHEIGHT",
+        ),
+    ] = "128x128",
+    frames: Annotated[int, typer.Option(min=1, help="Frames of the video, 4k+1.")] = 17,
+    steps: Annotated[int, typer.Option(min=2, max=100, help="Denoising steps.")] = 12,
+    output: Output = _OUTPUT,
+    quiet: Quiet = False,
+) -> None:
     """Measure whole videos: diffusers, our loop, the same through Triton, and its shortcuts."""
     from slipway_loadtests.bench.chart import draw_video
-    from slipway_loadtests.bench.video import print_video, run, video_json
+    from slipway_loadtests.bench.video import REQUEST, VideoOptions, print_video, run, video_json
 
-    _measure("video", partial(run, rounds), video_json, draw_video, print_video, output, quiet)
+    width, height = _parse_size(size)
+    request = replace(REQUEST, frames=frames, height=height, width=width, steps=steps)
+    options = VideoOptions(rounds, request, checkpoint, url)
+    _measure("video", partial(run, options), video_json, draw_video, print_video, output, quiet)
 
 
 @bench.command("wakeword")

@@ -123,8 +123,8 @@ class Array:
 
     def problem(self, name: str, value: Any, limits: Mapping[str, range]) -> str:
         """Return the sentence about an array that breaks the rule; "" for one that keeps it."""
-        got = f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else short(value)
         if not isinstance(value, np.ndarray) or not self._typed(value) or not self._fits(value.shape):
+            got = f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else short(value)
             want = f"{self.dtype} [{', '.join(map(str, self.shape))}]"
             return f"{name} must be {want}, got {got}; try an array of that type and shape"
         return self._size_problem(name, value, limits) or self._value_problem(name, value)
@@ -154,10 +154,9 @@ class Array:
         if self.dtype == "text":
             wrong = texts.read_all(name, value)[1]
             return wrong or (self.also.problem(name, value) if self.also else "")
-        if value.dtype.kind == "f" and self.finite:
-            bad = np.argwhere(~np.isfinite(value))
-            if len(bad):
-                return f"{name} must be finite, got {value[tuple(bad[0])]} at {self._place(bad[0])}"
+        if value.dtype.kind == "f" and self.finite and not np.isfinite(value).all():
+            bad = np.argwhere(~np.isfinite(value))[0]
+            return f"{name} must be finite, got {value[tuple(bad)]} at {self._place(bad)}"
         if value.size and (far := self._out_of_range(value)) is not None:
             rule = f"{name} must be {_bounds(self.low, self.high)}, got {_number(far)}"
             return f"{rule}; try {self.fix_values}" if self.fix_values else rule

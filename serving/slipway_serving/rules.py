@@ -27,7 +27,7 @@ def within(low: int, high: int, help_text: str) -> Rule:
         f"{low} to {high}",
         lambda value: low <= value <= high,
         lambda value: clamped(value, low, high),
-        f"{help_text}, {low} to {high}",
+        help_text,
     )
 
 
@@ -37,7 +37,7 @@ def multiple(of: int, help_text: str) -> Rule:
         f"a multiple of {of} above 0",
         lambda value: value > 0 and value % of == 0,
         lambda value: nearest(value, of, of),
-        f"{help_text}, a multiple of {of}",
+        help_text,
     )
 
 
@@ -47,32 +47,34 @@ def one_more_than_multiple(of: int, help_text: str) -> Rule:
         f"{of}k+1 and at least 1",
         lambda value: value >= 1 and value % of == 1 % of,
         lambda value: nearest(value, of, 1),
-        f"{help_text}, {of}k+1",
+        help_text,
     )
 
 
 def share(help_text: str) -> Rule:
     """Return the rule of a share, 0 to 1."""
-    return Rule("0 to 1", lambda value: 0 <= value <= 1, lambda _: "0.0 or 1.0", f"{help_text}, 0 to 1")
+    return Rule("0 to 1", lambda value: 0 <= value <= 1, lambda _: "0.0 or 1.0", help_text)
 
 
-def from_zero(help_text: str, example: str) -> Rule:
+def from_zero(help_text: str, example: str, default: str = "") -> Rule:
     """Return the rule of a finite number that is at least 0."""
     return Rule(
         "finite and at least 0",
         lambda value: bool(np.isfinite(_as_float32(value)) and value >= 0),
         lambda _: example,
         help_text,
+        default=default,
     )
 
 
-def above_zero(help_text: str, example: str) -> Rule:
+def above_zero(help_text: str, example: str, default: str = "") -> Rule:
     """Return the rule of a finite number above 0."""
     return Rule(
         "finite and above 0",
         lambda value: bool(np.isfinite(_as_float32(value)) and _as_float32(value) > 0),
         lambda _: example,
         help_text,
+        default=default,
     )
 
 

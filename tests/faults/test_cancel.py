@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import pytest
+from gate import Gate, ended, let_it_notice, reports
 
 from slipway_client import Client, Progress, TextToVideoRequest, Video
 from slipway_serving.errors import DeadlineExceeded, InvalidRequest
@@ -24,20 +23,18 @@ LONG = TextToVideoRequest(
     prompt="a lake", frames=33, height=128, width=128, steps=50, guidance_scale_2=3.0, seed=1
 )
 QUICK = TextToVideoRequest(prompt="a lake", frames=5, height=32, width=32, steps=2)
+# As in a terminal: what a shell starts in the background is started with SIGINT ignored.
+INTERRUPTIBLE = (
+    "import signal; from slipway_cli.root import main;"
+    " signal.signal(signal.SIGINT, signal.default_int_handler); main()"
+)
 
 
-def wait_for(condition: Callable[[], object], what: str, seconds: float = 30) -> None:
+def wait_for(condition: Callable[[], object], what: str, seconds: float = 180) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
         time.sleep(0.02)
-
-
-def reports(server: Server) -> list[dict[str, Any]]:
-    """What the log says of the requests to wan_t2v, in order."""
-    lines = re.findall(r"adapter\.py:\d+\] (\".*\")", server.log_text())
-    told = [json.loads(json.loads(line)) for line in lines]
-    return [report for report in told if report["model"] == "wan_t2v"]
 
 
 def ends(server: Server, code: str) -> list[int]:
@@ -55,23 +52,36 @@ def assert_next_request_succeeds(server: Server) -> None:
     assert isinstance(result, Video)
 
 
-def test_loop_stops_within_one_step_when_cancelled_at_step_3_of_50(server: Server) -> None:
-    before = len(ends(server, "CANCELLED"))
-    with Client(server.grpc_url) as client:
+def assert_next_request_passes(server: Server, gate: Gate) -> None:
+    gate.open()
+    assert_next_request_succeeds(server)
+    gate.let(0)
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_loop_stops_within_one_step_when_cancelled_at_step_3_of_50(
+    gated_server: tuple[Server, Gate], protocol: Literal["grpc", "http"]
+) -> None:
+    server, gate = gated_server
+    before = len(ended(server))
+    gate.let(3)
+    with Client(server.grpc_url if protocol == "grpc" else server.http_url, protocol) as client:
         events = client.generate(LONG)
         for event in events:
             assert isinstance(event, Progress)
             if event.step == 3:
                 events.close()
                 break
-        wait_for(lambda: len(ends(server, "CANCELLED")) == before + 1, "cancelled in the log")
-    # Step 4 was under way when the cancellation was sent; one more may begin while it travels.
-    assert ends(server, "CANCELLED")[-1] in (3, 4, 5)
-    assert_next_request_succeeds(server)
+        report = let_it_notice(server, gate, before)
+    # Step 4 waited at the gate when the cancellation was sent; one more may begin while it travels.
+    assert (report["code"], report["steps_done"] in (3, 4, 5)) == ("CANCELLED", True)
+    assert_next_request_passes(server, gate)
 
 
-def test_loop_stops_when_the_client_process_is_killed(server: Server) -> None:
-    before = len(ends(server, "CANCELLED"))
+def test_loop_stops_when_the_client_process_is_killed(gated_server: tuple[Server, Gate]) -> None:
+    server, gate = gated_server
+    before = len(ended(server))
+    gate.let(1)
     code = (
         "from slipway_client import Client, TextToVideoRequest\n"
         f"for event in Client({server.grpc_url!r}).generate({LONG!r}): print(event.step, flush=True)\n"
@@ -81,27 +91,30 @@ def test_loop_stops_when_the_client_process_is_killed(server: Server) -> None:
     process.stdout.readline()
     process.kill()
     process.wait()
-    wait_for(lambda: len(ends(server, "CANCELLED")) == before + 1, "cancelled in the log")
-    assert ends(server, "CANCELLED")[-1] < 50
-    assert_next_request_succeeds(server)
+    report = let_it_notice(server, gate, before)
+    assert report["code"] == "CANCELLED"
+    assert report["steps_done"] < 50
+    assert_next_request_passes(server, gate)
 
 
-def test_ctrl_c_of_generate_cancels_on_the_server_and_leaves_no_file(server: Server, tmp_path: Path) -> None:
-    before = len(ends(server, "CANCELLED"))
-    started = len(reports(server))
+def test_ctrl_c_of_generate_cancels_on_the_server_and_leaves_no_file(
+    gated_server: tuple[Server, Gate], tmp_path: Path
+) -> None:
+    server, gate = gated_server
+    before, calls = len(ended(server)), gate.calls
     command = [
-        sys.executable, "-m", "slipway_cli.root", "generate", "wan_t2v", "a lake",
+        sys.executable, "-c", INTERRUPTIBLE, "generate", "wan_t2v", "a lake",
         "--output", str(tmp_path / "v.mp4"), "--frames", "33", "--size", "128x128", "--steps", "100",
         "--url", server.grpc_url,
     ]  # fmt: skip
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: len(reports(server)) > started, "request begun")
+    wait_for(lambda: gate.calls > calls, "the first step")
     assert process.poll() is None, process.stderr.read() if process.stderr else ""
     os.kill(process.pid, signal.SIGINT)
-    assert process.wait(timeout=30) == 130
-    wait_for(lambda: len(ends(server, "CANCELLED")) == before + 1, "cancelled in the log")
+    assert process.wait(timeout=300) == 130
+    assert let_it_notice(server, gate, before)["code"] == "CANCELLED"
     assert list(tmp_path.iterdir()) == []
-    assert_next_request_succeeds(server)
+    assert_next_request_passes(server, gate)
 
 
 def test_deadline_shorter_than_the_work_ends_it_with_its_own_error(server: Server) -> None:
@@ -126,7 +139,9 @@ def test_refused_request_is_not_retried(server: Server) -> None:
 def test_server_unloads_every_model_after_refusals_and_deadlines(repository: Path, tmp_path: Path) -> None:
     """A request that Triton still holds keeps its model loaded until the exit timeout."""
     log = tmp_path / "triton.log"
-    config = ServerConfig(repository, http_port=0, grpc_port=0, metrics_port=0, log_path=log)
+    config = ServerConfig(
+        repository, http_port=0, grpc_port=0, metrics_port=0, log_path=log, exit_timeout_s=300
+    )
     bad = TextToVideoRequest(**(QUICK.__dict__ | {"frames": 1001}))
     short = TextToVideoRequest(**(LONG.__dict__ | {"timeout_s": 0.1}))
     with Server(config) as server, Client(server.grpc_url) as client:

@@ -42,7 +42,7 @@ def parsed(*arguments: str) -> dict[str, Any]:
     command: Any = typer.main.get_command(app)
     rest = list(arguments)
     while hasattr(command, "commands"):
-        command = command.commands[rest.pop(0)]
+        command = command.get_command(None, rest.pop(0))
     return dict(command.make_context(command.name, rest).params)
 
 

@@ -167,7 +167,7 @@ def write_sleeper(repository: Path) -> None:
 
 def any_port(repository: Path, **changes: Any) -> ServerConfig:
     """Return a config of free ports and short limits."""
-    limits: dict[str, Any] = {"exit_timeout_s": 10, "ready_timeout_s": 60.0}
+    limits: dict[str, Any] = {"exit_timeout_s": 10, "ready_timeout_s": 300.0}
     return ServerConfig(repository, http_port=0, grpc_port=0, metrics_port=0, **{**limits, **changes})
 
 
@@ -195,7 +195,7 @@ def infer(
     """Call a model and return its outputs by name."""
     wanted = [triton.InferRequestedOutput(name) for name in outputs] if outputs else None
     inputs = [infer_input(name, array) for name, array in arrays.items()]
-    result = client.infer(model, inputs, outputs=wanted, client_timeout=30)
+    result = client.infer(model, inputs, outputs=wanted, client_timeout=300)
     return {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
 
 
@@ -211,12 +211,12 @@ def infer_all(
     for index, arrays in enumerate(requests):
         inputs = [infer_input(name, array) for name, array in arrays.items()]
         client.async_infer(model, inputs, callback=answer(index))
-    got = dict(answers.get(timeout=30) for _ in requests)
+    got = dict(answers.get(timeout=300) for _ in requests)
     return [got[index] for index in range(len(requests))]
 
 
-def wait_until(condition: Callable[[], bool], what: str, limit_s: float = 20.0) -> None:
-    """Poll a condition; fail naming it when the time is over."""
+def wait_until(condition: Callable[[], bool], what: str, limit_s: float = 180.0) -> None:
+    """Poll a condition; fail naming it when the time is over, which is meant for busy machines too."""
     deadline = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline, f"not within {limit_s} s: {what}"

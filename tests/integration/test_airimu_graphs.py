@@ -28,6 +28,7 @@ from slipway_export.onnx import export_graph
 from slipway_export.run import ExportOptions, run_export
 from slipway_export.spec import Axis, Component, Precision
 from slipway_serving.models import InProcessModels
+from slipway_serving.turns import Turn
 
 LENGTHS = (1, 10, 500, 1000, 1009, 5000)
 BOUND = 1e-6
@@ -208,7 +209,7 @@ def test_kitti_stream_in_any_chunks_equals_the_whole_recording(
     for start, stop in pairwise(cuts):
         chunk = {name: array[:, start:stop] for name, array in given.items()}
         (part,) = kitti.stream(
-            "airimu_stream", chunk, OUTPUTS, sequence_id=1, start=start == 0, end=stop == frames
+            "airimu_stream", chunk, OUTPUTS, turn=Turn(1, start=start == 0, end=stop == frames)
         )
         parts.append(part)
         emitted = sum(part["acc_cov"].shape[1] for part in parts)

@@ -108,3 +108,13 @@ def test_bench_is_refused_before_any_work_when_a_flag_is_wrong(
     assert bench(flags, tmp_path / "never") == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert not (tmp_path / "never").exists()
+
+
+def test_checkpoint_is_measured_with_its_own_weights(checkpoint: Path, tmp_path: Path) -> None:
+    flags = "--size 48x32 --frames 5 --rounds 1 --steps 2 --no-compile --no-memory --precision fp32 --quiet"
+    named = ["bench", "denoiser", "--checkpoint", str(checkpoint), *flags.split(), "--output", str(tmp_path)]
+    assert root.run(named) == 0
+    found = json.loads((tmp_path / "denoiser.json").read_text())
+    assert found["case"]["name"] == f"checkpoint {checkpoint}"
+    assert (found["case"]["layers"], found["case"]["text_tokens"]) == (2, 512)
+    assert 0 < found["subjects"]["onnx fp32"]["quality"]["relative_l2"] < 1e-4

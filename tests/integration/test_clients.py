@@ -9,15 +9,14 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import aclosing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
-import httpx
 import numpy as np
 import pytest
+from gate import Gate, ended, let_it_notice
 
 from slipway_cli import root
 from slipway_client import (
@@ -57,32 +56,16 @@ def unused_port() -> int:
         return int(free.getsockname()[1])
 
 
-def wait_for(condition: Callable[[], bool], what: str, seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.05)
-
-
-def steps_run(server: Server) -> int:
-    """Denoiser calls so far, by the server's own statistics."""
-    stats = httpx.get(f"http://{server.http_url}/v2/models/stats").json()["model_stats"]
-    return sum(entry["execution_count"] for entry in stats if "denoiser" in entry["name"])
-
-
 @contextmanager
-def stops_early(server: Server) -> Iterator[None]:
-    """Assert that the 100 steps begun in the block are not all run."""
-    before = steps_run(server)
+def stops_early(gated_server: tuple[Server, Gate]) -> Iterator[None]:
+    """Let one step pass in the block, then one after another; assert that the 100 steps are not all run."""
+    server, gate = gated_server
+    before = len(ended(server))
+    gate.let(1)
     yield
-    seen = [-1]
-
-    def settled() -> bool:
-        seen.append(steps_run(server))
-        return len(seen) > 10 and len(set(seen[-10:])) == 1
-
-    wait_for(settled, "the loop ends")
-    assert seen[-1] - before < 60
+    report = let_it_notice(server, gate, before)
+    assert report["code"] in ("CANCELLED", "DEADLINE_EXCEEDED")
+    assert report["steps_done"] < 60
 
 
 class Relay:
@@ -167,13 +150,12 @@ def test_server_error_is_of_its_own_class_when_the_served_models_refuse(
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_model_is_named_at_once_when_the_server_does_not_have_it(server: Server, protocol: Protocol) -> None:
-    start_s = time.monotonic()
+    # A client that tried again would do so for longer than a test may last.
     with (
-        Client(url_of(server, protocol), protocol, retry=RetryPolicy(budget_s=60)) as client,
+        Client(url_of(server, protocol), protocol, retry=RetryPolicy(budget_s=100_000)) as client,
         pytest.raises(NotReady, match="nope"),
     ):
         list(client.generate(request(), model="nope"))
-    assert time.monotonic() - start_s < 5
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -215,66 +197,72 @@ async def test_readiness_is_told_when_asked(server: Server, protocol: Protocol) 
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_loop_stops_when_the_iterator_is_closed(server: Server, protocol: Protocol) -> None:
-    with Client(url_of(server, protocol), protocol) as client, stops_early(server):
+def test_loop_stops_when_the_iterator_is_closed(
+    gated_server: tuple[Server, Gate], protocol: Protocol
+) -> None:
+    with Client(url_of(gated_server[0], protocol), protocol) as client, stops_early(gated_server):
         events = client.generate(request(**LONG))
         next(events)
         events.close()
 
 
-def test_loop_stops_when_the_consumer_fails(server: Server) -> None:
+def test_loop_stops_when_the_consumer_fails(gated_server: tuple[Server, Gate]) -> None:
     def consume(client: Client) -> None:
         for _ in client.generate(request(**LONG)):
             raise ZeroDivisionError
 
-    with Client(server.grpc_url) as client, stops_early(server), pytest.raises(ZeroDivisionError):
+    with (
+        Client(gated_server[0].grpc_url) as client,
+        stops_early(gated_server),
+        pytest.raises(ZeroDivisionError),
+    ):
         consume(client)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_loop_stops_when_the_task_is_cancelled(server: Server, protocol: Protocol) -> None:
+async def test_loop_stops_when_the_task_is_cancelled(
+    gated_server: tuple[Server, Gate], protocol: Protocol
+) -> None:
     started = asyncio.Event()
 
     async def consume() -> None:
-        async with AsyncClient(url_of(server, protocol), protocol) as client:
+        async with AsyncClient(url_of(gated_server[0], protocol), protocol) as client:
             async for _ in client.generate(request(**LONG)):
                 started.set()
 
-    with stops_early(server):
+    with stops_early(gated_server):
         task = asyncio.create_task(consume())
-        await asyncio.wait_for(started.wait(), 30)
+        await asyncio.wait_for(started.wait(), 120)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
 
-async def test_loop_stops_when_the_async_iterator_is_left(server: Server) -> None:
-    async with AsyncClient(server.grpc_url) as client:
-        with stops_early(server):
+async def test_loop_stops_when_the_async_iterator_is_left(gated_server: tuple[Server, Gate]) -> None:
+    async with AsyncClient(gated_server[0].grpc_url) as client:
+        with stops_early(gated_server):
             async with aclosing(client.generate(request(**LONG))) as events:
                 async for _ in events:
                     break
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_generation_ends_in_time_when_its_deadline_is_short(server: Server, protocol: Protocol) -> None:
-    start_s = time.monotonic()
+def test_generation_ends_in_time_when_its_deadline_is_short(
+    gated_server: tuple[Server, Gate], protocol: Protocol
+) -> None:
     with (
-        Client(url_of(server, protocol), protocol) as client,
-        stops_early(server),
+        Client(url_of(gated_server[0], protocol), protocol) as client,
+        stops_early(gated_server),
         pytest.raises(DeadlineExceeded),
     ):
         list(client.generate(request(**LONG), timeout_s=0.1))
-    assert time.monotonic() - start_s < 10
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_client_gives_up_when_nobody_listens(protocol: Protocol) -> None:
     url = f"127.0.0.1:{unused_port()}"
-    start_s = time.monotonic()
     with Client(url, protocol, retry=RetryPolicy(budget_s=0.5)) as client, pytest.raises(NotReady, match=url):
         list(client.generate(request()))
-    assert time.monotonic() - start_s < 5
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -293,7 +281,7 @@ def test_client_succeeds_when_the_server_comes_late(server: Server, protocol: Pr
     port, relays = unused_port(), []
     late = threading.Timer(0.5, lambda: relays.append(Relay(port, url_of(server, protocol))))
     late.start()
-    with Client(f"127.0.0.1:{port}", protocol, retry=RetryPolicy(budget_s=20, max_s=0.5)) as client:
+    with Client(f"127.0.0.1:{port}", protocol, retry=RetryPolicy(budget_s=300, max_s=0.5)) as client:
         *_, result = client.generate(request())
     late.join()
     relays[0].cut()
@@ -302,21 +290,19 @@ def test_client_succeeds_when_the_server_comes_late(server: Server, protocol: Pr
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_generation_is_not_repeated_when_the_connection_is_lost_after_a_response(
-    server: Server, protocol: Protocol
+    gated_server: tuple[Server, Gate], protocol: Protocol
 ) -> None:
     port = unused_port()
-    relay = Relay(port, url_of(server, protocol))
-    start_s = time.monotonic()
+    relay = Relay(port, url_of(gated_server[0], protocol))
     with (
-        Client(f"127.0.0.1:{port}", protocol, retry=RetryPolicy(budget_s=60)) as client,
-        stops_early(server),
+        Client(f"127.0.0.1:{port}", protocol, retry=RetryPolicy(budget_s=100_000)) as client,
+        stops_early(gated_server),
     ):
         events = client.generate(request(**LONG))
         next(events)
         relay.cut()
         with pytest.raises(NotReady):
             list(events)
-    assert time.monotonic() - start_s < 30
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

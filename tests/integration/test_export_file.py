@@ -14,7 +14,7 @@ import pytest
 
 from slipway_cli.root import run
 from slipway_export.checkpoint import axes_of, open_checkpoint
-from slipway_export.families import FAMILIES, family_named
+from slipway_export.families import BUILT_IN, family_named
 from slipway_export.onnx import example_inputs
 from slipway_export.run import ExportOptions, run_export
 from slipway_export.spec import Axis, Component, Engine, Plan, Precision, Tolerance
@@ -276,7 +276,7 @@ def small(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
     return tuple(replace(axis, opt=min(axis.opt, 40), max=min(axis.max, 60)) for axis in axes)
 
 
-@pytest.mark.parametrize("family", [family.name for family in FAMILIES])
+@pytest.mark.parametrize("family", [family.name for family in BUILT_IN])
 def test_every_component_is_within_bounds_at_opset_17(family: str, tmp_path: Path) -> None:
     chosen = family_named(family)
     axes = small(chosen.presets["tiny"].axes)

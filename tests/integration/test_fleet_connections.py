@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event, Thread
@@ -46,7 +45,7 @@ def replica(tmp_path_factory: pytest.TempPathFactory) -> ServerConfig:
     write_sleeper(repository)
     arguments = [f"--{protocol}-header-forward-pattern={SESSION_HEADER}" for protocol in ("http", "grpc")]
     arguments.append(f"--grpc-max-connection-age={AGE_S * 1000}")
-    return any_port(repository, arguments=tuple(arguments))
+    return any_port(repository, exit_timeout_s=120, arguments=tuple(arguments))
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +95,7 @@ def test_connections_end_at_their_age(fleet_server: Server) -> None:
         assert client.is_server_live()
         first = established(port)
         assert first
-        wait_until(lambda: not first & established(port), "the first connection ends", limit_s=10)
+        wait_until(lambda: not first & established(port), "the first connection ends")
         assert client.is_server_live()
 
 
@@ -105,6 +104,7 @@ class Service:
 
     def __init__(self, endpoint: int) -> None:
         self.endpoint = endpoint
+        self._open: dict[socket.socket, int] = {}
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"127.0.0.1:{self._listener.getsockname()[1]}"
         Thread(target=self._accept, daemon=True).start()
@@ -114,25 +114,37 @@ class Service:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
+    def connections(self, endpoint: int) -> int:
+        """Return how many connections to an endpoint are open."""
+        return list(self._open.values()).count(endpoint)
+
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                server = socket.create_connection(("127.0.0.1", self.endpoint))
+                endpoint = self.endpoint
+                server = socket.create_connection(("127.0.0.1", endpoint))
+                self._open[server] = endpoint
                 for source, target in ((client, server), (server, client)):
                     Thread(target=self._pass_on, args=(source, target), daemon=True).start()
 
-    @staticmethod
-    def _pass_on(source: socket.socket, target: socket.socket) -> None:
+    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
                 target.sendall(data)
         with contextlib.suppress(OSError):
             target.shutdown(socket.SHUT_WR)
+        self._open.pop(source, None)  # the endpoint has ended it
 
 
-def replaced_under_load(old: Server, new: Server, pre_stop_s: float) -> tuple[int, list[str]]:
-    """Replace a replica as Kubernetes does while four clients ask; return the answers and what failed."""
+def replaced_under_load(old: Server, new: Server, *, moved_on: bool) -> tuple[int, list[str]]:
+    """Replace a replica as Kubernetes does while four clients ask; return the answers and what failed.
+
+    Args:
+        old: has a job under way when it is stopped.
+        new: what new connections lead to from the moment before.
+        moved_on: whether the stop waits until the clients' connections to the old one have ended.
+    """
     service, over = Service(old.config.grpc_port), Event()
     answered: list[int] = []
     failed: list[str] = []
@@ -150,7 +162,7 @@ def replaced_under_load(old: Server, new: Server, pre_stop_s: float) -> tuple[in
 
     def job() -> None:
         with triton.InferenceServerClient(old.grpc_url) as client:
-            infer(client, "sleeper", seconds=np.array([pre_stop_s + 1.5], np.float32))
+            infer(client, "sleeper", seconds=np.array([8.0], np.float32))
             answered.append(1)
 
     with ThreadPoolExecutor(5) as pool:
@@ -158,7 +170,9 @@ def replaced_under_load(old: Server, new: Server, pre_stop_s: float) -> tuple[in
         wait_until(lambda: len(answered) >= 20, "requests are under way")
         working = pool.submit(job)
         service.endpoint = new.config.grpc_port
-        subprocess.run(["sleep", str(pre_stop_s)], check=True)
+        if moved_on:
+            gone = old.config.grpc_port
+            wait_until(lambda: service.connections(gone) == 0, "the connections move on")
         old.stop()
         working.result()
         before = len(answered)
@@ -174,7 +188,7 @@ def test_no_request_fails_when_a_replica_stops_after_its_connections_moved_on(
     replica: ServerConfig, fleet_server: Server
 ) -> None:
     with Server(replica) as old:
-        answered, failed = replaced_under_load(old, fleet_server, pre_stop_s=1.1 * AGE_S + 2)
+        answered, failed = replaced_under_load(old, fleet_server, moved_on=True)
     assert failed == []
     assert answered > 50
 
@@ -183,7 +197,7 @@ def test_requests_fail_when_a_replica_stops_before_its_connections_moved_on(
     replica: ServerConfig, fleet_server: Server
 ) -> None:
     with Server(replica) as old:
-        _, failed = replaced_under_load(old, fleet_server, pre_stop_s=0)
+        _, failed = replaced_under_load(old, fleet_server, moved_on=False)
     assert any("has no available versions" in error for error in failed)
 
 

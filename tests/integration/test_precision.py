@@ -10,6 +10,7 @@ import pytest
 from torch.nn import functional
 
 from slipway_export.checkpoint import open_checkpoint
+from slipway_export.dialect import check_operators
 from slipway_export.families import family_named
 from slipway_export.onnx import export_graph
 from slipway_export.opset import DEFAULT_OPSET
@@ -77,6 +78,7 @@ def test_standard_dialect_has_no_contrib_operator(checkpoint: Path, tmp_path: Pa
         module = denoiser.load(Precision.FP32)
         export_graph(denoiser, module, tmp_path / "g.onnx", opset=DEFAULT_OPSET, engine=Engine.TENSORRT)
     assert {node.domain for node in onnx.load(tmp_path / "g.onnx").graph.node} == {""}
+    check_operators(tmp_path / "g.onnx", Engine.TENSORRT, denoiser.label)
 
 
 def test_tensorrt_is_only_verified(checkpoint: Path, tmp_path: Path) -> None:

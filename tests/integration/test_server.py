@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -107,19 +108,28 @@ def test_start_fails_soon_when_a_python_model_has_no_code(repository: Path) -> N
     assert nothing_is_left(server.server_id)
 
 
-def test_start_fails_naming_the_model_when_it_loads_too_long(sleepers: Path, tmp_path: Path) -> None:
+def test_start_fails_naming_the_model_when_it_loads_too_long(
+    sleepers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code = sleepers / "sleeper" / "1" / "model.py"
-    code.write_text(code.read_text() + "\ntime.sleep(60)\n")
+    code.write_text(code.read_text() + "\ntime.sleep(100_000)\n")
     log_path = tmp_path / "server.log"
-    server = Server(any_port(sleepers, ready_timeout_s=2.0, log_path=log_path))
-    with pytest.raises(NotReady, match="must load within 2 s, still loading: sleeper; log: "):
+
+    def clock_s() -> float:
+        """The limit is over once the model has begun to load, however long that takes here."""
+        begun = log_path.exists() and "loading: sleeper:1" in log_path.read_text()
+        return time.monotonic() + (2e6 if begun else 0)
+
+    monkeypatch.setattr(server_module, "time", SimpleNamespace(monotonic=clock_s, sleep=time.sleep))
+    server = Server(any_port(sleepers, ready_timeout_s=1e6, log_path=log_path))
+    with pytest.raises(NotReady, match=r"must load within 1e\+06 s, still loading: sleeper; log: "):
         server.start()
-    assert "loading: sleeper:1" in log_path.read_text()
     assert nothing_is_left(server.server_id)
 
 
 def test_stop_lets_requests_in_flight_finish(sleepers: Path) -> None:
-    with Server(any_port(sleepers)) as server, in_flight(server, seconds=1.0) as answers:
+    config = any_port(sleepers, exit_timeout_s=300)
+    with Server(config) as server, in_flight(server, seconds=1.0) as answers:
         server.stop()
         wait_until(lambda: bool(answers), "the request's answer")
         assert not isinstance(answers[0], Exception)
@@ -128,10 +138,8 @@ def test_stop_lets_requests_in_flight_finish(sleepers: Path) -> None:
 
 
 def test_stop_does_not_wait_longer_than_the_limit(sleepers: Path) -> None:
-    with Server(any_port(sleepers, exit_timeout_s=0)) as server, in_flight(server, seconds=60.0) as answers:
-        started = time.monotonic()
+    with Server(any_port(sleepers, exit_timeout_s=0)) as server, in_flight(server, seconds=1e5) as answers:
         server.stop()
-        assert time.monotonic() - started < 20
         wait_until(lambda: bool(answers), "the request's end")
         assert isinstance(answers[0], Exception)
     assert nothing_is_left(server.server_id)
@@ -186,7 +194,7 @@ def serve(repository: Path, *flags: str, python: str = sys.executable) -> Iterat
         yield command
     finally:
         command.terminate()
-        command.communicate(timeout=60)
+        command.communicate(timeout=300)
 
 
 def read_until_ready(command: subprocess.Popen[str]) -> str:
@@ -216,7 +224,7 @@ def test_serve_exits_0_and_leaves_nothing_on_sigterm(repository: Path) -> None:
         assert re.search(r"^models +affine$", text, re.MULTILINE)
         server_id = server_id_of(command)
         command.send_signal(signal.SIGTERM)
-        _, errors = command.communicate(timeout=30)
+        _, errors = command.communicate(timeout=300)
     assert command.returncode == 0
     assert "successfully loaded 'affine'" in errors
     assert "stopped\n" in errors
@@ -225,12 +233,12 @@ def test_serve_exits_0_and_leaves_nothing_on_sigterm(repository: Path) -> None:
 
 def test_serve_exits_0_and_leaves_nothing_on_ctrl_c_while_models_load(sleepers: Path) -> None:
     code = sleepers / "sleeper" / "1" / "model.py"
-    code.write_text(code.read_text() + "\ntime.sleep(60)\n")
+    code.write_text(code.read_text() + "\ntime.sleep(100_000)\n")
     with serve(sleepers) as command:
         wait_until(lambda: bool(shared_memory(f"slipway-{command.pid}-")), "the start of the model's stub")
         server_id = server_id_of(command)
         command.send_signal(signal.SIGINT)
-        output, errors = command.communicate(timeout=30)
+        output, errors = command.communicate(timeout=300)
     assert (command.returncode, output, errors) == (0, "", "stopped\n")
     assert nothing_is_left(server_id)
     assert not list(Path("/tmp").glob(f"{server_id}*"))
@@ -240,7 +248,7 @@ def test_serve_says_why_and_exits_when_a_model_fails(tmp_path: Path) -> None:
     write_model(tmp_path / "models", "corrupt", b"not a graph", CONFIG)
     log_path = tmp_path / "server.log"
     with serve(tmp_path / "models", f"--log-file={log_path}") as command:
-        output, errors = command.communicate(timeout=60)
+        output, errors = command.communicate(timeout=300)
     assert command.returncode == 1
     assert output == ""
     assert errors.startswith("error: server: 1 model(s) failed to load:\n  corrupt: ")
@@ -254,7 +262,7 @@ def test_serve_exits_1_when_tritonserver_dies(repository: Path, tmp_path: Path) 
         server_id = server_id_of(command)
         for pid in processes(server_id):
             os.kill(pid, signal.SIGKILL)
-        _, errors = command.communicate(timeout=30)
+        _, errors = command.communicate(timeout=300)
     assert command.returncode == 1
     assert errors.startswith("error: server: tritonserver ended by itself")
     assert nothing_is_left(server_id)
@@ -267,7 +275,7 @@ def test_killed_parent_leaves_nothing(repository: Path) -> None:
         assert processes(server_id)
         command.kill()
         command.communicate()
-        wait_until(lambda: nothing_is_left(server_id), "the watcher's work", limit_s=30)
+        wait_until(lambda: nothing_is_left(server_id), "the watcher's work")
     for log in Path("/tmp").glob(f"{server_id}*.log"):
         log.unlink()
 

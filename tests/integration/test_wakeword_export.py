@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 import torch
 from safetensors import safe_open
@@ -14,13 +17,15 @@ from safetensors.torch import save_file
 from transformers import ASTModel
 
 from slipway_export.checkpoint import Checkpoint
+from slipway_export.dialect import check_operators
 from slipway_export.families import family_named
 from slipway_export.families.wakeword import BACKBONE_TOLERANCE, TINY_CONFIG, TINY_PREPROCESSOR
 from slipway_export.modeling.wakeword import HeadConfig, load_backbone
 from slipway_export.modeling.wakeword_presets import write_backbone, write_word
 from slipway_export.run import ExportOptions, run_export
-from slipway_export.spec import Axis, Precision
+from slipway_export.spec import Axis, Engine, Precision
 from slipway_serving.errors import InvalidRequest
+from slipway_serving.models import InProcessModels, read_config
 
 PAIR = (Axis("batch", 1, 2, 3),)
 
@@ -89,6 +94,61 @@ def test_fused_graph_is_within_its_bounds(backbone: Path, tmp_path: Path) -> Non
     worst = check("wakeword_head", tmp_path / "jarvis", tmp_path / "repository", variant="fused")
     assert worst["logits"] < 1e-4
     assert worst["threshold"] == 0.0
+
+
+def test_portable_fused_graph_is_upstreams_file_and_is_served_when_exported(
+    tmp_path: Path,
+) -> None:
+    options = ExportOptions("tiny", tmp_path, variant="fused", engine=Engine.PORTABLE, axes=PAIR)
+    rows = run_export(family_named("wakeword_head"), options).rows
+    assert {row.output for row in rows} == {"logits"}
+    assert max(row.max_abs for row in rows) < 1e-4
+    model = tmp_path / "wakeword_head_tiny_fused"
+    graph = onnx.load(model / "1/model.onnx")
+    signature = {
+        value.name: [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        for value in (*graph.graph.input, *graph.graph.output)
+    }
+    assert signature == {"input_values": ["batch", 128, 128], "logits": ["batch", 2]}
+    assert [imported.domain for imported in graph.opset_import] == [""]
+    assert {node.domain for node in graph.graph.node} == {""}
+    assert read_config(model)["backend"] == "onnxruntime"
+    with closing(InProcessModels(tmp_path)) as models:
+        features = np.random.default_rng(0).standard_normal((3, 128, 128)).astype(np.float32)
+        logits = models.call(model.name, {"input_values": features}, ["logits"])["logits"]
+        alone = models.call(model.name, {"input_values": features[:1]}, ["logits"])["logits"]
+    assert logits.shape == (3, 2)
+    np.testing.assert_allclose(alone, logits[:1], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("engine", "family", "precision"),
+    [
+        (Engine.PORTABLE, "wakeword", Precision.INT8),
+        (Engine.PORTABLE, "wakeword_head", Precision.FP32),
+        (Engine.PORTABLE, "airimu", Precision.FP32),
+        (Engine.TENSORRT, "wakeword", Precision.FP32),
+        (Engine.TENSORRT, "wakeword", Precision.BF16),
+        (Engine.TENSORRT, "wakeword_head", Precision.FP32),
+        (Engine.TENSORRT, "airimu", Precision.FP32),
+    ],
+)
+def test_graphs_are_of_standard_operators_when_they_are_not_for_onnxruntime(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: Engine, family: str, precision: Precision
+) -> None:
+    """The export's own guard looked at every graph, so what it saw is what is tested."""
+    seen: list[set[str]] = []
+
+    def look(path: Path, engine: Engine, label: str) -> None:
+        seen.append({node.domain for node in onnx.load(path, load_external_data=False).graph.node})
+        check_operators(path, engine, label)
+
+    monkeypatch.setattr("slipway_export.run.check_operators", look)
+    axes = (Axis("frames", 1, 12, 20), Axis("steps", 1, 3, 5)) if family == "airimu" else ()
+    options = ExportOptions("tiny", tmp_path, engine, precision, axes=(*PAIR, *axes), check_only=True)
+    run_export(family_named(family), options)
+    assert seen
+    assert set().union(*seen) == {""}
 
 
 def test_tiny_head_is_exported_with_its_own_backbone(tmp_path: Path) -> None:

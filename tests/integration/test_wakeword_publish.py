@@ -198,7 +198,7 @@ def test_word_is_served_without_a_restart_while_others_keep_calling(
             ask(client, unheard([WORD], 1, seed=1)[0], WORD)
         wait_until(lambda: min(callers.answers) > 2, "every caller's first answers")
         assert api.post(f"/api/models/{WORD}/export-onnx").status_code == 202
-        wait_until(lambda: state(api)["export"] not in ("queued", "running"), "the export", limit_s=180)
+        wait_until(lambda: state(api)["export"] not in ("queued", "running"), "the export", limit_s=600)
         before = list(callers.answers)
         assert (state(api)["export"], state(api)["onnx_error"]) == ("done", None)
         assert state(api)["served"] is True

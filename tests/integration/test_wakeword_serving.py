@@ -7,8 +7,10 @@ import json
 import queue
 import re
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,9 +123,11 @@ def test_every_loaded_word_is_judged_when_none_is_named_in_one_backbone_pass(
     server: Server, client: Client
 ) -> None:
     before = count(server, "wakeword_backbone")
+    seen = partial(value, server, "nv_inference_count", model="wakeword_backbone", version="1")
     got = client.infer("wakeword", clips(sounds(1.0, 1)))
     assert got["word"].tolist() == [[b"alexa", b"computer", b"jarvis"]]
     assert got["probability"].shape == got["threshold"].shape == got["detected"].shape == (1, 3)
+    wait_until(lambda: seen() > before, "the pass is counted")
     assert count(server, "wakeword_backbone") - before == 1
 
 
@@ -151,19 +155,22 @@ def test_silence_has_probability_zero(client: Client, level: float) -> None:
 def test_concurrent_clips_are_merged_and_keep_their_own_answers(server: Server, client: Client) -> None:
     audio = [sounds(0.3 + 0.01 * seed, seed) for seed in range(64)]
     alone = [client.infer("wakeword", clips(one, words=("jarvis",)))["probability"][0, 0] for one in audio]
-    before = {
-        m: count(server, m, "nv_inference_exec_count") for m in ("wakeword_backbone", "wakeword_head_jarvis")
-    }
 
     def ask(one: np.ndarray) -> float:
         answer = client.infer("wakeword", clips(one, words=("jarvis",)))
         return float(answer["probability"][0, 0])
 
-    with ThreadPoolExecutor(16) as pool:
-        together = list(pool.map(ask, audio))
-    np.testing.assert_allclose(together, alone, atol=CLOSE)
-    for model, runs in before.items():
-        assert count(server, model, "nv_inference_exec_count") - runs < 48
+    def merged() -> bool:
+        models = ("wakeword_backbone", "wakeword_head_jarvis")
+        before = [count(server, model, "nv_inference_exec_count") for model in models]
+        with ThreadPoolExecutor(16) as pool:
+            together = list(pool.map(ask, audio))
+        np.testing.assert_allclose(together, alone, atol=CLOSE)
+        after = [count(server, model, "nv_inference_exec_count") for model in models]
+        return all(0 < now - then < 48 for now, then in zip(after, before, strict=True))
+
+    # Threads that hardly get to run do not meet: then they ask again.
+    wait_until(merged, "64 requests at once run as fewer than 48")
 
 
 BAD_CLIPS: list[tuple[dict[str, Any], str]] = [
@@ -431,7 +438,7 @@ def test_ten_thousand_abandoned_streams_hold_bounded_memory(exported: Exported, 
     answers: queue.Queue[Any] = queue.Queue()
     pcm = triton.InferInput("pcm", [1, 1_600], "INT16")
     pcm.set_data_from_numpy(np.zeros((1, 1_600), np.int16))
-    refused = 0
+    refused, started_s = 0, time.monotonic()
     with triton.InferenceServerClient(server.grpc_url) as raw:
         for first in range(0, 10_000, 500):
             for key in range(first, first + 500):
@@ -442,9 +449,10 @@ def test_ten_thousand_abandoned_streams_hold_bounded_memory(exported: Exported, 
                     sequence_id=1_000_000 + key,
                     sequence_start=True,
                 )
-            refused += sum(answers.get(timeout=60) is not None for _ in range(500))
-    # 1024 wait until they fall idle; the others are told so.
-    assert refused >= 10_000 - 1_024
+            refused += sum(answers.get(timeout=300) is not None for _ in range(500))
+    # 1024 wait until they fall idle, each for 60 s; the others are told so.
+    rounds = 1 + int((time.monotonic() - started_s) / 60)
+    assert refused >= 10_000 - 1_024 * rounds
     assert stub.memory_info().rss - before < 64 * 2**20
     with Client(server.grpc_url) as client:
         assert client.infer("wakeword", clips(sounds(1.0, 0)))["probability"].shape == (1, 3)

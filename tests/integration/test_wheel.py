@@ -15,7 +15,6 @@ import soundfile
 from wheel_environments import ROOT, Environment, build_wheel, make_environment
 
 from slipway_cli import root
-from slipway_serving.server import Server
 
 # Of each command that needs an extra: a command line that the bare install gets as far as its first package.
 LACKING = {
@@ -103,14 +102,6 @@ def test_bare_install_works_without_a_heavy_library_when_its_commands_run(bare: 
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
 
 
-def test_bare_client_generates_when_a_server_runs(bare: Environment, server: Server) -> None:
-    size = "--frames 5 --size 32x32 --steps 2 --output out.mp4"
-    for protocol, url in (("grpc", server.grpc_url), ("http", server.http_url)):
-        done = bare.slipway(f"generate wan_t2v lake {size} --url {url} --protocol {protocol} --quiet")
-        assert (done.returncode, done.stderr) == (0, "")
-        assert (bare.folder / "out.mp4").stat().st_size > 0
-
-
 @pytest.mark.parametrize("command", root.COMMANDS, ids=lambda command: command.name)
 def test_bare_install_names_the_one_extra_when_a_command_needs_it(
     bare: Environment, command: root.Command
@@ -145,28 +136,36 @@ def test_capacity_suffices_when_replicas_are_asked_for(environment: Make) -> Non
     assert done.returncode == 0 and "4 users: " in done.stdout, done
 
 
-def test_export_and_server_suffice_when_a_checkpoint_is_exported_and_served(
-    environment: Make, bare: Environment
+def test_export_suffices_when_a_checkpoint_is_exported(environment: Make) -> None:
+    found = environment("export")
+    assert found.slipway("checkpoint wakeword --output checkpoint").returncode == 0
+    done = found.slipway("export wakeword --checkpoint checkpoint --repository models --quiet")
+    assert (done.returncode, (found.folder / "models/wakeword").is_dir()) == (0, True), done
+
+
+def test_server_suffices_when_the_bare_client_generates(
+    environment: Make, bare: Environment, repository: Path
 ) -> None:
-    exporting, serving = environment("export"), environment("server")
-    repository = exporting.folder / "models"
-    done = exporting.slipway(f"export wakeword --checkpoint tiny --repository {repository} --quiet")
-    assert done.returncode == 0, done
+    found = environment("server")
     ports = "--http-port 0 --grpc-port 0 --metrics-port 0"
-    command = [str(serving.folder / "bin/slipway"), "serve", "--repository", str(repository), *ports.split()]
+    command = [str(found.folder / "bin/slipway"), "serve", "--repository", str(repository), *ports.split()]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             said: dict[str, str] = {}
             while "ready" not in said:
                 name, *value = process.stdout.readline().split(maxsplit=1)
-                said[name] = "".join(value).strip()
-            url, metrics = (re.sub(r"^http://|/.*", "", said[name]) for name in ("http", "metrics"))
-            assert bare.slipway(f"ready --url {url}").stdout == "ready\n"
-            assert bare.slipway(f"drain --metrics {metrics}").stdout == "idle\n"
+                said[name] = re.sub(r"^http://|/metrics$|\n", "", "".join(value))
+            assert bare.slipway(f"ready --url {said['http']}").stdout == "ready\n"
+            for protocol in ("grpc", "http"):
+                size = f"--frames 5 --size 32x32 --steps 2 --output {protocol}.mp4 --protocol {protocol}"
+                done = bare.slipway(f"generate wan_t2v lake {size} --url {said[protocol]} --quiet")
+                assert (done.returncode, done.stderr) == (0, "")
+                assert (bare.folder / f"{protocol}.mp4").stat().st_size > 0
+            assert bare.slipway(f"drain --metrics {said['metrics']}").stdout == "idle\n"
         finally:
             process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0, process.communicate()
+        assert process.wait(120) == 0, process.communicate()
 
 
 def test_training_suffices_when_a_word_is_trained(environment: Make) -> None:

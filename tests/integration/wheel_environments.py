@@ -38,7 +38,7 @@ class Environment:
 
     folder: Path
 
-    def run(self, *command: str, limit_s: float = 300) -> subprocess.CompletedProcess[str]:
+    def run(self, *command: str, limit_s: float = 600) -> subprocess.CompletedProcess[str]:
         """Run a program of the environment, in its folder."""
         program = str(self.folder / "bin" / command[0])
         return subprocess.run(
@@ -61,7 +61,7 @@ def make_environment(folder: Path, wheel: Path, extra: str | None) -> Environmen
     venv.create(folder, with_pip=False, symlinks=True)
     (packages,) = folder.glob("lib/python3*/site-packages")
     for wanted in _required(wheel, extra).values():
-        for file in wanted.files or ():
+        for file in set(wanted.files or ()):  # compiled ones are listed twice
             if ".." not in file.parts:
                 link = packages / file
                 link.parent.mkdir(parents=True, exist_ok=True)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
+from slipway_export.checkpoint import Checkpoint
 from slipway_export.families import family_named
 from slipway_export.spec import Precision
 from slipway_loadtests.bench import memory
-from slipway_loadtests.bench.cases import CASES, choose_case
+from slipway_loadtests.bench.cases import CASES, case_of_checkpoint, choose_case
 from slipway_loadtests.bench.denoiser import DenoiserOptions
 from slipway_loadtests.bench.graphs import axes_of_case
 from slipway_loadtests.bench.machine import machine_facts, machine_lines
@@ -102,3 +106,33 @@ def test_machine_is_called_busy_when_its_load_is_high() -> None:
     busy = machine_lines(facts | {"cores": 2, "load_average_1_min": 1.5})
     assert (len(idle), len(busy)) == (1, 2)
     assert "busy" in busy[1]
+
+
+def configured(folder: Path, **changes: object) -> Checkpoint:
+    """A checkpoint's configuration without weights."""
+    config = dict(family_named("wan_t2v").presets["tiny"].configs["transformer/config.json"])
+    (folder / "transformer").mkdir()
+    (folder / "transformer/config.json").write_text(json.dumps(config | changes))
+    return Checkpoint(folder, "mine")
+
+
+def test_case_has_the_checkpoints_sizes_and_the_videos_that_were_given(tmp_path: Path) -> None:
+    case = case_of_checkpoint(configured(tmp_path), {"layers": None, "frames": 5, "seed": 3})
+    assert case.name == "checkpoint mine"
+    assert (case.layers, case.heads, case.head_dim, case.ffn_dim, case.text_dim) == (2, 2, 24, 96, 32)
+    assert (case.frames, case.seed, case.text_tokens) == (5, 3, 512)
+    assert (case.height, case.width) == (240, 320)
+
+
+def test_case_is_refused_by_name_when_options_contradict_a_checkpoint(tmp_path: Path) -> None:
+    problem = "case must be left out.*layers must be left out.* own is 2, got 3.*text_dim must be left out"
+    with pytest.raises(InvalidRequest, match=problem):
+        case_of_checkpoint(configured(tmp_path), {"layers": 3, "text_dim": 32, "heads": None}, "wan-6x8x64")
+
+
+def test_case_is_refused_by_entry_when_a_checkpoint_is_of_another_kind(tmp_path: Path) -> None:
+    checkpoint = configured(tmp_path, in_channels=36, num_layers="two")
+    with pytest.raises(
+        InvalidRequest, match=r"mine: transformer/config.json: num_layers must.*in_channels must"
+    ):
+        case_of_checkpoint(checkpoint, {})

@@ -143,6 +143,13 @@ def test_export_is_refused_into_the_models_folder_itself(tmp_path: Path) -> None
         export_model(family_named("wakeword_head"), Library(tmp_path), "jarvis", options)
 
 
+def test_export_of_a_trained_model_is_refused_into_a_file(tmp_path: Path) -> None:
+    add(tmp_path, "jarvis")
+    options = ExportOptions(checkpoint="", output=tmp_path / "jarvis.onnx")
+    with pytest.raises(InvalidRequest, match="repository must be given for a trained model"):
+        export_model(family_named("wakeword_head"), Library(tmp_path), "jarvis", options)
+
+
 def test_served_model_is_named_as_the_export_names_it() -> None:
     family = family_named("wakeword_head")
     assert served_model(family, "jarvis", None) == "wakeword_head_jarvis"

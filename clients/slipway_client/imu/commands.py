@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,7 +18,7 @@ from slipway_serving.errors import InvalidRequest, raise_all
 if TYPE_CHECKING:
     from slipway_client.imu.recording import Recording
     from slipway_client.imu.trajectory import Errors
-    from slipway_client.imu.windows import Correct, Corrected
+    from slipway_client.imu.windows import Correct, Corrected, Signal
 
 _PLOTS = (".png", ".svg", ".pdf")
 
@@ -64,9 +64,15 @@ def imu(
         str | None,
         typer.Option(help="Compare with this checkpoint in PyTorch; with --verbose.", metavar="PRESET|DIR"),
     ] = None,
+    conf: Annotated[
+        Path | None, typer.Option(help="Instead of --checkpoint: its conf, with --ckpt.", metavar="FILE")
+    ] = None,
+    ckpt: Annotated[
+        Path | None, typer.Option(help="Instead of --checkpoint: its weights, with --conf.", metavar="FILE")
+    ] = None,
     verbose: Annotated[
         bool,
-        typer.Option("--verbose", help="Print the first window's largest differences from --checkpoint."),
+        typer.Option("--verbose", help="Print the first window's largest differences from the checkpoint."),
     ] = False,
     url: Url = None,
     protocol: SpokenProtocol = "grpc",
@@ -75,16 +81,20 @@ def imu(
     """Correct a recording of an inertial sensor with AirIMU; measure and draw what that changes."""
     from slipway_client.files import write_whole
     from slipway_client.imu.read import read_recording, write_signals
-    from slipway_client.imu.windows import correct
+    from slipway_client.imu.windows import correct, window_inputs, windows_of
     from slipway_client.progress import progress
 
-    _check(output, plot, onnx, url, checkpoint, verbose)
+    files = {role: path for role, path in (("conf", conf), ("ckpt", ckpt)) if path is not None}
+    _check(output, plot, onnx, url)
+    _check_comparison(checkpoint, files, verbose)
     step = window_size if step_size is None else step_size
     recording = read_recording(data, ground_truth)
     start_s = time.monotonic()
     with _corrector(onnx, url or DEFAULT_URLS[protocol], protocol) as correct_window:
-        if checkpoint is not None:
-            _compare(recording, correct_window, checkpoint, "ONNX" if onnx else "served", window_size, step)
+        if verbose:
+            inputs = window_inputs(recording, next(windows_of(len(recording), window_size, step)))
+            outputs = correct_window(*inputs), _by_checkpoint(checkpoint, files)(*inputs)
+            _print_difference("ONNX" if onnx else "served", *outputs)
         with progress("frame", quiet) as report:
             done = correct(
                 recording, correct_window, window_size, step, lambda frames: report(frames, len(recording))
@@ -118,9 +128,7 @@ def imu_recording(
         typer.echo(f"{output}: {len(recording)} frames at {rate:g} Hz, with ground truth")
 
 
-def _check(
-    output: Path, plot: Path | None, onnx: Path | None, url: str | None, checkpoint: str | None, verbose: bool
-) -> None:
+def _check(output: Path, plot: Path | None, onnx: Path | None, url: str | None) -> None:
     """Check the options before any work.
 
     Raises:
@@ -133,8 +141,25 @@ def _check(
         problems.append(f"--plot must end in {', '.join(_PLOTS)} and be in a folder that exists, got {plot}")
     if onnx is not None and url is not None:
         problems.append("--onnx and --url must not be given together, got both; try one of them")
-    if verbose != (checkpoint is not None):
-        problems.append("--verbose and --checkpoint must be given together, got one of them")
+    raise_all("imu", problems)
+
+
+def _check_comparison(checkpoint: str | None, files: Mapping[str, Path], verbose: bool) -> None:
+    """Check that --verbose comes with a checkpoint, and a checkpoint with --verbose.
+
+    Raises:
+        InvalidRequest: naming every one that is wrong.
+    """
+    problems = []
+    if checkpoint is not None and files:
+        problems.append(
+            f"--checkpoint must be left out with {', '.join(f'--{role}' for role in files)}, got both"
+        )
+    if verbose != (checkpoint is not None or bool(files)):
+        problems.append(
+            "--verbose and --checkpoint must be given together, got one of them; --conf with --ckpt is a"
+            " checkpoint too"
+        )
     raise_all("imu", problems)
 
 
@@ -152,27 +177,24 @@ def _corrector(onnx: Path | None, url: str, protocol: Protocol) -> Iterator[Corr
         yield served(client)
 
 
-def _compare(
-    recording: Recording, correct_window: Correct, checkpoint: str, name: str, size: int, step: int
-) -> None:
-    """Print how far the first window's corrections are from PyTorch's."""
-    import numpy as np
-
-    from slipway_client.imu.windows import window_inputs, windows_of
+def _by_checkpoint(checkpoint: str | None, files: Mapping[str, Path]) -> Correct:
+    """Return what corrects a window by a checkpoint's network in PyTorch."""
     from slipway_export.airimu_local import by_torch
 
-    inputs = window_inputs(recording, next(windows_of(len(recording), size, step)))
-    ours = correct_window(*inputs)
     try:
-        theirs = by_torch(checkpoint)(*inputs)
+        return by_torch(checkpoint or "", files)
     except ModuleNotFoundError as error:
         # The command's own extra suffices without a checkpoint.
         raise InvalidRequest(
-            f"imu: --checkpoint needs {error.name}, which is not installed;"
+            f"imu: a checkpoint needs {error.name}, which is not installed;"
             f" try {install_hint('export', 'signals')}"
         ) from None
+
+
+def _print_difference(name: str, ours: Mapping[str, Signal], theirs: Mapping[str, Signal]) -> None:
+    """Print how far the first window's corrections are from PyTorch's."""
     off = {
-        sensor: np.abs(ours[f"correction_{sensor}"] - theirs[f"correction_{sensor}"]).max()
+        sensor: abs(ours[f"correction_{sensor}"] - theirs[f"correction_{sensor}"]).max()
         for sensor in ("acc", "gyro")
     }
     typer.echo(

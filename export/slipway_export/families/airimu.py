@@ -200,7 +200,9 @@ FAMILY = Family(
     summary="corrected signals of an inertial sensor, with covariances, whole or streamed",
     served=(NAME, f"{NAME}_stream"),
     layout=(CONF_FILE, WEIGHTS_FILE),
+    files={"conf": CONF_FILE, "ckpt": WEIGHTS_FILE},
     axes=AXES,
     presets={"tiny": TINY, "tiny-kitti": TINY_KITTI},
     plan=plan,
+    requests=(CorrectionRequest,),
 )

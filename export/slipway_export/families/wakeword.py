@@ -8,6 +8,8 @@ frames for speech-commands, 1024 for AudioSet: its own config says) with the mod
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -187,11 +189,12 @@ def plan_fused(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
             f" the backbone {saved.base_model} has it, got {saved.config.embedding_dim}"
         )
 
-    def load(_: Precision) -> nn.Module:
-        from slipway_export.modeling.wakeword import Fused, ServedHead
+    def load(_: Precision, network: str = "Fused") -> nn.Module:
+        from slipway_export.modeling import wakeword
 
-        head = ServedHead(saved.network(), saved.threshold)
-        return Fused(_load_backbone(base, Precision.FP32), head).eval()
+        head = wakeword.ServedHead(saved.network(), saved.threshold)
+        made: nn.Module = getattr(wakeword, network)(_load_backbone(base, Precision.FP32), head)
+        return made.eval()
 
     fused = Component(
         name=word_name(checkpoint) + FUSED_SUFFIX,
@@ -203,12 +206,16 @@ def plan_fused(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
         keep_float=KEEP_FLOAT,
         merge_us=BACKBONE_MERGE_US,
     )
-    return Plan((fused,), ())
+    upstreams = replace(fused, outputs=(LOGITS,), load=partial(load, network="FusedLogits"))
+    return Plan((replace(fused, portable=upstreams),), ())
+
+
+LOGITS = TensorSpec("logits", DType.FLOAT32, ("batch", 2))
 
 
 def _judged() -> tuple[TensorSpec, ...]:
     return (
-        TensorSpec("logits", DType.FLOAT32, ("batch", 2)),
+        LOGITS,
         TensorSpec("probability", DType.FLOAT32, ("batch",)),
         TensorSpec("threshold", DType.FLOAT32, ("batch",)),
     )
@@ -291,6 +298,7 @@ FAMILY = Family(
         )
     },
     plan=plan,
+    requests=(ClipsRequest,),
     trained=HEAD_NAME,
 )
 

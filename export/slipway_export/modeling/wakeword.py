@@ -322,6 +322,15 @@ class Fused(nn.Module):
         return judged
 
 
+class FusedLogits(Fused):
+    """The same with upstream's one output, for portable graphs."""
+
+    def forward(self, input_values: Tensor) -> Tensor:  # type: ignore[override]
+        """Return the logits [batch, 2] of features [batch, max_length, num_mel_bins]."""
+        logits: Tensor = super().forward(input_values)[0]
+        return logits
+
+
 @dataclass(frozen=True)
 class SavedHead:
     """What a head's `.pt` file holds.

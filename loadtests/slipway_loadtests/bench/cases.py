@@ -1,7 +1,8 @@
 """What is measured: the sizes of a Wan denoiser and of the video that it denoises.
 
 A case becomes a small random checkpoint in the public layout (the `small` preset's with the case's sizes),
-so it takes the loading path of a real one. Named cases keep figures comparable from one day to the next.
+so it takes the loading path of a real one. Named cases keep figures comparable from one day to the next; the
+case of a checkpoint has its sizes, and is measured with its weights.
 """
 
 from __future__ import annotations
@@ -11,11 +12,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from slipway_export.checkpoint import Checkpoint
 from slipway_export.families import family_named
+from slipway_export.families.wan_t2v import TEXT_TOKENS
 from slipway_serving.errors import InvalidRequest, raise_all
 from slipway_serving.wan_t2v.request import FRAMES_PER_LATENT, PIXELS_PER_TOKEN, TextToVideoRequest
 
 FAMILY = "wan_t2v"
+# Folder of the measured denoiser in a checkpoint, and the entries of its configuration by the case's fields.
+_PART = "transformer"
+_SIZES = {
+    "layers": "num_layers",
+    "heads": "num_attention_heads",
+    "head_dim": "attention_head_dim",
+    "ffn_dim": "ffn_dim",
+    "freq_dim": "freq_dim",
+    "text_dim": "text_dim",
+}
 # Channels of the latents, and pixels of the video per latent pixel.
 LATENT_CHANNELS = 16
 PIXELS_PER_LATENT = 8
@@ -109,11 +122,12 @@ class DenoiserCase:
         return (self.batch, LATENT_CHANNELS, frames, *planes)
 
 
+DEFAULT_CASE = "wan-6x8x64"
 CASES = {
     case.name: case
     for case in (
         DenoiserCase(
-            name="wan-6x8x64",
+            name=DEFAULT_CASE,
             layers=6,
             heads=8,
             head_dim=64,
@@ -153,18 +167,47 @@ def choose_case(name: str, changes: Mapping[str, int | float | None]) -> Denoise
     return replace(case, name=f"{name} with {changed}", **given)
 
 
+def case_of_checkpoint(
+    checkpoint: Checkpoint, changes: Mapping[str, int | float | None], case: str | None = None
+) -> DenoiserCase:
+    """Return a case with a checkpoint's denoiser, and a named case's video with what the user gave.
+
+    Args:
+        checkpoint: in the family's layout; the denoiser is its `transformer`, of two experts the first.
+        changes: by field; None leaves the video of the default case, and the text tokens of the pipeline.
+        case: named by the user, which contradicts a checkpoint.
+
+    Raises:
+        InvalidRequest: a field that the checkpoint has was given, or one breaks its rule.
+    """
+    where = f"checkpoint {checkpoint.source}: {_PART}/config.json"
+    config = checkpoint.config(f"{_PART}/config.json")
+    given: dict[str, Any] = {field: value for field, value in changes.items() if value is not None}
+    problems = [f"case must be left out with a checkpoint, got {case!r}"] if case is not None else []
+    problems += [
+        f"{field} must be left out with a checkpoint, whose own is {config.get(key)}, got {given[field]}"
+        for field, key in _SIZES.items()
+        if field in given
+    ]
+    raise_all("bench", problems)
+    problems = [
+        f"{key} must be a whole number, got {config.get(key)!r}"
+        for key in _SIZES.values()
+        if not isinstance(config.get(key), int)
+    ]
+    if config.get("in_channels") != LATENT_CHANNELS:
+        problems.append(f"in_channels must be {LATENT_CHANNELS}, got {config.get('in_channels')!r}")
+    raise_all(where, problems)
+    sizes = {field: config[key] for field, key in _SIZES.items()}
+    video = {"text_tokens": TEXT_TOKENS, **given}
+    return replace(CASES[DEFAULT_CASE], name=f"checkpoint {checkpoint.source}", **sizes, **video)
+
+
 def write_checkpoint(case: DenoiserCase, folder: Path) -> None:
     """Write a random checkpoint of the case's sizes in the public layout."""
     from slipway_export.modeling import wan_presets
 
     configs = {file: dict(config) for file, config in family_named(FAMILY).presets["small"].configs.items()}
-    configs["transformer/config.json"] |= {
-        "num_layers": case.layers,
-        "num_attention_heads": case.heads,
-        "attention_head_dim": case.head_dim,
-        "ffn_dim": case.ffn_dim,
-        "freq_dim": case.freq_dim,
-        "text_dim": case.text_dim,
-    }
+    configs[f"{_PART}/config.json"] |= {key: getattr(case, field) for field, key in _SIZES.items()}
     configs["text_encoder/config.json"]["d_model"] = case.text_dim
     wan_presets.write_checkpoint(folder, configs, case.seed)

@@ -41,14 +41,15 @@ def draw_denoiser(result: DenoiserResult, path: Path) -> None:
 
 def draw_video(result: VideoResult, path: Path) -> None:
     """Draw the video benchmark: time of a video, memory of decoding."""
-    figure, panels = _figure(2)
     peaks_mib = result.peak_memory_mib
+    figure, panels = _figure(2 if peaks_mib else 1)
     speeds = {name: subject.ratio for name, subject in result.subjects.items()}
-    _bars(panels[0], speeds, "diffusers ÷ it, one video (bar: median, line: min to max)")
+    _bars(panels[0], speeds, f"{next(iter(speeds))} ÷ it, one video (bar: median, line: min to max)")
     panels[0].axvline(1.0, color="black", linewidth=0.8)
-    panels[1].plot(list(peaks_mib), list(peaks_mib.values()), marker="o")
-    panels[1].set(title="peak memory of decoding", xlabel="latent frames", ylabel="MiB")
-    panels[1].set_ylim(bottom=0)
+    if peaks_mib:
+        panels[1].plot(list(peaks_mib), list(peaks_mib.values()), marker="o")
+        panels[1].set(title="peak memory of decoding", xlabel="latent frames", ylabel="MiB")
+        panels[1].set_ylim(bottom=0)
     figure.savefig(path)
 
 

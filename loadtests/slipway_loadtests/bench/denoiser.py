@@ -62,6 +62,7 @@ class DenoiserOptions:
         compile: measure torch.compile too.
         decode: compare decoded videos rather than final latents.
         memory_tokens: sizes at which the peak memory of a call is measured; none when empty.
+        checkpoint: folder of the case's own weights; None for random ones.
     """
 
     case: DenoiserCase
@@ -71,6 +72,7 @@ class DenoiserOptions:
     compile: bool = True
     decode: bool = False
     memory_tokens: tuple[int, ...] = (2048, 4096, 8192, 16384)
+    checkpoint: Path | None = None
 
     def __post_init__(self) -> None:
         problems = []
@@ -141,10 +143,12 @@ def run(options: DenoiserOptions, report: Report) -> DenoiserResult:
     torch.set_num_threads(options.case.threads)
     try:
         with tempfile.TemporaryDirectory(prefix="slipway-bench-") as folder:
-            report("writing a random checkpoint")
-            checkpoint = Path(folder) / "checkpoint"
-            checkpoint.mkdir()
-            write_checkpoint(options.case, checkpoint)
+            checkpoint = options.checkpoint
+            if checkpoint is None:
+                report("writing a random checkpoint")
+                checkpoint = Path(folder) / "checkpoint"
+                checkpoint.mkdir()
+                write_checkpoint(options.case, checkpoint)
             return _Run(options, checkpoint, Path(folder), report).result()
     finally:
         torch.set_num_threads(threads)

@@ -69,7 +69,9 @@ def eager(checkpoint: Path) -> TorchDenoiser:
     """Return diffusers' denoiser of a checkpoint, float32."""
     from diffusers import WanTransformer3DModel
 
-    network = WanTransformer3DModel.from_pretrained(checkpoint / "transformer", local_files_only=True)
+    network = WanTransformer3DModel.from_pretrained(
+        checkpoint / "transformer", torch_dtype=torch.float32, local_files_only=True
+    )
     return TorchDenoiser(network.eval().requires_grad_(False))
 
 

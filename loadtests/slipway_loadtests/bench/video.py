@@ -1,9 +1,10 @@
 """The video benchmark: whole videos side by side, and what decoding holds.
 
 diffusers' own pipeline, our loop in this process, the same loop through Triton, and through Triton with each
-shortcut that a request may ask for, in turn on the `small` preset: time of a video and of a step, and how
-close the frames are. Then videos of several lengths are decoded, each in a process of its own, and their
-peak memory is compared. Times of one machine mean little; ratios are what to read.
+shortcut that a request may ask for, in turn on one checkpoint: time of a video and of a step, and how close
+the frames are. Then videos of several lengths are decoded, each in a process of its own, and their peak
+memory is compared. Of a server that runs already, its own videos are measured, beside diffusers' where the
+checkpoint is at hand. Times of one machine mean little; ratios are what to read.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -27,33 +29,63 @@ from rich.console import Console
 from rich.table import Table
 
 from slipway_client import Client, Frames, Progress, TextToVideoRequest
+from slipway_export.checkpoint import open_checkpoint
 from slipway_export.families import family_named
 from slipway_export.run import ExportOptions, run_export
 from slipway_export.spec import Axis
 from slipway_loadtests.bench import quality
+from slipway_loadtests.bench.cases import LATENT_CHANNELS, PIXELS_PER_LATENT
 from slipway_loadtests.bench.memory import peak_mib
 from slipway_loadtests.bench.quality import Quality
 from slipway_loadtests.bench.report import quality_cells, spread
 from slipway_loadtests.bench.stats import Summary, ratios, summarize
+from slipway_serving.errors import InvalidRequest
 from slipway_serving.events import FramesPart
 from slipway_serving.models import InProcessModels
 from slipway_serving.server import Server, ServerConfig
 from slipway_serving.wan_t2v.facts import PipelineFacts
 from slipway_serving.wan_t2v.pipeline import generate
+from slipway_serving.wan_t2v.request import FRAMES_PER_LATENT, PIXELS_PER_TOKEN
 from slipway_serving.watch import Watch
 
 DIFFUSERS, IN_PROCESS, TRITON = "diffusers", "in process", "through Triton"
 REQUEST = TextToVideoRequest(
     prompt="A serene lake at sunset", frames=17, height=128, width=128, steps=12, output="frames", seed=1
 )
-SHORTCUTS = {
-    f"{TRITON}, cache_threshold 0.1": replace(REQUEST, cache_threshold=0.1),
-    f"{TRITON}, cache_threshold 0.2": replace(REQUEST, cache_threshold=0.2),
-    f"{TRITON}, guidance_stop 0.5": replace(REQUEST, guidance_stop=0.5),
+SHORTCUTS: dict[str, dict[str, Any]] = {
+    "cache_threshold 0.1": {"cache_threshold": 0.1},
+    "cache_threshold 0.2": {"cache_threshold": 0.2},
+    "guidance_stop 0.5": {"guidance_stop": 0.5},
 }
-# 320 tokens and no more: export verifies at the largest size, and this is not what is measured.
-AXES = (Axis("latent_frames", 1, 5, 5), Axis("token_height", 2, 8, 8), Axis("token_width", 2, 8, 8))
 LATENTS = (5, 21, 41)
+
+
+@dataclass(frozen=True)
+class VideoOptions:
+    """What to measure.
+
+    Attributes:
+        rounds: videos of each subject.
+        request: for the video, without shortcuts; its output is frames.
+        checkpoint: preset, folder or hub id; None for the preset `small`, or for a server's own alone.
+        url: gRPC address of a server that runs already; None to export and serve the checkpoint here.
+    """
+
+    rounds: int = 7
+    request: TextToVideoRequest = REQUEST
+    checkpoint: str | None = None
+    url: str | None = None
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """Ranges up to the video and no more: export verifies at the largest size."""
+        latents = (self.request.frames - 1) // FRAMES_PER_LATENT + 1
+        rows, columns = self.request.height // PIXELS_PER_TOKEN, self.request.width // PIXELS_PER_TOKEN
+        return (
+            Axis("latent_frames", 1, latents, latents),
+            Axis("token_height", min(2, rows), rows, rows),
+            Axis("token_width", min(2, columns), columns, columns),
+        )
 
 
 @dataclass
@@ -73,14 +105,18 @@ class Taken:
     hit_rate: float | None = None
 
 
+Make = Callable[[Taken], None]
+"""Makes the video once, and notes what it took."""
+
+
 @dataclass(frozen=True)
 class Subject:
     """What a run found of one subject.
 
     Attributes:
         video_ms: from the request to the last frame, milliseconds.
-        ratio: diffusers' time for a video ÷ its own, by round.
-        quality: of its frames against diffusers'; None for diffusers.
+        ratio: the first subject's time for a video ÷ its own, by round.
+        quality: of its frames against the first subject's; None for the first.
         hit_rate: of the first-block cache, 0 to 1; None without one.
     """
 
@@ -95,95 +131,159 @@ class VideoResult:
     """What a run found.
 
     Attributes:
-        subjects: by name, diffusers first.
-        step_ratio: time per step through Triton ÷ in process, by round.
-        peak_memory_mib: of a process that decodes so many latent frames.
+        subjects: by name; all are compared with the first: diffusers, where the checkpoint is at hand.
+        step_ratio: time per step through Triton ÷ in process, by round; None of a server that ran already.
+        peak_memory_mib: of a process that decodes so many latent frames; none of a server that ran already.
+        not_run: why a subject has no figures, by subject.
+        notes: what else was not measured, and why.
+        options: what was asked.
     """
 
     subjects: Mapping[str, Subject]
-    step_ratio: Summary
+    step_ratio: Summary | None
     peak_memory_mib: Mapping[int, float]
+    not_run: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    options: VideoOptions = field(default_factory=VideoOptions)
 
 
-def run(rounds: int, report: Callable[[str], None]) -> VideoResult:
-    """Run both parts.
+def run(options: VideoOptions, report: Callable[[str], None]) -> VideoResult:
+    """Run both parts, or of a server that runs already the first.
 
     Args:
-        rounds: videos of each subject.
+        options: what to measure.
         report: called with a line before each long piece of work.
+
+    Raises:
+        SlipwayError: the checkpoint or the server is not as it must be, or it refuses the plain video.
     """
+    if options.url is not None:
+        return _run_served(options, options.url, report)
     family = family_named("wan_t2v")
-    with tempfile.TemporaryDirectory(prefix="slipway-bench-") as folder:
-        checkpoint, repository = Path(folder) / "checkpoint", Path(folder) / "repository"
-        checkpoint.mkdir()
-        family.presets["small"].write(checkpoint, 0)
-        report("exporting the small preset")
-        options = ExportOptions(
-            checkpoint=str(checkpoint), repository=repository, axes=AXES, variant="first-block-cache"
+    with (
+        open_checkpoint(family, options.checkpoint or "small") as checkpoint,
+        tempfile.TemporaryDirectory(prefix="slipway-bench-") as folder,
+    ):
+        repository = Path(folder) / "repository"
+        report(f"exporting {checkpoint.source}")
+        export = ExportOptions(
+            checkpoint=str(checkpoint.path),
+            repository=repository,
+            axes=options.axes,
+            variant="first-block-cache",
         )
-        run_export(family, options)
-        taken = make_videos(checkpoint, repository, rounds, report)
+        run_export(family, export)
+        taken = _make_here(options, checkpoint.path, repository, report)
         memory = {}
         for count in LATENTS:
             report(f"decoding {count} latent frames")
-            memory[count] = decode_memory(repository, count)
+            memory[count] = decode_memory(repository, count, options.request)
     step_ratio = summarize(ratios(taken[TRITON].step_ms, taken[IN_PROCESS].step_ms))
-    return VideoResult(compare(taken), step_ratio, memory)
+    return VideoResult(compare(taken), step_ratio, memory, options=options)
+
+
+def _make_here(
+    options: VideoOptions, checkpoint: Path, repository: Path, report: Callable[[str], None]
+) -> dict[str, Taken]:
+    facts = PipelineFacts.read(repository / "wan_t2v" / "1" / "pipeline.json")
+    config = ServerConfig(repository, http_port=0, grpc_port=0, metrics_port=0)
+    with (
+        closing(InProcessModels(repository)) as models,
+        Server(config) as server,
+        Client(server.grpc_url) as client,
+    ):
+        subjects: dict[str, Make] = {
+            DIFFUSERS: _diffusers(checkpoint, options.request),
+            IN_PROCESS: partial(_within, facts, models, options.request),
+            **_served(client, options.request),
+        }
+        return make_videos(subjects, options.rounds, report, {})
+
+
+def _run_served(options: VideoOptions, url: str, report: Callable[[str], None]) -> VideoResult:
+    """Measure a server's own videos, and diffusers' where the checkpoint is at hand."""
+    left_out = (
+        "the loop in process and the memory of decoding were left out: they need an export, without --url"
+    )
+    with ExitStack() as opened:
+        subjects = _served(opened.enter_context(Client(url)), options.request)
+        if options.checkpoint is None:
+            left_out = f"diffusers was left out: it needs --checkpoint too; {left_out}"
+        else:
+            checkpoint = opened.enter_context(open_checkpoint(family_named("wan_t2v"), options.checkpoint))
+            subjects = {DIFFUSERS: _diffusers(checkpoint.path, options.request), **subjects}
+        not_run: dict[str, str] = {}
+        taken = make_videos(subjects, options.rounds, report, not_run)
+    return VideoResult(compare(taken), None, {}, not_run, (left_out,), options)
+
+
+def _served(client: Client, request: TextToVideoRequest) -> dict[str, Make]:
+    """Return what makes the video through a server, plainly and with each shortcut."""
+    requests = {TRITON: request}
+    for name, fields in SHORTCUTS.items():
+        requests[f"{TRITON}, {name}"] = replace(request, **fields)
+    return {name: partial(_through, client, each) for name, each in requests.items()}
 
 
 def make_videos(
-    checkpoint: Path, repository: Path, rounds: int, report: Callable[[str], None]
+    subjects: Mapping[str, Make], rounds: int, report: Callable[[str], None], not_run: dict[str, str]
 ) -> dict[str, Taken]:
-    """Make the same video with every subject, in turn, and once more before that to warm up."""
-    facts = PipelineFacts.read(repository / "wan_t2v" / "1" / "pipeline.json")
-    models = InProcessModels(repository)
-    config = ServerConfig(repository, http_port=0, grpc_port=0, metrics_port=0)
-    with Server(config) as server, Client(server.grpc_url) as client:
-        subjects: dict[str, Callable[[Taken], None]] = {
-            DIFFUSERS: _diffusers(checkpoint),
-            IN_PROCESS: partial(_within, facts, models),
-        }
-        for name, request in {TRITON: REQUEST, **SHORTCUTS}.items():
-            subjects[name] = partial(_through, client, request)
-        found = {name: Taken() for name in subjects}
-        for number in range(rounds + 1):
-            report(f"round {number} of {rounds}" if number else "warming up")
-            for name, make in subjects.items():
-                # The first round warms up.
-                taken = found[name] if number else Taken()
-                started = time.perf_counter()
-                make(taken)
-                taken.video_ms.append(1000 * (time.perf_counter() - started))
-    models.close()
+    """Make the same video with every subject, in turn, and once more before that to warm up.
+
+    Args:
+        subjects: what makes the video, by name.
+        rounds: timed videos of each.
+        report: called with a line before each.
+        not_run: takes the reasons of shortcuts that a server refuses in the first round.
+
+    Raises:
+        InvalidRequest: the plain video is refused.
+    """
+    found = {name: Taken() for name in subjects}
+    for number in range(rounds + 1):
+        report(f"round {number} of {rounds}" if number else "warming up")
+        for name in list(found):
+            # The first round warms up.
+            taken = found[name] if number else Taken()
+            started = time.perf_counter()
+            try:
+                subjects[name](taken)
+            except InvalidRequest as error:
+                if number or name in (DIFFUSERS, TRITON):
+                    raise
+                not_run[name] = str(error)
+                del found[name]
+                continue
+            taken.video_ms.append(1000 * (time.perf_counter() - started))
     return found
 
 
-def _diffusers(checkpoint: Path) -> Callable[[Taken], None]:
+def _diffusers(checkpoint: Path, request: TextToVideoRequest) -> Make:
     """Return what makes the video with diffusers' own pipeline."""
     import torch
     from diffusers import WanPipeline
 
-    pipeline = WanPipeline.from_pretrained(checkpoint, local_files_only=True)
+    pipeline = WanPipeline.from_pretrained(checkpoint, torch_dtype=torch.float32, local_files_only=True)
     pipeline.set_progress_bar_config(disable=True)
 
     def make(taken: Taken) -> None:
         output = pipeline(
-            prompt=REQUEST.prompt,
-            negative_prompt=REQUEST.negative_prompt,
-            num_frames=REQUEST.frames,
-            height=REQUEST.height,
-            width=REQUEST.width,
-            num_inference_steps=REQUEST.steps,
-            guidance_scale=REQUEST.guidance_scale,
-            generator=torch.Generator("cpu").manual_seed(REQUEST.seed),
+            prompt=request.prompt,
+            negative_prompt=request.negative_prompt,
+            num_frames=request.frames,
+            height=request.height,
+            width=request.width,
+            num_inference_steps=request.steps,
+            guidance_scale=request.guidance_scale,
+            generator=torch.Generator("cpu").manual_seed(request.seed),
         )
         taken.frames = (output.frames[0] * 255).round().astype(np.uint8)
 
     return make
 
 
-def _within(facts: PipelineFacts, models: InProcessModels, taken: Taken) -> None:
-    events = list(generate(REQUEST, facts, models, Watch("wan_t2v", lambda: False, None)))
+def _within(facts: PipelineFacts, models: InProcessModels, request: TextToVideoRequest, taken: Taken) -> None:
+    events = list(generate(request, facts, models, Watch("wan_t2v", lambda: False, None)))
     taken.step_ms.append(step_ms(events))
     chunks = [event.pixels for event in events if isinstance(event, FramesPart)]
     taken.frames = np.concatenate(chunks)
@@ -199,8 +299,8 @@ def _through(client: Client, request: TextToVideoRequest, taken: Taken) -> None:
 
 
 def compare(taken: Mapping[str, Taken]) -> dict[str, Subject]:
-    """Return the figures of each subject against diffusers."""
-    reference = taken[DIFFUSERS]
+    """Return the figures of each subject against the first one."""
+    reference = next(iter(taken.values()))
     return {
         name: Subject(
             video_ms=summarize(found.video_ms),
@@ -230,17 +330,19 @@ def step_ms(events: Iterable[object]) -> float:
     return 1000 * statistics.median([later - earlier for earlier, later in pairwise(at)])
 
 
-def decode_memory(repository: Path, count: int) -> float:
-    """Return the peak memory of a process that decodes so many latent frames, MiB."""
-    command = [sys.executable, "-m", "slipway_loadtests.bench.video", str(repository), str(count)]
+def decode_memory(repository: Path, count: int, request: TextToVideoRequest) -> float:
+    """Return the peak memory of a process that decodes so many latent frames of a video's size, MiB."""
+    sizes = [str(size) for size in (count, request.height, request.width)]
+    command = [sys.executable, "-m", "slipway_loadtests.bench.video", str(repository), *sizes]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return float(done.stdout)
 
 
-def decode_and_measure(repository: Path, count: int) -> float:
+def decode_and_measure(repository: Path, count: int, height: int, width: int) -> float:
     """Decode so many latent frames, drop the pixels as they come, and return the peak memory, MiB."""
     models = InProcessModels(repository)
-    latents = np.random.default_rng(0).standard_normal((1, 16, count, 16, 16)).astype(np.float32)
+    shape = (1, LATENT_CHANNELS, count, height // PIXELS_PER_LATENT, width // PIXELS_PER_LATENT)
+    latents = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     frames = sum(
         len(answer["frames"])
         for answer in models.stream("wan_t2v_vae_decoder", {"latents": latents}, ["frames"])
@@ -255,32 +357,41 @@ def video_json(result: VideoResult, machine: Mapping[str, Any]) -> dict[str, Any
     return {
         "benchmark": "video",
         "machine": dict(machine),
+        "settings": asdict(result.options),
         "subjects": {name: asdict(subject) for name, subject in result.subjects.items()},
-        "step_ratio": asdict(result.step_ratio),
+        "step_ratio": asdict(result.step_ratio) if result.step_ratio else None,
         "peak_memory_mib": dict(result.peak_memory_mib),
+        "not_run": dict(result.not_run),
+        "notes": list(result.notes),
     }
 
 
 def print_video(console: Console, result: VideoResult) -> None:
-    """Print both parts as tables."""
-    rounds = len(result.step_ratio.values)
+    """Print what was measured as tables, then what was not."""
+    first = next(iter(result.subjects))
+    rounds = len(result.subjects[first].video_ms.values)
     table = Table(
-        f"{rounds} rounds", "video, ms", f"{DIFFUSERS} ÷ it", "PSNR", "SSIM", "cache hits", box=box.SIMPLE
+        f"{rounds} rounds", "video, ms", f"{first} ÷ it", "PSNR", "SSIM", "cache hits", box=box.SIMPLE
     )
     for name, subject in result.subjects.items():
         hits = "" if subject.hit_rate is None else f"{subject.hit_rate:.2f}"
         close = quality_cells(subject.quality)[1:3]
         table.add_row(name, f"{subject.video_ms.median:.0f}", spread(subject.ratio), *close, hits)
     console.print(table)
-    console.print(
-        f"time per step, {TRITON} ÷ {IN_PROCESS}: {spread(result.step_ratio, digits=3)}", highlight=False
-    )
-    peaks = result.peak_memory_mib
-    table = Table("latent frames decoded", "peak memory, MiB", "over the shortest", box=box.SIMPLE)
-    for count, peak in peaks.items():
-        table.add_row(str(count), f"{peak:.0f}", f"{peak / peaks[LATENTS[0]]:.3f}")
-    console.print(table)
+    if result.step_ratio:
+        console.print(
+            f"time per step, {TRITON} ÷ {IN_PROCESS}: {spread(result.step_ratio, digits=3)}", highlight=False
+        )
+    if peaks := result.peak_memory_mib:
+        table = Table("latent frames decoded", "peak memory, MiB", "over the shortest", box=box.SIMPLE)
+        for count, peak in peaks.items():
+            table.add_row(str(count), f"{peak:.0f}", f"{peak / peaks[LATENTS[0]]:.3f}")
+        console.print(table)
+    for name, reason in result.not_run.items():
+        console.print(f"{name}: not run: {reason}", highlight=False, soft_wrap=True)
+    for note in result.notes:
+        console.print(note, highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":
-    sys.stdout.write(str(decode_and_measure(Path(sys.argv[1]), int(sys.argv[2]))))
+    sys.stdout.write(str(decode_and_measure(Path(sys.argv[1]), *map(int, sys.argv[2:]))))

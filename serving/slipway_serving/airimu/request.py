@@ -6,7 +6,7 @@ request may bring is the exported network's to say: the served models check it a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -21,9 +21,7 @@ Signal = NDArray[np.float32]
 # A quaternion that was stored with four decimals is off by this.
 _UNIT_TOLERANCE = 1e-3
 _FRAMES = (BATCH, "frames", 3)
-_ONE = (1, 1)
-_ACC_HELP, _GYRO_HELP = "acceleration, m/s², gravity included", "rate of rotation, rad/s"
-_WHOLE_FIX, _CHUNK_FIX = "windows of the recording, or airimu_stream", "smaller chunks"
+_FIX = "windows of the recording, or airimu_stream"
 _ROTATION_HELP = "rotation from the sensor to the world, z up, at the first frame"
 
 
@@ -43,16 +41,14 @@ _UNIT = Rule(
     _ROTATION_HELP,
     shown=_furthest,
 )
-_ACC = Array("float32", _FRAMES, _ACC_HELP, fix=_WHOLE_FIX, ragged=True)
-_GYRO = Array("float32", _FRAMES, _GYRO_HELP, fix=_WHOLE_FIX, ragged=True)
+_ACC = Array("float32", _FRAMES, "acceleration, m/s², gravity included", fix=_FIX, ragged=True)
+_GYRO = Array("float32", _FRAMES, "rate of rotation, rad/s", fix=_FIX, ragged=True)
 _ROTATION = Array("float32", (BATCH, 4), _ROTATION_HELP, also=_UNIT, default="the identity")
 # An ending turn may bring no frames; the served model refuses any other without.
-_CHUNK_SIZES = {BATCH: _ONE, "frames": (0, None)}
-_CHUNK_ACC = Array("float32", _FRAMES, _ACC_HELP, _CHUNK_SIZES, fix=_CHUNK_FIX, ragged=True)
-_CHUNK_GYRO = Array("float32", _FRAMES, _GYRO_HELP, _CHUNK_SIZES, fix=_CHUNK_FIX, ragged=True)
-_FIRST_ROTATION = Array(
-    "float32", (BATCH, 4), _ROTATION_HELP, {BATCH: _ONE}, also=_UNIT, default="the identity"
-)
+_CHUNK_SIZES = {BATCH: (1, 1), "frames": (0, None)}
+_CHUNK_ACC = replace(_ACC, sizes=_CHUNK_SIZES, fix="smaller chunks")
+_CHUNK_GYRO = replace(_GYRO, sizes=_CHUNK_SIZES, fix="smaller chunks")
+_FIRST_ROTATION = replace(_ROTATION, sizes={BATCH: (1, 1)})
 _CORRECTED_ACC = Array("float32", _FRAMES, "acc plus correction_acc, m/s²")
 _CORRECTED_GYRO = Array("float32", _FRAMES, "gyro plus correction_gyro, rad/s")
 _CORRECTION_ACC = Array("float32", _FRAMES, "correction of the acceleration, m/s²")

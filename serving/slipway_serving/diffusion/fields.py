@@ -22,19 +22,21 @@ def prompt_rule(help_text: str) -> Rule:
     return text(help_text, MAX_PROMPT_CHARACTERS)
 
 
-def scale_rule(help_text: str, example: str = "4.0") -> Rule:
+def scale_rule(help_text: str, example: str = "4.0", default: str = "") -> Rule:
     """Return the rule of a weight of guidance."""
-    return from_zero(help_text, example)
+    return from_zero(help_text, example, default)
 
 
 Steps = Annotated[int, within(1, MAX_STEPS, "denoising steps")]
 Seed = Annotated[int, within(0, MAX_SEED, "seed of the noise")]
-FlowShift = Annotated[float | None, above_zero("shift of the noise schedule", "5.0")]
+FlowShift = Annotated[float | None, above_zero("shift of the noise schedule", "5.0", "the checkpoint's")]
 GuidanceScale = Annotated[float, scale_rule("weight of the prompt, 1 is off")]
 GuidanceStart = Annotated[float, share("share of the steps before guidance sets in")]
 GuidanceStop = Annotated[float, share("share of the steps after which guidance ends")]
 CacheThreshold = Annotated[
     float | None,
-    from_zero("relative change of the first block below which the others are not computed anew", "0.05"),
+    from_zero(
+        "relative change of the first block below which the others are not computed anew", "0.05", "off"
+    ),
 ]
 TimeoutS = Annotated[float | None, replace(above_zero("time limit, seconds", "600.0"), flag="timeout")]

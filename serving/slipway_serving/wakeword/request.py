@@ -7,7 +7,7 @@ serving hear by the same rules.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -66,16 +66,7 @@ _WORDS = Array(
     ragged=True,
     default="every loaded one",
 )
-_STREAM_WORDS = Array(
-    "text",
-    _ROWS,
-    "wake words to listen for",
-    {BATCH: (1, 1), "words": (0, MOST_WORDS)},
-    also=_NAMES,
-    fix="fewer",
-    ragged=True,
-    default="every loaded one",
-)
+_STREAM_WORDS = replace(_WORDS, sizes={BATCH: (1, 1), **_WORDS.sizes})
 _COOLDOWN = Rule(
     f"0 to {LONGEST_COOLDOWN_MS}",
     lambda cooldown_ms: 0 <= cooldown_ms <= LONGEST_COOLDOWN_MS,
@@ -106,10 +97,10 @@ _WORD = Array("text", _ROWS, "wake word of each column")
 _PROBABILITY = Array("float32", _ROWS, "0 to 1; 0 in a clip with an RMS below 0.005, whatever the head says")
 _THRESHOLD = Array("float32", _ROWS, "each word's own, part of its graph")
 _DETECTED = Array("bool", _ROWS, "probability >= threshold in a clip that is not silent")
-_STREAM_WORD = Array("text", (1, "words"), "wake word of each column")
+_STREAM_WORD = replace(_WORD, shape=(1, "words"))
 _END_S = Array("float64", (1, "windows"), "end of each window that became full, seconds from the beginning")
-_STREAM_PROBABILITY = Array("float32", (1, "windows", "words"), "as of clips")
-_STREAM_THRESHOLD = Array("float32", (1, "windows", "words"), "as of clips")
+_STREAM_PROBABILITY = Array("float32", (1, "windows", "words"), "0 to 1; 0 in a window that is silent")
+_STREAM_THRESHOLD = replace(_THRESHOLD, shape=(1, "windows", "words"))
 _EVENT_WORD = Array("text", (1, "events"), "word of each detection outside its word's cooldown")
 _EVENT_TIME_S = Array("float64", (1, "events"), "end of its window, seconds from the beginning")
 _EVENT_PROBABILITY = Array("float32", (1, "events"), "its probability")

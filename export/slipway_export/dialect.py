@@ -1,0 +1,99 @@
+"""What the graphs of an engine may hold: its precisions, and the operators that its readers know.
+
+Both are checked, the precision before any work and the operators in each graph that was made, so that what is
+said of an engine's graphs holds for those of any family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slipway_export.spec import Engine, Precision
+from slipway_serving.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    import onnx
+
+_HALVES = (Precision.FP16, Precision.BF16)
+# Integer graphs hold DynamicQuantizeLinear and MatMulInteger (int8), MatMulNBits of com.microsoft (int4). A
+# float64 graph needs operators of which TensorRT computes none in float64.
+PRECISIONS = {
+    Engine.ONNXRUNTIME: tuple(Precision),
+    Engine.TENSORRT: (Precision.FP32, *_HALVES),
+    Engine.PORTABLE: (Precision.FP32, *_HALVES, Precision.INT8),
+}
+# Of the standard operators, those that onnx-tensorrt's docs/operators.md calls not supported (release 10.1,
+# the newest that was read; no parser has run here).
+TENSORRT_LACKS = {
+    "AffineGrid", "Bernoulli", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor",
+    "BlackmanWindow", "CenterCropPad", "Col2Im", "Compress", "ConcatFromSequence", "ConvInteger", "Det",
+    "DFT", "DynamicQuantizeLinear", "HammingWindow", "HannWindow", "ImageDecoder", "MatMulInteger",
+    "MaxRoiPool", "MaxUnpool", "MelWeightMatrix", "Multinomial", "NegativeLogLikelihoodLoss", "Optional",
+    "OptionalGetElement", "OptionalHasElement", "QLinearConv", "QLinearMatMul", "RegexFullMatch", "STFT",
+    "SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert",
+    "SequenceLength", "SequenceMap", "SoftmaxCrossEntropyLoss", "SplitToSequence", "StringConcat",
+    "StringNormalizer", "StringSplit", "TfIdfVectorizer", "Unique",
+}  # fmt: skip
+
+
+def check_precision(engine: Engine, precision: Precision) -> None:
+    """Refuse a precision whose graphs an engine's readers do not know.
+
+    Raises:
+        InvalidRequest: names those that it has.
+    """
+    known = PRECISIONS[engine]
+    if precision not in known:
+        names = ", ".join(each.value for each in known)
+        raise InvalidRequest(
+            f"export: precision must be one of {names} for engine {engine.value}, whose readers do not know"
+            f" the operators of others, got {precision.value}; try --precision fp16, or --engine onnxruntime"
+        )
+
+
+def check_operators(path: Path, engine: Engine, label: str) -> None:
+    """Refuse a graph with operators that an engine's readers do not know.
+
+    Args:
+        path: of the graph.
+        engine: that it was made for.
+        label: of the component, for messages.
+
+    Raises:
+        InvalidRequest: names the operators.
+    """
+    import onnx
+
+    if engine is Engine.ONNXRUNTIME:
+        return
+    model = onnx.load(path, load_external_data=False)
+    bodies = (model.graph.node, *(function.node for function in model.functions))
+    local = {(function.domain, function.name) for function in model.functions}
+    unknown = {
+        f"{node.domain}.{node.op_type}".removeprefix(".")
+        for body in bodies
+        for node in _all_nodes(body)
+        if (node.domain, node.op_type) not in local and not _is_known(node, engine)
+    }
+    if unknown:
+        raise InvalidRequest(
+            f"{label}: operators must be standard ones that readers of engine {engine.value} know, got"
+            f" {', '.join(sorted(unknown))}; try --engine onnxruntime"
+        )
+
+
+def _is_known(node: onnx.NodeProto, engine: Engine) -> bool:
+    if node.domain not in ("", "ai.onnx"):
+        return False
+    return engine is not Engine.TENSORRT or node.op_type not in TENSORRT_LACKS
+
+
+def _all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Yield nodes and those of their bodies (of a loop, a scan, a branch)."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for body in (attribute.g, *attribute.graphs):
+                yield from _all_nodes(body.node)

@@ -1,0 +1,132 @@
+"""A denoiser that works only when it is told to, so that what is under way stays so on any machine.
+
+:func:`gated` copies a `wan_t2v` repository and puts a Python model in the place of the first denoiser: each
+call of it waits at the gate. A test says how many calls may pass, and knows by that which step is under way.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from slipway_serving.server import Server
+
+GATED = "wan_t2v_denoiser_high"
+_ALL = 1 << 60
+_MODEL = """
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+GATE = Path({folder!r})
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.calls = 0
+
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        self.calls += 1
+        (GATE / "calls.new").write_text(str(self.calls))
+        os.replace(GATE / "calls.new", GATE / "calls")
+        while self.calls > int((GATE / "allowed").read_text()):
+            time.sleep(0.005)
+        latents = pb_utils.get_input_tensor_by_name(request, "hidden_states").as_numpy()
+        return pb_utils.InferenceResponse([pb_utils.Tensor("sample", np.zeros_like(latents))])
+"""
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What the first denoiser waits at; shut at first."""
+
+    folder: Path
+
+    @property
+    def calls(self) -> int:
+        """Calls that came so far, the one that waits included."""
+        return int((self.folder / "calls").read_text())
+
+    def let(self, calls: int) -> None:
+        """Let so many calls pass, counted from now; one that waits is the first of them."""
+        waiting = self.calls > self._allowed
+        self._allow(self.calls - waiting + calls)
+
+    def open(self) -> None:
+        """Let all pass."""
+        self._allow(_ALL)
+
+    @property
+    def _allowed(self) -> int:
+        return int((self.folder / "allowed").read_text())
+
+    def _allow(self, calls: int) -> None:
+        (self.folder / "allowed.new").write_text(str(calls))
+        os.replace(self.folder / "allowed.new", self.folder / "allowed")  # noqa: PTH105 - one file for another
+
+
+def gated(repository: Path, folder: Path) -> tuple[Path, Gate]:
+    """Return a copy of a repository whose first denoiser waits at a gate, and the gate.
+
+    Args:
+        repository: of an export of `wan_t2v`.
+        folder: new, for both.
+    """
+    copy = Path(shutil.copytree(repository, folder / "models"))
+    gate = Gate(folder)
+    (folder / "calls").write_text("0")
+    gate._allow(0)
+    config = text_format.Parse((copy / GATED / "config.pbtxt").read_text(), model_config_pb2.ModelConfig())
+    config.backend = "python"
+    for field in ("platform", "parameters", "model_warmup", "default_model_filename", "optimization"):
+        config.ClearField(field)
+    shutil.rmtree(copy / GATED)
+    (copy / GATED / "1").mkdir(parents=True)
+    (copy / GATED / "config.pbtxt").write_text(text_format.MessageToString(config))
+    (copy / GATED / "1" / "model.py").write_text(_MODEL.format(folder=str(folder)))
+    return copy, gate
+
+
+def reports(server: Server) -> list[dict[str, Any]]:
+    """What the log says of the requests to wan_t2v, in order."""
+    lines = re.findall(r"adapter\.py:\d+\] (\".*\")", server.log_text())
+    told = [json.loads(json.loads(line)) for line in lines]
+    return [report for report in told if report["model"] == "wan_t2v"]
+
+
+def ended(server: Server) -> list[dict[str, Any]]:
+    """The reports of requests that have ended, however they did."""
+    return [report for report in reports(server) if report["event"] not in ("started", "traceback")]
+
+
+def let_it_notice(server: Server, gate: Gate, before: int) -> dict[str, Any]:
+    """Return the report of the request that ends after so many, which was told to while it waits at the gate.
+
+    A loop sees only between its steps that nobody wants it any more, and nothing tells when the server has
+    heard so. So one step passes after the other, ever more slowly.
+    """
+    pause_s, deadline = 0.5, time.monotonic() + 300
+    while len(ended(server)) == before:
+        assert time.monotonic() < deadline, "the loop goes on"
+        look_again = time.monotonic() + pause_s
+        while len(ended(server)) == before and time.monotonic() < look_again:
+            time.sleep(0.02)
+        gate.let(1)
+        pause_s = min(2 * pause_s, 8.0)
+    gate.let(0)
+    return ended(server)[before]

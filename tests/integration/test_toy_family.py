@@ -1,0 +1,315 @@
+"""A family of another distribution, from its checkpoint to frames: nothing of Slipway knows it."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from prometheus_client.parser import text_string_to_metric_families
+from server_fixtures import wait_until
+
+from slipway_client import AsyncClient, Client, FramesPart, InvalidRequest, Overloaded, Progress
+from slipway_export.families import registered
+from slipway_serving.server import Server, ServerConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+PROTOCOLS: tuple[Literal["grpc", "http"], ...] = ("grpc", "http")
+PICTURE = np.random.default_rng(3).integers(0, 256, (24, 32, 3), np.uint8)
+ACTIONS = np.random.default_rng(4).uniform(-1, 1, (5, 2, 4)).astype(np.float32)
+
+
+@pytest.fixture(scope="session")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The distribution, installed by pip into a folder on the import path."""
+    source = tmp_path_factory.mktemp("toy") / "source"
+    shutil.copytree(ROOT / "tests/toy_family", source)
+    target = source.parent / "installed"
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
+    subprocess.run([*pip, "--no-build-isolation", "--target", target, source], check=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(target))
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(target), os.environ.get("PYTHONPATH")))))
+        registered.cache_clear()
+        yield target
+    registered.cache_clear()
+
+
+def slipway(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "slipway_cli.root", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="session")
+def repository(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny checkpoint's repository, by the command line."""
+    repository = tmp_path_factory.mktemp("toy-models") / "repository"
+    done = slipway("export", "toy", "--checkpoint", "tiny", "--repository", repository)
+    assert done.returncode == 0, done.stderr
+    points = [
+        row["point"] for row in json.loads((repository / "toy_world/manifest.json").read_text())["parity"]
+    ]
+    assert sum("of 6, run 3 of 3, which commits" in point for point in points) == 6
+    return repository
+
+
+@pytest.fixture(scope="session")
+def server(repository: Path) -> Iterator[Server]:
+    with Server(ServerConfig(repository, http_port=0, grpc_port=0, metrics_port=0)) as running:
+        yield running
+
+
+def url_of(server: Server, protocol: str) -> str:
+    return server.grpc_url if protocol == "grpc" else server.http_url
+
+
+def opening(**fields: Any) -> Any:
+    from slipway_toy.request import ToyWorldRequest
+
+    return ToyWorldRequest(**{"image": PICTURE, "seed": 7, **fields})
+
+
+def steering(block: int) -> Any:
+    from slipway_toy.request import Steering
+
+    return Steering(ACTIONS[block])
+
+
+def expected_frames(blocks: int) -> np.ndarray:
+    """Generate with PyTorch alone: the whole network at once for each step, its noise in the same order."""
+    from slipway_toy.family import SHIFT, STEPS
+    from slipway_toy.network import Block, Decode, Encode, ToyDenoiser, ToyVae
+
+    from slipway_export.checkpoint import open_checkpoint
+    from slipway_export.families import family_named
+    from slipway_export.spec import Precision
+    from slipway_serving.diffusion.noise import Noise
+    from slipway_serving.diffusion.schedules import FewStep
+
+    with open_checkpoint(family_named("toy"), "tiny") as checkpoint, torch.no_grad():
+        block = Block(checkpoint.load("denoiser", ToyDenoiser, Precision.FP32))
+        vae = checkpoint.load("vae", ToyVae, Precision.FP32)
+        picture = torch.from_numpy(PICTURE.astype(np.float32) / np.float32(127.5) - 1)
+        condition = Encode(vae)(picture.permute(2, 0, 1)[None])
+        noise, clean, frames = Noise(7), [], []
+        for index in range(blocks):
+            schedule = FewStep(STEPS, SHIFT, noise)
+            latents = noise.next((1, 4, 2, 3, 4))
+            for timestep in schedule.timesteps:
+                times = [torch.zeros(1, 2 * index), torch.full((1, 2), float(timestep))]
+                whole = {
+                    "latents": torch.cat([*clean, latents], dim=2),
+                    "timestep": torch.cat(times, dim=1),
+                    "actions": torch.from_numpy(ACTIONS[: index + 1].reshape(1, -1, 4)),
+                    "condition": condition,
+                }
+                latents = schedule.step(block.whole(whole)["sample"][:, :, -2:], timestep, latents)
+            clean.append(latents)
+            frames.append(Decode(vae)(latents))
+    joined = torch.cat(frames, dim=2)[0].permute(1, 2, 3, 0)
+    return ((joined.clamp(-1, 1) + 1) * 127.5).round().numpy().astype(np.uint8)
+
+
+def gauge(server: Server, name: str) -> float:
+    text = httpx.get(server.metrics_url).text
+    samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
+    return sum(s.value for s in samples if s.name == name and s.labels.get("model") == "toy_world")
+
+
+def test_family_and_its_command_are_listed_when_it_is_installed(toy: Path) -> None:
+    listed = slipway("families").stdout
+    assert "toy: a small world that is steered block by block\n  from        slipway-toy 0.3.0\n" in listed
+    assert "toy_world" in slipway("generate", "--help").stdout
+    told = slipway("generate", "toy_world", "--help").stdout
+    for flag in ("--image", "--seed", "--actions", "--turns", "--output"):
+        assert flag in told
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_frames_equal_the_whole_network_when_a_world_is_steered(
+    server: Server, protocol: Literal["grpc", "http"]
+) -> None:
+    with Client(url_of(server, protocol), protocol) as client, client.session(opening()) as session:
+        blocks = [list(session.step(steering(block))) for block in range(5)]
+    for index, events in enumerate(blocks):
+        steps = [(event.step, event.steps) for event in events if isinstance(event, Progress)]
+        parts = [event for event in events if isinstance(event, FramesPart)]
+        assert steps == [(1, 2), (2, 2)]
+        (part,) = parts
+        assert (part.first_frame, part.final, part.frames_total) == (2 * index, True, None)
+        assert (part.height, part.width) == (24, 32)
+    frames = np.concatenate([e.pixels for events in blocks for e in events if isinstance(e, FramesPart)])
+    expected = expected_frames(5)
+    assert frames.shape == expected.shape
+    # Rounding to uint8 may fall to the other side of a half.
+    assert np.abs(frames.astype(int) - expected).max() <= 1 and (frames == expected).mean() > 0.99
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_async_session_gives_the_same_frames_when_steered_alike(
+    server: Server, protocol: Literal["grpc", "http"]
+) -> None:
+    url = url_of(server, protocol)
+    async with AsyncClient(url, protocol) as client, client.session(opening()) as session:
+        events = [event for block in (0, 1) async for event in session.step(steering(block))]
+    parts = [event for event in events if isinstance(event, FramesPart)]
+    frames = np.concatenate([part.pixels for part in parts])
+    assert np.abs(frames.astype(int) - expected_frames(2)).max() <= 1
+
+
+def test_worlds_do_not_disturb_each_other_when_they_take_turns(server: Server) -> None:
+    with Client(server.grpc_url) as client, client.session(opening()) as a, client.session(opening()) as b:
+        seen: dict[str, list[Any]] = {"a": [], "b": []}
+        for block in range(2):
+            for name, session in (("a", a), ("b", b)):
+                seen[name] += [e for e in session.step(steering(block)) if isinstance(e, FramesPart)]
+    frames = {name: np.concatenate([part.frames for part in parts]) for name, parts in seen.items()}
+    np.testing.assert_array_equal(frames["a"], frames["b"])
+
+
+def test_generate_writes_the_frames_of_all_turns_when_typed(server: Server, tmp_path: Path) -> None:
+    from PIL import Image
+
+    Image.fromarray(PICTURE).save(tmp_path / "first.png")
+    np.save(tmp_path / "actions.npy", ACTIONS)
+    done = slipway(
+        "generate", "toy_world", "--image", tmp_path / "first.png", "--actions", tmp_path / "actions.npy",
+        "--turns", 3, "--seed", 7, "--output", tmp_path / "world.npy", "--url", server.grpc_url,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "6 frames, 32x24" in done.stdout
+    frames = np.load(tmp_path / "world.npy")
+    assert np.abs(frames.astype(int) - expected_frames(3)).max() <= 1
+
+
+def test_world_is_freed_when_its_turn_is_left(server: Server) -> None:
+    with Client(server.grpc_url) as client:
+        with client.session(opening()) as session, closing(session.step(steering(0))) as events:
+            next(events)
+        wait_until(lambda: gauge(server, "slipway_sessions_open") == 0, "no world is held")
+        assert client.is_ready("toy_world")
+
+
+def test_world_is_freed_when_the_body_fails(server: Server) -> None:
+    with Client(server.grpc_url) as client:
+        with pytest.raises(ZeroDivisionError), client.session(opening()) as session:
+            list(session.step(steering(0)))
+            raise ZeroDivisionError
+        again = client.session(opening(), session_id=session.id)
+        wait_until(lambda: gauge(server, "slipway_sessions_open") == 0, "no world is held")
+        with again:
+            assert [e.first_frame for e in again.step(steering(0)) if isinstance(e, FramesPart)] == [0]
+
+
+async def test_world_is_freed_when_the_task_is_cancelled(server: Server) -> None:
+    begun = asyncio.Event()
+
+    async def steer() -> None:
+        async with AsyncClient(server.grpc_url) as client, client.session(opening()) as session:
+            while True:
+                async for _ in session.step(steering(0)):
+                    begun.set()
+
+    task = asyncio.create_task(steer())
+    await asyncio.wait_for(begun.wait(), 60)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.to_thread(
+        wait_until, lambda: gauge(server, "slipway_sessions_open") == 0, "no world is held"
+    )
+
+
+def test_idle_worlds_expire_and_further_ones_are_refused(repository: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(repository, copy)
+    config = copy / "toy_world/config.pbtxt"
+    text = config.read_text().replace('string_value: "60"', 'string_value: "3"')
+    config.write_text(text)
+    ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
+    with Server(ServerConfig(copy, **ports)) as server, Client(server.grpc_url) as client:
+        held = [client.session(opening()) for _ in range(4)]
+        for session in held:
+            list(session.step(steering(0)))
+        with (
+            pytest.raises(Overloaded, match="sessions must be at most 4"),
+            client.session(opening()) as fifth,
+        ):
+            list(fifth.step(steering(0)))
+        wait_until(lambda: gauge(server, "slipway_sessions_open") == 0, "idle worlds are freed")
+        with pytest.raises(InvalidRequest, match="of a session under way"):
+            list(held[0].step(steering(1)))
+
+
+def png(array: np.ndarray, mode: str = "RGB") -> bytes:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(array).convert(mode).save(file, format="PNG")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"image": PICTURE[:20]}, "toy_world: image must be multiples of 8 px a side, got 32x20"),
+        ({"image": PICTURE[:8, :8]}, "image must be 16 to 64 px a side, got 8x8"),
+        (
+            {"image": png(PICTURE, "RGBA")},
+            "image must be RGB or grey of 8 bits without .* got mode RGBA",
+        ),
+        ({"image": png(PICTURE)[:60]}, "image must be"),
+        ({"image": b"nothing"}, "image must be a PNG, JPEG or WebP file"),
+        ({"seed": -1}, "seed must be 0 to 4294967295, got -1"),
+        ({"output": "video"}, "output must be one of frames"),
+    ],
+    ids=["multiple", "small", "transparent", "cut off", "no picture", "seed", "form"],
+)
+def test_opening_is_refused_by_field_when_a_rule_is_broken(
+    toy: Path, fields: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=problem):
+        opening(**fields)
+
+
+@pytest.mark.parametrize(
+    ("actions", "problem"),
+    [
+        (np.zeros((2, 3), np.float32), r"actions must be float32 \[2, 4\], got float32 \[2, 3\]"),
+        (np.zeros((2, 4)), r"actions must be float32 \[2, 4\], got float64"),
+        (np.full((2, 4), 1.5, np.float32), "actions must be within -1 to 1, got 1.5"),
+        (np.full((2, 4), np.nan, np.float32), "actions must be finite, got nan"),
+    ],
+)
+def test_turn_is_refused_by_field_when_a_rule_is_broken(toy: Path, actions: np.ndarray, problem: str) -> None:
+    from slipway_toy.request import Steering
+
+    with pytest.raises(InvalidRequest, match=problem):
+        Steering(actions)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_server_refuses_by_field_when_the_client_does_not_look(
+    server: Server, protocol: Literal["grpc", "http"]
+) -> None:
+    class Careless(type(opening())):  # type: ignore[misc]
+        def __post_init__(self) -> None:
+            """Check nothing."""
+
+    with Client(url_of(server, protocol), protocol) as client:
+        session = client.session(Careless(PICTURE[:20]))
+        with pytest.raises(InvalidRequest, match="image must be multiples of 8"), session:
+            list(session.step(steering(0)))
+        assert client.is_ready("toy_world")

@@ -1,0 +1,1 @@
+"""A family that lies outside Slipway: a small world that begins with a picture and is steered live."""

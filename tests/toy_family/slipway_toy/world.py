@@ -1,0 +1,145 @@
+"""The program toy_world: each turn of a world denoises a block, commits it and streams its frames."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from slipway_serving import images
+from slipway_serving.diffusion.denoise import denoise
+from slipway_serving.diffusion.noise import Noise
+from slipway_serving.diffusion.schedules import FewStep
+from slipway_serving.errors import InvalidRequest
+from slipway_serving.events import Event, Progress, tensors
+from slipway_serving.facts import read_facts
+from slipway_serving.graph import Graph, State
+from slipway_serving.metrics import DENOISE_STEP, FRAMES
+from slipway_serving.program import Call, Responses, Settings
+from slipway_serving.requests import decode_turn
+from slipway_serving.sessions import Sessions, Taken
+from slipway_serving.video.delivery import frame_parts
+from slipway_serving.video.frames import to_uint8
+from slipway_serving.watch import Watch
+from slipway_toy.request import BLOCK_FRAMES, PIXELS_PER_LATENT, Steering, ToyWorldRequest
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the export says of the network."""
+
+    axes: dict[str, list[int]]
+    channels: int
+    dim: int
+    window_frames: int
+    steps: tuple[int, ...]
+    shift: float
+
+
+@dataclass(frozen=True)
+class Place:
+    """A world under way.
+
+    Attributes:
+        condition: [1, channels, height, width], latents of the first picture.
+        noise: goes on over the blocks.
+        as_text: whether frames go as base64 text.
+        window: keys and values of the blocks before.
+        start: frames so far.
+    """
+
+    condition: NDArray[np.float32]
+    noise: Noise
+    as_text: bool
+    window: State | dict[str, NDArray[Any]]
+    start: int = 0
+
+
+class ToyWorld:
+    """Answers the turns of worlds."""
+
+    reports_requests = True
+
+    def __init__(self, settings: Settings) -> None:
+        torch.set_num_threads(1)
+        self._model = settings.model
+        self._facts = read_facts(Facts, settings.folder / "facts.json")
+        self._graph = Graph(settings, "block.onnx")
+        self._sessions: Sessions[Place] = Sessions.of_model(settings)
+        self._recorder = settings.recorder
+        self._recorder.declare(DENOISE_STEP, FRAMES)
+
+    def run(self, call: Call) -> Responses:
+        """Yield the events of one turn; a turn that fails or is left ends its world."""
+        self._sessions.check(call.turn, fix="an id of your own for each world")
+        if call.turn.end and not call.tensors:
+            self._sessions.free(call.turn)
+            return
+        opened, steering = decode_turn(ToyWorldRequest, call.tensors, self._model, call.turn)
+        watch = Watch(self._model, call.is_cancelled, call.limit_s)
+        with self._sessions.turn(call.turn, lambda: self._begun(opened, call)) as world:
+            for event in self._block(world, steering, call, watch):
+                yield tensors(event)
+
+    def close(self) -> None:
+        """Free all worlds."""
+        self._sessions.close()
+
+    def _begun(self, opened: ToyWorldRequest | None, call: Call) -> Place:
+        if opened is None:
+            raise InvalidRequest(f"{self._model}: image must be given with SEQUENCE_START, got nothing")
+        picture = images.pixels(opened.image)
+        self._check_size(picture.shape)
+        samples = picture.astype(np.float32).transpose(2, 0, 1)[None] / np.float32(127.5) - 1
+        inputs = {"image": np.ascontiguousarray(samples)}
+        condition = call.models.call("toy_image_encoder", inputs, ["condition"])["condition"]
+        places = (self._facts.window_frames - BLOCK_FRAMES) * condition.shape[2] * condition.shape[3]
+        empty = np.zeros((1, places, self._facts.dim), np.float32)
+        window = {"keys": empty, "values": empty}
+        return Place(condition, Noise(opened.seed), opened.output.endswith("_base64"), window)
+
+    def _check_size(self, shape: tuple[int, ...]) -> None:
+        for side, size in zip(("height", "width"), shape, strict=False):
+            low, _, high = (PIXELS_PER_LATENT * tokens for tokens in self._facts.axes[side])
+            if not low <= size <= high:
+                raise InvalidRequest(
+                    f"{self._model}: image must be {low} to {high} px in {side}, as exported, got {size}"
+                )
+
+    def _block(self, world: Taken[Place], steering: Steering, call: Call, watch: Watch) -> Iterator[Event]:
+        """Denoise a block, commit it to the window, and give its frames."""
+        place = world.state
+        shape = (1, self._facts.channels, BLOCK_FRAMES, *place.condition.shape[2:])
+        schedule = FewStep(self._facts.steps, self._facts.shift, place.noise)
+
+        def predict(latents: torch.Tensor, timestep: torch.Tensor, step: int) -> torch.Tensor:
+            sample = self._run(place, steering, latents, float(timestep))["sample"]
+            return torch.from_numpy(sample.numpy())
+
+        latents = place.noise.next(shape)
+        steps = denoise(schedule, latents, predict, watch, self._recorder, self._model)
+        for step, denoised in enumerate(steps, 1):
+            latents = denoised
+            yield Progress(step, len(schedule.timesteps), watch.elapsed_s())
+        committed = self._run(place, steering, latents, 0.0)
+        window = {name: committed[f"next_{name}"] for name in place.window}
+        world.state = replace(place, window=window, start=place.start + BLOCK_FRAMES)
+        decoded = call.models.call("toy_decoder", {"latents": latents.numpy()}, ["sample"])["sample"]
+        frames = to_uint8(decoded)
+        self._recorder.count(FRAMES, len(frames))
+        yield from frame_parts(frames, place.start, watch, as_text=place.as_text)
+
+    def _run(self, place: Place, steering: Steering, latents: torch.Tensor, timestep: float) -> State:
+        inputs = {
+            "latents": latents.numpy(),
+            "timestep": np.full((1, BLOCK_FRAMES), timestep, np.float32),
+            "actions": steering.actions[None],
+            "condition": place.condition,
+            "start": np.array([place.start], np.int64),
+            **place.window,
+        }
+        return self._graph.run(inputs, in_memory=["sample"])
