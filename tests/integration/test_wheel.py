@@ -9,6 +9,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 import soundfile
@@ -191,7 +192,11 @@ def test_management_suffices_when_the_api_is_started(environment: Make) -> None:
     ) as process:
         try:
             assert process.stdout is not None
-            assert process.stdout.readline().startswith("management API on http://")
+            said = process.stdout.readline()
+            url = re.search(r"http://[^,]+", said)
+            assert url is not None, said
+            # It listens already, so the call waits for the answer; only then a signal finds a server.
+            assert httpx.get(f"{url[0]}/openapi.json", timeout=120).status_code == 200
         finally:
             process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0, process.communicate()
