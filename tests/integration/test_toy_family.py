@@ -31,7 +31,7 @@ PICTURE = np.random.default_rng(3).integers(0, 256, (24, 32, 3), np.uint8)
 ACTIONS = np.random.default_rng(4).uniform(-1, 1, (5, 2, 4)).astype(np.float32)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The distribution, installed by pip into a folder on the import path."""
     source = tmp_path_factory.mktemp("toy") / "source"
@@ -52,7 +52,7 @@ def slipway(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def repository(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny checkpoint's repository, by the command line."""
     repository = tmp_path_factory.mktemp("toy-models") / "repository"
@@ -65,7 +65,7 @@ def repository(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return repository
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server(repository: Path) -> Iterator[Server]:
     with Server(ServerConfig(repository, http_port=0, grpc_port=0, metrics_port=0)) as running:
         yield running
