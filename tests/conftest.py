@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 
 # Before torch or ONNX Runtime is imported: two cores, and no network.
 os.environ.setdefault("OMP_NUM_THREADS", "2")
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from gate import Gate, gated
 
 from slipway_export.families import family_named
@@ -19,20 +21,43 @@ from slipway_export.run import ExportOptions, ExportResult, run_export
 from slipway_serving.server import Server, ServerConfig
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests of a file in one process of those that share a run; all that need Docker in one."""
+    for item in items:
+        file = item.path.relative_to(Path(__file__).parent)
+        item.add_marker(pytest.mark.xdist_group("docker" if file.parts[0] == "docker" else str(file)))
+
+
 @pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny Wan checkpoint, as `slipway checkpoint wan_t2v` writes it."""
-    folder = tmp_path_factory.mktemp("checkpoint")
-    family_named("wan_t2v").presets["tiny"].write(folder, 0)
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of a test run have in common."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "shared"
+    folder.mkdir(exist_ok=True)
     return folder
 
 
 @pytest.fixture(scope="session")
-def exported(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ExportResult]:
+def checkpoint(shared: Path) -> Path:
+    """The tiny Wan checkpoint, as `slipway checkpoint wan_t2v` writes it, made by the first that asks."""
+    folder = shared / "checkpoint"
+    with FileLock(shared / "checkpoint.lock"):
+        if not folder.exists():
+            folder.mkdir()
+            family_named("wan_t2v").presets["tiny"].write(folder, 0)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def exported(checkpoint: Path, shared: Path) -> tuple[Path, ExportResult]:
     """The tiny checkpoint's model repository, and what the export reported."""
-    repository = tmp_path_factory.mktemp("models") / "repository"
-    options = ExportOptions(checkpoint=str(checkpoint), repository=repository)
-    return repository, run_export(family_named("wan_t2v"), options)
+    repository, kept = shared / "models" / "repository", shared / "exported.pickle"
+    with FileLock(shared / "exported.lock"):
+        if not kept.exists():
+            options = ExportOptions(checkpoint=str(checkpoint), repository=repository)
+            kept.write_bytes(pickle.dumps(run_export(family_named("wan_t2v"), options)))
+    result: ExportResult = pickle.loads(kept.read_bytes())
+    return repository, result
 
 
 @pytest.fixture(scope="session")

@@ -128,7 +128,7 @@ def test_request_under_way_is_finished_when_compose_stops_the_server(
     project: Project, shown: Callable[[str], None]
 ) -> None:
     container = project.service("triton")["Id"]
-    request = TextToVideoRequest(prompt="x", frames=17, height=128, width=128, steps=100)
+    request = TextToVideoRequest(prompt="x", frames=17, height=128, width=128, steps=300)
     stopping = threading.Thread(target=project.compose, args=("stop", "triton"))
     began_s = time.time()
     steps, ends_s = [], []
@@ -148,7 +148,7 @@ def test_request_under_way_is_finished_when_compose_stops_the_server(
     signals = [json.loads(line) for line in said.stdout.splitlines()]
     assert [kill["Actor"]["Attributes"]["signal"] for kill in signals] == ["15"]
     signalled_s = signals[0]["timeNano"] / 1e9
-    assert steps == [*range(1, 101)]
+    assert steps == [*range(1, 301)]
     assert began_s < signalled_s < ends_s[0]
     state = project.service("triton")["State"]
     assert (state["ExitCode"], state["Running"]) == (0, False)
