@@ -60,7 +60,7 @@ def free_ports(count: int) -> list[int]:
         return [int(one.getsockname()[1]) for one in sockets]
 
 
-def wait_until(condition: Callable[[], object], what: str, limit_s: float = 60.0) -> None:
+def wait_until(condition: Callable[[], object], what: str, limit_s: float = 600.0) -> None:
     """Poll a condition; fail naming it when the time is over."""
     deadline = time.monotonic() + limit_s
     while not condition():
@@ -136,7 +136,20 @@ class Engine:
         finally:
             self.run("rm", "--force", "--volumes", name, code=None)
 
-    def wait_healthy(self, container: str, limit_s: float = 120.0) -> None:
+    @contextlib.contextmanager
+    def kills(self, container: str) -> Iterator[Callable[[], dict[str, Any]]]:
+        """Watch for signals that are sent to a container; yield what waits for the next one."""
+        wanted = ("--filter", f"container={container}", "--filter", "event=kill", "--format", "{{json .}}")
+        command = [self.docker, "events", "--since", str(int(time.time())), *wanted]
+        watching = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=self.environment())
+        assert watching.stdout is not None
+        try:
+            yield lambda: json.loads(watching.stdout.readline())
+        finally:
+            watching.kill()
+            watching.wait()
+
+    def wait_healthy(self, container: str, limit_s: float = 600.0) -> None:
         """Wait for a container's HEALTHCHECK; fail with its log when it has ended."""
 
         def healthy() -> bool:

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,35 +125,53 @@ def test_default_profile_exports_serves_and_is_watched_when_brought_up(
     shown(f"compose up: Prometheus counts the request and evaluates {len(rules)} rules")
 
 
-def test_request_under_way_is_finished_when_compose_stops_the_server(
+@dataclass(frozen=True)
+class Generated:
+    """A video that was answered: when it was asked for, its steps, and when it came."""
+
+    began_s: float
+    steps: list[int]
+    came_s: float
+
+
+def generated_until(url: str, over: Callable[[], bool], started: threading.Event) -> list[Generated]:
+    """Ask for one video after the other until it is over; the last one begins before that."""
+    videos = []
+    request = TextToVideoRequest(prompt="x", frames=17, height=128, width=128, steps=100)
+    with Client(url) as client:
+        while not over():
+            began_s, steps = time.time(), []
+            for event in client.generate(request):
+                if isinstance(event, Progress):
+                    steps.append(event.step)
+                    started.set()
+                else:
+                    assert isinstance(event, Video)
+                    videos.append(Generated(began_s, steps, time.time()))
+    return videos
+
+
+def test_requests_under_way_are_finished_when_compose_stops_the_server(
     project: Project, shown: Callable[[str], None]
 ) -> None:
     container = project.service("triton")["Id"]
-    request = TextToVideoRequest(prompt="x", frames=17, height=128, width=128, steps=300)
-    stopping = threading.Thread(target=project.compose, args=("stop", "triton"))
-    began_s = time.time()
-    steps, ends_s = [], []
-    with Client(f"127.0.0.1:{project.environment['GRPC_PORT']}") as client:
-        for event in client.generate(request):
-            if isinstance(event, Progress):
-                steps.append(event.step)
-                if len(steps) == 2:
-                    stopping.start()
-            elif isinstance(event, Video):
-                ends_s.append(time.time())
-    stopping.join()
-    said = project.engine.run(
-        *("events", "--since", str(int(began_s)), "--until", str(int(time.time()) + 1)),
-        *("--filter", f"container={container}", "--filter", "event=kill", "--format", "{{json .}}"),
-    )
-    signals = [json.loads(line) for line in said.stdout.splitlines()]
-    assert [kill["Actor"]["Attributes"]["signal"] for kill in signals] == ["15"]
-    signalled_s = signals[0]["timeNano"] / 1e9
-    assert steps == [*range(1, 301)]
-    assert began_s < signalled_s < ends_s[0]
+    url, started = f"127.0.0.1:{project.environment['GRPC_PORT']}", threading.Event()
+    with project.engine.kills(container) as killed, ThreadPoolExecutor() as pool:
+        kill = pool.submit(killed)
+        # Two, so that one is under way while the other begins anew.
+        callers = [pool.submit(generated_until, url, kill.done, started) for _ in range(2)]
+        assert started.wait(600)
+        project.compose("stop", "triton")
+        videos = [video for caller in callers for video in caller.result()]
+    assert kill.result()["Actor"]["Attributes"]["signal"] == "15"
+    signalled_s = kill.result()["timeNano"] / 1e9
+    assert all(video.steps == [*range(1, 101)] for video in videos)
+    under_way = [video for video in videos if video.began_s < signalled_s < video.came_s]
+    assert under_way
     state = project.service("triton")["State"]
     assert (state["ExitCode"], state["Running"]) == (0, False)
+    first = under_way[0]
     shown(
-        f"compose stop: SIGTERM {signalled_s - began_s:.1f} s into a request; all {len(steps)} steps and"
-        f" the video came by {ends_s[0] - began_s:.1f} s, then exit code 0"
+        f"compose stop: SIGTERM {signalled_s - first.began_s:.1f} s into a request; all {len(first.steps)}"
+        f" steps and the video came by {first.came_s - first.began_s:.1f} s, then exit code 0"
     )
