@@ -13,7 +13,7 @@ import json
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,11 +25,14 @@ from slipway_serving.errors import InvalidRequest
 if TYPE_CHECKING:
     import torch
 
+    from slipway_export.weights import Stored
+
 Module = TypeVar("Module", bound="torch.nn.Module")
 
 _WEIGHT_STEMS = ("diffusion_pytorch_model.safetensors", "model.safetensors")
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")
 _SHOWN_KEYS = 5
+_TORCH_DTYPES = {Precision.FP32: "float32", Precision.FP16: "float16", Precision.BF16: "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -148,19 +151,23 @@ class Checkpoint:
         """
         import torch
 
+        from slipway_export.weights import are_left_on_disk, remember, stand_in
+
         with torch.device("meta"):
             skeleton = (
                 build() if build else network.from_config(self.config(f"{part}/config.json"))  # type: ignore[attr-defined]
             )
         self.check_weights(part, skeleton)
-        dtype = {
-            Precision.FP32: torch.float32,
-            Precision.FP16: torch.float16,
-            Precision.BF16: torch.bfloat16,
-        }[precision]
-        module: Module = network.from_pretrained(  # type: ignore[attr-defined]
-            self.file(part), torch_dtype=dtype, local_files_only=True, **options
-        )
+        dtype = getattr(torch, _TORCH_DTYPES[precision])
+        stored = self.stored(part)
+        folder: AbstractContextManager[Path] = nullcontext(self.file(part))
+        if are_left_on_disk():
+            folder = stand_in(self.file(part), self._weight_stem(part), stored, _dtypes(network, dtype))
+        with folder as place:
+            module: Module = network.from_pretrained(  # type: ignore[attr-defined]
+                place, torch_dtype=dtype, local_files_only=True, **options
+            )
+        remember(module, stored)
         return module.eval().requires_grad_(False)
 
     def check_weights(self, part: str, skeleton: torch.nn.Module) -> None:
@@ -198,32 +205,62 @@ class Checkpoint:
         Raises:
             InvalidRequest: a file is missing, cut off, or not safetensors.
         """
+        return {key: tensor.shape for key, tensor in self.stored(part).items()}
+
+    def stored(self, part: str) -> dict[str, Stored]:
+        """Return where every tensor of a part lies, by key; only the headers of its files are read.
+
+        Raises:
+            InvalidRequest: a file is missing, cut off, or not safetensors.
+        """
         from safetensors import SafetensorError, safe_open
 
-        shapes: dict[str, tuple[int, ...]] = {}
+        from slipway_export.weights import DTYPES, Stored
+
+        found: dict[str, Stored] = {}
         for file in self._weight_files(part):
+            path = self.file(file)
             try:
-                with safe_open(self.file(file), framework="pt") as tensors:
-                    shapes |= {key: tuple(tensors.get_slice(key).get_shape()) for key in tensors.keys()}  # noqa: SIM118
+                with safe_open(path, framework="pt") as tensors:
+                    for key in tensors.keys():  # noqa: SIM118
+                        tensor = tensors.get_slice(key)
+                        found[key] = Stored(path, key, tuple(tensor.get_shape()), DTYPES[tensor.get_dtype()])
             except FileNotFoundError:
                 raise InvalidRequest(f"{self.where(file)}: file {file} is missing") from None
+            except KeyError as error:
+                raise InvalidRequest(
+                    f"{self.where(file)}: {file} must hold tensors of {', '.join(DTYPES)}, got {error}"
+                ) from None
             except (SafetensorError, OSError) as error:
                 raise InvalidRequest(
                     f"{self.where(file)}: {file} must be a whole safetensors file, got {error}"
                 ) from None
-        return shapes
+        return found
 
     def _weight_files(self, part: str) -> list[str]:
+        stem = f"{part}/{self._weight_stem(part)}"
+        if not self.has(f"{stem}.index.json"):
+            return [stem]
+        index = self.config(f"{stem}.index.json").get("weight_map", {})
+        return [f"{part}/{shard}" for shard in sorted(set(index.values()))]
+
+    def _weight_stem(self, part: str) -> str:
+        """Return the name of a part's weight file, or of that which its shards stand for."""
         for stem in _WEIGHT_STEMS:
-            if self.has(f"{part}/{stem}.index.json"):
-                index = self.config(f"{part}/{stem}.index.json").get("weight_map", {})
-                return [f"{part}/{shard}" for shard in sorted(set(index.values()))]
-            if self.has(f"{part}/{stem}"):
-                return [f"{part}/{stem}"]
+            if self.has(f"{part}/{stem}.index.json") or self.has(f"{part}/{stem}"):
+                return stem
         raise InvalidRequest(
             f"{self.where(part)}: {part} must have one of"
             f" {', '.join(_WEIGHT_STEMS)} or its .index.json, got neither"
         )
+
+
+def _dtypes(network: type[Any], dtype: torch.dtype) -> Callable[[str], torch.dtype]:
+    """Return the type in which a network keeps a weight of a key when it is loaded in `dtype`."""
+    import torch
+
+    kept = tuple(getattr(network, "_keep_in_fp32_modules", None) or ())
+    return lambda key: torch.float32 if any(name in key.split(".") for name in kept) else dtype
 
 
 def _shown(keys: list[str]) -> str:

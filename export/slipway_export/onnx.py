@@ -17,15 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from slipway_export import rewrite
+from slipway_export import rewrite, weights
 from slipway_export.dynamic import dynamic_shapes, name_dimensions, related, traced_point
 from slipway_export.opset import EXPORTED_OPSET, lower
 from slipway_export.size import Point, Size
-from slipway_export.spec import Component, Engine, TensorSpec
+from slipway_export.spec import Component, Engine, Precision, TensorSpec
 from slipway_serving.distribution import install_hint
 from slipway_serving.errors import InvalidRequest, SlipwayError
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
     import torch
 
 # Protobuf cannot hold 2 GiB; the graph itself needs some of that.
@@ -69,6 +70,7 @@ def export_graph(
     path: Path,
     *,
     opset: int,
+    precision: Precision = Precision.FP32,
     engine: Engine = Engine.ONNXRUNTIME,
     simplify: bool = False,
 ) -> None:
@@ -79,25 +81,51 @@ def export_graph(
         module: the network, in eval mode.
         path: of the ``.onnx`` file.
         opset: ONNX operator set version.
+        precision: of the graph; an integer one is made of the float32 network.
         engine: chooses the dialect.
         simplify: run onnxslim over the graph afterwards.
 
     Raises:
-        InvalidRequest: `simplify` is asked for and onnxslim is not installed, or the graph uses what the
-            opset lacks.
+        InvalidRequest: `simplify` is asked for and onnxslim is not installed, the graph uses what the
+            opset lacks, or it has nothing to quantize.
         ExportFailed: torch cannot trace the network with the component's dynamic shapes.
     """
     dialect = _onnxruntime_dialect(component, module) if engine is Engine.ONNXRUNTIME else nullcontext()
     with dialect:
         program = _traced(component, module, max(opset, EXPORTED_OPSET))
-    name_dimensions(component, program.model)
+    model = program.model
+    weights.bind(model, module)
+    _optimize(model)
+    weights.fold_transposes(model)
+    name_dimensions(component, model)
     if engine is Engine.ONNXRUNTIME:
-        rewrite.drop_reshapes(program.model)
-    lower(program.model, opset, component.label)
-    size = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
+        rewrite.drop_reshapes(model)
+    lower(model, opset, component.label)
+    if precision.is_integer:
+        _quantize(component, model, precision)
+    size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value)
     program.save(str(path), external_data=size > EXTERNAL_DATA_BYTES)
     if simplify:
         _simplify(path, size)
+
+
+def _optimize(model: ir.Model) -> None:
+    """Do what torch's exporter does of itself, but leave the weights on disk."""
+    from onnxscript import optimizer
+    from onnxscript.rewriter import onnx_fusions
+
+    with _quiet():
+        optimizer.optimize_ir(model, should_fold=weights.keeps_weights)
+        onnx_fusions.fuse(model)
+
+
+def _quantize(component: Component, model: ir.Model, precision: Precision) -> None:
+    from slipway_export.quantize import quantize
+
+    if not quantize(model, precision, component.keep_float):
+        raise InvalidRequest(
+            f"{component.label}: precision {precision.value} must find matrix products to quantize, got none"
+        )
 
 
 @contextmanager
@@ -122,6 +150,7 @@ def _traced(component: Component, module: torch.nn.Module, opset: int) -> torch.
                 input_names=[tensor.name for tensor in component.inputs],
                 output_names=[tensor.name for tensor in component.outputs],
                 opset_version=opset,
+                optimize=False,
                 verbose=False,
             )
     except torch.onnx.OnnxExporterError as error:

@@ -26,6 +26,7 @@ from slipway_export.repository import check_replaceable, placed, stage_authored,
 from slipway_export.spec import AuthoredModel, Axis, Component, Engine, Family, Plan, Precision
 from slipway_export.verify import ParityRow, check, compute_reference, verify
 from slipway_export.verify_steps import verify_stepped
+from slipway_export.weights import left_on_disk
 from slipway_serving.errors import InvalidRequest, SlipwayError
 
 Report = Callable[[str], None]
@@ -289,41 +290,25 @@ class _Export:
         path = self.path(component)
         path.parent.mkdir(parents=True, exist_ok=True)
         kept = "" if precision is self.options.precision else f" (kept in {precision.value})"
-        self.report(f"{component.label}: loading and running PyTorch{kept}")
-        module = component.load(Precision.FP32)
-        reference = compute_reference(component, module)
-        if precision is not Precision.FP32 and not precision.is_integer:
-            module = component.load(precision)
-        self.report(f"{component.label}: exporting")
-        traced = path.with_suffix(".float.onnx") if precision.is_integer else path
+        self.report(f"{component.label}: exporting{kept}")
+        with left_on_disk():
+            module = component.load(Precision.FP32 if precision.is_integer else precision)
         export_graph(
             component,
             module,
-            traced,
+            path,
             opset=self.opset,
+            precision=precision,
             engine=self.options.engine,
             simplify=self.options.simplify,
         )
         del module
         gc.collect()
-        if precision.is_integer:
-            self.quantize(component, traced, path, precision)
         check_operators(path, self.options.engine, component.label)
+        self.report(f"{component.label}: running PyTorch")
+        reference = compute_reference(component, component.load(Precision.FP32))
         self.report(f"{component.label}: verifying")
         return verify(component, path, reference, precision)
-
-    def quantize(self, component: Component, traced: Path, path: Path, precision: Precision) -> None:
-        """Make the integer graph from the float one, and remove that."""
-        from slipway_export.quantize import quantize
-
-        self.report(f"{component.label}: quantizing to {precision.value}")
-        if not quantize(traced, path, precision, component.keep_float):
-            raise InvalidRequest(
-                f"{component.label}: precision {precision.value} must find matrix products to quantize,"
-                " got none"
-            )
-        for left in (traced, traced.with_name(f"{traced.name}.data")):
-            left.unlink(missing_ok=True)
 
     def finish(
         self, components: Sequence[Component], authored: Sequence[AuthoredModel], rows: Sequence[ParityRow]
