@@ -97,6 +97,7 @@ def export_graph(
     weights.bind(model, module)
     _optimize(model)
     weights.fold_transposes(model)
+    _name_tensors(component, model)
     name_dimensions(component, model)
     if engine is Engine.ONNXRUNTIME:
         rewrite.drop_reshapes(model)
@@ -117,6 +118,15 @@ def _optimize(model: ir.Model) -> None:
     with _quiet():
         optimizer.optimize_ir(model, should_fold=weights.keeps_weights)
         onnx_fusions.fuse(model)
+
+
+def _name_tensors(component: Component, model: ir.Model) -> None:
+    """Name a graph's inputs and outputs as described; last, since an optimized graph has others."""
+    for tensor, value in (
+        *zip(component.inputs, model.graph.inputs, strict=True),
+        *zip(component.outputs, model.graph.outputs, strict=True),
+    ):
+        value.name = tensor.name
 
 
 def _quantize(component: Component, model: ir.Model, precision: Precision) -> None:
@@ -147,8 +157,6 @@ def _traced(component: Component, module: torch.nn.Module, opset: int) -> torch.
                 tuple(torch.from_numpy(array) for array in inputs.values()),
                 dynamo=True,
                 dynamic_shapes=dynamic_shapes(component, module),
-                input_names=[tensor.name for tensor in component.inputs],
-                output_names=[tensor.name for tensor in component.outputs],
                 opset_version=opset,
                 optimize=False,
                 verbose=False,
