@@ -21,6 +21,7 @@ from slipway_export.run import ExportOptions, ExportResult, run_export
 from slipway_serving.server import Server, ServerConfig
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep the tests of a file in one process of those that share a run; all that need Docker in one."""
     for item in items:
