@@ -23,8 +23,9 @@ demo: $(VENV)/installed ## Export tiny checkpoints, serve them: out/wan_t2v.mp4,
 	$(BIN)/python examples/wan_t2v.py
 	$(BIN)/python examples/airimu.py
 
-test: $(VENV)/installed ## Run every test, against a real Triton, in two processes
-	$(BIN)/pytest --numprocesses 2 --dist loadgroup
+test: $(VENV)/installed ## Run every test, against a real Triton: two files at a time, then the containers
+	$(BIN)/pytest --numprocesses 2 --dist loadfile -m "not docker"
+	$(BIN)/pytest -m docker tests/docker
 
 check: $(VENV)/installed ## Lint, format and types
 	$(BIN)/ruff format --check .

@@ -21,14 +21,6 @@ from slipway_export.run import ExportOptions, ExportResult, run_export
 from slipway_serving.server import Server, ServerConfig
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of a file in one process of those that share a run; all that need Docker in one."""
-    for item in items:
-        file = item.path.relative_to(Path(__file__).parent)
-        item.add_marker(pytest.mark.xdist_group("docker" if file.parts[0] == "docker" else str(file)))
-
-
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that all processes of a test run have in common."""
