@@ -84,7 +84,7 @@ class Engine:
         return {**kept, **own, "PYTHON": sys.executable, **more}
 
     def run(
-        self, *arguments: str | Path, code: int | None = 0, limit_s: float = 120.0, **environment: str
+        self, *arguments: str | Path, code: int | None = 0, limit_s: float = 600.0, **environment: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a docker command; with a `code` it must exit so."""
         done = subprocess.run(
@@ -99,7 +99,7 @@ class Engine:
         assert code is None or done.returncode == code, f"{arguments} exited {done.returncode}: {done.stderr}"
         return done
 
-    def script(self, *command: str, limit_s: float = 900.0, **environment: str) -> str:
+    def script(self, *command: str, limit_s: float = 1800.0, **environment: str) -> str:
         """Run a script of docker/ and return what it said."""
         done = subprocess.run(
             [str(ROOT / "docker" / command[0]), *command[1:]],

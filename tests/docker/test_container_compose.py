@@ -60,7 +60,7 @@ class Project:
     environment: dict[str, str]
 
     def compose(self, *arguments: str, code: int | None = 0) -> str:
-        return self.engine.run("compose", *arguments, code=code, limit_s=300, **self.environment).stdout
+        return self.engine.run("compose", *arguments, code=code, limit_s=1800, **self.environment).stdout
 
     def service(self, name: str) -> dict[str, Any]:
         container = self.compose("ps", "--all", "--quiet", name).strip()
