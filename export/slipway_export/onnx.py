@@ -104,7 +104,8 @@ def export_graph(
     lower(model, opset, component.label)
     if precision.is_integer:
         _quantize(component, model, precision)
-    size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value)
+    tensors = (value.const_value for value in model.graph.initializers.values())
+    size = sum(tensor.nbytes for tensor in tensors if tensor is not None)
     program.save(str(path), external_data=size > EXTERNAL_DATA_BYTES)
     if simplify:
         _simplify(path, size)

@@ -307,6 +307,7 @@ class _Export:
         check_operators(path, self.options.engine, component.label)
         self.report(f"{component.label}: running PyTorch")
         reference = compute_reference(component, component.load(Precision.FP32))
+        gc.collect()
         self.report(f"{component.label}: verifying")
         return verify(component, path, reference, precision)
 

@@ -215,7 +215,9 @@ class Component:
         outputs: in the order of the forward's results.
         axes: every axis that the shapes name.
         load: builds the network in a precision, in eval mode; its forward takes and gives the
-            tensors as described (float32 at the edges whatever the precision inside).
+            tensors as described (float32 at the edges whatever the precision inside). For tracing it is
+            called where `Checkpoint.load` leaves the weights on disk: nothing may be computed from them
+            before the forward.
         tolerance: bounds per precision; in a precision that is missing the graph stays in float32, and
             its manifest says so.
         keep_float: patterns of module paths (``*.proj_out``) whose products integer precisions leave alone.
@@ -423,8 +425,7 @@ class AuthoredModel:
         name: its folder in the repository.
         files: what export adds to it, by path within the model's folder.
         source: its folder in `model_repository/`, where that has another name; a path where it lies
-        elsewhere,
-            as that of a family in another distribution does.
+            elsewhere, as that of a family in another distribution does.
         request: what it takes: the inputs of its `config.pbtxt`.
         events: what it answers with: the outputs; by default those of the request.
     """

@@ -218,6 +218,8 @@ def fold_transposes(model: ir.Model) -> None:
         if value is None or not isinstance(value.const_value, Weight) or len(value.uses()) != 1:
             continue
         weight, out = value.const_value, node.outputs[0]
+        if out.is_graph_output() or value.is_graph_output():
+            continue
         perm = node.attributes.get("perm")
         order = tuple(perm.as_ints()) if perm else tuple(reversed(range(len(weight.shape))))
         turned = ir.Value(

@@ -140,3 +140,31 @@ def test_shard_is_named_when_it_is_cut_short_and_weights_stay_on_disk(
         ),
     ):
         component_of(found, "denoiser_high").load(Precision.FP32)
+
+
+def test_transpose_of_a_weight_is_folded_but_where_it_is_an_output(tmp_path: Path) -> None:
+    values = torch.arange(6.0).reshape(2, 3)
+    save_file({"x": values}, tmp_path / "w.safetensors")
+    held = Weight(
+        Stored(tmp_path / "w.safetensors", "x", (2, 3), torch.float32), ir.DataType.FLOAT, name="weight"
+    )
+
+    def graph(*, shown: bool) -> ir.Model:
+        weight = ir.Value(name="weight", shape=held.shape, const_value=held)
+        turned = ir.node("Transpose", [weight], {"perm": [1, 0]})
+        product = ir.node("MatMul", [ir.val("input", ir.DataType.FLOAT, [1, 3]), turned.outputs[0]])
+        outputs = [*product.outputs, *(turned.outputs if shown else ())]
+        nodes = [turned, product]
+        made = ir.Graph(
+            [product.inputs[0]], outputs, nodes=nodes, initializers=[weight], opset_imports={"": 21}
+        )
+        return ir.Model(made, ir_version=10)
+
+    folded, kept = graph(shown=False), graph(shown=True)
+    for model in (folded, kept):
+        weights.fold_transposes(model)
+    assert [node.op_type for node in folded.graph] == ["MatMul"]
+    (only,) = folded.graph.initializers.values()
+    assert only.const_value is not None
+    assert np.array_equal(only.const_value.numpy(), values.T.numpy())
+    assert [node.op_type for node in kept.graph] == ["Transpose", "MatMul"]
