@@ -461,7 +461,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Preset:
-    """A small random checkpoint that a family can write.
+    """A random checkpoint that a family can write.
 
     Args:
         summary: one line for people.

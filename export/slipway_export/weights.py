@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import struct
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -100,16 +101,12 @@ def stand_in(
         stored: the part's tensors by key.
         dtype_of: the type to give a tensor of floats, by its key.
     """
-    header: dict[str, Any] = {}
-    end = 0
-    for key, tensor in stored.items():
-        dtype = dtype_of(key) if tensor.dtype.is_floating_point else tensor.dtype
-        begin, end = end, end + tensor.bytes // tensor.dtype.itemsize * dtype.itemsize
-        header[key] = {
-            "dtype": _SAFETENSORS[dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]
-        }  # fmt: skip
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
+    header, size = safetensors_header(
+        {
+            key: (dtype_of(key) if tensor.dtype.is_floating_point else tensor.dtype, tensor.shape)
+            for key, tensor in stored.items()
+        }
+    )
     weights = {tensor.file.name for tensor in stored.values()}
     with tempfile.TemporaryDirectory(prefix="slipway-empty-") as name:
         empty = Path(name)
@@ -117,10 +114,26 @@ def stand_in(
             if path.name not in weights and not path.name.endswith(".index.json"):
                 (empty / path.name).symlink_to(path.resolve())
         with (empty / file).open("wb") as out:
-            out.write(struct.pack("<Q", len(text)) + text)
+            out.write(header)
             # A hole: it takes no space, and a page of it no memory until it is read.
-            out.truncate(8 + len(text) + end)
+            out.truncate(len(header) + size)
         yield empty
+
+
+def safetensors_header(tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> tuple[bytes, int]:
+    """Return what a safetensors file has before its tensors, and the bytes of all tensors after it.
+
+    Args:
+        tensors: type and shape by key, in the order in which they lie in the file.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for key, (dtype, shape) in tensors.items():
+        begin, end = end, end + math.prod(shape) * dtype.itemsize
+        header[key] = {"dtype": _SAFETENSORS[dtype], "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text, end
 
 
 def remember(network: torch.nn.Module, stored: Mapping[str, Stored]) -> None:

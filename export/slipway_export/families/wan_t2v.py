@@ -1,7 +1,7 @@
 """Wan text-to-video: Wan2.2-T2V-A14B (two experts) and Wan2.1 (one), in the layout of diffusers.
 
 The checkpoint's `model_index.json` and the parts' `config.json` give every size below; nothing of a
-particular checkpoint is written here but the tiny preset.
+particular checkpoint is written here.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipway_export.checkpoint import Checkpoint
+from slipway_export.families.wan_t2v_presets import PATCH, PRESETS, PUBLIC_AXES
 from slipway_export.spec import (
     AuthoredModel,
     Axis,
@@ -24,7 +24,6 @@ from slipway_export.spec import (
     Part,
     Plan,
     Precision,
-    Preset,
     StepInput,
     Stepped,
     TensorSpec,
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
 NAME = "wan_t2v"
 # WanPipeline's max_sequence_length: prompts are padded with zeros to so many embeddings.
 TEXT_TOKENS = 512
-PATCH = 2
 
 TRANSFORMER_TOLERANCE = {
     Precision.FP32: Tolerance(max_abs=1e-3, relative_l2=1e-4, cosine=0.99999),
@@ -61,22 +59,6 @@ STREAM_TOLERANCE = {
 # What decides and what projects stays in float32.
 FLOAT_TOLERANCE = {Precision.FP32: TRANSFORMER_TOLERANCE[Precision.FP32]}
 DECODER_TOLERANCE = {Precision.FP32: Tolerance(max_abs=5e-3, relative_l2=1e-4, cosine=0.99999)}
-
-
-def axes(latent_frames: tuple[int, int, int], tokens: tuple[int, int, int]) -> tuple[Axis, ...]:
-    """Return the family's axes.
-
-    Args:
-        latent_frames: min, opt, max; a video has ``4 * (latent_frames - 1) + 1`` frames.
-        tokens: min, opt, max of height and width in tokens of 16 pixels.
-    """
-    return (
-        # Classifier-free guidance is one call with the prompt and the negative prompt.
-        Axis("batch", 1, 2, 2),
-        Axis("latent_frames", *latent_frames),
-        Axis("token_height", *tokens),
-        Axis("token_width", *tokens),
-    )
 
 
 def plan(checkpoint: Checkpoint, axes: Sequence[Axis], *, first_block_cache: bool = False) -> Plan:
@@ -375,62 +357,6 @@ def _pipeline_facts(
     return (json.dumps(facts, indent=2) + "\n").encode()
 
 
-def _preset(
-    summary: str,
-    transformer: dict[str, Any],
-    text_encoder: dict[str, Any],
-    vae: dict[str, Any],
-    attentive: bool = False,
-    **ranges: Any,
-) -> Preset:
-    configs = {
-        "transformer/config.json": {"patch_size": [1, PATCH, PATCH], "in_channels": 16, "out_channels": 16}
-        | transformer,
-        "text_encoder/config.json": {"vocab_size": 512, "d_model": transformer["text_dim"], "num_layers": 2}
-        | text_encoder,
-        "vae/config.json": {"z_dim": 16, "dim_mult": [1, 2, 4, 4], "num_res_blocks": 1} | vae,
-    }
-
-    def write(folder: Path, seed: int) -> None:
-        from slipway_export.modeling.wan_presets import write_checkpoint
-
-        write_checkpoint(folder, configs, seed, attentive=attentive)
-
-    return Preset(summary, configs, axes(**ranges), write)
-
-
-TINY = _preset(
-    "random weights, 1 to 33 frames, 32 to 128 pixels a side; for the demo and the tests",
-    transformer={
-        "num_attention_heads": 2,
-        "attention_head_dim": 24,
-        "text_dim": 32,
-        "freq_dim": 64,
-        "ffn_dim": 96,
-        "num_layers": 2,
-    },
-    text_encoder={"d_kv": 8, "d_ff": 64, "num_heads": 4},
-    vae={"base_dim": 8},
-    attentive=True,
-    latent_frames=(1, 5, 9),
-    tokens=(2, 4, 8),
-)
-SMALL = _preset(
-    "random weights, 6 layers of 8 x 64 heads, up to 33 frames of 320 pixels a side; for benchmarks",
-    transformer={
-        "num_attention_heads": 8,
-        "attention_head_dim": 64,
-        "text_dim": 256,
-        "freq_dim": 256,
-        "ffn_dim": 2048,
-        "num_layers": 6,
-    },
-    text_encoder={"d_kv": 32, "d_ff": 512, "num_heads": 8},
-    vae={"base_dim": 16},
-    latent_frames=(1, 5, 9),
-    tokens=(2, 15, 20),
-)
-
 FAMILY = Family(
     name=NAME,
     upstream="Wan-AI/Wan2.2-T2V-A14B-Diffusers",
@@ -447,9 +373,8 @@ FAMILY = Family(
         Part("vae", ("config.json",)),
         Part("scheduler", ("scheduler_config.json",)),
     ),
-    # 1 to 81 frames, 256 to 1280 pixels a side; 480p is 30 x 52 tokens.
-    axes=axes(latent_frames=(1, 21, 21), tokens=(16, 30, 80)),
-    presets={"tiny": TINY, "small": SMALL},
+    axes=PUBLIC_AXES,
+    presets=PRESETS,
     plan=plan,
     variants={
         "first-block-cache": Variant(

@@ -1,7 +1,8 @@
-"""Writes small random Wan checkpoints, in the layout and with the key names of the public ones.
+"""Writes random Wan checkpoints, in the layout and with the key names of the public ones.
 
-diffusers' and transformers' own `save_pretrained` write the parts, so the layout is theirs; only the
-sizes are small, and the tokenizer is trained here on the few sentences below.
+diffusers' and transformers' own `save_pretrained` write the parts of a small one, so the layout is theirs.
+Of one that memory does not hold they write the configurations, and `random_weights` streams the weights. The
+tokenizer is trained here on the few sentences below; its ids lie within any vocabulary.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from diffusers import AutoencoderKLWan, UniPCMultistepScheduler, WanPipeline, Wa
 from torch import nn
 from transformers import T5Tokenizer, UMT5Config, UMT5EncoderModel
 
+from slipway_export.random_weights import Normal, RandomPart, check_space, write_part
+
 SENTENCES = (
     "A serene lake at sunset, mirror-like water, mountains in the distance, warm light.",
     "The quick brown fox jumps over the lazy dog while two cats watch from a wooden fence.",
@@ -25,6 +28,11 @@ SENTENCES = (
     "Waves break on black volcanic sand, drone shot, 16 frames per second, 480p, 720p.",
     "Blurred details, subtitles, worst quality, low quality, static, JPEG artefacts, extra fingers.",
 )
+
+BOUNDARY_RATIO = 0.875
+_DIFFUSERS_STEM = "diffusion_pytorch_model"
+# As `_modulated` has it.
+_MODULATED = (("blocks.*.scale_shift_table", Normal(std=0.7)),)
 
 
 def write_checkpoint(
@@ -49,17 +57,71 @@ def write_checkpoint(
             transformer=shape(WanTransformer3DModel(**configs["transformer/config.json"])),
             transformer_2=shape(WanTransformer3DModel(**configs["transformer/config.json"])),
             vae=_spread(AutoencoderKLWan(**configs["vae/config.json"])),
-            scheduler=UniPCMultistepScheduler(
-                prediction_type="flow_prediction",
-                use_flow_sigmas=True,
-                num_train_timesteps=1000,
-                flow_shift=3.0,
-            ),
-            boundary_ratio=0.875,
+            scheduler=_scheduler(),
+            boundary_ratio=BOUNDARY_RATIO,
         )
     finally:
         torch.random.set_rng_state(state)
     pipeline.save_pretrained(folder)
+
+
+def stream_checkpoint(
+    folder: Path, configs: Mapping[str, Mapping[str, Any]], seed: int, *, experts: int = 2
+) -> None:
+    """Write a checkpoint of any size, a piece of a tensor at a time: denoisers and text encoder in bfloat16.
+
+    Args:
+        folder: an existing folder.
+        configs: as for :func:`write_checkpoint`.
+        seed: of the weights.
+        experts: 1 or 2.
+
+    Raises:
+        InvalidRequest: the disk has too little room.
+    """
+    names = ("transformer", "transformer_2")[:experts]
+    text_config = UMT5Config(
+        **configs["text_encoder/config.json"], architectures=["UMT5EncoderModel"], dtype=torch.bfloat16
+    )
+    with torch.device("meta"):
+        transformers = {
+            name: WanTransformer3DModel(**configs["transformer/config.json"]).to(torch.bfloat16)
+            for name in names
+        }
+        text_encoder = UMT5EncoderModel(text_config).to(torch.bfloat16)
+        vae = AutoencoderKLWan(**configs["vae/config.json"])
+    # T5's attention does not divide by the root of a head's width: its queries are smaller instead.
+    queries = Normal(std=(text_config.d_model * text_config.d_kv) ** -0.5)
+    text_rules = (("shared.weight", Normal()), ("*.q.weight", queries))
+    parts = [
+        RandomPart("text_encoder", text_encoder, "model", text_rules),
+        *(RandomPart(name, network, _DIFFUSERS_STEM, _MODULATED) for name, network in transformers.items()),
+        RandomPart("vae", vae, _DIFFUSERS_STEM),
+    ]
+    check_space(folder, parts)
+    pipeline = WanPipeline(
+        tokenizer=_tokenizer(folder),
+        text_encoder=text_encoder,
+        vae=vae,
+        scheduler=_scheduler(),
+        transformer=transformers["transformer"],
+        transformer_2=transformers.get("transformer_2"),
+        boundary_ratio=BOUNDARY_RATIO if experts == 2 else None,
+    )
+    pipeline.save_config(folder)
+    pipeline.tokenizer.save_pretrained(folder / "tokenizer")
+    pipeline.scheduler.save_pretrained(folder / "scheduler")
+    text_config.save_pretrained(folder / "text_encoder")
+    for name, network in (*transformers.items(), ("vae", vae)):
+        network.save_config(folder / name)
+    for part in parts:
+        write_part(folder, part, seed)
+
+
+def _scheduler() -> UniPCMultistepScheduler:
+    return UniPCMultistepScheduler(
+        prediction_type="flow_prediction", use_flow_sigmas=True, num_train_timesteps=1000, flow_shift=3.0
+    )
 
 
 def _tokenizer(folder: Path) -> T5Tokenizer:

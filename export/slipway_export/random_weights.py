@@ -1,0 +1,132 @@
+"""Writes networks of any size with random weights, as `save_pretrained` would, without holding them.
+
+A network comes without memory (on the meta device); huggingface_hub shares its tensors out among shards. Each
+tensor is then made from the seed and its own name, some rows at a time, and appended to its file, so that
+what is held is a piece of one tensor, and the same seed gives the same bytes on any machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import torch
+from huggingface_hub import StateDictSplit, split_torch_state_dict_into_shards
+from torch import Tensor, nn
+
+from slipway_export.weights import safetensors_header
+from slipway_serving.errors import InvalidRequest
+
+SHARD_BYTES = 10**9
+# Numbers that are drawn at a time; another count would be other weights.
+_CHUNK = 1 << 22
+# Biases and norms are near what training starts from, and not quite: one that is left out shows.
+_BIAS_STD = 0.02
+_NORM_STD = 0.05
+
+
+@dataclass(frozen=True)
+class Normal:
+    """How the numbers of a tensor are distributed."""
+
+    mean: float = 0.0
+    std: float = 1.0
+
+
+@dataclass(frozen=True)
+class RandomPart:
+    """A part of a checkpoint whose weights are to be random.
+
+    Args:
+        folder: its name in the checkpoint.
+        network: without memory, in the types that its tensors are to have.
+        stem: of its weight files, ``model`` or ``diffusion_pytorch_model``.
+        rules: pattern of keys and the distribution of their tensors, the first that fits. By default a bias
+            is near 0, the weight of a norm near 1, and any other tensor keeps the variance of its input.
+    """
+
+    folder: str
+    network: nn.Module
+    stem: str
+    rules: Sequence[tuple[str, Normal]] = ()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what is stored, by key: of a tied weight only the one that the others are tied to."""
+        tied = getattr(self.network, "_tied_weights_keys", None) or {}
+        return {key: tensor for key, tensor in self.network.state_dict().items() if key not in tied}
+
+    @property
+    def bytes(self) -> int:
+        """Of all its tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors().values())
+
+    def distribution(self, key: str, shape: Sequence[int]) -> Normal:
+        """Return the distribution of a tensor's numbers."""
+        for pattern, normal in self.rules:
+            if fnmatchcase(key, pattern):
+                return normal
+        if key.endswith("bias"):
+            return Normal(std=_BIAS_STD)
+        fan_in = math.prod(shape[1:])
+        return Normal(std=fan_in**-0.5) if fan_in > 1 else Normal(mean=1.0, std=_NORM_STD)
+
+
+def check_space(folder: Path, parts: Sequence[RandomPart]) -> None:
+    """Refuse a disk that the parts do not fit on.
+
+    Raises:
+        InvalidRequest: with what is needed and what is free.
+    """
+    needed, free = sum(part.bytes for part in parts), shutil.disk_usage(folder).free
+    if needed > free:
+        raise InvalidRequest(
+            f"checkpoint: the disk of {folder} must have {needed / 1e9:.1f} GB free, got {free / 1e9:.1f} GB;"
+            " try `slipway checkpoint` with an --output on another disk, and that folder as --checkpoint"
+        )
+
+
+def write_part(folder: Path, part: RandomPart, seed: int, shard_bytes: int = SHARD_BYTES) -> None:
+    """Write a part's weight files, and their index where they are several.
+
+    Args:
+        folder: of the checkpoint.
+        part: what to write.
+        seed: of the checkpoint; parts of one seed differ all the same.
+        shard_bytes: a file has no more, unless it is one tensor.
+    """
+    place = folder / part.folder
+    place.mkdir(parents=True, exist_ok=True)
+    tensors = part.tensors()
+    split = split_torch_state_dict_into_shards(
+        tensors, filename_pattern=part.stem + "{suffix}.safetensors", max_shard_size=shard_bytes
+    )
+    for name, keys in split.filename_to_tensors.items():
+        described = {key: (tensors[key].dtype, tuple(tensors[key].shape)) for key in keys}
+        with (place / name).open("wb") as out:
+            out.write(safetensors_header(described)[0])
+            for key, (dtype, shape) in described.items():
+                source = f"{seed}/{part.folder}/{key}"
+                for numbers in _numbers(source, part.distribution(key, shape), math.prod(shape)):
+                    out.write(numbers.to(dtype).view(torch.uint8).numpy().data)
+    if split.is_sharded:
+        _write_index(place / f"{part.stem}.safetensors.index.json", split)
+
+
+def _write_index(path: Path, split: StateDictSplit) -> None:
+    index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+    path.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _numbers(source: str, normal: Normal, count: int) -> Iterator[Tensor]:
+    """Draw a tensor's numbers, float32, a chunk at a time."""
+    digest = hashlib.sha256(source.encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+    for begin in range(0, count, _CHUNK):
+        size = min(_CHUNK, count - begin)
+        yield torch.empty(size).normal_(normal.mean, normal.std, generator=generator)
