@@ -212,6 +212,52 @@ def capacity_bench(
     _measure("capacity", partial(run, options), capacity_json, draw_capacity, print_capacity, output, quiet)
 
 
+@bench.command("real-size")
+def real_size(
+    work: Annotated[
+        Path, typer.Option(help="Folder for checkpoints, models and logs; what is there is used.")
+    ] = Path("out/real_size"),
+    preset: Annotated[str, typer.Option(help="Of the checkpoint that is served.")] = "1.3b",
+    wide: Annotated[
+        str, typer.Option(help="Preset of the checkpoint whose first expert is exported only.")
+    ] = "a14b-2-layers",
+    part: Annotated[
+        list[str] | None,
+        typer.Option(help="Run only this part, in a folder where those before it ran; may be repeated."),
+    ] = None,
+    frames: Annotated[int, typer.Option(min=1, help="Frames of the video, 4k+1.")] = 9,
+    size: Annotated[
+        str, typer.Option(help="Width and height of the video, pixels.", metavar="WIDTHxHEIGHT")
+    ] = "256x256",
+    steps: Annotated[int, typer.Option(min=1, max=100, help="Denoising steps.")] = 2,
+    seed: Annotated[int, typer.Option(min=0, help="Of the noise.")] = 1,
+    output: Output = _OUTPUT,
+    quiet: Quiet = False,
+) -> None:
+    """Take a checkpoint of public size all the way: written, exported, served, called, compared."""
+    from slipway_loadtests.bench.machine import machine_facts, machine_lines
+    from slipway_loadtests.bench.real_size import (
+        RealSizeOptions,
+        markdown,
+        print_real_size,
+        real_size_json,
+        run,
+    )
+    from slipway_loadtests.bench.report import write_json
+
+    width, height = _parse_size(size)
+    options = RealSizeOptions(work, preset, wide, tuple(part or ()), frames, height, width, steps, seed)
+    with _measuring(output, quiet) as (report, console):
+        machine = machine_facts()
+        result = run(options, report)
+        data, table = output / "real_size.json", output / "real_size.md"
+        write_json(real_size_json(result, machine), data)
+        table.write_text(markdown(result), encoding="utf-8")
+        print_real_size(console, result)
+        for line in (*machine_lines(machine), f"written to {data} and {table}"):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
 def capacity(
     service_s: Annotated[float, typer.Option(help="Time of a request alone on a replica, seconds, above 0.")],
     each_s: Annotated[float, typer.Option(help="Mean time between requests of a user, seconds, above 0.")],
