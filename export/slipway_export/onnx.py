@@ -2,7 +2,8 @@
 
 The network is traced once by `torch.onnx.export(dynamo=True)` at its opt sizes; its dynamic
 dimensions follow from the component's axes (`dynamic.py`), its operator set from `opset.py`.
-Weights go to one file of external data beside the graph where protobuf's 2 GB limit is near.
+Weights go to one file of external data beside the graph where protobuf's 2 GB limit is near, and where
+graphs share them (`shared_weights.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from slipway_export import rewrite, weights
+from slipway_export import rewrite, shared_weights, weights
 from slipway_export.dynamic import dynamic_shapes, name_dimensions, related, traced_point
 from slipway_export.opset import EXPORTED_OPSET, lower
 from slipway_export.size import Point, Size
@@ -73,8 +74,9 @@ def export_graph(
     precision: Precision = Precision.FP32,
     engine: Engine = Engine.ONNXRUNTIME,
     simplify: bool = False,
+    shares: bool = False,
 ) -> None:
-    """Export a network to `path` (and `path` + ``.data`` where it is large).
+    """Export a network to `path` (and `path` + ``.data`` where it is large or shares weights).
 
     Args:
         component: its description.
@@ -84,6 +86,7 @@ def export_graph(
         precision: of the graph; an integer one is made of the float32 network.
         engine: chooses the dialect.
         simplify: run onnxslim over the graph afterwards.
+        shares: refer to weights that the graphs beside it have, see :mod:`slipway_export.shared_weights`.
 
     Raises:
         InvalidRequest: `simplify` is asked for and onnxslim is not installed, the graph uses what the
@@ -106,9 +109,14 @@ def export_graph(
         _quantize(component, model, precision)
     tensors = (value.const_value for value in model.graph.initializers.values())
     size = sum(tensor.nbytes for tensor in tensors if tensor is not None)
+    if shares and not simplify:
+        shared_weights.save(model, path)
+        return
     program.save(str(path), external_data=size > EXTERNAL_DATA_BYTES)
     if simplify:
         _simplify(path, size)
+    if shares:
+        shared_weights.save_again(path)
 
 
 def _optimize(model: ir.Model) -> None:

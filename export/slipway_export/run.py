@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -150,7 +151,9 @@ def _export_models(
     if not options.force:
         check_replaceable(repository, names)
     with staging(repository) as staged:
-        export = _Export(family, checkpoint, options, opset, staged, report)
+        graphs = Counter(component.name for component in plan.components)
+        sharing = frozenset(name for name, count in graphs.items() if count > 1)
+        export = _Export(family, checkpoint, options, opset, staged, report, sharing=sharing)
         rows = export.build(plan, components)
         check(rows)
         export.finish(components, authored, rows)
@@ -253,7 +256,8 @@ def _model_names(
 class _Export:
     """The parts of one export that every step of it needs.
 
-    `staged` is the folder to write in; `graph` the file of the one graph that is exported for itself.
+    `staged` is the folder to write in; `graph` the file of the one graph that is exported for itself;
+    `sharing` has the names of components that are several graphs, whose weights lie on disk once.
     """
 
     family: Family
@@ -263,6 +267,7 @@ class _Export:
     staged: Path
     report: Report
     graph: Path | None = None
+    sharing: frozenset[str] = frozenset()
 
     def folder(self, component: Component) -> Path:
         return self.staged / f"{self.family.name}_{component.name}" / "1"
@@ -301,6 +306,7 @@ class _Export:
             precision=precision,
             engine=self.options.engine,
             simplify=self.options.simplify,
+            shares=component.name in self.sharing,
         )
         del module
         gc.collect()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +82,25 @@ def test_manifest_states_files_versions_axes_and_parity(exported: tuple[Path, Ex
         manifest["opset"]
         == onnx.load(repository / "wan_t2v_denoiser_high/1/model.onnx").opset_import[0].version
     )
+
+
+def test_decoders_weights_lie_on_disk_once_when_both_its_graphs_have_them(repository: Path) -> None:
+    version = repository / "wan_t2v_vae_decoder" / "1"
+    places: dict[str, set[tuple[str, ...]]] = {}
+    for name in ("first.onnx", "next.onnx"):
+        weights = onnx.load(version / name, load_external_data=False).graph.initializer
+        entries = [{entry.key: entry.value for entry in weight.external_data} for weight in weights]
+        places[name] = {(e["location"], e["offset"], e["length"]) for e in entries if e}
+        inline = [weight for weight, e in zip(weights, entries, strict=True) if not e]
+        assert all(len(weight.raw_data) < 4096 for weight in inline)
+    assert len(places["first.onnx"] & places["next.onnx"]) > 20
+    digests = []
+    for location, offset, length in places["first.onnx"] | places["next.onnx"]:
+        begin = int(offset)
+        content = (version / location).read_bytes()[begin : begin + int(length)]
+        digests.append((location, sha256(content).hexdigest()))
+    of_first = {digest for location, digest in digests if location == "first.onnx.data"}
+    assert not of_first & {digest for location, digest in digests if location == "next.onnx.data"}
 
 
 def test_config_is_made_from_the_component(repository: Path, checkpoint: Path) -> None:
