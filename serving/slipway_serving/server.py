@@ -25,6 +25,7 @@ from typing import Literal, get_args
 import httpx
 
 from slipway_serving import triton_log
+from slipway_serving.backends.onnxruntime.sharing import FOLDER_VARIABLE
 from slipway_serving.control import ModelControl, is_loopback
 from slipway_serving.drain import wait_until_idle
 from slipway_serving.errors import InvalidRequest, NotReady, raise_all
@@ -247,7 +248,8 @@ class Server:
         install = find_triton()
         folder = Path(tempfile.mkdtemp(prefix=self._id))
         self._belongings = Belongings(self._id, str(folder), pid=0, exit_timeout_s=self.config.exit_timeout_s)
-        backends, interpreter = folder / "backends", folder / "interpreter"
+        backends, interpreter, graphs = (folder / name for name in ("backends", "interpreter", "graphs"))
+        graphs.mkdir()
         lay_out_backends(install, backends)
         lay_out_interpreter(interpreter, os.environ)
         with self.log_path.open("wb") as log:
@@ -257,7 +259,11 @@ class Server:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=folder,  # stubs look for modules in their working directory first
-                env={**environment(install, interpreter, os.environ), ID_VARIABLE: self._id},
+                env={
+                    **environment(install, interpreter, os.environ),
+                    ID_VARIABLE: self._id,
+                    FOLDER_VARIABLE: str(graphs),
+                },
                 start_new_session=True,  # a terminal's Ctrl-C is for us; we stop it in good order
             )
             self._belongings = replace(self._belongings, pid=self._process.pid)

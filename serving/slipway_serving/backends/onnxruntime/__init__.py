@@ -2,5 +2,6 @@
 
 It serves the very model repositories that the container's C++ backend of this name serves: `session` reads
 the same parameters, `signature` completes and checks the config by the same rules, `execution` runs
-batches of requests, and `model` is the adapter that Triton loads.
+batches of requests, `sharing` has several instances use one session, and `model` is the adapter that Triton
+loads.
 """

@@ -8,6 +8,7 @@ tracebacks go to the log with the request's id.
 from __future__ import annotations
 
 import json
+import os
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,8 +16,9 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from slipway_serving.backends.onnxruntime import session, signature
+from slipway_serving.backends.onnxruntime import session, sharing, signature
 from slipway_serving.backends.onnxruntime.execution import Arrays, Executor, Request
+from slipway_serving.backends.onnxruntime.sharing import Loaded, SharedGraph
 from slipway_serving.errors import InvalidRequest, SlipwayError
 
 
@@ -33,7 +35,7 @@ class TritonPythonModel:
         config: dict[str, Any] = auto_complete_model_config.as_dict()
         if not signature.is_complete(config):
             try:
-                graph = signature.graph_signature(_load(config, "CPU", 0))
+                graph = _load(config, "CPU", 0).signature
                 signature.complete(config, graph)
                 signature.check(config, graph)
             except SlipwayError as error:
@@ -41,13 +43,11 @@ class TritonPythonModel:
         return auto_complete_model_config
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Load the graph on the instance's device and check the config against it."""
+        """Load the graph on the instance's device, or find it loaded, and check the config against it."""
         config = json.loads(args["model_config"])
         try:
-            self._session = _load(config, args["model_instance_kind"], int(args["model_instance_device_id"]))
-            graph = signature.graph_signature(self._session)
-            signature.check(config, graph)
-            self._run_options = session.run_options(config)
+            self._graph = _open(config, args["model_instance_kind"], int(args["model_instance_device_id"]))
+            signature.check(config, self._graph.signature)
         except SlipwayError as error:
             raise pb_utils.TritonModelException(str(error)) from error
         self._model = str(config["name"])
@@ -55,8 +55,8 @@ class TritonPythonModel:
         self._output_names = tuple(str(entry["name"]) for entry in config["output"])
         self._executor = Executor(
             self._model,
-            graph,
-            lambda wanted, inputs: self._session.run(list(wanted), dict(inputs), self._run_options),
+            self._graph.signature,
+            self._graph.run,
             {entry["name"]: [int(dim) for dim in entry["dims"]] for entry in config["output"]},
             batched=int(config["max_batch_size"]) > 0,
         )
@@ -65,6 +65,11 @@ class TritonPythonModel:
         """Answer requests; none of them can fail another."""
         answers = self._executor.execute([self._request(request) for request in requests])
         return [self._response(*pair) for pair in zip(requests, answers, strict=True)]
+
+    def finalize(self) -> None:
+        """Let go of a graph that other instances may reach here."""
+        if isinstance(self._graph, SharedGraph):
+            self._graph.close()
 
     def _request(self, request: Any) -> Request:
         """Take a request's tensors; Triton has reshaped them as the config says."""
@@ -87,11 +92,26 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse(error=pb_utils.TritonError(answer.to_wire(), code))
 
 
-def _load(config: Mapping[str, Any], kind: str, device_id: int) -> Any:
-    """Load the model's graph from its version folder."""
+def _open(config: Mapping[str, Any], kind: str, device_id: int) -> Loaded | SharedGraph:
+    """Load the model's graph; where several instances want it and it is large, once for all of them."""
+    path = session.graph_path(config, Path(pb_utils.get_model_dir()))
+    folder = os.environ.get(sharing.FOLDER_VARIABLE)
+    if folder is None or not sharing.is_worth_sharing(config, kind, device_id, path):
+        return _load(config, kind, device_id)
+    meeting = sharing.place(Path(folder), config, kind, device_id, path)
+    return SharedGraph(meeting, lambda: _load(config, kind, device_id))
+
+
+def _load(config: Mapping[str, Any], kind: str, device_id: int) -> Loaded:
+    """Load the model's graph from its version folder into this process."""
     if kind not in ("CPU", "GPU"):
         raise InvalidRequest(
             f"{config['name']}: instance_group kind must be KIND_CPU or KIND_GPU, got {kind}"
         )
     chosen = session.providers(config, kind, device_id)
-    return session.load(config, Path(pb_utils.get_model_dir()), chosen)
+    loaded = session.load(config, Path(pb_utils.get_model_dir()), chosen)
+    options = session.run_options(config)
+    return Loaded(
+        signature.graph_signature(loaded),
+        lambda wanted, inputs: loaded.run(list(wanted), dict(inputs), options),
+    )

@@ -7,6 +7,7 @@ the config asks for: a GPU that ONNX Runtime cannot use is an error, never a sil
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -147,23 +148,32 @@ def _cuda_options(config: Mapping[str, Any]) -> dict[str, str]:
     return options
 
 
+def graph_path(config: Mapping[str, Any], version_folder: Path) -> Path:
+    """Return where a model's graph lies: a file, or `model.onnx` in the folder of its name.
+
+    Args:
+        config: the model's config; its `default_model_filename` names the graph, `model.onnx` by default.
+        version_folder: the model's version folder.
+    """
+    path = version_folder / Path(config.get("default_model_filename") or "model.onnx").name
+    return path / "model.onnx" if path.is_dir() else path
+
+
 def load(
     config: Mapping[str, Any], version_folder: Path, chosen: list[tuple[str, dict[str, str]]]
 ) -> ort.InferenceSession:
     """Load a model's graph.
 
     Args:
-        config: the model's config; its `default_model_filename` names the graph, `model.onnx` by default.
-        version_folder: the model's version folder, where the graph lies.
+        config: the model's config.
+        version_folder: the model's version folder, where the graph lies, see :func:`graph_path`.
         chosen: execution providers, see :func:`providers`.
 
     Raises:
         InvalidRequest: the file is missing or ONNX Runtime cannot load it; the message names the file.
     """
     model = str(config["name"])
-    path = version_folder / Path(config.get("default_model_filename") or "model.onnx").name
-    if path.is_dir():
-        path = path / "model.onnx"
+    path = graph_path(config, version_folder)
     if not path.is_file():
         raise InvalidRequest(f"{model}: model file must exist, got no {path}")
     try:
@@ -180,4 +190,16 @@ def load(
         raise InvalidRequest(
             f"{model}: {chosen[0][0]} must start, got only {', '.join(session.get_providers())}"
         )
+    _give_back_memory()
     return session
+
+
+def _give_back_memory() -> None:
+    """Return to the system what a load needed and freed; glibc would keep it.
+
+    Weights are converted and laid out anew while they are loaded: a float16 graph of 1.4 billion parameters
+    took 7.3 GiB on the CPU after its load, and 5.4 GiB, which is its float32 weights, after this.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:  # other C libraries have none
+        trim(0)
