@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from pathlib import Path
 from types import FrameType
@@ -57,6 +58,12 @@ def serve(
     log_file: Annotated[
         Path | None, typer.Option(help="Keep Triton's log here; without it only a failure keeps one.")
     ] = None,
+    progress: Annotated[
+        bool | None,
+        typer.Option(
+            help="Say on stderr which models are loading and how far; by default where that is a terminal."
+        ),
+    ] = None,
     verbose: Annotated[bool, typer.Option(help="Show Triton's log on stderr.")] = False,
     arguments: Annotated[
         list[str] | None,
@@ -88,7 +95,8 @@ def serve(
             log_path=log_file,
             arguments=tuple(arguments or ()),
         )
-        _run(Server(config), verbose=verbose)
+        shown = sys.stderr.isatty() if progress is None else progress
+        _run(Server(config, _say if shown else None), verbose=verbose)
     except SlipwayError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(error.exit_code) from None
@@ -117,6 +125,10 @@ def drain(
 def _interrupt(number: int, frame: FrameType | None) -> None:
     """End the foreground work; a second signal ends the wait for in-flight requests too."""
     raise KeyboardInterrupt
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)
 
 
 def _run(server: Server, *, verbose: bool) -> None:

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +29,7 @@ from slipway_serving.backends.onnxruntime.sharing import FOLDER_VARIABLE
 from slipway_serving.control import ModelControl, is_loopback
 from slipway_serving.drain import wait_until_idle
 from slipway_serving.errors import InvalidRequest, NotReady, raise_all
+from slipway_serving.loading import Loading
 from slipway_serving.triton_arguments import closed_apis, further_problems, tracing, tracing_problems
 from slipway_serving.triton_install import environment, find_triton, lay_out_backends, lay_out_interpreter
 from slipway_serving.triton_process import (
@@ -131,13 +132,18 @@ class ServerConfig:
 class Server:
     """One running Triton. Use it as a context manager, or call :meth:`start` and :meth:`stop`.
 
+    Args:
+        config: what to serve and where.
+        say: called with a line for each step of a start: which models are loading and how far; or nothing.
+
     Attributes:
         config: what was asked for; after :meth:`start` with the ports and the address that were picked.
         log_path: the server's log file.
     """
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, say: Callable[[str], object] | None = None) -> None:
         self.config = config
+        self._say = say
         self._id = f"slipway-{os.getpid()}-{secrets.token_hex(4)}-"
         self.log_path = config.log_path or Path(tempfile.gettempdir()) / f"{self._id}tritonserver.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -212,7 +218,7 @@ class Server:
             self.config = _with_free_ports(wanted)
             try:
                 self._launch()
-                self._wait_until_ready()
+                self._wait_until_ready(models)
             except BaseException as error:
                 # A port that was free when it was picked may be taken by now; only ours to pick again.
                 again = (
@@ -290,14 +296,17 @@ class Server:
             yield from tracing(config.trace_otlp, config.trace_every)
         yield from config.arguments
 
-    def _wait_until_ready(self) -> None:
+    def _wait_until_ready(self, models: Sequence[Path]) -> None:
         """Poll until the server answers ready; raise NotReady as soon as it cannot become so."""
         # Endpoints open when all models have loaded or failed. Without exit_on_error a failed model would
         # keep `ready` false for ever; `live` is then what there is to wait for.
         endpoint = "ready" if self.config.exit_on_error else "live"
         deadline = time.monotonic() + self.config.ready_timeout_s
+        loading = Loading(models, self._id, self._say) if self._say is not None else None
         while not _answers(f"http://{self.http_url}/v2/health/{endpoint}"):
             log = self.log_text()
+            if loading is not None:
+                loading.look(log)
             if not self.is_alive():
                 raise self._start_error(log)
             if "Failed to preinitialize Python stub" in log and self.config.exit_on_error:
@@ -309,6 +318,8 @@ class Server:
                     f"{waiting}; log: {self.log_path}"
                 )
             time.sleep(_POLL_S)
+        if loading is not None:
+            loading.look(self.log_text())
 
     def _start_error(self, log: str) -> NotReady:
         """Say why the server could not start: per failed model, else in Triton's words."""

@@ -70,12 +70,26 @@ def load_failures(log: str) -> dict[str, str]:
     return failures
 
 
+def begun(log: str) -> list[str]:
+    """Return the models whose load was begun, in that order."""
+    return _found(r"loading: (.+):-?\d+$", log)
+
+
+def loaded(log: str) -> list[str]:
+    """Return the models that were loaded, in the order in which they were."""
+    return _found(r"successfully loaded '([^']+)'", log)
+
+
 def still_loading(log: str) -> list[str]:
     """Return the models whose load was begun and neither succeeded nor failed yet."""
+    ended = {*loaded(log), *_found(r"failed to load '([^']+)'", log)}
+    return [model for model in begun(log) if model not in ended]
+
+
+def _found(pattern: str, log: str) -> list[str]:
+    """Return what a pattern finds at the beginning of lines of the server's records, each once."""
     texts = "\n".join(_records(log))
-    begun = re.findall(r"^loading: (.+):-?\d+$", texts, re.MULTILINE)
-    ended = set(re.findall(r"^(?:successfully loaded|failed to load) '([^']+)'", texts, re.MULTILINE))
-    return [model for model in begun if model not in ended]
+    return list(dict.fromkeys(re.findall(f"^{pattern}", texts, re.MULTILINE)))
 
 
 def fatal(log: str) -> str | None:

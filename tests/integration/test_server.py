@@ -234,6 +234,17 @@ def test_serve_exits_0_and_leaves_nothing_on_sigterm(repository: Path) -> None:
     assert nothing_is_left(server_id)
 
 
+def test_serve_says_which_models_load_when_asked(repository: Path) -> None:
+    with serve(repository, "--progress") as command:
+        read_until_ready(command)
+        command.send_signal(signal.SIGTERM)
+        _, errors = command.communicate(timeout=300)
+    said, loaded, stopped = errors.splitlines()[0], *errors.splitlines()[-2:]
+    assert re.fullmatch(r"loading affine \(1 of 1, 0\.0 MB on disk\)", said)
+    assert re.fullmatch(r"loaded affine \(1 of 1, after [\d.]+ s\)", loaded)
+    assert stopped == "stopped"
+
+
 def test_serve_exits_0_and_leaves_nothing_on_ctrl_c_while_models_load(sleepers: Path) -> None:
     code = sleepers / "sleeper" / "1" / "model.py"
     code.write_text(code.read_text() + "\ntime.sleep(100_000)\n")
