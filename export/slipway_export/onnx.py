@@ -57,6 +57,8 @@ def example_inputs(component: Component, point: Point, seed: int = 0) -> dict[st
 
 def _example(tensor: TensorSpec, point: Point, random: np.random.Generator) -> np.ndarray[Any, Any]:
     shape = tensor.at(point)
+    if tensor.example is not None:
+        return tensor.example(shape).astype(tensor.dtype.value)
     if tensor.ones:
         return np.ones(shape, dtype=tensor.dtype.value)
     if tensor.values is not None or not tensor.dtype.is_float:
@@ -106,7 +108,7 @@ def export_graph(
         rewrite.drop_reshapes(model)
     lower(model, opset, component.label)
     if precision.is_integer:
-        _quantize(component, model, precision)
+        _quantize(component, model, precision, engine)
     tensors = (value.const_value for value in model.graph.initializers.values())
     size = sum(tensor.nbytes for tensor in tensors if tensor is not None)
     if shares and not simplify:
@@ -138,10 +140,13 @@ def _name_tensors(component: Component, model: ir.Model) -> None:
         value.name = tensor.name
 
 
-def _quantize(component: Component, model: ir.Model, precision: Precision) -> None:
+def _quantize(component: Component, model: ir.Model, precision: Precision, engine: Engine) -> None:
     from slipway_export.quantize import quantize
 
-    if not quantize(model, precision, component.keep_float):
+    keep, outliers = component.keep_float, component.outliers
+    if engine is Engine.PORTABLE:  # has no operator for weights in blocks
+        keep, outliers = (*keep, *outliers), ()
+    if not quantize(model, precision, keep, outliers):
         raise InvalidRequest(
             f"{component.label}: precision {precision.value} must find matrix products to quantize, got none"
         )

@@ -1,48 +1,71 @@
-"""Integer graphs: INT8 by dynamic quantization, INT4 weights in blocks.
+"""Integer graphs: INT8 by dynamic quantization, INT4 weights in blocks, large tables in 8 bits.
 
-Only products with a weight change; those that a component names as sensitive, by the path of their module,
-stay as they are. Each weight is quantized when the graph is written, one at a time, as ONNX Runtime does
-it. Verification compares the result with the float32 network like any other graph.
+Products with a weight change, and lookups in a large table; those that a component names as sensitive, by the
+path of their module, stay as they are. Each weight is quantized when the graph is written, one at a time, as
+ONNX Runtime does it. Verification compares the result with the float32 network like any other graph.
+
+INT8 gives all activations of a product one scale, which a few outliers take for themselves; INT4 one to each
+block of 32. Products whose input has them, by name too, keep their activations in float32, and their weights
+have blocks in both.
 """
 
 from __future__ import annotations
 
 import ast
 import fnmatch
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import IO, Any
 
 import numpy as np
 import onnx_ir as ir
 
 from slipway_export.spec import Precision
+from slipway_export.weights import Weight
 
 Array = np.ndarray[Any, Any]
 Rewrite = Callable[[ir.Graph, ir.Node], list[ir.Node]]
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
-_INT4_BLOCK = 32
+_BLOCK = 32
+# What MatMulNBits computes with: activations as they are, or of 8 bits with a scale for each block.
+_FLOAT32, _IN_BLOCKS = 1, 4
 # Signed weights of -127 to 127: with unsigned activations their product has a VNNI kernel.
 _INT8_LARGEST = 127
+# Values of a table that is worth three more nodes: 4 MiB in float32.
+_LARGE_TABLE = 2**20
 
 
-def quantize(model: ir.Model, precision: Precision, keep_float: Sequence[str]) -> int:
-    """Quantize the matrix products of a graph.
+def quantize(
+    model: ir.Model, precision: Precision, keep_float: Sequence[str], outliers: Sequence[str] = ()
+) -> int:
+    """Quantize the matrix products of a graph, and its large tables.
 
     Args:
         model: float32 graph; it is changed.
         precision: INT8 or INT4.
-        keep_float: patterns of module paths, such as ``*.proj_out``, whose products stay in float32.
+        keep_float: patterns of module paths, such as ``*.proj_out``, whose products and tables stay in
+            float32.
+        outliers: patterns of module paths whose products get weights in blocks for INT8 too, and keep
+            their activations in float32.
 
     Returns:
         Number of quantized products.
     """
-    rewrite: Rewrite = _Dynamic() if precision is Precision.INT8 else _blocks
-    products = [node for node in model.graph if _is_product(node) and not _matches(node, keep_float)]
+    dynamic = _Dynamic()
+    nodes = [node for node in model.graph if not _matches(node, keep_float)]
+    products = [node for node in nodes if _is_product(node)]
     for node in products:
+        wide = _matches(node, outliers)
+        rewrite: Rewrite = dynamic
+        if wide or precision is Precision.INT4:
+            bits, level = (4 if precision is Precision.INT4 else 8), (_FLOAT32 if wide else _IN_BLOCKS)
+            rewrite = partial(_blocks, bits, level)
+            model.opset_imports.setdefault("com.microsoft", 1)
         _replace(model.graph, node, rewrite(model.graph, node))
-    if precision is Precision.INT4:
-        model.opset_imports.setdefault("com.microsoft", 1)
+    for node in nodes:
+        if _is_large_lookup(node):
+            _replace(model.graph, node, _lookup(model.graph, node), weight=0)
     return len(products)
 
 
@@ -85,36 +108,136 @@ def _lazy(
     if known is not None:
         return known
     tensor = ir.LazyTensor(lambda: ir.tensor(make(), name=name), dtype, ir.Shape(shape), name=name)
-    value = ir.Value(name=name, shape=tensor.shape, type=ir.TensorType(dtype), const_value=tensor)
+    return _register(graph, tensor)
+
+
+def _register(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
+    value = ir.Value(
+        name=tensor.name,
+        shape=ir.Shape(tensor.shape.numpy()),
+        type=ir.TensorType(tensor.dtype),
+        const_value=tensor,
+    )
     graph.register_initializer(value)
     return value
 
 
-def _blocks(graph: ir.Graph, node: ir.Node) -> list[ir.Node]:
-    """Return MatMulNBits in place of a product: weights of 4 bits in blocks along its inputs."""
+def _blocks(bits: int, level: int, graph: ir.Graph, node: ir.Node) -> list[ir.Node]:
+    """Return MatMulNBits in place of a product: weights of 4 or 8 bits in blocks along its inputs.
+
+    Args:
+        bits: of a weight.
+        level: what ONNX Runtime computes with.
+        graph: of the node.
+        node: the product.
+    """
     name, read, (rows, columns) = _weight_of(node)
-    blocks = -(-rows // _INT4_BLOCK)
+    blocks = -(-rows // _BLOCK)
+    packed_shape = (columns, blocks, _BLOCK * bits // 8)
     packed = _lazy(
-        graph, f"{name}_Q4", lambda: _int4(read())[0], ir.DataType.UINT8, (columns, blocks, _INT4_BLOCK // 2)
+        graph, f"{name}_Q{bits}", lambda: _in_blocks(read(), bits)[0], ir.DataType.UINT8, packed_shape
     )
-    scales = _lazy(graph, f"{name}_scales", lambda: _int4(read())[1], ir.DataType.FLOAT, (columns, blocks))
-    attributes = {"K": rows, "N": columns, "bits": 4, "block_size": _INT4_BLOCK, "accuracy_level": 4}
+    scales = _lazy(
+        graph, f"{name}_scales", lambda: _in_blocks(read(), bits)[1], ir.DataType.FLOAT, (columns, blocks)
+    )
+    attributes = {"K": rows, "N": columns, "bits": bits, "block_size": _BLOCK, "accuracy_level": level}
     product = ir.node(
         "MatMulNBits", [node.inputs[0], packed, scales], attributes, domain="com.microsoft", name=node.name
     )
     return [product]
 
 
-def _int4(weight: Array) -> tuple[Array, Array]:
+def _in_blocks(weight: Array, bits: int) -> tuple[Array, Array]:
     """Quantize a weight [in, out] to packed blocks and their scales, by ONNX Runtime's kernel."""
     from onnxruntime.quantization.matmul_nbits_quantizer import (
         DefaultWeightOnlyQuantConfig,
         DefaultWeightOnlyQuantizer,
     )
 
-    config = DefaultWeightOnlyQuantConfig(block_size=_INT4_BLOCK, is_symmetric=True, accuracy_level=4, bits=4)
+    config = DefaultWeightOnlyQuantConfig(block_size=_BLOCK, is_symmetric=True, accuracy_level=4, bits=bits)
     packed, scales, _ = DefaultWeightOnlyQuantizer(config).qbits_block_quant(np.ascontiguousarray(weight))
     return packed, scales
+
+
+def _is_large_lookup(node: ir.Node) -> bool:
+    """Whether a node takes rows of a large matrix that the graph holds."""
+    axis = node.attributes.get("axis")
+    if node.domain or node.op_type != "Gather" or (axis is not None and axis.as_int() != 0):
+        return False
+    table, ids = node.inputs
+    if table is None or table.const_value is None or table.const_value.dtype != ir.DataType.FLOAT:
+        return False
+    # A table that also is a product's weight, as tied ones are, stays whole.
+    if len(table.uses()) > 1 or table.is_graph_output() or ids is None or ids.shape is None:
+        return False
+    shape = table.const_value.shape.numpy()
+    return len(shape) == 2 and shape[1] % _BLOCK == 0 and shape[0] * shape[1] >= _LARGE_TABLE
+
+
+def _lookup(graph: ir.Graph, node: ir.Node) -> list[ir.Node]:
+    """Return a lookup in a table of 8 bits with a scale for each block of a row; standard operators only."""
+    table, ids = node.inputs
+    assert table is not None and table.const_value is not None  # _is_large_lookup has it so.
+    assert ids is not None and ids.shape is not None
+    held, name = table.const_value, str(table.name)
+    rows, columns = (int(size) for size in held.shape.numpy())
+    blocks = (rows, columns // _BLOCK)
+    quantized = _register(
+        graph, _RowWise(held, _row_values, ir.DataType.INT8, (*blocks, _BLOCK), f"{name}_Q8")
+    )
+    scales = _register(graph, _RowWise(held, _row_scales, ir.DataType.FLOAT, (*blocks, 1), f"{name}_scales"))
+    shape = _register(graph, ir.tensor(np.array([0] * len(ids.shape) + [columns]), name=f"{name}_shape"))
+    found = ir.node("Gather", [quantized, ids])
+    scale = ir.node("Gather", [scales, ids])
+    cast = ir.node("Cast", [found.outputs[0]], {"to": ir.DataType.FLOAT})
+    product = ir.node("Mul", [cast.outputs[0], scale.outputs[0]])
+    return [found, scale, cast, product, ir.node("Reshape", [product.outputs[0], shape], name=node.name)]
+
+
+def _row_scales(rows: Array) -> Array:
+    """Return the scales of a table's rows [rows, columns], [rows, blocks, 1]."""
+    blocks = rows.reshape(len(rows), -1, _BLOCK)
+    scales: Array = np.abs(blocks).max(axis=2, keepdims=True) / np.float32(_INT8_LARGEST)
+    scales[scales < np.finfo(np.float32).tiny] = 1.0
+    return scales
+
+
+def _row_values(rows: Array) -> Array:
+    """Return the values of a table's rows [rows, columns] over their scales, [rows, blocks, in a block]."""
+    blocks = rows.reshape(len(rows), -1, _BLOCK)
+    return (blocks / _row_scales(rows)).round().astype(np.int8)
+
+
+class _RowWise(ir.LazyTensor):
+    """What is made of a table, a part of its rows at a time while it is written."""
+
+    def __init__(
+        self,
+        table: ir.TensorProtocol,
+        make: Callable[[Array], Array],
+        dtype: ir.DataType,
+        shape: Sequence[int],
+        name: str,
+    ) -> None:
+        self.table, self.make = table, make
+        super().__init__(
+            lambda: ir.tensor(np.concatenate(list(self._parts())), name=name),
+            dtype,
+            ir.Shape(shape),
+            name=name,
+        )
+
+    def tofile(self, file: IO[bytes]) -> None:
+        """Write the tensor's bytes."""
+        for part in self._parts():
+            file.write(np.ascontiguousarray(part).data)
+
+    def _parts(self) -> Iterator[Array]:
+        if not isinstance(self.table, Weight):
+            yield self.make(self.table.numpy())
+            return
+        for rows in self.table.parts():
+            yield self.make(rows.numpy())
 
 
 class _Dynamic:
@@ -151,18 +274,25 @@ def _int8(weight: Array) -> tuple[Array, Array]:
     return np.clip((weight / scale).round(), -128, 127).astype(np.int8), scale
 
 
-def _replace(graph: ir.Graph, node: ir.Node, made: list[ir.Node]) -> None:
-    """Put nodes in place of a product, whose bias is added to the last."""
+def _replace(graph: ir.Graph, node: ir.Node, made: list[ir.Node], weight: int = 1) -> None:
+    """Put nodes in place of one, whose bias, a third input, is added to the last.
+
+    Args:
+        graph: of the node.
+        node: that goes, and with it its weight where nothing else takes that.
+        made: in their order.
+        weight: which of the node's inputs is its weight.
+    """
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     if bias is not None:
         made.append(ir.node("Add", [made[-1].outputs[0], bias]))
-    weight, out = node.inputs[1], node.outputs[0]
-    assert weight is not None  # _is_product has it so.
+    held, out = node.inputs[weight], node.outputs[0]
+    assert held is not None  # A node with a weight has it there.
     new = made[-1].outputs[0]
     new.name, new.shape, new.type = out.name, out.shape, out.type
     out.name = None
     graph.insert_after(node, made)
     out.replace_all_uses_with(new, replace_graph_outputs=True)
     graph.remove(node, safe=True)
-    if not weight.uses():
-        graph.initializers.pop(str(weight.name))
+    if not held.uses():
+        graph.initializers.pop(str(held.name))

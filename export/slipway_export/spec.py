@@ -152,6 +152,8 @@ class TensorSpec:
         initial: what fills the input before the first step of a :class:`Stepped`; None where a graph of
             its own gives the first.
         exact: the output must equal PyTorch's in every element, whatever the precision (labels, indices).
+        example: makes what an input is verified with, of a shape, where random values are not what a served
+            network sees (token ids of real texts).
     """
 
     name: str
@@ -161,6 +163,7 @@ class TensorSpec:
     ones: bool = False
     initial: float | None = None
     exact: bool = False
+    example: Callable[[tuple[int, ...]], np.ndarray[Any, Any]] | None = None
 
     def __post_init__(self) -> None:
         low, high = self.values or self.dtype.values
@@ -194,11 +197,14 @@ class Tolerance:
         max_abs: largest absolute difference.
         relative_l2: ``|graph - torch| / |torch|`` in the L2 norm.
         cosine: smallest cosine similarity.
+        row_cosine: smallest cosine similarity of a row along the last dimension, such as a token's embedding:
+            one that is lost hardly shows in the whole tensor. None where rows mean nothing.
     """
 
     max_abs: float
     relative_l2: float
     cosine: float
+    row_cosine: float | None = None
 
 
 def _as_it_is(_: torch.nn.Module) -> AbstractContextManager[None]:
@@ -221,6 +227,9 @@ class Component:
         tolerance: bounds per precision; in a precision that is missing the graph stays in float32, and
             its manifest says so.
         keep_float: patterns of module paths (``*.proj_out``) whose products integer precisions leave alone.
+        outliers: patterns of module paths whose products have inputs with outliers: integer precisions
+            leave these in float32, and int8 gives the weights 8 bits in blocks. Engine ``portable``, which
+            has no operator for that, leaves the products alone.
         lower: a context in which the network is traced for ONNX Runtime: swaps what torch would decompose
             for its operators, and puts it back.
         merge_us: how long Triton may hold a request back to merge it with others of its shape into one
@@ -240,6 +249,7 @@ class Component:
     load: Callable[[Precision], torch.nn.Module]
     tolerance: Mapping[Precision, Tolerance]
     keep_float: tuple[str, ...] = ()
+    outliers: tuple[str, ...] = ()
     lower: Callable[[torch.nn.Module], AbstractContextManager[None]] = _as_it_is
     merge_us: int | None = None
     graph: str = "model"

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import io
+from pathlib import Path
+
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
 import pytest
+import torch
 from onnxruntime.quantization import QuantType
 from onnxruntime.quantization.quant_utils import quantize_data
+from safetensors.torch import save_file
 
+from slipway_export import weights
 from slipway_export.quantize import quantize
 from slipway_export.spec import Precision
 
@@ -16,6 +22,7 @@ RANDOM = np.random.default_rng(0)
 WEIGHT = RANDOM.standard_normal((64, 48), np.float32)
 BIAS = RANDOM.standard_normal(48, np.float32)
 INPUT = RANDOM.standard_normal((5, 64), np.float32)
+IDS = np.array([[0, 7, 32767], [7, 1, 2]])
 
 
 def model_of(op_type: str = "MatMul", scopes: str = "['', 'layers.0.to_q']") -> ir.Model:
@@ -93,3 +100,75 @@ def test_input_is_quantized_once_when_several_products_take_it() -> None:
     assert [value.name for value in graph.initializers.values()] == [
         "weight_quantized", "weight_scale", "weight_zero_point"
     ]  # fmt: skip
+
+
+def test_weight_is_in_blocks_of_8_bits_when_its_input_has_outliers() -> None:
+    expected, model = run(model_of()), model_of()
+    assert quantize(model, Precision.INT8, (), ("layers.*.to_q",)) == 1
+    assert [node.op_type for node in model.graph] == ["MatMulNBits"]
+    assert model.graph.initializers["weight_Q8"].dtype is ir.DataType.UINT8
+    error = run(model) - expected
+    assert 0 < np.linalg.norm(error) / np.linalg.norm(expected) < 0.02
+
+
+def lookup_of(table: ir.TensorProtocol) -> ir.Model:
+    """Rows of a table by ids."""
+    ids = ir.val("x", ir.DataType.INT64, ["batch", "tokens"])
+    held = ir.Value(name="table", shape=table.shape, type=ir.TensorType(ir.DataType.FLOAT), const_value=table)
+    node = ir.node("Gather", [held, ids], name="lookup")
+    node.metadata_props["pkg.torch.onnx.name_scopes"] = "['', 'embedding']"
+    out = node.outputs[0]
+    out.name, out.dtype, out.shape = "y", ir.DataType.FLOAT, ir.Shape(["batch", "tokens", table.shape[1]])
+    graph = ir.Graph([ids], [out], nodes=[node], initializers=[held], opset_imports={"": 21})
+    return ir.Model(graph, ir_version=10)
+
+
+def look_up(model: ir.Model) -> np.ndarray:
+    session = onnxruntime.InferenceSession(
+        ir.serde.serialize_model(model).SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    return session.run(None, {"x": IDS})[0]
+
+
+@pytest.mark.parametrize("precision", [Precision.INT8, Precision.INT4])
+def test_large_table_has_8_bits_and_a_scale_for_each_block_of_a_row(precision: Precision) -> None:
+    table = RANDOM.standard_normal((2**15, 64), np.float32)
+    # A row of zeros, and one with an outlier, which costs its own block only.
+    table[1], table[2, 3] = 0, 100.0
+    model = lookup_of(ir.tensor(table, name="table"))
+    quantize(model, precision, ())
+    held = {name: value.const_value for name, value in model.graph.initializers.items()}
+    assert set(held) == {"table_Q8", "table_scales", "table_shape"}
+    assert held["table_Q8"].dtype is ir.DataType.INT8
+    assert sum(tensor.nbytes for tensor in held.values()) < 0.3 * table.nbytes
+    rows, wanted = look_up(model), table[IDS]
+    assert np.array_equal(rows[1, 1], np.zeros(64))
+    error = np.linalg.norm(rows - wanted, axis=2)[0] / np.linalg.norm(wanted, axis=2)[0]
+    assert np.all((error > 0) & (error < 0.008))
+    assert np.abs(rows[1, 2, 32:] - wanted[1, 2, 32:]).max() < 0.02
+
+
+def test_table_stays_as_it_is_when_it_is_small_or_kept_in_float() -> None:
+    small = lookup_of(ir.tensor(np.zeros((1024, 64), np.float32), name="table"))
+    quantize(small, Precision.INT8, ())
+    large = lookup_of(ir.tensor(np.zeros((2**15, 64), np.float32), name="table"))
+    quantize(large, Precision.INT8, ("embedding",))
+    for model in (small, large):
+        assert [node.op_type for node in model.graph] == ["Gather"]
+
+
+def test_table_on_disk_is_quantized_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = torch.randn(2**15, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
+    save_file({"table": table}, tmp_path / "weights.safetensors")
+    stored = weights.Stored(tmp_path / "weights.safetensors", "table", (2**15, 32), torch.bfloat16)
+    made = {}
+    for chunk_bytes in (2**30, 1000 * 64):
+        monkeypatch.setattr(weights, "_CHUNK_BYTES", chunk_bytes)
+        model = lookup_of(weights.Weight(stored, ir.DataType.FLOAT, name="table"))
+        quantize(model, Precision.INT8, ())
+        for name in ("table_Q8", "table_scales"):
+            tensor, written = model.graph.initializers[name].const_value, io.BytesIO()
+            tensor.tofile(written)
+            assert written.getvalue() == tensor.numpy().tobytes()
+            assert made.setdefault(name, written.getvalue()) == written.getvalue()
+    assert len(list(weights.Weight(stored, ir.DataType.FLOAT).parts())) == 33

@@ -46,6 +46,34 @@ def test_check_names_graph_output_point_and_bound_when_an_output_is_off(
     assert named in str(failure.value)
 
 
+def test_row_that_is_lost_in_others_is_named_when_its_bound_asks_for_each() -> None:
+    expected = np.random.default_rng(0).standard_normal((2, 50, 32))
+    actual = expected.copy()
+    actual[1, 7] = -expected[1, 7]
+    loose = Tolerance(max_abs=100.0, relative_l2=0.3, cosine=0.95)
+    strict = Tolerance(max_abs=100.0, relative_l2=0.3, cosine=0.95, row_cosine=0.93)
+    whole, rows = (
+        compare(NET, "sample", "opt (rows=4)", actual, expected, bound, "here") for bound in (loose, strict)
+    )
+    check([whole])
+    assert whole.row_cosine is None
+    assert rows.row_cosine == pytest.approx(-1)
+    with pytest.raises(ParityFailed, match="cosine of the worst row must be >= 0.93, got -1"):
+        check([rows])
+
+
+@pytest.mark.parametrize(
+    ("row", "cosine"), [(np.zeros(4), 1.0), (np.ones(4), 0.0), (np.full(4, np.nan), None)]
+)
+def test_row_of_zeros_is_like_another_only(row: np.ndarray, cosine: float | None) -> None:
+    bound = Tolerance(max_abs=100.0, relative_l2=100.0, cosine=-1.0, row_cosine=-1.0)
+    measured = compare(NET, "sample", "opt", row[None], np.zeros((1, 4)), bound, "here")
+    if cosine is None:
+        assert any("worst row" in failure for failure in measured.failures)
+    else:
+        assert measured.row_cosine == cosine
+
+
 @pytest.mark.parametrize(
     ("actual", "expected", "largest"),
     [

@@ -1,0 +1,58 @@
+"""What text encoders are verified with: token ids of prompts as people write them, not of random words.
+
+Quantization goes by the values that a network meets. Rare tokens of every language, which random ids are,
+are not those of a prompt.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+# Of the kinds that text-to-video pipelines get: a short one, a long one, and a negative one in Chinese
+# (the first words of the one that Wan's own examples have).
+TEXTS = (
+    "A paper boat sails down a rainy street at night; neon signs flicker and people hurry past.",
+    "Two anthropomorphic cats in comfy boxing gear and bright gloves fight intensely on a spotlighted stage. "
+    "The camera circles them slowly, shallow depth of field, cinematic lighting, 35mm film, fine grain, "
+    "dust in the beams of light, the crowd out of focus in the background.",
+    "色调艳丽,过曝,静态,细节模糊不清,字幕,风格,作品,画作,画面,静止,整体发灰,最差质量,低质量",
+)
+
+
+def prompt_ids(tokenizer: Path, shape: tuple[int, ...]) -> Array:
+    """Return token ids of prompts.
+
+    Args:
+        tokenizer: folder of a tokenizer, in transformers' layout.
+        shape: [batch, tokens]; a prompt that is too short for it is repeated, one that is too long cut off.
+            Each ends as the tokenizer ends a text.
+
+    Returns:
+        Ids of that shape, int64.
+    """
+    batch, tokens = shape
+    texts = _tokenized(tokenizer)
+    return np.stack([np.append(np.resize(ids[:-1], tokens - 1), ids[-1]) for ids in _rows(texts, batch)])
+
+
+def _rows(texts: tuple[Array, ...], batch: int) -> list[Array]:
+    """Return one text for each row; the same text again begins at another word."""
+    rows = []
+    for row in range(batch):
+        ids, turn = texts[row % len(texts)], row // len(texts)
+        rows.append(np.append(np.roll(ids[:-1], -turn), ids[-1]))
+    return rows
+
+
+@lru_cache(maxsize=4)
+def _tokenized(tokenizer: Path) -> tuple[Array, ...]:
+    from transformers import AutoTokenizer
+
+    loaded = AutoTokenizer.from_pretrained(str(tokenizer), local_files_only=True)
+    return tuple(np.array(loaded(text)["input_ids"], np.int64) for text in TEXTS)
