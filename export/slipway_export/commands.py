@@ -103,7 +103,15 @@ def export(
     engine: Annotated[
         Engine, typer.Option(help="What the graphs are made for; portable: any runtime.")
     ] = Engine.ONNXRUNTIME,
-    precision: Annotated[Precision, typer.Option(help="Of weights and arithmetic.")] = Precision.FP32,
+    precision: Annotated[list[str] | None, precision_option()] = None,
+    place: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Where a component's model runs: cpu, gpu or gpu:0,1, 2xgpu for two instances; or"
+            " grpc://HOST:PORT, another server that has it. May be repeated.",
+            metavar="NAME=WHERE",
+        ),
+    ] = None,
     component: Annotated[
         list[str] | None,
         typer.Option(
@@ -140,6 +148,7 @@ def export(
 
     from slipway_export.families import family_named
     from slipway_export.library import Library, export_model
+    from slipway_export.placement import parse_places
     from slipway_export.run import ExportOptions, run_export
 
     files = {role: path for role, path in (("conf", conf), ("ckpt", ckpt)) if path is not None}
@@ -147,11 +156,14 @@ def export(
         raise InvalidRequest(
             "export: one of --checkpoint, --model, and --conf with --ckpt must be given, got several or none"
         )
+    of_all, of_components = parse_precisions(precision or ())
     options = ExportOptions(
         checkpoint=checkpoint or "",
         repository=repository,
         engine=engine,
-        precision=precision,
+        precision=of_all,
+        precisions=of_components,
+        places=parse_places(tuple(place or ())),
         components=tuple(component or ()),
         opset=opset_version,
         simplify=simplify,
@@ -175,6 +187,41 @@ def export(
     if not quiet:
         print_parity(result.rows)
         print_done(result, repository, output)
+
+
+def precision_option() -> OptionInfo:
+    """Return the option for the precision of an export, and of single components."""
+    option: OptionInfo = typer.Option(
+        "--precision",
+        help=f"Of weights and arithmetic: {', '.join(Precision)}; fp32 by default. NAME=PRECISION is that of"
+        " one component; may be repeated.",
+        metavar="[NAME=]PRECISION",
+    )
+    return option
+
+
+def parse_precisions(texts: Sequence[str]) -> tuple[Precision, dict[str, Precision]]:
+    """Parse precisions, ``PRECISION`` or ``NAME=PRECISION`` each; names may have dashes for underscores.
+
+    Returns:
+        That of all components, and those of components that differ, by name.
+
+    Raises:
+        InvalidRequest: there is no such precision, or one is given twice.
+    """
+    found: dict[str, Precision] = {}
+    for text in texts:
+        name, _, value = text.rpartition("=")
+        name = name.replace("-", "_")
+        if value not in tuple(Precision) or (not name and "=" in text):
+            raise InvalidRequest(
+                f"precision must be one of {', '.join(Precision)}, or NAME=PRECISION for a component, got"
+                f" {text!r}"
+            )
+        if name in found:
+            raise InvalidRequest(f"precision of {name or 'all'} must be given once, got {text!r} too")
+        found[name] = Precision(value)
+    return found.pop("", Precision.FP32), found
 
 
 def named_file_option(role: str) -> OptionInfo:

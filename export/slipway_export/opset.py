@@ -6,7 +6,7 @@ back what 17 can say too, and refuses the rest by name.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
@@ -28,7 +28,7 @@ _REDUCTIONS = (
 
 def choose_opset(
     components: Sequence[Component],
-    precision: Precision,
+    precision_of: Callable[[Component], Precision],
     asked: int | None,
     engine: Engine = Engine.ONNXRUNTIME,
 ) -> int:
@@ -36,7 +36,7 @@ def choose_opset(
 
     Args:
         components: what is exported.
-        precision: that the user asked for.
+        precision_of: the precision that the user asked for, for each.
         asked: the opset that the user asked for; None for the default: the lowest for portable graphs.
         engine: that the graphs are for.
 
@@ -44,14 +44,17 @@ def choose_opset(
         InvalidRequest: the asked one is outside the range of the exporter, or below the lowest of a
             component, each of which the message names with its own.
     """
-    lowest = {c.label: c.lowest_opset.get(c.precision(precision), EXPORTED_OPSET) for c in components}
+    lowest = {c.label: c.lowest_opset.get(c.precision(precision_of(c)), EXPORTED_OPSET) for c in components}
+    if not lowest:  # All that was asked for is on other servers.
+        return DEFAULT_OPSET
     default = max(lowest.values()) if engine is Engine.PORTABLE else DEFAULT_OPSET
     opset = default if asked is None else asked
     if not max(lowest.values()) <= opset <= LARGEST_OPSET:
         each = ", ".join(f"{label} {value}" for label, value in lowest.items())
+        precisions = ", ".join(dict.fromkeys(precision_of(component).value for component in components))
         raise InvalidRequest(
-            f"opset-version must be {max(lowest.values())} to {LARGEST_OPSET} for {precision.value},"
-            f" got {opset}; the lowest of each component: {each}"
+            f"opset-version must be {max(lowest.values())} to {LARGEST_OPSET} for {precisions}, got {opset};"
+            f" the lowest of each component: {each}"
         )
     return opset
 

@@ -23,12 +23,13 @@ from slipway_export.dialect import check_operators, check_precision
 from slipway_export.graph_file import check_own, place_file, staged_file, write_report
 from slipway_export.onnx import export_graph
 from slipway_export.opset import choose_opset
+from slipway_export.placement import Place, check_places, set_instances, stage_remote
 from slipway_export.repository import check_replaceable, placed, stage_authored, staging, write_manifest
 from slipway_export.spec import AuthoredModel, Axis, Component, Engine, Family, Plan, Precision
 from slipway_export.verify import ParityRow, check, compute_reference, verify
 from slipway_export.verify_steps import verify_stepped
 from slipway_export.weights import left_on_disk
-from slipway_serving.errors import InvalidRequest, SlipwayError
+from slipway_serving.errors import InvalidRequest, SlipwayError, raise_all
 
 Report = Callable[[str], None]
 Publish = Callable[[str], None]
@@ -44,6 +45,8 @@ class ExportOptions:
         repository: Triton model repository to place the models in.
         engine: what runs the graphs.
         precision: of the graphs.
+        precisions: of the graphs of a component that differ, by its name.
+        places: where the models of components run, by name; as the configurations say when empty.
         components: names of those to export; all, and the authored models, when empty.
         opset: ONNX operator set version; the precision's default when None.
         simplify: run onnxslim over each graph.
@@ -63,6 +66,8 @@ class ExportOptions:
     repository: Path | None = None
     engine: Engine = Engine.ONNXRUNTIME
     precision: Precision = Precision.FP32
+    precisions: Mapping[str, Precision] = field(default_factory=dict)
+    places: Mapping[str, Place] = field(default_factory=dict)
     components: tuple[str, ...] = ()
     opset: int | None = None
     simplify: bool = False
@@ -80,6 +85,12 @@ class ExportOptions:
                 "export: one of repository and output must be given, got both or none; try --repository DIR"
                 " for models to serve, --output FILE.onnx for one graph"
             )
+        if self.output is not None and self.places:
+            raise InvalidRequest(f"place must be given with --repository only, got {', '.join(self.places)}")
+
+    def asked(self, component: Component) -> Precision:
+        """Return the precision that the user asked for, for a component."""
+        return self.precisions.get(component.name, self.precision)
 
 
 @dataclass(frozen=True)
@@ -124,7 +135,8 @@ def run_export(
             "engine tensorrt must be used with --check-only, which verifies the graphs that its parser takes:"
             " building its engines is not part of this release, got an export to place"
         )
-    check_precision(options.engine, options.precision)
+    for precision in (options.precision, *options.precisions.values()):
+        check_precision(options.engine, precision)
     with open_checkpoint(family, options.checkpoint, options.parts, options.files) as checkpoint:
         plan = _for_engine(_plan(family, checkpoint, options), options.engine)
         if options.output is not None:
@@ -146,7 +158,10 @@ def _export_models(
     repository = options.repository
     assert repository is not None  # ExportOptions has it so without an output.
     components, authored = _selected(family, plan, options)
-    opset = choose_opset(components, options.precision, options.opset, options.engine)
+    _check_precisions(components, options)
+    check_places(options.places, tuple(components))
+    exported = [c for c in components if c.name not in options.places or not options.places[c.name].server]
+    opset = choose_opset(exported, options.asked, options.opset, options.engine)
     names = _model_names(family, components, authored)
     if not options.force:
         check_replaceable(repository, names)
@@ -154,7 +169,7 @@ def _export_models(
         graphs = Counter(component.name for component in plan.components)
         sharing = frozenset(name for name, count in graphs.items() if count > 1)
         export = _Export(family, checkpoint, options, opset, staged, report, sharing=sharing)
-        rows = export.build(plan, components)
+        rows = export.build(plan, exported)
         check(rows)
         export.finish(components, authored, rows)
         if not options.check_only:
@@ -172,7 +187,8 @@ def _export_file(
     report: Report,
 ) -> list[ParityRow]:
     component = _selected_graph(plan, options)
-    opset = choose_opset([component], options.precision, options.opset, options.engine)
+    _check_precisions([component], options)
+    opset = choose_opset([component], options.asked, options.opset, options.engine)
     if not options.force:
         check_own(output)
     with staged_file(output) as staged:
@@ -233,6 +249,21 @@ def _selected(
     return components, [model for model in plan.authored if model.name in owners]
 
 
+def _check_precisions(components: Sequence[Component], options: ExportOptions) -> None:
+    """Refuse a precision that was asked for a component by name and that it has not."""
+    known = {component.name: component for component in components}
+    problems = []
+    for name, precision in options.precisions.items():
+        if name not in known:
+            problems.append(
+                f"precision must be of a component that is exported ({', '.join(known)}), got {name}"
+            )
+        elif precision not in known[name].tolerance:
+            able = ", ".join(known[name].tolerance)
+            problems.append(f"precision of {name} must be one of {able}, got {precision.value}")
+    raise_all("export", problems)
+
+
 def _selected_graph(plan: Plan, options: ExportOptions) -> Component:
     """Return the one graph that the user asked for, by name of its component or by its label."""
     (asked,) = options.components if len(options.components) == 1 else ("",)
@@ -285,16 +316,16 @@ class _Export:
             if all(graph in components for graph in graphs):
                 self.report(f"{stepped.next.label}: verifying {stepped.steps} steps as one run")
                 paths = {graph.label: self.path(graph) for graph in graphs}
-                rows += verify_stepped(stepped, paths, self.options.precision)
+                rows += verify_stepped(stepped, paths, self.options.asked(stepped.next))
         for left in self.staged.rglob("*.widened*"):
             left.unlink()
         return rows
 
     def build_graph(self, component: Component) -> list[ParityRow]:
-        precision = component.precision(self.options.precision)
+        precision = component.precision(self.options.asked(component))
         path = self.path(component)
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept = "" if precision is self.options.precision else f" (kept in {precision.value})"
+        kept = "" if precision is self.options.asked(component) else f" (kept in {precision.value})"
         self.report(f"{component.label}: exporting{kept}")
         with left_on_disk():
             module = component.load(Precision.FP32 if precision.is_integer else precision)
@@ -324,13 +355,22 @@ class _Export:
         for model in authored:
             stage_authored(model, self.staged)
         for component in components:
+            place = self.options.places.get(component.name)
+            folder = self.folder(component).parent
+            if place is not None and place.server:
+                stage_remote(component, folder.name, place, self.staged)
+                continue
             if component.graph == "model":
-                folder = self.folder(component).parent
                 config = model_config(component, folder.name, self.options.engine)
                 (folder / "config.pbtxt").write_text(config_text(config), encoding="utf-8")
+            if place is not None:
+                set_instances(folder / "config.pbtxt", place)
         for name in _model_names(self.family, components, authored):
             parts = [c for c in components if f"{self.family.name}_{c.name}" == name]
-            write_manifest(self.staged / name, self.facts(parts, rows))
+            place = self.options.places.get(parts[0].name) if parts else None
+            placed_at = {} if place is None else {"place": place.facts}
+            here = [] if place is not None and place.server else parts
+            write_manifest(self.staged / name, self.facts(here, rows) | placed_at)
 
     def facts(self, parts: Sequence[Component], rows: Sequence[ParityRow]) -> dict[str, Any]:
         """What the manifest says of a model beyond its files."""
@@ -347,7 +387,7 @@ class _Export:
             labels = {part.label for part in parts}
             facts |= {
                 "engine": self.options.engine.value,
-                "precision": {part.graph: part.precision(self.options.precision).value for part in parts},
+                "precision": {part.graph: part.precision(self.options.asked(part)).value for part in parts},
                 "opset": self.opset,
                 "simplified": self.options.simplify,
                 "axes": {a.name: [a.min, a.opt, a.max] for part in parts for a in part.axes},

@@ -102,7 +102,8 @@ def test_model_has_no_other_tensors(staged: Staged, model: str) -> None:
 
 
 def test_every_authored_model_is_staged_with_tensors(staged: Staged) -> None:
-    assert staged.sources == set(MODELS)
+    # `remote` stands for a component of any family; tests/unit/test_placement.py stages it.
+    assert staged.sources | {"remote"} == set(MODELS)
     for name, config in staged.configs.items():
         assert config.input, name
         assert config.output, name

@@ -1,0 +1,144 @@
+"""Precisions and places of single components, a text encoder on another server, answers from the cache."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import onnx
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from slipway_client import Client, RetryPolicy
+from slipway_export.families import family_named
+from slipway_export.placement import Place
+from slipway_export.run import ExportOptions, run_export
+from slipway_export.spec import Precision
+from slipway_serving.errors import NotReady
+from slipway_serving.program import one_text
+from slipway_serving.server import Server, ServerConfig
+
+WAN = family_named("wan_t2v")
+PROMPT, ENCODER = "wan_t2v_prompt", "wan_t2v_text_encoder"
+_WAIT_S = 30.0
+
+
+def test_component_has_the_precision_and_the_place_that_were_asked_for_it(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    options = ExportOptions(
+        checkpoint=str(checkpoint),
+        repository=tmp_path / "models",
+        components=("text_encoder",),
+        precisions={"text_encoder": Precision.INT8},
+        places={"text_encoder": Place.parse("2xgpu:1")},
+    )
+    run_export(WAN, options)
+    model = tmp_path / "models" / ENCODER
+    facts = json.loads((model / "manifest.json").read_text())
+    assert facts["precision"] == {"model": "int8"}
+    assert facts["place"] == {"device": "gpu", "gpus": [1], "instances": 2}
+    config = text_format.Parse((model / "config.pbtxt").read_text(), model_config_pb2.ModelConfig())
+    (group,) = config.instance_group
+    assert (group.kind, [*group.gpus], group.count) == (group.KIND_GPU, [1], 2)
+    operators = {node.op_type for node in onnx.load(model / "1/model.onnx").graph.node}
+    assert "MatMulNBits" in operators
+    assert "MatMulInteger" not in operators
+    # Every token's embedding counts, not only the whole tensor.
+    assert all(row["row_cosine"] >= row["bound"]["row_cosine"] > 0.99 for row in facts["parity"])
+
+
+@pytest.fixture(scope="module")
+def pool(
+    repository: Path, server: Server, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A repository of the prompt model, whose text encoder is on the shared server."""
+    models = tmp_path_factory.mktemp("pool") / "models"
+    for name in (PROMPT, "wan_t2v_tokenizer"):
+        shutil.copytree(repository / name, models / name)
+    options = ExportOptions(
+        checkpoint=str(checkpoint),
+        repository=models,
+        components=("text_encoder",),
+        places={"text_encoder": Place.parse(f"grpc://{server.grpc_url}")},
+    )
+    result = run_export(WAN, options)
+    assert (result.rows, result.models) == ((), (ENCODER,))
+    manifest = json.loads((models / ENCODER / "manifest.json").read_text())
+    assert manifest["place"] == {"server": server.grpc_url, "instances": 1}
+    assert not list(models.rglob("*.onnx*"))
+    return models
+
+
+@pytest.fixture(scope="module")
+def pool_server(pool: Path) -> Iterator[Server]:
+    config = ServerConfig(pool, http_port=0, grpc_port=0, metrics_port=0, response_cache_mib=1)
+    with Server(config) as running:
+        yield running
+
+
+def embed(server: Server, prompt: str) -> tuple[bytes, tuple[int, ...]]:
+    """Return the bytes and the shape of a prompt's embeddings; what is refused is not asked again."""
+    with Client(server.grpc_url, retry=RetryPolicy(budget_s=0)) as client:
+        found = client.infer(PROMPT, {"prompt": one_text(prompt)})["prompt_embeds"]
+    return found.tobytes(), found.shape
+
+
+def metric(server: Server, name: str) -> float:
+    """Return the value of a metric; 0 where it is not there."""
+    text = httpx.get(server.metrics_url, trust_env=False).text
+    found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+def executions(server: Server) -> float:
+    return metric(server, f'nv_inference_exec_count{{model="{ENCODER}",version="1"}}')
+
+
+def hits(server: Server) -> float:
+    return metric(server, f'nv_cache_num_hits_per_model{{model="{PROMPT}",version="1"}}')
+
+
+def test_embeddings_are_the_same_bytes_when_another_server_or_the_cache_gives_them(
+    server: Server, pool_server: Server
+) -> None:
+    prompt = "a lighthouse in the fog, asked of another server"
+    expected = embed(server, prompt)
+    before = executions(server), hits(pool_server)
+    assert embed(pool_server, prompt) == expected
+    assert (executions(server), hits(pool_server)) == (before[0] + 1, before[1])
+    assert embed(pool_server, prompt) == expected
+    assert (executions(server), hits(pool_server)) == (before[0] + 1, before[1] + 1)
+    # The shared server has its own cache.
+    assert embed(server, prompt) == expected
+    assert executions(server) == before[0] + 1
+
+
+def test_cache_forgets_the_oldest_prompts_when_it_is_full(pool_server: Server) -> None:
+    # An embedding of 460 tokens of width 32 is 58 KiB, of which 1 MiB holds no more than 18.
+    long = " ".join(["lake"] * 230)
+    answers = {text: embed(pool_server, text) for text in (f"{number} {long}" for number in range(24))}
+    deadline = time.monotonic() + _WAIT_S
+    while not metric(pool_server, "nv_cache_num_evictions") and time.monotonic() < deadline:
+        embed(pool_server, "poll")
+    assert metric(pool_server, "nv_cache_num_evictions") > 0
+    assert 0 < metric(pool_server, "nv_cache_util") <= 1
+    first = next(iter(answers))
+    assert embed(pool_server, first) == answers[first]
+
+
+def test_pool_says_which_server_is_gone(repository: Path, pool: Path, tmp_path: Path) -> None:
+    models = shutil.copytree(pool, tmp_path / "models")
+    config = models / ENCODER / "config.pbtxt"
+    config.write_text(re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:9", config.read_text()))
+    with (
+        Server(ServerConfig(models, http_port=0, grpc_port=0, metrics_port=0)) as running,
+        pytest.raises(NotReady, match=f"{ENCODER} on 127.0.0.1:9: "),
+    ):
+        embed(running, "a lake")
