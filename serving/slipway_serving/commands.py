@@ -46,6 +46,14 @@ def serve(
             " needs one on other hosts than 127.0.0.1."
         ),
     ] = None,
+    response_cache_mib: Annotated[
+        int | None,
+        typer.Option(
+            help="Memory for answers to repeated requests of models that allow it (prompts' embeddings), MiB;"
+            " 0 keeps none. 64 by default, and 0 with explicit model control.",
+            min=0,
+        ),
+    ] = None,
     trace_otlp: Annotated[
         str | None,
         typer.Option(
@@ -90,6 +98,7 @@ def serve(
             ready_timeout_s=ready_timeout_s,
             model_control=model_control,
             control_token=read_token(control_token_file) if control_token_file else None,
+            response_cache_mib=response_cache_mib,
             trace_otlp=trace_otlp,
             trace_every=trace_every,
             log_path=log_file,

@@ -30,7 +30,13 @@ from slipway_serving.control import ModelControl, is_loopback
 from slipway_serving.drain import wait_until_idle
 from slipway_serving.errors import InvalidRequest, NotReady, raise_all
 from slipway_serving.loading import Loading
-from slipway_serving.triton_arguments import closed_apis, further_problems, tracing, tracing_problems
+from slipway_serving.triton_arguments import (
+    closed_apis,
+    further_problems,
+    response_cache,
+    tracing,
+    tracing_problems,
+)
 from slipway_serving.triton_install import environment, find_triton, lay_out_backends, lay_out_interpreter
 from slipway_serving.triton_process import (
     EXIT_GRACE_S,
@@ -47,6 +53,8 @@ _MIB = 1 << 20
 # 3 MiB and several are under way at once.
 _SHARED_MEMORY_BASE_BYTES = 32 * _MIB
 _SHARED_MEMORY_PER_MODEL_BYTES = 2 * _MIB
+# Eight prompts of 512 tokens of width 4096, or a hundred of the usual 40.
+_RESPONSE_CACHE_MIB = 64
 _POLL_S = 0.05
 _PORT_ATTEMPTS = 3
 
@@ -69,6 +77,9 @@ class ServerConfig:
         control_token: what such orders must carry (see :mod:`slipway_serving.control`), and any other use of
             the APIs that change the server (:data:`slipway_serving.triton_arguments.CLOSED_APIS`); None
             leaves them open.
+        response_cache_mib: MiB of answers that are kept for equal requests, of models whose configuration
+            allows it; 0 keeps none. None is 64, and 0 with explicit model control, where a model may be
+            loaded anew: Triton 2.51 would go on answering from what the old one said.
         trace_otlp: OTLP endpoint over HTTP that gets traces of requests; None traces nothing.
         trace_every: one request in this many is traced.
         log_verbose: Triton's verbosity, 0 or more.
@@ -87,6 +98,7 @@ class ServerConfig:
     exit_on_error: bool = True
     model_control: ModelControlMode = "none"
     control_token: str | None = field(default=None, repr=False)
+    response_cache_mib: int | None = None
     trace_otlp: str | None = None
     trace_every: int = 1
     log_verbose: int = 0
@@ -115,9 +127,21 @@ class ServerConfig:
                 "control_token must be given for explicit model control where other machines reach the server"
                 f" (loading a model runs its code), got none on host {self.host}; try --control-token-file"
             )
+        cache_mib = self.response_cache_mib or 0
+        if cache_mib < 0 or (cache_mib and self.model_control != "none"):
+            problems.append(
+                "response_cache_mib must be 0 or more, and 0 with explicit model control (Triton would answer"
+                f" for a model from before it was loaded anew), got {cache_mib}"
+            )
         problems += tracing_problems(self.trace_otlp, self.trace_every)
         problems += further_problems(self.arguments)
         raise_all("server", problems)
+
+    @property
+    def response_cache_bytes(self) -> int:
+        """What the cache of answers may hold; 0 without one."""
+        default = _RESPONSE_CACHE_MIB if self.model_control == "none" else 0
+        return (default if self.response_cache_mib is None else self.response_cache_mib) * _MIB
 
     @property
     def ports(self) -> dict[str, int]:
@@ -260,7 +284,7 @@ class Server:
         lay_out_interpreter(interpreter, os.environ)
         with self.log_path.open("wb") as log:
             self._process = subprocess.Popen(
-                [str(install.binary), *self._arguments(backends)],
+                [str(install.binary), *self._arguments(backends, install.caches)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -275,7 +299,7 @@ class Server:
             self._belongings = replace(self._belongings, pid=self._process.pid)
             self._watcher = start_watcher(self._belongings, log)
 
-    def _arguments(self, backends: Path) -> Iterator[str]:
+    def _arguments(self, backends: Path, caches: Path) -> Iterator[str]:
         """Yield the arguments of `tritonserver`."""
         config = self.config
         yield f"--model-repository={config.repository.resolve()}"
@@ -292,6 +316,8 @@ class Server:
             yield "--load-model=*"
         if config.control_token is not None:
             yield from closed_apis(config.control_token)
+        if config.response_cache_bytes:
+            yield from response_cache(caches, config.response_cache_bytes)
         if config.trace_otlp is not None:
             yield from tracing(config.trace_otlp, config.trace_every)
         yield from config.arguments

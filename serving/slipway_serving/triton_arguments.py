@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import urllib.parse
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from slipway_serving.control import CONTROL_HEADER
 
@@ -29,6 +30,8 @@ _OURS = {
     "exit-on-error": "a repository whose models load",
     "model-control-mode": "--model-control",
     "load-model": "--model-control",
+    "cache-directory": "another installation of Triton",
+    "cache-config": "--response-cache-mib",
     "http-restricted-api": "--control-token-file",
     "grpc-restricted-protocol": "--control-token-file",
 }
@@ -44,6 +47,20 @@ def closed_apis(token: str) -> Iterator[str]:
     groups = ",".join(CLOSED_APIS)
     yield f"--http-restricted-api={groups}:{CONTROL_HEADER}={token}"
     yield f"--grpc-restricted-protocol={groups}:{CONTROL_HEADER}={token}"
+
+
+def response_cache(folder: Path, size_bytes: int) -> Iterator[str]:
+    """Yield the arguments that make Triton answer repeated requests from memory.
+
+    Only of models whose configuration has ``response_cache { enable: true }``. What was asked for longest ago
+    goes first.
+
+    Args:
+        folder: of Triton's cache libraries.
+        size_bytes: for the answers of all models together.
+    """
+    yield f"--cache-directory={folder}"
+    yield f"--cache-config=local,size={size_bytes}"
 
 
 def tracing(url: str, every: int) -> Iterator[str]:

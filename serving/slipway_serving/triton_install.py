@@ -34,12 +34,14 @@ class TritonInstall:
         binary: the `tritonserver` executable.
         libraries: folder of the shared libraries that it links to.
         python_backend: folder of `libtriton_python.so` and `triton_python_backend_utils.py`.
+        caches: folder of the libraries that keep answers.
         stub: the Python backend's stub executable for the running Python version.
     """
 
     binary: Path
     libraries: Path
     python_backend: Path
+    caches: Path
     stub: Path
 
 
@@ -59,6 +61,7 @@ def find_triton() -> TritonInstall:
         binary=triton / "bin" / "tritonserver",
         libraries=package.parent / "nvidia_pytriton.libs",
         python_backend=triton / "backends" / "python",
+        caches=triton / "caches",
         stub=triton / "python_backend_stubs" / version / "triton_python_backend_stub",
     )
     if not install.binary.is_file() or not install.libraries.is_dir():

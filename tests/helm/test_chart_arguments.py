@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
-from helm_chart import CHART, EXAMPLES, Manifest, of_kind, pod_specs, render, server
+from helm_chart import (
+    CHART,
+    EXAMPLES,
+    Manifest,
+    example,
+    of_kind,
+    pod_specs,
+    render,
+    server,
+)
 
 from slipway_cli.root import app
 from slipway_serving.triton_arguments import (
@@ -76,6 +86,27 @@ def test_ngc_images_are_closed_and_traced_as_the_embedded_server_is() -> None:
     assert "model-repository" in CLOSED_APIS
 
 
+@pytest.mark.parametrize("kind", ["embedded", "ngc"])
+def test_answers_are_kept_as_the_pool_says_and_not_where_models_are_loaded_anew(kind: str) -> None:
+    image = {"kind": kind, "repository": "slipway/server"}
+    for given, mib in (({}, 64), ({"responseCacheMiB": 8}, 8), ({"responseCacheMiB": 0}, 0)):
+        said = " ".join(server({"image": image, **given})["args"])
+        if kind == "embedded":
+            assert f"--response-cache-mib {mib}" in said
+        else:
+            assert (f"--cache-config=local,size={mib << 20}" in said) == (mib > 0)
+            assert ("cache" in said) == (mib > 0)
+    explicit = server({"image": image, "control": {"mode": "explicit"}})["args"]
+    assert "cache" not in " ".join(explicit)
+
+
+def test_video_pool_asks_the_text_pool_by_the_name_of_its_service() -> None:
+    text = example("text-pool").read_text(encoding="utf-8")
+    (place,) = set(re.findall(r"grpc://(\S+?):8001", text))
+    services = of_kind(render(example("text-pool")), "Service")
+    assert place in {service["metadata"]["name"] for service in services}
+
+
 def parse_errors(arguments: list[str], tmp_path: Path) -> str:
     """What the real tritonserver says about arguments; no repository of theirs exists, so it ends at once."""
     triton = find_triton()
@@ -103,7 +134,8 @@ def test_ngc_images_arguments_are_options_of_tritonserver(tmp_path: Path) -> Non
         local = [
             a if "--model-repository" not in a else f"--model-repository={tmp_path}/none" for a in arguments
         ]
-        said = parse_errors([*local, "--backend-directory=/nonexistent"], tmp_path)
+        elsewhere = ["--backend-directory=/nonexistent", f"--cache-directory={find_triton().caches}"]
+        said = parse_errors([*local, *elsewhere], tmp_path)
         assert "unrecognized option" not in said
         assert "Usage:" not in said, said[:600]
         assert "failed to stat" in said or "No such file" in said, said[-600:]

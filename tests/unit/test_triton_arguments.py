@@ -15,7 +15,7 @@ TOKEN = "0123456789abcdef"
 
 def arguments(**fields: object) -> list[str]:
     config = ServerConfig(Path("models"), **fields)  # type: ignore[arg-type]
-    return list(Server(config)._arguments(Path("backends")))
+    return list(Server(config)._arguments(Path("backends"), Path("caches")))
 
 
 def test_token_closes_the_apis_that_change_the_server_over_both_protocols() -> None:
@@ -79,3 +79,16 @@ def test_command_takes_further_arguments_after_two_dashes(capsys: pytest.Capture
     assert "got --grpc-port; try --grpc-port" in capsys.readouterr().err
     assert run(["serve", "--repository", "absent", "--", "--rate-limit=off"]) == 2
     assert "repository must exist, got absent" in capsys.readouterr().err
+
+
+def test_answers_are_kept_by_default_only_where_no_model_is_loaded_anew() -> None:
+    assert {"--cache-directory=caches", f"--cache-config=local,size={64 << 20}"} <= {*arguments()}
+    assert f"--cache-config=local,size={1 << 20}" in arguments(response_cache_mib=1)
+    for fields in ({"response_cache_mib": 0}, {"model_control": "explicit"}):
+        assert not [argument for argument in arguments(**fields) if "cache" in argument]
+
+
+@pytest.mark.parametrize("fields", [{"response_cache_mib": -1}, {"model_control": "explicit"}])
+def test_cache_of_answers_is_refused_when_models_may_be_loaded_anew(fields: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequest, match="response_cache_mib must be 0 or more, and 0 with explicit"):
+        ServerConfig(Path("models"), **{"response_cache_mib": 8, **fields})  # type: ignore[arg-type]

@@ -27,6 +27,10 @@ flags of `slipway serve`, with tritonserver's own after `--`; NGC's takes triton
 - {{ .root.Values.control.mode }}
 - --control-token-file
 - /secrets/control/token
+{{- if eq .root.Values.control.mode "none" }}
+- --response-cache-mib
+- {{ .pool.responseCacheMiB | int | quote }}
+{{- end }}
 {{- with .root.Values.tracing }}
 {{- if .url }}
 - --trace-otlp
@@ -42,6 +46,9 @@ flags of `slipway serve`, with tritonserver's own after `--`; NGC's takes triton
 - --model-repository={{ .pool.computed.repository }}
 - --exit-timeout-secs={{ .pool.computed.exitTimeout }}
 - --model-control-mode={{ .root.Values.control.mode }}
+{{- if and (eq .root.Values.control.mode "none") (gt (int .pool.responseCacheMiB) 0) }}
+- --cache-config=local,size={{ mul (int .pool.responseCacheMiB) 1048576 }}
+{{- end }}
 {{- if eq .root.Values.control.mode "explicit" }}
 - --load-model=*
 {{- end }}
