@@ -72,3 +72,12 @@ def gated_server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     copy, gate = gated(repository, tmp_path_factory.mktemp("gated"))
     with Server(ServerConfig(copy, http_port=0, grpc_port=0, metrics_port=0)) as running:
         yield running, gate
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a GPU where PyTorch sees none."""
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("PyTorch sees no GPU")

@@ -13,12 +13,14 @@ import typer
 from typer.models import OptionInfo
 
 from slipway_export.config_file import config_option
-from slipway_export.spec import Axis, Engine, Precision
+from slipway_export.device import Device
+from slipway_export.spec import DEFAULT_BUDGET, Axis, Engine, Precision
 from slipway_serving.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from slipway_export.budget import LeftOut
     from slipway_export.run import ExportResult, Publish
     from slipway_export.spec import Family
     from slipway_export.verify import ParityRow
@@ -131,6 +133,16 @@ def export(
             help="Another way to serve the checkpoint; `slipway families` lists them.", metavar="NAME"
         ),
     ] = None,
+    verify_budget: Annotated[
+        float,
+        typer.Option(
+            help="Seconds that verification may take by its estimate; what it leaves out is named.",
+            metavar="SECONDS",
+        ),
+    ] = DEFAULT_BUDGET,
+    verify_device: Annotated[
+        Device, typer.Option(help="What PyTorch and ONNX Runtime verify the graphs on.")
+    ] = Device.CPU,
     opset_version: Annotated[int | None, typer.Option(help="ONNX operator set, 17 to 23.")] = None,
     simplify: Annotated[bool, typer.Option("--simplify", help="Run onnxslim over the graphs.")] = False,
     check_only: Annotated[
@@ -174,6 +186,8 @@ def export(
         parts=parse_parts(part or ()),
         output=output,
         files=files,
+        verify_budget=verify_budget,
+        verify_device=verify_device,
     )
     chosen = family_named(family)
     publish = publisher(triton, control_token_file, repository)
@@ -186,6 +200,7 @@ def export(
             result = export_model(trained_family(chosen), Library(models), model, options, report, publish)
     if not quiet:
         print_parity(result.rows)
+        print_left_out(result.left_out, repository)
         print_done(result, repository, output)
 
 
@@ -354,6 +369,15 @@ def print_parity(rows: Sequence[ParityRow]) -> None:
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print("Parity with PyTorch: the worst output of each graph and point (manifest.json has all)")
     console.print(table)
+
+
+def print_left_out(left_out: Sequence[LeftOut], repository: Path | None) -> None:
+    """Print where graphs were not verified, and what does it."""
+    for left in left_out:
+        typer.echo(f"not verified here: {left.text}")
+    if left_out and repository is not None:
+        names = ",".join(dict.fromkeys(left.point for left in left_out))
+        typer.echo(f"to verify there:   slipway verify {repository} --points {names}")
 
 
 @contextmanager

@@ -150,14 +150,14 @@ def check_replaceable(repository: Path, names: list[str]) -> None:
     problems = [
         f"model {name} must have been written by slipway to be replaced, got {reason}"
         for name in names
-        if (repository / name).exists() and (reason := _foreign(repository / name))
+        if (repository / name).exists() and (reason := foreign(repository / name))
     ]
     if problems:
         raise InvalidRequest(f"repository {repository}: " + " | ".join(problems) + "; try --force")
 
 
-def _foreign(model: Path) -> str | None:
-    """Say why a model is not ours to replace; None if it is."""
+def foreign(model: Path) -> str | None:
+    """Say why a model is not as an export placed it; None if it is."""
     try:
         manifest = json.loads((model / MANIFEST).read_text(encoding="utf-8"))
         written, files = manifest["written_by"], dict(manifest["files"])

@@ -17,16 +17,29 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from slipway_export.budget import LeftOut, Verification, choose_measured
 from slipway_export.checkpoint import Checkpoint, axes_of, open_checkpoint
 from slipway_export.config import config_text, model_config
+from slipway_export.device import Device
 from slipway_export.dialect import check_operators, check_precision
 from slipway_export.graph_file import check_own, place_file, staged_file, write_report
+from slipway_export.machine import check_device
 from slipway_export.onnx import export_graph
 from slipway_export.opset import choose_opset
 from slipway_export.placement import Place, check_places, set_instances, stage_remote
 from slipway_export.repository import check_replaceable, placed, stage_authored, staging, write_manifest
-from slipway_export.spec import AuthoredModel, Axis, Component, Engine, Family, Plan, Precision
-from slipway_export.verify import ParityRow, check, compute_reference, verify
+from slipway_export.spec import (
+    DEFAULT_BUDGET,
+    AuthoredModel,
+    Axis,
+    Component,
+    Engine,
+    Family,
+    Plan,
+    Precision,
+    Stepped,
+)
+from slipway_export.verify import ParityRow, check, compute_reference, load_reference, verify
 from slipway_export.verify_steps import verify_stepped
 from slipway_export.weights import left_on_disk
 from slipway_serving.errors import InvalidRequest, SlipwayError, raise_all
@@ -57,9 +70,11 @@ class ExportOptions:
         parts: the folder or hub id of each part that does not come from the checkpoint, by name.
         files: of the checkpoint by role, for a family whose checkpoint may be given so.
         output: the file for the graph of one component, instead of a repository.
+        verify_budget: seconds that verification may take on this machine, by the estimate.
+        verify_device: what both sides of it run on.
 
     Raises:
-        InvalidRequest: both repository and output are given, or none.
+        InvalidRequest: the budget is not above 0, both repository and output are given, or none.
     """
 
     checkpoint: str
@@ -78,8 +93,12 @@ class ExportOptions:
     parts: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, Path] = field(default_factory=dict)
     output: Path | None = None
+    verify_budget: float = DEFAULT_BUDGET
+    verify_device: Device = Device.CPU
 
     def __post_init__(self) -> None:
+        if not self.verify_budget > 0:
+            raise InvalidRequest(f"verify-budget must be above 0 seconds, got {self.verify_budget:g}")
         if (self.repository is None) == (self.output is None):
             raise InvalidRequest(
                 "export: one of repository and output must be given, got both or none; try --repository DIR"
@@ -101,13 +120,15 @@ class ExportResult:
         rows: the parity table.
         models: names of the models that it staged; none for a graph of its own.
         placed: whether they, or the graph's file, are in place now.
+        left_out: where graphs were not verified.
         elapsed_s: of the whole export.
     """
 
     rows: tuple[ParityRow, ...]
     models: tuple[str, ...]
     placed: bool
-    elapsed_s: float = field(compare=False)
+    left_out: tuple[LeftOut, ...] = ()
+    elapsed_s: float = field(default=0.0, compare=False)
 
 
 def run_export(
@@ -137,14 +158,17 @@ def run_export(
         )
     for precision in (options.precision, *options.precisions.values()):
         check_precision(options.engine, precision)
+    check_device(options.verify_device)
     with open_checkpoint(family, options.checkpoint, options.parts, options.files) as checkpoint:
-        plan = _for_engine(_plan(family, checkpoint, options), options.engine)
+        axes = axes_of(family, checkpoint, {axis.name: axis for axis in options.axes})
+        plan = plan_of(family, checkpoint, options.variant, axes, options.engine)
         if options.output is not None:
-            rows = _export_file(family, checkpoint, options, plan, options.output, report)
+            rows, left_out = _export_file(family, checkpoint, options, plan, options.output, report)
             names: list[str] = []
         else:
-            rows, names = _export_models(family, checkpoint, options, plan, report, publish)
-    return ExportResult(tuple(rows), tuple(names), not options.check_only, time.monotonic() - started)
+            rows, left_out, names = _export_models(family, checkpoint, options, plan, report, publish)
+    placed_now, elapsed = not options.check_only, time.monotonic() - started
+    return ExportResult(tuple(rows), tuple(names), placed_now, left_out, elapsed)
 
 
 def _export_models(
@@ -154,7 +178,7 @@ def _export_models(
     plan: Plan,
     report: Report,
     publish: Publish,
-) -> tuple[list[ParityRow], list[str]]:
+) -> tuple[list[ParityRow], tuple[LeftOut, ...], list[str]]:
     repository = options.repository
     assert repository is not None  # ExportOptions has it so without an output.
     components, authored = _selected(family, plan, options)
@@ -166,16 +190,17 @@ def _export_models(
     if not options.force:
         check_replaceable(repository, names)
     with staging(repository) as staged:
+        verification = _verification(plan, exported, options, report)
         graphs = Counter(component.name for component in plan.components)
         sharing = frozenset(name for name, count in graphs.items() if count > 1)
-        export = _Export(family, checkpoint, options, opset, staged, report, sharing=sharing)
+        export = _Export(family, checkpoint, options, opset, verification, staged, report, sharing=sharing)
         rows = export.build(plan, exported)
         check(rows)
         export.finish(components, authored, rows)
         if not options.check_only:
             report(f"placing {len(names)} models in {repository}")
             _place(staged, repository, names, publish)
-    return rows, names
+    return rows, verification.left_out, names
 
 
 def _export_file(
@@ -185,21 +210,41 @@ def _export_file(
     plan: Plan,
     output: Path,
     report: Report,
-) -> list[ParityRow]:
+) -> tuple[list[ParityRow], tuple[LeftOut, ...]]:
     component = _selected_graph(plan, options)
     _check_precisions([component], options)
     opset = choose_opset([component], options.asked, options.opset, options.engine)
     if not options.force:
         check_own(output)
     with staged_file(output) as staged:
-        export = _Export(family, checkpoint, options, opset, staged.parent, report, graph=staged)
+        verification = _verification(plan, [component], options, report)
+        export = _Export(
+            family, checkpoint, options, opset, verification, staged.parent, report, graph=staged
+        )
         rows = export.build(plan, [component])
         check(rows)
         write_report(staged, {"component": component.label, **export.facts([component], rows)})
         if not options.check_only:
             report(f"placing {output}")
             place_file(staged, output)
-    return rows
+    return rows, verification.left_out
+
+
+def _verification(
+    plan: Plan, components: Sequence[Component], options: ExportOptions, report: Report
+) -> Verification:
+    """Choose where the graphs are verified, and say what it takes."""
+    report("estimating what verification takes")
+    device, budget = options.verify_device, options.verify_budget
+    return choose_measured(components, runs_of(plan, components), budget, device, report)
+
+
+def runs_of(plan: Plan, components: Sequence[Component]) -> list[Stepped]:
+    """Return the stepped networks whose graphs are all there."""
+    labels = {component.label for component in components}
+    return [
+        run for run in plan.stepped if {graph.label for graph in (run.first, run.next) if graph} <= labels
+    ]
 
 
 def _place(staged: Path, repository: Path, names: list[str], publish: Publish) -> None:
@@ -218,18 +263,28 @@ def _place(staged: Path, repository: Path, names: list[str], publish: Publish) -
         raise
 
 
-def _plan(family: Family, checkpoint: Checkpoint, options: ExportOptions) -> Plan:
-    axes = axes_of(family, checkpoint, {axis.name: axis for axis in options.axes})
-    if options.variant is None:
-        return family.plan(checkpoint, axes)
-    if options.variant not in family.variants:
+def plan_of(
+    family: Family, checkpoint: Checkpoint, variant: str | None, axes: Sequence[Axis], engine: Engine
+) -> Plan:
+    """Return what a checkpoint becomes.
+
+    Args:
+        family: of the checkpoint.
+        checkpoint: its configuration is read.
+        variant: name of one of the family's; its own plan when None.
+        axes: all of the family's.
+        engine: may have components in place of others.
+
+    Raises:
+        InvalidRequest: the family has no such variant, or the checkpoint is none of it.
+    """
+    if variant is None:
+        plan = family.plan(checkpoint, axes)
+    elif variant in family.variants:
+        plan = family.variants[variant].plan(checkpoint, axes)
+    else:
         known = ", ".join(family.variants) or f"left out for {family.name}, which has none"
-        raise InvalidRequest(f"variant must be {known}, got {options.variant!r}")
-    return family.variants[options.variant].plan(checkpoint, axes)
-
-
-def _for_engine(plan: Plan, engine: Engine) -> Plan:
-    """Return the plan with the components that an engine has in place of others."""
+        raise InvalidRequest(f"variant must be {known}, got {variant!r}")
     if engine is not Engine.PORTABLE:
         return plan
     return replace(plan, components=tuple(component.portable or component for component in plan.components))
@@ -295,6 +350,7 @@ class _Export:
     checkpoint: Checkpoint
     options: ExportOptions
     opset: int
+    verification: Verification
     staged: Path
     report: Report
     graph: Path | None = None
@@ -311,12 +367,12 @@ class _Export:
         rows: list[ParityRow] = []
         for component in components:
             rows += self.build_graph(component)
-        for stepped in plan.stepped:
-            graphs = [graph for graph in (stepped.first, stepped.next) if graph is not None]
-            if all(graph in components for graph in graphs):
-                self.report(f"{stepped.next.label}: verifying {stepped.steps} steps as one run")
-                paths = {graph.label: self.path(graph) for graph in graphs}
-                rows += verify_stepped(stepped, paths, self.options.asked(stepped.next))
+        device = self.options.verify_device
+        for run in runs_of(plan, components):
+            self.report(f"{run.next.label}: verifying {run.steps} steps as one run")
+            paths = {graph.label: self.path(graph) for graph in (run.first, run.next) if graph is not None}
+            point = self.verification.steps[run.next.label]
+            rows += verify_stepped(run, paths, self.options.asked(run.next), point, device)
         for left in self.staged.rglob("*.widened*"):
             left.unlink()
         return rows
@@ -343,10 +399,11 @@ class _Export:
         gc.collect()
         check_operators(path, self.options.engine, component.label)
         self.report(f"{component.label}: running PyTorch")
-        reference = compute_reference(component, component.load(Precision.FP32))
+        points, device = self.verification.points[component.label], self.options.verify_device
+        reference = compute_reference(component, load_reference(component, device), points, device)
         gc.collect()
         self.report(f"{component.label}: verifying")
-        return verify(component, path, reference, precision)
+        return verify(component, path, reference, precision, device)
 
     def finish(
         self, components: Sequence[Component], authored: Sequence[AuthoredModel], rows: Sequence[ParityRow]
@@ -380,7 +437,13 @@ class _Export:
                 name: {"source": place.source, "commit": place.commit}
                 for name, place in self.checkpoint.places.items()
             }
-        facts: dict[str, Any] = {"family": self.family.name, "checkpoint": source}
+        chosen = {axis.name: axis for axis in self.options.axes}
+        planned = axes_of(self.family, self.checkpoint, chosen)
+        facts: dict[str, Any] = {
+            "family": self.family.name,
+            "checkpoint": source,
+            "planned_axes": {axis.name: [axis.min, axis.opt, axis.max] for axis in planned},
+        }
         if self.options.variant is not None:
             facts["variant"] = self.options.variant
         if parts:
@@ -392,5 +455,6 @@ class _Export:
                 "simplified": self.options.simplify,
                 "axes": {a.name: [a.min, a.opt, a.max] for part in parts for a in part.axes},
                 "parity": [asdict(row) for row in rows if row.graph in labels],
+                "not_verified": [asdict(left) for left in self.verification.left_out_of(labels)],
             }
         return facts

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 BATCH = "batch"
 """Name of the axis that Triton may batch over; a graph whose tensors all begin with it is batched."""
 
+DEFAULT_BUDGET = 300.0
+"""Seconds that the verification of an export may take on the machine that exports."""
+
 CARRIED_PREFIX = "next_"
 """An output ``next_X`` is what a step leaves for the input ``X`` of the following one."""
 
@@ -350,8 +353,9 @@ class Stepped:
         outputs: dimension along which a whole run's output is made of those of the steps, for every
             output that is not carried; None as for :class:`StepInput`.
         steps: number of steps of the verified run.
-        reference: the network's own whole run over any number of steps, in float32: takes the inputs
-            that are not carried by name, joined over the steps, and gives the outputs so.
+        reference: the network's own whole run over any number of steps, in float32 and on the device of
+            its inputs: takes those that are not carried by name, joined over the steps, and gives the
+            outputs so.
         first: the graph of the first step, which has nothing to carry on; None where `next` starts from
             what its inputs' ``initial`` says.
         runs: how many times each step is run; the last run commits.

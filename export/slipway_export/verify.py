@@ -1,9 +1,10 @@
 """Compares an exported graph with its PyTorch network, and says by how much they differ.
 
-Every output is compared at every point of the component (min, opt, max, and sizes that export never
-saw), with the network in float32 as the reference whatever the graph's precision. A stepped network
-is compared once more over a whole run (`verify_steps.py`). The rows become the parity table of the
-manifest; a row that is outside its bounds keeps the component out of the repository.
+Every output is compared at every point that was chosen (min, opt, max, and sizes that export never saw;
+`budget.py` says which of them), with the network in float32 as the reference whatever the precision of the
+graph or of the checkpoint. A stepped network is compared once more over a whole run (`verify_steps.py`). The
+rows become the parity table of the manifest; a row that is outside its bounds keeps the component out of the
+repository.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from slipway_export.device import Device
 from slipway_export.onnx import example_inputs
 from slipway_export.size import Point
 from slipway_export.spec import Component, Precision, TensorSpec, Tolerance
 from slipway_serving.errors import InvalidRequest, SlipwayError
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
     import onnxruntime
     import torch
 
@@ -89,42 +92,73 @@ class ParityRow:
 class Reference:
     """Inputs and PyTorch's float32 outputs of a component, by name of the point."""
 
+    points: Mapping[str, Point]
     inputs: Mapping[str, Mapping[str, Array]]
     outputs: Mapping[str, Mapping[str, Array]]
 
 
-def compute_reference(component: Component, module: torch.nn.Module) -> Reference:
-    """Run the float32 network at every point of its component.
+def load_reference(component: Component, device: Device = Device.CPU) -> torch.nn.Module:
+    """Load a component's network in float32 for :func:`compute_reference`; its weights stay on disk."""
+    import torch
+
+    from slipway_export.on_demand import read_on_demand
+    from slipway_export.weights import left_on_disk
+
+    with left_on_disk():
+        module = component.load(Precision.FP32)
+    # TF32 rounds to 10 bits what the reference is to have in 23.
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    return read_on_demand(module, device.torch)
+
+
+def compute_reference(
+    component: Component,
+    module: torch.nn.Module,
+    points: Mapping[str, Point] | None = None,
+    device: Device = Device.CPU,
+) -> Reference:
+    """Run the float32 network at points of its component.
+
+    Args:
+        component: the description.
+        module: its network, on the device.
+        points: by name; all of the component's when None.
+        device: to compute on.
 
     Raises:
         InvalidRequest: an output is not of the shape and dtype that the component says.
     """
     import torch
 
-    inputs = {name: example_inputs(component, point, seed=1) for name, point in component.points().items()}
+    points = component.points() if points is None else points
+    inputs = {name: example_inputs(component, point, seed=1) for name, point in points.items()}
     outputs: dict[str, dict[str, Array]] = {}
     with torch.no_grad():
         for name, arrays in inputs.items():
-            result = module(*(torch.from_numpy(array) for array in arrays.values()))
+            result = module(*(torch.from_numpy(array).to(device.torch) for array in arrays.values()))
             tensors = result if isinstance(result, tuple) else (result,)
             outputs[name] = {
-                spec.name: tensor.numpy() for spec, tensor in zip(component.outputs, tensors, strict=True)
+                spec.name: tensor.cpu().numpy()
+                for spec, tensor in zip(component.outputs, tensors, strict=True)
             }
-    check_described(component, outputs)
-    return Reference(inputs, outputs)
+    check_described(component, points, outputs)
+    return Reference(points, inputs, outputs)
 
 
-def check_described(component: Component, outputs: Mapping[str, Mapping[str, Array]]) -> None:
+def check_described(
+    component: Component, points: Mapping[str, Point], outputs: Mapping[str, Mapping[str, Array]]
+) -> None:
     """Refuse a description whose outputs are not those of the network.
 
     Args:
         component: the description.
+        points: by name.
         outputs: of the network, by name of the point and of the tensor.
 
     Raises:
         InvalidRequest: names every output that has another shape or dtype, and the point.
     """
-    points = component.points()
     problems = [
         f"{spec.name} at {point_text(name, points[name])} must be {spec.dtype.value} {list(wanted)} as"
         f" described, got {array.dtype} {list(array.shape)}"
@@ -137,19 +171,28 @@ def check_described(component: Component, outputs: Mapping[str, Mapping[str, Arr
         raise InvalidRequest(f"{component.label}: " + " | ".join(problems))
 
 
-def verify(component: Component, path: Path, reference: Reference, precision: Precision) -> list[ParityRow]:
-    """Run a graph in ONNX Runtime at every point and compare each output with PyTorch's.
+def verify(
+    component: Component,
+    path: Path,
+    reference: Reference,
+    precision: Precision,
+    device: Device = Device.CPU,
+    scratch: Path | None = None,
+) -> list[ParityRow]:
+    """Run a graph in ONNX Runtime at the reference's points and compare each output with PyTorch's.
 
     Args:
         component: its description.
         path: of the graph.
         reference: from :func:`compute_reference`.
         precision: that the user asked for; chooses the bounds.
+        device: to run on.
+        scratch: folder for a copy of the graph, where one is needed; the graph's own when None.
     """
     precision = component.precision(precision)
-    run, verified_on = load_graph(component, path, precision)
+    run, verified_on = load_graph(component, path, precision, device, scratch)
     rows = []
-    for name, point in component.points().items():
+    for name, point in reference.points.items():
         actual = run_at(component, run, reference.inputs[name], point_text(name, point))
         for output in component.outputs:
             rows.append(
@@ -184,7 +227,13 @@ def _reason(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def load_graph(component: Component, path: Path, precision: Precision) -> tuple[Run, str]:
+def load_graph(
+    component: Component,
+    path: Path,
+    precision: Precision,
+    device: Device = Device.CPU,
+    scratch: Path | None = None,
+) -> tuple[Run, str]:
     """Load a graph in ONNX Runtime.
 
     A bfloat16 graph is widened to float32 for the CPU, which has no kernels for it: that verifies the
@@ -194,29 +243,36 @@ def load_graph(component: Component, path: Path, precision: Precision) -> tuple[
         A function from inputs to outputs by name, and where it runs.
 
     Raises:
-        ParityFailed: ONNX Runtime refuses the graph.
+        ParityFailed: ONNX Runtime refuses the graph, or does not run it on the device.
     """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    device, model = "ONNX Runtime CPU", str(path)
-    if precision is Precision.BF16:
-        device += ", bfloat16 widened to float32"
-        model = widen_bfloat16(path)
+    place, model = f"ONNX Runtime {device.value.upper()}", str(path)
+    if precision is Precision.BF16 and device is Device.CPU:
+        place += ", bfloat16 widened to float32"
+        model = widen_bfloat16(path, scratch or path.parent)
     try:
-        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(model, options, providers=device.providers)
     except Exception as error:  # ONNX Runtime's own have no common base
         raise ParityFailed(
             f"{component.label}: the graph must load in ONNX Runtime, got {_reason(error)};"
             " nothing was placed"
         ) from error
+    wanted = device.providers[0][0]
+    if wanted not in session.get_providers():
+        # ONNX Runtime goes on without a provider that it cannot start.
+        raise ParityFailed(
+            f"{component.label}: the graph must run by {wanted}, got {', '.join(session.get_providers())};"
+            " nothing was placed"
+        )
     names = [tensor.name for tensor in component.outputs]
 
     def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
         return dict(zip(names, _run(session, names, inputs), strict=True))
 
-    return run, device
+    return run, place
 
 
 def _run(
@@ -226,34 +282,42 @@ def _run(
     return outputs
 
 
-def widen_bfloat16(path: Path) -> str:
+def widen_bfloat16(path: Path, folder: Path) -> str:
     """Write a copy of a graph with every bfloat16 as float32, and return its path.
 
-    The copy lies beside the graph as ``<stem>.widened``; weights keep the values that bfloat16
-    rounded them to.
+    The copy lies in the folder as ``<stem>.widened``; weights keep the values that bfloat16
+    rounded them to, and are widened one at a time.
     """
-    import onnx
-    from onnx import TensorProto, numpy_helper
+    import onnx_ir as ir
 
-    model = onnx.load(path)
-
-    def widen(tensor: onnx.TensorProto) -> None:
-        if tensor.data_type == TensorProto.BFLOAT16:
-            values = numpy_helper.to_array(tensor).astype(np.float32)
-            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
-
-    for tensor in model.graph.initializer:
-        widen(tensor)
-    for node in model.graph.node:
-        for attribute in node.attribute:
-            if attribute.HasField("t"):
-                widen(attribute.t)
-            if attribute.name in ("to", "dtype") and attribute.i == TensorProto.BFLOAT16:
-                attribute.i = TensorProto.FLOAT
-    del model.graph.value_info[:]
-    target = path.with_suffix(".widened")
-    onnx.save(model, target, save_as_external_data=True, location=f"{target.name}.data")
+    model = ir.load(path)
+    for value in model.graph.initializers.values():
+        if value.const_value is not None:
+            value.const_value = _widened(value.const_value)
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        for carried in (*node.inputs, *node.outputs):
+            if carried is not None and carried.dtype is ir.DataType.BFLOAT16:
+                carried.dtype = ir.DataType.FLOAT
+        for name, attribute in list(node.attributes.items()):
+            if attribute.type is ir.AttributeType.TENSOR:
+                node.attributes[name] = ir.AttrTensor(name, _widened(attribute.as_tensor()))
+            elif name in ("to", "dtype") and attribute.as_int() == ir.DataType.BFLOAT16:
+                node.attributes[name] = ir.AttrInt64(name, ir.DataType.FLOAT)
+    target = folder / f"{path.stem}.widened"
+    ir.save(model, target, external_data=f"{target.name}.data", size_threshold_bytes=1024)
     return str(target)
+
+
+def _widened(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    import onnx_ir as ir
+
+    if tensor.dtype is not ir.DataType.BFLOAT16:
+        return tensor
+
+    def widen() -> ir.TensorProtocol:
+        return ir.Tensor(tensor.numpy().astype(np.float32), name=tensor.name)
+
+    return ir.LazyTensor(widen, ir.DataType.FLOAT, ir.Shape(tensor.shape.numpy()), name=tensor.name)
 
 
 def compare(

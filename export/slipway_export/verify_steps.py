@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from slipway_export.device import Device
 from slipway_export.onnx import example_inputs
 from slipway_export.size import Point
 from slipway_export.spec import CARRIED_PREFIX, Component, Precision, StepInput, Stepped, TensorSpec
@@ -27,13 +28,23 @@ if TYPE_CHECKING:
 _FIRST_SEED = 2
 
 
-def verify_stepped(stepped: Stepped, paths: Mapping[str, Path], precision: Precision) -> list[ParityRow]:
+def verify_stepped(
+    stepped: Stepped,
+    paths: Mapping[str, Path],
+    precision: Precision,
+    point: Point | None = None,
+    device: Device = Device.CPU,
+    scratch: Path | None = None,
+) -> list[ParityRow]:
     """Run a stepped network's graphs and compare every output of every run with its own whole run.
 
     Args:
         stepped: its description.
         paths: of its graphs, by label of the component.
         precision: that the user asked for; chooses the bounds of the ``next`` component.
+        point: the sizes of the ``next`` component's axes; opt when None.
+        device: to run both sides on.
+        scratch: folder for copies of the graphs, where they are needed; the graphs' own when None.
 
     Returns:
         A row for each step, run and output.
@@ -43,8 +54,12 @@ def verify_stepped(stepped: Stepped, paths: Mapping[str, Path], precision: Preci
         ParityFailed: a graph refuses the inputs of a step, or an output has another shape.
     """
     precision = stepped.next.precision(precision)
-    graphs = {c.label: load_graph(c, paths[c.label], precision) for c in (stepped.first, stepped.next) if c}
-    steps = _Steps(stepped)
+    graphs = {
+        c.label: load_graph(c, paths[c.label], precision, device, scratch)
+        for c in (stepped.first, stepped.next)
+        if c is not None
+    }
+    steps = _Steps(stepped, stepped.next.points()["opt"] if point is None else point, device)
     committing = stepped.runs - 1
     whole = steps.expected([steps.inputs(step, committing) for step in range(stepped.steps)])
     rows: list[ParityRow] = []
@@ -72,6 +87,8 @@ class _Steps:
     """The values of a stepped network's verified run."""
 
     stepped: Stepped
+    sizes: Point
+    device: Device
 
     def component(self, step: int) -> Component:
         """Return whose graph a step runs."""
@@ -79,7 +96,8 @@ class _Steps:
         return first if first is not None and step == 0 else self.stepped.next
 
     def point(self, step: int) -> Point:
-        return self.component(step).points()["opt"]
+        component = self.component(step)
+        return {axis.name: self.sizes.get(axis.name, axis.opt) for axis in component.axes}
 
     def point_name(self, step: int, run: int) -> str:
         stepped = self.stepped
@@ -161,9 +179,9 @@ class _Steps:
         joined = {name: self.joined(name, [v[name] for v in steps if name in v]) for name in names}
         with torch.no_grad():
             whole = self.stepped.reference(
-                {name: torch.from_numpy(array.copy()) for name, array in joined.items()}
+                {name: torch.from_numpy(array.copy()).to(self.device.torch) for name, array in joined.items()}
             )
-        cut = {name: self.cut(name, whole[name].numpy(), len(steps)) for name in self.stepped.outputs}
+        cut = {name: self.cut(name, whole[name].cpu().numpy(), len(steps)) for name in self.stepped.outputs}
         return [{name: parts[step] for name, parts in cut.items()} for step in range(len(steps))]
 
     def joined(self, name: str, parts: list[Array]) -> Array:

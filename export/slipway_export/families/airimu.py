@@ -135,7 +135,7 @@ def _stream(checkpoint: Checkpoint, facts: Facts, step: Component) -> Stepped:
     """Describe a stream: stretches that share their edges, and the states between them."""
 
     def reference(inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        network = _load(checkpoint, "Steps", Precision.FP32)
+        network = _load(checkpoint, "Steps", Precision.FP32).to(inputs["acc"].device)
         batch = len(inputs["acc"])
         states = (inputs["acc"].new_zeros(batch, size) for size in facts.states.values())
         outputs = network(*(inputs[name] for name in ("acc", "gyro", "present")), *states)

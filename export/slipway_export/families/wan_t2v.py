@@ -332,7 +332,8 @@ def _decoder(checkpoint: Checkpoint, axes: dict[str, Axis]) -> tuple[Component, 
     following = component("next", NextDecoderStep, temporal, carried(""))
 
     def reference(inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        return {"sample": decode(load_vae(), inputs["latents"])}
+        latents = inputs["latents"]
+        return {"sample": decode(load_vae().to(latents.device), latents)}
 
     stepped = Stepped(
         following, {"latents": StepInput(axis=2)}, {"sample": 2}, steps=4, reference=reference, first=first
