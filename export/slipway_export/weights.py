@@ -188,11 +188,10 @@ class Weight(ir.LazyTensor):
 
     def tofile(self, file: IO[bytes]) -> None:
         """Write the tensor's bytes, a part at a time where it lies in the file's order."""
-        for part in self.parts():
+        for part in self._parts():
             file.write(part.contiguous().flatten().view(torch.uint8).numpy().data)
 
-    def parts(self) -> Iterator[torch.Tensor]:
-        """Read the tensor, rows of it at a time where it lies in the file's order."""
+    def _parts(self) -> Iterator[torch.Tensor]:
         shape = self.stored.shape
         if self.perm is not None or not shape or self.stored.bytes <= _CHUNK_BYTES:
             yield self.tensor()
