@@ -19,7 +19,7 @@ from slipway_cli.generate import generate
 from slipway_client import listen_commands, ready_commands
 from slipway_client.imu import commands as imu_commands
 from slipway_export import commands as export_commands
-from slipway_export import verify_commands
+from slipway_export import plan_commands, verify_commands
 from slipway_loadtests import commands as loadtest_commands
 from slipway_management import commands as management_commands
 from slipway_serving import commands as server_commands
@@ -48,6 +48,7 @@ COMMANDS = (
     Command("checkpoint", export_commands.checkpoint, "export"),
     Command("export", export_commands.export, "export"),
     Command("verify", verify_commands.verify, "export"),
+    Command("plan", plan_commands.plan, "export"),
     Command("serve", server_commands.serve, "server"),
     Command("ready", ready_commands.ready),
     Command("drain", server_commands.drain),

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 Module = TypeVar("Module", bound="torch.nn.Module")
 
 _WEIGHT_STEMS = ("diffusion_pytorch_model.safetensors", "model.safetensors")
+# Of a hub's checkpoint, where its configurations are enough.
+_NOT_NEEDED = ("*.safetensors", "*.bin")
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")
 _SHOWN_KEYS = 5
 _TORCH_DTYPES = {Precision.FP32: "float32", Precision.FP16: "float16", Precision.BF16: "bfloat16"}
@@ -157,18 +159,61 @@ class Checkpoint:
             skeleton = (
                 build() if build else network.from_config(self.config(f"{part}/config.json"))  # type: ignore[attr-defined]
             )
-        self.check_weights(part, skeleton)
-        dtype = getattr(torch, _TORCH_DTYPES[precision])
-        stored = self.stored(part)
+        dtype = torch_dtype(precision)
+        stored = self._checked(part, skeleton)
         folder: AbstractContextManager[Path] = nullcontext(self.file(part))
         if are_left_on_disk():
-            folder = stand_in(self.file(part), self._weight_stem(part), stored, _dtypes(network, dtype))
+            folder = stand_in(self.file(part), self._stand_in_names(part), stored, _dtypes(network, dtype))
         with folder as place:
             module: Module = network.from_pretrained(  # type: ignore[attr-defined]
                 place, torch_dtype=dtype, local_files_only=True, **options
             )
         remember(module, stored)
         return module.eval().requires_grad_(False)
+
+    @contextmanager
+    def readable(self, part: str, build: Callable[[], torch.nn.Module]) -> Iterator[Path]:
+        """Open a part's folder for a loader of a family's own.
+
+        Where configurations are enough (:func:`slipway_export.weights.from_configurations`) and the part has
+        no weight files, the folder has one with the network's keys and no content.
+
+        Args:
+            part: folder of the part, ``.`` for the checkpoint's.
+            build: makes the network without weights.
+
+        Raises:
+            InvalidRequest: a weight file is missing, cut off, or not safetensors.
+        """
+        import torch
+
+        from slipway_export.weights import stand_in
+
+        if not self._is_described(part):
+            self.weight_shapes(part)
+            yield self.file(part)
+            return
+        with torch.device("meta"):
+            stored = self._checked(part, build())
+        with stand_in(self.file(part), _WEIGHT_STEMS, stored, lambda key: stored[key].dtype) as folder:
+            yield folder
+
+    def _is_described(self, part: str) -> bool:
+        """Whether a part's configuration stands for weights that it lacks."""
+        from slipway_export.weights import are_from_configurations
+
+        if not are_from_configurations():
+            return False
+        return self._stem_of(part) is None or not all(map(self.has, self._weight_files(part)))
+
+    def _checked(self, part: str, skeleton: torch.nn.Module) -> dict[str, Stored]:
+        """Return where the tensors of a part lie, which must be those of its network."""
+        from slipway_export.weights import described
+
+        if self._is_described(part):
+            return described(skeleton)
+        self.check_weights(part, skeleton)
+        return self.stored(part)
 
     def check_weights(self, part: str, skeleton: torch.nn.Module) -> None:
         """Compare the keys and shapes of a part's files with those of its network.
@@ -238,21 +283,36 @@ class Checkpoint:
         return found
 
     def _weight_files(self, part: str) -> list[str]:
-        stem = f"{part}/{self._weight_stem(part)}"
-        if not self.has(f"{stem}.index.json"):
-            return [stem]
-        index = self.config(f"{stem}.index.json").get("weight_map", {})
+        stem = self._stem_of(part)
+        if stem is None:
+            raise InvalidRequest(
+                f"{self.where(part)}: {part} must have one of"
+                f" {', '.join(_WEIGHT_STEMS)} or its .index.json, got neither"
+            )
+        if not self.has(f"{part}/{stem}.index.json"):
+            return [f"{part}/{stem}"]
+        index = self.config(f"{part}/{stem}.index.json").get("weight_map", {})
         return [f"{part}/{shard}" for shard in sorted(set(index.values()))]
 
-    def _weight_stem(self, part: str) -> str:
+    def _stem_of(self, part: str) -> str | None:
         """Return the name of a part's weight file, or of that which its shards stand for."""
         for stem in _WEIGHT_STEMS:
             if self.has(f"{part}/{stem}.index.json") or self.has(f"{part}/{stem}"):
                 return stem
-        raise InvalidRequest(
-            f"{self.where(part)}: {part} must have one of"
-            f" {', '.join(_WEIGHT_STEMS)} or its .index.json, got neither"
-        )
+        return None
+
+    def _stand_in_names(self, part: str) -> tuple[str, ...]:
+        """Return the names that a library may look for a part's weights under."""
+        stem = self._stem_of(part)
+        return _WEIGHT_STEMS if stem is None else (stem,)
+
+
+def torch_dtype(precision: Precision) -> torch.dtype:
+    """Return torch's type of a precision of floats."""
+    import torch
+
+    found: torch.dtype = getattr(torch, _TORCH_DTYPES[precision])
+    return found
 
 
 def _dtypes(network: type[Any], dtype: torch.dtype) -> Callable[[str], torch.dtype]:
@@ -343,6 +403,10 @@ def _download(
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
+    from slipway_export.weights import are_from_configurations
+
+    if are_from_configurations():
+        ignore = [*(ignore or []), *_NOT_NEEDED]
     try:
         return Path(snapshot_download(hub_id, allow_patterns=allow, ignore_patterns=ignore or None))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:

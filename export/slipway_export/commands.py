@@ -148,6 +148,9 @@ def export(
     check_only: Annotated[
         bool, typer.Option("--check-only", help="Export and verify, place nothing.")
     ] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Say what it takes in each precision, from configurations alone.")
+    ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Replace models that slipway did not write, or that were changed.")
     ] = False,
@@ -161,6 +164,7 @@ def export(
     from slipway_export.families import family_named
     from slipway_export.library import Library, export_model
     from slipway_export.placement import parse_places
+    from slipway_export.plan_commands import print_plan
     from slipway_export.run import ExportOptions, run_export
 
     files = {role: path for role, path in (("conf", conf), ("ckpt", ckpt)) if path is not None}
@@ -169,9 +173,12 @@ def export(
             "export: one of --checkpoint, --model, and --conf with --ckpt must be given, got several or none"
         )
     of_all, of_components = parse_precisions(precision or ())
+    if plan and model is not None:
+        raise InvalidRequest(f"plan must be used with --checkpoint or files, got --model {model}")
     options = ExportOptions(
         checkpoint=checkpoint or "",
-        repository=repository,
+        # A plan has no place to write to.
+        repository=Path() if plan and output is None else repository,
         engine=engine,
         precision=of_all,
         precisions=of_components,
@@ -190,6 +197,9 @@ def export(
         verify_device=verify_device,
     )
     chosen = family_named(family)
+    if plan:
+        print_plan(chosen, options)
+        return
     publish = publisher(triton, control_token_file, repository)
     # The stream itself: the exporter's own words to whatever is stderr by then are kept away.
     progress = Console(file=sys.stderr, quiet=quiet)

@@ -28,13 +28,14 @@ Array = np.ndarray[Any, Any]
 Rewrite = Callable[[ir.Graph, ir.Node], list[ir.Node]]
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
-_BLOCK = 32
+BLOCK = 32
+"""Weights of 4 bits that have a scale in common."""
 # What MatMulNBits computes with: activations as they are, or of 8 bits with a scale for each block.
 _FLOAT32, _IN_BLOCKS = 1, 4
 # Signed weights of -127 to 127: with unsigned activations their product has a VNNI kernel.
 _INT8_LARGEST = 127
-# Values of a table that is worth one more node: 4 MiB in float32.
-_LARGE_TABLE = 2**20
+LARGE_TABLE = 2**20
+"""Values of a table that is worth one more node: 4 MiB in float32."""
 
 
 def quantize(
@@ -133,15 +134,15 @@ def _blocks(bits: int, level: int, graph: ir.Graph, node: ir.Node) -> list[ir.No
         node: the product.
     """
     name, read, (rows, columns) = _weight_of(node)
-    blocks = -(-rows // _BLOCK)
-    packed_shape = (columns, blocks, _BLOCK * bits // 8)
+    blocks = -(-rows // BLOCK)
+    packed_shape = (columns, blocks, BLOCK * bits // 8)
     packed = _lazy(
         graph, f"{name}_Q{bits}", lambda: _in_blocks(read(), bits)[0], ir.DataType.UINT8, packed_shape
     )
     scales = _lazy(
         graph, f"{name}_scales", lambda: _in_blocks(read(), bits)[1], ir.DataType.FLOAT, (columns, blocks)
     )
-    attributes = {"K": rows, "N": columns, "bits": bits, "block_size": _BLOCK, "accuracy_level": level}
+    attributes = {"K": rows, "N": columns, "bits": bits, "block_size": BLOCK, "accuracy_level": level}
     product = ir.node(
         "MatMulNBits", [node.inputs[0], packed, scales], attributes, domain="com.microsoft", name=node.name
     )
@@ -155,7 +156,7 @@ def _in_blocks(weight: Array, bits: int) -> tuple[Array, Array]:
         DefaultWeightOnlyQuantizer,
     )
 
-    config = DefaultWeightOnlyQuantConfig(block_size=_BLOCK, is_symmetric=True, accuracy_level=4, bits=bits)
+    config = DefaultWeightOnlyQuantConfig(block_size=BLOCK, is_symmetric=True, accuracy_level=4, bits=bits)
     packed, scales, _ = DefaultWeightOnlyQuantizer(config).qbits_block_quant(np.ascontiguousarray(weight))
     return packed, scales
 
@@ -171,7 +172,7 @@ def _is_large_lookup(node: ir.Node) -> bool:
     # A table that also is a product's weight, as tied ones are, stays whole.
     if len(table.uses()) > 1 or table.is_graph_output():
         return False
-    return int(np.prod(table.const_value.shape.numpy(), dtype=np.int64)) >= _LARGE_TABLE
+    return int(np.prod(table.const_value.shape.numpy(), dtype=np.int64)) >= LARGE_TABLE
 
 
 def _lookup(graph: ir.Graph, node: ir.Node) -> list[ir.Node]:

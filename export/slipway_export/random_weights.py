@@ -2,7 +2,9 @@
 
 A network comes without memory (on the meta device); huggingface_hub shares its tensors out among shards. Each
 tensor is then made from the seed and its own name, some rows at a time, and appended to its file, so that
-what is held is a piece of one tensor, and the same seed gives the same bytes on any machine.
+what is held is a piece of one tensor, and the same seed gives the same bytes on any machine. Where
+configurations are enough (:func:`slipway_export.weights.from_configurations`) the files are empty and take no
+space.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import torch
 from huggingface_hub import StateDictSplit, split_torch_state_dict_into_shards
 from torch import Tensor, nn
 
-from slipway_export.weights import safetensors_header
+from slipway_export.weights import are_from_configurations, safetensors_header, write_empty
 from slipway_serving.errors import InvalidRequest
 
 SHARD_BYTES = 10**9
@@ -83,6 +85,8 @@ def check_space(folder: Path, parts: Sequence[RandomPart]) -> None:
     Raises:
         InvalidRequest: with what is needed and what is free.
     """
+    if are_from_configurations():
+        return
     needed, free = sum(part.bytes for part in parts), shutil.disk_usage(folder).free
     if needed > free:
         raise InvalidRequest(
@@ -108,6 +112,9 @@ def write_part(folder: Path, part: RandomPart, seed: int, shard_bytes: int = SHA
     )
     for name, keys in split.filename_to_tensors.items():
         described = {key: (tensors[key].dtype, tuple(tensors[key].shape)) for key in keys}
+        if are_from_configurations():
+            write_empty(place / name, described)
+            continue
         with (place / name).open("wb") as out:
             out.write(safetensors_header(described)[0])
             for key, (dtype, shape) in described.items():

@@ -263,6 +263,16 @@ def _place(staged: Path, repository: Path, names: list[str], publish: Publish) -
         raise
 
 
+def components_of(family: Family, checkpoint: Checkpoint, options: ExportOptions) -> list[Component]:
+    """Return the components that an export of a checkpoint makes graphs of.
+
+    Raises:
+        InvalidRequest: the checkpoint or an option is not as it must be.
+    """
+    axes = axes_of(family, checkpoint, {axis.name: axis for axis in options.axes})
+    return _selected(family, plan_of(family, checkpoint, options.variant, axes, options.engine), options)[0]
+
+
 def plan_of(
     family: Family, checkpoint: Checkpoint, variant: str | None, axes: Sequence[Axis], engine: Engine
 ) -> Plan:

@@ -13,7 +13,7 @@ import json
 import math
 import struct
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,16 +30,21 @@ Array = np.ndarray[Any, Any]
 
 # What is read at a time; a matrix that is turned around is read whole.
 _CHUNK_BYTES = 64 * 2**20
+# Of an empty file in place of weights.
+_EMPTY_BYTES = 2**30
 # Tensors that the exporter's constant folding may look into.
 _SMALL = 1024
 _SAFETENSORS = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.int8: "I8", torch.bool: "BOOL",
 }  # fmt: skip
+INDEX_END = ".index.json"
+"""What the name of an index of shards ends with, after that of the file that they stand for."""
 DTYPES = {name: dtype for dtype, name in _SAFETENSORS.items()}
 """torch's types by the names that safetensors files give them."""
 
 _on_disk: ContextVar[bool] = ContextVar("weights left on disk", default=False)
+_described: ContextVar[bool] = ContextVar("weights as configurations describe them", default=False)
 _places: MutableMapping[torch.Tensor, Stored] = WeakTensorKeyDictionary()
 
 
@@ -90,34 +95,93 @@ def are_left_on_disk() -> bool:
 
 
 @contextlib.contextmanager
+def from_configurations() -> Iterator[None]:
+    """Have `Checkpoint.load` give networks as their configurations describe them, weight files or none."""
+    token = _described.set(True)
+    try:
+        with left_on_disk():
+            yield
+    finally:
+        _described.reset(token)
+
+
+def are_from_configurations() -> bool:
+    """Whether this is inside :func:`from_configurations`."""
+    return _described.get()
+
+
+def described(network: torch.nn.Module) -> dict[str, Stored]:
+    """Return the tensors of a network without weights, by key, as those of files that are not there."""
+    return {
+        key: Stored(Path(), key, tuple(each.shape), each.dtype) for key, each in network.state_dict().items()
+    }
+
+
+@contextlib.contextmanager
 def stand_in(
-    folder: Path, file: str, stored: Mapping[str, Stored], dtype_of: Callable[[str], torch.dtype]
+    folder: Path,
+    files: Sequence[str],
+    stored: Mapping[str, Stored],
+    dtype_of: Callable[[str], torch.dtype],
 ) -> Iterator[Path]:
-    """Open a folder like a part's, with one weight file that has its keys and no content.
+    """Open a folder like a part's, with weight files that have its keys and no content.
 
     Args:
         folder: of the part; its other files are linked.
-        file: name of the weight file.
+        files: the weight file's name, and others that it may be looked for under.
         stored: the part's tensors by key.
         dtype_of: the type to give a tensor of floats, by its key.
     """
-    header, size = safetensors_header(
-        {
-            key: (dtype_of(key) if tensor.dtype.is_floating_point else tensor.dtype, tensor.shape)
-            for key, tensor in stored.items()
-        }
-    )
+    tensors = {
+        key: (dtype_of(key) if tensor.dtype.is_floating_point else tensor.dtype, tensor.shape)
+        for key, tensor in stored.items()
+    }
+    shards = list(_shards(tensors))
     weights = {tensor.file.name for tensor in stored.values()}
     with tempfile.TemporaryDirectory(prefix="slipway-empty-") as name:
         empty = Path(name)
         for path in folder.iterdir():
-            if path.name not in weights and not path.name.endswith(".index.json"):
+            if path.name not in weights and not path.name.endswith(INDEX_END):
                 (empty / path.name).symlink_to(path.resolve())
-        with (empty / file).open("wb") as out:
-            out.write(header)
-            # A hole: it takes no space, and a page of it no memory until it is read.
-            out.truncate(len(header) + size)
+        names = [files[0]] if len(shards) == 1 else [f"{i}-{files[0]}" for i in range(len(shards))]
+        for shard, keys in zip(names, shards, strict=True):
+            write_empty(empty / shard, {key: tensors[key] for key in keys})
+        entry = files[0]
+        if len(shards) > 1:
+            entry += INDEX_END
+            index = {key: shard for shard, keys in zip(names, shards, strict=True) for key in keys}
+            text = json.dumps({"metadata": {}, "weight_map": index})
+            (empty / entry).write_text(text, encoding="utf-8")
+        for other in files[1:]:
+            (empty / (other + entry.removeprefix(files[0]))).symlink_to(empty / entry)
         yield empty
+
+
+def _shards(tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> Iterator[list[str]]:
+    """Share keys out among files that any machine can map: a mapping larger than memory is refused."""
+    keys: list[str] = []
+    held = 0
+    for key, (dtype, shape) in tensors.items():
+        size = math.prod(shape) * dtype.itemsize
+        if keys and held + size > _EMPTY_BYTES:
+            yield keys
+            keys, held = [], 0
+        keys.append(key)
+        held += size
+    yield keys
+
+
+def write_empty(path: Path, tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> None:
+    """Write a safetensors file whose tensors are a hole, which takes no space and no memory until it is read.
+
+    Args:
+        path: of the file.
+        tensors: type and shape by key.
+    """
+    header, size = safetensors_header(tensors)
+    with path.open("wb") as out:
+        out.write(header)
+        out.truncate(len(header) + size)
 
 
 def safetensors_header(tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> tuple[bytes, int]:

@@ -130,11 +130,16 @@ def _features(config: dict[str, Any]) -> TensorSpec:
 
 def _load_backbone(checkpoint: Checkpoint, precision: Precision) -> Backbone:
     import torch
+    from transformers import ASTConfig, ASTModel
 
     from slipway_export.modeling.wakeword import load_backbone
 
-    checkpoint.weight_shapes(".")  # a cut-off file by name, before the library's loader
-    backbone = load_backbone(checkpoint.path, checkpoint.source)
+    def build() -> ASTModel:
+        return ASTModel(ASTConfig.from_dict(checkpoint.config(CONFIG_FILE)))
+
+    # Names a cut-off file, before the library's loader.
+    with checkpoint.readable(".", build) as folder:
+        backbone = load_backbone(folder, checkpoint.source)
     half = {Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}
     return backbone.to(half[precision]) if precision in half else backbone
 

@@ -1,0 +1,138 @@
+"""What the exported models of a repository take, from their manifests and files.
+
+A manifest names the checkpoint and the axes; where the checkpoint's configurations are still there, its
+components are described anew and their work counted. Where not, only what follows from the files is known.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from slipway_export.checkpoint import open_checkpoint
+from slipway_export.families import family_named
+from slipway_export.repository import MANIFEST
+from slipway_export.run import plan_of
+from slipway_export.sizing import Machine, Need, need_of_file, needs
+from slipway_export.spec import Axis, Engine, Precision
+from slipway_export.weights import from_configurations
+from slipway_serving.errors import InvalidRequest
+
+
+@dataclass(frozen=True)
+class Placed:
+    """What placed graphs take.
+
+    Args:
+        needs: one for each graph.
+        unknown: why the work of some is not known, one line each.
+    """
+
+    needs: tuple[Need, ...]
+    unknown: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model's folder with graphs, and its manifest."""
+
+    folder: Path
+    facts: Mapping[str, Any]
+
+    @property
+    def precisions(self) -> dict[str, Precision]:
+        """Of the graphs, by file stem."""
+        return {graph: Precision(precision) for graph, precision in self.facts["precision"].items()}
+
+    def label(self, graph: str) -> str:
+        """Return how reports name a graph."""
+        name = self.folder.name.removeprefix(f"{self.facts['family']}_")
+        return name if graph == "model" else f"{name}/{graph}"
+
+    def bytes(self, graph: str) -> int:
+        """Size of a graph's files."""
+        files = (self.folder / "1").glob(f"{graph}.onnx*")
+        return sum(path.stat().st_size for path in files)
+
+
+def placed_needs(models: Sequence[Model], machine: Machine, checkpoint: str | None = None) -> Placed:
+    """Say what the exported graphs of models take.
+
+    Args:
+        models: from :func:`exported_models`.
+        machine: that serves them.
+        checkpoint: where the configurations are now, if not where the manifests say.
+    """
+    found: list[Need] = []
+    unknown: list[str] = []
+    for model in models:
+        try:
+            found += _counted(model, machine, checkpoint)
+        except InvalidRequest as error:
+            unknown.append(f"{model.folder.name}: its work is not known: {error}; try --checkpoint")
+            found += [
+                need_of_file(model.label(graph), precision, model.bytes(graph))
+                for graph, precision in model.precisions.items()
+            ]
+    return Placed(tuple(found), tuple(unknown))
+
+
+def _counted(model: Model, machine: Machine, checkpoint: str | None) -> list[Need]:
+    """Describe a model's graphs anew and count their work.
+
+    Raises:
+        InvalidRequest: the configurations are not there, or no longer what the model was made of.
+    """
+    family = family_named(model.facts["family"])
+    source = model.facts["checkpoint"]
+    if "planned_axes" not in model.facts:
+        raise InvalidRequest(
+            f"{model.folder.name}/{MANIFEST} must say its planned_axes, got that of an earlier release"
+        )
+    axes = tuple(Axis(name, *sizes) for name, sizes in model.facts["planned_axes"].items())
+    places = {name: place["source"] for name, place in source.get("parts", {}).items()}
+    place = checkpoint or source["source"]
+    with from_configurations(), open_checkpoint(family, place, {} if checkpoint else places) as opened:
+        plan = plan_of(family, opened, model.facts.get("variant"), axes, Engine(model.facts["engine"]))
+        made = {
+            component.graph: component
+            for component in plan.components
+            if f"{family.name}_{component.name}" == model.folder.name
+        }
+        if missing := sorted(model.precisions.keys() - made.keys()):
+            raise InvalidRequest(
+                f"checkpoint {place} must be one of {model.folder.name}, got none of its graphs"
+                f" {', '.join(missing)}"
+            )
+        return [
+            replace(need, disk_bytes=model.bytes(graph))
+            for graph, precision in model.precisions.items()
+            for need in needs(made[graph], machine, [precision])
+        ]
+
+
+def exported_models(repository: Path) -> list[Model]:
+    """Return the models of a repository that have graphs of an export.
+
+    Raises:
+        InvalidRequest: it is no folder, or has no such model.
+    """
+    if not repository.is_dir():
+        raise InvalidRequest(f"repository must be an existing folder, got {repository}")
+    models = []
+    for manifest in sorted(repository.glob(f"*/{MANIFEST}")):
+        try:
+            facts = json.loads(manifest.read_text(encoding="utf-8"))
+            if "precision" in facts:
+                models.append(Model(manifest.parent, facts))
+        except (OSError, ValueError, TypeError) as error:
+            raise InvalidRequest(f"repository {repository}: {manifest} must be JSON, got {error}") from None
+    if not models:
+        raise InvalidRequest(
+            f"repository must hold models that slipway exported, got none in {repository};"
+            " try `slipway export`"
+        )
+    return models

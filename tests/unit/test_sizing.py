@@ -1,0 +1,181 @@
+"""What machine an export needs, from configurations alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from slipway_cli.root import run
+from slipway_export.checkpoint import Checkpoint, axes_of, open_checkpoint
+from slipway_export.families import family_named
+from slipway_export.machine import Speed
+from slipway_export.onnx import export_graph
+from slipway_export.placed_sizing import exported_models, placed_needs
+from slipway_export.run import ExportResult
+from slipway_export.sizing import Machine, needs
+from slipway_export.spec import Axis, Component, DType, Precision, TensorSpec, Tolerance
+from slipway_export.weights import from_configurations
+from slipway_serving.errors import InvalidRequest
+
+WAN = family_named("wan_t2v")
+MACHINE = Machine(Speed("cpu", pytorch=1e11, onnxruntime=1e11), call_s=0.0005)
+LOOSE = Tolerance(max_abs=1.0, relative_l2=1.0, cosine=0.0)
+
+
+def write_configurations(folder: Path, preset: str, experts: int) -> None:
+    """Write what a public checkpoint has beside its weights, and no weights."""
+    configs = WAN.presets[preset].configs
+    names = ("transformer", "transformer_2")[:experts]
+    files = {
+        **{f"{name}/config.json": configs["transformer/config.json"] for name in names},
+        "text_encoder/config.json": configs["text_encoder/config.json"],
+        "vae/config.json": configs["vae/config.json"],
+        "scheduler/scheduler_config.json": {},
+        "model_index.json": {
+            "_class_name": "WanPipeline",
+            "boundary_ratio": 0.875 if experts == 2 else None,
+            "transformer_2": ["diffusers", "WanTransformer3DModel"] if experts == 2 else [None, None],
+        },
+    }
+    (folder / "tokenizer").mkdir(parents=True)
+    for file, config in files.items():
+        (folder / file).parent.mkdir(exist_ok=True)
+        (folder / file).write_text(json.dumps(config), encoding="utf-8")
+
+
+def components(checkpoint: Checkpoint, *labels: str) -> Sequence[Component]:
+    made = WAN.plan(checkpoint, axes_of(WAN, checkpoint, {})).components
+    return [component for component in made if component.label in labels]
+
+
+@pytest.mark.parametrize(
+    ("preset", "experts", "label", "parameters"),
+    [
+        ("a14b", 2, "denoiser_low", 14_288_491_584),
+        ("1.3b", 1, "denoiser_high", 1_418_996_800),
+        ("1.3b", 1, "text_encoder", 5_680_910_336),
+        ("1.3b", 1, "vae_decoder/next", 73_295_603),
+    ],
+)
+def test_needs_are_known_when_a_public_checkpoint_has_configurations_only(
+    tmp_path: Path, preset: str, experts: int, label: str, parameters: int
+) -> None:
+    write_configurations(tmp_path, preset, experts)
+    with from_configurations(), open_checkpoint(WAN, str(tmp_path)) as checkpoint:
+        (component,) = components(checkpoint, label)
+        (need,) = needs(component, MACHINE, [Precision.FP32])
+    assert need.parameters == parameters
+    assert need.disk_bytes == pytest.approx(4 * parameters, rel=0.05)
+    assert need.verify_bytes > 4 * parameters
+    assert need.serve_bytes > 4 * parameters
+    assert need.step_s == need.operations / 1e11 > 0.1
+
+
+def test_configurations_are_not_enough_when_an_export_is_made(tmp_path: Path) -> None:
+    write_configurations(tmp_path, "1.3b", 1)
+    with open_checkpoint(WAN, str(tmp_path)) as checkpoint:
+        (component,) = components(checkpoint, "denoiser_high")
+        with pytest.raises(InvalidRequest, match=r"transformer must have one of .*, got neither"):
+            component.load(Precision.FP32)
+
+
+def test_preset_of_public_size_takes_no_disk_when_configurations_are_enough() -> None:
+    with from_configurations(), open_checkpoint(WAN, "a14b") as checkpoint:
+        files = [path.stat() for path in checkpoint.path.rglob("*") if path.is_file()]
+    assert sum(file.st_size for file in files) > 60e9
+    assert sum(512 * file.st_blocks for file in files) < 50e6
+
+
+def test_needs_say_the_bytes_that_graphs_take_when_exported(
+    exported: tuple[Path, ExportResult],
+) -> None:
+    placed = placed_needs(exported_models(exported[0]), MACHINE)
+    assert not placed.unknown
+    assert {need.label for need in placed.needs} >= {"denoiser_high", "text_encoder", "vae_decoder/next"}
+    with from_configurations(), open_checkpoint(WAN, "tiny") as checkpoint:
+        for component in WAN.plan(checkpoint, axes_of(WAN, checkpoint, {})).components:
+            (planned,) = needs(component, MACHINE, [Precision.FP32])
+            (found,) = (need for need in placed.needs if need.label == component.label)
+            if component.graph == "model":  # Graphs beside one another share their weights on disk.
+                assert planned.disk_bytes == pytest.approx(found.disk_bytes, rel=0.25), component.label
+            assert planned.operations == found.operations
+
+
+@pytest.mark.parametrize("precision", [Precision.INT8, Precision.INT4])
+def test_needs_say_the_bytes_of_quantized_weights_when_products_are_kept(
+    tmp_path: Path, precision: Precision
+) -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wide, self.proj_out = nn.Linear(256, 1024), nn.Linear(1024, 256)
+
+        def forward(self, x):  # type: ignore[no-untyped-def]
+            return self.proj_out(self.wide(x))
+
+    both = [TensorSpec(name, DType.FLOAT32, ("batch", 256)) for name in ("x", "y")]
+    component = Component(
+        name="two",
+        inputs=(both[0],),
+        outputs=(both[1],),
+        axes=(Axis("batch", 1, 2, 4),),
+        load=lambda _: Two().eval().requires_grad_(False),
+        tolerance={Precision.FP32: LOOSE, precision: LOOSE},
+        keep_float=("*proj_out",),
+    )
+    (need,) = needs(component, MACHINE, [precision])
+    path = tmp_path / "model.onnx"
+    export_graph(component, component.load(Precision.FP32), path, opset=23, precision=precision)
+    assert need.disk_bytes == pytest.approx(path.stat().st_size, rel=0.02)
+
+
+def test_placed_graphs_are_sized_by_their_files_when_the_checkpoint_is_gone(
+    exported: tuple[Path, ExportResult], tmp_path: Path
+) -> None:
+    model = tmp_path / "wan_t2v_text_encoder"
+    shutil.copytree(exported[0] / model.name, model)
+    manifest = json.loads((model / "manifest.json").read_text(encoding="utf-8"))
+    manifest["checkpoint"]["source"] = str(tmp_path / "gone")
+    (model / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    placed = placed_needs(exported_models(tmp_path), MACHINE)
+    (need,) = placed.needs
+    assert need.disk_bytes == (model / "1/model.onnx").stat().st_size
+    assert need.operations == 0
+    assert "its work is not known: checkpoint must be a preset" in placed.unknown[0]
+    # The same configurations lie elsewhere.
+    (known,) = placed_needs(exported_models(tmp_path), MACHINE, "tiny").needs
+    assert known.operations > 0
+
+
+def test_plan_is_refused_by_name_when_there_is_nothing_placed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["plan", str(tmp_path / "none")]) == 2
+    assert "repository must be an existing folder" in capsys.readouterr().err
+    assert run(["plan", str(tmp_path)]) == 2
+    assert "repository must hold models that slipway exported, got none" in capsys.readouterr().err
+
+
+def test_export_writes_nothing_when_asked_for_its_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["export", "wakeword", "--checkpoint", "tiny", "--plan"]) == 0
+    said = capsys.readouterr().out
+    rows = [line.split() for line in said.splitlines() if line.split()[:1] == ["backbone"]]
+    assert [row[1] for row in rows] == ["fp32", "fp16", "bf16", "int8"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_plan_of_an_export_is_refused_by_name_when_the_checkpoint_or_component_is_unknown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["export", "wakeword", "--checkpoint", str(tmp_path / "none"), "--plan"]) == 2
+    assert "checkpoint must be a preset" in capsys.readouterr().err
+    assert run(["export", "wakeword", "--checkpoint", "tiny", "--plan", "--component", "x"]) == 2
+    assert "component must be one of backbone, got x" in capsys.readouterr().err
