@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from slipway_loadtests.bench import real_size
-from slipway_loadtests.bench.processes import Memory, Ran, measured, serving
+from slipway_loadtests.bench.processes import Ran, Tree, measured, serving
 from slipway_loadtests.bench.real_size import RealSizeOptions, Row, markdown, print_real_size, real_size_json
 from slipway_serving.errors import InvalidRequest, Unrecoverable
 
@@ -30,13 +30,13 @@ def test_memory_counts_what_children_hold_when_it_is_sampled() -> None:
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {HOLDS!r}])"
     with (
         subprocess.Popen([sys.executable, "-c", parent], stdin=subprocess.PIPE) as process,
-        closing(Memory(process.pid)) as memory,
+        closing(Tree(process.pid)) as tree,
     ):
         deadline = time.monotonic() + 60
-        while memory.now_bytes < HELD and time.monotonic() < deadline:
+        while tree.now_bytes < HELD and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert HELD < memory.peak_bytes < 2 * HELD
-        memory.forget()
+        assert HELD < tree.peak_bytes < 2 * HELD
+        assert tree.cpu_s() > 0
         process.communicate()
 
 
@@ -44,6 +44,7 @@ def test_command_is_measured_when_it_ends(tmp_path: Path) -> None:
     ran = measured([sys.executable, "-c", "print('done')"], "slipway it", tmp_path / "log")
     assert ran.command == "slipway it"
     assert ran.time_s > 0
+    assert ran.cpu_s > 0
     assert (tmp_path / "log").read_text() == "done\n"
 
 
@@ -72,7 +73,7 @@ def test_axes_end_at_the_video_when_it_is_exported(tmp_path: Path) -> None:
 
 
 def row(what: str, command: str, **found: float | None) -> Row:
-    return Row(what, Ran(command, 12.4, 2_500_000_000, 1.25), "2026-11-22 08:00", found=found)
+    return Row(what, Ran(command, 12.4, 20.6, 2_500_000_000, 1.25), "2026-11-22 08:00", found=found)
 
 
 def ran_parts(options: RealSizeOptions, monkeypatch: pytest.MonkeyPatch) -> real_size.RealSizeResult:
@@ -100,7 +101,16 @@ def test_table_has_every_figure_and_command_when_printed(
     out = io.StringIO()
     print_real_size(Console(file=out, width=180), result)
     for text in (out.getvalue(), markdown(result)):
-        for cell in ("write", "12", "2.50", "1.00", "1.2", "fp32: 81.2 dB, int8: identical", "python -m x"):
+        for cell in (
+            "write",
+            "12",
+            "21",
+            "2.50",
+            "1.00",
+            "1.2",
+            "fp32: 81.2 dB, int8: identical",
+            "python -m x",
+        ):
             assert cell in text
     report = json.loads(json.dumps(real_size_json(result, {"cpu": "a"}), allow_nan=False))
     assert report["parts"]["checkpoint"][0]["disk_bytes"] == 10**9

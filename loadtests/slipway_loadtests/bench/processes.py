@@ -1,13 +1,15 @@
 """Commands of ours as processes: what they take of time and memory, their children included.
 
 A command's words go to a log file. Memory is the resident memory of the process and all below it, added up
-several times a second; a page that two of them map counts twice.
+several times a second; a page that two of them map counts twice. On a busy machine the time of the processors
+says more than the time that went by.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import shlex
 import signal
 import subprocess
@@ -33,18 +35,20 @@ class Ran:
     Attributes:
         command: as it would be typed.
         time_s: from its start to its end, seconds.
+        cpu_s: of the processors, all cores together, seconds.
         peak_rss_bytes: of its processes at a time.
         load_average: of the machine over the minute before it began.
     """
 
     command: str
     time_s: float
+    cpu_s: float
     peak_rss_bytes: int
     load_average: float
 
 
-class Memory:
-    """Resident memory of a process and all below it, sampled until it is closed.
+class Tree:
+    """A process and all below it: their resident memory, sampled until it is closed, and their work.
 
     Attributes:
         peak_bytes: the most that was seen so far.
@@ -67,11 +71,17 @@ class Memory:
         """Begin a new peak."""
         self.peak_bytes = 0
 
+    def cpu_s(self) -> float:
+        """Return the time of the processors that those which live have taken so far, seconds."""
+        return sum(_cpu_s(process) for process in self._processes())
+
+    def _processes(self) -> list[psutil.Process]:
+        return [self._root, *self._root.children(recursive=True)]
+
     def _follow(self) -> None:
         while True:
             with contextlib.suppress(psutil.NoSuchProcess):
-                tree = [self._root, *self._root.children(recursive=True)]
-                if found := sum(map(_rss_bytes, tree)):
+                if found := sum(map(_rss_bytes, self._processes())):
                     self.now_bytes = found
                     self.peak_bytes = max(self.peak_bytes, found)
             if self._done.wait(_SAMPLE_S):
@@ -82,6 +92,19 @@ def _rss_bytes(process: psutil.Process) -> int:
     with contextlib.suppress(psutil.NoSuchProcess):
         return int(process.memory_info().rss)
     return 0
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        times = process.cpu_times()
+        return float(times.user + times.system)
+    return 0.0
+
+
+def _ended_cpu_s() -> float:
+    """Return what all processes that this one started, and that ended, have taken."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def shown(arguments: Sequence[str]) -> str:
@@ -105,14 +128,14 @@ def measured(command: Sequence[str], typed: str, log: Path) -> Ran:
     Raises:
         Unrecoverable: it failed; with its last words.
     """
-    load, started = os.getloadavg()[0], time.monotonic()
+    load, started, cpu_s = os.getloadavg()[0], time.monotonic(), _ended_cpu_s()
     with log.open("w", encoding="utf-8") as words:
         process = subprocess.Popen(command, stdout=words, stderr=subprocess.STDOUT)
-        with contextlib.closing(Memory(process.pid)) as memory:
+        with contextlib.closing(Tree(process.pid)) as tree:
             code = process.wait()
     if code:
         raise Unrecoverable(f"`{typed}` ended with {code}:\n{_tail(log)}\n  log: {log}")
-    return Ran(typed, time.monotonic() - started, memory.peak_bytes, load)
+    return Ran(typed, time.monotonic() - started, _ended_cpu_s() - cpu_s, tree.peak_bytes, load)
 
 
 @dataclass(frozen=True)
@@ -121,12 +144,12 @@ class Serving:
 
     Attributes:
         url: its gRPC address.
-        memory: of its processes, sampled on.
+        tree: its processes, watched on.
         started: what it took until it was ready.
     """
 
     url: str
-    memory: Memory
+    tree: Tree
     started: Ran
 
 
@@ -145,12 +168,13 @@ def serving(repository: Path, ready_timeout_s: int, log: Path) -> Iterator[Servi
         process = subprocess.Popen(
             slipway(*arguments, *ports), stdout=subprocess.PIPE, stderr=words, text=True
         )
-        with contextlib.closing(Memory(process.pid)) as memory:
+        with contextlib.closing(Tree(process.pid)) as tree:
             try:
                 url = _address(process)
                 if url is None:
                     raise Unrecoverable(f"`{typed}` must become ready, got:\n{_tail(log)}\n  log: {log}")
-                yield Serving(url, memory, Ran(typed, time.monotonic() - began, memory.peak_bytes, load))
+                took = (time.monotonic() - began, tree.cpu_s(), tree.peak_bytes)
+                yield Serving(url, tree, Ran(typed, *took, load))
             finally:
                 process.send_signal(signal.SIGINT)
                 process.communicate()

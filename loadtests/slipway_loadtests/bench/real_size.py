@@ -158,13 +158,15 @@ def run(options: RealSizeOptions, report: Callable[[str], None]) -> RealSizeResu
     """
     (options.work / "logs").mkdir(parents=True, exist_ok=True)
     kept = options.work / "rows.json"
-    rows = _read_rows(kept)
     for name, part in PARTS.items():
         if options.parts and name not in options.parts:
             continue
         report(name)
-        rows[name] = list(part(options))
+        ran = list(part(options))
+        # Read only now: another run may have added its own.
+        rows = _read_rows(kept) | {name: ran}
         write_json({part: [asdict(row) for row in found] for part, found in rows.items()}, kept)
+    rows = _read_rows(kept)
     _check(rows)
     return RealSizeResult({name: rows[name] for name in PARTS if name in rows}, options)
 
@@ -177,7 +179,7 @@ def _read_rows(kept: Path) -> dict[str, list[Row]]:
 
 
 def _check(rows: Mapping[str, Sequence[Row]]) -> None:
-    psnr = next((row.found["fp32_psnr_db"] for row in rows.get("diffusers", ())), None)
+    psnr = next((row.found.get("fp32_psnr_db") for row in rows.get("diffusers", ())), None)
     if psnr is not None and psnr < REQUIRED_DB:
         raise Unrecoverable(
             f"bench: frames of the fp32 denoiser must be {REQUIRED_DB:g} dB or closer to diffusers', got"
@@ -239,8 +241,8 @@ def _serve(options: RealSizeOptions, precision: str) -> Rows:
         with Client(server.url) as client:
             embeds = {name: _embeds(client, text) for name, text in _PROMPTS.items()}
         np.savez(options.work / "embeds.npz", **embeds)
-        server.memory.forget()
-        request = options.request
+        server.tree.forget()
+        request, before_s = options.request, server.tree.cpu_s()
         ran = _command(
             options, f"generate-{precision}", "generate", FAMILY, PROMPT, "--negative-prompt", NEGATIVE,
             "--frames", str(request.frames), "--size", f"{request.width}x{request.height}",
@@ -250,7 +252,8 @@ def _serve(options: RealSizeOptions, precision: str) -> Rows:
         yield _row(
             f"call, {precision} denoiser: {request.frames} frames of {request.width}x{request.height},"
             f" {request.steps} steps",
-            replace(ran, peak_rss_bytes=server.memory.peak_bytes),
+            # What the server takes, not the client.
+            replace(ran, cpu_s=server.tree.cpu_s() - before_s, peak_rss_bytes=server.tree.peak_bytes),
         )
 
 
@@ -311,6 +314,9 @@ PARTS: dict[str, Callable[[RealSizeOptions], Rows]] = {
 """What there is to run, in order."""
 
 
+_HEADS = ("part", "time, s", "of processors, s", "peak RSS, GB", "on disk, GB", "load before it", "")
+
+
 def real_size_json(result: RealSizeResult, machine: Mapping[str, Any]) -> dict[str, Any]:
     """Return the benchmark as JSON."""
     return {
@@ -324,17 +330,14 @@ def real_size_json(result: RealSizeResult, machine: Mapping[str, Any]) -> dict[s
 def markdown(result: RealSizeResult) -> str:
     """Return the rows as a table of Markdown, then the commands."""
     rows = [row for found in result.rows.values() for row in found]
-    lines = [
-        "| part | time, s | peak RSS, GB | on disk, GB | load before it | |",
-        "|---|---|---|---|---|---|",
-    ]
+    lines = [f"| {' | '.join(_HEADS)} |", "|---" * len(_HEADS) + "|"]
     lines += [f"| {' | '.join(_cells(row))} |" for row in rows]
     return "\n".join([*lines, "", "```", *(row.ran.command for row in rows), "```", ""])
 
 
 def print_real_size(console: Console, result: RealSizeResult) -> None:
     """Print the rows as a table, then the command of each."""
-    table = Table("part", "time, s", "peak RSS, GB", "on disk, GB", "load before it", "", box=box.SIMPLE)
+    table = Table(*_HEADS, box=box.SIMPLE)
     rows = [row for found in result.rows.values() for row in found]
     for row in rows:
         table.add_row(*_cells(row))
@@ -351,6 +354,7 @@ def _cells(row: Row) -> Sequence[str]:
     return (
         row.what,
         f"{row.ran.time_s:.0f}",
+        f"{row.ran.cpu_s:.0f}",
         f"{row.ran.peak_rss_bytes / 1e9:.2f}",
         "" if row.disk_bytes is None else f"{row.disk_bytes / 1e9:.2f}",
         f"{row.ran.load_average:.1f}",
