@@ -135,4 +135,6 @@ def in_time(seconds: float) -> str:
     """Return a time for people, from milliseconds to days."""
     from slipway_export.budget import duration
 
+    if seconds < 0.001:
+        return "under 1 ms"
     return f"{seconds * 1e3:.0f} ms" if seconds < 1 else duration(seconds)

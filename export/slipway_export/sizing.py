@@ -40,7 +40,7 @@ _RUN = 1.0
 _WRITTEN_PER_GB = 20_000
 _LOADED_PER_GB = 4_000
 _READ_PER_GB = 2_500
-# Of a weight's bytes, what ONNX Runtime 1.30's CPU holds at most: chains of 40 products of 2560 x 2560.
+# Of a weight's bytes, what ONNX Runtime 1.31's CPU holds at most: chains of 40 products of 2560 x 2560.
 # Float16 is widened at load; integers are packed into a second copy. A bfloat16 graph is verified widened.
 _HELD = {Precision.FP16: 3.0, Precision.BF16: 2.1, Precision.INT8: 2.0, Precision.INT4: 2.0}
 _HELD_FLOAT32 = 1.05
@@ -122,12 +122,17 @@ def needs(
         network = component.load(Precision.FP32)
         points = component.points()
         work = dict(zip(points, works(component, network, list(points.values())), strict=True))
-        # Both halves keep the same weights in float32.
-        half = component.load(Precision.FP16) if set(wanted) & set(_HALVES) else network
-        return [
-            _need(component, half if precision in _HALVES else network, precision, work, machine)
-            for precision in wanted
-        ]
+        loaded = {Precision.FP32: network}
+        for precision in {_loaded_in(each) for each in wanted} - loaded.keys():
+            loaded[precision] = component.load(precision)
+        return [_need(component, loaded[_loaded_in(each)], each, work, machine) for each in wanted]
+
+
+def _loaded_in(precision: Precision) -> Precision:
+    """Return the precision of the network whose weights are those of a graph."""
+    if precision is Precision.BF16:
+        return Precision.FP16  # Both halves keep the same weights in float32.
+    return Precision.FP32 if precision.is_integer else precision
 
 
 def _need(
@@ -137,7 +142,7 @@ def _need(
     stored = sum(size for size, _ in weights)
     held = sum(size * factor for size, factor in weights)
     sizes = [each.numel() for each in network.parameters()]
-    largest = 4 * max(sizes, default=0)
+    largest = 4 * _largest(network)
     calls, gigabytes = work["opt"].calls, 4 * sum(sizes) / 1e9
     process = _PROCESS_BYTES + _TRACED_BYTES_PER_CALL * calls
     writing = _WHOLE_FILE * stored if stored <= EXTERNAL_DATA_BYTES else _ONE_TENSOR * largest
@@ -157,6 +162,12 @@ def _need(
         step_s=work["opt"].operations / machine.speed.onnxruntime,
         operations=work["opt"].operations,
     )
+
+
+def _largest(network: nn.Module) -> int:
+    """Return the elements of the largest weight that is held whole; of a table only rows are."""
+    tables = {id(part.weight) for part in network.modules() if isinstance(part, nn.Embedding)}
+    return max((each.numel() for each in network.parameters() if id(each) not in tables), default=0)
 
 
 def _verified_s(work: Work, gigabytes: float, machine: Machine) -> float:

@@ -71,6 +71,7 @@ def test_needs_are_known_when_a_public_checkpoint_has_configurations_only(
         (need,) = needs(component, MACHINE, [Precision.FP32])
     assert need.parameters == parameters
     assert need.disk_bytes == pytest.approx(4 * parameters, rel=0.05)
+    assert need.export_bytes < 0.5 * need.disk_bytes + 1.3e9
     assert need.verify_bytes > 4 * parameters
     assert need.serve_bytes > 4 * parameters
     assert need.step_s == need.operations / 1e11 > 0.1
