@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from slipway_export.cost import operations, seconds
 from slipway_export.device import Device
 from slipway_export.machine import Speed, measured_speed
+from slipway_export.progress import duration
 from slipway_export.size import Point
 from slipway_export.spec import Axis, Component, Stepped
 from slipway_export.verify import point_text
@@ -147,14 +148,6 @@ def estimate(
     at = _Counted().seconds(measured_speed(device.value))
     graphs = sum(sum(at(component, list(points[component.label].values()))) for component in components)
     return graphs + sum(_Run(run, at).needed for run in stepped)
-
-
-def duration(seconds: float) -> str:
-    """Return a length of time for people: ``45 s``, ``12 min``, ``3.4 h``, ``5.1 days``."""
-    for unit, length in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= (2 * length if unit != "min" else 10 * length):
-            return f"{seconds / length:.3g} {unit}"
-    return f"{seconds:.0f} s" if seconds >= 1 else "under 1 s"
 
 
 class _Counted:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from slipway_export.named_files import linked
+from slipway_export.reads import Digests, Notes, note, noting
 from slipway_export.spec import Axis, Family, Part, Precision
 from slipway_serving.errors import InvalidRequest
 
@@ -59,26 +60,46 @@ class Place:
 class Checkpoint:
     """A checkpoint's folder, and the places of those of its parts that lie elsewhere.
 
+    What is read through it is noted (:mod:`slipway_export.reads`).
+
     Args:
-        path: the folder.
+        folder: the folder.
         source: what the user named: a preset, the folder, or a hub id.
         places: of the parts that lie elsewhere, by name of the part.
     """
 
-    path: Path
+    folder: Path
     source: str
     places: Mapping[str, Place] = field(default_factory=dict)
 
     @property
+    def path(self) -> Path:
+        """The folder, for one who may read anything in it."""
+        note(self._at, "")
+        return self.folder
+
+    @property
     def commit(self) -> str | None:
         """The commit of a hub's snapshot; None for any other folder."""
-        return _commit(self.path)
+        return _commit(self.folder)
 
     def file(self, file: str) -> Path:
         """Return where a file or folder of the checkpoint lies, by its path within the checkpoint."""
+        note(self._at, file)
+        return self._at(file)
+
+    def noting(self) -> AbstractContextManager[Notes]:
+        """Note what is read of this checkpoint and of others, by their names in this one."""
+        return noting(self._at)
+
+    def agrees(self, read: Mapping[str, str], digests: Digests) -> bool:
+        """Whether every file that was read of it, by its hash in :meth:`Notes.digests`, is the same still."""
+        return digests.agree(read, self._at)
+
+    def _at(self, file: str) -> Path:
         part, _, rest = file.partition("/")
         place = self.places.get(part)
-        return self.path / file if place is None else place.path / rest
+        return self.folder / file if place is None else place.path / rest
 
     def where(self, file: str) -> str:
         """Return how messages name the place that a file of the checkpoint is read from."""
@@ -107,7 +128,8 @@ class Checkpoint:
 
     def has(self, file: str) -> bool:
         """Whether the checkpoint has a file or folder of that path."""
-        return self.file(file).exists()
+        note(self._at, file, content=False)
+        return self._at(file).exists()
 
     def check_layout(self, family: Family) -> None:
         """Check that every file and part of the family's layout is there.
@@ -153,7 +175,7 @@ class Checkpoint:
         """
         import torch
 
-        from slipway_export.weights import are_left_on_disk, remember, stand_in
+        from slipway_export.weights import are_left_on_disk, are_left_out, remember, stand_in
 
         with torch.device("meta"):
             skeleton = (
@@ -161,6 +183,10 @@ class Checkpoint:
             )
         dtype = torch_dtype(precision)
         stored = self._checked(part, skeleton)
+        if are_left_out():
+            remember(skeleton, stored)
+            _cast(skeleton, _dtypes(network, dtype))
+            return skeleton.eval().requires_grad_(False)
         folder: AbstractContextManager[Path] = nullcontext(self.file(part))
         if are_left_on_disk():
             folder = stand_in(self.file(part), self._stand_in_names(part), stored, _dtypes(network, dtype))
@@ -321,6 +347,13 @@ def _dtypes(network: type[Any], dtype: torch.dtype) -> Callable[[str], torch.dty
 
     kept = tuple(getattr(network, "_keep_in_fp32_modules", None) or ())
     return lambda key: torch.float32 if any(name in key.split(".") for name in kept) else dtype
+
+
+def _cast(skeleton: torch.nn.Module, dtype_of: Callable[[str], torch.dtype]) -> None:
+    """Give a network without weights the types that its weights would have."""
+    for name, weight in skeleton.named_parameters():
+        if weight.is_floating_point():
+            weight.data = weight.data.to(dtype_of(name))
 
 
 def _shown(keys: list[str]) -> str:

@@ -154,6 +154,10 @@ def export(
     force: Annotated[
         bool, typer.Option("--force", help="Replace models that slipway did not write, or that were changed.")
     ] = False,
+    fresh: Annotated[
+        bool,
+        typer.Option("--fresh", help="Make every graph anew, not only what is not staged or placed already."),
+    ] = False,
     triton: Annotated[str | None, triton_option()] = None,
     control_token_file: Annotated[Path | None, control_token_option()] = None,
     quiet: Quiet = False,
@@ -195,6 +199,7 @@ def export(
         files=files,
         verify_budget=verify_budget,
         verify_device=verify_device,
+        fresh=fresh,
     )
     chosen = family_named(family)
     if plan:

@@ -26,7 +26,8 @@ from slipway_serving.wakeword.words import check_word, is_word
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from slipway_export.run import ExportOptions, ExportResult, Publish, Report
+    from slipway_export.progress import Report
+    from slipway_export.run import ExportOptions, ExportResult, Publish
     from slipway_export.spec import Family
 
 KINDS = ("custom", "default")

@@ -11,23 +11,24 @@ from __future__ import annotations
 import io
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import onnx_ir as ir
 
 from slipway_export import rewrite, shared_weights, weights
 from slipway_export.dynamic import dynamic_shapes, name_dimensions, related, traced_point
 from slipway_export.opset import EXPORTED_OPSET, lower
+from slipway_export.progress import Report, in_bytes
 from slipway_export.size import Point, Size
 from slipway_export.spec import Component, Engine, Precision, TensorSpec
 from slipway_serving.distribution import install_hint
 from slipway_serving.errors import InvalidRequest, SlipwayError
 
 if TYPE_CHECKING:
-    import onnx_ir as ir
     import torch
 
 # Protobuf cannot hold 2 GiB; the graph itself needs some of that.
@@ -77,6 +78,7 @@ def export_graph(
     engine: Engine = Engine.ONNXRUNTIME,
     simplify: bool = False,
     shares: bool = False,
+    report: Report = lambda _: None,
 ) -> None:
     """Export a network to `path` (and `path` + ``.data`` where it is large or shares weights).
 
@@ -89,6 +91,7 @@ def export_graph(
         engine: chooses the dialect.
         simplify: run onnxslim over the graph afterwards.
         shares: refer to weights that the graphs beside it have, see :mod:`slipway_export.shared_weights`.
+        report: called with a line for each tenth of the weights that is written, where they are large.
 
     Raises:
         InvalidRequest: `simplify` is asked for and onnxslim is not installed, the graph uses what the
@@ -114,11 +117,28 @@ def export_graph(
     if shares and not simplify:
         shared_weights.save(model, path)
         return
-    program.save(str(path), external_data=size > EXTERNAL_DATA_BYTES)
+    if size > EXTERNAL_DATA_BYTES:
+        ir.save(model, path, external_data=f"{path.name}.data", callback=_told(component.label, size, report))
+    else:
+        ir.save(model, path)
     if simplify:
         _simplify(path, size)
     if shares:
         shared_weights.save_again(path)
+
+
+def _told(label: str, size: int, report: Report) -> Callable[[ir.TensorProtocol, Any], None]:
+    """Return what says how much of a graph's weights is written, at each tenth of them."""
+    said = 0
+
+    def tell(tensor: ir.TensorProtocol, place: Any) -> None:
+        nonlocal said
+        written = place.offset + tensor.nbytes
+        if 10 * written // size > said:
+            said = 10 * written // size
+            report(f"{label}: writing weights, {in_bytes(written)} of {in_bytes(size)}")
+
+    return tell
 
 
 def _optimize(model: ir.Model) -> None:

@@ -133,7 +133,7 @@ def in_bytes(size: float) -> str:
 
 def in_time(seconds: float) -> str:
     """Return a time for people, from milliseconds to days."""
-    from slipway_export.budget import duration
+    from slipway_export.progress import duration
 
     if seconds < 0.001:
         return "under 1 ms"

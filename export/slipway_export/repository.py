@@ -1,79 +1,31 @@
 """Places exported models into a Triton model repository, whole or not at all.
 
-Models are built in a staging folder beside the repository (Triton takes every folder inside for a
-model, hidden ones too) and renamed into place once everything of the export is verified; a killed
-export leaves no half model, and the next one sweeps its staging folder away. Each placed model has a
-`manifest.json` with the hash of every file, by which a later export knows what it may replace.
+Models are built in a staging folder beside the repository (`staging.py`; Triton takes every folder inside
+for a model, hidden ones too) and renamed into place once everything of the export is verified. Each placed
+model has a `manifest.json` with the hash of every file, by which a later export knows what it may replace,
+and of what its graphs were made, by which it knows what it need not make again.
 """
 
 from __future__ import annotations
 
 import contextlib
-import glob
 import hashlib
 import json
-import os
 import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 import slipway_models
 from slipway_export.config import authored_config
 from slipway_export.spec import AuthoredModel, FileContent
+from slipway_export.staging import staging
 from slipway_serving import distribution
 from slipway_serving.errors import InvalidRequest
 
 MANIFEST = "manifest.json"
 _VERSIONED = (distribution.NAME, "torch", "onnx", "onnxscript", "onnxruntime", "diffusers", "transformers")
-
-
-@contextlib.contextmanager
-def staging(repository: Path) -> Iterator[Path]:
-    """Open a staging folder beside a repository, creating the repository where it is missing.
-
-    Staging folders of exports that were killed are removed first.
-
-    Raises:
-        InvalidRequest: the repository is not a folder, it or the folder around it cannot be written, or
-            the two are on different file systems, where a model could not be renamed into place.
-    """
-    repository = repository.resolve()
-    prefix = f".{repository.name}.slipway-staging-"
-    try:
-        repository.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=repository.parent))
-    except (OSError, ValueError) as error:
-        raise InvalidRequest(
-            f"repository must be a folder that can be written, in one that can, got {repository} ({error})"
-        ) from None
-    try:
-        _check_renames(folder, repository)
-        _sweep(repository.parent, prefix)
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _check_renames(folder: Path, repository: Path) -> None:
-    if folder.stat().st_dev != repository.stat().st_dev:
-        raise InvalidRequest(
-            "repository must be on the file system of the folder around it,"
-            f" got the mount point {repository}; try {repository / 'models'}"
-        )
-    if not os.access(repository, os.W_OK | os.X_OK):
-        raise InvalidRequest(f"repository must be a folder that can be written, got {repository}")
-
-
-def _sweep(folder: Path, prefix: str) -> None:
-    for left in folder.glob(f"{glob.escape(prefix)}*"):
-        pid = left.name.removeprefix(prefix).split("-")[0]
-        if pid.isdigit() and not psutil.pid_exists(int(pid)):
-            shutil.rmtree(left, ignore_errors=True)
 
 
 def stage_authored(model: AuthoredModel, staged: Path) -> Path:
@@ -105,15 +57,26 @@ def _write(target: Path, content: FileContent) -> None:
         target.write_bytes(content if isinstance(content, bytes) else content())
 
 
-def write_manifest(model: Path, facts: Mapping[str, Any]) -> None:
-    """Write a staged model's manifest: the given facts, library versions and file hashes."""
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_manifest(model: Path, facts: Mapping[str, Any], digest: Callable[[Path], str] = _sha256) -> None:
+    """Write a staged model's manifest: the given facts, library versions and file hashes.
+
+    Args:
+        model: its folder.
+        facts: of the export.
+        digest: gives the sha256 of a file.
+    """
     manifest = {
         "format": 1,
         "written_by": "slipway",
         "model": model.name,
         **facts,
         "versions": library_versions(),
-        "files": hashes(model),
+        "files": hashes(model, digest),
     }
     text = json.dumps(manifest, indent=2, allow_nan=False) + "\n"
     (model / MANIFEST).write_text(text, encoding="utf-8")
@@ -131,14 +94,13 @@ def _version(package: str) -> str | None:
         return None
 
 
-def hashes(model: Path) -> dict[str, str]:
+def hashes(model: Path, digest: Callable[[Path], str] = _sha256) -> dict[str, str]:
     """Return the sha256 of every file of a model's folder but the manifest, by relative path."""
-    found = {}
-    for path in sorted(model.rglob("*")):
-        if path.is_file() and path.name != MANIFEST and "__pycache__" not in path.parts:
-            with path.open("rb") as file:
-                found[path.relative_to(model).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
+    return {
+        path.relative_to(model).as_posix(): digest(path)
+        for path in sorted(model.rglob("*"))
+        if path.is_file() and path.name != MANIFEST and "__pycache__" not in path.parts
+    }
 
 
 def check_replaceable(repository: Path, names: list[str]) -> None:
@@ -176,7 +138,8 @@ def foreign(model: Path) -> str | None:
 def placed(staged: Path, repository: Path, names: list[str]) -> Iterator[None]:
     """Have staged models in a repository, each in place of the one of its name.
 
-    An error on the way or inside the block puts the models back that were there before.
+    An error on the way or inside the block puts the models back that were there before, and these where they
+    were staged.
 
     Raises:
         InvalidRequest: a rename failed; the repository is as it was.
@@ -197,6 +160,8 @@ def placed(staged: Path, repository: Path, names: list[str]) -> Iterator[None]:
         yield
     except BaseException:
         for name in reversed(moved):
+            with contextlib.suppress(OSError):
+                (repository / name).rename(staged / name)
             shutil.rmtree(repository / name, ignore_errors=True)
             if (replaced / name).exists():
                 (replaced / name).rename(repository / name)

@@ -2,8 +2,9 @@
 
 `run_export` goes through the components of a family's plan one by one (load, reference, graph,
 verify), stages everything beside the repository's models, and places it only when every output of
-every graph is within its bounds. A running server is told of what was placed; where it cannot load it, the
-repository is put back as it was.
+every graph is within its bounds. What would be the same as staged or placed before is taken from there
+(`resume.py`). A running server is told of what was placed; where it cannot load it, the repository is put
+back as it was.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from slipway_export.budget import LeftOut, Verification, choose_measured
+from slipway_export.budget import LeftOut, Verification, choose_measured, whole
 from slipway_export.checkpoint import Checkpoint, axes_of, open_checkpoint
 from slipway_export.config import config_text, model_config
 from slipway_export.device import Device
@@ -27,7 +29,11 @@ from slipway_export.machine import check_device
 from slipway_export.onnx import export_graph
 from slipway_export.opset import choose_opset
 from slipway_export.placement import Place, check_places, set_instances, stage_remote
-from slipway_export.repository import check_replaceable, placed, stage_authored, staging, write_manifest
+from slipway_export.progress import Progress, Report
+from slipway_export.reads import Notes
+from slipway_export.repository import check_replaceable, placed, stage_authored, write_manifest
+from slipway_export.resume import Finished
+from slipway_export.room import check_disk, check_memory, said_when_full, weigh
 from slipway_export.spec import (
     DEFAULT_BUDGET,
     AuthoredModel,
@@ -39,12 +45,12 @@ from slipway_export.spec import (
     Precision,
     Stepped,
 )
+from slipway_export.staging import staging
 from slipway_export.verify import ParityRow, check, compute_reference, load_reference, verify
 from slipway_export.verify_steps import verify_stepped
 from slipway_export.weights import left_on_disk
 from slipway_serving.errors import InvalidRequest, SlipwayError, raise_all
 
-Report = Callable[[str], None]
 Publish = Callable[[str], None]
 """Tells a running server that the repository's model of a name was placed, replaced or put back."""
 
@@ -72,6 +78,7 @@ class ExportOptions:
         output: the file for the graph of one component, instead of a repository.
         verify_budget: seconds that verification may take on this machine, by the estimate.
         verify_device: what both sides of it run on.
+        fresh: make every graph anew, those too that are the same as staged or placed.
 
     Raises:
         InvalidRequest: the budget is not above 0, both repository and output are given, or none.
@@ -95,6 +102,7 @@ class ExportOptions:
     output: Path | None = None
     verify_budget: float = DEFAULT_BUDGET
     verify_device: Device = Device.CPU
+    fresh: bool = False
 
     def __post_init__(self) -> None:
         if not self.verify_budget > 0:
@@ -147,6 +155,7 @@ def run_export(
 
     Raises:
         InvalidRequest: the checkpoint, an option, the repository or the file is not as it must be.
+        NoRoom: there is too little disk or memory for what is to be made.
         ExportFailed: torch cannot trace a network with the described dynamic shapes.
         ParityFailed: an output is outside its bounds.
     """
@@ -161,26 +170,36 @@ def run_export(
     check_device(options.verify_device)
     with open_checkpoint(family, options.checkpoint, options.parts, options.files) as checkpoint:
         axes = axes_of(family, checkpoint, {axis.name: axis for axis in options.axes})
-        plan = plan_of(family, checkpoint, options.variant, axes, options.engine)
+        with checkpoint.noting() as planned:
+            plan = plan_of(family, checkpoint, options.variant, axes, options.engine)
+        made_of = _MadeOf(family, checkpoint, plan, planned, options)
         if options.output is not None:
-            rows, left_out = _export_file(family, checkpoint, options, plan, options.output, report)
+            with said_when_full(options.output):
+                rows, left_out = _export_file(made_of, options.output, report)
             names: list[str] = []
         else:
-            rows, left_out, names = _export_models(family, checkpoint, options, plan, report, publish)
+            assert options.repository is not None  # ExportOptions has it so without an output.
+            with said_when_full(options.repository):
+                rows, left_out, names = _export_models(made_of, options.repository, report, publish)
     placed_now, elapsed = not options.check_only, time.monotonic() - started
     return ExportResult(tuple(rows), tuple(names), placed_now, left_out, elapsed)
 
 
+@dataclass(frozen=True)
+class _MadeOf:
+    """What an export is made of: by `options`, the `plan` of a checkpoint, for which `planned` was read."""
+
+    family: Family
+    checkpoint: Checkpoint
+    plan: Plan
+    planned: Notes
+    options: ExportOptions
+
+
 def _export_models(
-    family: Family,
-    checkpoint: Checkpoint,
-    options: ExportOptions,
-    plan: Plan,
-    report: Report,
-    publish: Publish,
+    made_of: _MadeOf, repository: Path, report: Report, publish: Publish
 ) -> tuple[list[ParityRow], tuple[LeftOut, ...], list[str]]:
-    repository = options.repository
-    assert repository is not None  # ExportOptions has it so without an output.
+    family, plan, options = made_of.family, made_of.plan, made_of.options
     components, authored = _selected(family, plan, options)
     _check_precisions(components, options)
     check_places(options.places, tuple(components))
@@ -189,54 +208,93 @@ def _export_models(
     names = _model_names(family, components, authored)
     if not options.force:
         check_replaceable(repository, names)
-    with staging(repository) as staged:
-        verification = _verification(plan, exported, options, report)
-        graphs = Counter(component.name for component in plan.components)
-        sharing = frozenset(name for name, count in graphs.items() if count > 1)
-        export = _Export(family, checkpoint, options, opset, verification, staged, report, sharing=sharing)
+    with staging(repository, names) as staged:
+        export = _prepared(made_of, exported, opset, staged, report)
         rows = export.build(plan, exported)
         check(rows)
         export.finish(components, authored, rows)
         if not options.check_only:
             report(f"placing {len(names)} models in {repository}")
             _place(staged, repository, names, publish)
-    return rows, verification.left_out, names
+    return rows, export.finished.left_out, names
 
 
 def _export_file(
-    family: Family,
-    checkpoint: Checkpoint,
-    options: ExportOptions,
-    plan: Plan,
-    output: Path,
-    report: Report,
+    made_of: _MadeOf, output: Path, report: Report
 ) -> tuple[list[ParityRow], tuple[LeftOut, ...]]:
+    plan, options = made_of.plan, made_of.options
     component = _selected_graph(plan, options)
     _check_precisions([component], options)
     opset = choose_opset([component], options.asked, options.opset, options.engine)
     if not options.force:
         check_own(output)
     with staged_file(output) as staged:
-        verification = _verification(plan, [component], options, report)
-        export = _Export(
-            family, checkpoint, options, opset, verification, staged.parent, report, graph=staged
-        )
+        export = _prepared(made_of, [component], opset, staged.parent, report, graph=staged)
         rows = export.build(plan, [component])
         check(rows)
         write_report(staged, {"component": component.label, **export.facts([component], rows)})
         if not options.check_only:
             report(f"placing {output}")
             place_file(staged, output)
-    return rows, verification.left_out
+    return rows, export.finished.left_out
+
+
+def _prepared(
+    made_of: _MadeOf,
+    components: Sequence[Component],
+    opset: int,
+    staged: Path,
+    report: Report,
+    graph: Path | None = None,
+) -> _Export:
+    """Take what need not be made, and see that there is room for the rest and where it is verified."""
+    family, checkpoint, options = made_of.family, made_of.checkpoint, made_of.options
+    progress = Progress(report, [component.label for component in components])
+    finished = Finished(
+        checkpoint=checkpoint,
+        planned=made_of.planned,
+        asked=options.asked,
+        options=_options_that_matter(options, opset),
+        staged=staged,
+        prefix=f"{family.name}_",
+        report=progress,
+        repository=options.repository,
+        output=options.output,
+        fresh=options.fresh,
+    )
+    missing, runs = finished.find(components, runs_of(made_of.plan, components))
+    weights = {component.label: weigh(component, options.asked(component)) for component in missing}
+    check_disk(options.repository or options.output or staged, weights)
+    check_memory(weights)
+    verification = _verification(missing, runs, options, report)
+    progress.expect({label: weight.parameters for label, weight in weights.items()})
+    graphs = Counter(component.name for component in made_of.plan.components)
+    # A graph of its own has nobody to share with.
+    sharing = frozenset(name for name, count in graphs.items() if count > 1 and graph is None)
+    return _Export(
+        family, checkpoint, options, opset, verification, staged, progress, finished, graph, sharing
+    )
+
+
+def _options_that_matter(options: ExportOptions, opset: int) -> dict[str, object]:
+    """Return the options by which another graph, or another verification of it, would be made."""
+    return {
+        "opset": opset,
+        "engine": options.engine,
+        "simplify": options.simplify,
+        "verify_budget": options.verify_budget,
+        "verify_device": options.verify_device,
+    }
 
 
 def _verification(
-    plan: Plan, components: Sequence[Component], options: ExportOptions, report: Report
+    components: Sequence[Component], runs: Sequence[Stepped], options: ExportOptions, report: Report
 ) -> Verification:
     """Choose where the graphs are verified, and say what it takes."""
+    if not components and not runs:
+        return whole((), ())
     report("estimating what verification takes")
-    device, budget = options.verify_device, options.verify_budget
-    return choose_measured(components, runs_of(plan, components), budget, device, report)
+    return choose_measured(components, runs, options.verify_budget, options.verify_device, report)
 
 
 def runs_of(plan: Plan, components: Sequence[Component]) -> list[Stepped]:
@@ -362,7 +420,8 @@ class _Export:
     opset: int
     verification: Verification
     staged: Path
-    report: Report
+    report: Progress
+    finished: Finished
     graph: Path | None = None
     sharing: frozenset[str] = frozenset()
 
@@ -373,19 +432,24 @@ class _Export:
         return self.graph or self.folder(component) / f"{component.graph}.onnx"
 
     def build(self, plan: Plan, components: Sequence[Component]) -> list[ParityRow]:
-        """Export and verify the graphs into the staging folder; return the parity table."""
+        """Export and verify the graphs into the staging folder, or take them; return the parity table."""
         rows: list[ParityRow] = []
+        left_out = self.verification.left_out
         for component in components:
-            rows += self.build_graph(component)
-        device = self.options.verify_device
+            self.report.begin(component.label)
+            make = partial(self.build_graph, component)
+            rows += self.finished.graph(component, self.path(component), make, left_out)
         for run in runs_of(plan, components):
-            self.report(f"{run.next.label}: verifying {run.steps} steps as one run")
-            paths = {graph.label: self.path(graph) for graph in (run.first, run.next) if graph is not None}
-            point = self.verification.steps[run.next.label]
-            rows += verify_stepped(run, paths, self.options.asked(run.next), point, device)
+            rows += self.finished.steps(run, partial(self.verify_steps, run), left_out)
         for left in self.staged.rglob("*.widened*"):
             left.unlink()
         return rows
+
+    def verify_steps(self, run: Stepped) -> list[ParityRow]:
+        self.report(f"{run.next.label}: verifying {run.steps} steps as one run")
+        paths = {graph.label: self.path(graph) for graph in (run.first, run.next) if graph is not None}
+        point, device = self.verification.steps[run.next.label], self.options.verify_device
+        return verify_stepped(run, paths, self.options.asked(run.next), point, device)
 
     def build_graph(self, component: Component) -> list[ParityRow]:
         precision = component.precision(self.options.asked(component))
@@ -404,6 +468,7 @@ class _Export:
             engine=self.options.engine,
             simplify=self.options.simplify,
             shares=component.name in self.sharing,
+            report=self.report,
         )
         del module
         gc.collect()
@@ -437,7 +502,7 @@ class _Export:
             place = self.options.places.get(parts[0].name) if parts else None
             placed_at = {} if place is None else {"place": place.facts}
             here = [] if place is not None and place.server else parts
-            write_manifest(self.staged / name, self.facts(here, rows) | placed_at)
+            write_manifest(self.staged / name, self.facts(here, rows) | placed_at, self.finished.digests.of)
 
     def facts(self, parts: Sequence[Component], rows: Sequence[ParityRow]) -> dict[str, Any]:
         """What the manifest says of a model beyond its files."""
@@ -465,6 +530,7 @@ class _Export:
                 "simplified": self.options.simplify,
                 "axes": {a.name: [a.min, a.opt, a.max] for part in parts for a in part.axes},
                 "parity": [asdict(row) for row in rows if row.graph in labels],
-                "not_verified": [asdict(left) for left in self.verification.left_out_of(labels)],
+                "not_verified": [asdict(left) for left in self.finished.left_out if left.graph in labels],
+                "made": self.finished.facts(parts),
             }
         return facts

@@ -145,7 +145,7 @@ def _need(
     largest = 4 * _largest(network)
     calls, gigabytes = work["opt"].calls, 4 * sum(sizes) / 1e9
     process = _PROCESS_BYTES + _TRACED_BYTES_PER_CALL * calls
-    writing = _WHOLE_FILE * stored if stored <= EXTERNAL_DATA_BYTES else _ONE_TENSOR * largest
+    writing = _writing(stored, largest)
     times = {name: _verified_s(each, gigabytes, machine) for name, each in work.items()}
     verified = max((work[name].bytes for name, time in times.items() if time <= DEFAULT_BUDGET), default=0)
     return Need(
@@ -162,6 +162,27 @@ def _need(
         step_s=work["opt"].operations / machine.speed.onnxruntime,
         operations=work["opt"].operations,
     )
+
+
+def weights_need(component: Component, network: nn.Module, precision: Precision) -> tuple[float, float]:
+    """Return what a component's weights take: on disk, and in memory while its graph is made and verified.
+
+    It is known without a forward, which :func:`needs` counts: what activations and operators take comes on
+    top.
+
+    Args:
+        component: the description.
+        network: in the graph's precision, or in float32 for an integer one; it may be without weights.
+        precision: of the graph.
+    """
+    weights = list(_weights(component, network, precision))
+    stored, held = sum(size for size, _ in weights), sum(size * factor for size, factor in weights)
+    largest = 4 * _largest(network)
+    return stored, _PROCESS_BYTES + max(_writing(stored, largest), held)
+
+
+def _writing(stored: float, largest: float) -> float:
+    return _WHOLE_FILE * stored if stored <= EXTERNAL_DATA_BYTES else _ONE_TENSOR * largest
 
 
 def _largest(network: nn.Module) -> int:

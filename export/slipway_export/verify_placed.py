@@ -13,15 +13,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from slipway_export.budget import duration, estimate
+from slipway_export.budget import estimate
 from slipway_export.checkpoint import Checkpoint, open_checkpoint
 from slipway_export.device import Device
 from slipway_export.families import family_named
 from slipway_export.machine import check_device
-from slipway_export.repository import MANIFEST, foreign, staging
+from slipway_export.progress import duration
+from slipway_export.repository import MANIFEST, foreign
 from slipway_export.run import plan_of, runs_of
 from slipway_export.size import Point
 from slipway_export.spec import Axis, Component, Engine, Plan, Precision
+from slipway_export.staging import staging
 from slipway_export.verify import ParityRow, check, compute_reference, load_reference, verify
 from slipway_export.verify_steps import verify_stepped
 from slipway_serving.errors import InvalidRequest

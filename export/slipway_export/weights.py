@@ -45,6 +45,7 @@ DTYPES = {name: dtype for dtype, name in _SAFETENSORS.items()}
 
 _on_disk: ContextVar[bool] = ContextVar("weights left on disk", default=False)
 _described: ContextVar[bool] = ContextVar("weights as configurations describe them", default=False)
+_left_out: ContextVar[bool] = ContextVar("weights left out", default=False)
 _places: MutableMapping[torch.Tensor, Stored] = WeakTensorKeyDictionary()
 
 
@@ -115,6 +116,21 @@ def described(network: torch.nn.Module) -> dict[str, Stored]:
     return {
         key: Stored(Path(), key, tuple(each.shape), each.dtype) for key, each in network.state_dict().items()
     }
+
+
+@contextlib.contextmanager
+def left_out() -> Iterator[None]:
+    """Have `Checkpoint.load` check a part and give its network on the meta device, to be weighed."""
+    token = _left_out.set(True)
+    try:
+        yield
+    finally:
+        _left_out.reset(token)
+
+
+def are_left_out() -> bool:
+    """Whether this is inside :func:`left_out`."""
+    return _left_out.get()
 
 
 @contextlib.contextmanager

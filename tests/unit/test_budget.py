@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from slipway_export.budget import LeftOut, Verification, choose, choose_measured, duration
+from slipway_export.budget import LeftOut, Verification, choose, choose_measured
 from slipway_export.checkpoint import axes_of, open_checkpoint
 from slipway_export.device import Device
 from slipway_export.families import families
+from slipway_export.progress import duration
 from slipway_export.size import Point
 from slipway_export.spec import Axis, Component, DType, Precision, Stepped, TensorSpec, Tolerance
 

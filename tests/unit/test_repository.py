@@ -1,12 +1,14 @@
 """Placing models: whole or not at all, and never over what is not ours."""
 
+import errno
 import json
 import os
 from pathlib import Path
 
 import pytest
 
-from slipway_export.repository import check_replaceable, placed, staging, write_manifest
+from slipway_export.repository import check_replaceable, placed, write_manifest
+from slipway_export.staging import staging
 from slipway_serving.errors import InvalidRequest, NotReady
 
 
@@ -101,6 +103,18 @@ def test_staging_sweeps_folders_of_killed_exports_only(tmp_path: Path) -> None:
         # Triton would take a folder inside for a model.
         assert list(repository.iterdir()) == []
         assert staged.parent == tmp_path
+
+
+def test_staging_is_refused_when_the_file_system_has_no_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("slipway_export.staging.fcntl.flock", no_locks)
+    with pytest.raises(InvalidRequest, match="No locks available"), staging(tmp_path / "repository"):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["repository"]
 
 
 def test_repository_that_is_a_file_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,65 @@
+"""How far an export is: which component of how many, and what remains by what is done.
+
+The measure of work is the parameters of the components that are made, which are known beforehand; an estimate
+is given once one is done.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+Report = Callable[[str], None]
+
+
+class Progress:
+    """Puts before each line of an export which component it is of, and after it what remains.
+
+    Args:
+        report: takes the lines.
+        labels: of the components, in their order.
+        clock: seconds.
+    """
+
+    def __init__(
+        self, report: Report, labels: Sequence[str], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._report, self._labels, self._clock = report, list(labels), clock
+        self._work: Mapping[str, float] = {}
+        self._now, self._started, self._begun = 0, clock(), clock()
+
+    def expect(self, work: Mapping[str, float]) -> None:
+        """Begin to make components: the work of each by label, in any unit."""
+        self._work, self._now, self._started = work, 0, self._clock()
+
+    def begin(self, label: str) -> None:
+        """Say that all components before one are done."""
+        self._now, self._begun = self._labels.index(label), self._clock()
+
+    def __call__(self, line: str) -> None:
+        """Report a line of the component that was begun."""
+        self._report(f"[{self._now + 1}/{len(self._labels)}] {line}{self._remaining()}")
+
+    def _remaining(self) -> str:
+        done, rest = (
+            sum(self._work.get(label, 0) for label in labels)
+            for labels in (self._labels[: self._now], self._labels[self._now :])
+        )
+        if not done or not rest:
+            return ""
+        left = (self._begun - self._started) * rest / done - (self._clock() - self._begun)
+        about = f", about {duration(left)} left" if left > 0 else ""
+        return f" ({done / (done + rest):.0%} done{about})"
+
+
+def duration(seconds: float) -> str:
+    """Return a length of time for people: ``45 s``, ``12 min``, ``3.4 h``, ``5.1 days``."""
+    for unit, length in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= (2 * length if unit != "min" else 10 * length):
+            return f"{seconds / length:.3g} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 1 else "under 1 s"
+
+
+def in_bytes(size: float) -> str:
+    """Return a size in words: ``12.3 GB``, ``4.1 MB``."""
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"

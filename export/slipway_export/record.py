@@ -1,0 +1,157 @@
+"""What is kept of a graph that was made and verified: by it a later export knows that it need not be made.
+
+A record lies in the staging folder beside what it is of, and is written last; of what is placed, the manifest
+says the same. It holds only as long as every file is what it says.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from slipway_export.budget import LeftOut
+from slipway_export.spec import Tolerance
+from slipway_export.verify import ParityRow
+
+_FOLDER = "made"
+STEPS = "+steps"
+"""Ends the name of a record of steps that were verified as one run."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a finished piece of an export was made of, and what it is.
+
+    Args:
+        name: of the model and the graph, e.g. ``wan_t2v_vae_decoder/next``.
+        identity: of what it was made by (:func:`slipway_export.identity.identity`).
+        read: of the checkpoint's files that were read (:meth:`slipway_export.reads.Notes.digests`).
+        files: sha256 of each file of the graph, by its path in the folder that the record is of.
+        rows: its parity.
+        left_out: where it was not verified.
+    """
+
+    name: str
+    identity: str
+    read: Mapping[str, str]
+    files: Mapping[str, str]
+    rows: tuple[ParityRow, ...]
+    left_out: tuple[LeftOut, ...] = ()
+
+    @property
+    def model(self) -> str:
+        """Name of the model that it is a part of."""
+        return self.name.partition("/")[0]
+
+    def write(self, folder: Path) -> None:
+        """Write the record into a staging folder, whole or not at all."""
+        path = _path(folder, self.name)
+        path.parent.mkdir(exist_ok=True)
+        unfinished = path.with_suffix(".part")
+        unfinished.write_text(json.dumps(asdict(self)), encoding="utf-8")
+        unfinished.replace(path)
+
+    def remove(self, folder: Path, others: Iterable[Record] = ()) -> None:
+        """Remove the record from a staging folder, and of its files those that no record there names.
+
+        Args:
+            folder: to remove from.
+            others: further records of files there: graphs of a component may have weights in one file.
+        """
+        _path(folder, self.name).unlink(missing_ok=True)
+        shared = {file for record in (*records(folder), *others) for file in record.files}
+        for file in self.files.keys() - shared:
+            (folder / file).unlink(missing_ok=True)
+
+    def move(self, source: Path, target: Path) -> None:
+        """Move what it is of, then the record, from one staging folder to another, which has none such."""
+        for file in self.files:
+            (target / file).parent.mkdir(parents=True, exist_ok=True)
+            # Two graphs may have one file of weights, which went with the first.
+            if (source / file).exists():
+                (source / file).rename(target / file)
+        self.write(target)
+        _path(source, self.name).unlink()
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a manifest says of it, beside the hashes and the parity that it has anyway."""
+        return {
+            "identity": self.identity,
+            "read": dict(self.read),
+            "files": [file.removeprefix(f"{self.model}/") for file in self.files],
+            "points": sorted({row.point for row in self.rows}),
+        }
+
+
+def records(folder: Path) -> list[Record]:
+    """Return the records in a staging folder; one of another form of this file is removed."""
+    found = []
+    for path in sorted((folder / _FOLDER).glob("*.json")):
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            left_out = tuple(LeftOut(**left) for left in content["left_out"])
+            found.append(Record(**{**content, "rows": _rows(content["rows"]), "left_out": left_out}))
+        except (ValueError, KeyError, TypeError):
+            path.unlink()
+    return found
+
+
+def placed_record(manifest: Path, name: str, label: str, model: str = "") -> Record | None:
+    """Return the record of a graph that is placed; None where the manifest has none.
+
+    Args:
+        manifest: of the model, or the report of a graph of its own.
+        name: of the record.
+        label: of the graph in the parity table.
+        model: its folder, which the paths of the files begin with.
+    """
+    prefix = f"{model}/" if model else ""
+    try:
+        content = json.loads(manifest.read_text(encoding="utf-8"))
+        made = content["made"]
+        own = made[name]
+        files = {f"{prefix}{file}": content["files"][file] for file in own["files"]}
+        rows = _rows(content["parity"])
+        left_out = left_out_of(
+            (LeftOut(**left) for left in content["not_verified"]), label, steps=name.endswith(STEPS)
+        )
+        if name.endswith(STEPS):
+            rows = tuple(row for row in rows if row.point in own["points"])
+        else:  # Those of points that were verified later are the graph's too.
+            of_steps = {point for other in made if other.endswith(STEPS) for point in made[other]["points"]}
+            rows = tuple(row for row in rows if row.graph == label and row.point not in of_steps)
+        return Record(name, own["identity"], own["read"], files, rows, left_out)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def left_out_of(left_out: Iterable[LeftOut], label: str, *, steps: bool) -> tuple[LeftOut, ...]:
+    """Return where a graph, or its steps as one run, were not verified, of all that an export left out."""
+    return tuple(left for left in left_out if left.graph == label and (left.point == "steps") == steps)
+
+
+def keep_finished(folder: Path) -> bool:
+    """Remove everything from a staging folder but its records and what they are of; whether there are any."""
+    kept = {folder / file for record in records(folder) for file in record.files}
+    kept |= {_path(folder, record.name) for record in records(folder)}
+    for path in sorted(folder.rglob("*"), reverse=True):
+        if path.is_dir() and not path.is_symlink():
+            if not any(path.iterdir()):
+                path.rmdir()
+        elif path not in kept and path.parent != folder:  # At the top lies its lock.
+            path.unlink()
+    return bool(kept)
+
+
+def _rows(content: Iterable[Mapping[str, Any]]) -> tuple[ParityRow, ...]:
+    return tuple(
+        ParityRow(**{**row, "shape": tuple(row["shape"]), "bound": Tolerance(**row["bound"])})
+        for row in content
+    )
+
+
+def _path(folder: Path, name: str) -> Path:
+    return folder / _FOLDER / f"{name.replace('/', '.')}.json"

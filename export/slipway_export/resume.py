@@ -1,0 +1,248 @@
+"""What an export need not make again: graphs that are the same as those it finds staged or placed.
+
+A graph is the same where its identity is (`identity.py`), every file of the checkpoint that was read for it
+has the hash that it had (`reads.py`), and its own files have theirs. It is then taken with its parity from
+what an interrupted export left, or from the model in the repository; only what passed is ever recorded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slipway_export.budget import LeftOut
+from slipway_export.checkpoint import Checkpoint
+from slipway_export.identity import identity
+from slipway_export.progress import Progress
+from slipway_export.reads import Digests, Notes
+from slipway_export.record import STEPS, Record, left_out_of, placed_record, records
+from slipway_export.repository import MANIFEST
+from slipway_export.spec import Component, Precision, Stepped
+from slipway_export.verify import ParityRow
+
+Make = Callable[[], list[ParityRow]]
+
+
+@dataclass
+class Finished:
+    """The finished graphs of one export: those that it finds, and those that it makes.
+
+    Args:
+        checkpoint: that they are made from.
+        planned: what was read to describe them.
+        asked: the precision that the user asked for, for a component; what counts is the one that it has.
+        options: that they depend on too, by name.
+        staged: the folder that they are staged in.
+        prefix: of the models' names: the family's, and ``_``.
+        report: called with a line for each graph that is taken.
+        repository: where models are placed.
+        output: the file of the one graph that is exported for itself.
+        fresh: take nothing, and remove what was left.
+        digests: hashes of files, which are computed once.
+    """
+
+    checkpoint: Checkpoint
+    planned: Notes
+    asked: Callable[[Component], Precision]
+    options: Mapping[str, object]
+    staged: Path
+    prefix: str
+    report: Progress
+    repository: Path | None = None
+    output: Path | None = None
+    fresh: bool = False
+    digests: Digests = field(default_factory=Digests)
+    _records: dict[str, Record] = field(default_factory=dict)
+    _left_out: dict[str, tuple[LeftOut, ...]] = field(default_factory=dict)
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """Where what was taken, or made so far, was not verified."""
+        return tuple(left for each in self._left_out.values() for left in each)
+
+    def find(
+        self, components: Sequence[Component], runs: Sequence[Stepped]
+    ) -> tuple[list[Component], list[Stepped]]:
+        """Take what need not be made; return the components that must, and the steps to verify as one run.
+
+        Args:
+            components: of the export.
+            runs: of steps whose graphs are all among them.
+        """
+        places = {
+            component.label: self._take(self._name(component), component.label, self._described(component))
+            for component in components
+        }
+        missing = self._missing(components)
+        for component in components:
+            if component not in missing:
+                self.report.begin(component.label)
+                self.report(f"{component.label}: the same as {places[component.label]}, taken from there")
+        return missing, [run for run in runs if not self._take_steps(run)]
+
+    def _missing(self, components: Sequence[Component]) -> list[Component]:
+        """Return what must be made; a graph must whose weights lie in a file that is made anew."""
+        missing = [each for each in components if self._name(each) not in self._records]
+        anew = {f"{self._graph(component)}.data" for component in missing}
+        dependent = [record for record in self._records.values() if anew & record.files.keys()]
+        for record in dependent:
+            del self._records[record.name], self._left_out[record.name]
+            record.remove(self.staged, self._records.values())
+        return self._missing(components) if dependent else missing
+
+    def graph(
+        self, component: Component, path: Path, make: Make, left_out: Sequence[LeftOut] = ()
+    ) -> list[ParityRow]:
+        """Return the parity of a component's graph; make it if it was not taken.
+
+        Args:
+            component: its description.
+            path: of the graph in the staging folder.
+            make: writes and verifies it.
+            left_out: where the export does not verify what it makes.
+        """
+        name = self._name(component)
+        if name in self._records:
+            return list(self._records[name].rows)
+        self._left_out[name] = left_out_of(left_out, component.label, steps=False)
+        return self._made(name, self._described(component), make, lambda: graph_files(path))
+
+    def steps(self, run: Stepped, make: Make, left_out: Sequence[LeftOut] = ()) -> list[ParityRow]:
+        """Return the parity of steps as one run; verify them if that was not taken.
+
+        Args:
+            run: their description.
+            make: verifies them.
+            left_out: as for :meth:`graph`.
+        """
+        name = self._name(run.next) + STEPS
+        if name in self._records:
+            return list(self._records[name].rows)
+        self._left_out[name] = left_out_of(left_out, run.next.label, steps=True)
+        described = self._steps_described(run)
+        if described is None:  # A graph failed, and so will the export.
+            return make()
+        return self._made(name, described, make, list)
+
+    def _described(self, component: Component) -> object:
+        return component, component.precision(self.asked(component))
+
+    def _take_steps(self, run: Stepped) -> bool:
+        described = self._steps_described(run)
+        name = self._name(run.next) + STEPS
+        return described is not None and self._take(name, run.next.label, described) is not None
+
+    def _steps_described(self, run: Stepped) -> object | None:
+        """Return what steps are made by, their graphs too; None where one of these has no record."""
+        graphs = [graph for graph in (run.first, run.next) if graph is not None]
+        parts = [self._records[name] for graph in graphs if (name := self._name(graph)) in self._records]
+        if len(parts) < len(graphs):
+            return None
+        return run, [(part.identity, dict(part.files)) for part in parts]
+
+    def facts(self, components: Iterable[Component]) -> dict[str, Any]:
+        """Return what a manifest says of how its graphs were made."""
+        names = {self._name(component) for component in components}
+        names |= {name + STEPS for name in names}
+        return {name: record.facts() for name, record in self._records.items() if name in names}
+
+    def _name(self, component: Component) -> str:
+        return f"{self.prefix}{component.name}/{component.graph}"
+
+    def _graph(self, component: Component) -> str:
+        """Return where the file of a component's graph lies in the repository."""
+        return f"{self.prefix}{component.name}/1/{component.graph}.onnx"
+
+    def _made(
+        self, name: str, described: object, make: Make, files: Callable[[], list[Path]]
+    ) -> list[ParityRow]:
+        with self.checkpoint.noting() as notes:
+            rows = make()
+        if any(row.failures for row in rows):
+            return rows
+        read = self.planned.digests(self.digests) | notes.digests(self.digests)
+        own = {path.relative_to(self.staged).as_posix(): self.digests.of(path) for path in files()}
+        made_by = identity(described, self.options)
+        record = Record(name, made_by, read, own, tuple(rows), self._left_out[name])
+        # What read nothing of the checkpoint was not made of it alone.
+        if read:
+            record.write(self.staged)
+            self._records[name] = record
+        return rows
+
+    def _take(self, name: str, label: str, described: object) -> str | None:
+        """Have a piece that holds, its files in the staging folder; return where it was, None without one."""
+        wanted = identity(described, self.options)
+        left = next((record for record in records(self.staged) if record.name == name), None)
+        if left is not None and not self.fresh and self._holds(left, wanted, self.staged):
+            self._have(left)
+            return "an interrupted export left"
+        if left is not None:
+            left.remove(self.staged, self._records.values())
+        placed = None if self.fresh else self._placed(name, label)
+        if placed is None or not self._holds(placed, wanted, self._place):
+            return None
+        for file, digest in placed.files.items():
+            # Two graphs may have one file of weights.
+            if self.digests.of(self.staged / file) != digest:
+                _link(self._place / file, self.staged / file)
+        self._have(placed)
+        return "placed"
+
+    def _have(self, record: Record) -> None:
+        self._records[record.name], self._left_out[record.name] = record, record.left_out
+
+    @property
+    def _place(self) -> Path:
+        """The folder that paths of what is placed are of."""
+        if self.output is not None:
+            return self.output.parent
+        assert self.repository is not None  # One of the two is given.
+        return self.repository
+
+    def _placed(self, name: str, label: str) -> Record | None:
+        if self.output is not None:
+            return placed_record(self.output.with_name(f"{self.output.name}.json"), name, label)
+        model = name.partition("/")[0]
+        return placed_record(self._place / model / MANIFEST, name, label, model)
+
+    def _holds(self, record: Record, wanted: str, folder: Path) -> bool:
+        return (
+            record.identity == wanted
+            and not any(row.failures for row in record.rows)
+            and all(self.digests.of(folder / file) == digest for file, digest in record.files.items())
+            and self.checkpoint.agrees(record.read, self.digests)
+        )
+
+
+def graph_files(path: Path) -> list[Path]:
+    """Return the files that a graph is made of: its own, and those that its weights lie in."""
+    others = [other for other in path.parent.iterdir() if other.suffix != path.suffix]
+    if not others:
+        return [path]
+    import onnx
+
+    graph = onnx.load(path, load_external_data=False).graph
+    named = {
+        entry.value
+        for weight in graph.initializer
+        for entry in weight.external_data
+        if entry.key == "location"
+    }
+    return [path, *sorted(path.parent / name for name in named)]
+
+
+def _link(placed: Path, staged: Path) -> None:
+    """Have a placed file in the staging folder too: nothing writes into either, so one on disk is enough."""
+    staged.parent.mkdir(parents=True, exist_ok=True)
+    staged.unlink(missing_ok=True)
+    try:
+        os.link(placed, staged)
+    except OSError:  # a file system without links
+        with contextlib.suppress(shutil.SameFileError):
+            shutil.copyfile(placed, staged)
