@@ -25,7 +25,7 @@ from slipway_export.weights import from_configurations
 
 # Measured on random denoisers of 25, 119 and 539 million parameters (dimension 384, 768 and 1280; 10, 12 and
 # 20 layers) on two cores of a busy machine: resident memory, and time of the processor.
-_PROCESS_BYTES = 0.66e9
+_PROCESS_BYTES = 0.62e9
 _TRACED_BYTES_PER_CALL = 21e3
 _GRAPH_BYTES_PER_CALL = 420
 # A graph in one file is put together in memory before it is written; otherwise each tensor by itself.
