@@ -23,6 +23,8 @@ LACKING = {
     "export": [
         f"export {name} --checkpoint tiny --repository r" for name in ("wan_t2v", "wakeword", "airimu")
     ],
+    "verify": ["verify some"],
+    "plan": ["plan some"],
     "serve": ["serve --repository some"],
     "imu": ["imu recording"],
     "imu-recording": ["imu-recording lacking"],
