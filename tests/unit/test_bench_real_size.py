@@ -68,7 +68,7 @@ def test_part_is_refused_when_there_is_none_of_that_name(tmp_path: Path) -> None
 
 def test_axes_end_at_the_video_when_it_is_exported(tmp_path: Path) -> None:
     options = RealSizeOptions(tmp_path, frames=9, height=256, width=32)
-    sides = {"token_height": (4, 16, 16), "token_width": (2, 2, 2)}
+    sides = {"token_height": (4, 16, 16), "token_width": (1, 2, 2)}
     assert options.axes == {"latent_frames": (1, 3, 3), **sides}
 
 

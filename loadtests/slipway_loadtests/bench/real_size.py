@@ -111,7 +111,8 @@ class RealSizeOptions:
         tokens = {name: pixels // PIXELS_PER_TOKEN for name, pixels in sides.items()}
         return {
             "latent_frames": (1, latents, latents),
-            **{name: (min(4, side), side, side) for name, side in tokens.items()},
+            # A range of one size is none: its graph would have a fixed shape.
+            **{name: (min(4, max(1, side // 2)), side, side) for name, side in tokens.items()},
         }
 
 
