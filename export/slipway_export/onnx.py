@@ -2,8 +2,8 @@
 
 The network is traced once by `torch.onnx.export(dynamo=True)` at its opt sizes; its dynamic
 dimensions follow from the component's axes (`dynamic.py`), its operator set from `opset.py`.
-Weights go to one file of external data beside the graph where protobuf's 2 GB limit is near, and where
-graphs share them (`shared_weights.py`).
+Weights go to one file of external data beside the graph where they are many, which is written as a stream,
+and where graphs share them (`shared_weights.py`).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from slipway_serving.errors import InvalidRequest, SlipwayError
 if TYPE_CHECKING:
     import torch
 
-# Protobuf cannot hold 2 GiB; the graph itself needs some of that.
-EXTERNAL_DATA_BYTES = int(1.8 * 2**30)
+# A file within this is put together in memory, several times its size; protobuf could hold 2 GiB.
+EXTERNAL_DATA_BYTES = 512 * 2**20
 
 
 class ExportFailed(SlipwayError):

@@ -1,4 +1,4 @@
-"""The `slipway export` command on checkpoints, good and bad, as a user runs it."""
+"""The `slipway export` command on checkpoints, good and bad."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from hashlib import sha256
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,7 @@ from google.protobuf import text_format
 from safetensors.torch import load_file, save_file
 from tritonclient.grpc import model_config_pb2
 
+from slipway_cli import root
 from slipway_export.checkpoint import open_checkpoint
 from slipway_export.config import model_config
 from slipway_export.families import family_named
@@ -32,8 +35,11 @@ WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
 
 
 def slipway(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "slipway_cli.root", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    """Run a command line in this process, which has imported PyTorch already."""
+    line = [*map(str, arguments)]
+    with redirect_stdout(StringIO()) as stdout, redirect_stderr(StringIO()) as stderr:
+        code = root.run(line)
+    return subprocess.CompletedProcess(line, code, stdout.getvalue(), stderr.getvalue())
 
 
 def export_text_encoder(
