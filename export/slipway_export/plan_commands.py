@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from slipway_export.progress import duration, in_bytes
+
 if TYPE_CHECKING:
     from slipway_export.run import ExportOptions
     from slipway_export.sizing import Machine, Need
@@ -126,15 +128,8 @@ def _print_machine(machine: Machine) -> None:
     )
 
 
-def in_bytes(size: float) -> str:
-    """Return a size for people: ``450 MB``, ``28.6 GB``."""
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.3g} MB"
-
-
 def in_time(seconds: float) -> str:
     """Return a time for people, from milliseconds to days."""
-    from slipway_export.progress import duration
-
     if seconds < 0.001:
         return "under 1 ms"
     return f"{seconds * 1e3:.0f} ms" if seconds < 1 else duration(seconds)

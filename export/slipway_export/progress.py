@@ -61,5 +61,7 @@ def duration(seconds: float) -> str:
 
 
 def in_bytes(size: float) -> str:
-    """Return a size in words: ``12.3 GB``, ``4.1 MB``."""
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
+    """Return a size for people: ``28.6 GB``, ``450 MB``, ``2.16 MB``, ``804 bytes``."""
+    if size >= 999.5e6:
+        return f"{size / 1e9:.1f} GB"
+    return f"{size / 1e6:.3g} MB" if size >= 1e4 else f"{size:.0f} bytes"
