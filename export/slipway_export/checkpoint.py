@@ -248,27 +248,7 @@ class Checkpoint:
             InvalidRequest: names the part and the first keys that are missing, unknown or of another
                 shape.
         """
-        found = self.weight_shapes(part)
-        wanted = {key: tuple(tensor.shape) for key, tensor in skeleton.state_dict().items()}
-        # A tied weight may be stored under either of its names.
-        tied = getattr(skeleton, "_tied_weights_keys", None) or {}
-        twins = dict(tied) if isinstance(tied, Mapping) else {}
-        optional = {key for pair in twins.items() for key in pair if any(name in found for name in pair)}
-        problems = []
-        if missing := sorted(wanted.keys() - found.keys() - optional):
-            problems.append(f"missing keys {_shown(missing)}")
-        if unknown := sorted(found.keys() - wanted.keys()):
-            problems.append(f"unknown keys {_shown(unknown)}")
-        problems += [
-            f"{key} must have shape {list(wanted[key])}, got {list(found[key])}"
-            for key in sorted(wanted.keys() & found.keys())
-            if wanted[key] != found[key]
-        ][:_SHOWN_KEYS]
-        if problems:
-            raise InvalidRequest(
-                f"{self.where(part)}: {part} must have the keys of {type(skeleton).__name__}, got "
-                + "; ".join(problems)
-            )
+        check_keys(f"{self.where(part)}: {part}", self.weight_shapes(part), skeleton)
 
     def weight_shapes(self, part: str) -> dict[str, tuple[int, ...]]:
         """Return the shape of every tensor of a part, read from the headers of its files.
@@ -284,28 +264,38 @@ class Checkpoint:
         Raises:
             InvalidRequest: a file is missing, cut off, or not safetensors.
         """
+        found: dict[str, Stored] = {}
+        for file in self._weight_files(part):
+            found |= self.stored_in(file)
+        return found
+
+    def stored_in(self, file: str) -> dict[str, Stored]:
+        """Return where every tensor of one safetensors file of any name lies, by key; reads its header only.
+
+        Raises:
+            InvalidRequest: it is missing, cut off, or not safetensors.
+        """
         from safetensors import SafetensorError, safe_open
 
         from slipway_export.weights import DTYPES, Stored
 
+        path = self.file(file)
         found: dict[str, Stored] = {}
-        for file in self._weight_files(part):
-            path = self.file(file)
-            try:
-                with safe_open(path, framework="pt") as tensors:
-                    for key in tensors.keys():  # noqa: SIM118
-                        tensor = tensors.get_slice(key)
-                        found[key] = Stored(path, key, tuple(tensor.get_shape()), DTYPES[tensor.get_dtype()])
-            except FileNotFoundError:
-                raise InvalidRequest(f"{self.where(file)}: file {file} is missing") from None
-            except KeyError as error:
-                raise InvalidRequest(
-                    f"{self.where(file)}: {file} must hold tensors of {', '.join(DTYPES)}, got {error}"
-                ) from None
-            except (SafetensorError, OSError) as error:
-                raise InvalidRequest(
-                    f"{self.where(file)}: {file} must be a whole safetensors file, got {error}"
-                ) from None
+        try:
+            with safe_open(path, framework="pt") as tensors:
+                for key in tensors.keys():  # noqa: SIM118
+                    tensor = tensors.get_slice(key)
+                    found[key] = Stored(path, key, tuple(tensor.get_shape()), DTYPES[tensor.get_dtype()])
+        except FileNotFoundError:
+            raise InvalidRequest(f"{self.where(file)}: file {file} is missing") from None
+        except KeyError as error:
+            raise InvalidRequest(
+                f"{self.where(file)}: {file} must hold tensors of {', '.join(DTYPES)}, got {error}"
+            ) from None
+        except (SafetensorError, OSError) as error:
+            raise InvalidRequest(
+                f"{self.where(file)}: {file} must be a whole safetensors file, got {error}"
+            ) from None
         return found
 
     def _weight_files(self, part: str) -> list[str]:
@@ -331,6 +321,43 @@ class Checkpoint:
         """Return the names that a library may look for a part's weights under."""
         stem = self._stem_of(part)
         return _WEIGHT_STEMS if stem is None else (stem,)
+
+
+def check_keys(
+    name: str, found: Mapping[str, tuple[int, ...]], skeleton: torch.nn.Module, prefix: str = ""
+) -> None:
+    """Compare the keys and shapes of stored tensors with those of a network.
+
+    Args:
+        name: of what stores them, for messages: place and file.
+        found: shapes by key.
+        skeleton: the network, with or without weights.
+        prefix: what the stored keys begin with.
+
+    Raises:
+        InvalidRequest: names the first keys that are missing, unknown or of another shape.
+    """
+    wanted = {prefix + key: tuple(tensor.shape) for key, tensor in skeleton.state_dict().items()}
+    # A tied weight may be stored under either of its names.
+    tied = getattr(skeleton, "_tied_weights_keys", None) or {}
+    twins = dict(tied) if isinstance(tied, Mapping) else {}
+    optional = {
+        prefix + key for pair in twins.items() for key in pair if any(prefix + n in found for n in pair)
+    }
+    problems = []
+    if missing := sorted(wanted.keys() - found.keys() - optional):
+        problems.append(f"missing keys {_shown(missing)}")
+    if unknown := sorted(found.keys() - wanted.keys()):
+        problems.append(f"unknown keys {_shown(unknown)}")
+    problems += [
+        f"{key} must have shape {list(wanted[key])}, got {list(found[key])}"
+        for key in sorted(wanted.keys() & found.keys())
+        if wanted[key] != found[key]
+    ][:_SHOWN_KEYS]
+    if problems:
+        raise InvalidRequest(
+            f"{name} must have the keys of {type(skeleton).__name__}, got {'; '.join(problems)}"
+        )
 
 
 def torch_dtype(precision: Precision) -> torch.dtype:

@@ -1,0 +1,67 @@
+"""Loads the network from upstream's safetensors files, whose keys begin with ``model.``, strictly."""
+
+from __future__ import annotations
+
+import torch
+
+from slipway_export.checkpoint import Checkpoint, check_keys, torch_dtype
+from slipway_export.modeling.causal_wan.config import CLIP_DIM, read_config
+from slipway_export.modeling.causal_wan.network import CausalWan
+from slipway_export.spec import Precision
+from slipway_export.weights import (
+    Stored,
+    are_from_configurations,
+    are_left_on_disk,
+    are_left_out,
+    described,
+    remember,
+)
+
+PREFIX = "model."
+_VISUAL = "img_emb.proj.0.weight"
+
+
+def load_network(
+    checkpoint: Checkpoint, config: str, weights: str, precision: Precision = Precision.FP32
+) -> CausalWan:
+    """Load a network, in eval mode and without gradients.
+
+    Where `slipway_export.weights` leaves weights out or on disk, they are not read.
+
+    Args:
+        checkpoint: that has the files.
+        config: path of the `config.json` within it.
+        weights: path of the safetensors file. Its keys may all lack the prefix.
+        precision: of the weights.
+
+    Raises:
+        InvalidRequest: a file is missing or not what it must be, or a key is missing, unknown or of another
+            shape; names the file, and the keys as the file has them.
+    """
+    read = read_config(checkpoint.config(config), f"{checkpoint.where(config)}: {config}")
+    stored: dict[str, Stored] | None = None
+    if checkpoint.has(weights) or not are_from_configurations():
+        stored = checkpoint.stored_in(weights)
+    prefix = PREFIX if stored is None or any(key.startswith(PREFIX) for key in stored) else ""
+    visual = None if stored is None else stored.get(prefix + _VISUAL)
+    with torch.device("meta"):
+        network = CausalWan(read, visual.shape[0] if visual is not None and visual.shape else CLIP_DIM)
+    if stored is None:
+        stored = {prefix + key: place for key, place in described(network).items()}
+    shapes = {key: place.shape for key, place in stored.items()}
+    check_keys(f"{checkpoint.where(weights)}: {weights}", shapes, network, prefix)
+    dtype = torch_dtype(precision)
+    places = {key.removeprefix(prefix): place for key, place in stored.items()}
+    if are_left_out():
+        network.to(dtype)
+    else:
+        network.load_state_dict({key: _tensor(place, dtype) for key, place in places.items()}, assign=True)
+    remember(network, places)
+    return network.eval().requires_grad_(False)
+
+
+def _tensor(place: Stored, dtype: torch.dtype) -> torch.Tensor:
+    # What is left on disk takes address space and no memory: nothing reads it before it is bound to its file.
+    if are_left_on_disk():
+        return torch.empty(place.shape, dtype=dtype)
+    return place.read().to(dtype)
