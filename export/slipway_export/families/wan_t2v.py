@@ -7,7 +7,7 @@ particular checkpoint is written here.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipway_export.checkpoint import Checkpoint
 from slipway_export.families.wan_t2v_presets import PATCH, PRESETS, PUBLIC_AXES
+from slipway_export.families.wan_vae import video_decoder
 from slipway_export.prompts import prompt_ids
 from slipway_export.spec import (
     AuthoredModel,
@@ -25,8 +26,6 @@ from slipway_export.spec import (
     Part,
     Plan,
     Precision,
-    StepInput,
-    Stepped,
     TensorSpec,
     Tolerance,
     Variant,
@@ -37,7 +36,8 @@ from slipway_serving.video.requests import Decoding
 from slipway_serving.wan_t2v.request import Denoising, TextToVideoRequest
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from diffusers import AutoencoderKLWan
+    from torch import nn
 
 NAME = "wan_t2v"
 # WanPipeline's max_sequence_length: prompts are padded with zeros to so many embeddings.
@@ -70,7 +70,6 @@ STREAM_TOLERANCE = {
 }
 # What decides and what projects stays in float32.
 FLOAT_TOLERANCE = {Precision.FP32: TRANSFORMER_TOLERANCE[Precision.FP32]}
-DECODER_TOLERANCE = {Precision.FP32: Tolerance(max_abs=5e-3, relative_l2=1e-4, cosine=0.99999)}
 
 
 def plan(checkpoint: Checkpoint, axes: Sequence[Axis], *, first_block_cache: bool = False) -> Plan:
@@ -89,7 +88,8 @@ def plan(checkpoint: Checkpoint, axes: Sequence[Axis], *, first_block_cache: boo
     experts = _experts(checkpoint, index)
     _check_widths(checkpoint, experts)
     by_name = {axis.name: axis for axis in axes}
-    first, following, stepped = _decoder(checkpoint, by_name)
+    vae = partial(_load_vae, checkpoint)
+    first, following, stepped = video_decoder(checkpoint.config("vae/config.json"), vae, by_name)
     components = [_text_encoder(checkpoint)]
     for name, part in experts.items():
         whole = _denoiser(checkpoint, part, name, by_name)
@@ -291,54 +291,10 @@ def _load_cut(checkpoint: Checkpoint, part: str, network: str, precision: Precis
     return cut(checkpoint.load(part, WanTransformer3DModel, precision))
 
 
-def _decoder(checkpoint: Checkpoint, axes: dict[str, Axis]) -> tuple[Component, Component, Stepped]:
-    from slipway_export.modeling.wan import FirstDecoderStep, NextDecoderStep, decode, decoder_caches
+def _load_vae(checkpoint: Checkpoint) -> AutoencoderKLWan:
+    from diffusers import AutoencoderKLWan
 
-    config = checkpoint.config("vae/config.json")
-    caches = decoder_caches(config)
-
-    def load_vae() -> Any:
-        from diffusers import AutoencoderKLWan
-
-        return checkpoint.load("vae", AutoencoderKLWan)
-
-    def plane(scale: int) -> tuple[str, str]:
-        return f"{scale} * token_height", f"{scale} * token_width"
-
-    def carried(prefix: str) -> tuple[TensorSpec, ...]:
-        return tuple(
-            TensorSpec(
-                f"{prefix}cache_{i:02}", DType.FLOAT32, (1, cache.channels, 2, *plane(PATCH * cache.scale))
-            )
-            for i, cache in enumerate(caches)
-        )
-
-    latents = TensorSpec("latents", DType.FLOAT32, (1, config["z_dim"], 1, *plane(PATCH)))
-    scale = PATCH * config.get("scale_factor_spatial", 8)
-    temporal = config.get("scale_factor_temporal", 4)
-
-    def component(graph: str, network: Any, frames: int, inputs: tuple[TensorSpec, ...]) -> Component:
-        return Component(
-            name="vae_decoder",
-            graph=graph,
-            inputs=(latents, *inputs),
-            outputs=(TensorSpec("sample", DType.FLOAT32, (1, 3, frames, *plane(scale))), *carried("next_")),
-            axes=(axes["token_height"], axes["token_width"]),
-            load=lambda _: network(load_vae(), caches, first=graph == "first"),
-            tolerance=DECODER_TOLERANCE,
-        )
-
-    first = component("first", FirstDecoderStep, 1, ())
-    following = component("next", NextDecoderStep, temporal, carried(""))
-
-    def reference(inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        latents = inputs["latents"]
-        return {"sample": decode(load_vae().to(latents.device), latents)}
-
-    stepped = Stepped(
-        following, {"latents": StepInput(axis=2)}, {"sample": 2}, steps=4, reference=reference, first=first
-    )
-    return first, following, stepped
+    return checkpoint.load("vae", AutoencoderKLWan)
 
 
 def _pipeline_facts(
@@ -349,11 +305,9 @@ def _pipeline_facts(
     first_block_cache: bool,
 ) -> bytes:
     """Return `pipeline.json`: what the served loop must know of the checkpoint."""
-    from diffusers import AutoencoderKLWan
-
     from slipway_export.modeling.wan import fit_latent_rgb
 
-    vae = checkpoint.load("vae", AutoencoderKLWan)
+    vae = _load_vae(checkpoint)
     weight, bias = fit_latent_rgb(vae)
     models = {
         name: f"{NAME}_{name}" if name in experts else None for name in ("denoiser_high", "denoiser_low")
