@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 import re
 import warnings
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,12 +30,14 @@ _NUMBERS: tuple[Any, ...] = (
 _SHOWN_KEYS = 5
 
 
-def read_torch_file(path: Path, where: str) -> dict[str, Any]:
+def read_torch_file(path: Path, where: str, *, mapped: bool = False) -> dict[str, Any]:
     """Read a dictionary of tensors and plain values.
 
     Args:
         path: of the file.
         where: how messages name it.
+        mapped: leave the tensors in the file until they are used; nobody may write into it meanwhile. A file
+            of before torch 1.6, which is no archive, is read whole.
 
     Raises:
         InvalidRequest: it is missing, is no such file, wants code to be run, or holds something else.
@@ -42,7 +45,8 @@ def read_torch_file(path: Path, where: str) -> dict[str, Any]:
     try:
         with torch.serialization.safe_globals(list(_NUMBERS)), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of other pickles' protocols, which the error says better
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            mmap = mapped and zipfile.is_zipfile(path)
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except FileNotFoundError:
         raise InvalidRequest(f"{where} must exist, got no such file") from None
     except pickle.UnpicklingError as error:
@@ -78,22 +82,39 @@ def checked_weights(network: torch.nn.Module, state: object, where: str) -> Mapp
     Raises:
         InvalidRequest: names the first keys that are missing, unknown, of another shape or not finite.
     """
+    shapes = {key: tuple(tensor.shape) for key, tensor in network.state_dict().items()}
+    return checked_tensors(shapes, state, where, type(network).__name__)
+
+
+def checked_tensors(
+    wanted: Mapping[str, tuple[int, ...]], state: object, where: str, owner: str
+) -> Mapping[str, torch.Tensor]:
+    """Return tensors that have the wanted names and shapes, all of them and no other.
+
+    Args:
+        wanted: shapes by name.
+        state: tensors by name.
+        where: how messages name them.
+        owner: whose keys messages say that these must be.
+
+    Raises:
+        InvalidRequest: as :func:`checked_weights`.
+    """
     if not isinstance(state, Mapping) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise InvalidRequest(f"{where} must hold tensors by name, got another content")
-    wanted = network.state_dict()
     problems = []
     if missing := sorted(wanted.keys() - state.keys()):
         problems.append(f"missing keys {', '.join(missing[:_SHOWN_KEYS])}")
     if unknown := sorted(map(str, state.keys() - wanted.keys())):
         problems.append(f"unknown keys {', '.join(unknown[:_SHOWN_KEYS])}")
     for key in sorted(wanted.keys() & state.keys()):
-        if state[key].shape != wanted[key].shape:
-            problems.append(f"{key} of shape {list(state[key].shape)}, not {list(wanted[key].shape)}")
+        if tuple(state[key].shape) != wanted[key]:
+            problems.append(f"{key} of shape {list(state[key].shape)}, not {list(wanted[key])}")
         elif not bool(torch.isfinite(state[key]).all()):
             problems.append(f"NaN or infinity in {key}")
     if problems:
         shown = "; ".join(problems[:_SHOWN_KEYS])
-        raise InvalidRequest(f"{where} must have the keys of {type(network).__name__}, got {shown}")
+        raise InvalidRequest(f"{where} must have the keys of {owner}, got {shown}")
     return state
 
 

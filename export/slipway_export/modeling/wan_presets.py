@@ -56,7 +56,7 @@ def write_checkpoint(
             text_encoder=UMT5EncoderModel(UMT5Config(**configs["text_encoder/config.json"])),
             transformer=shape(WanTransformer3DModel(**configs["transformer/config.json"])),
             transformer_2=shape(WanTransformer3DModel(**configs["transformer/config.json"])),
-            vae=_spread(AutoencoderKLWan(**configs["vae/config.json"])),
+            vae=spread(AutoencoderKLWan(**configs["vae/config.json"])),
             scheduler=_scheduler(),
             boundary_ratio=BOUNDARY_RATIO,
         )
@@ -174,7 +174,7 @@ def _attentive(transformer: WanTransformer3DModel) -> WanTransformer3DModel:
     return transformer
 
 
-def _spread(vae: AutoencoderKLWan) -> AutoencoderKLWan:
+def spread(vae: AutoencoderKLWan) -> AutoencoderKLWan:
     """Scale the last convolution so that decoded noise fills most of the colour range.
 
     Random weights decode to nearly one grey; a comparison of two greys would pass whatever happened

@@ -1,0 +1,98 @@
+"""Writes random VAEs and CLIPs as the `.pth` files of a Matrix-Game checkpoint have them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from diffusers import AutoencoderKLWan
+from torch import nn
+from transformers import CLIPVisionConfig, CLIPVisionModel
+
+from slipway_export.modeling import clip_vision, wan_pth
+from slipway_export.modeling.wan_presets import spread
+from slipway_export.renamed_weights import renamed_weights
+
+
+def write_vae(
+    path: Path,
+    seed: int,
+    *,
+    base_dim: int = 8,
+    num_res_blocks: int = 1,
+    dim_mult: Sequence[int] = (1, 2, 4, 4),
+    temperal_downsample: Sequence[bool] = (False, True, True),
+) -> None:
+    """Write a random VAE of Wan2.1.
+
+    Args:
+        path: of the file.
+        seed: of the weights.
+        base_dim: channels of the first layer; those of the public one are 96.
+        num_res_blocks: of each size; the public one has 2.
+        dim_mult: channels of each size over `base_dim`.
+        temperal_downsample: for each size but the last, whether its frames are halved after it.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        vae = spread(
+            AutoencoderKLWan(
+                base_dim=base_dim,
+                num_res_blocks=num_res_blocks,
+                dim_mult=list(dim_mult),
+                temperal_downsample=list(temperal_downsample),
+            )
+        )
+    torch.save(renamed_weights(vae, wan_pth.source_of(vae)), path)
+
+
+def write_clip(
+    path: Path,
+    seed: int,
+    *,
+    channels: int = 2 * clip_vision.HEAD_WIDTH,
+    blocks: int = 3,
+    image_px: int = 28,
+    patch_px: int = 14,
+) -> None:
+    """Write a random CLIP, with little of the half that reads texts.
+
+    Args:
+        path: of the file.
+        seed: of the weights.
+        channels: a multiple of the width of a head; the public one has 1280.
+        blocks: the public one has 32.
+        image_px: side of the square that pictures are resized to; 224 in the public one.
+        patch_px: side of a patch, 14 in the public one too.
+    """
+    config = CLIPVisionConfig(
+        hidden_size=channels,
+        intermediate_size=4 * channels,
+        num_hidden_layers=blocks,
+        num_attention_heads=channels // clip_vision.HEAD_WIDTH,
+        image_size=image_px,
+        patch_size=patch_px,
+        hidden_act="gelu",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        vision = _strong(CLIPVisionModel(config))
+        others = {
+            "log_scale": torch.tensor(2.6593),
+            "visual.head": torch.randn(channels, channels),
+            "textual.token_embedding.weight": torch.randn(8, channels),
+        }
+    torch.save(others | renamed_weights(vision, clip_vision.source_of), path)
+
+
+def _strong(vision: CLIPVisionModel) -> CLIPVisionModel:
+    """Give every part a say in the output, where fresh weights have norms of 1 and biases of 0."""
+    with torch.no_grad():
+        for parameter in vision.parameters():
+            if parameter.ndim > 1:
+                nn.init.normal_(parameter, std=parameter[0].numel() ** -0.5)
+            else:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        nn.init.normal_(vision.embeddings.position_embedding.weight)
+    return vision
