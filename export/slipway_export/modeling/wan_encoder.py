@@ -1,0 +1,95 @@
+"""The encoder of a Wan VAE for a picture that a video begins with and nothing else is known of.
+
+The video is the picture and then frames of zeros. Encoded frames depend on it for a while only: every causal
+convolution reaches two frames back. So each layer here takes the frames that differ, of which the last stands
+for all after it, and gives those that differ after it, of which the last does the same. No frame is encoded
+that would be like the one before, the latents are those of a video of any length, and the graph has no loop.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from diffusers import AutoencoderKLWan
+from torch import Tensor, nn
+
+
+class PictureEncoder(nn.Module):
+    """A Wan VAE's encoder for a picture and the frames of zeros after it."""
+
+    latents_mean: Tensor
+    latents_std: Tensor
+
+    def __init__(self, vae: AutoencoderKLWan) -> None:
+        super().__init__()
+        self.encoder, self.quant_conv = vae.encoder, vae.quant_conv
+        shape = (1, vae.config.z_dim, 1, 1, 1)
+        self.register_buffer("latents_mean", torch.tensor(vae.config.latents_mean).view(shape))
+        self.register_buffer("latents_std", torch.tensor(vae.config.latents_std).view(shape))
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Encode a picture.
+
+        Args:
+            image: [1, 3, height, width] in [-1, 1], float32.
+
+        Returns:
+            The means of the latents, [1, channels, latent_frames, height / 8, width / 8], unit variance.
+            The last is that of every later one; a shorter video has the first of them.
+        """
+        video = torch.stack([image, torch.zeros_like(image)], dim=2)
+        encoder: Any = self.encoder
+        hidden = _convolve(encoder.conv_in, video)
+        for layer in encoder.down_blocks:
+            hidden = _downsample(layer, hidden) if hasattr(layer, "resample") else _residual(layer, hidden)
+        middle = encoder.mid_block
+        hidden = _residual(middle.resnets[0], hidden)
+        for attention, block in zip(middle.attentions, middle.resnets[1:], strict=True):
+            hidden = _residual(block, attention(hidden))
+        hidden = _convolve(encoder.conv_out, encoder.nonlinearity(encoder.norm_out(hidden)))
+        mean = self.quant_conv(hidden).chunk(2, dim=1)[0]
+        latents: Tensor = (mean - self.latents_mean) / self.latents_std
+        return latents
+
+
+def picture_latents(config: dict[str, object]) -> int:
+    """Return how many latents :class:`PictureEncoder` gives: 30 for the VAE of Wan2.1.
+
+    Args:
+        config: of :class:`AutoencoderKLWan`.
+    """
+    with torch.device("meta"), torch.no_grad():
+        vae = AutoencoderKLWan.from_config(config)
+        side = vae.config.scale_factor_spatial
+        return int(PictureEncoder(vae)(torch.zeros(1, 3, side, side)).shape[2])
+
+
+def _held(frames: Tensor, count: int) -> Tensor:
+    """Return so many frames, the last again and again."""
+    after = frames[:, :, -1:].expand(-1, -1, count - frames.shape[2], -1, -1)
+    return torch.cat([frames, after], dim=2)
+
+
+def _convolve(convolution: nn.Conv3d, frames: Tensor) -> Tensor:
+    """Convolve with as many frames more as the last one is seen from."""
+    result: Tensor = convolution(_held(frames, frames.shape[2] + convolution.kernel_size[0] - 1))
+    return result
+
+
+def _residual(block: Any, frames: Tensor) -> Tensor:
+    hidden = _convolve(block.conv1, block.nonlinearity(block.norm1(frames)))
+    hidden = _convolve(block.conv2, block.nonlinearity(block.norm2(hidden)))
+    return hidden + _held(block.conv_shortcut(frames), hidden.shape[2])
+
+
+def _downsample(layer: Any, frames: Tensor) -> Tensor:
+    """Halve height and width, and the frames after the first where the layer does that too.
+
+    Its convolution in time takes frames 2j - 2 to 2j for its frame j; the first frame passes it by.
+    """
+    hidden: Tensor = layer(frames)  # without a cache it leaves time alone
+    if layer.mode != "downsample3d":
+        return hidden
+    first_alike = frames.shape[2] // 2 + 1
+    return torch.cat([hidden[:, :, :1], layer.time_conv(_held(hidden, 2 * first_alike + 1))], dim=2)
