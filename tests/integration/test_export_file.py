@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from exported_graphs import check_opset
 
 from slipway_cli.root import run
 from slipway_export.checkpoint import axes_of, open_checkpoint
@@ -276,17 +277,14 @@ def small(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
     return tuple(replace(axis, opt=min(axis.opt, 40), max=min(axis.max, 60)) for axis in axes)
 
 
-@pytest.mark.parametrize("family", [family.name for family in BUILT_IN])
+@pytest.mark.parametrize("family", [family.name for family in BUILT_IN if family is not WAN])
 def test_every_component_is_within_bounds_at_opset_17(family: str, tmp_path: Path) -> None:
+    """Wan's, which take minutes, are exported so in test_wan_t2v.py."""
     chosen = family_named(family)
     axes = small(chosen.presets["tiny"].axes)
     result = run_export(chosen, ExportOptions("tiny", tmp_path, opset=17, axes=axes))
     assert result.rows
-    for path in tmp_path.glob("*/1/*.onnx"):
-        model = onnx.load(path)
-        assert {entry.domain: entry.version for entry in model.opset_import}[""] == 17
-        assert model.ir_version == 8
-        onnx.checker.check_model(model) if {e.domain for e in model.opset_import} == {""} else None
+    check_opset(tmp_path, 17, ir_version=8)
 
 
 @pytest.mark.parametrize("precision", [Precision.FP16, Precision.INT8, Precision.INT4])

@@ -15,6 +15,7 @@ import av
 import numpy as np
 import pytest
 from diffusers import WanPipeline
+from exported_graphs import check_opset
 from server_fixtures import loading_warnings
 from wan_reference import frames_of_pipeline, psnr
 
@@ -107,7 +108,8 @@ def one_expert(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     index["boundary_ratio"] = None
     index["transformer_2"] = [None, None]
     (single / "model_index.json").write_text(json.dumps(index))
-    options = ExportOptions(checkpoint=str(single), repository=folder / "repository")
+    # At the oldest opset, so that one export shows both.
+    options = ExportOptions(checkpoint=str(single), repository=folder / "repository", opset=17)
     run_export(family_named("wan_t2v"), options)
     assert not (folder / "repository" / "wan_t2v_denoiser_low").exists()
     with Server(ServerConfig(folder / "repository", http_port=0, grpc_port=0, metrics_port=0)) as running:
@@ -122,6 +124,10 @@ def test_checkpoint_without_second_transformer_equals_diffusers(one_expert: tupl
             assert psnr(frames_of(client, asked), reference(checkpoint, asked)) >= 45
         with pytest.raises(InvalidRequest, match="guidance_scale_2 must be left out"):
             list(client.generate(REQUEST))
+
+
+def test_every_component_is_of_opset_17_when_it_was_exported_so(one_expert: tuple[Path, Server]) -> None:
+    check_opset(one_expert[1].config.repository, 17, ir_version=8)
 
 
 def test_same_seed_gives_same_bytes_and_other_seed_others(client: Client) -> None:
