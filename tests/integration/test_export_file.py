@@ -65,23 +65,23 @@ def test_graph_of_one_component_is_written_with_its_parity_report(
 
 
 def test_large_weights_of_a_file_lie_beside_it_under_its_name(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("slipway_export.onnx.EXTERNAL_DATA_BYTES", 1000)
-    output = tmp_path / "decoder.onnx"
-    options = to_file(output, "vae_decoder/next", checkpoint=str(checkpoint))
-    result = run_export(WAN, options)
+    airimu, output = family_named("airimu"), tmp_path / "step.onnx"
+    options = to_file(output, "stream/step", axes=small(airimu.presets["tiny"].axes))
+    result = run_export(airimu, options)
     assert (result.placed, result.models) == (True, ())
-    assert {row.graph for row in result.rows} == {"vae_decoder/next"}
-    assert files_in(tmp_path) == ["decoder.onnx", "decoder.onnx.data", "decoder.onnx.json"]
+    assert {row.graph for row in result.rows} == {"stream/step"}
+    assert files_in(tmp_path) == ["step.onnx", "step.onnx.data", "step.onnx.json"]
     weights = onnx.load(output, load_external_data=False).graph.initializer
     places = {e.value for w in weights for e in w.external_data if e.key == "location"}
-    assert places == {"decoder.onnx.data"}
+    assert places == {"step.onnx.data"}
     assert len(ort.InferenceSession(output).get_outputs()) > 1
     # A smaller graph in its place leaves no data behind.
     monkeypatch.undo()
-    run_export(WAN, replace(options, components=("text_encoder",)))
-    assert files_in(tmp_path) == ["decoder.onnx", "decoder.onnx.json"]
+    run_export(airimu, replace(options, fresh=True))
+    assert files_in(tmp_path) == ["step.onnx", "step.onnx.json"]
 
 
 def test_standard_operators_are_written_to_a_file_for_tensorrt(checkpoint: Path, tmp_path: Path) -> None:
