@@ -21,6 +21,7 @@ import onnx_ir as ir
 
 from slipway_export import rewrite, shared_weights, weights
 from slipway_export.dynamic import dynamic_shapes, name_dimensions, related, traced_point
+from slipway_export.matching import nodes_compared_first
 from slipway_export.opset import EXPORTED_OPSET, lower
 from slipway_export.progress import Report, in_bytes
 from slipway_export.size import Point, Size
@@ -146,7 +147,7 @@ def _optimize(model: ir.Model) -> None:
     from onnxscript import optimizer
     from onnxscript.rewriter import onnx_fusions
 
-    with _quiet():
+    with _quiet(), nodes_compared_first():
         optimizer.optimize_ir(model, should_fold=weights.keeps_weights)
         onnx_fusions.fuse(model)
 

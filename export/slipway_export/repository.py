@@ -103,8 +103,13 @@ def hashes(model: Path, digest: Callable[[Path], str] = _sha256) -> dict[str, st
     }
 
 
-def check_replaceable(repository: Path, names: list[str]) -> None:
+def check_replaceable(repository: Path, names: list[str], digest: Callable[[Path], str] = _sha256) -> None:
     """Refuse to replace models that were not placed by an export, or were changed since.
+
+    Args:
+        repository: where they are.
+        names: of the models, there or not.
+        digest: gives the sha256 of a file.
 
     Raises:
         InvalidRequest: names every such model and what is foreign about it.
@@ -112,13 +117,13 @@ def check_replaceable(repository: Path, names: list[str]) -> None:
     problems = [
         f"model {name} must have been written by slipway to be replaced, got {reason}"
         for name in names
-        if (repository / name).exists() and (reason := foreign(repository / name))
+        if (repository / name).exists() and (reason := foreign(repository / name, digest))
     ]
     if problems:
         raise InvalidRequest(f"repository {repository}: " + " | ".join(problems) + "; try --force")
 
 
-def foreign(model: Path) -> str | None:
+def foreign(model: Path, digest: Callable[[Path], str] = _sha256) -> str | None:
     """Say why a model is not as an export placed it; None if it is."""
     try:
         manifest = json.loads((model / MANIFEST).read_text(encoding="utf-8"))
@@ -129,7 +134,7 @@ def foreign(model: Path) -> str | None:
         return f"an unreadable {MANIFEST} ({error})"
     if written != "slipway":
         return f"{MANIFEST} written by {written!r}"
-    now = hashes(model)
+    now = hashes(model, digest)
     changed = sorted(name for name in files.keys() | now.keys() if files.get(name) != now.get(name))
     return f"files changed since the export: {', '.join(changed)}" if changed else None
 

@@ -30,7 +30,7 @@ from slipway_export.onnx import export_graph
 from slipway_export.opset import choose_opset
 from slipway_export.placement import Place, check_places, set_instances, stage_remote
 from slipway_export.progress import Progress, Report
-from slipway_export.reads import Notes
+from slipway_export.reads import Digests, Notes
 from slipway_export.repository import check_replaceable, placed, stage_authored, write_manifest
 from slipway_export.resume import Finished
 from slipway_export.room import check_disk, check_memory, said_when_full, weigh
@@ -194,6 +194,7 @@ class _MadeOf:
     plan: Plan
     planned: Notes
     options: ExportOptions
+    digests: Digests = field(default_factory=Digests)
 
 
 def _export_models(
@@ -207,7 +208,7 @@ def _export_models(
     opset = choose_opset(exported, options.asked, options.opset, options.engine)
     names = _model_names(family, components, authored)
     if not options.force:
-        check_replaceable(repository, names)
+        check_replaceable(repository, names, made_of.digests.of)
     with staging(repository, names) as staged:
         export = _prepared(made_of, exported, opset, staged, report)
         rows = export.build(plan, exported)
@@ -261,6 +262,7 @@ def _prepared(
         repository=options.repository,
         output=options.output,
         fresh=options.fresh,
+        digests=made_of.digests,
     )
     missing, runs = finished.find(components, runs_of(made_of.plan, components))
     weights = {component.label: weigh(component, options.asked(component)) for component in missing}
