@@ -21,6 +21,8 @@ from slipway_export.spec import Axis, Engine, Precision
 from slipway_export.weights import from_configurations
 from slipway_serving.errors import InvalidRequest
 
+_AXES = "planned_axes"
+
 
 @dataclass(frozen=True)
 class Placed:
@@ -72,7 +74,8 @@ def placed_needs(models: Sequence[Model], machine: Machine, checkpoint: str | No
         try:
             found += _counted(model, machine, checkpoint)
         except InvalidRequest as error:
-            unknown.append(f"{model.folder.name}: its work is not known: {error}; try --checkpoint")
+            fix = "--checkpoint" if _AXES in model.facts else "to export it anew"
+            unknown.append(f"{model.folder.name}: its work is not known: {error}; try {fix}")
             found += [
                 need_of_file(model.label(graph), precision, model.bytes(graph))
                 for graph, precision in model.precisions.items()
@@ -88,11 +91,11 @@ def _counted(model: Model, machine: Machine, checkpoint: str | None) -> list[Nee
     """
     family = family_named(model.facts["family"])
     source = model.facts["checkpoint"]
-    if "planned_axes" not in model.facts:
+    if _AXES not in model.facts:
         raise InvalidRequest(
-            f"{model.folder.name}/{MANIFEST} must say its planned_axes, got that of an earlier release"
+            f"{model.folder.name}/{MANIFEST} must say its {_AXES}, got that of an earlier release"
         )
-    axes = tuple(Axis(name, *sizes) for name, sizes in model.facts["planned_axes"].items())
+    axes = tuple(Axis(name, *sizes) for name, sizes in model.facts[_AXES].items())
     places = {name: place["source"] for name, place in source.get("parts", {}).items()}
     place = checkpoint or source["source"]
     with from_configurations(), open_checkpoint(family, place, {} if checkpoint else places) as opened:

@@ -329,21 +329,24 @@ class Server:
         endpoint = "ready" if self.config.exit_on_error else "live"
         deadline = time.monotonic() + self.config.ready_timeout_s
         loading = Loading(models, self._id, self._say) if self._say is not None else None
-        while not _answers(f"http://{self.http_url}/v2/health/{endpoint}"):
-            log = self.log_text()
-            if loading is not None:
-                loading.look(log)
-            if not self.is_alive():
-                raise self._start_error(log)
-            if "Failed to preinitialize Python stub" in log and self.config.exit_on_error:
-                raise self._start_error(log)
-            if time.monotonic() > deadline:
-                waiting = ", ".join(triton_log.still_loading(log)) or "none, but it does not answer"
-                raise NotReady(
-                    f"server: models must load within {self.config.ready_timeout_s:g} s, still loading: "
-                    f"{waiting}; log: {self.log_path}"
-                )
-            time.sleep(_POLL_S)
+        # One client for all looks: to make one takes longer than to wait between two. A proxy of the
+        # environment is for the world outside, not for a server of our own.
+        with httpx.Client(base_url=f"http://{self.http_url}", timeout=2, trust_env=False) as client:
+            while not _answers(client, f"/v2/health/{endpoint}"):
+                log = self.log_text()
+                if loading is not None:
+                    loading.look(log)
+                if not self.is_alive():
+                    raise self._start_error(log)
+                if "Failed to preinitialize Python stub" in log and self.config.exit_on_error:
+                    raise self._start_error(log)
+                if time.monotonic() > deadline:
+                    waiting = ", ".join(triton_log.still_loading(log)) or "none, but it does not answer"
+                    raise NotReady(
+                        f"server: models must load within {self.config.ready_timeout_s:g} s, still loading: "
+                        f"{waiting}; log: {self.log_path}"
+                    )
+                time.sleep(_POLL_S)
         if loading is not None:
             loading.look(self.log_text())
 
@@ -471,10 +474,9 @@ def _reachable(host: str) -> str:
     return "127.0.0.1" if host == "0.0.0.0" else host
 
 
-def _answers(url: str) -> bool:
-    """Return whether a URL answers 200."""
+def _answers(client: httpx.Client, path: str) -> bool:
+    """Return whether a path of the client's server answers 200."""
     try:
-        # A proxy of the environment is for the world outside, not for a server of our own.
-        return httpx.get(url, timeout=2, trust_env=False).status_code == httpx.codes.OK
+        return client.get(path).status_code == httpx.codes.OK
     except httpx.HTTPError:
         return False
