@@ -3,18 +3,22 @@
 The cost of every point is estimated first. What fits is verified at all of its points. What does not is
 verified at its smallest point, at the largest that fits on the way to its largest, and at one between that
 export never saw; what is left out is named with its estimate. The least, min and a point with every axis
-above it, is verified whatever the budget: no component is placed without points that pass.
+above it, is verified whatever the budget: no component is placed without points that pass. A point whose
+activations find no memory on a CPU is left out likewise, however fast it would be.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from slipway_export.cost import operations, seconds
+from slipway_export.cost import ARENA, Work, counted, seconds
 from slipway_export.device import Device
 from slipway_export.machine import Speed, measured_speed
+from slipway_export.memory import available_memory
 from slipway_export.progress import duration
+from slipway_export.room import NoRoom
 from slipway_export.size import Point
 from slipway_export.spec import Axis, Component, Stepped
 from slipway_export.verify import point_text
@@ -27,7 +31,7 @@ _LARGEST_SHARE, _BETWEEN_SHARE = 0.6, 0.3
 # How far on the way from the smallest sizes to the largest a point may be.
 _PARTS = (*(0.8**step for step in range(19)), 0.0)
 # Operations a second that any machine does: what takes little even so needs no calibration.
-_SLOWEST = 4e9
+_SLOWEST = 10e9
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class LeftOut:
         graph: label of the component.
         point: name of the point: ``opt`` or ``max``; ``steps`` for the steps as one run at opt.
         sizes: of its axes.
-        seconds: that verifying it here would take, by the estimate.
+        seconds: that verifying it here would take, by the estimate; infinite without the memory.
     """
 
     graph: str
@@ -49,9 +53,8 @@ class LeftOut:
     @property
     def text(self) -> str:
         """One line for people."""
-        return (
-            f"{self.graph} not at {point_text(self.point, self.sizes)}, which takes {duration(self.seconds)}"
-        )
+        takes = "more memory than there is" if math.isinf(self.seconds) else duration(self.seconds)
+        return f"{self.graph} not at {point_text(self.point, self.sizes)}, which takes {takes}"
 
 
 @dataclass(frozen=True)
@@ -90,24 +93,34 @@ def choose_measured(
     stepped: Sequence[Stepped],
     budget: float,
     device: Device,
+    memory: Mapping[str, int],
     report: Callable[[str], None],
 ) -> Verification:
-    """Choose the points of an export's graphs by the speed of this machine, and say what they take.
+    """Choose the points of an export's graphs by this machine's speed and memory, and say what they take.
 
     Args:
         components: that are verified.
         stepped: the networks whose steps are verified as one run.
         budget: seconds for all of them.
         device: that both sides run on.
+        memory: bytes that each graph takes without its activations, by its label.
         report: is told the estimate.
+
+    Raises:
+        NoRoom: this machine has too little memory for the least of points.
     """
-    count = _Counted()
+    count = _Counted(memory if device is Device.CPU else {})
     slowly = count.seconds(Speed(device.value, _SLOWEST, _SLOWEST))
     if _at_most(components, stepped, slowly) <= budget:
         report(f"verification: at all points, within the budget of {duration(budget)}")
         return whole(components, stepped)
     speed = measured_speed(device.value)
     chosen = choose(components, stepped, budget, count.seconds(speed))
+    if math.isinf(chosen.seconds):
+        raise NoRoom(
+            "verification: memory must hold each graph's activations at its smallest sizes, got too little"
+            f" for {', '.join(count.without_memory(chosen))}; try a machine with more, or smaller --axis"
+        )
     report(
         f"verification: about {duration(chosen.seconds)} on the {device.value} here, which does"
         f" {speed.pytorch / 1e9:.3g} and {speed.onnxruntime / 1e9:.3g} billion operations a second in PyTorch"
@@ -145,16 +158,21 @@ def estimate(
         stepped: the networks whose steps are verified as one run, at opt.
         device: that both sides run on.
     """
-    at = _Counted().seconds(measured_speed(device.value))
+    at = _Counted({}).seconds(measured_speed(device.value))
     graphs = sum(sum(at(component, list(points[component.label].values()))) for component in components)
     return graphs + sum(_Run(run, at).needed for run in stepped)
 
 
 class _Counted:
-    """The operations of components, each point counted once."""
+    """The work of components, each point counted once.
 
-    def __init__(self) -> None:
-        self._known: dict[tuple[str, tuple[int, ...]], float] = {}
+    Args:
+        memory: bytes of each graph without its activations, by its label; others find memory at any point.
+    """
+
+    def __init__(self, memory: Mapping[str, int]) -> None:
+        self._known: dict[tuple[str, tuple[int, ...]], Work] = {}
+        self._left = {label: available_memory() - taken for label, taken in memory.items()}
 
     def seconds(self, speed: Speed) -> Seconds:
         """Return the estimate at a speed."""
@@ -162,10 +180,20 @@ class _Counted:
         def at(component: Component, points: Sequence[Point]) -> list[float]:
             keys = [(component.label, tuple(point.values())) for point in points]
             if new := {key: point for key, point in zip(keys, points, strict=True) if key not in self._known}:
-                self._known |= zip(new, operations(component, list(new.values())), strict=True)
-            return [seconds(self._known[key], speed) for key in keys]
+                self._known |= zip(new, counted(component, list(new.values())), strict=True)
+            return [seconds(self._known[key], speed) if self._fits(key) else math.inf for key in keys]
 
         return at
+
+    def without_memory(self, chosen: Verification) -> list[str]:
+        """Return the labels of graphs that are to be verified where they find no memory."""
+        places = [(label, point) for label, points in chosen.points.items() for point in points.values()]
+        places += chosen.steps.items()
+        lacking = [label for label, point in places if not self._fits((label, tuple(point.values())))]
+        return list(dict.fromkeys(lacking))
+
+    def _fits(self, key: tuple[str, tuple[int, ...]]) -> bool:
+        return ARENA * self._known[key].bytes <= self._left.get(key[0], math.inf)
 
 
 def choose(

@@ -33,7 +33,7 @@ from slipway_export.progress import Progress, Report
 from slipway_export.reads import Digests, Notes
 from slipway_export.repository import check_replaceable, placed, stage_authored, write_manifest
 from slipway_export.resume import Finished
-from slipway_export.room import check_disk, check_memory, said_when_full, weigh
+from slipway_export.room import Weight, check_disk, check_memory, said_when_full, weigh
 from slipway_export.spec import (
     DEFAULT_BUDGET,
     AuthoredModel,
@@ -268,7 +268,7 @@ def _prepared(
     weights = {component.label: weigh(component, options.asked(component)) for component in missing}
     check_disk(options.repository or options.output or staged, weights)
     check_memory(weights)
-    verification = _verification(missing, runs, options, report)
+    verification = _verification(missing, runs, options, weights, report)
     progress.expect({label: weight.parameters for label, weight in weights.items()})
     graphs = Counter(component.name for component in made_of.plan.components)
     # A graph of its own has nobody to share with.
@@ -290,13 +290,18 @@ def _options_that_matter(options: ExportOptions, opset: int) -> dict[str, object
 
 
 def _verification(
-    components: Sequence[Component], runs: Sequence[Stepped], options: ExportOptions, report: Report
+    components: Sequence[Component],
+    runs: Sequence[Stepped],
+    options: ExportOptions,
+    weights: Mapping[str, Weight],
+    report: Report,
 ) -> Verification:
     """Choose where the graphs are verified, and say what it takes."""
     if not components and not runs:
         return whole((), ())
     report("estimating what verification takes")
-    return choose_measured(components, runs, options.verify_budget, options.verify_device, report)
+    memory = {label: weight.memory_bytes for label, weight in weights.items()}
+    return choose_measured(components, runs, options.verify_budget, options.verify_device, memory, report)
 
 
 def runs_of(plan: Plan, components: Sequence[Component]) -> list[Stepped]:

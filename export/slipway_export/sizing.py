@@ -16,36 +16,34 @@ from typing import TypeGuard
 import torch
 from torch import nn
 
-from slipway_export.cost import Work, seconds, works
+from slipway_export.cost import ARENA, Work, seconds, served_seconds, works
 from slipway_export.machine import Speed, measured_call, measured_speed
 from slipway_export.onnx import EXTERNAL_DATA_BYTES
 from slipway_export.quantize import BLOCK, LARGE_TABLE
 from slipway_export.spec import DEFAULT_BUDGET, Component, Precision
 from slipway_export.weights import from_configurations
 
-# Measured on random denoisers of 25, 119 and 539 million parameters (dimension 384, 768 and 1280; 10, 12 and
-# 20 layers) on two cores of a busy machine: resident memory, and time of the processor.
+# Measured on random denoisers of 25, 118 and 538 million parameters (dimension 384, 768 and 1280; 10, 12 and
+# 20 layers) on two cores: resident memory, and time while nothing else ran.
 _PROCESS_BYTES = 0.62e9
 _TRACED_BYTES_PER_CALL = 21e3
 _GRAPH_BYTES_PER_CALL = 420
 # A graph in one file is put together in memory before it is written; otherwise each tensor by itself.
 _WHOLE_FILE = 2.1
 _ONE_TENSOR = 3.0
-# Times as a multiple of `machine.measured_call`, which was 0.4 ms of the processor there: to import what
+# Times as a multiple of `machine.measured_call`, which was 0.2 ms there: to import what
 # traces, for each operator that is traced, optimized and written, and for each GB of float32 that is written,
 # loaded, or read by PyTorch as it runs.
-_STARTING = 24_500
-_TRACED = 32.0
+_STARTING = 62_000
+_TRACED = 34.0
 _RUN = 1.0
-_WRITTEN_PER_GB = 20_000
+_WRITTEN_PER_GB = 12_500
 _LOADED_PER_GB = 4_000
 _READ_PER_GB = 2_500
 # Of a weight's bytes, what ONNX Runtime 1.31's CPU holds at most: chains of 40 products of 2560 x 2560.
 # Float16 is widened at load; integers are packed into a second copy. A bfloat16 graph is verified widened.
 _HELD = {Precision.FP16: 3.0, Precision.BF16: 2.1, Precision.INT8: 2.0, Precision.INT4: 2.0}
 _HELD_FLOAT32 = 1.05
-# Its arena of activations grows by doubling.
-_ARENA = 2.0
 # A process of Python with ONNX Runtime in Triton, and what a GPU's runtime takes for itself.
 _SERVER_BYTES = 0.15e9
 _GPU_BYTES = 0.6e9
@@ -154,12 +152,12 @@ def _need(
         parameters=sum(sizes),
         disk_bytes=stored + _GRAPH_BYTES_PER_CALL * calls,
         export_bytes=process + writing,
-        verify_bytes=process + max(writing, held + _ARENA * verified, largest + verified),
-        serve_bytes=_SERVER_BYTES + held + _ARENA * work["opt"].bytes,
+        verify_bytes=process + max(writing, held + ARENA * verified, largest + verified),
+        serve_bytes=_SERVER_BYTES + held + ARENA * work["opt"].bytes,
         device_bytes=_GPU_BYTES + stored + work["opt"].bytes / (2 if precision in _HALVES else 1),
         export_s=machine.call_s * (_STARTING + _TRACED * calls + _WRITTEN_PER_GB * gigabytes),
         verify_s=sum(times.values()) + machine.call_s * _LOADED_PER_GB * gigabytes,
-        step_s=work["opt"].operations / machine.speed.onnxruntime,
+        step_s=served_seconds(work["opt"], machine.speed),
         operations=work["opt"].operations,
     )
 
@@ -194,7 +192,7 @@ def _largest(network: nn.Module) -> int:
 def _verified_s(work: Work, gigabytes: float, machine: Machine) -> float:
     """Estimate the verification at one point: PyTorch's run, which reads the weights, and ONNX Runtime's."""
     besides = _RUN * work.calls + _READ_PER_GB * gigabytes
-    return seconds(work.operations, machine.speed) + machine.call_s * besides
+    return seconds(work, machine.speed) + machine.call_s * besides
 
 
 def need_of_file(label: str, precision: Precision, disk_bytes: int) -> Need:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from torch import nn
 
 from slipway_export.budget import LeftOut, Verification, choose, choose_measured
 from slipway_export.checkpoint import axes_of, open_checkpoint
 from slipway_export.device import Device
 from slipway_export.families import families
 from slipway_export.progress import duration
+from slipway_export.room import NoRoom
 from slipway_export.size import Point
 from slipway_export.spec import Axis, Component, DType, Precision, Stepped, TensorSpec, Tolerance
 
@@ -89,11 +91,35 @@ def test_tiny_checkpoint_is_verified_at_all_points_when_the_budget_is_the_defaul
     said: list[str] = []
     with open_checkpoint(family, "tiny") as checkpoint:
         plan = family.plan(checkpoint, axes_of(family, checkpoint, {}))
-        found = choose_measured(plan.components, plan.stepped, 300.0, Device.CPU, said.append)
+        found = choose_measured(plan.components, plan.stepped, 300.0, Device.CPU, {}, said.append)
     assert found.left_out == ()
     assert found.points == {component.label: component.points() for component in plan.components}
     # Without a calibration, whose verdict would depend on what else the machine does.
     assert said == ["verification: at all points, within the budget of 300 s"]
+
+
+def products(width: int) -> Component:
+    """A network whose activations are its input and its output, 8 bytes for each place of both."""
+    tensors = (TensorSpec(name, DType.FLOAT32, ("rows", width)) for name in "xy")
+    build = lambda _: nn.Linear(width, width)  # noqa: E731 - a description has functions
+    return Component("products", *((each,) for each in tensors), (Axis("rows", 1, 64, 4096),), build, CLOSE)
+
+
+def test_points_are_those_that_memory_holds_when_there_is_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipway_export.budget.available_memory", lambda: 5_000_000)
+    said: list[str] = []
+    found = choose_measured([products(256)], (), 300.0, Device.CPU, {"products": 1_000_000}, said.append)
+    points = found.points["products"]
+    # 2 KB a row, and ONNX Runtime may hold them twice.
+    assert 64 <= max(point["rows"] for point in points.values()) <= 4_000_000 / (2 * 2048)
+    assert [left.point for left in found.left_out] == ["max"]
+    assert said[-1] == "verification: products not at max (rows=4096), which takes more memory than there is"
+
+
+def test_verification_is_refused_when_memory_does_not_hold_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipway_export.budget.available_memory", lambda: 1_000_100)
+    with pytest.raises(NoRoom, match=r"activations at its smallest sizes, got too little for products; try"):
+        choose_measured([products(256)], (), 300.0, Device.CPU, {"products": 1_000_000}, lambda _: None)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,10 @@ import torch
 from torch import nn
 
 from slipway_export.checkpoint import axes_of, open_checkpoint
-from slipway_export.cost import operations, seconds
+from slipway_export.cost import Work, counted, seconds, served_seconds
 from slipway_export.families import families, family_named
 from slipway_export.machine import Speed, check_device, measured_speed
+from slipway_export.size import Point
 from slipway_export.spec import Axis, Component, DType, Precision, TensorSpec, Tolerance
 from slipway_serving.errors import InvalidRequest
 
@@ -37,6 +39,10 @@ class First(nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         outputs: torch.Tensor = self.layer(hidden)[0]
         return outputs
+
+
+def operations(component: Component, points: Sequence[Point]) -> list[float]:
+    return [work.operations for work in counted(component, points)]
 
 
 def component(build: Callable[[], nn.Module], width: int, out: int) -> Component:
@@ -111,11 +117,30 @@ def test_speed_is_positive_when_measured_on_this_machine() -> None:
     speed = measured_speed()
     assert speed.pytorch > 1e8
     assert speed.onnxruntime > 1e8
-    assert seconds(speed.pytorch, speed) == pytest.approx(1 + speed.pytorch / speed.onnxruntime)
+
+
+def test_written_bytes_are_those_of_results_when_no_view_is_counted() -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Linear(16, 24, bias=False), nn.Unflatten(2, (4, 6)), nn.Flatten(2), nn.ReLU())
+
+    (work,) = counted(component(build, 16, 24), [{"batch": 2, "tokens": 5}])
+    # The input, the product and the ReLU's.
+    assert work.written == 4 * 2 * 5 * (16 + 24 + 24)
 
 
 def test_seconds_are_those_of_both_programs_when_run_once_each() -> None:
-    assert seconds(6e9, Speed("cpu", pytorch=2e9, onnxruntime=3e9)) == 5.0
+    slow, fast = Speed("cpu", pytorch=2e9, onnxruntime=3e9), Speed("cpu", pytorch=4e9, onnxruntime=3e9)
+    work = Work(operations=6e9, calls=10, bytes=100, written=1000)
+    served = served_seconds(work, slow)
+    assert served > 0
+    assert seconds(work, slow) - served == pytest.approx(2 * (seconds(work, fast) - served))
+
+
+@pytest.mark.parametrize("more", [{"operations": 12e9}, {"written": 2_000_000_000}, {"calls": 20}])
+def test_seconds_are_more_when_there_is_more_of_any_work(more: dict[str, int]) -> None:
+    speed, work = Speed("cpu", pytorch=2e9, onnxruntime=3e9), Work(6e9, 10, 100, 1000)
+    assert served_seconds(replace(work, **more), speed) > served_seconds(work, speed)
+    assert seconds(replace(work, **more), speed) > seconds(work, speed)
 
 
 def test_device_is_refused_by_name_when_unknown() -> None:

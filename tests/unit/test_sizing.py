@@ -74,7 +74,7 @@ def test_needs_are_known_when_a_public_checkpoint_has_configurations_only(
     assert need.export_bytes < 0.5 * need.disk_bytes + 1.3e9
     assert need.verify_bytes > 4 * parameters
     assert need.serve_bytes > 4 * parameters
-    assert need.step_s == need.operations / 1e11 > 0.1
+    assert need.step_s > 0.5 * need.operations / 1e11 > 0.05
 
 
 def test_configurations_are_not_enough_when_an_export_is_made(tmp_path: Path) -> None:
