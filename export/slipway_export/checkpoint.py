@@ -15,13 +15,14 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from slipway_export.named_files import linked
 from slipway_export.reads import Digests, Notes, note, noting
 from slipway_export.spec import Axis, Family, Part, Precision
-from slipway_serving.errors import InvalidRequest
+from slipway_serving.errors import InvalidRequest, raise_all
 
 if TYPE_CHECKING:
     import torch
@@ -147,7 +148,7 @@ class Checkpoint:
 
     def _lacking(self, entry: str | Part) -> list[str]:
         if isinstance(entry, str):
-            return [] if self.has(entry) else [entry]
+            return [] if self.has(entry) or _is_left_out(entry) else [entry]
         if entry.optional and not self.has(entry.name):
             return []
         wanted = [f"{entry.name}/{file}" for file in entry.files] or [entry.name]
@@ -401,7 +402,8 @@ def open_checkpoint(
         family: whose layout it must have.
         source: a preset's name (written into a temporary folder), a folder, or a hub id.
         parts: the folder or hub id of each part that does not come from the checkpoint, by name.
-        files: by role of the family's, instead of a source.
+        files: by role of the family's, instead of a source. What of the layout they do not lead to may be
+            missing; the plan is then of what is there.
 
     Raises:
         InvalidRequest: the source is none of these, a file is missing, the family has no such part, or the
@@ -410,9 +412,7 @@ def open_checkpoint(
     places = _places(family, parts or {})
     if files:
         with linked(family, files) as (folder, name):
-            checkpoint = Checkpoint(folder, name)
-            checkpoint.check_layout(family)
-            yield checkpoint
+            yield Checkpoint(folder, name)
         return
     if preset := family.presets.get(source):
         with tempfile.TemporaryDirectory(prefix="slipway-checkpoint-") as folder:
@@ -477,21 +477,40 @@ def _download(
         ) from None
 
 
+def _is_left_out(file: str) -> bool:
+    """Whether a file is one of those that a plan from configurations does without."""
+    from slipway_export.weights import are_from_configurations
+
+    return are_from_configurations() and any(fnmatchcase(file, pattern) for pattern in _NOT_NEEDED)
+
+
 def _commit(path: Path) -> str | None:
     """Return the commit that a folder of the hub's cache holds, a part's folder within it too."""
     parts = path.parts
     return parts[parts.index("snapshots") + 1] if "snapshots" in parts[:-1] else None
 
 
-def axes_of(family: Family, checkpoint: Checkpoint, chosen: Mapping[str, Axis]) -> tuple[Axis, ...]:
+def axes_of(
+    family: Family,
+    checkpoint: Checkpoint,
+    chosen: Mapping[str, Axis],
+    sizes: Mapping[str, int] | None = None,
+) -> tuple[Axis, ...]:
     """Return the ranges to export a checkpoint with.
 
     Those of the preset whose configuration the checkpoint has, else the family's, each replaced by
     the one that the user chose.
 
+    Args:
+        family: of the checkpoint.
+        checkpoint: its configuration is read.
+        chosen: ranges, by axis.
+        sizes: that axes are traced at, by option of the family's; a range goes as far as its size takes.
+
     Raises:
-        InvalidRequest: the user chose an axis that the family does not have.
+        InvalidRequest: the user chose an axis or a size that the family does not have, or both for an axis.
     """
+    traced = _traced(family, chosen, sizes or {})
     axes = family.axes
     for preset in family.presets.values():
         if all(_agrees(checkpoint, file, config) for file, config in preset.configs.items()):
@@ -499,7 +518,26 @@ def axes_of(family: Family, checkpoint: Checkpoint, chosen: Mapping[str, Axis]) 
     names = {axis.name for axis in axes}
     if unknown := sorted(chosen.keys() - names):
         raise InvalidRequest(f"axis must be one of {', '.join(sorted(names))}, got {', '.join(unknown)}")
-    return tuple(chosen.get(axis.name, axis) for axis in axes)
+    return tuple(
+        axis.around(traced[axis.name]) if axis.name in traced else chosen.get(axis.name, axis)
+        for axis in axes
+    )
+
+
+def _traced(family: Family, chosen: Mapping[str, Axis], sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return the sizes that axes are traced at, by axis."""
+    problems = [
+        f"--{option} must be left out for {family.name}, got {size}; try --axis"
+        for option, size in sizes.items()
+        if option not in family.sizes
+    ]
+    problems += [
+        f"--{option} must be given without --axis {axis}, got both"
+        for option, axis in family.sizes.items()
+        if option in sizes and axis in chosen
+    ]
+    raise_all("export", problems)
+    return {family.sizes[option]: size for option, size in sizes.items()}
 
 
 def _agrees(checkpoint: Checkpoint, file: str, config: Mapping[str, Any]) -> bool:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from typer.models import OptionInfo
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from slipway_export.spec import Family
     from slipway_export.verify import ParityRow
 
+Value = TypeVar("Value")
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 FamilyName = Annotated[str, typer.Argument(help="A family; `slipway families` lists them.", metavar="FAMILY")]
 
@@ -82,7 +83,10 @@ def export(
     output: Annotated[
         Path | None,
         typer.Option(
-            help="Instead of --repository: a file for the graph of one --component.", metavar="FILE.onnx"
+            "--output",
+            "--output-path",
+            help="Instead of --repository: a file for the graph of one --component.",
+            metavar="FILE.onnx",
         ),
     ] = None,
     checkpoint: Annotated[
@@ -101,6 +105,8 @@ def export(
     models: Annotated[Path, typer.Option(help="Folder of the trained models.")] = Path("trained"),
     conf: Annotated[Path | None, named_file_option("conf")] = None,
     ckpt: Annotated[Path | None, named_file_option("ckpt")] = None,
+    config_path: Annotated[Path | None, named_file_option("config-path")] = None,
+    checkpoint_path: Annotated[Path | None, named_file_option("checkpoint-path")] = None,
     config: Annotated[Path | None, config_option()] = None,
     engine: Annotated[
         Engine, typer.Option(help="What the graphs are made for; portable: any runtime.")
@@ -127,10 +133,18 @@ def export(
             help="Range of an axis, e.g. latent_frames=1:21:41; may be repeated.", metavar="NAME=MIN:OPT:MAX"
         ),
     ] = None,
+    batch_size: Annotated[int | None, size_option("batch-size")] = None,
+    num_output_frames: Annotated[int | None, size_option("num-output-frames")] = None,
+    fixed_shapes: Annotated[
+        bool, typer.Option("--fixed-shapes", help="Every axis has the one size that is traced, its opt.")
+    ] = False,
     variant: Annotated[
         str | None,
         typer.Option(
-            help="Another way to serve the checkpoint; `slipway families` lists them.", metavar="NAME"
+            "--variant",
+            "--mode",
+            help="Another way to serve the checkpoint; `slipway families` lists them.",
+            metavar="NAME",
         ),
     ] = None,
     verify_budget: Annotated[
@@ -171,11 +185,17 @@ def export(
     from slipway_export.plan_commands import print_plan
     from slipway_export.run import ExportOptions, run_export
 
-    files = {role: path for role, path in (("conf", conf), ("ckpt", ckpt)) if path is not None}
+    chosen = family_named(family)
+    files = given(
+        {"conf": conf, "ckpt": ckpt, "config-path": config_path, "checkpoint-path": checkpoint_path}
+    )
     if (checkpoint is not None) + (model is not None) + bool(files) != 1:
-        raise InvalidRequest(
-            "export: one of --checkpoint, --model, and --conf with --ckpt must be given, got several or none"
-        )
+        needed = [f"--{role}" for role, file in chosen.files.items() if file.default is None]
+        ways = ["--checkpoint, --model", *([f"and {' with '.join(needed)}"] if needed else [])]
+        raise InvalidRequest(f"export: one of {', '.join(ways)} must be given, got several or none")
+    if files and repository is None and output is None:
+        usual = chosen.variant(variant).graph_file
+        output = None if usual is None else usual.path
     of_all, of_components = parse_precisions(precision or ())
     if plan and model is not None:
         raise InvalidRequest(f"plan must be used with --checkpoint or files, got --model {model}")
@@ -193,6 +213,8 @@ def export(
         check_only=check_only,
         force=force,
         axes=tuple(parse_axis(text) for text in axis or ()),
+        sizes=given({"batch-size": batch_size, "num-output-frames": num_output_frames}),
+        fixed_shapes=fixed_shapes,
         variant=variant,
         parts=parse_parts(part or ()),
         output=output,
@@ -201,7 +223,6 @@ def export(
         verify_device=verify_device,
         fresh=fresh,
     )
-    chosen = family_named(family)
     if plan:
         print_plan(chosen, options)
         return
@@ -262,6 +283,19 @@ def named_file_option(role: str) -> OptionInfo:
         metavar="FILE",
     )
     return option
+
+
+def size_option(name: str) -> OptionInfo:
+    """Return the option for the size that an axis is traced at; see :attr:`Family.sizes`."""
+    option: OptionInfo = typer.Option(
+        f"--{name}", min=1, help="Instead of --axis, for families that have it: the size that is traced."
+    )
+    return option
+
+
+def given(values: Mapping[str, Value | None]) -> dict[str, Value]:
+    """Return the options that were given, by name."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def triton_option() -> OptionInfo:

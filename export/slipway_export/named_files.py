@@ -1,8 +1,8 @@
 """A checkpoint that is given as files of any names and places, rather than as a folder.
 
 A family says which paths of its layout may be given so, each under a role (`Family.files`); the command line
-has an option of the role's name. The files are linked into a folder in the family's layout, so that nothing
-else of an export knows the difference.
+has an option of the role's name. The files, and what they lead to, are linked into a folder in the family's
+layout, so that nothing else of an export knows the difference.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from slipway_export.spec import Family
 from slipway_serving.errors import raise_all
 
 
-def check_files(family: Family, files: Mapping[str, Path]) -> None:
-    """Check that the files are those that a family's checkpoint may be given as.
+def checked_files(family: Family, files: Mapping[str, Path]) -> dict[str, Path]:
+    """Return the files that a family's checkpoint is given as, with the defaults of those left out.
 
     Args:
         family: of the checkpoint.
@@ -32,13 +32,16 @@ def check_files(family: Family, files: Mapping[str, Path]) -> None:
             family.name,
             [f"--{role} must be left out, got {files[role]}; try --checkpoint" for role in unknown],
         )
+    defaults = {role: file.default for role, file in family.files.items() if file.default is not None}
     problems = [
         f"--{role} must be given with {', '.join(f'--{other}' for other in files)}, got none"
         for role in family.files
-        if role not in files
+        if role not in files and role not in defaults
     ]
-    problems += [f"--{role} must be a file, got {path}" for role, path in files.items() if not path.is_file()]
+    found = defaults | dict(files)
+    problems += [f"--{role} must be a file, got {path}" for role, path in found.items() if not path.is_file()]
     raise_all(family.name, problems)
+    return {role: found[role] for role in family.files}
 
 
 @contextmanager
@@ -50,12 +53,16 @@ def linked(family: Family, files: Mapping[str, Path]) -> Iterator[tuple[Path, st
         files: by role.
 
     Raises:
-        InvalidRequest: as :func:`check_files`.
+        InvalidRequest: as :func:`checked_files`, or a file does not lead to what it says.
     """
-    check_files(family, files)
+    given = checked_files(family, files)
+    places: dict[str, Path] = {}
+    for role, path in given.items():
+        file = family.files[role]
+        places |= {file.path: path} | (dict(file.leads_to(path)) if file.leads_to else {})
     with tempfile.TemporaryDirectory(prefix="slipway-checkpoint-") as folder:
-        for role, path in files.items():
-            link = Path(folder) / family.files[role]
+        for name, path in places.items():
+            link = Path(folder) / name
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(path.resolve())
-        yield Path(folder), ", ".join(f"{family.files[role]}={path}" for role, path in files.items())
+        yield Path(folder), ", ".join(f"{family.files[role].path}={path}" for role, path in given.items())

@@ -89,7 +89,7 @@ def _counted(model: Model, machine: Machine, checkpoint: str | None) -> list[Nee
     Raises:
         InvalidRequest: the configurations are not there, or no longer what the model was made of.
     """
-    family = family_named(model.facts["family"])
+    family = family_named(model.facts["family"]).variant(model.facts.get("variant"))
     source = model.facts["checkpoint"]
     if _AXES not in model.facts:
         raise InvalidRequest(

@@ -59,6 +59,7 @@ def print_plan(family: Family, options: ExportOptions) -> None:
     from slipway_export.sizing import needs, this_machine
     from slipway_export.weights import from_configurations
 
+    family = family.variant(options.variant)
     with (
         quiet_libraries(),
         from_configurations(),

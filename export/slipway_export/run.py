@@ -74,6 +74,8 @@ class ExportOptions:
         axes: ranges that replace the defaults.
         variant: name of one of the family's variants; its own plan when None.
         parts: the folder or hub id of each part that does not come from the checkpoint, by name.
+        sizes: that axes are traced at, by option of the family's.
+        fixed_shapes: every axis has the one size that is traced.
         files: of the checkpoint by role, for a family whose checkpoint may be given so.
         output: the file for the graph of one component, instead of a repository.
         verify_budget: seconds that verification may take on this machine, by the estimate.
@@ -96,6 +98,8 @@ class ExportOptions:
     check_only: bool = False
     force: bool = False
     axes: tuple[Axis, ...] = ()
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    fixed_shapes: bool = False
     variant: str | None = None
     parts: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, Path] = field(default_factory=dict)
@@ -168,8 +172,9 @@ def run_export(
     for precision in (options.precision, *options.precisions.values()):
         check_precision(options.engine, precision)
     check_device(options.verify_device)
+    family = family.variant(options.variant)
     with open_checkpoint(family, options.checkpoint, options.parts, options.files) as checkpoint:
-        axes = axes_of(family, checkpoint, {axis.name: axis for axis in options.axes})
+        axes = _axes(family, checkpoint, options)
         with checkpoint.noting() as planned:
             plan = plan_of(family, checkpoint, options.variant, axes, options.engine)
         made_of = _MadeOf(family, checkpoint, plan, planned, options)
@@ -224,7 +229,7 @@ def _export_file(
     made_of: _MadeOf, output: Path, report: Report
 ) -> tuple[list[ParityRow], tuple[LeftOut, ...]]:
     plan, options = made_of.plan, made_of.options
-    component = _selected_graph(plan, options)
+    component = _selected_graph(made_of.family, plan, options)
     _check_precisions([component], options)
     opset = choose_opset([component], options.asked, options.opset, options.engine)
     if not options.force:
@@ -334,8 +339,14 @@ def components_of(family: Family, checkpoint: Checkpoint, options: ExportOptions
     Raises:
         InvalidRequest: the checkpoint or an option is not as it must be.
     """
-    axes = axes_of(family, checkpoint, {axis.name: axis for axis in options.axes})
+    axes = _axes(family, checkpoint, options)
     return _selected(family, plan_of(family, checkpoint, options.variant, axes, options.engine), options)[0]
+
+
+def _axes(family: Family, checkpoint: Checkpoint, options: ExportOptions) -> tuple[Axis, ...]:
+    """Return the ranges of an export: the checkpoint's, with what the user chose."""
+    axes = axes_of(family, checkpoint, {axis.name: axis for axis in options.axes}, options.sizes)
+    return tuple(axis.fixed for axis in axes) if options.fixed_shapes else axes
 
 
 def plan_of(
@@ -353,13 +364,7 @@ def plan_of(
     Raises:
         InvalidRequest: the family has no such variant, or the checkpoint is none of it.
     """
-    if variant is None:
-        plan = family.plan(checkpoint, axes)
-    elif variant in family.variants:
-        plan = family.variants[variant].plan(checkpoint, axes)
-    else:
-        known = ", ".join(family.variants) or f"left out for {family.name}, which has none"
-        raise InvalidRequest(f"variant must be {known}, got {variant!r}")
+    plan = family.variant(variant).plan(checkpoint, axes)
     if engine is not Engine.PORTABLE:
         return plan
     return replace(plan, components=tuple(component.portable or component for component in plan.components))
@@ -394,9 +399,11 @@ def _check_precisions(components: Sequence[Component], options: ExportOptions) -
     raise_all("export", problems)
 
 
-def _selected_graph(plan: Plan, options: ExportOptions) -> Component:
+def _selected_graph(family: Family, plan: Plan, options: ExportOptions) -> Component:
     """Return the one graph that the user asked for, by name of its component or by its label."""
-    (asked,) = options.components if len(options.components) == 1 else ("",)
+    usual = () if family.graph_file is None else (family.graph_file.label,)
+    named = options.components or usual
+    (asked,) = named if len(named) == 1 else ("",)
     found = [c for c in plan.components if asked in (c.name, c.label)]
     if len(found) == 1:
         return found[0]
@@ -519,8 +526,7 @@ class _Export:
                 name: {"source": place.source, "commit": place.commit}
                 for name, place in self.checkpoint.places.items()
             }
-        chosen = {axis.name: axis for axis in self.options.axes}
-        planned = axes_of(self.family, self.checkpoint, chosen)
+        planned = _axes(self.family, self.checkpoint, self.options)
         facts: dict[str, Any] = {
             "family": self.family.name,
             "checkpoint": source,

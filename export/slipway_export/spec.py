@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -125,6 +125,15 @@ class Axis:
             raise InvalidRequest(
                 f"axis {self.name} must have 1 <= min <= opt <= max, got {self.min}:{self.opt}:{self.max}"
             )
+
+    def around(self, size: int) -> Axis:
+        """Return the axis traced at another size, its range no larger than it takes."""
+        return Axis(self.name, min(self.min, size), size, max(self.max, size))
+
+    @property
+    def fixed(self) -> Axis:
+        """The axis with the one size that is traced."""
+        return Axis(self.name, self.opt, self.opt, self.opt)
 
     def unseen(self, low: bool) -> int:
         """Return a size in the range that is none of min, opt, max where there is one.
@@ -314,8 +323,9 @@ class StepInput:
             whole run has one tensor for each step, joined along a new first dimension.
         overlap: how many places along the axis a step shares with the step before.
         each_run: new at each run of a step too; else the same in all runs of a step.
-        make: gives the tensor of a step, counted from 0, where it follows from the step (positions);
-            None for an example as its :class:`TensorSpec` describes it.
+        make: gives the tensor of a step, counted from 0, where it follows from the step (positions), or one
+            that spreads over its shape (one position for a batch); None for an example as its
+            :class:`TensorSpec` describes it.
         committed: the value that fills it in the run that commits (a timestep of 0); None for one like the
             others'.
     """
@@ -461,19 +471,6 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Variant:
-    """Another way to serve a family's checkpoints, chosen at the export.
-
-    Args:
-        summary: one line for people.
-        plan: as :attr:`Family.plan`.
-    """
-
-    summary: str
-    plan: Callable[[Checkpoint, Sequence[Axis]], Plan]
-
-
-@dataclass(frozen=True)
 class Preset:
     """A random checkpoint that a family can write.
 
@@ -507,6 +504,55 @@ class Part:
 
 
 @dataclass(frozen=True)
+class NamedFile:
+    """A file of a checkpoint that may be given by an option of its own, under any name.
+
+    Args:
+        path: within the layout.
+        default: where it lies when its option is left out; None where that must be given.
+        leads_to: finds what else of a layout the file goes with: where that lies, by paths within the layout.
+    """
+
+    path: str
+    default: Path | None = None
+    leads_to: Callable[[Path], Mapping[str, Path]] | None = None
+
+
+@dataclass(frozen=True)
+class GraphFile:
+    """The one graph that upstream's own exporter makes, for an export into a file.
+
+    Args:
+        label: of the component that the file holds where none is named.
+        path: of the file where checkpoint files are given, and neither a file nor a repository.
+    """
+
+    label: str
+    path: Path
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Another way to serve a family's checkpoints, chosen at the export (``--variant``, ``--mode``).
+
+    It may be of other files than the family's own plan: a mode whose weights are a file beside others'.
+
+    Args:
+        summary: one line for people.
+        plan: as :attr:`Family.plan`.
+        layout: as :attr:`Family.layout`; that one when None.
+        files: as :attr:`Family.files`; those when None.
+        graph_file: as :attr:`Family.graph_file`; that one when None.
+    """
+
+    summary: str
+    plan: Callable[[Checkpoint, Sequence[Axis]], Plan]
+    layout: tuple[str | Part, ...] | None = None
+    files: Mapping[str, NamedFile] | None = None
+    graph_file: GraphFile | None = None
+
+
+@dataclass(frozen=True)
 class Family:
     """One family of checkpoints and how it is served.
 
@@ -519,12 +565,14 @@ class Family:
         axes: ranges for a checkpoint that is of no preset.
         presets: by name.
         plan: reads a checkpoint's configuration and describes what it becomes.
-        variants: other such plans, by name.
+        variants: other such plans, by name, each perhaps of other files.
         requests: what clients ask for: `slipway generate` has a command for each.
         trained: the family of the checkpoints that users train for this one and export by name; None where
             there is no such training.
-        files: the layout's paths by role (``conf``, ``ckpt``), where a checkpoint may also be given as files
-            of any names and places: all of them, each by the option of its role.
+        files: what of the layout has an option of its own, by role (``conf``, ``ckpt``), where a checkpoint
+            may also be given as files of any names and places: by all the options without a default.
+        sizes: axes by the options that upstream has for the sizes of a trace (``batch-size``).
+        graph_file: what an export into a file makes where no component is named; None where one must be.
     """
 
     name: str
@@ -538,7 +586,32 @@ class Family:
     variants: Mapping[str, Variant] = field(default_factory=dict)
     requests: tuple[type[Request], ...] = ()
     trained: str | None = None
-    files: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, NamedFile] = field(default_factory=dict)
+    sizes: Mapping[str, str] = field(default_factory=dict)
+    graph_file: GraphFile | None = None
+
+    def variant(self, name: str | None) -> Family:
+        """Return the family as a variant has it: its plan, and the files that this takes.
+
+        Args:
+            name: of the variant; None for the family itself.
+
+        Raises:
+            InvalidRequest: there is none of that name.
+        """
+        if name is None:
+            return self
+        if name not in self.variants:
+            known = ", ".join(self.variants) or f"left out for {self.name}, which has none"
+            raise InvalidRequest(f"variant must be {known}, got {name!r}")
+        chosen = self.variants[name]
+        return replace(
+            self,
+            plan=chosen.plan,
+            layout=self.layout if chosen.layout is None else chosen.layout,
+            files=self.files if chosen.files is None else chosen.files,
+            graph_file=self.graph_file if chosen.graph_file is None else chosen.graph_file,
+        )
 
     @property
     def parts(self) -> tuple[Part, ...]:

@@ -107,7 +107,7 @@ def verify_placed(
     with staging(repository) as scratch:
         for group in groups.values():
             made_of = group[0].manifest
-            family = family_named(made_of["family"])
+            family = family_named(made_of["family"]).variant(made_of.get("variant"))
             given = {name: place["source"] for name, place in made_of["checkpoint"].get("parts", {}).items()}
             place = source or made_of["checkpoint"]["source"]
             with open_checkpoint(family, place, given if parts is None else parts) as checkpoint:

@@ -158,12 +158,13 @@ class _Steps:
         return values
 
     def made(self, tensor: TensorSpec, array: Array, point: Point) -> Array:
-        if array.shape != tensor.at(point):
+        try:
+            return np.broadcast_to(array, tensor.at(point)).astype(tensor.dtype.value)
+        except ValueError:
             raise InvalidRequest(
                 f"{self.stepped.next.label}: what makes {tensor.name} must give shape"
-                f" {list(tensor.at(point))}, got {list(array.shape)}"
-            )
-        return array.astype(tensor.dtype.value)
+                f" {list(tensor.at(point))}, or one that spreads over it, got {list(array.shape)}"
+            ) from None
 
     def expected_of_trial(self, step: int, run: int) -> dict[str, Array]:
         """Return what PyTorch gives for a run that does not commit, after steps that did."""

@@ -24,7 +24,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     with open_checkpoint(airimu.FAMILY, "tiny") as checkpoint:
         for role, path in found.items():
             path.parent.mkdir(exist_ok=True)
-            path.write_bytes((checkpoint.path / airimu.FAMILY.files[role]).read_bytes())
+            path.write_bytes((checkpoint.path / airimu.FAMILY.files[role].path).read_bytes())
     return found
 
 
@@ -76,7 +76,9 @@ def test_export_is_refused_when_files_come_with_a_checkpoint(
 
 
 def test_every_role_of_a_family_has_its_option() -> None:
-    options = inspect.signature(commands.export).parameters
+    options = {name.replace("_", "-") for name in inspect.signature(commands.export).parameters}
     for family in BUILT_IN:
-        assert set(family.files) <= set(options)
-        assert set(family.files.values()) <= set(family.layout)
+        for each in (family, *map(family.variant, family.variants)):
+            assert {*each.files, *each.sizes} <= options
+            assert {file.path for file in each.files.values()} <= set(each.layout)
+            assert set(each.sizes.values()) <= {axis.name for axis in each.axes}
