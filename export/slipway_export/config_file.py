@@ -67,12 +67,22 @@ def _load_into_defaults(
 ) -> Path | None:
     if path is None or context.resilient_parsing:
         return path
-    allowed = {
-        other.name: bool(getattr(other, "multiple", False))
+    named = {
+        name: other
         for other in context.command.params
         if other.name is not None and other.name not in (parameter.name, "help")
+        for name in (other.name, *(flag[2:].replace("-", "_") for flag in other.opts if flag[:2] == "--"))
     }
-    context.default_map = {**(context.default_map or {}), **read_options(path, allowed)}
+    values = read_options(
+        path, {name: bool(getattr(other, "multiple", False)) for name, other in named.items()}
+    )
+    defaults: dict[str, Any] = {}
+    for name, value in values.items():
+        own = str(named[name].name)
+        if own in defaults:
+            raise typer.BadParameter(f"{path}: {name} must be given once, got it under another name too")
+        defaults[own] = value
+    context.default_map = {**(context.default_map or {}), **defaults}
     return path
 
 

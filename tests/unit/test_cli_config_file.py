@@ -25,9 +25,10 @@ def build(
     opset_version: Annotated[int, typer.Option(min=7, max=30)] = 23,
     component: Annotated[list[str] | None, typer.Option()] = None,
     simplify: Annotated[bool, typer.Option("--simplify/--no-simplify")] = False,
+    variant: Annotated[str, typer.Option("--variant", "--mode", hidden=True)] = "",
 ) -> None:
     """Print what was understood."""
-    typer.echo(f"{family} {checkpoint_path} {opset_version} {component or []} {simplify}")
+    typer.echo(f"{family} {checkpoint_path} {opset_version} {component or []} {simplify}{variant}")
 
 
 def run(tmp_path: Path, yaml: str, *flags: str) -> Result:
@@ -57,6 +58,14 @@ def test_flag_wins_when_it_comes_before_the_file(tmp_path: Path) -> None:
 
 def test_single_value_is_a_list_of_one_when_the_option_repeats(tmp_path: Path) -> None:
     assert run(tmp_path, "checkpoint-path: a\ncomponent: vae").output == "wan a 23 ['vae'] False\n"
+
+
+def test_option_has_all_its_names_when_it_has_several(tmp_path: Path) -> None:
+    assert run(tmp_path, "checkpoint-path: a\nmode: b\n").output == "wan a 23 [] Falseb\n"
+    assert run(tmp_path, "checkpoint-path: a\nvariant: b\n").output == "wan a 23 [] Falseb\n"
+    result = run(tmp_path, "checkpoint-path: a\nvariant: b\nmode: c\n")
+    assert result.exit_code == 2
+    assert "mode must be given once" in result.output
 
 
 def test_default_holds_when_a_key_has_no_value(tmp_path: Path) -> None:
