@@ -20,7 +20,8 @@ from slipway_export.modeling.causal_wan.cached import BlockDenoiser, CrossAttent
 from slipway_export.modeling.causal_wan.config import BLOCK_FRAMES, POSITIONS, Config, read_config
 from slipway_export.modeling.causal_wan.inference import MODES, Inference, inference_file, read_inference
 from slipway_export.modeling.causal_wan.network import CausalWan
-from slipway_export.modeling.causal_wan.presets import randomize, tiny_config, write_denoiser
+from slipway_export.modeling.causal_wan.presets import randomize, write_denoiser
+from slipway_export.modeling.causal_wan.tiny import tiny_config
 from slipway_export.modeling.causal_wan.weights import load_network
 from slipway_export.modeling.causal_wan.whole import Denoiser
 from slipway_export.spec import Precision

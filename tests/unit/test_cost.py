@@ -93,7 +93,10 @@ def test_operations_grow_from_point_to_point_when_the_family_is_tiny(family: str
         for each in chosen.plan(opened, axes_of(chosen, opened, {})).components:
             points = each.points()
             least, most = operations(each, [points["min"], points["max"]])
-            assert 0 < least < most, each.label
+            if any(axis.min < axis.max for axis in each.axes):
+                assert 0 < least < most, each.label
+            else:
+                assert 0 < least == most, each.label
 
 
 def test_operations_count_attention_when_the_denoiser_is_wans(checkpoint: Path) -> None:

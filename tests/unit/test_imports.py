@@ -42,6 +42,7 @@ ALLOWED = {
         "slipway_serving.diffusion.requests",
         "slipway_serving.video.requests",
         "slipway_serving.airimu.facts",
+        "slipway_serving.matrix_game.facts",
         "slipway_serving.control",
         "slipway_serving.wakeword.words",
         "slipway_serving.wakeword.audio",

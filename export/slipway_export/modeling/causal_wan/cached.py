@@ -10,7 +10,7 @@ are no frames.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from slipway_export.modeling.causal_wan.attention import Over
 from slipway_export.modeling.causal_wan.config import BLOCK_FRAMES, Config
 from slipway_export.modeling.causal_wan.network import CausalWan
+from slipway_export.modeling.causal_wan.whole import BlockCausal
 
 
 def cross_names(config: Config) -> list[str]:
@@ -141,6 +142,31 @@ class CrossAttention(nn.Module):
         """Return the tensors of :func:`cross_names` for CLIP's features [batch, 257, 1280], float32."""
         dtype = self.network.patch_embedding.weight.dtype
         return tuple(each.float() for pair in self.network.cross(visual_context.to(dtype)) for each in pair)
+
+
+def whole_flow(network: CausalWan, inputs: Mapping[str, Tensor]) -> Tensor:
+    """Return the flow of all blocks at once, from what :class:`BlockDenoiser` is given of them, joined.
+
+    Args:
+        network: theirs.
+        inputs: by the block's names, but for caches and `start`: frames of all blocks, at their timesteps;
+            rows of actions from 12 frames before the first frame; the first picture's keys and values.
+
+    Returns:
+        [batch, 16, frames, height / 8, width / 8].
+    """
+    latents = inputs["noisy_input"]
+    frames, device = latents.shape[2], latents.device
+    flow: Tensor = network(
+        latents,
+        inputs["timestep"],
+        inputs["cond_concat"],
+        _pairs([inputs[name] for name in cross_names(network.config)]),
+        (inputs.get("mouse_cond"), inputs["keyboard_cond"]),
+        torch.arange(frames, device=device)[None],
+        BlockCausal(frames, network.config.local_attn_size, device),
+    )
+    return flow
 
 
 def _pairs(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:

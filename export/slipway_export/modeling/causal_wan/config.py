@@ -21,6 +21,8 @@ POSITIONS = 1024
 """Latent frames that have a position: upstream's table ends there, and with it a world."""
 CLIP_DIM = 1280
 """Width of the image encoder's features (CLIP ViT-H/14)."""
+CLIP_TOKENS = 257
+"""Its features: the class token's, and those of 16 x 16 patches."""
 
 # What another value of would be another network, and no public checkpoint has.
 _FIXED: Mapping[str, Any] = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from slipway_export.checkpoint import Checkpoint, check_keys, torch_dtype
@@ -39,13 +41,10 @@ def load_network(
             shape; names the file, and the keys as the file has them.
     """
     read = read_config(checkpoint.config(config), f"{checkpoint.where(config)}: {config}")
-    stored: dict[str, Stored] | None = None
-    if checkpoint.has(weights) or not are_from_configurations():
-        stored = checkpoint.stored_in(weights)
-    prefix = PREFIX if stored is None or any(key.startswith(PREFIX) for key in stored) else ""
-    visual = None if stored is None else stored.get(prefix + _VISUAL)
+    stored = _stored(checkpoint, weights)
+    prefix = _prefix(stored)
     with torch.device("meta"):
-        network = CausalWan(read, visual.shape[0] if visual is not None and visual.shape else CLIP_DIM)
+        network = CausalWan(read, _visual_dim(stored))
     if stored is None:
         stored = {prefix + key: place for key, place in described(network).items()}
     shapes = {key: place.shape for key, place in stored.items()}
@@ -58,6 +57,36 @@ def load_network(
         network.load_state_dict({key: _tensor(place, dtype) for key, place in places.items()}, assign=True)
     remember(network, places)
     return network.eval().requires_grad_(False)
+
+
+def visual_dim(checkpoint: Checkpoint, weights: str) -> int:
+    """Return the width of the image encoder's features that a network takes; no configuration has it.
+
+    Args:
+        checkpoint: that has the file.
+        weights: path of the safetensors file; only its header is read. Where configurations are enough and
+            it is missing, the public width is returned.
+
+    Raises:
+        InvalidRequest: the file is missing or not what it must be.
+    """
+    return _visual_dim(_stored(checkpoint, weights))
+
+
+def _stored(checkpoint: Checkpoint, weights: str) -> dict[str, Stored] | None:
+    """Return where the weights lie; None where configurations stand for them."""
+    if are_from_configurations() and not checkpoint.has(weights):
+        return None
+    return checkpoint.stored_in(weights)
+
+
+def _prefix(stored: Mapping[str, Stored] | None) -> str:
+    return PREFIX if stored is None or any(key.startswith(PREFIX) for key in stored) else ""
+
+
+def _visual_dim(stored: Mapping[str, Stored] | None) -> int:
+    visual = None if stored is None else stored.get(_prefix(stored) + _VISUAL)
+    return visual.shape[0] if visual is not None and visual.shape else CLIP_DIM
 
 
 def _tensor(place: Stored, dtype: torch.dtype) -> torch.Tensor:

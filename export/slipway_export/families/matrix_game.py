@@ -1,0 +1,205 @@
+"""Matrix-Game 2.0: a world that begins with a picture and is steered by a mouse and a keyboard.
+
+A checkpoint is the folder `Skywork/Matrix-Game-2.0` with upstream's `configs` beside the weights. Each mode
+is a variant with files of its own; the VAE and the CLIP are common to all. A mode's inference YAML and the
+`config.json` that it names give every size below. What upstream's exporter takes, a YAML and the network's
+weights, is enough for the network's graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from slipway_export.checkpoint import Checkpoint
+from slipway_export.families import matrix_game_vision as vision
+from slipway_export.families.matrix_game_network import (
+    World,
+    block_denoiser,
+    blocks,
+    config_file,
+    cross_attention,
+    denoiser,
+    world_of,
+)
+from slipway_export.families.matrix_game_presets import PUBLIC_AXES, TINY
+from slipway_export.families.matrix_game_vision import CLIP_FILE, VAE_FILE
+from slipway_export.modeling.causal_wan.config import BLOCK_FRAMES, POSITIONS
+from slipway_export.modeling.causal_wan.inference import MODES, inference_file, read_inference
+from slipway_export.spec import (
+    AuthoredModel,
+    Axis,
+    Component,
+    Family,
+    GraphFile,
+    NamedFile,
+    Plan,
+    Stepped,
+    Variant,
+)
+from slipway_serving.errors import InvalidRequest, raise_all
+from slipway_serving.matrix_game.facts import Actions, Facts, Latents, ModelNames
+from slipway_serving.video.requests import Decoding
+
+NAME = "matrix_game"
+USUAL_MODE = "universal"
+
+
+def plan(checkpoint: Checkpoint, axes: Sequence[Axis], *, mode: str) -> Plan:
+    """Describe what a mode of a checkpoint becomes.
+
+    Args:
+        checkpoint: its configurations are read, and the headers of its weights.
+        axes: the ranges.
+        mode: a name of `MODES`.
+
+    Raises:
+        InvalidRequest: a file is missing or of another mode, or files do not fit together.
+    """
+    world = world_of(checkpoint, mode)
+    by_name = {axis.name: axis for axis in axes} | world.plane
+    components = [denoiser(world, by_name)]
+    stepped: list[Stepped] = []
+    authored: list[AuthoredModel] = []
+    # A network that sees all frames before it has no window to keep: it is for whole videos only.
+    if world.config.local_attn_size > 0:
+        block = block_denoiser(world, by_name)
+        components += [cross_attention(world, by_name), block]
+        stepped.append(blocks(world, block))
+    # Files that are given by name may come without those that pictures need.
+    if checkpoint.has(VAE_FILE) and checkpoint.has(CLIP_FILE):
+        first, following, decoding = vision.vae_decoder(checkpoint, by_name)
+        components += [vision.image_encoder(checkpoint, by_name), vision.vae_encoder(checkpoint, by_name)]
+        components += [first, following]
+        stepped.append(decoding)
+        authored.append(AuthoredModel(f"{NAME}_vae_decoder", source="wan_t2v_vae_decoder", request=Decoding))
+        _check_vision(world, components)
+    return Plan(tuple(components), tuple(authored), tuple(stepped))
+
+
+def facts_of(checkpoint: Checkpoint, mode: str) -> Facts:
+    """Return what a served world must know of a checkpoint.
+
+    Args:
+        checkpoint: with the VAE.
+        mode: a name of `MODES`.
+
+    Raises:
+        InvalidRequest: as :func:`plan`; or the network has no window to keep.
+    """
+    world = world_of(checkpoint, mode)
+    encoder = vision.vae_encoder(checkpoint, world.plane)
+    point = encoder.points()["opt"]
+    (_, _, height, width), (_, _, frames, *_) = (
+        tensor.at(point) for tensor in (encoder.inputs[0], encoder.outputs[0])
+    )
+    config, inference, action = world.config, world.inference, world.config.action
+    return Facts(
+        mode=mode,
+        steps=inference.denoising_step_list,
+        timestep_shift=inference.timestep_shift,
+        latents=Latents(
+            channels=config.out_dim,
+            mask_channels=config.cond_dim - config.out_dim,
+            height=inference.latent_height,
+            width=inference.latent_width,
+            block_frames=BLOCK_FRAMES,
+            held_frames=config.held_frames,
+            positions=POSITIONS,
+            picture_frames=frames,
+        ),
+        actions=Actions(
+            widths={tensor.name: int(tensor.shape[-1]) for tensor in world.actions(1)},
+            before=action.window_rows,
+            rows=action.rows(BLOCK_FRAMES),
+        ),
+        picture_px=(height, width),
+        frames_per_latent=action.vae_time_compression_ratio,
+        models=ModelNames(
+            image_encoder=f"{NAME}_image_encoder",
+            vae_encoder=f"{NAME}_vae_encoder",
+            vae_decoder=f"{NAME}_vae_decoder",
+            cross_attention=f"{NAME}_{mode}_cross_attention",
+            block_denoiser=f"{NAME}_{mode}_block_denoiser",
+        ),
+    )
+
+
+def _check_vision(world: World, components: Sequence[Component]) -> None:
+    """Refuse a VAE or a CLIP that does not fit the network, as files from several places may."""
+    given = {component.label: component for component in components}
+    encoder, image = given["vae_encoder"], given["image_encoder"]
+    frames = given["vae_decoder/next"].outputs[0].shape[2]
+    wanted = world.visual_context.shape[1:]
+    rules = (
+        (CLIP_FILE, "features", list(wanted), list(image.outputs[0].shape[1:])),
+        (VAE_FILE, "channels of latents", world.config.out_dim, encoder.outputs[0].shape[1]),
+        (VAE_FILE, "frames of a latent frame", world.config.action.vae_time_compression_ratio, frames),
+    )
+    raise_all(
+        f"checkpoint {world.checkpoint.source}",
+        [
+            f"{file}: {what} must be {right} as in {MODES[world.mode].weights}, got {got}"
+            for file, what, right, got in rules
+            if got != right
+        ],
+    )
+
+
+def _model_config(yaml: Path) -> Mapping[str, Path]:
+    """Find the configuration that a YAML names: from where the command runs, as upstream, or above it."""
+    where = f"--config-path {yaml}"
+    file = config_file(read_inference(yaml, where))
+    for folder in (Path.cwd(), *yaml.absolute().parents):
+        if (folder / file).is_file():
+            return {file: folder / file}
+    raise InvalidRequest(
+        f"{where}: model_config must name a folder with config.json, from here or from a folder above the"
+        f" file, got {file}; try to run from upstream's Matrix-Game-2 folder"
+    )
+
+
+def _common_files(weights: Path) -> Mapping[str, Path]:
+    """Find what all modes have in common, beside the weights or above, as the public folder has it."""
+    beside = weights.absolute().parent
+    return {
+        file: folder / file
+        for file in (VAE_FILE, CLIP_FILE)
+        for folder in (beside.parent, beside)
+        if (folder / file).is_file()
+    }
+
+
+def _mode(mode: str) -> dict[str, Any]:
+    """Return what is a mode's own: of a variant, and of the family for the usual one."""
+    yaml, weights = inference_file(mode), MODES[mode].weights
+    return {
+        "plan": partial(plan, mode=mode),
+        "layout": (yaml, weights, VAE_FILE, CLIP_FILE),
+        "files": {
+            "config-path": NamedFile(yaml, Path(yaml), _model_config),
+            "checkpoint-path": NamedFile(weights, leads_to=_common_files),
+        },
+        "graph_file": GraphFile(f"{mode}_denoiser", Path("outputs/causal_wan_model.onnx")),
+    }
+
+
+FAMILY = Family(
+    name=NAME,
+    upstream="Skywork/Matrix-Game-2.0",
+    summary="a world that begins with a picture and is steered; exported, not yet served as a session",
+    served=tuple(f"{NAME}_{mode}_denoiser" for mode in MODES),
+    axes=PUBLIC_AXES,
+    presets={"tiny": TINY},
+    variants={
+        mode: Variant(
+            f"{known.keyboard} keys{' and a mouse' if known.mouse else ''}",
+            **_mode(mode),
+        )
+        for mode, known in MODES.items()
+    },
+    sizes={"batch-size": "batch", "num-output-frames": "latent_frames"},
+    **_mode(USUAL_MODE),
+)

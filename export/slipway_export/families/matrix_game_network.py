@@ -1,0 +1,275 @@
+"""The components of Matrix-Game 2.0's network: over all frames of a video, and over one block of them.
+
+A mode's inference YAML and the `config.json` that it names give every size (:class:`World`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from slipway_export.checkpoint import Checkpoint
+from slipway_export.modeling.causal_wan.config import (
+    BLOCK_FRAMES,
+    CLIP_TOKENS,
+    PATCH,
+    POSITIONS,
+    Config,
+    read_config,
+)
+from slipway_export.modeling.causal_wan.inference import MODES, Inference, inference_file, read_inference
+from slipway_export.spec import (
+    Axis,
+    Component,
+    DType,
+    Precision,
+    StepInput,
+    Stepped,
+    TensorSpec,
+    Tolerance,
+)
+from slipway_serving.errors import InvalidRequest, raise_all
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from slipway_export.modeling.causal_wan.network import CausalWan
+
+# Values of a row of the mouse: up and down, left and right.
+MOUSE = 2
+
+# Keys and values that a block leaves have no fixed scale: relative bounds tell, the absolute one is a net.
+TOLERANCE = {
+    Precision.FP32: Tolerance(max_abs=1e-3, relative_l2=1e-4, cosine=0.99999),
+    Precision.FP16: Tolerance(max_abs=1.0, relative_l2=2e-2, cosine=0.999),
+    Precision.BF16: Tolerance(max_abs=5.0, relative_l2=5e-2, cosine=0.998),
+    Precision.INT8: Tolerance(max_abs=5.0, relative_l2=8e-2, cosine=0.997),
+}
+# What embeds timesteps, picture and keys, and what projects, is small and moves everything after it.
+KEEP_FLOAT = ("*.time_embedding", "*.time_projection", "*.img_emb", "*.keyboard_embed", "*.head.head")
+# So many blocks of frames are verified as one run; the third drops the first's keys in every mode.
+_VERIFIED_BLOCKS = 8
+
+
+@dataclass(frozen=True)
+class World:
+    """A mode of a checkpoint, as its files say it.
+
+    Args:
+        checkpoint: that has the files.
+        inference: its YAML.
+        config: of the network.
+        visual_dim: width of the features that the network takes of the first picture.
+    """
+
+    checkpoint: Checkpoint
+    inference: Inference
+    config: Config
+    visual_dim: int
+
+    @property
+    def mode(self) -> str:
+        """A name of `MODES`."""
+        return self.inference.mode
+
+    @property
+    def tokens(self) -> int:
+        """Of a latent frame."""
+        return self.inference.latent_height * self.inference.latent_width // PATCH**2
+
+    @property
+    def plane(self) -> dict[str, Axis]:
+        """The axes of pictures and latents, of the one size that the network knows."""
+        sides = {"token_height": self.inference.latent_height, "token_width": self.inference.latent_width}
+        return {name: Axis(name, *[side // PATCH] * 3) for name, side in sides.items()}
+
+    def load(self, precision: Precision) -> CausalWan:
+        """Load the network."""
+        from slipway_export.modeling.causal_wan.weights import load_network
+
+        return load_network(self.checkpoint, config_file(self.inference), MODES[self.mode].weights, precision)
+
+    def frames(self, name: str, channels: int, count: int | str) -> TensorSpec:
+        """Return the tensor of so many latent frames."""
+        return _tensor(name, channels, count, self.inference.latent_height, self.inference.latent_width)
+
+    def actions(self, rows: int | str) -> tuple[TensorSpec, ...]:
+        """Return the tensors of actions, so many rows each."""
+        widths = {"mouse_cond": MOUSE, "keyboard_cond": self.config.action.keyboard_dim_in}
+        return tuple(_tensor(name, rows, widths[name]) for name in MODES[self.mode].actions)
+
+    @property
+    def visual_context(self) -> TensorSpec:
+        """CLIP's features of the first picture."""
+        return _tensor("visual_context", CLIP_TOKENS, self.visual_dim)
+
+
+def world_of(checkpoint: Checkpoint, mode: str) -> World:
+    """Read the configurations of a mode.
+
+    Args:
+        checkpoint: that has them.
+        mode: a name of `MODES`.
+
+    Raises:
+        InvalidRequest: a file is missing or of another mode, or network and YAML do not fit together.
+    """
+    from slipway_export.modeling.causal_wan.weights import visual_dim
+
+    yaml = inference_file(mode)
+    where = f"{checkpoint.where(yaml)}: {yaml}"
+    inference = read_inference(checkpoint.file(yaml), where)
+    if inference.mode != mode:
+        raise InvalidRequest(
+            f"{where}: mode must be {mode}, got {inference.mode}; try --mode {inference.mode}"
+        )
+    file = config_file(inference)
+    config = read_config(checkpoint.config(file), f"{checkpoint.where(file)}: {file}")
+    known, action = MODES[mode], config.action
+    rules = (
+        ("action_config.keyboard_dim_in", known.keyboard, action.keyboard_dim_in),
+        ("action_config.enable_mouse", known.mouse, action.enable_mouse),
+        ("action_config.mouse_dim_in", MOUSE, action.mouse_dim_in if known.mouse else MOUSE),
+        ("out_dim", inference.latent_channels, config.out_dim),
+    )
+    raise_all(
+        f"{checkpoint.where(file)}: {file}",
+        [f"{key} must be {wanted} in mode {mode}, got {got}" for key, wanted, got in rules if got != wanted],
+    )
+    return World(checkpoint, inference, config, visual_dim(checkpoint, known.weights))
+
+
+def denoiser(world: World, axes: Mapping[str, Axis]) -> Component:
+    """Describe the graph over all frames of a video, with the inputs and outputs of upstream's exporter."""
+    frames = "latent_frames"
+    latents = world.config.out_dim
+
+    def load(precision: Precision) -> nn.Module:
+        from slipway_export.modeling.causal_wan.whole import Denoiser
+
+        return Denoiser(world.load(precision), world.inference.timestep_shift)
+
+    return Component(
+        name=f"{world.mode}_denoiser",
+        inputs=(
+            world.frames("noisy_input", latents, frames),
+            TensorSpec("timestep", DType.FLOAT32, ("batch", frames), values=(0, 1000)),
+            world.visual_context,
+            world.frames("cond_concat", world.config.cond_dim, frames),
+            *world.actions(f"4 * {frames} - 3"),
+        ),
+        outputs=(world.frames("flow_pred", latents, frames), world.frames("pred_x0", latents, frames)),
+        axes=(axes["batch"], axes[frames]),
+        load=load,
+        keep_float=KEEP_FLOAT,
+        tolerance=TOLERANCE,
+    )
+
+
+def cross_attention(world: World, axes: Mapping[str, Axis]) -> Component:
+    """Describe the graph from the first picture's features to what every block of frames sees of it."""
+
+    def load(precision: Precision) -> nn.Module:
+        from slipway_export.modeling.causal_wan.cached import CrossAttention
+
+        return CrossAttention(world.load(precision))
+
+    return Component(
+        name=f"{world.mode}_cross_attention",
+        inputs=(world.visual_context,),
+        outputs=_crossed(world),
+        axes=(axes["batch"],),
+        load=load,
+        keep_float=KEEP_FLOAT,
+        tolerance=TOLERANCE,
+    )
+
+
+def block_denoiser(world: World, axes: Mapping[str, Axis]) -> Component:
+    """Describe the graph of one block of frames, with the keys and values before it as tensors."""
+    from slipway_export.modeling.causal_wan.cached import cache_names
+
+    names, latents = cache_names(world.config), world.config.out_dim
+
+    def load(precision: Precision) -> nn.Module:
+        from slipway_export.modeling.causal_wan.cached import BlockDenoiser
+
+        return BlockDenoiser(world.load(precision))
+
+    return Component(
+        name=f"{world.mode}_block_denoiser",
+        inputs=(
+            world.frames("noisy_input", latents, BLOCK_FRAMES),
+            TensorSpec("timestep", DType.FLOAT32, ("batch", BLOCK_FRAMES), values=(0, 1000)),
+            world.frames("cond_concat", world.config.cond_dim, BLOCK_FRAMES),
+            *world.actions(world.config.action.rows(BLOCK_FRAMES)),
+            TensorSpec("start", DType.INT64, ("batch",), values=(0, POSITIONS - BLOCK_FRAMES)),
+            *_crossed(world),
+            *(_cache(world, name, name, initial=0.0) for name in names),
+        ),
+        outputs=(
+            world.frames("flow_pred", latents, BLOCK_FRAMES),
+            *(_cache(world, name, f"next_{name}") for name in names),
+        ),
+        axes=(axes["batch"],),
+        load=load,
+        keep_float=KEEP_FLOAT,
+        tolerance=TOLERANCE,
+    )
+
+
+def blocks(world: World, block: Component) -> Stepped:
+    """Describe a world: its blocks one after the other, the last run of each at timestep 0."""
+
+    def reference(inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        from slipway_export.modeling.causal_wan.cached import whole_flow
+
+        network = world.load(Precision.FP32).to(inputs["noisy_input"].device)
+        return {"flow_pred": whole_flow(network, inputs)}
+
+    action = world.config.action
+    step_rows = BLOCK_FRAMES * action.vae_time_compression_ratio
+    told = StepInput(axis=1, overlap=action.rows(BLOCK_FRAMES) - step_rows)
+    return Stepped(
+        next=block,
+        inputs={
+            "noisy_input": StepInput(axis=2, each_run=True),
+            "timestep": StepInput(axis=1, each_run=True, committed=0.0),
+            "cond_concat": StepInput(axis=2),
+            **dict.fromkeys(MODES[world.mode].actions, told),
+            "start": StepInput(make=lambda step: np.array([step * BLOCK_FRAMES], np.int64)),
+        },
+        outputs={"flow_pred": 2},
+        steps=_VERIFIED_BLOCKS,
+        runs=2,
+        reference=reference,
+    )
+
+
+def config_file(inference: Inference) -> str:
+    """Return where a YAML has the network's configuration."""
+    return f"{inference.model_config}/config.json"
+
+
+def _crossed(world: World) -> tuple[TensorSpec, ...]:
+    from slipway_export.modeling.causal_wan.cached import cross_names
+
+    heads = (world.config.num_heads, world.config.head_dim)
+    return tuple(_tensor(name, CLIP_TOKENS, *heads) for name in cross_names(world.config))
+
+
+def _cache(world: World, name: str, tensor: str, initial: float | None = None) -> TensorSpec:
+    """Return the tensor of a cache of :func:`cache_names`, under a name of its own."""
+    config, kind = world.config, name.partition("_")[0]
+    action_heads = (config.action.heads_num, sum(config.action.rope_dim_list))
+    heads = (config.num_heads, config.head_dim) if kind == "self" else action_heads
+    places = () if kind == "keyboard" else (world.tokens,)
+    shape = ("batch", config.held_frames, *places, *heads)
+    return TensorSpec(tensor, DType.FLOAT32, shape, initial=initial)
+
+
+def _tensor(name: str, *shape: int | str) -> TensorSpec:
+    return TensorSpec(name, DType.FLOAT32, ("batch", *shape))

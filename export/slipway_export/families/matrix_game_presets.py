@@ -1,0 +1,45 @@
+"""The checkpoint that the family `matrix_game` can write: a small one with the files of all modes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slipway_export.families.matrix_game_vision import CLIP_FILE, VAE_FILE
+from slipway_export.modeling.causal_wan.config import POSITIONS
+from slipway_export.modeling.causal_wan.inference import MODES
+from slipway_export.modeling.causal_wan.tiny import config_folder, tiny_config
+from slipway_export.spec import Axis, Preset
+
+
+def axes(latent_frames: tuple[int, int, int]) -> tuple[Axis, ...]:
+    """Return the family's axes.
+
+    Args:
+        latent_frames: min, opt, max; a video has ``4 * latent_frames - 3`` frames.
+    """
+    return Axis("batch", 1, 1, 2), Axis("latent_frames", *latent_frames)
+
+
+PUBLIC_AXES = axes(latent_frames=(1, 150, POSITIONS))
+"""Traced at what upstream's exporter traces by default; up to the last frame that has a position."""
+
+# Upstream's CLIP makes 257 features of 224 px a side; so does the small one, of a fraction of their width.
+_CLIP_PX = 224
+
+
+def _write_tiny(folder: Path, seed: int) -> None:
+    from slipway_export.modeling.causal_wan.presets import write_denoiser
+    from slipway_export.modeling.matrix_game_vision_presets import write_clip, write_vae
+
+    for place, mode in enumerate(MODES):
+        write_denoiser(folder, mode, seed + place)
+    write_vae(folder / VAE_FILE, seed)
+    write_clip(folder / CLIP_FILE, seed, image_px=_CLIP_PX)
+
+
+TINY = Preset(
+    "random weights, all modes, 3 layers of 2 x 48, frames of 48 x 80 pixels; for the demo and the tests",
+    {f"{config_folder(mode)}/config.json": tiny_config(mode) for mode in MODES},
+    axes(latent_frames=(1, 4, 9)),
+    _write_tiny,
+)

@@ -1,0 +1,1 @@
+"""Matrix-Game 2.0: worlds that begin with a picture and are steered block by block."""
