@@ -31,6 +31,7 @@ def choose_opset(
     precision_of: Callable[[Component], Precision],
     asked: int | None,
     engine: Engine = Engine.ONNXRUNTIME,
+    usual: int | None = None,
 ) -> int:
     """Return the opset to export components with.
 
@@ -39,6 +40,7 @@ def choose_opset(
         precision_of: the precision that the user asked for, for each.
         asked: the opset that the user asked for; None for the default: the lowest for portable graphs.
         engine: that the graphs are for.
+        usual: the default of a graph that upstream has an exporter for, where the precision allows it.
 
     Raises:
         InvalidRequest: the asked one is outside the range of the exporter, or below the lowest of a
@@ -47,13 +49,16 @@ def choose_opset(
     lowest = {c.label: c.lowest_opset.get(c.precision(precision_of(c)), EXPORTED_OPSET) for c in components}
     if not lowest:  # All that was asked for is on other servers.
         return DEFAULT_OPSET
-    default = max(lowest.values()) if engine is Engine.PORTABLE else DEFAULT_OPSET
+    least = max(lowest.values())
+    default = DEFAULT_OPSET if usual is None else max(usual, least)
+    if engine is Engine.PORTABLE:
+        default = least
     opset = default if asked is None else asked
-    if not max(lowest.values()) <= opset <= LARGEST_OPSET:
+    if not least <= opset <= LARGEST_OPSET:
         each = ", ".join(f"{label} {value}" for label, value in lowest.items())
         precisions = ", ".join(dict.fromkeys(precision_of(component).value for component in components))
         raise InvalidRequest(
-            f"opset-version must be {max(lowest.values())} to {LARGEST_OPSET} for {precisions}, got {opset};"
+            f"opset-version must be {least} to {LARGEST_OPSET} for {precisions}, got {opset};"
             f" the lowest of each component: {each}"
         )
     return opset

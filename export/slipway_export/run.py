@@ -231,7 +231,9 @@ def _export_file(
     plan, options = made_of.plan, made_of.options
     component = _selected_graph(made_of.family, plan, options)
     _check_precisions([component], options)
-    opset = choose_opset([component], options.asked, options.opset, options.engine)
+    own = made_of.family.graph_file
+    usual = own.opset if own is not None and own.label == component.label else None
+    opset = choose_opset([component], options.asked, options.opset, options.engine, usual)
     if not options.force:
         check_own(output)
     with staged_file(output) as staged:

@@ -525,10 +525,12 @@ class GraphFile:
     Args:
         label: of the component that the file holds where none is named.
         path: of the file where checkpoint files are given, and neither a file nor a repository.
+        opset: ONNX operator set of that graph in a file, where its precision allows it.
     """
 
     label: str
     path: Path
+    opset: int
 
 
 @dataclass(frozen=True)

@@ -182,7 +182,7 @@ def _mode(mode: str) -> dict[str, Any]:
             "config-path": NamedFile(yaml, Path(yaml), _model_config),
             "checkpoint-path": NamedFile(weights, leads_to=_common_files),
         },
-        "graph_file": GraphFile(f"{mode}_denoiser", Path("outputs/causal_wan_model.onnx")),
+        "graph_file": GraphFile(f"{mode}_denoiser", Path("outputs/causal_wan_model.onnx"), opset=17),
     }
 
 
