@@ -7,14 +7,14 @@ for the next request, never crosses the bus.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from slipway_serving.backends.onnxruntime import session
+from slipway_serving.backends.onnxruntime import session, signature
 from slipway_serving.program import Settings
 
 Array = NDArray[Any]
@@ -44,19 +44,45 @@ class Graph:
         providers = session.providers(settings.config, settings.kind, settings.device_id)
         config = {**settings.config, "default_model_filename": filename}
         self._session = session.load(config, settings.folder, providers)
-        self.ranks = {value.name: len(value.shape) for value in self._session.get_inputs()}
+        self._taken = signature.graph_signature(self._session).inputs
+        self.ranks = {name: len(tensor.shape) for name, tensor in self._taken.items()}
         self.inputs = tuple(self.ranks)
         self.outputs = tuple(value.name for value in self._session.get_outputs())
 
-    def run(self, tensors: Mapping[str, Array | ort.OrtValue], in_memory: Collection[str] = ()) -> State:
+    def zeros(self, names: Iterable[str]) -> State:
+        """Return float32 inputs of zeros on the model's device, of the sizes that the graph states.
+
+        An axis that it leaves open, the batch, has the size 1. Inputs of one shape are one value, since a run
+        changes none of its inputs.
+
+        Args:
+            names: of the inputs.
+        """
+        made: dict[tuple[int, ...], ort.OrtValue] = {}
+        state: State = {}
+        for name in names:
+            shape = tuple(size if isinstance(size, int) else 1 for size in self._taken[name].shape)
+            if shape not in made:
+                empty = np.zeros(shape, np.float32)
+                made[shape] = ort.OrtValue.ortvalue_from_numpy(empty, *self._device)
+            state[name] = made[shape]
+        return state
+
+    def run(
+        self,
+        tensors: Mapping[str, Array | ort.OrtValue],
+        in_memory: Collection[str] = (),
+        wanted: Collection[str] | None = None,
+    ) -> State:
         """Run the graph.
 
         Args:
             tensors: by input name.
             in_memory: outputs that are wanted as arrays: their ``numpy()`` is at hand.
+            wanted: outputs to give; no memory outlives the run for others. All when None.
 
         Returns:
-            Every output by name.
+            Every wanted output by name.
         """
         binding = self._session.io_binding()
         for name, tensor in tensors.items():
@@ -64,7 +90,8 @@ class Graph:
                 binding.bind_ortvalue_input(name, tensor)
             else:
                 binding.bind_cpu_input(name, np.ascontiguousarray(tensor))
-        for name in self.outputs:
+        given = [name for name in self.outputs if wanted is None or name in wanted]
+        for name in given:
             binding.bind_output(name, *(("cpu", 0) if name in in_memory else self._device))
         self._session.run_with_iobinding(binding)
-        return dict(zip(self.outputs, binding.get_outputs(), strict=True))
+        return dict(zip(given, binding.get_outputs(), strict=True))
