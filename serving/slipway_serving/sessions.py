@@ -92,6 +92,25 @@ class Sessions(Generic[S]):
         rule = "must be given" if fix else "must be given with SEQUENCE_START and SEQUENCE_END"
         raise_all(self._where, [f"correlation id {rule}, got none" + (f"; try {fix}" if fix else "")])
 
+    def check_new(self, turn: Turn) -> None:
+        """Check that a request which begins a session does not meet one of its id that is under way.
+
+        For models whose sessions are worth more than the ease to begin anew under the same id.
+
+        Raises:
+            InvalidRequest: there is one, which stays as it is.
+        """
+        if not turn.start:
+            return
+        self.drop_idle()
+        with self._lock:
+            known = turn.id in self._held or turn.id in self._taken
+        if known:
+            raise InvalidRequest(
+                f"{self._where}: correlation id must be of no session under way with SEQUENCE_START, got"
+                f" {turn.id!r}; try SEQUENCE_END first, or another id"
+            )
+
     def take(self, turn: Turn, begin: Callable[[], S]) -> S:
         """Begin a session or find its state, which is out of the store until it is kept or freed.
 

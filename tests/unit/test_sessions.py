@@ -49,6 +49,24 @@ def test_state_is_given_once_when_it_was_kept(sessions: Sessions[str]) -> None:
         sessions.take(Turn(7), str)
 
 
+def test_session_is_refused_anew_when_one_of_its_id_is_under_way(
+    sessions: Sessions[str], clock: Clock
+) -> None:
+    begin(sessions, 7, "seven")
+    with pytest.raises(
+        InvalidRequest, match="sums: correlation id must be of no session under way .*, got 7;"
+    ):
+        sessions.check_new(Turn(7, start=True))
+    sessions.check_new(Turn(8, start=True))
+    sessions.check_new(Turn(7))
+    assert sessions.take(Turn(7), str) == "seven"
+    with pytest.raises(InvalidRequest, match="of no session under way"):
+        sessions.check_new(Turn(7, start=True))
+    sessions.keep(Turn(7), "seven")
+    clock.now_s = 61
+    sessions.check_new(Turn(7, start=True))
+
+
 def test_session_more_is_refused_when_all_are_taken_until_one_ends_or_falls_idle(
     sessions: Sessions[str], clock: Clock
 ) -> None:
