@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipway_serving import images
 from slipway_serving.errors import Unrecoverable
 from slipway_serving.events import FramesPart, VideoPart
 from slipway_serving.video.delivery import (
@@ -21,6 +22,7 @@ from slipway_serving.video.delivery import (
     frame_parts,
 )
 from slipway_serving.video.frames import Frames, to_uint8
+from slipway_serving.video.jpeg import jpeg_frames
 from slipway_serving.watch import Watch
 
 GRPC_LIMIT_BYTES = 4 << 20
@@ -116,3 +118,16 @@ def test_parts_of_a_section_begin_where_it_begins_when_more_comes_before_it(as_t
     assert {(part.final, part.chunks, part.frames_total) for part in parts} == {(False, None, None)}
     sizes = [len(part.frames_base64 or b"") if as_text else part.pixels.nbytes for part in parts]
     assert max(sizes) <= CHUNK_BYTES
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_jpeg_files_show_the_frames_in_their_places(as_text: bool) -> None:
+    ramp = np.arange(64, dtype=np.uint8)
+    frames = np.stack(
+        [np.broadcast_to((ramp + place * 60)[:, None, None], (64, 64, 3)) for place in range(3)]
+    )
+    files = list(jpeg_frames(frames, 9, WATCH, as_text=as_text))
+    assert [file.first_frame for file in files] == [9, 10, 11]
+    assert [file.jpeg.isascii() for file in files] == [as_text] * 3
+    shown = np.stack([images.pixels(file.data) for file in files])
+    assert np.abs(shown.astype(int) - frames).max() <= 3
