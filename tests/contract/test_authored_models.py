@@ -38,6 +38,15 @@ TENSORS = {
         " encoder_hidden_states FP32 [-1, -1, -1] optional; cache_threshold FP32 [1] optional",
         "sample FP32 [-1, 16, -1, -1, -1]; cached BOOL [1]",
     ),
+    "matrix_game_universal": (
+        "image STRING [1] optional; seed INT64 [1] optional; output STRING [1] optional;"
+        " mouse_cond FP32 [-1, 2] optional; keyboard_cond FP32 [-1, 4] optional",
+        "frames UINT8 [-1, -1, -1, 3]; first_frame INT32 [1]; elapsed_s FP32 [1]; final BOOL [1];"
+        " frames_total INT32 [1]; chunk INT32 [1]; chunks INT32 [1]; cache_hit_rate FP32 [1];"
+        " frames_base64 STRING [1]; height INT32 [1]; width INT32 [1]; jpeg STRING [1]; block INT32 [1];"
+        " frames_made INT32 [1]; frames_left INT32 [1]; denoise_s FP32 [1]; decode_s FP32 [1];"
+        " commit_s FP32 [1]; picture_s FP32 [1]",
+    ),
     "airimu": (
         "acc FP32 [*, -1, 3] ragged; gyro FP32 [*, -1, 3] ragged; initial_rotation FP32 [*, 4] optional",
         "corrected_acc FP32 [*, -1, 3]; corrected_gyro FP32 [*, -1, 3]; correction_acc FP32 [*, -1, 3];"
@@ -64,6 +73,12 @@ TENSORS = {
     ),
 }
 TENSORS["airimu_stream"] = TENSORS["airimu"]
+_TAKEN, _GIVEN = TENSORS["matrix_game_universal"]
+TENSORS["matrix_game_gta_drive"] = (_TAKEN.replace("[-1, 4]", "[-1, 2]"), _GIVEN)
+TENSORS["matrix_game_templerun"] = (
+    _TAKEN.replace(" mouse_cond FP32 [-1, 2] optional;", "").replace("[-1, 4]", "[-1, 7]"),
+    _GIVEN,
+)
 
 
 def told(config: Any, tensor: Any) -> str:

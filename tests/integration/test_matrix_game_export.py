@@ -13,7 +13,7 @@ from slipway_export.run import ExportOptions, run_export
 def test_block_denoiser_is_within_bounds_over_eight_blocks_at_opset_17(tmp_path: Path) -> None:
     output = tmp_path / "block.onnx"
     options = ExportOptions(
-        "tiny", output=output, variant="gta_drive", components=("gta_drive_block_denoiser",), opset=17
+        "tiny", output=output, variant="gta_drive", components=("gta_drive/block_denoiser",), opset=17
     )
     rows = run_export(family_named("matrix_game"), options).rows
     steps = [row for row in rows if "of 8" in row.point]

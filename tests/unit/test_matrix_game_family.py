@@ -23,7 +23,9 @@ from slipway_export.run import ExportOptions, ExportResult, components_of
 from slipway_export.spec import Component, Plan, TensorSpec
 from slipway_export.weights import from_configurations
 from slipway_serving.errors import InvalidRequest
+from slipway_serving.fields import fields_of
 from slipway_serving.matrix_game.facts import FACTS_FILE, Facts
+from slipway_serving.matrix_game.request import REQUESTS
 
 # Of the tiny checkpoint: height and width of latents, features of a picture, heads, tokens of a latent frame.
 PLANE, VISUAL, HEADS, ACTION_HEADS, TOKENS = (6, 10), (257, 160), (2, 48), (2, 64), 15
@@ -85,15 +87,25 @@ def test_plan_has_the_graphs_of_a_mode(plans: dict[str, Plan], mode: str) -> Non
     plan = plans[mode]
     assert [component.label for component in plan.components] == [
         f"{mode}_denoiser",
-        f"{mode}_cross_attention",
-        f"{mode}_block_denoiser",
+        f"{mode}/cross_attention",
+        f"{mode}/block_denoiser",
         "image_encoder",
         "vae_encoder",
         "vae_decoder/first",
         "vae_decoder/next",
     ]
-    assert [model.name for model in plan.authored] == ["matrix_game_vae_decoder"]
-    assert [run.next.label for run in plan.stepped] == [f"{mode}_block_denoiser", "vae_decoder/next"]
+    assert [model.name for model in plan.authored] == ["matrix_game_vae_decoder", f"matrix_game_{mode}"]
+    assert [run.next.label for run in plan.stepped] == [f"{mode}/block_denoiser", "vae_decoder/next"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_world_takes_the_actions_of_its_mode(plans: dict[str, Plan], mode: str) -> None:
+    request = plans[mode].authored[-1].request
+    assert request is REQUESTS[mode] and request.turn is not None
+    widths = {field.name: field.shape[-1] for field in fields_of(request.turn)}
+    block = by_label(plans[mode])[f"{mode}/block_denoiser"]
+    assert widths == {name: shape[-1] for name, shape in shapes(block.inputs).items() if name in widths}
+    assert set(widths) == {"keyboard_cond"} | ({"mouse_cond"} if mode in MICE else set())
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -121,7 +133,7 @@ def test_denoiser_has_the_tensors_of_upstreams_exporter(plans: dict[str, Plan], 
 @pytest.mark.parametrize("mode", MODES)
 def test_block_denoiser_carries_its_caches(plans: dict[str, Plan], mode: str) -> None:
     plan = plans[mode]
-    block = by_label(plan)[f"{mode}_block_denoiser"]
+    block = by_label(plan)[f"{mode}/block_denoiser"]
     given, held = shapes(block.inputs), HELD[mode]
     assert given["noisy_input"] == ("batch", 16, 3, *PLANE)
     assert given["keyboard_cond"] == ("batch", 20, KEYS[mode])
@@ -135,7 +147,7 @@ def test_block_denoiser_carries_its_caches(plans: dict[str, Plan], mode: str) ->
     assert len(run.carried) == caches == len(block.outputs) - 1
     assert {tensor.initial for tensor in run.carried} == {0.0}
     assert {tensor.name for tensor in run.constants} == {name for name in given if name.startswith("cross_")}
-    crossed = by_label(plan)[f"{mode}_cross_attention"]
+    crossed = by_label(plan)[f"{mode}/cross_attention"]
     assert shapes(crossed.outputs).items() <= given.items()
 
 
@@ -158,7 +170,12 @@ def test_facts_say_what_a_served_world_must_know(
     assert (facts.actions.before, facts.actions.rows) == (12, 20)
     plan = plans[mode]
     models = {f"{FAMILY.name}_{component.name}" for component in plan.components}
-    assert set(vars(facts.models).values()) == models - {f"{FAMILY.name}_{mode}_denoiser"}
+    assert set(vars(facts.models).values()) == models - {
+        f"matrix_game_{mode}_denoiser",
+        f"matrix_game_{mode}",
+    }
+    placed = next(model for model in plan.authored if model.name == f"matrix_game_{mode}")
+    assert placed.files == {f"1/{FACTS_FILE}": facts.to_json()}
     encoder = by_label(plan)["vae_encoder"]
     assert encoder.outputs[0].at(encoder.points()["opt"])[2] == facts.latents.picture_frames
 
@@ -247,7 +264,8 @@ def test_plan_is_of_whole_videos_only_when_the_network_keeps_no_window(copy: Pat
     edit(copy / config_folder("universal") / "config.json", local_attn_size=-1)
     plan = plan_of(copy, "universal")
     assert "universal_denoiser" in by_label(plan)
-    assert not {"universal_block_denoiser", "universal_cross_attention"} & by_label(plan).keys()
+    assert not {"universal/block_denoiser", "universal/cross_attention"} & by_label(plan).keys()
+    assert [model.name for model in plan.authored] == ["matrix_game_vae_decoder"]
     with pytest.raises(InvalidRequest, match="local_attn_size must be above 3"):
         facts_of(Checkpoint(copy, "copy"), "universal")
 
@@ -256,7 +274,7 @@ def test_sizes_follow_the_yaml(copy: Path) -> None:
     edit(copy / inference_file("universal"), image_or_video_shape=[1, 16, 15, 8, 4])
     labels = by_label(plan_of(copy, "universal"))
     assert shapes(labels["universal_denoiser"].outputs)["flow_pred"][3:] == (8, 4)
-    assert shapes(labels["universal_block_denoiser"].inputs)["self_keys_00"][2] == 8
+    assert shapes(labels["universal/block_denoiser"].inputs)["self_keys_00"][2] == 8
     encoder = labels["vae_encoder"]
     assert encoder.inputs[0].at(encoder.points()["max"]) == (1, 3, 64, 32)
 

@@ -9,6 +9,7 @@ weights, is enough for the network's graphs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,8 @@ from slipway_export.spec import (
     Variant,
 )
 from slipway_serving.errors import InvalidRequest, raise_all
-from slipway_serving.matrix_game.facts import Actions, Facts, Latents, ModelNames
+from slipway_serving.matrix_game.facts import FACTS_FILE, Actions, Facts, Latents, ModelNames
+from slipway_serving.matrix_game.request import REQUESTS
 from slipway_serving.video.requests import Decoding
 
 NAME = "matrix_game"
@@ -63,19 +65,26 @@ def plan(checkpoint: Checkpoint, axes: Sequence[Axis], *, mode: str) -> Plan:
     components = [denoiser(world, by_name)]
     stepped: list[Stepped] = []
     authored: list[AuthoredModel] = []
-    # A network that sees all frames before it has no window to keep: it is for whole videos only.
-    if world.config.local_attn_size > 0:
-        block = block_denoiser(world, by_name)
-        components += [cross_attention(world, by_name), block]
-        stepped.append(blocks(world, block))
     # Files that are given by name may come without those that pictures need.
-    if checkpoint.has(VAE_FILE) and checkpoint.has(CLIP_FILE):
+    has_vision = checkpoint.has(VAE_FILE) and checkpoint.has(CLIP_FILE)
+    # A network that sees all frames before it has no window to keep: it is for whole videos only.
+    has_window = world.config.local_attn_size > 0
+    if has_window:
+        crossed, block = cross_attention(world, by_name), block_denoiser(world, by_name)
+        if has_vision:
+            crossed, block = (_of_session(world, component) for component in (crossed, block))
+        components += [crossed, block]
+        stepped.append(blocks(world, block))
+    if has_vision:
         first, following, decoding = vision.vae_decoder(checkpoint, by_name)
         components += [vision.image_encoder(checkpoint, by_name), vision.vae_encoder(checkpoint, by_name)]
         components += [first, following]
         stepped.append(decoding)
         authored.append(AuthoredModel(f"{NAME}_vae_decoder", source="wan_t2v_vae_decoder", request=Decoding))
         _check_vision(world, components)
+    if has_window and has_vision:
+        files = {f"1/{FACTS_FILE}": facts_of(checkpoint, mode).to_json()}
+        authored.append(AuthoredModel(f"{NAME}_{mode}", files, source=NAME, request=REQUESTS[mode]))
     return Plan(tuple(components), tuple(authored), tuple(stepped))
 
 
@@ -121,10 +130,13 @@ def facts_of(checkpoint: Checkpoint, mode: str) -> Facts:
             image_encoder=f"{NAME}_image_encoder",
             vae_encoder=f"{NAME}_vae_encoder",
             vae_decoder=f"{NAME}_vae_decoder",
-            cross_attention=f"{NAME}_{mode}_cross_attention",
-            block_denoiser=f"{NAME}_{mode}_block_denoiser",
         ),
     )
+
+
+def _of_session(world: World, component: Component) -> Component:
+    """Return a component of the network as a graph of the model that serves worlds."""
+    return replace(component, name=world.mode, graph=component.name.removeprefix(f"{world.mode}_"))
 
 
 def _check_vision(world: World, components: Sequence[Component]) -> None:
@@ -189,8 +201,9 @@ def _mode(mode: str) -> dict[str, Any]:
 FAMILY = Family(
     name=NAME,
     upstream="Skywork/Matrix-Game-2.0",
-    summary="a world that begins with a picture and is steered; exported, not yet served as a session",
-    served=tuple(f"{NAME}_{mode}_denoiser" for mode in MODES),
+    summary="a world that begins with a picture and is steered block by block",
+    served=tuple(f"{NAME}_{mode}" for mode in MODES),
+    requests=tuple(REQUESTS.values()),
     axes=PUBLIC_AXES,
     presets={"tiny": TINY},
     variants={

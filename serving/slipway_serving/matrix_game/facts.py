@@ -62,13 +62,17 @@ class Actions:
 
 @dataclass(frozen=True)
 class ModelNames:
-    """Names of the served models that a world is made by."""
+    """Names of the models that a world is made by, beside the graphs of its own.
+
+    Attributes:
+        image_encoder: called once for a world.
+        vae_encoder: called once for a world.
+        vae_decoder: whose graphs a world runs by itself, since it keeps their caches.
+    """
 
     image_encoder: str
     vae_encoder: str
     vae_decoder: str
-    cross_attention: str
-    block_denoiser: str
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ class Facts:
         actions: inputs.
         picture_px: height and width of the first picture, and of every frame.
         frames_per_latent: video frames of each latent frame but a world's first, which is one.
-        models: whom to call.
+        models: names.
 
     Raises:
         InvalidRequest: the picture is not as large as the latents, or a block sees nothing before it.
@@ -107,6 +111,19 @@ class Facts:
                 f" {self.latents.width} latents and held_frames be at least 1, got {height} x {width} and"
                 f" {self.latents.held_frames}; try exporting again"
             )
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of a world, from its beginning to its end."""
+        return self.latents.positions // self.latents.block_frames
+
+    def frames(self, blocks: int) -> int:
+        """Return how many video frames so many blocks are."""
+        return 1 + self.frames_per_latent * (blocks * self.latents.block_frames - 1) if blocks else 0
+
+    def block_frames(self, *, first: bool) -> int:
+        """Return how many video frames a block is: a world's first, or any other."""
+        return self.frames(1) if first else self.frames_per_latent * self.latents.block_frames
 
     @classmethod
     def read(cls, folder: Path) -> Facts:

@@ -1,0 +1,152 @@
+"""The program matrix_game_<mode>: each turn of a world brings the actions of a block and gets its frames.
+
+The first turn brings a picture too, which the served encoders see; all else of a world is made and kept in
+this instance. Frames go out as they are decoded, before the pass that the next block waits for. A turn that
+is refused for its fields leaves its world as it was; one that fails, is cancelled or is left ends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import torch
+
+from slipway_serving import images
+from slipway_serving.errors import InvalidRequest, raise_all
+from slipway_serving.events import BASE64, Event, tensors
+from slipway_serving.matrix_game.actions import Rows
+from slipway_serving.matrix_game.facts import Facts
+from slipway_serving.matrix_game.picture import fitted, samples
+from slipway_serving.matrix_game.request import REQUESTS, BlockMade, WorldRequest, actions_of, row_problems
+from slipway_serving.matrix_game.world import Networks, World
+from slipway_serving.metrics import DENOISE_STEP, FRAMES
+from slipway_serving.program import Call, Responses, Settings
+from slipway_serving.requests import decode_turn
+from slipway_serving.sessions import Sessions, Taken
+from slipway_serving.video.delivery import frame_parts
+from slipway_serving.video.frames import Frames
+from slipway_serving.video.jpeg import jpeg_frames
+from slipway_serving.watch import Watch
+
+
+@dataclass(frozen=True)
+class Open:
+    """A session under way.
+
+    Attributes:
+        world: its world.
+        output: form of its frames, see :data:`slipway_serving.matrix_game.request.OUTPUTS`.
+        picture_s: seconds that the first picture took; None after the first turn.
+    """
+
+    world: World
+    output: str
+    picture_s: float | None = None
+
+
+class MatrixGame:
+    """Answers the turns of worlds, one turn after the other.
+
+    A :class:`WorldRequest` of the mode opens a session; see there and in
+    :mod:`slipway_serving.matrix_game.request` what goes in and out.
+    """
+
+    reports_requests = True
+
+    def __init__(self, settings: Settings) -> None:
+        # The schedule's arithmetic is small; the cores belong to the graphs.
+        torch.set_num_threads(1)
+        self._model = settings.model
+        self._facts = Facts.read(settings.folder)
+        self._request: type[WorldRequest] = REQUESTS[self._facts.mode]
+        self._networks = Networks(settings, self._facts)
+        self._networks.warm()
+        self._sessions: Sessions[Open] = Sessions.of_model(settings)
+        self._recorder = settings.recorder
+        self._recorder.declare(DENOISE_STEP, FRAMES)
+
+    def run(self, call: Call) -> Responses:
+        """Yield the events of one turn.
+
+        Raises:
+            InvalidRequest: a field or the session's turn breaks a rule, or the world has ended.
+            Overloaded: too many sessions are under way.
+            Cancelled: the caller gave up.
+            DeadlineExceeded: the time limit is passed.
+            Unrecoverable: the graphs gave something else than numbers.
+        """
+        self._sessions.check(call.turn, fix="an id of your own for each world")
+        if call.turn.end and not call.tensors:
+            self._sessions.free(call.turn)
+            return
+        opening, done = self._read(call)
+        self._sessions.check_new(call.turn)
+        watch = Watch(self._model, call.is_cancelled, call.limit_s)
+        with self._sessions.turn(call.turn, lambda: self._begun(opening, call, watch)) as session:
+            self._check_left(session.state.world)
+            for event in self._events(session, done, watch):
+                yield tensors(event)
+
+    def close(self) -> None:
+        """Free all worlds."""
+        self._sessions.close()
+
+    def _read(self, call: Call) -> tuple[WorldRequest | None, Rows]:
+        opening, steering = decode_turn(self._request, call.tensors, self._model, call.turn)
+        done = actions_of(steering)
+        raise_all(self._model, row_problems(done, self._facts.block_frames(first=call.turn.start)))
+        return opening, done
+
+    def _begun(self, opening: WorldRequest | None, call: Call, watch: Watch) -> Open:
+        if opening is None:
+            raise InvalidRequest(f"{self._model}: image must be given with SEQUENCE_START, got nothing")
+        began_s = watch.elapsed_s()
+        image = {"image": samples(fitted(images.pixels(opening.image), self._facts.picture_px))}
+        models = self._facts.models
+        watch.check("before the first picture is encoded")
+        context = call.models.call(models.image_encoder, image, ["visual_context"])["visual_context"]
+        watch.check("before the first picture's latents")
+        picture = call.models.call(models.vae_encoder, image, ["latents"])["latents"]
+        world = self._networks.begin(picture, context, opening.seed)
+        return Open(world, opening.output, watch.elapsed_s() - began_s)
+
+    def _check_left(self, world: World) -> None:
+        if world.blocks >= self._facts.blocks:
+            made = self._facts.frames(world.blocks)
+            raise InvalidRequest(
+                f"{self._model}: block must be at most {self._facts.blocks}, where the world ends, got"
+                f" {world.blocks + 1} after {made} frames; try a new session"
+            )
+
+    def _events(self, session: Taken[Open], done: Rows, watch: Watch) -> Iterator[Event]:
+        """Make a block, give its frames as they are decoded, and then what there is to say of it."""
+        opened, networks = session.state, self._networks
+        world, times = opened.world, [watch.elapsed_s()]
+        block = networks.denoise(world, done, watch, self._recorder)
+        times.append(watch.elapsed_s())
+        first_frame = self._facts.frames(world.blocks)
+        for frames, decoder in networks.decode(world, block, watch):
+            world = replace(world, decoder=decoder)
+            self._recorder.count(FRAMES, len(frames))
+            yield from _parts(opened.output, frames, first_frame, watch)
+            first_frame += len(frames)
+        times.append(watch.elapsed_s())
+        watch.check("before the block is committed")
+        world = networks.commit(world, block)
+        times.append(watch.elapsed_s())
+        session.state = replace(opened, world=world, picture_s=None)
+        denoise_s, decode_s, commit_s = (after - before for before, after in pairwise(times))
+        frames_left = self._facts.frames(self._facts.blocks) - first_frame
+        yield BlockMade(
+            world.blocks - 1, first_frame, frames_left, denoise_s, decode_s, commit_s, opened.picture_s
+        )
+
+
+def _parts(output: str, frames: Frames, first_frame: int, watch: Watch) -> Iterator[Event]:
+    """Return the events that bring frames in the form that was asked for."""
+    as_text = output.endswith(BASE64)
+    if output.startswith("jpeg"):
+        return jpeg_frames(frames, first_frame, watch, as_text=as_text)
+    return frame_parts(frames, first_frame, watch, as_text=as_text)

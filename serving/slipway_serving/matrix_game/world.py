@@ -1,0 +1,204 @@
+"""A world and the networks that make its next block: denoise, decode, commit.
+
+:class:`World` is all that a world is between two turns; each function of :class:`Networks` takes one and
+leaves it as it is. Keys and values stay where the graphs left them. Denoising runs the block's graph once for
+each step with the same window, and asks it for the flow alone; the run of the clean latents at timestep 0
+gives the window of the next block, and nothing else does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from slipway_serving.diffusion.denoise import denoise
+from slipway_serving.diffusion.noise import Noise
+from slipway_serving.diffusion.schedules import FewStep
+from slipway_serving.errors import Unrecoverable
+from slipway_serving.graph import Graph, State
+from slipway_serving.matrix_game import actions
+from slipway_serving.matrix_game.facts import Facts
+from slipway_serving.matrix_game.picture import conditions
+from slipway_serving.metrics import Recorder
+from slipway_serving.program import Settings
+from slipway_serving.stepped import CACHE_OUTPUT_PREFIX, SteppedModel
+from slipway_serving.video.frames import Frames, to_uint8
+from slipway_serving.watch import Watch
+
+FLOW = "flow_pred"
+BLOCK_FILE, CROSS_FILE = "block_denoiser.onnx", "cross_attention.onnx"
+
+
+@dataclass(frozen=True)
+class World:
+    """A world between two turns.
+
+    Attributes:
+        picture: [1, channels, picture frames, height, width], latents of the first picture.
+        noise: goes on over the blocks.
+        crossed: what every block sees of the first picture.
+        window: keys and values of the frames before.
+        decoder: caches of the decoder; None before the first latent frame.
+        rows: of actions that the next block needs; none before the first.
+        blocks: so far.
+    """
+
+    picture: NDArray[np.float32]
+    noise: Noise
+    crossed: State
+    window: State
+    decoder: State | None = None
+    rows: actions.Rows = field(default_factory=dict)
+    blocks: int = 0
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block that is denoised and not yet committed.
+
+    Attributes:
+        told: inputs of its graph beside latents and timestep.
+        rows: of actions, see :func:`slipway_serving.matrix_game.actions.joined`.
+        latents: [1, channels, block frames, height, width], clean.
+    """
+
+    told: dict[str, Any]
+    rows: actions.Rows
+    latents: torch.Tensor
+
+
+class Networks:
+    """The graphs of a mode.
+
+    Args:
+        settings: of the model: its folder holds the graphs of the network, and the decoder's lie in the
+            folder of its own model beside it.
+        facts: of the mode.
+
+    Raises:
+        InvalidRequest: a graph does not load or a parameter cannot be read.
+        Unrecoverable: the decoder's graphs do not fit together.
+    """
+
+    def __init__(self, settings: Settings, facts: Facts) -> None:
+        self._model, self._facts, self._recorder = settings.model, facts, settings.recorder
+        self._block, self._cross = Graph(settings, BLOCK_FILE), Graph(settings, CROSS_FILE)
+        folder = settings.repository / facts.models.vae_decoder / settings.folder.name
+        self._decoder = SteppedModel(replace(settings, folder=folder))
+        self._carried = [
+            name.removeprefix(CACHE_OUTPUT_PREFIX)
+            for name in self._block.outputs
+            if name.startswith(CACHE_OUTPUT_PREFIX)
+        ]
+
+    def warm(self) -> None:
+        """Run all that a world can meet once: its first block and a later one, from a picture of nothing."""
+        latents = self._facts.latents
+        shape = (1, latents.channels, latents.picture_frames, latents.height, latents.width)
+        context = self._cross.zeros(self._cross.inputs)["visual_context"]
+        world = self.begin(np.zeros(shape, np.float32), context.numpy(), seed=0)
+        for _ in range(2):
+            rows = {
+                name: np.zeros((1, width), np.float32) for name, width in self._facts.actions.widths.items()
+            }
+            watch = Watch(self._model, lambda: False)
+            block = self.denoise(world, rows, watch, Recorder())
+            for _, decoder in self.decode(world, block, watch):
+                world = replace(world, decoder=decoder)
+            world = self.commit(world, block)
+
+    def begin(self, picture: NDArray[np.float32], visual_context: NDArray[np.float32], seed: int) -> World:
+        """Begin a world.
+
+        Args:
+            picture: as of :class:`World`.
+            visual_context: [1, 257, width], the image encoder's features of the first picture.
+            seed: of the noise.
+        """
+        crossed = self._cross.run({"visual_context": visual_context})
+        return World(picture, Noise(seed), crossed, self._block.zeros(self._carried))
+
+    def denoise(self, world: World, done: actions.Rows, watch: Watch, recorder: Recorder) -> Block:
+        """Denoise a world's next block.
+
+        Args:
+            world: whose.
+            done: the actions of the block, a row for each frame or one for all.
+            watch: asked before each step.
+            recorder: takes the seconds of each step.
+
+        Raises:
+            Cancelled: the caller gave up.
+            DeadlineExceeded: the time limit is passed.
+            Unrecoverable: the latents are not finite any more.
+        """
+        sizes = self._facts.latents
+        start = world.blocks * sizes.block_frames
+        rows = actions.joined(world.rows, done, self._facts)
+        told = {
+            "cond_concat": conditions(world.picture, start, sizes),
+            "start": np.array([start], np.int64),
+            **actions.told(rows, self._facts),
+            **world.crossed,
+            **world.window,
+        }
+        schedule = FewStep(self._facts.steps, self._facts.timestep_shift, world.noise)
+        latents = world.noise.next((1, sizes.channels, sizes.block_frames, sizes.height, sizes.width))
+
+        def flow(latents: torch.Tensor, timestep: torch.Tensor, step: int) -> torch.Tensor:
+            given = self._run(told, latents, float(timestep), [FLOW])
+            return torch.from_numpy(given[FLOW].numpy())
+
+        for each in denoise(schedule, latents, flow, watch, recorder, self._model):
+            latents = each
+        return Block(told, rows, latents)
+
+    def decode(self, world: World, block: Block, watch: Watch) -> Iterator[tuple[Frames, State]]:
+        """Decode a block, latent frame by latent frame.
+
+        Args:
+            world: whose.
+            block: see :meth:`denoise`.
+            watch: asked before each latent frame.
+
+        Yields:
+            Frames of a latent frame, [1 or 4, height, width, 3], uint8, and the decoder's caches after it.
+
+        Raises:
+            Cancelled: the caller gave up.
+            DeadlineExceeded: the time limit is passed.
+            Unrecoverable: the frames are not finite.
+        """
+        caches, latents = world.decoder, block.latents.numpy()
+        for index in range(latents.shape[2]):
+            watch.check(f"before decoding latent {index + 1} of {latents.shape[2]}")
+            outputs, caches = self._decoder.step({"latents": latents[:, :, index : index + 1]}, caches)
+            if not np.isfinite(outputs["sample"]).all():
+                raise Unrecoverable(
+                    f"{self._model}: frames must be finite, got NaN or infinity in latent {index + 1} of"
+                    f" block {world.blocks}; try another precision of the export"
+                )
+            yield to_uint8(outputs["sample"]), caches
+
+    def commit(self, world: World, block: Block) -> World:
+        """Return a world after a block: with the window that the clean latents leave.
+
+        Args:
+            world: before it; with the decoder's caches after it.
+            block: see :meth:`denoise`.
+        """
+        wanted = [f"{CACHE_OUTPUT_PREFIX}{name}" for name in self._carried]
+        left = self._run(block.told, block.latents, 0.0, wanted)
+        window = {name.removeprefix(CACHE_OUTPUT_PREFIX): value for name, value in left.items()}
+        rows = actions.kept(block.rows, self._facts)
+        return replace(world, window=window, rows=rows, blocks=world.blocks + 1)
+
+    def _run(self, told: dict[str, Any], latents: torch.Tensor, timestep: float, wanted: list[str]) -> State:
+        times = np.full((1, latents.shape[2]), timestep, np.float32)
+        inputs = {"noisy_input": latents.numpy(), "timestep": times, **told}
+        return self._block.run(inputs, in_memory=[FLOW], wanted=wanted)
