@@ -18,6 +18,7 @@ import typer
 from slipway_cli.generate import generate
 from slipway_client import listen_commands, ready_commands
 from slipway_client.imu import commands as imu_commands
+from slipway_client.play import commands as play_commands
 from slipway_export import commands as export_commands
 from slipway_export import plan_commands, verify_commands
 from slipway_loadtests import commands as loadtest_commands
@@ -53,6 +54,7 @@ COMMANDS = (
     Command("ready", ready_commands.ready),
     Command("drain", server_commands.drain),
     Command("generate", generate),
+    Command("play", play_commands.play, "play"),
     Command("imu", imu_commands.imu, "signals"),
     Command("imu-recording", imu_commands.imu_recording, "signals"),
     Command("listen", listen_commands.listen, "signals"),

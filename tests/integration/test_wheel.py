@@ -26,6 +26,7 @@ LACKING = {
     "verify": ["verify some"],
     "plan": ["plan some"],
     "serve": ["serve --repository some"],
+    "play": ["play matrix_game --image some.png --actions w --output o.mp4"],
     "imu": ["imu recording"],
     "imu-recording": ["imu-recording lacking"],
     "listen": ["listen some.wav", "listen - --plot heard.png"],

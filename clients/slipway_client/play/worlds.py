@@ -1,0 +1,95 @@
+"""A world that is played: keys for each block go out, its frames come back.
+
+Keys are asked for when a block is begun. What is pressed while one is made counts for the next, the latest of
+what cannot be held together, and nothing queues up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway_client.client import Client
+from slipway_serving.errors import Unrecoverable
+from slipway_serving.events import FramesPart
+from slipway_serving.matrix_game.keys import actions_of
+from slipway_serving.matrix_game.request import REQUESTS, BlockMade
+from slipway_serving.requests import Request
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of frames.
+
+    Attributes:
+        held: the keys that made it.
+        frames: [frames, height, width, 3], uint8.
+        made: what the server says of it.
+        took_s: from the keys going out to the last answer, seconds.
+    """
+
+    held: str
+    frames: NDArray[np.uint8]
+    made: BlockMade
+    took_s: float
+
+    @property
+    def status(self) -> str:
+        """One line for people."""
+        parts = {
+            "picture": self.made.picture_s,
+            "denoise": self.made.denoise_s,
+            "decode": self.made.decode_s,
+            "commit": self.made.commit_s,
+        }
+        each = ", ".join(f"{name} {1e3 * took:.0f}" for name, took in parts.items() if took is not None)
+        return (
+            f"block {self.made.block + 1} [{self.held or '-'}] {len(self.frames) / self.took_s:.1f} fps,"
+            f" {1e3 * self.took_s:.0f} ms ({each}), {self.made.frames_left} frames left"
+        )
+
+
+def opening(mode: str, picture: bytes, seed: int) -> Request:
+    """Return the request that opens a world of a mode.
+
+    Raises:
+        InvalidRequest: the picture or the seed breaks a rule.
+    """
+    return REQUESTS[mode](image=picture, seed=seed)
+
+
+def play(client: Client, request: Request, mode: str, keys: Iterable[str]) -> Iterator[Block]:
+    """Play a world until the keys or the world end; the session ends with the iterator.
+
+    Args:
+        client: of the server.
+        request: see :func:`opening`.
+        mode: of the world.
+        keys: held in each block; the next is asked for when the block before is there.
+
+    Raises:
+        SlipwayError: as :meth:`Client.generate`.
+    """
+    turn: Any = type(request).turn
+    with client.session(request) as session:
+        for held in keys:
+            begun = time.perf_counter()
+            events = list(session.step(turn(**actions_of(held, mode))))
+            yield (block := _block(held, events, time.perf_counter() - begun))
+            if not block.made.frames_left:
+                return
+
+
+def _block(held: str, events: list[Any], took_s: float) -> Block:
+    *parts, made = events or [None]
+    frames = [part.pixels for part in parts if isinstance(part, FramesPart)]
+    if not isinstance(made, BlockMade) or not frames:
+        raise Unrecoverable(
+            f"play: a block must be frames and their end, got {[type(event).__name__ for event in events]}"
+        )
+    return Block(held, np.concatenate(frames), made, took_s)
