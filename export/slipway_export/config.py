@@ -9,6 +9,7 @@ works.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
@@ -34,8 +35,14 @@ def model_config(component: Component, name: str, engine: Engine) -> pb.ModelCon
         name=name,
         backend=engine.backend,
         max_batch_size=batch.max if batch else 0,
-        input=[_input(tensor, batch is not None) for tensor in component.inputs],
-        output=[_output(tensor, batch is not None) for tensor in component.outputs],
+        input=[
+            pb.ModelInput(name=tensor.name, data_type=tensor.dtype.triton, **_dims(component, tensor))
+            for tensor in component.inputs
+        ],
+        output=[
+            pb.ModelOutput(name=tensor.name, data_type=tensor.dtype.triton, **_dims(component, tensor))
+            for tensor in component.outputs
+        ],
         # One instance per device. Merged requests round differently: only where the component allows it.
         dynamic_batching=_dynamic_batching(component) if batch else None,
         instance_group=[pb.ModelInstanceGroup(count=1, kind=pb.ModelInstanceGroup.KIND_AUTO)],
@@ -103,22 +110,13 @@ def _field_dims(field: Field, batched: bool) -> tuple[int, ...]:
     return field.shape[1:] if batched else field.shape
 
 
-def _dims(tensor: TensorSpec, batched: bool) -> list[int]:
-    sizes = tensor.sizes[1:] if batched else tensor.sizes
-    return [-1 if isinstance(size, Size) else size for size in sizes]
-
-
-def _input(tensor: TensorSpec, batched: bool) -> pb.ModelInput:
-    dims = _dims(tensor, batched)
-    # Triton has no tensor without dimensions: a [batch] tensor travels as [batch, 1].
-    reshape = None if dims else pb.ModelTensorReshape(shape=[])
-    return pb.ModelInput(name=tensor.name, data_type=tensor.dtype.triton, dims=dims or [1], reshape=reshape)
-
-
-def _output(tensor: TensorSpec, batched: bool) -> pb.ModelOutput:
-    dims = _dims(tensor, batched)
-    reshape = None if dims else pb.ModelTensorReshape(shape=[])
-    return pb.ModelOutput(name=tensor.name, data_type=tensor.dtype.triton, dims=dims or [1], reshape=reshape)
+def _dims(component: Component, tensor: TensorSpec) -> dict[str, Any]:
+    """Return a tensor's dimensions as Triton has them, without the batch, and their reshape."""
+    sizes = component.varying(tensor)[1:] if component.batch_axis else component.varying(tensor)
+    if not sizes:
+        # Triton has no tensor without dimensions: a [batch] tensor travels as [batch, 1].
+        return {"dims": [1], "reshape": pb.ModelTensorReshape(shape=[])}
+    return {"dims": [-1 if isinstance(size, Size) else size for size in sizes]}
 
 
 def _warmup(component: Component, batched: bool) -> pb.ModelWarmup:

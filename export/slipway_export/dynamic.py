@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from slipway_export.size import Point, Size
-from slipway_export.spec import Component, TensorSpec
+from slipway_export.spec import Component
 from slipway_serving.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -33,8 +33,7 @@ def traced_point(component: Component) -> Point:
     """
     point = dict(component.points()["opt"])
     for tensor in component.inputs:
-        for size in tensor.sizes:
-            left = _varying_part(component, size)
+        for size, left in zip(tensor.sizes, component.varying(tensor), strict=True):
             if not isinstance(left, Size):
                 continue
             for axis in component.axes:
@@ -68,7 +67,7 @@ def dynamic_shapes(component: Component, module: torch.nn.Module) -> dict[str, A
         return composed.setdefault(size, Dim(f"_composed_{len(composed)}", min=max(low, 1), max=high))
 
     shapes = (
-        {i: dimension(left) for i, left in enumerate(_varying_parts(component, t)) if isinstance(left, Size)}
+        {i: dimension(left) for i, left in enumerate(component.varying(t)) if isinstance(left, Size)}
         for t in component.inputs
     )
     return dict(inspect.signature(module.forward).bind(*shapes).arguments)
@@ -140,7 +139,7 @@ def _reshapes(component: Component) -> dict[int, tuple[Size | int, ...]]:
     carried = _carried(component)
     found = {}
     for i, tensor in enumerate(component.inputs):
-        sizes = _varying_parts(component, tensor)
+        sizes = component.varying(tensor)
         composed = [size for size in sizes if isinstance(size, Size) and _carrier(size) is None]
         if composed and all(size.axes <= carried.keys() for size in composed):
             found[i] = sizes
@@ -150,7 +149,7 @@ def _reshapes(component: Component) -> dict[int, tuple[Size | int, ...]]:
 def _carried(component: Component) -> dict[str, _Place]:
     places: dict[str, _Place] = {}
     for i, tensor in enumerate(component.inputs):
-        for dim, size in enumerate(_varying_parts(component, tensor)):
+        for dim, size in enumerate(component.varying(tensor)):
             if isinstance(size, Size) and (affine := _carrier(size)) is not None:
                 axis, factor, offset = affine
                 places.setdefault(axis, _Place(i, dim, factor, offset))
@@ -160,13 +159,3 @@ def _carried(component: Component) -> dict[str, _Place]:
 def _carrier(size: Size) -> tuple[str, int, int] | None:
     """Return axis, factor and offset where torch knows the dimension as one derived from the axis."""
     return size.affine if size.affine is not None and size.affine[1] > 0 else None
-
-
-def _varying_parts(component: Component, tensor: TensorSpec) -> tuple[Size | int, ...]:
-    return tuple(_varying_part(component, size) for size in tensor.sizes)
-
-
-def _varying_part(component: Component, size: Size | int) -> Size | int:
-    """Return a dimension with the axes of one size only put in."""
-    fixed = {axis.name: axis.min for axis in component.axes if axis.min == axis.max}
-    return size.given(fixed) if isinstance(size, Size) else size

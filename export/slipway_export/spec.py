@@ -297,6 +297,11 @@ class Component:
             return next(axis for axis in self.axes if axis.name == BATCH)
         return None
 
+    def varying(self, tensor: TensorSpec) -> tuple[Size | int, ...]:
+        """Return a tensor's dimensions as its graph has them: with the axes of one size only put in."""
+        fixed = {axis.name: axis.opt for axis in self.axes if axis.min == axis.max}
+        return tuple(size.given(fixed) if isinstance(size, Size) else size for size in tensor.sizes)
+
     def precision(self, asked: Precision) -> Precision:
         """Return the precision of the graph when the user asks for one."""
         return asked if asked in self.tolerance else Precision.FP32

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -325,3 +326,11 @@ def test_dimension_that_is_never_above_one_is_refused_by_name(tmp_path: Path) ->
     )
     with pytest.raises(InvalidRequest, match=r"net: x must have a dimension width\*width .* that reaches 2"):
         export_graph(never, never.load(Precision.FP32), tmp_path / "g.onnx", opset=23)
+
+
+def test_axes_of_one_size_are_numbers_in_the_configuration_when_others_vary() -> None:
+    component = replace(kinds(), axes=(BATCH, Axis("height", 5, 5, 5), WIDTH))
+    config = model_config(component, "kinds", Engine.ONNXRUNTIME)
+    dims = {tensor.name: list(tensor.dims) for tensor in (*config.input, *config.output)}
+    assert (dims["image"], dims["keep"], dims["inverted"]) == ([5, -1, 3], [5, -1], [5, -1, 3])
+    assert (dims["row"], dims["picked"]) == ([1], [1])
