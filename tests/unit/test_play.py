@@ -134,7 +134,7 @@ def test_video_has_every_frame_when_a_script_is_played(
     said = capsys.readouterr()
     assert said.out == f"{output}\n"
     assert [text.split(" fps")[0].rpartition("] ")[0] for text in said.err.splitlines()] == [
-        "block 1 [w", "block 2 [wl", "block 3 [d",
+        "1 of 3: [w", "2 of 3: [wl", "3 of 3: [d",
     ]  # fmt: skip
     with av.open(str(output)) as video:
         assert video.streams.video[0].average_rate == 25

@@ -100,7 +100,7 @@ def _told(blocks: Iterator[Block], count: int, quiet: bool) -> Iterator[Block]:
     """Hand on blocks and say a line of each."""
     for block in blocks:
         if not quiet:
-            print(f"{block.status} of {count} blocks", file=sys.stderr, flush=True)
+            print(f"{block.made.block + 1} of {count}: {block.status}", file=sys.stderr, flush=True)
         yield block
 
 

@@ -49,7 +49,7 @@ class Block:
         }
         each = ", ".join(f"{name} {1e3 * took:.0f}" for name, took in parts.items() if took is not None)
         return (
-            f"block {self.made.block + 1} [{self.held or '-'}] {len(self.frames) / self.took_s:.1f} fps,"
+            f"[{self.held or '-'}] {len(self.frames) / self.took_s:.1f} fps,"
             f" {1e3 * self.took_s:.0f} ms ({each}), {self.made.frames_left} frames left"
         )
 

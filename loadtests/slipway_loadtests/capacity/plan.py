@@ -192,7 +192,7 @@ WAN_T2V = Demand(
     source="public: LightX2V, Wan2.1-14B (the size of one expert), 480p, 81 frames, 40 steps, BF16: 216 s",
 )
 MATRIX_GAME = Demand(
-    "matrix_game (not served yet)",
+    "matrix_game",
     service_s=exponential(120.0, 164.0),
     each_s=900.0,
     p95_s=30.0,

@@ -1,0 +1,287 @@
+"""Worlds of `matrix_game`, exported from the tiny checkpoint and served by a real Triton."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+import numpy as np
+import pytest
+from matrix_game_reference import world_frames
+from prometheus_client.parser import text_string_to_metric_families
+from server_fixtures import wait_until
+
+from slipway_client import Client, Event, FramesPart, InvalidRequest, Overloaded
+from slipway_export.families import family_named
+from slipway_export.run import ExportOptions, run_export
+from slipway_serving import images
+from slipway_serving.graph import Graph
+from slipway_serving.matrix_game.facts import FACTS_FILE
+from slipway_serving.matrix_game.picture import fitted
+from slipway_serving.matrix_game.request import BlockMade, UniversalActions, UniversalRequest
+from slipway_serving.models import InProcessModels
+from slipway_serving.requests import encode
+from slipway_serving.server import Server, ServerConfig
+from slipway_serving.turns import Turn
+from slipway_serving.video.jpeg import JpegFrame
+
+MODEL = "matrix_game_universal"
+# What a world is made by; not the graph of whole videos.
+COMPONENTS = ("universal", "image_encoder", "vae_encoder", "vae_decoder")
+PICTURE = np.random.default_rng(3).integers(0, 256, (70, 90, 3), np.uint8)
+BLOCKS = 5
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("matrix_game")
+    family_named("matrix_game").presets["tiny"].write(folder, 0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def repository(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The models of a `universal` world. Read only: copy it to change it."""
+    repository = tmp_path_factory.mktemp("worlds") / "repository"
+    options = ExportOptions(str(checkpoint), repository, components=COMPONENTS)
+    assert MODEL in run_export(family_named("matrix_game"), options).models
+    return repository
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path) -> Iterator[Server]:
+    with Server(ServerConfig(repository, http_port=0, grpc_port=0, metrics_port=0)) as running:
+        yield running
+
+
+def opening(**fields: Any) -> UniversalRequest:
+    return UniversalRequest(**{"image": PICTURE, "seed": 7, **fields})
+
+
+def done(block: int, seed: int = 0) -> dict[str, np.ndarray]:
+    """Return the actions of a block, a row for each frame."""
+    random, frames = np.random.default_rng([seed, block]), 12 if block else 9
+    return {
+        "mouse_cond": random.uniform(-0.1, 0.1, (frames, 2)).astype(np.float32),
+        "keyboard_cond": random.integers(0, 2, (frames, 4)).astype(np.float32),
+    }
+
+
+def steering(block: int, seed: int = 0) -> UniversalActions:
+    return UniversalActions(**done(block, seed))
+
+
+def frames_of(events: list[Event]) -> np.ndarray:
+    return np.concatenate([event.pixels for event in events if isinstance(event, FramesPart)])
+
+
+def open_worlds(server: Server) -> float:
+    text = httpx.get(server.metrics_url).text
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    return sum(
+        sample.value
+        for sample in samples
+        if sample.name == "slipway_sessions_open" and sample.labels.get("model") == MODEL
+    )
+
+
+def no_world_is_held(server: Server) -> None:
+    wait_until(lambda: open_worlds(server) == 0, "no world is held")
+
+
+def test_frames_equal_pytorchs_when_a_world_is_steered(server: Server, checkpoint: Path) -> None:
+    with Client(server.grpc_url) as client, client.session(opening()) as session:
+        blocks = [list(session.step(steering(block))) for block in range(BLOCKS)]
+    for block, events in enumerate(blocks):
+        *parts, made = events
+        places = [part.first_frame for part in parts if isinstance(part, FramesPart)]
+        first = 12 * block - 3 if block else 0
+        assert places == ([0, 1, 5] if block == 0 else [first, first + 4, first + 8])
+        assert isinstance(made, BlockMade)
+        assert (made.block, made.frames_made, made.frames_left) == (block, 12 * block + 9, 4080 - 12 * block)
+        assert (made.picture_s is None) == (block > 0)
+    frames = np.concatenate([frames_of(events) for events in blocks])
+    # Blocks from the third on no longer see the first.
+    actions = [done(block) for block in range(BLOCKS)]
+    expected = world_frames(checkpoint, "universal", fitted(PICTURE, (48, 80)), 7, actions)
+    assert frames.shape == expected.shape == (57, 48, 80, 3)
+    error = np.mean((frames.astype(float) - expected) ** 2)
+    assert 10 * np.log10(255**2 / max(error, 1e-9)) > 60
+    assert expected.std() > 20
+
+
+def test_worlds_equal_those_alone_when_they_interleave(server: Server) -> None:
+    def alone(seed: int) -> np.ndarray:
+        with Client(server.grpc_url) as client, client.session(opening(seed=seed)) as session:
+            return frames_of([event for block in range(4) for event in session.step(steering(block, seed))])
+
+    seeds = (1, 2)
+    with Client(server.grpc_url) as client:
+        sessions = {seed: client.session(opening(seed=seed)) for seed in seeds}
+        seen: dict[int, list[Event]] = {seed: [] for seed in seeds}
+        for block in range(4):
+            for seed in seeds:
+                seen[seed] += sessions[seed].step(steering(block, seed))
+        for session in sessions.values():
+            session.close()
+    for seed in seeds:
+        np.testing.assert_array_equal(frames_of(seen[seed]), alone(seed))
+    assert (frames_of(seen[1]) != frames_of(seen[2])).any()
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_frames_are_the_same_when_they_come_as_jpeg_files(
+    server: Server, protocol: Literal["grpc", "http"]
+) -> None:
+    shown: dict[str, np.ndarray] = {}
+    url = server.grpc_url if protocol == "grpc" else server.http_url
+    for output in ("frames", "jpeg"):
+        with Client(url, protocol) as client, client.session(opening(output=output)) as session:
+            events = list(session.step(steering(0)))
+        files = [event for event in events if isinstance(event, JpegFrame)]
+        shown[output] = np.stack([images.pixels(file.data) for file in files]) if files else frames_of(events)
+        assert [file.first_frame for file in files] == (list(range(9)) if output == "jpeg" else [])
+    # Noise of a random decoder is the worst that a JPEG can be asked for.
+    error = np.abs(shown["frames"].astype(int) - shown["jpeg"]).mean()
+    assert error < 20
+
+
+def test_world_is_freed_when_it_ends_or_its_turn_is_left(server: Server) -> None:
+    with Client(server.grpc_url) as client:
+        with client.session(opening()) as session:
+            list(session.step(steering(0)))
+            wait_until(lambda: open_worlds(server) == 1, "the world is held")
+        no_world_is_held(server)
+        with client.session(opening()) as session, closing(session.step(steering(0))) as events:
+            next(events)
+        no_world_is_held(server)
+        assert client.is_ready(MODEL)
+
+
+def test_world_goes_on_when_its_id_is_begun_again_until_it_is_ended(server: Server) -> None:
+    with Client(server.grpc_url) as client:
+        session = client.session(opening())
+        list(session.step(steering(0)))
+        other = client.session(opening(), session_id=session.id)
+        with pytest.raises(InvalidRequest, match="of no session under way with SEQUENCE_START, got"):
+            list(other.step(steering(0)))
+        assert list(session.step(steering(1)))
+        other.close()
+        with pytest.raises(
+            InvalidRequest, match=f"{MODEL}: correlation id must be of a session under way, got"
+        ):
+            list(session.step(steering(2)))
+
+
+class CarelessActions(UniversalActions):
+    """Looks at nothing."""
+
+    def __post_init__(self) -> None:
+        """Check nothing."""
+
+
+class CarelessRequest(UniversalRequest):
+    """Looks at nothing."""
+
+    def __post_init__(self) -> None:
+        """Check nothing."""
+
+
+def test_world_goes_on_when_a_turn_is_refused_by_field(server: Server) -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"keyboard_cond": np.zeros((12, 7), np.float32)}, "keyboard_cond"),
+        ({"keyboard_cond": np.full((12, 4), 2, np.float32)}, "keyboard_cond must be within 0 to 1, got 2"),
+        ({"mouse_cond": np.full((12, 2), np.inf, np.float32)}, "mouse_cond must be finite, got inf"),
+        ({"mouse_cond": np.zeros((9, 2), np.float32)}, "must have the same frames"),
+        (done(0), r"keyboard_cond must have 12 frames in this block, or 1 for all .* got shape \[9, 4\]"),
+    ]
+    with Client(server.grpc_url) as client, client.session(opening()) as session:
+        seen = list(session.step(steering(0)))
+        for fields, problem in wrong:
+            with pytest.raises(InvalidRequest, match=problem):
+                list(session.step(CarelessActions(**(done(1) | fields))))
+        seen += session.step(steering(1))
+    with Client(server.grpc_url) as client, client.session(opening()) as session:
+        unharmed = [event for block in range(2) for event in session.step(steering(block))]
+    np.testing.assert_array_equal(frames_of(seen), frames_of(unharmed))
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"image": b"nothing"}, f"{MODEL}: image must be a PNG, JPEG or WebP file"),
+        ({"image": np.zeros((8, 8, 3), np.uint8)}, "image must be 16 to 4096 px a side, got 8x8"),
+        ({"output": "video"}, "output must be one of frames, jpeg"),
+        ({"seed": -1}, "seed must be 0 to 4294967295, got -1"),
+    ],
+)
+def test_world_is_refused_by_field_when_it_opens(
+    server: Server, fields: dict[str, Any], problem: str
+) -> None:
+    careless = CarelessRequest(**({"image": PICTURE, "seed": 7} | fields))
+    with (
+        Client(server.grpc_url) as client,
+        client.session(careless) as session,
+        pytest.raises(InvalidRequest, match=problem),
+    ):
+        list(session.step(steering(0)))
+    no_world_is_held(server)
+
+
+@pytest.fixture
+def small(repository: Path, tmp_path: Path) -> Iterator[InProcessModels]:
+    """The models in this process: 2 worlds at a time, of 6 latent frames each."""
+    copy = tmp_path / "copy"
+    shutil.copytree(repository, copy)
+    facts = copy / MODEL / "1" / FACTS_FILE
+    content = json.loads(facts.read_text())
+    facts.write_text(json.dumps(content | {"latents": content["latents"] | {"positions": 7}}))
+    config = copy / MODEL / "config.pbtxt"
+    text = config.read_text()
+    config.write_text(text.replace('string_value: "8"', 'string_value: "2"'))
+    assert config.read_text() != text
+    models = InProcessModels(copy, threads=1)
+    yield models
+    models.close()
+
+
+def answered(models: InProcessModels, block: int, world: str) -> int:
+    """Return the number of answers to a turn."""
+    tensors = encode(steering(block)) | ({} if block else encode(opening()))
+    return len(list(models.stream(MODEL, tensors, [], turn=Turn(world, start=block == 0))))
+
+
+def test_world_ends_and_others_go_on_when_its_places_are_used_up(small: InProcessModels) -> None:
+    for world in ("a", "b"):
+        # A part for each latent frame, and what there is to say of the block.
+        assert answered(small, 0, world) == 4
+    assert answered(small, 1, "a") == 4
+    with pytest.raises(
+        InvalidRequest, match="block must be at most 2, where the world ends, got 3 after 21 frames"
+    ):
+        answered(small, 2, "a")
+    assert answered(small, 1, "b") == 4
+    assert answered(small, 0, "c") == 4
+    with pytest.raises(Overloaded, match="sessions must be at most 2 at a time"):
+        answered(small, 0, "d")
+
+
+def test_all_graphs_have_run_when_the_model_is_ready(
+    small: InProcessModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[tuple[str, int]] = []
+    run = Graph.run
+
+    def noted(graph: Graph, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        ran.append((graph.filename, int(np.max(tensors.get("start", 0)))))
+        return run(graph, tensors, *args, **kwargs)
+
+    monkeypatch.setattr(Graph, "run", noted)
+    small.load(MODEL)
+    graphs = {("cross_attention.onnx", 0), ("first.onnx", 0), ("next.onnx", 0)}
+    assert set(ran) == graphs | {("block_denoiser.onnx", 0), ("block_denoiser.onnx", 3)}
