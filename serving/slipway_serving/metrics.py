@@ -56,10 +56,32 @@ DENOISE_STEP = Metric(
     "Seconds of one denoising step.",
     buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0),
 )
+# From the tiny checkpoint's milliseconds to ten times what 25 frames a second leave a block.
+_BLOCK_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
+BLOCK = Metric(
+    "slipway_block_seconds",
+    "histogram",
+    "Seconds of each part of making a block of a world's frames.",
+    label="part",
+    values=("picture", "denoise", "decode", "commit"),
+    buckets=_BLOCK_BUCKETS,
+)
+FIRST_FRAME = Metric(
+    "slipway_first_frame_seconds",
+    "histogram",
+    "Seconds from a world's first turn to its first frame.",
+    buckets=_BLOCK_BUCKETS,
+)
+BLOCKS_LATE = Metric(
+    "slipway_blocks_late_total",
+    "counter",
+    "Blocks that took longer than their frames last at the rate that the world is shown at.",
+)
 SESSIONS_OPEN = Metric("slipway_sessions_open", "gauge", "Sessions whose state a stateful model holds.")
 SESSIONS_LIMIT = Metric("slipway_sessions_limit", "gauge", "Sessions that a stateful model takes at a time.")
 
-METRICS = (REQUESTS, REQUESTS_RUNNING, FRAMES, DENOISE_STEP, SESSIONS_OPEN, SESSIONS_LIMIT)
+WORLDS = (BLOCK, FIRST_FRAME, BLOCKS_LATE)
+METRICS = (REQUESTS, REQUESTS_RUNNING, FRAMES, DENOISE_STEP, SESSIONS_OPEN, SESSIONS_LIMIT, *WORLDS)
 
 
 @dataclass(frozen=True)
@@ -100,9 +122,13 @@ class Recorder:
         """
         self._record(metric, amount, value)
 
-    def observe(self, metric: Metric, amount: float) -> None:
-        """Give a histogram an observation."""
-        self._record(metric, amount, "")
+    def observe(self, metric: Metric, amount: float, value: str = "") -> None:
+        """Give a histogram an observation.
+
+        Raises:
+            Unrecoverable: its further label cannot have this value.
+        """
+        self._record(metric, amount, value)
 
     def follow(self, metric: Metric, read: Callable[[], float]) -> None:
         """Have a gauge read whenever the metrics are."""

@@ -39,7 +39,8 @@ TENSORS = {
         "sample FP32 [-1, 16, -1, -1, -1]; cached BOOL [1]",
     ),
     "matrix_game_universal": (
-        "image STRING [1] optional; seed INT64 [1] optional; output STRING [1] optional;"
+        "image STRING [1] optional; seed INT64 [1] optional; fps INT64 [1] optional;"
+        " output STRING [1] optional;"
         " mouse_cond FP32 [-1, 2] optional; keyboard_cond FP32 [-1, 4] optional",
         "frames UINT8 [-1, -1, -1, 3]; first_frame INT32 [1]; elapsed_s FP32 [1]; final BOOL [1];"
         " frames_total INT32 [1]; chunk INT32 [1]; chunks INT32 [1]; cache_hit_rate FP32 [1];"

@@ -80,14 +80,18 @@ def frames_of(events: list[Event]) -> np.ndarray:
     return np.concatenate([event.pixels for event in events if isinstance(event, FramesPart)])
 
 
-def open_worlds(server: Server) -> float:
+def measured(server: Server, name: str, **labels: str) -> float:
+    """Return a metric of the world's model, all its series together."""
     text = httpx.get(server.metrics_url).text
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    wanted = {"model": MODEL} | labels
     return sum(
-        sample.value
-        for sample in samples
-        if sample.name == "slipway_sessions_open" and sample.labels.get("model") == MODEL
+        sample.value for sample in samples if sample.name == name and wanted.items() <= sample.labels.items()
     )
+
+
+def open_worlds(server: Server) -> float:
+    return measured(server, "slipway_sessions_open")
 
 
 def no_world_is_held(server: Server) -> None:
@@ -132,6 +136,26 @@ def test_worlds_equal_those_alone_when_they_interleave(server: Server) -> None:
     for seed in seeds:
         np.testing.assert_array_equal(frames_of(seen[seed]), alone(seed))
     assert (frames_of(seen[1]) != frames_of(seen[2])).any()
+
+
+def test_blocks_are_counted_by_their_parts_when_a_world_is_made(server: Server) -> None:
+    def counts() -> dict[str, float]:
+        parts = ("picture", "denoise", "decode", "commit")
+        counted = {part: measured(server, "slipway_block_seconds_count", part=part) for part in parts}
+        others = ("slipway_first_frame_seconds_count", "slipway_blocks_late_total", "slipway_frames_total")
+        return counted | {name: measured(server, name) for name in others}
+
+    no_world_is_held(server)
+    before = counts()
+    with Client(server.grpc_url) as client, client.session(opening()) as session:
+        for block in range(2):
+            list(session.step(steering(block)))
+    # Nothing is late where no rate was given.
+    grown = dict(zip(before, (1, 2, 2, 2, 1, 0, 21), strict=True))
+    wait_until(
+        lambda: {name: now - before[name] for name, now in counts().items()} == grown,
+        "two blocks more",
+    )
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])

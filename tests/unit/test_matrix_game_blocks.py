@@ -23,6 +23,7 @@ from slipway_serving.matrix_game.request import (
     UniversalRequest,
     row_problems,
 )
+from slipway_serving.matrix_game.session import is_late
 
 FACTS = Facts(
     mode="universal",
@@ -173,6 +174,16 @@ def bomb() -> bytes:
 def test_opening_is_refused_by_field_when_a_rule_is_broken(fields: dict[str, Any], problem: str) -> None:
     with pytest.raises(InvalidRequest, match=problem):
         UniversalRequest(**({"image": np.zeros((48, 80, 3), np.uint8)} | fields))
+
+
+@pytest.mark.parametrize(
+    ("took_s", "frames", "fps", "late"),
+    [(0.49, 12, 25, True), (0.47, 12, 25, False), (0.37, 9, 25, True), (9.0, 12, 0, False)],
+)
+def test_block_is_late_when_it_takes_longer_than_its_frames_last(
+    took_s: float, frames: int, fps: int, late: bool
+) -> None:
+    assert is_late(took_s, frames, fps) == late
 
 
 def test_facts_are_read_as_they_are_written(tmp_path: Path) -> None:

@@ -63,6 +63,8 @@ def image_encoder(checkpoint: Checkpoint, axes: Mapping[str, Axis]) -> Component
         axes=tuple(axes[name] for name in ("batch", "token_height", "token_width")),
         load=partial(_load_image_encoder, checkpoint),
         tolerance=IMAGE_TOLERANCE,
+        # Resize has no antialiasing before.
+        lowest_opset=dict.fromkeys(IMAGE_TOLERANCE, 18),
     )
 
 

@@ -17,7 +17,8 @@ from slipway_serving.diffusion.fields import Seed
 from slipway_serving.events import Event, FramesPart, told
 from slipway_serving.fields import Array, Image
 from slipway_serving.requests import Request
-from slipway_serving.rules import one_of
+from slipway_serving.rules import one_of, within
+from slipway_serving.video.fields import MAX_FPS
 from slipway_serving.video.jpeg import JpegFrame
 
 OUTPUTS = ("frames", "jpeg", "frames_base64", "jpeg_base64")
@@ -115,6 +116,8 @@ class WorldRequest(Request):
         image: the first frame: bytes of a file, or uint8 pixels [height, width, 3]; cut around its middle to
             the aspect of the world's frames and resized to them.
         seed: of the noise; goes on over the blocks.
+        fps: frames a second that the world is shown at; a block that takes longer than its frames last is
+            counted as late. 0 counts none.
         output: one of :data:`OUTPUTS`.
 
     Raises:
@@ -125,6 +128,9 @@ class WorldRequest(Request):
 
     image: Annotated[bytes | NDArray[np.uint8], Image("the first frame, cut and resized to the world's")]
     seed: Seed = 0
+    fps: Annotated[
+        int, within(0, MAX_FPS, "frames a second it is shown at, to count late blocks; 0 is none")
+    ] = 0
     # The command line writes arrays.
     output: Annotated[str, replace(one_of(OUTPUTS, "form of the frames"), flag=None)] = "frames"
 

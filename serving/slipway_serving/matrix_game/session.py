@@ -21,7 +21,7 @@ from slipway_serving.matrix_game.facts import Facts
 from slipway_serving.matrix_game.picture import fitted, samples
 from slipway_serving.matrix_game.request import REQUESTS, BlockMade, WorldRequest, actions_of, row_problems
 from slipway_serving.matrix_game.world import Networks, World
-from slipway_serving.metrics import DENOISE_STEP, FRAMES
+from slipway_serving.metrics import BLOCK, BLOCKS_LATE, DENOISE_STEP, FIRST_FRAME, FRAMES, WORLDS
 from slipway_serving.program import Call, Responses, Settings
 from slipway_serving.requests import decode_turn
 from slipway_serving.sessions import Sessions, Taken
@@ -38,11 +38,13 @@ class Open:
     Attributes:
         world: its world.
         output: form of its frames, see :data:`slipway_serving.matrix_game.request.OUTPUTS`.
+        fps: frames a second that they are shown at; 0 where that is not known.
         picture_s: seconds that the first picture took; None after the first turn.
     """
 
     world: World
     output: str
+    fps: int
     picture_s: float | None = None
 
 
@@ -65,7 +67,7 @@ class MatrixGame:
         self._networks.warm()
         self._sessions: Sessions[Open] = Sessions.of_model(settings)
         self._recorder = settings.recorder
-        self._recorder.declare(DENOISE_STEP, FRAMES)
+        self._recorder.declare(DENOISE_STEP, FRAMES, *WORLDS)
 
     def run(self, call: Call) -> Responses:
         """Yield the events of one turn.
@@ -110,7 +112,7 @@ class MatrixGame:
         watch.check("before the first picture's latents")
         picture = call.models.call(models.vae_encoder, image, ["latents"])["latents"]
         world = self._networks.begin(picture, context, opening.seed)
-        return Open(world, opening.output, watch.elapsed_s() - began_s)
+        return Open(world, opening.output, opening.fps, watch.elapsed_s() - began_s)
 
     def _check_left(self, world: World) -> None:
         if world.blocks >= self._facts.blocks:
@@ -128,6 +130,8 @@ class MatrixGame:
         times.append(watch.elapsed_s())
         first_frame = self._facts.frames(world.blocks)
         for frames, decoder in networks.decode(world, block, watch):
+            if world.decoder is None:
+                self._recorder.observe(FIRST_FRAME, watch.elapsed_s())
             world = replace(world, decoder=decoder)
             self._recorder.count(FRAMES, len(frames))
             yield from _parts(opened.output, frames, first_frame, watch)
@@ -138,10 +142,22 @@ class MatrixGame:
         times.append(watch.elapsed_s())
         session.state = replace(opened, world=world, picture_s=None)
         denoise_s, decode_s, commit_s = (after - before for before, after in pairwise(times))
+        parts = {"picture": opened.picture_s, "denoise": denoise_s, "decode": decode_s, "commit": commit_s}
+        for part, took_s in parts.items():
+            if took_s is not None:
+                self._recorder.observe(BLOCK, took_s, part)
+        block_frames = self._facts.block_frames(first=world.blocks == 1)
+        if is_late(times[-1], block_frames, opened.fps):
+            self._recorder.count(BLOCKS_LATE)
         frames_left = self._facts.frames(self._facts.blocks) - first_frame
         yield BlockMade(
             world.blocks - 1, first_frame, frames_left, denoise_s, decode_s, commit_s, opened.picture_s
         )
+
+
+def is_late(took_s: float, frames: int, fps: int) -> bool:
+    """Whether a block took longer than its frames last at a rate; 0 is no rate."""
+    return fps > 0 and took_s > frames / fps
 
 
 def _parts(output: str, frames: Frames, first_frame: int, watch: Watch) -> Iterator[Event]:
