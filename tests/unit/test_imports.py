@@ -27,6 +27,9 @@ ALLOWED = {
         "slipway_serving.requests",
         "slipway_serving.turns",
         *REQUESTS,
+        # `slipway play` turns keys into actions, and frames into a file.
+        "slipway_serving.matrix_game.keys",
+        "slipway_serving.video.mp4",
         # `slipway imu` compares what is served with the graph and the checkpoint.
         "slipway_export.airimu_local",
     },
