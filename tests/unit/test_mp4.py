@@ -9,8 +9,10 @@ import av
 import numpy as np
 import pytest
 
+from slipway_serving.video.fragments import mp4_fragment
 from slipway_serving.video.frames import Frames
 from slipway_serving.video.mp4 import Mp4Encoder
+from slipway_serving.watch import Watch
 
 
 def _frames(count: int = 9, height: int = 48, width: int = 64) -> Frames:
@@ -68,3 +70,32 @@ def test_mp4_encoder_leaves_no_file_when_it_is_abandoned(
         encoder.add(_frames())
         raise KeyError
     assert list(tmp_path.iterdir()) == []
+
+
+def _fragments(frames: Frames, starts: list[int], as_text: bool = False) -> list[bytes]:
+    watch = Watch("a model", lambda: False)
+    pieces = [frames[start:end] for start, end in itertools.pairwise([*starts, len(frames)])]
+    return [
+        mp4_fragment(piece, start, number, 25, watch, as_text=as_text).data
+        for number, (start, piece) in enumerate(zip(starts, pieces, strict=True))
+    ]
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_fragments_are_one_file_with_every_frame_in_its_time(as_text: bool) -> None:
+    frames = _frames(13)
+    fragments = _fragments(frames, [0, 1, 5, 9], as_text)
+    assert [fragment[4:8] for fragment in fragments] == [b"ftyp", b"moof", b"moof", b"moof"]
+    # What there is of a file that goes on can be played, whatever its length.
+    for count in (1, 2, 4):
+        with av.open(io.BytesIO(b"".join(fragments[:count]))) as container:
+            read = list(container.decode(video=0))
+        assert [round(frame.time * 25) for frame in read] == list(range([1, 5, 9, 13][count - 1]))
+    pixels = np.stack([frame.to_ndarray(format="rgb24") for frame in read])
+    assert np.abs(pixels.astype(int) - frames).mean() < 4
+
+
+def test_fragments_have_the_same_bytes_when_the_frames_are_the_same() -> None:
+    frames = np.random.default_rng(0).integers(0, 256, (9, 64, 96, 3), np.uint8)
+    first = _fragments(frames, [0, 1, 5])
+    assert all(_fragments(frames, [0, 1, 5]) == first for _ in range(10))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
 from types import TracebackType
 
 import av
+from av.container import OutputContainer
+from av.video.stream import VideoStream
 
 from slipway_serving.video.frames import Frames
 
@@ -33,6 +36,41 @@ def _x264_options() -> dict[str, str]:
     return {**_X264_OPTIONS, **(_X264_ON_AVX512 if avx512 else {})}
 
 
+def h264_stream(container: OutputContainer, width: int, height: int, fps: int, **options: str) -> VideoStream:
+    """Add a stream of H.264 (yuv420p, BT.709) to a file.
+
+    Args:
+        container: the file.
+        width: pixels, even.
+        height: pixels, even.
+        fps: frames per second, exact in the file.
+        **options: of x264, beside those that make the same bytes of the same frames.
+    """
+    stream = container.add_stream("libx264", rate=Fraction(fps), options={**_x264_options(), **options})
+    stream.width, stream.height = width, height
+    stream.pix_fmt = "yuv420p"
+    context = stream.codec_context
+    context.time_base = Fraction(1, fps)
+    context.colorspace = context.color_primaries = context.color_trc = _BT709
+    context.color_range = _LIMITED_RANGE
+    return stream
+
+
+def video_frames(frames: Frames, first_frame: int, stream: VideoStream) -> Iterator[av.VideoFrame]:
+    """Yield frames as a stream of :func:`h264_stream` takes them.
+
+    Args:
+        frames: [frames, height, width, 3], uint8.
+        first_frame: place of the first of them in the video, from 0.
+        stream: that takes them.
+    """
+    for place, pixels in enumerate(frames, first_frame):
+        frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
+        frame = frame.reformat(format="yuv420p", dst_colorspace=_BT709, dst_color_range=_LIMITED_RANGE)
+        frame.pts, frame.time_base = place, stream.codec_context.time_base
+        yield frame
+
+
 class Mp4Encoder:
     """Encodes frames to H.264 (yuv420p, BT.709) in an MP4 whose index comes first.
 
@@ -49,13 +87,7 @@ class Mp4Encoder:
         self._folder = tempfile.TemporaryDirectory(prefix="slipway-mp4-")
         self._path = Path(self._folder.name) / "video.mp4"
         self._container = av.open(str(self._path), "w", format="mp4", options=_MP4_OPTIONS)
-        self._stream = self._container.add_stream("libx264", rate=Fraction(fps), options=_x264_options())
-        self._stream.width, self._stream.height = width, height
-        self._stream.pix_fmt = "yuv420p"
-        context = self._stream.codec_context
-        context.time_base = Fraction(1, fps)
-        context.colorspace = context.color_primaries = context.color_trc = _BT709
-        context.color_range = _LIMITED_RANGE
+        self._stream = h264_stream(self._container, width, height, fps)
         self._frames = 0
 
     def __enter__(self) -> Mp4Encoder:
@@ -69,12 +101,9 @@ class Mp4Encoder:
 
     def add(self, frames: Frames) -> None:
         """Encode further frames, [frames, height, width, 3], uint8."""
-        for pixels in frames:
-            frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
-            frame = frame.reformat(format="yuv420p", dst_colorspace=_BT709, dst_color_range=_LIMITED_RANGE)
-            frame.pts, frame.time_base = self._frames, self._stream.codec_context.time_base
+        for frame in video_frames(frames, self._frames, self._stream):
             self._container.mux(self._stream.encode(frame))
-            self._frames += 1
+        self._frames += len(frames)
 
     def finish(self) -> bytes:
         """Return the whole file; no frame may be added after."""

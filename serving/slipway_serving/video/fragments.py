@@ -1,0 +1,94 @@
+"""Frames as fragments of an MP4 file, which goes on for as long as they come: a browser plays it as it grows.
+
+Each fragment is encoded by itself, so nothing is held between them, and begins with a whole picture. The
+first has the file's head; one after the other they are the file, with every frame at its place in time.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from slipway_serving import images
+from slipway_serving.errors import Unrecoverable
+from slipway_serving.events import Event, told
+from slipway_serving.video.frames import Frames
+from slipway_serving.watch import Watch
+
+# "empty_moov" puts all that a player must know first into a head without frames; "frag_discont" keeps the
+# times of a fragment that is not the first, and so do the two options after it.
+_MP4_OPTIONS = {
+    "movflags": "+frag_custom+empty_moov+default_base_moof+frag_discont+skip_trailer",
+    "use_editlist": "0",
+    "avoid_negative_ts": "disabled",
+    "fflags": "+bitexact",
+}
+_HEAD = ("ftyp", "moov")
+
+
+@dataclass(frozen=True)
+class Mp4Fragment(Event):
+    """Some neighbouring frames of a video.
+
+    Attributes:
+        fragment: bytes to append to those before, or base64 text of them for protocols that carry text only.
+        first_frame: place of the first of the frames in the video, from 0.
+        elapsed_s: seconds since the work began.
+    """
+
+    known_by: ClassVar[tuple[str, ...]] = ("fragment",)
+
+    fragment: Annotated[bytes, told("bytes of an MP4 file that go on where those before end, or base64 text")]
+    first_frame: Annotated[int, told("place of the first frame in the video, from 0", "INT32")]
+    elapsed_s: Annotated[float, told("seconds since the work began")]
+
+    @property
+    def data(self) -> bytes:
+        """The bytes, in whichever form they came."""
+        return images.from_text(self.fragment)
+
+
+def mp4_fragment(
+    frames: Frames, first_frame: int, number: int, fps: int, watch: Watch, *, as_text: bool = False
+) -> Mp4Fragment:
+    """Encode neighbouring frames; the same frames give the same bytes.
+
+    Args:
+        frames: [frames, height, width, 3], uint8; sides are even.
+        first_frame: place of the first of them in the video, from 0.
+        number: of the fragment in its file, from 0: that has the file's head too.
+        fps: frames per second.
+        watch: tells the time.
+        as_text: as base64 text.
+    """
+    import av
+
+    from slipway_serving.video.mp4 import h264_stream, video_frames
+
+    file = io.BytesIO()
+    options = {**_MP4_OPTIONS, "fragment_index": str(number + 1)}
+    with av.open(file, "w", format="mp4", options=options) as container:
+        # No frame waits for a later one, so that times of decoding are those of showing.
+        stream = h264_stream(container, frames.shape[2], frames.shape[1], fps, tune="zerolatency")
+        for frame in (*video_frames(frames, first_frame, stream), None):
+            container.mux(stream.encode(frame))
+    data = file.getvalue()
+    if number:
+        data = b"".join(box for kind, box in _boxes(data) if kind not in _HEAD)
+    return Mp4Fragment(base64.b64encode(data) if as_text else data, first_frame, watch.elapsed_s())
+
+
+def _boxes(data: bytes) -> Iterator[tuple[str, bytes]]:
+    """Yield the boxes of a file and their kinds (ISO/IEC 14496-12, 4.2)."""
+    start = 0
+    while start < len(data):
+        size = int.from_bytes(data[start : start + 4], "big")
+        if not 8 <= size <= len(data) - start:
+            raise Unrecoverable(
+                f"MP4: boxes must be whole, got one of {size} bytes of {len(data) - start} left"
+            )
+        yield data[start + 4 : start + 8].decode("latin-1"), data[start : start + size]
+        start += size
