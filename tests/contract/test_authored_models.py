@@ -44,7 +44,8 @@ TENSORS = {
         " mouse_cond FP32 [-1, 2] optional; keyboard_cond FP32 [-1, 4] optional",
         "frames UINT8 [-1, -1, -1, 3]; first_frame INT32 [1]; elapsed_s FP32 [1]; final BOOL [1];"
         " frames_total INT32 [1]; chunk INT32 [1]; chunks INT32 [1]; cache_hit_rate FP32 [1];"
-        " frames_base64 STRING [1]; height INT32 [1]; width INT32 [1]; jpeg STRING [1]; block INT32 [1];"
+        " frames_base64 STRING [1]; height INT32 [1]; width INT32 [1]; jpeg STRING [1];"
+        " fragment STRING [1]; block INT32 [1];"
         " frames_made INT32 [1]; frames_left INT32 [1]; denoise_s FP32 [1]; decode_s FP32 [1];"
         " commit_s FP32 [1]; picture_s FP32 [1]",
     ),

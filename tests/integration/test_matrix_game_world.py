@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
 
+import av
 import httpx
 import numpy as np
 import pytest
@@ -28,6 +30,7 @@ from slipway_serving.models import InProcessModels
 from slipway_serving.requests import encode
 from slipway_serving.server import Server, ServerConfig
 from slipway_serving.turns import Turn
+from slipway_serving.video.fragments import Mp4Fragment
 from slipway_serving.video.jpeg import JpegFrame
 
 MODEL = "matrix_game_universal"
@@ -173,6 +176,19 @@ def test_frames_are_the_same_when_they_come_as_jpeg_files(
     # Noise of a random decoder is the worst that a JPEG can be asked for.
     error = np.abs(shown["frames"].astype(int) - shown["jpeg"]).mean()
     assert error < 20
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_fragments_of_a_world_are_one_file_when_they_are_joined(
+    server: Server, protocol: Literal["grpc", "http"]
+) -> None:
+    url = server.grpc_url if protocol == "grpc" else server.http_url
+    with Client(url, protocol) as client, client.session(opening(output="mp4", fps=20)) as session:
+        events = [event for block in (0, 1) for event in session.step(steering(block))]
+    fragments = [event for event in events if isinstance(event, Mp4Fragment)]
+    assert [fragment.first_frame for fragment in fragments] == [0, 1, 5, 9, 13, 17]
+    with av.open(io.BytesIO(b"".join(fragment.data for fragment in fragments))) as container:
+        assert [round(frame.time * 20) for frame in container.decode(video=0)] == list(range(21))
 
 
 def test_world_is_freed_when_it_ends_or_its_turn_is_left(server: Server) -> None:

@@ -169,6 +169,7 @@ def bomb() -> bytes:
         ({"image": np.zeros((8, 32, 3), np.uint8)}, "image must be 16 to 4096 px a side, got 32x8"),
         ({"seed": -1}, "seed must be 0 to 4294967295, got -1"),
         ({"output": "video"}, "output must be one of frames, jpeg"),
+        ({"output": "mp4"}, "fps must be 1 to 120 with output mp4, got 0; try 25"),
     ],
 )
 def test_opening_is_refused_by_field_when_a_rule_is_broken(fields: dict[str, Any], problem: str) -> None:

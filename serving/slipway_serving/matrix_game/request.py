@@ -19,10 +19,12 @@ from slipway_serving.fields import Array, Image
 from slipway_serving.requests import Request
 from slipway_serving.rules import one_of, within
 from slipway_serving.video.fields import MAX_FPS
+from slipway_serving.video.fragments import Mp4Fragment
 from slipway_serving.video.jpeg import JpegFrame
 
-OUTPUTS = ("frames", "jpeg", "frames_base64", "jpeg_base64")
-"""Forms of the frames: uint8 pixels or JPEG files; as base64 text for protocols that carry text only."""
+OUTPUTS = ("frames", "jpeg", "mp4", "frames_base64", "jpeg_base64", "mp4_base64")
+"""Forms of the frames: uint8 pixels, JPEG files, or fragments of one MP4 file; as base64 text for protocols
+that carry text only."""
 
 MOUSE_COND, KEYBOARD_COND = "mouse_cond", "keyboard_cond"
 
@@ -117,14 +119,14 @@ class WorldRequest(Request):
             the aspect of the world's frames and resized to them.
         seed: of the noise; goes on over the blocks.
         fps: frames a second that the world is shown at; a block that takes longer than its frames last is
-            counted as late. 0 counts none.
+            counted as late. 0 counts none; a file must have a rate.
         output: one of :data:`OUTPUTS`.
 
     Raises:
         InvalidRequest: naming every field that breaks its rule.
     """
 
-    events: ClassVar[tuple[type[Event], ...]] = (FramesPart, JpegFrame, BlockMade)
+    events: ClassVar[tuple[type[Event], ...]] = (FramesPart, JpegFrame, Mp4Fragment, BlockMade)
 
     image: Annotated[bytes | NDArray[np.uint8], Image("the first frame, cut and resized to the world's")]
     seed: Seed = 0
@@ -133,6 +135,12 @@ class WorldRequest(Request):
     ] = 0
     # The command line writes arrays.
     output: Annotated[str, replace(one_of(OUTPUTS, "form of the frames"), flag=None)] = "frames"
+
+    def conflicts(self) -> list[str]:
+        """Return what is wrong with the rate, which a file of frames must have."""
+        if self.output.startswith("mp4") and not self.fps:
+            return [f"fps must be 1 to {MAX_FPS} with output {self.output}, got 0; try 25"]
+        return []
 
 
 class UniversalRequest(WorldRequest):

@@ -26,6 +26,7 @@ from slipway_serving.program import Call, Responses, Settings
 from slipway_serving.requests import decode_turn
 from slipway_serving.sessions import Sessions, Taken
 from slipway_serving.video.delivery import frame_parts
+from slipway_serving.video.fragments import mp4_fragment
 from slipway_serving.video.frames import Frames
 from slipway_serving.video.jpeg import jpeg_frames
 from slipway_serving.watch import Watch
@@ -134,7 +135,7 @@ class MatrixGame:
                 self._recorder.observe(FIRST_FRAME, watch.elapsed_s())
             world = replace(world, decoder=decoder)
             self._recorder.count(FRAMES, len(frames))
-            yield from _parts(opened.output, frames, first_frame, watch)
+            yield from self._parts(opened, frames, first_frame, watch)
             first_frame += len(frames)
         times.append(watch.elapsed_s())
         watch.check("before the block is committed")
@@ -154,15 +155,18 @@ class MatrixGame:
             world.blocks - 1, first_frame, frames_left, denoise_s, decode_s, commit_s, opened.picture_s
         )
 
+    def _parts(self, opened: Open, frames: Frames, first_frame: int, watch: Watch) -> Iterator[Event]:
+        """Return the events that bring a latent frame's frames in the form that was asked for."""
+        form, as_text = opened.output.removesuffix(BASE64), opened.output.endswith(BASE64)
+        if form == "jpeg":
+            return jpeg_frames(frames, first_frame, watch, as_text=as_text)
+        if form == "mp4":
+            # The first latent frame is one frame.
+            number = -(-first_frame // self._facts.frames_per_latent)
+            return iter([mp4_fragment(frames, first_frame, number, opened.fps, watch, as_text=as_text)])
+        return frame_parts(frames, first_frame, watch, as_text=as_text)
+
 
 def is_late(took_s: float, frames: int, fps: int) -> bool:
     """Whether a block took longer than its frames last at a rate; 0 is no rate."""
     return fps > 0 and took_s > frames / fps
-
-
-def _parts(output: str, frames: Frames, first_frame: int, watch: Watch) -> Iterator[Event]:
-    """Return the events that bring frames in the form that was asked for."""
-    as_text = output.endswith(BASE64)
-    if output.startswith("jpeg"):
-        return jpeg_frames(frames, first_frame, watch, as_text=as_text)
-    return frame_parts(frames, first_frame, watch, as_text=as_text)
