@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -76,6 +77,18 @@ def test_each_block_takes_the_keys_of_its_turn_when_a_world_is_played(image: Pat
     assert not world.open
 
 
+def test_frames_are_shown_as_they_come_when_a_world_is_played(image: Path) -> None:
+    seen: list[int] = []
+    client: Any = World()
+    blocks = play(
+        client, opening("universal", image.read_bytes(), 3), "universal", "ww", lambda f: seen.append(len(f))
+    )
+    next(blocks)
+    assert seen == [1, 3]
+    next(blocks)
+    assert seen == [1, 3, 1, 3]
+
+
 def test_play_stops_when_the_world_ends_before_the_keys(image: Path) -> None:
     world = World(blocks=2)
     assert len(played(world, image, "universal", ["w"] * 9)) == 2
@@ -111,17 +124,14 @@ def test_latest_key_is_held_when_two_cannot_be(pressed: str, keys: str) -> None:
 def test_picture_fits_the_terminal_and_has_two_pixels_to_a_character(
     columns: int, lines: int, size: tuple[int, int]
 ) -> None:
-    rows: list[list[Any]] = [[]]
-    for segment in picture(PICTURE, columns, lines).segments:
-        if segment.text == "\n":
-            rows.append([])
-        else:
-            rows[-1].append(segment)
-    assert rows.pop() == []
-    assert {len(row) for row in rows} == {size[0]}
-    assert len(rows) == size[1]
-    style = rows[0][0].style
-    assert style.color is not None and style.bgcolor is not None
+    rows = picture(PICTURE, columns, lines).split("\n")
+    cells = [re.findall(r"\x1b\[38;2;(\d+);(\d+);(\d+);48;2;(\d+);(\d+);(\d+)m▀", row) for row in rows]
+    assert {len(row) for row in cells} == {size[0]}
+    assert len(cells) == size[1]
+    shown = np.array(cells, int)
+    pixels = np.asarray(Image.fromarray(PICTURE).resize((size[0], 2 * size[1])))
+    np.testing.assert_array_equal(shown[..., :3], pixels[::2])
+    np.testing.assert_array_equal(shown[..., 3:], pixels[1::2])
 
 
 def test_video_has_every_frame_when_a_script_is_played(

@@ -16,6 +16,7 @@ from slipway_client.options import DEFAULT_URLS, Quiet, SpokenProtocol, Url
 from slipway_serving.errors import InvalidRequest, raise_all
 
 if TYPE_CHECKING:
+    from slipway_client.play.terminal import Screen
     from slipway_client.play.worlds import Block
     from slipway_serving.video.mp4 import Mp4Encoder
 
@@ -71,10 +72,11 @@ def play(
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(Client(url or DEFAULT_URLS[protocol], protocol))
         if script is None:
-            from slipway_client.play.terminal import Keys
+            from slipway_client.play.terminal import Keys, Screen
 
-            blocks = played(client, request, mode, stack.enter_context(Keys(known)))
-            shown = _on_screen(blocks, known.text)
+            keys = stack.enter_context(Keys(known))
+            screen = stack.enter_context(Screen(f"{known.text}, Escape end"))
+            shown = _on_screen(played(client, request, mode, keys, screen.show), screen)
         else:
             shown = _told(played(client, request, mode, script), len(script), quiet)
         if output is None:
@@ -104,24 +106,12 @@ def _told(blocks: Iterator[Block], count: int, quiet: bool) -> Iterator[Block]:
         yield block
 
 
-def _on_screen(blocks: Iterator[Block], keys: str) -> Iterator[Block]:
-    """Hand on blocks and show their frames, with the keys and a line of status below; Ctrl-C ends them."""
-    from rich.console import Console, Group
-    from rich.live import Live
-    from rich.text import Text
-
-    from slipway_client.play.terminal import picture
-
-    console = Console()
-    with Live(console=console, screen=True, auto_refresh=False) as live:
-        live.update(Text(f"{keys}, Escape end"), refresh=True)
-        with contextlib.suppress(KeyboardInterrupt):
-            for block in blocks:
-                below = Text(f"{block.status}\n{keys}, Escape end", no_wrap=True, overflow="ellipsis")
-                for frame in block.frames:
-                    seen = picture(frame, console.width, console.height - 3)
-                    live.update(Group(seen, below), refresh=True)
-                yield block
+def _on_screen(blocks: Iterator[Block], screen: Screen) -> Iterator[Block]:
+    """Hand on blocks and say a line of each on the screen; Ctrl-C ends them."""
+    with contextlib.suppress(KeyboardInterrupt):
+        for block in blocks:
+            screen.say(block.status)
+            yield block
 
 
 def _record(blocks: Iterator[Block], output: Path, video: Callable[[int, int], Mp4Encoder]) -> None:

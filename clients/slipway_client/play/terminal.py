@@ -12,15 +12,15 @@ from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.color import Color
-from rich.segment import Segment, Segments
-from rich.style import Style
 
 from slipway_serving.errors import InvalidRequest
 from slipway_serving.matrix_game.keys import Vocabulary
 
-_UPPER_HALF = "▀"
 _ESCAPE = "\x1b"
+# ECMA-48 and xterm: the other screen without a cursor, and back; colours of a character's two halves.
+_OTHER_SCREEN, _OWN_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[0m\x1b[?25h\x1b[?1049l"
+_HOME, _PLAIN, _REST_OF_LINE = "\x1b[H", "\x1b[0m", "\x1b[K"
+_CELL = "\x1b[38;2;{};{};{};48;2;{};{};{}m▀"
 
 
 class Keys:
@@ -76,8 +76,44 @@ def held(pressed: str, known: Vocabulary) -> str:
     return "".join(keys)
 
 
-def picture(frame: NDArray[np.uint8], columns: int, lines: int) -> Segments:
-    """Return a frame as characters.
+class Screen:
+    """The terminal's other screen: frames from its top, a line of status and the keys at its bottom.
+
+    Use as a context manager, which brings back what was there before. Written by hand, since frames come
+    25 times a second: a library that lays out each character took a tenth of a second for one.
+
+    Args:
+        keys: the line about them.
+    """
+
+    def __init__(self, keys: str) -> None:
+        self._keys = keys
+
+    def __enter__(self) -> Screen:
+        _write(_OTHER_SCREEN)
+        self.say("")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _write(_OWN_SCREEN)
+
+    def show(self, frames: NDArray[np.uint8]) -> None:
+        """Show frames one after the other, [frames, height, width, 3], uint8."""
+        columns, lines = os.get_terminal_size()
+        for frame in frames:
+            _write(f"{_HOME}{picture(frame, columns, max(1, lines - 2))}")
+
+    def say(self, status: str) -> None:
+        """Show a line of status."""
+        columns, lines = os.get_terminal_size()
+        for place, line in ((lines - 1, status), (lines, self._keys)):
+            _write(f"\x1b[{place};1H{_PLAIN}{line[:columns]}{_REST_OF_LINE}")
+
+
+def picture(frame: NDArray[np.uint8], columns: int, lines: int) -> str:
+    """Return a frame as characters in 24-bit colours, a line for each two rows of pixels.
 
     Args:
         frame: [height, width, 3], uint8.
@@ -90,11 +126,10 @@ def picture(frame: NDArray[np.uint8], columns: int, lines: int) -> Segments:
     scale = min(columns / width, 2 * lines / height)
     size = max(1, int(width * scale)), max(2, int(height * scale) // 2 * 2)
     pixels = np.asarray(Image.fromarray(frame).resize(size))
-    segments = []
-    for upper, lower in zip(pixels[::2].tolist(), pixels[1::2].tolist(), strict=True):
-        segments += [
-            Segment(_UPPER_HALF, Style(color=Color.from_rgb(*above), bgcolor=Color.from_rgb(*below)))
-            for above, below in zip(upper, lower, strict=True)
-        ]
-        segments.append(Segment.line())
-    return Segments(segments)
+    cells = np.concatenate([pixels[::2], pixels[1::2]], axis=2).tolist()
+    return "\n".join("".join(_CELL.format(*cell) for cell in line) + _PLAIN + _REST_OF_LINE for line in cells)
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

@@ -7,7 +7,7 @@ what cannot be held together, and nothing queues up.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,7 +63,13 @@ def opening(mode: str, picture: bytes, seed: int) -> Request:
     return REQUESTS[mode](image=picture, seed=seed)
 
 
-def play(client: Client, request: Request, mode: str, keys: Iterable[str]) -> Iterator[Block]:
+def play(
+    client: Client,
+    request: Request,
+    mode: str,
+    keys: Iterable[str],
+    show: Callable[[NDArray[np.uint8]], object] = lambda frames: None,
+) -> Iterator[Block]:
     """Play a world until the keys or the world end; the session ends with the iterator.
 
     Args:
@@ -71,6 +77,7 @@ def play(client: Client, request: Request, mode: str, keys: Iterable[str]) -> It
         request: see :func:`opening`.
         mode: of the world.
         keys: held in each block; the next is asked for when the block before is there.
+        show: is given frames as they come, [frames, height, width, 3], uint8.
 
     Raises:
         SlipwayError: as :meth:`Client.generate`.
@@ -79,17 +86,17 @@ def play(client: Client, request: Request, mode: str, keys: Iterable[str]) -> It
     with client.session(request) as session:
         for held in keys:
             begun = time.perf_counter()
-            events = list(session.step(turn(**actions_of(held, mode))))
-            yield (block := _block(held, events, time.perf_counter() - begun))
+            frames, made = [], None
+            for event in session.step(turn(**actions_of(held, mode))):
+                if isinstance(event, FramesPart):
+                    frames.append(event.pixels)
+                    show(event.pixels)
+                elif isinstance(event, BlockMade):
+                    made = event
+            if made is None or not frames:
+                raise Unrecoverable(
+                    f"play: a block must be frames and their end, got {len(frames)} parts and {made}"
+                )
+            yield (block := Block(held, np.concatenate(frames), made, time.perf_counter() - begun))
             if not block.made.frames_left:
                 return
-
-
-def _block(held: str, events: list[Any], took_s: float) -> Block:
-    *parts, made = events or [None]
-    frames = [part.pixels for part in parts if isinstance(part, FramesPart)]
-    if not isinstance(made, BlockMade) or not frames:
-        raise Unrecoverable(
-            f"play: a block must be frames and their end, got {[type(event).__name__ for event in events]}"
-        )
-    return Block(held, np.concatenate(frames), made, took_s)
