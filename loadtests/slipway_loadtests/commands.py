@@ -186,6 +186,31 @@ def wakeword(
     _measure("wakeword", partial(run, options), wakeword_json, draw_wakeword, print_wakeword, output, quiet)
 
 
+@bench.command("world")
+def world(
+    checkpoint: Annotated[
+        str, typer.Option(help="Whose worlds are played.", metavar="PRESET|DIR|HUB_ID")
+    ] = "tiny",
+    mode: Annotated[str, typer.Option(help="universal, gta_drive or templerun.")] = "universal",
+    worlds: Annotated[int, typer.Option(min=1, help="Played one after the other.")] = 3,
+    blocks: Annotated[int, typer.Option(min=22, max=341, help="Of each world.")] = 60,
+    at_block: Annotated[
+        int, typer.Option(min=1, max=341, help="Made anew from all frames too, to compare.")
+    ] = 20,
+    threads: Annotated[int, typer.Option(min=1, help="Of ONNX Runtime where graphs are compared.")] = 2,
+    output: Output = _OUTPUT,
+    quiet: Quiet = False,
+) -> None:
+    """Measure worlds: time and memory from block to block, the first action, what caches save."""
+    from slipway_loadtests.bench.chart import draw_world
+    from slipway_loadtests.bench.world import WorldOptions, print_world, run, world_json
+    from slipway_serving.matrix_game.keys import vocabulary
+
+    vocabulary(mode)
+    options = WorldOptions(checkpoint, mode, worlds, blocks, at_block, threads)
+    _measure("world", partial(run, options), world_json, draw_world, print_world, output, quiet)
+
+
 @bench.command("capacity")
 def capacity_bench(
     users: Annotated[

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from slipway_loadtests.bench.stats import Summary
     from slipway_loadtests.bench.video import VideoResult
     from slipway_loadtests.bench.wakeword import WakewordResult
+    from slipway_loadtests.bench.world import WorldResult
 
 _PANEL_INCHES = (5.0, 3.6)
 
@@ -59,6 +60,19 @@ def draw_wakeword(result: WakewordResult, path: Path) -> None:
     for axes, (kind, servers) in zip(panels, result.served.items(), strict=True):
         rates = {name: served.per_s for name, served in servers.items()}
         _bars(axes, rates, f"{kind}: requests per second, {result.options.clients} clients")
+    figure.savefig(path)
+
+
+def draw_world(result: WorldResult, path: Path) -> None:
+    """Draw the benchmark of worlds: its ratios."""
+    figure, (axes,) = _figure(1)
+    found = {
+        "late ÷ early, time": result.late_time,
+        "late ÷ early, memory": result.late_memory,
+        "first action ÷ tenth": result.first_action,
+        f"anew ÷ cached, block {result.options.at_block}": result.caches,
+    }
+    _bars(axes, found, f"{result.options.mode}: ratios, {result.options.blocks} blocks")
     figure.savefig(path)
 
 

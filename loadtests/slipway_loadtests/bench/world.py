@@ -1,0 +1,263 @@
+"""The benchmark of worlds: whether a block takes as long as the one before, and what its caches save.
+
+Whole worlds are played on a real Triton, one after the other. The time of each block is the caller's; the
+memory is that of the server's processes after it. Beside that, in turn in one process: the graph of a block
+with its caches, and the graph of whole videos over all frames so far, which is what a world without caches
+would have to run.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from slipway_client import Client
+from slipway_export.checkpoint import axes_of, open_checkpoint
+from slipway_export.families import family_named
+from slipway_export.onnx import example_inputs
+from slipway_export.run import ExportOptions, run_export
+from slipway_loadtests.bench.processes import Tree, serving
+from slipway_loadtests.bench.report import spread
+from slipway_loadtests.bench.stats import Summary, ratios, summarize
+from slipway_serving.errors import Unrecoverable
+from slipway_serving.matrix_game.facts import Facts
+from slipway_serving.matrix_game.keys import actions_of
+from slipway_serving.matrix_game.request import REQUESTS, BlockMade
+from slipway_serving.requests import Request
+
+FAMILY = "matrix_game"
+# From the third on a block's window is full; so many at either end are compared.
+FULL_FROM, COMPARED = 3, 10
+_READY_TIMEOUT_S = 600
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class WorldOptions:
+    """What to measure.
+
+    Attributes:
+        checkpoint: a preset, folder or hub id.
+        mode: of the worlds.
+        worlds: played one after the other; rounds of the graphs too.
+        blocks: of each world, two times ten and the first two at least.
+        at_block: whose time with and without caches is compared.
+        threads: of ONNX Runtime where the graphs are compared.
+    """
+
+    checkpoint: str = "tiny"
+    mode: str = "universal"
+    worlds: int = 3
+    blocks: int = 60
+    at_block: int = 20
+    threads: int = 2
+
+
+@dataclass(frozen=True)
+class Played:
+    """One world.
+
+    Attributes:
+        took_s: of each block, from its actions going out to its last answer, seconds.
+        made: what the server says of each.
+        rss_bytes: of the server's processes after each.
+    """
+
+    took_s: tuple[float, ...]
+    made: tuple[BlockMade, ...]
+    rss_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class WorldResult:
+    """What a run found, each ratio by world.
+
+    Attributes:
+        options: of the run.
+        block_s: seconds of a block with a full window, by world its median.
+        fps: frames a second of those blocks.
+        parts_s: seconds of each part of them, the median of all.
+        late_time: time of the last blocks ÷ that of the first with a full window, medians.
+        late_memory: memory after the last blocks ÷ after those, medians.
+        first_action: denoising of the first block ÷ of the tenth: nothing is compiled on the way.
+        caches: at one block, the graph of whole videos ÷ the graph of a block, each for all steps.
+    """
+
+    options: WorldOptions
+    block_s: Summary
+    fps: Summary
+    parts_s: Mapping[str, float]
+    late_time: Summary
+    late_memory: Summary
+    first_action: Summary
+    caches: Summary
+
+
+def run(options: WorldOptions, report: Report) -> WorldResult:
+    """Export, serve and play; then compare the graphs.
+
+    Args:
+        options: what to measure.
+        report: called with a line before each long piece of work.
+    """
+    with tempfile.TemporaryDirectory(prefix="slipway-bench-") as name:
+        folder = Path(name)
+        repository = folder / "models"
+        report(f"exporting {options.checkpoint}")
+        exported = ExportOptions(options.checkpoint, repository, variant=options.mode)
+        run_export(family_named(FAMILY), exported)
+        report("starting Triton")
+        with (
+            serving(repository, _READY_TIMEOUT_S, folder / "serve.log") as server,
+            Client(server.url) as client,
+        ):
+            played = []
+            for world in range(options.worlds):
+                report(f"world {world + 1} of {options.worlds}")
+                played.append(play(client, options.mode, options.blocks, server.tree))
+        report("comparing a block with caches and without")
+        caches = compare_caches(repository, options)
+    return summarized(options, played, caches)
+
+
+def play(client: Client, mode: str, blocks: int, tree: Tree) -> Played:
+    """Play a world.
+
+    Args:
+        client: of the server.
+        mode: of the world.
+        blocks: of it.
+        tree: the server's processes.
+    """
+    picture = np.random.default_rng(0).integers(0, 256, (90, 160, 3), np.uint8)
+    opening: Any = REQUESTS[mode](image=picture, seed=0)
+    turn: Request = opening.turn(**actions_of("w", mode))
+    took: list[float] = []
+    made: list[BlockMade] = []
+    rss: list[int] = []
+    with client.session(opening) as session:
+        for _ in range(blocks):
+            begun = time.perf_counter()
+            *_, last = session.step(turn)
+            took.append(time.perf_counter() - begun)
+            if not isinstance(last, BlockMade):
+                raise Unrecoverable(f"bench: a block must end with its figures, got {type(last).__name__}")
+            made.append(last)
+            rss.append(tree.now_bytes)
+    return Played(tuple(took), tuple(made), tuple(rss))
+
+
+def compare_caches(repository: Path, options: WorldOptions) -> Summary:
+    """Time one block by both graphs in turn, with random inputs; return the whole's time ÷ the block's.
+
+    Args:
+        repository: as exported.
+        options: of the run.
+    """
+    mode = options.mode
+    facts = Facts.read(repository / f"{FAMILY}_{mode}" / "1")
+    frames = options.at_block * facts.latents.block_frames
+    family = family_named(FAMILY)
+    with open_checkpoint(family, options.checkpoint) as checkpoint:
+        plan = family.variant(mode).plan(checkpoint, axes_of(family, checkpoint, {}))
+        by_label = {component.label: component for component in plan.components}
+        block = example_inputs(by_label[f"{mode}/block_denoiser"], {"batch": 1})
+        whole = example_inputs(by_label[f"{mode}_denoiser"], {"batch": 1, "latent_frames": frames})
+    # A block whose window is full.
+    block["start"] = np.array([frames - facts.latents.block_frames], np.int64)
+    graphs = (
+        (repository / f"{FAMILY}_{mode}" / "1" / "block_denoiser.onnx", block, len(facts.steps) + 1),
+        (repository / f"{FAMILY}_{mode}_denoiser" / "1" / "model.onnx", whole, len(facts.steps)),
+    )
+    timed = [_timed(path, inputs, steps, options.threads) for path, inputs, steps in graphs]
+    for once in timed:
+        once()
+    rounds = [tuple(once() for once in timed) for _ in range(options.worlds)]
+    return summarize(ratios([whole_s for _, whole_s in rounds], [block_s for block_s, _ in rounds]))
+
+
+def _timed(path: Path, inputs: Mapping[str, Any], runs: int, threads: int) -> Callable[[], float]:
+    """Return what runs a graph so often and gives the seconds that it took."""
+    settings = onnxruntime.SessionOptions()
+    settings.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(path, settings, providers=["CPUExecutionProvider"])
+
+    def once() -> float:
+        begun = time.perf_counter()
+        for _ in range(runs):
+            session.run(None, inputs)
+        return time.perf_counter() - begun
+
+    return once
+
+
+def summarized(options: WorldOptions, played: Sequence[Played], caches: Summary) -> WorldResult:
+    """Return the figures of worlds that were played.
+
+    Args:
+        options: of the run.
+        played: worlds of `options.blocks` blocks.
+        caches: see :func:`compare_caches`.
+    """
+    full = slice(FULL_FROM - 1, None)
+    block_s = [statistics.median(world.took_s[full]) for world in played]
+    frames = played[0].made[-1].frames_made - played[0].made[-2].frames_made
+    blocks = [made for world in played for made in world.made[full]]
+    parts = ("denoise_s", "decode_s", "commit_s")
+    return WorldResult(
+        options=options,
+        block_s=summarize(block_s),
+        fps=summarize([frames / each for each in block_s]),
+        parts_s={part: statistics.median(getattr(made, part) for made in blocks) for part in parts},
+        late_time=summarize([_late(world.took_s) for world in played]),
+        late_memory=summarize([_late(world.rss_bytes) for world in played]),
+        first_action=summarize([world.made[0].denoise_s / world.made[9].denoise_s for world in played]),
+        caches=caches,
+    )
+
+
+def _late(values: Sequence[float]) -> float:
+    """Return the last blocks ÷ the first with a full window, medians."""
+    early = values[FULL_FROM - 1 : FULL_FROM - 1 + COMPARED]
+    return statistics.median(values[-COMPARED:]) / statistics.median(early)
+
+
+def world_json(result: WorldResult, machine: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the benchmark as JSON."""
+    return {"benchmark": "world", "machine": dict(machine), **asdict(result)}
+
+
+def print_world(console: Console, result: WorldResult) -> None:
+    """Print the figures as a table."""
+    options = result.options
+    parts = ", ".join(f"{part.removesuffix('_s')} {1e3 * took:.1f}" for part, took in result.parts_s.items())
+    last = f"{options.blocks - COMPARED + 1} to {options.blocks}"
+    first = f"{FULL_FROM} to {FULL_FROM + COMPARED - 1}"
+    rows = (
+        ("a block, ms", spread(summarize([1e3 * each for each in result.block_s.values]), 1)),
+        ("its parts, ms", parts),
+        ("frames a second", spread(result.fps, 1)),
+        (f"time of blocks {last} ÷ {first}", spread(result.late_time)),
+        ("memory after them, likewise", spread(result.late_memory, 3)),
+        ("first action ÷ tenth, denoising", spread(result.first_action)),
+        (f"block {options.at_block}: everything anew ÷ with caches", spread(result.caches, 1)),
+    )
+    table = Table(
+        f"{options.mode}, {options.checkpoint}, {options.worlds} worlds of {options.blocks} blocks",
+        "median (min to max)",
+        box=box.SIMPLE,
+    )
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
