@@ -13,6 +13,7 @@ import httpx
 import numpy as np
 import pytest
 import soundfile
+from PIL import Image
 from wheel_environments import ROOT, Environment, build_wheel, make_environment
 
 from slipway_cli import root
@@ -132,6 +133,15 @@ def test_signals_suffices_when_listening_and_measuring(environment: Make) -> Non
     # What follows an answer.
     code = "import slipway_client.imu.trajectory, slipway_client.imu.plot, slipway_client.listen_plot"
     assert found.run("python", "-c", code).returncode == 0
+    assert found.run("python", "-c", "import torch").returncode == 1
+
+
+def test_play_suffices_when_a_world_is_asked_for(environment: Make) -> None:
+    found = environment("play")
+    Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save(found.folder / "first.png")
+    done = found.slipway("play matrix_game --image first.png --actions w --output o.mp4 --url localhost:1")
+    assert (done.returncode, done.stderr.count("localhost:1: unavailable")) == (1, 1), done
+    assert found.run("python", "-c", "import av, slipway_client.play.terminal").returncode == 0
     assert found.run("python", "-c", "import torch").returncode == 1
 
 
