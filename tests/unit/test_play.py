@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from slipway_cli.root import run
-from slipway_client.play.terminal import held, picture
+from slipway_client.play.terminal import held, picture, typed
 from slipway_client.play.worlds import Block, opening, play
 from slipway_serving.errors import Overloaded, Unrecoverable
 from slipway_serving.events import Event, FramesPart
@@ -116,6 +116,21 @@ def test_block_is_an_error_when_its_frames_or_its_end_are_missing(events: list[E
 )
 def test_latest_key_is_held_when_two_cannot_be(pressed: str, keys: str) -> None:
     assert held(pressed, KNOWN) == keys
+
+
+@pytest.mark.parametrize(
+    ("text", "characters"),
+    [
+        ("wl", "wl"),
+        ("w\x1b[Al", "wl"),
+        ("\x1bOP\x1b[3~", ""),
+        ("w\x1b", None),
+        ("\x1b[A\x1b", None),
+        ("", ""),
+    ],
+)
+def test_play_ends_by_escape_and_not_by_an_arrow(text: str, characters: str | None) -> None:
+    assert typed(text) == characters
 
 
 @pytest.mark.parametrize(

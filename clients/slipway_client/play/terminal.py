@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import sys
 import termios
@@ -17,6 +18,8 @@ from slipway_serving.errors import InvalidRequest
 from slipway_serving.matrix_game.keys import Vocabulary
 
 _ESCAPE = "\x1b"
+# Arrows and other keys that a terminal sends as sequences.
+_SEQUENCE = re.compile(r"\x1b[\[O][0-9;]*[A-Za-z~]")
 # ECMA-48 and xterm: the other screen without a cursor, and back; colours of a character's two halves.
 _OTHER_SCREEN, _OWN_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[0m\x1b[?25h\x1b[?1049l"
 _HOME, _PLAIN, _REST_OF_LINE = "\x1b[H", "\x1b[0m", "\x1b[K"
@@ -63,7 +66,13 @@ class Keys:
             if not read:
                 return None
             text += read
-        return None if _ESCAPE in text else text
+        return typed(text)
+
+
+def typed(text: str) -> str | None:
+    """Return the characters of what a terminal sent, without its sequences; None with Escape among them."""
+    characters = _SEQUENCE.sub("", text)
+    return None if _ESCAPE in characters else characters
 
 
 def held(pressed: str, known: Vocabulary) -> str:
