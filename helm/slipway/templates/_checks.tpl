@@ -5,7 +5,7 @@
 {{- range $key, $pool := .pools }}
 {{- $own := list }}
 {{- with $pool }}
-{{- /* 63 is Kubernetes' limit, and the longest name made of it ends in -prepare-m0123456789. */}}
+{{- /* 63 is Kubernetes' limit, and the longest name made of it ends in -prepare-0123456789a. */}}
 {{- if gt (len .name) 43 }}
 {{- $own = append $own (printf "the name %s must have at most 43 characters, got %d; try fullnameOverride" .name (len .name)) }}
 {{- end }}

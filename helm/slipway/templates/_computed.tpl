@@ -8,7 +8,8 @@ slipway.computed: what follows from a pool's settings. All seconds but sharedMem
   grace        moving + drain + exitTimeout + 30, since Kubernetes kills when it is over: `slipway serve` gives Triton 5 s
                more than exitTimeout, and unloading the models of an idle server took up to 10 s
   startup      failures that the startup probe forgives; with the period at least the load time, rounded up
-  progress     before a rollout counts as stuck: preparing and loading of one replica, and a minute for pulling
+  start        of one replica: preparing, where its own pod does it, loading, and a minute for pulling
+  progress     before a rollout counts as stuck: that, and what a Job prepares first
   proxy        a proxy's patience: the longest job and what waits before it begins
 */}}
 {{- define "slipway.computed" -}}
@@ -25,7 +26,9 @@ exitTimeout: {{ $job }}
 grace: {{ add $moving $job $job 30 }}
 startupPeriod: {{ $period }}
 startupFailures: {{ $failures }}
-progress: {{ add (ternary (int .prepare.seconds) 0 (not (empty .prepare.exports))) (mul $failures $period) 60 }}
+{{- $preparing := ternary (int .prepare.seconds) 0 (not (empty .prepare.exports)) }}
+start: {{ add (ternary $preparing 0 (eq .prepare.by "pod")) (mul $failures $period) 60 }}
+progress: {{ add $preparing (mul $failures $period) 60 }}
 proxy: {{ add $job 60 }}
 stabilization: {{ max (int .autoscaling.stabilization) $job }}
 {{- /* 32 MiB for the server itself, as serving/slipway_serving/server.py asks for. */}}

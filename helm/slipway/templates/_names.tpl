@@ -41,8 +41,19 @@ slipway/pool: {{ .pool.key }}
 {{ .Values.control.secret | default (printf "%s-control" (include "slipway.fullname" .)) }}
 {{- end }}
 
+{{/* The claim of a store: another one where its class or its modes are others, since a claim's cannot change. */}}
 {{- define "slipway.claim" -}}
-{{ .pool.models.claim | default (printf "%s-models" .pool.name) }}
+{{- $kind := list .pool.models.storageClass .pool.models.accessModes | toJson | sha256sum | trunc 6 -}}
+{{ .pool.models.claim | default (printf "%s-models-%s" .pool.name $kind) }}
+{{- end }}
+
+{{/* The Deployment or StatefulSet: another set where the volumes of its replicas are others, as a set's cannot change. */}}
+{{- define "slipway.workload" -}}
+{{- if eq .pool.workload "StatefulSet" -}}
+{{ .pool.name }}-{{ list .pool.models.storageClass .pool.models.size | toJson | sha256sum | trunc 6 }}
+{{- else -}}
+{{ .pool.name }}
+{{- end }}
 {{- end }}
 
 {{/* The host name that leads to a pool. */}}
