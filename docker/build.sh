@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Build images of docker/Dockerfile, and see that each starts under the restrictions that it is made for:
-#   [BASE=IMAGE] [EXPORT_BASE=IMAGE] build.sh TARGET...
-# Targets: client, server-cpu, export, server-gpu. EXPORT_BASE=server-cpu makes an export that needs no GPU.
+#   [BASE=IMAGE] [EXPORT_BASE=IMAGE] [TORCH_BASE=server-gpu] build.sh TARGET...
+# Targets: client, server-cpu, export, server-gpu, server-torch. EXPORT_BASE=server-cpu makes an export that needs no
+# GPU; TORCH_BASE=server-gpu a server-torch that uses one.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-docker=${DOCKER:-docker} asked_base=${BASE:-} asked_export_base=${EXPORT_BASE:-}
+docker=${DOCKER:-docker} asked_base=${BASE:-} asked_export_base=${EXPORT_BASE:-} asked_torch_base=${TORCH_BASE:-}
 source docker/versions.env
 export DOCKER_BUILDKIT=1
 
@@ -14,6 +15,7 @@ for target in "$@"; do
         --build-arg "BASE=${asked_base:-$BASE}" \
         --build-arg "TRITON_BASE=$TRITON_BASE" \
         --build-arg "EXPORT_BASE=${asked_export_base:-$TENSORRT_BASE}" \
+        --build-arg "TORCH_BASE=${asked_torch_base:-server-cpu}" \
         --build-arg "VERSION=$SLIPWAY_VERSION" \
         --build-arg "REVISION=$(git rev-parse HEAD 2>/dev/null || echo unknown)" \
         .

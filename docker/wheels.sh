@@ -21,7 +21,7 @@ if [[ -e $stamp && $stamp -nt pyproject.toml && $stamp -nt requirements.lock && 
 fi
 rm -f "$folder"/*.whl "$folder"/filled-*
 if [[ ${1:-} == gpu ]]; then
-    "$python" docker/requirements.py pyproject.toml server export \
+    "$python" docker/requirements.py pyproject.toml server export torch \
         --without nvidia-pytriton >"$asked"
     "$python" docker/requirements.py pyproject.toml server \
         --without nvidia-pytriton \
@@ -35,7 +35,7 @@ else
         echo "wheels: PYTHON must be Python $PYTHON_VERSION as in the images, got $version of $python" >&2
         exit 2
     fi
-    "$python" docker/requirements.py pyproject.toml signals server export >"$asked"
+    "$python" docker/requirements.py pyproject.toml signals server export torch >"$asked"
     "${pip[@]}" wheel --wheel-dir "$folder" --constraint requirements.lock --requirement "$asked" "${tools[@]}"
 fi
 touch "$stamp"

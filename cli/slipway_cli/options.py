@@ -17,10 +17,11 @@ import numpy as np
 import typer
 
 from slipway_serving.errors import InvalidRequest
-from slipway_serving.fields import Array, Field, Image, fields_of
+from slipway_serving.fields import Array, Field, Image, Rule, fields_of
 from slipway_serving.requests import Request
 
 _SIZE = re.compile(r"(\d+)[x*](\d+)", re.IGNORECASE)
+_SIZE_FORM = "WIDTHxHEIGHT"
 _SIDES = ("height", "width")
 Given = Mapping[str, Any]
 
@@ -34,10 +35,7 @@ def parameters(request: type[Request]) -> list[inspect.Parameter]:
     """Return a parameter for each field of a request, and of the turns of the session that it opens."""
     found = [_parameter(field) for field in _offered(request) if not _is_side(request, field)]
     if _is_sized(request):
-        defaults = {field.name: field.default for field in fields_of(request)}
-        help_text = "Width and height, pixels."
-        size = Annotated[str, typer.Option("--size", help=help_text, metavar="WIDTHxHEIGHT")]
-        found.append(option("size", size, f"{defaults['width']}x{defaults['height']}"))
+        found.append(_size(request))
     if request.turn is not None:
         found += [_parameter(field, in_turn=True) for field in _offered(request.turn)]
         help_text = "Number of turns; by default as many as the files have."
@@ -52,7 +50,7 @@ def values(request: type[Request], given: Given) -> dict[str, Any]:
         InvalidRequest: a file cannot be read, or --size is no size.
     """
     found = _values([field for field in _offered(request) if not _is_side(request, field)], given)
-    if _is_sized(request):
+    if _is_sized(request) and given["size"] is not None:
         found["width"], found["height"] = parse_size(given["size"])
     return found
 
@@ -96,6 +94,19 @@ def _offered(request: type[Request]) -> list[Field]:
 
 def _is_sized(request: type[Request]) -> bool:
     return {field.name for field in _offered(request)}.issuperset(_SIDES)
+
+
+def _size(request: type[Request]) -> inspect.Parameter:
+    """Return the parameter of the size, which may be left out where the server chooses one."""
+    height, width = (next(each for each in fields_of(request) if each.name == side) for side in _SIDES)
+    help_text = "Width and height, pixels."
+    if height.default is None:
+        # Both sides say the same of it.
+        chosen = height.rule.default if isinstance(height.rule, Rule) else ""
+        told = typer.Option("--size", help=f"{help_text[:-1]}; by default {chosen}.", metavar=_SIZE_FORM)
+        return option("size", Annotated[str | None, told], None)
+    told = typer.Option("--size", help=help_text, metavar=_SIZE_FORM)
+    return option("size", Annotated[str, told], f"{width.default}x{height.default}")
 
 
 def _is_side(request: type[Request], field: Field) -> bool:

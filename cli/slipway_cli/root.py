@@ -7,13 +7,17 @@ traceback behind `--debug`.
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Annotated
 
 import typer
+from typer.core import TyperCommand
 
 from slipway_cli.generate import generate
 from slipway_client import listen_commands, ready_commands
@@ -28,6 +32,8 @@ from slipway_serving import distribution
 from slipway_serving.errors import SlipwayError
 from slipway_training import commands as training_commands
 
+_INTERRUPTED = 130
+
 
 @dataclass(frozen=True)
 class Command:
@@ -37,17 +43,19 @@ class Command:
         name: after `slipway`.
         run: what it does, or the commands below it.
         extra: the one extra that installs all it imports; None where the bare install has it.
+        parsed_by: reads its arguments.
     """
 
     name: str
     run: Callable[..., None] | typer.Typer
     extra: str | None = None
+    parsed_by: type[TyperCommand] = TyperCommand
 
 
 COMMANDS = (
     Command("families", export_commands.families),
     Command("checkpoint", export_commands.checkpoint, "export"),
-    Command("export", export_commands.export, "export"),
+    Command("export", export_commands.export, "export", export_commands.WithCompile),
     Command("verify", verify_commands.verify, "export"),
     Command("plan", plan_commands.plan, "export"),
     Command("serve", server_commands.serve, "server"),
@@ -82,7 +90,7 @@ for _command in COMMANDS:
     if isinstance(_command.run, typer.Typer):
         app.add_typer(_command.run, name=_command.name)
     else:
-        app.command(_command.name)(_command.run)
+        app.command(_command.name, cls=_command.parsed_by)(_command.run)
 
 
 @dataclass
@@ -118,7 +126,18 @@ def root(
 
 def main() -> None:
     """Run the command line of this process and exit."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
     sys.exit(run(sys.argv[1:]))
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """End the command; a second signal ends it at once.
+
+    gRPC never ends where the closing of a connection is interrupted.
+    """
+    signal.signal(signal.SIGINT, lambda number, frame: os._exit(_INTERRUPTED))
+    raise KeyboardInterrupt
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -16,6 +16,7 @@ server raised. Closing or dropping the iterator cancels the generation on the se
 
 from slipway_client.aio import AsyncClient
 from slipway_client.client import Client
+from slipway_client.latest import Latest
 from slipway_client.results import Frames, Video
 from slipway_client.retry import RetryPolicy
 from slipway_serving.errors import (
@@ -40,6 +41,7 @@ __all__ = [
     "Frames",
     "FramesPart",
     "InvalidRequest",
+    "Latest",
     "NotReady",
     "Overloaded",
     "Progress",

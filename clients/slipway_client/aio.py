@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Mapping
+import itertools
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Protocol
@@ -21,10 +22,12 @@ from slipway_client.generation import Conversation, Generation
 from slipway_client.metadata import ModelMetadata, check_tensors
 from slipway_client.results import Assembler, Result
 from slipway_client.retry import Attempts, Deadline, RetryPolicy
+from slipway_client.snapshots import E, check_whole, expected
 from slipway_client.tensors import Tensors
 from slipway_serving.errors import InvalidRequest, NotReady, SlipwayError
 from slipway_serving.events import Event
 from slipway_serving.requests import Request
+from slipway_serving.snapshots.requests import Restore, Restored, Snapshot, SnapshotPart
 from slipway_serving.turns import NO_SESSION, Turn, Turns
 
 
@@ -83,6 +86,30 @@ class AsyncClient:
     ) -> AsyncSession:
         """Open a session: ``async with client.session(request) as session``; as :meth:`Client.session`."""
         return AsyncSession(self._turn, Conversation(request, model, self._protocol), Turns(session_id))
+
+    async def restore(
+        self,
+        request: type[Request],
+        parts: Iterable[bytes] | AsyncIterable[bytes],
+        *,
+        model: str | None = None,
+        session_id: int | str | None = None,
+    ) -> AsyncSession:
+        """Go on with a session from a snapshot: ``async with await client.restore(...) as session``.
+
+        Arguments and errors as :meth:`Client.restore`.
+        """
+        talk = Conversation(request, model, self._protocol)
+        session = AsyncSession(self._turn, talk, Turns(session_id))
+        taken = None
+        try:
+            async for part in _each(parts):
+                taken = await session.only(Restore(part), Restored)
+            check_whole(talk.model, taken)
+        except BaseException:
+            await session.close()
+            raise
+        return session
 
     async def infer(
         self,
@@ -149,13 +176,18 @@ class AsyncClient:
         deadline = Deadline(timeout_s, talk.model)
         tensors = talk.tensors(content, turn)
         check_tensors(await self._ready_metadata(talk.model), tensors)
-        async with aclosing(self._responses(talk.opening, talk.model, tensors, deadline, turn)) as responses:
+        async with aclosing(self._responses(talk.kind, talk.model, tensors, deadline, turn)) as responses:
             async for response in responses:
                 if content is not None:
                     yield talk.event(response)
 
     async def _responses(
-        self, request: Request, model: str, tensors: Tensors, deadline: Deadline, turn: Turn
+        self,
+        request: Request | type[Request],
+        model: str,
+        tensors: Tensors,
+        deadline: Deadline,
+        turn: Turn,
     ) -> AsyncGenerator[Tensors, None]:
         if not request.streams:
             yield await self._transport.infer(model, tensors, deadline, turn)
@@ -237,6 +269,27 @@ class AsyncSession:
         except BaseException:
             self._turns.failed()
             raise
+
+    async def snapshot(self) -> AsyncGenerator[bytes, None]:
+        """Yield the session's state in parts; see :meth:`ClientSession.snapshot`."""
+        for number in itertools.count():
+            found = await self.only(Snapshot(number), SnapshotPart)
+            yield found.data
+            if number + 1 >= found.parts:
+                return
+
+    async def only(self, turn: Request, kind: type[E]) -> E:
+        """Send one turn and return its one event; see :meth:`ClientSession.only`."""
+        return expected([event async for event in self.step(turn)], kind)
+
+
+async def _each(parts: Iterable[bytes] | AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
+    if isinstance(parts, AsyncIterable):
+        async for part in parts:
+            yield part
+    else:
+        for part in parts:
+            yield part
 
 
 class _Transport(Protocol):

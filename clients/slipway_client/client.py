@@ -7,8 +7,9 @@ cancels its request.
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing
 from types import TracebackType
 from typing import Any, Protocol
@@ -20,10 +21,12 @@ from slipway_client.generation import Conversation, Generation
 from slipway_client.metadata import ModelMetadata, check_tensors
 from slipway_client.results import Assembler, Result
 from slipway_client.retry import Attempts, Deadline, RetryPolicy
+from slipway_client.snapshots import E, check_whole, expected
 from slipway_client.tensors import Tensors
 from slipway_serving.errors import InvalidRequest, NotReady, SlipwayError
 from slipway_serving.events import Event
 from slipway_serving.requests import Request
+from slipway_serving.snapshots.requests import Restore, Restored, Snapshot, SnapshotPart
 from slipway_serving.turns import NO_SESSION, Session, Turn, Turns
 
 END_S = 10.0
@@ -126,6 +129,38 @@ class Client:
         """
         return ClientSession(self._turn, Conversation(request, model, self._protocol), Turns(session_id))
 
+    def restore(
+        self,
+        request: type[Request],
+        parts: Iterable[bytes],
+        *,
+        model: str | None = None,
+        session_id: int | str | None = None,
+    ) -> ClientSession:
+        """Go on with a session from a snapshot: ``with client.restore(UniversalRequest, parts) as session``.
+
+        Args:
+            request: class of the request that opened the session.
+            parts: as :meth:`ClientSession.snapshot` gave them; they are sent one by one before this returns.
+            model: the served model, where it has another name.
+            session_id: as of :meth:`session`.
+
+        Raises:
+            InvalidRequest: the parts are not whole, or of another model.
+            SlipwayError: as :meth:`generate`; nothing stays of the session then.
+        """
+        talk = Conversation(request, model, self._protocol)
+        session = ClientSession(self._turn, talk, Turns(session_id))
+        taken = None
+        try:
+            for part in parts:
+                taken = session.only(Restore(part), Restored)
+            check_whole(talk.model, taken)
+        except BaseException:
+            session.close()
+            raise
+        return session
+
     def infer(
         self,
         model: str,
@@ -202,13 +237,18 @@ class Client:
         deadline = Deadline(timeout_s, talk.model)
         tensors = talk.tensors(content, turn)
         check_tensors(self._ready_metadata(talk.model), tensors)
-        with closing(self._responses(talk.opening, talk.model, tensors, deadline, turn)) as responses:
+        with closing(self._responses(talk.kind, talk.model, tensors, deadline, turn)) as responses:
             for response in responses:
                 if content is not None:
                     yield talk.event(response)
 
     def _responses(
-        self, request: Request, model: str, tensors: Tensors, deadline: Deadline, turn: Turn
+        self,
+        request: Request | type[Request],
+        model: str,
+        tensors: Tensors,
+        deadline: Deadline,
+        turn: Turn,
     ) -> Generator[Tensors, None, None]:
         if request.streams:
             yield from self._transport.stream(model, tensors, deadline, turn)
@@ -285,6 +325,29 @@ class ClientSession:
         """
         self._timeout_s = timeout_s
         yield from self._session.step(turn, last=last)
+
+    def snapshot(self) -> Generator[bytes, None, None]:
+        """Yield the session's state in parts, by which :meth:`Client.restore` goes on with it elsewhere.
+
+        The session stays under way. No turn may come between two parts.
+
+        Raises:
+            SlipwayError: as :meth:`step`.
+        """
+        for number in itertools.count():
+            found = self.only(Snapshot(number), SnapshotPart)
+            yield found.data
+            if number + 1 >= found.parts:
+                return
+
+    def only(self, turn: Request, kind: type[E]) -> E:
+        """Send one turn and return its one event.
+
+        Raises:
+            Unrecoverable: there are others.
+            SlipwayError: as :meth:`step`.
+        """
+        return expected(list(self.step(turn)), kind)
 
 
 class _Transport(Protocol):

@@ -82,17 +82,26 @@ class Generation:
 class Conversation:
     """What the turns of one session are made of.
 
+    Args:
+        opening: the request that opens the session, or its class for one that begins from a snapshot.
+        model: the served model, where it has another name.
+        protocol: that is spoken.
+
     Attributes:
-        opening: the request that opens the session, as it is sent.
+        kind: class of the request that opens such a session.
         model: the served model.
     """
 
-    def __init__(self, opening: Request, model: str | None, protocol: Protocol) -> None:
-        if opening.turn is None:
+    def __init__(self, opening: Request | type[Request], model: str | None, protocol: Protocol) -> None:
+        self._opening: Request | None = None
+        if isinstance(opening, Request):
+            self._opening = _for_protocol(opening, protocol)
+        self.kind = type(opening) if isinstance(opening, Request) else opening
+        self._protocol = protocol
+        if self.kind.turn is None:
             raise InvalidRequest(
-                f"{opening.model}: request must open a session, got {type(opening).__name__}; try generate"
+                f"{opening.model}: request must open a session, got {self.kind.__name__}; try generate"
             )
-        self.opening = _for_protocol(opening, protocol)
         self.model = opening.model if model is None else model
 
     def tensors(self, content: Request | None, turn: Turn) -> Tensors:
@@ -106,19 +115,19 @@ class Conversation:
             InvalidRequest: the content is no turn of this session.
         """
         if content is None:
-            return ending(type(self.opening))
-        wanted = self.opening.turn
-        if wanted is None or not isinstance(content, wanted):
+            return ending(self.kind)
+        wanted = [kind for kind in (self.kind.turn, *self.kind.instead) if kind is not None]
+        if not isinstance(content, tuple(wanted)):
             raise InvalidRequest(
-                f"{self.model}: a turn must be {wanted.__name__ if wanted else 'none'},"
+                f"{self.model}: a turn must be {' or '.join(kind.__name__ for kind in wanted)},"
                 f" got {type(content).__name__}"
             )
-        opened: Mapping[str, Any] = encode(self.opening) if turn.start else {}
-        return {**opened, **encode(content)}
+        opened: Mapping[str, Any] = encode(self._opening) if turn.start and self._opening else {}
+        return {**opened, **encode(_for_protocol(content, self._protocol))}
 
     def event(self, response: Tensors) -> Event:
         """Return the event that a response is; see :meth:`Generation.event`."""
-        return read(self.opening.events, response, self.model)
+        return read(self.kind.events, response, self.model)
 
 
 def not_ready(what: str, url: str) -> NotReady:

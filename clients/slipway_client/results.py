@@ -100,7 +100,7 @@ class Assembler:
             )
         made: list[Result] = []
         if self._video:
-            parts = sorted(self._video, key=lambda part: part.chunk)
+            parts = self._in_order()
             form = str(getattr(self._request, "output", ""))
             data = b"".join(part.data(form) for part in parts)
             made.append(Video(data, self._video[-1].elapsed_s, self._video[-1].cache_hit_rate))
@@ -121,6 +121,19 @@ class Assembler:
                 f"chunk must be a new one of {self._expected}, got {part.chunk} of {part.chunks}"
             )
         self._chunks.add(part.chunk)
+
+    def _in_order(self) -> list[VideoPart]:
+        """Return the parts of a file in its order: that of their frames where they are fragments of it."""
+        if any(part.first_frame is None for part in self._video):
+            return sorted(self._video, key=lambda part: part.chunk)
+        parts = sorted(self._video, key=lambda part: part.first_frame or 0)
+        ends = [(part.first_frame or 0) + (part.part_frames or 0) for part in parts]
+        if [0, *ends] != [*(part.first_frame for part in parts), parts[0].frames_total]:
+            runs = [f"{part.first_frame} to {end - 1}" for part, end in zip(parts, ends, strict=True)]
+            raise self._broken(
+                f"video must have each of its {parts[0].frames_total} frames once, got {', '.join(runs[:8])}"
+            )
+        return parts
 
     def _joined(self) -> NDArray[np.uint8]:
         asked = self._request.result_shape()

@@ -14,7 +14,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -35,6 +35,7 @@ _WEIGHT_STEMS = ("diffusion_pytorch_model.safetensors", "model.safetensors")
 # Of a hub's checkpoint, where its configurations are enough.
 _NOT_NEEDED = ("*.safetensors", "*.bin")
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")
+_HUB_FOLDER = re.compile(r"^([A-Za-z0-9][\w.-]*/[\w.-]+)/([\w./-]+)$")
 _SHOWN_KEYS = 5
 _TORCH_DTYPES = {Precision.FP32: "float32", Precision.FP16: "float16", Precision.BF16: "bfloat16"}
 
@@ -106,7 +107,9 @@ class Checkpoint:
         """Return how messages name the place that a file of the checkpoint is read from."""
         part = file.partition("/")[0]
         place = self.places.get(part)
-        return f"checkpoint {self.source}" if place is None else f"part {part} from {place.source}"
+        if place is not None:
+            return f"part {part} from {place.source}"
+        return f"checkpoint {self.source}" if self.source else "parts without a checkpoint"
 
     def config(self, file: str) -> dict[str, Any]:
         """Read a JSON file of the checkpoint.
@@ -160,6 +163,7 @@ class Checkpoint:
         network: type[Module],
         precision: Precision = Precision.FP32,
         build: Callable[[], Module] | None = None,
+        prefix: str = "",
         **options: Any,
     ) -> Module:
         """Load a part's network with its checked weights, in eval mode and without gradients.
@@ -169,10 +173,12 @@ class Checkpoint:
             network: class with ``from_pretrained`` of diffusers or transformers.
             precision: of the weights; modules that the network keeps in float32 stay so.
             build: makes the network without weights; its keys and shapes are what is checked.
+            prefix: what the keys in the files may begin with and those of the network do not, which the
+                library knows of: ``text_model.`` of a CLIP that an earlier one wrote.
             **options: passed to ``from_pretrained``.
 
         Raises:
-            InvalidRequest: a file is missing or cut off, or keys or shapes differ.
+            InvalidRequest: a file is missing or cut off, keys or shapes differ, or weights are quantized.
         """
         import torch
 
@@ -183,7 +189,7 @@ class Checkpoint:
                 build() if build else network.from_config(self.config(f"{part}/config.json"))  # type: ignore[attr-defined]
             )
         dtype = torch_dtype(precision)
-        stored = self._checked(part, skeleton)
+        stored = self._checked(part, skeleton, prefix)
         if are_left_out():
             remember(skeleton, stored)
             _cast(skeleton, _dtypes(network, dtype))
@@ -233,23 +239,34 @@ class Checkpoint:
             return False
         return self._stem_of(part) is None or not all(map(self.has, self._weight_files(part)))
 
-    def _checked(self, part: str, skeleton: torch.nn.Module) -> dict[str, Stored]:
-        """Return where the tensors of a part lie, which must be those of its network."""
+    def _checked(self, part: str, skeleton: torch.nn.Module, prefix: str = "") -> dict[str, Stored]:
+        """Return where the tensors of a part lie, which must be those of its network; see :meth:`load`."""
+        from slipway_export.quantized_weights import check_config
         from slipway_export.weights import described
 
+        if self.has(config := f"{part}/config.json"):
+            check_config(f"{self.where(part)}: {config}", self.config(config))
         if self._is_described(part):
             return described(skeleton)
-        self.check_weights(part, skeleton)
-        return self.stored(part)
+        return self._checked_stored(part, skeleton, prefix)
+
+    def _checked_stored(self, part: str, skeleton: torch.nn.Module, prefix: str = "") -> dict[str, Stored]:
+        from slipway_export.quantized_weights import check_stored
+
+        where = f"{self.where(part)}: {part}"
+        stored = {key.removeprefix(prefix): tensor for key, tensor in self.stored(part).items()}
+        check_stored(where, stored, skeleton)
+        check_keys(where, {key: tensor.shape for key, tensor in stored.items()}, skeleton)
+        return stored
 
     def check_weights(self, part: str, skeleton: torch.nn.Module) -> None:
         """Compare the keys and shapes of a part's files with those of its network.
 
         Raises:
             InvalidRequest: names the part and the first keys that are missing, unknown or of another
-                shape.
+                shape, or quantized.
         """
-        check_keys(f"{self.where(part)}: {part}", self.weight_shapes(part), skeleton)
+        self._checked_stored(part, skeleton)
 
     def weight_shapes(self, part: str) -> dict[str, tuple[int, ...]]:
         """Return the shape of every tensor of a part, read from the headers of its files.
@@ -400,8 +417,10 @@ def open_checkpoint(
 
     Args:
         family: whose layout it must have.
-        source: a preset's name (written into a temporary folder), a folder, or a hub id.
-        parts: the folder or hub id of each part that does not come from the checkpoint, by name.
+        source: a preset's name (written into a temporary folder), a folder, or a hub id; empty where files
+            are given, or parts alone: the plan is then of the components that are made of these.
+        parts: the folder or hub id of each part that does not come from the checkpoint, by name; a hub id
+            may have a folder of it after it.
         files: by role of the family's, instead of a source. What of the layout they do not lead to may be
             missing; the plan is then of what is there.
 
@@ -413,6 +432,14 @@ def open_checkpoint(
     if files:
         with linked(family, files) as (folder, name):
             yield Checkpoint(folder, name)
+        return
+    if places and not source:
+        with tempfile.TemporaryDirectory(prefix="slipway-checkpoint-") as folder:
+            checkpoint = Checkpoint(Path(folder), source, places)
+            checkpoint.check_layout(
+                replace(family, layout=tuple(p for p in family.parts if p.name in places))
+            )
+            yield checkpoint
         return
     if preset := family.presets.get(source):
         with tempfile.TemporaryDirectory(prefix="slipway-checkpoint-") as folder:
@@ -448,6 +475,11 @@ def _part_folder(part: str, source: str) -> Path:
     """Return the folder of a part: of that name in the place that the user gave, or the place itself."""
     if Path(source).is_dir():
         place = Path(source).resolve()
+    elif (found := _HUB_FOLDER.match(source)) and not Path(source).exists():
+        hub_id, folder = found[1], found[2].rstrip("/")
+        place = _download(hub_id, f"part {part}", allow=[f"{folder}/*"]) / folder
+        if not place.is_dir():
+            raise InvalidRequest(f"part {part} must be a folder of {hub_id}, got {folder}")
     elif _HUB_ID.match(source) and not Path(source).exists():
         place = _download(source, f"part {part}", allow=[f"{part}/*"])
         if not (place / part).is_dir():

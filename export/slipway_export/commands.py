@@ -14,8 +14,10 @@ from typer.models import OptionInfo
 
 from slipway_export.config_file import config_option
 from slipway_export.device import Device
+from slipway_export.optional_value import with_optional
 from slipway_export.spec import DEFAULT_BUDGET, Axis, Engine, Precision
-from slipway_serving.errors import InvalidRequest
+from slipway_serving.errors import InvalidRequest, raise_all
+from slipway_serving.torch_engine.options import COMPILE_MODES, Offload, Weights
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -85,6 +87,7 @@ def export(
         typer.Option(
             "--output",
             "--output-path",
+            "--output-name",
             help="Instead of --repository: a file for the graph of one --component.",
             metavar="FILE.onnx",
         ),
@@ -99,6 +102,16 @@ def export(
             metavar="NAME=DIR|HUB_ID",
         ),
     ] = None,
+    model_path: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead of --checkpoint: the one part that --component is made of, by itself.",
+            metavar="DIR|HUB_ID",
+        ),
+    ] = None,
+    subfolder: Annotated[
+        str | None, typer.Option(help="Folder of --model-path that has the part.", metavar="NAME")
+    ] = None,
     model: Annotated[
         str | None, typer.Option(help="Instead of --checkpoint: a model that was trained here.", metavar="ID")
     ] = None,
@@ -108,9 +121,7 @@ def export(
     config_path: Annotated[Path | None, named_file_option("config-path")] = None,
     checkpoint_path: Annotated[Path | None, named_file_option("checkpoint-path")] = None,
     config: Annotated[Path | None, config_option()] = None,
-    engine: Annotated[
-        Engine, typer.Option(help="What the graphs are made for; portable: any runtime.")
-    ] = Engine.ONNXRUNTIME,
+    engine: Annotated[list[str] | None, engine_option()] = None,
     precision: Annotated[list[str] | None, precision_option()] = None,
     place: Annotated[
         list[str] | None,
@@ -120,9 +131,35 @@ def export(
             metavar="NAME=WHERE",
         ),
     ] = None,
+    weights: Annotated[
+        list[str] | None,
+        torch_option(
+            "weights", f"how weights are held: {', '.join(Weights)}; as the precision has them by default"
+        ),
+    ] = None,
+    compile_: Annotated[
+        list[str] | None,
+        torch_option(
+            "compile", f"torch.compile, in a mode: {', '.join(COMPILE_MODES)}; eager without", "MODE"
+        ),
+    ] = None,
+    attention: Annotated[
+        list[str] | None,
+        torch_option("attention", "sdpa, or a backend of diffusers' dispatcher: flash, sage, …"),
+    ] = None,
+    cuda_graphs: Annotated[
+        bool,
+        typer.Option("--cuda-graphs", help="Engine torch, on a GPU: record each shape's work and replay it."),
+    ] = False,
+    offload: Annotated[
+        list[str] | None,
+        torch_option("offload", f"what leaves the GPU when not needed: {', '.join(Offload)}"),
+    ] = None,
     component: Annotated[
         list[str] | None,
         typer.Option(
+            "--component",
+            "--model-type",
             help="Export only this component; may be repeated. --output also takes NAME/GRAPH.",
             metavar="NAME",
         ),
@@ -179,6 +216,7 @@ def export(
     """Export a checkpoint into a model repository, verified against PyTorch."""
     from rich.console import Console
 
+    from slipway_export.engines import parse_engines, parse_torch
     from slipway_export.families import family_named
     from slipway_export.library import Library, export_model
     from slipway_export.placement import parse_places
@@ -189,25 +227,37 @@ def export(
     files = given(
         {"conf": conf, "ckpt": ckpt, "config-path": config_path, "checkpoint-path": checkpoint_path}
     )
-    if (checkpoint is not None) + (model is not None) + bool(files) != 1:
+    components = tuple(chosen.component_named(name) for name in component or ())
+    parts = parse_parts(part or ())
+    if model_path is not None or subfolder is not None:
+        parts |= part_alone(chosen, components, model_path, subfolder, parts)
+    given_alone = bool(parts and chosen.parts_alone and not (checkpoint or model or files))
+    alone = model_path is not None or given_alone
+    if (checkpoint is not None) + (model is not None) + bool(files) + alone != 1:
         needed = [f"--{role}" for role, file in chosen.files.items() if file.default is None]
-        ways = ["--checkpoint, --model", *([f"and {' with '.join(needed)}"] if needed else [])]
+        usual_ways = "--checkpoint, --model-path, --model" if chosen.parts_alone else "--checkpoint, --model"
+        ways = [usual_ways, *([f"and {' with '.join(needed)}"] if needed else [])]
         raise InvalidRequest(f"export: one of {', '.join(ways)} must be given, got several or none")
     if files and repository is None and output is None:
         usual = chosen.variant(variant).graph_file
         output = None if usual is None else usual.path
     of_all, of_components = parse_precisions(precision or ())
+    engine_of_all, engines = parse_engines(engine or ())
     if plan and model is not None:
         raise InvalidRequest(f"plan must be used with --checkpoint or files, got --model {model}")
     options = ExportOptions(
         checkpoint=checkpoint or "",
         # A plan has no place to write to.
         repository=Path() if plan and output is None else repository,
-        engine=engine,
+        engine=engine_of_all,
+        engines=engines,
+        torch=parse_torch(
+            weights or (), compile_ or (), attention or (), offload or (), cuda_graphs=cuda_graphs
+        ),
         precision=of_all,
         precisions=of_components,
         places=parse_places(tuple(place or ())),
-        components=tuple(component or ()),
+        components=components,
         opset=opset_version,
         simplify=simplify,
         check_only=check_only,
@@ -216,7 +266,7 @@ def export(
         sizes=given({"batch-size": batch_size, "num-output-frames": num_output_frames}),
         fixed_shapes=fixed_shapes,
         variant=variant,
-        parts=parse_parts(part or ()),
+        parts=parts,
         output=output,
         files=files,
         verify_budget=verify_budget,
@@ -238,6 +288,38 @@ def export(
         print_parity(result.rows)
         print_left_out(result.left_out, repository)
         print_done(result, repository, output)
+
+
+def engine_option() -> OptionInfo:
+    """Return the option for what runs the components of an export, and single ones."""
+    option: OptionInfo = typer.Option(
+        "--engine",
+        help=f"What runs the components: {', '.join(Engine)}; onnxruntime by default. NAME=ENGINE is that of"
+        " one component; may be repeated.",
+        metavar="[NAME=]ENGINE",
+    )
+    return option
+
+
+def torch_option(name: str, text: str, optional: str = "") -> OptionInfo:
+    """Return an option of engine ``torch``, of all its components or of single ones.
+
+    Args:
+        name: of the option.
+        text: what it says.
+        optional: what its value is, where that may be left out.
+    """
+    value = optional or name.upper()
+    option: OptionInfo = typer.Option(
+        f"--{name}",
+        help=f"Engine torch: {text}. NAME={value} is that of one component; may be repeated.",
+        metavar=f"[[NAME=]{value}]" if optional else f"[NAME=]{value}",
+    )
+    return option
+
+
+WithCompile = with_optional({"--compile": COMPILE_MODES})
+"""The class of commands that export: their ``--compile`` may stand alone."""
 
 
 def precision_option() -> OptionInfo:
@@ -371,6 +453,39 @@ def parse_parts(texts: Sequence[str]) -> dict[str, str]:
     return parts
 
 
+def part_alone(
+    family: Family,
+    components: Sequence[str],
+    model_path: str | None,
+    subfolder: str | None,
+    parts: Mapping[str, str],
+) -> dict[str, str]:
+    """Return the place of the part that components are made of, which is given by itself.
+
+    Args:
+        family: of the components.
+        components: that are exported.
+        model_path: folder or hub id of the part, or of what has it.
+        subfolder: folder within that.
+        parts: places of parts that are given otherwise.
+
+    Raises:
+        InvalidRequest: no place is given, or the components are not made of one part.
+    """
+    found = {part.name for part in family.parts if set(components) & set(part.components)}
+    able = family.parts_alone
+    problems = []
+    if model_path is None:
+        problems.append(f"subfolder must be given with --model-path, got {subfolder} alone")
+    if len(found) != 1 or not set(components) <= set(able):
+        rule = f"one --component of {', '.join(able)}" if able else "another option; try --checkpoint"
+        got = ", ".join(components) or "none"
+        problems.append(f"model-path must be given with {rule} for {family.name}, got {got}")
+    problems += [f"part {name} must be given once, got --model-path too" for name in found & parts.keys()]
+    raise_all("export", problems)
+    return {found.pop(): f"{model_path}/{subfolder}" if subfolder else str(model_path)}
+
+
 def print_done(result: ExportResult, repository: Path | None, output: Path | None) -> None:
     """Print what an export placed, and where."""
     what = f"{len(result.models)} models" if output is None else "1 graph"
@@ -446,8 +561,12 @@ def reporting(console: Console) -> Iterator[Callable[[str], None]]:
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
     """Keep the libraries' own progress bars and notices off the terminal; errors still raise."""
+    import logging
     import warnings
 
+    # What diffusers imports where it is installed, and what torch says of it.
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     for module in ("diffusers", "transformers"):
         _import(f"{module}.utils.logging").set_verbosity_error()
         _import(f"{module}.utils.logging").disable_progress_bar()

@@ -23,6 +23,7 @@ PRECISIONS = {
     Engine.ONNXRUNTIME: tuple(Precision),
     Engine.TENSORRT: (Precision.FP32, *_HALVES),
     Engine.PORTABLE: (Precision.FP32, *_HALVES, Precision.INT8),
+    Engine.TORCH: (Precision.FP64, Precision.FP32, *_HALVES),
 }
 # Of the standard operators, those that onnx-tensorrt's docs/operators.md calls not supported (release 10.1,
 # the newest that was read; no parser has run here).

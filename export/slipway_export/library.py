@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slipway_export.spec import Engine
 from slipway_serving.errors import InvalidRequest, SlipwayError
 from slipway_serving.wakeword.words import check_word, is_word
 
@@ -221,6 +222,11 @@ def export_model(
 
     if options.repository is None:
         raise InvalidRequest("export: repository must be given for a trained model, got an output file")
+    if Engine.TORCH in (options.engine, *options.engines.values()):
+        raise InvalidRequest(
+            "export: engine must be one that makes a graph to leave beside a trained model, got torch; try"
+            " --checkpoint with the model's folder"
+        )
     if options.repository.resolve() == library.folder.resolve():
         raise InvalidRequest(
             f"export: repository must be another folder than that of the trained models, got {library.folder}"

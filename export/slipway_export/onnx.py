@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx_ir as ir
 
-from slipway_export import rewrite, shared_weights, weights
+from slipway_export import graph_weights, rewrite, shared_weights
 from slipway_export.dynamic import dynamic_shapes, name_dimensions, related, traced_point
 from slipway_export.matching import nodes_compared_first
 from slipway_export.opset import EXPORTED_OPSET, lower
@@ -103,9 +103,9 @@ def export_graph(
     with dialect:
         program = _traced(component, module, max(opset, EXPORTED_OPSET))
     model = program.model
-    weights.bind(model, module)
+    graph_weights.bind(model, module)
     _optimize(model)
-    weights.fold_transposes(model)
+    graph_weights.fold_transposes(model)
     _name_tensors(component, model)
     name_dimensions(component, model)
     if engine is Engine.ONNXRUNTIME:
@@ -148,7 +148,7 @@ def _optimize(model: ir.Model) -> None:
     from onnxscript.rewriter import onnx_fusions
 
     with _quiet(), nodes_compared_first():
-        optimizer.optimize_ir(model, should_fold=weights.keeps_weights)
+        optimizer.optimize_ir(model, should_fold=graph_weights.keeps_weights)
         onnx_fusions.fuse(model)
 
 

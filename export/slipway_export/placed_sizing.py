@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from slipway_export.checkpoint import open_checkpoint
+from slipway_export.engines import TorchChoice
 from slipway_export.families import family_named
 from slipway_export.repository import MANIFEST
 from slipway_export.run import plan_of
 from slipway_export.sizing import Machine, Need, need_of_file, needs
-from slipway_export.spec import Axis, Engine, Precision
+from slipway_export.spec import Axis, Component, Engine, Precision
+from slipway_export.torch_model import network_files
+from slipway_export.torch_sizing import torch_need
 from slipway_export.weights import from_configurations
 from slipway_serving.errors import InvalidRequest
 
@@ -55,7 +58,9 @@ class Model:
         return name if graph == "model" else f"{name}/{graph}"
 
     def bytes(self, graph: str) -> int:
-        """Size of a graph's files."""
+        """Size of a graph's files, or of what PyTorch loads."""
+        if "torch" in self.facts:
+            return sum(path.stat().st_size for path in network_files(self.folder / "1", graph))
         files = (self.folder / "1").glob(f"{graph}.onnx*")
         return sum(path.stat().st_size for path in files)
 
@@ -113,8 +118,14 @@ def _counted(model: Model, machine: Machine, checkpoint: str | None) -> list[Nee
         return [
             replace(need, disk_bytes=model.bytes(graph))
             for graph, precision in model.precisions.items()
-            for need in needs(made[graph], machine, [precision])
+            for need in _needs(model, made[graph], precision, machine)
         ]
+
+
+def _needs(model: Model, component: Component, precision: Precision, machine: Machine) -> list[Need]:
+    if (facts := model.facts.get("torch")) is None:
+        return needs(component, machine, [precision])
+    return [torch_need(component, TorchChoice.from_facts(facts[component.graph], component), machine)]
 
 
 def exported_models(repository: Path) -> list[Model]:

@@ -14,7 +14,7 @@ from slipway_export.progress import duration, in_bytes
 if TYPE_CHECKING:
     from slipway_export.run import ExportOptions
     from slipway_export.sizing import Machine, Need
-    from slipway_export.spec import Family
+    from slipway_export.spec import Component, Family
 
 _WIDTH = 160
 
@@ -55,8 +55,10 @@ def print_plan(family: Family, options: ExportOptions) -> None:
     """
     from slipway_export.checkpoint import open_checkpoint
     from slipway_export.commands import quiet_libraries
+    from slipway_export.engines import choose_torch
     from slipway_export.run import components_of
     from slipway_export.sizing import needs, this_machine
+    from slipway_export.torch_sizing import torch_need
     from slipway_export.weights import from_configurations
 
     family = family.variant(options.variant)
@@ -67,16 +69,26 @@ def print_plan(family: Family, options: ExportOptions) -> None:
     ):
         components = components_of(family, checkpoint, options)
         machine = this_machine()
-        found = [need for component in components for need in needs(component, machine)]
+        by_torch = choose_torch([c for c in components if not _is_elsewhere(c, options)], options)
+        found = [
+            need
+            for component in components
+            for need in (
+                [torch_need(component, by_torch[component.label], machine)]
+                if component.label in by_torch
+                else needs(component, machine)
+            )
+        ]
     sizes = [
         f"{component.label} {', '.join(f'{k}={v}' for k, v in component.points()['opt'].items())}"
         for component in components
     ]
     rows = [
         (
-            need.label, need.precision.value, f"{need.parameters / 1e6:,.1f}", in_bytes(need.disk_bytes),
-            in_bytes(need.export_bytes), in_bytes(need.verify_bytes), in_bytes(need.serve_bytes),
-            in_bytes(need.device_bytes), in_time(need.export_s), in_time(need.verify_s), in_time(need.step_s),
+            need.label, need.served or need.precision.value, f"{need.parameters / 1e6:,.1f}",
+            in_bytes(need.disk_bytes), in_bytes(need.export_bytes), in_bytes(need.verify_bytes),
+            in_bytes(need.serve_bytes), in_bytes(need.device_bytes), in_time(need.export_s),
+            in_time(need.verify_s), in_time(need.step_s),
         )
         for need in found
     ]  # fmt: skip
@@ -89,12 +101,17 @@ def print_plan(family: Family, options: ExportOptions) -> None:
     _print_machine(machine)
 
 
+def _is_elsewhere(component: Component, options: ExportOptions) -> bool:
+    place = options.places.get(component.name)
+    return place is not None and bool(place.server)
+
+
 def print_served(found: Sequence[Need], machine: Machine) -> None:
     """Print what placed graphs take."""
     rows = [
         (
             need.label,
-            need.precision.value,
+            need.served or need.precision.value,
             in_bytes(need.disk_bytes),
             in_bytes(need.serve_bytes),
             in_bytes(need.device_bytes),

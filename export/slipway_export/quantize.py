@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from slipway_export.graph_weights import Weight
 from slipway_export.spec import Precision
-from slipway_export.weights import Weight
 
 Array = np.ndarray[Any, Any]
 Rewrite = Callable[[ir.Graph, ir.Node], list[ir.Node]]

@@ -51,17 +51,21 @@ class RandomPart:
         stem: of its weight files, ``model`` or ``diffusion_pytorch_model``.
         rules: pattern of keys and the distribution of their tensors, the first that fits. By default a bias
             is near 0, the weight of a norm near 1, and any other tensor keeps the variance of its input.
+        prefix: what the keys in the files begin with before those of the network, as an earlier release of
+            its library wrote them.
     """
 
     folder: str
     network: nn.Module
     stem: str
     rules: Sequence[tuple[str, Normal]] = ()
+    prefix: str = ""
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what is stored, by key: of a tied weight only the one that the others are tied to."""
         tied = getattr(self.network, "_tied_weights_keys", None) or {}
-        return {key: tensor for key, tensor in self.network.state_dict().items() if key not in tied}
+        stored = self.network.state_dict().items()
+        return {self.prefix + key: tensor for key, tensor in stored if key not in tied}
 
     @property
     def bytes(self) -> int:

@@ -43,11 +43,28 @@ class Notes:
 
 @contextmanager
 def noting(place: Callable[[str], Path]) -> Iterator[Notes]:
-    """Note what is read of a checkpoint; `place` as for :class:`Notes`."""
-    notes = Notes(place)
+    """Note what is read of a checkpoint, for notes that are being taken of it already too.
+
+    Args:
+        place: as for :class:`Notes`.
+    """
+    notes, around = Notes(place), _taken.get()
     token = _taken.set(notes)
     try:
         yield notes
+    finally:
+        _taken.reset(token)
+        if around is not None and around.place == place:
+            around.content.update(notes.content)
+            around.looked_for.update(notes.looked_for)
+
+
+@contextmanager
+def unnoted() -> Iterator[None]:
+    """Note nothing of what is read in the block, such as copies of what was noted."""
+    token = _taken.set(None)
+    try:
+        yield
     finally:
         _taken.reset(token)
 

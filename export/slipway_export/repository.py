@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -55,6 +56,23 @@ def _write(target: Path, content: FileContent) -> None:
             shutil.copyfile(content, target)
     else:
         target.write_bytes(content if isinstance(content, bytes) else content())
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Have a file in another place too: nothing writes into either, so one on disk is enough.
+
+    Args:
+        source: the file, or a link to it.
+        target: its path there; a file of that name is replaced.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.exists() and target.samefile(source):
+        return
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source.resolve(), target)
+    except OSError:  # a file system without links, or another one
+        shutil.copyfile(source, target)
 
 
 def _sha256(path: Path) -> str:

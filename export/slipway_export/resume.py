@@ -7,9 +7,6 @@ what an interrupted export left, or from the model in the repository; only what 
 
 from __future__ import annotations
 
-import contextlib
-import os
-import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +18,7 @@ from slipway_export.identity import identity
 from slipway_export.progress import Progress
 from slipway_export.reads import Digests, Notes
 from slipway_export.record import STEPS, Record, left_out_of, placed_record, records
-from slipway_export.repository import MANIFEST
+from slipway_export.repository import MANIFEST, link_or_copy
 from slipway_export.spec import Component, Precision, Stepped
 from slipway_export.verify import ParityRow
 
@@ -36,6 +33,7 @@ class Finished:
         checkpoint: that they are made from.
         planned: what was read to describe them.
         asked: the precision that the user asked for, for a component; what counts is the one that it has.
+        served: what else a component is made by: its engine, and how that runs it.
         options: that they depend on too, by name.
         staged: the folder that they are staged in.
         prefix: of the models' names: the family's, and ``_``.
@@ -57,6 +55,7 @@ class Finished:
     output: Path | None = None
     fresh: bool = False
     digests: Digests = field(default_factory=Digests)
+    served: Callable[[Component], object] = lambda _: None
     _records: dict[str, Record] = field(default_factory=dict)
     _left_out: dict[str, tuple[LeftOut, ...]] = field(default_factory=dict)
 
@@ -96,7 +95,12 @@ class Finished:
         return self._missing(components) if dependent else missing
 
     def graph(
-        self, component: Component, path: Path, make: Make, left_out: Sequence[LeftOut] = ()
+        self,
+        component: Component,
+        path: Path,
+        make: Make,
+        left_out: Sequence[LeftOut] = (),
+        files: Callable[[], list[Path]] | None = None,
     ) -> list[ParityRow]:
         """Return the parity of a component's graph; make it if it was not taken.
 
@@ -105,12 +109,13 @@ class Finished:
             path: of the graph in the staging folder.
             make: writes and verifies it.
             left_out: where the export does not verify what it makes.
+            files: gives those that it is made of; those of the graph when None.
         """
         name = self._name(component)
         if name in self._records:
             return list(self._records[name].rows)
         self._left_out[name] = left_out_of(left_out, component.label, steps=False)
-        return self._made(name, self._described(component), make, lambda: graph_files(path))
+        return self._made(name, self._described(component), make, files or (lambda: graph_files(path)))
 
     def steps(self, run: Stepped, make: Make, left_out: Sequence[LeftOut] = ()) -> list[ParityRow]:
         """Return the parity of steps as one run; verify them if that was not taken.
@@ -130,7 +135,7 @@ class Finished:
         return self._made(name, described, make, list)
 
     def _described(self, component: Component) -> object:
-        return component, component.precision(self.asked(component))
+        return component, component.precision(self.asked(component)), self.served(component)
 
     def _take_steps(self, run: Stepped) -> bool:
         described = self._steps_described(run)
@@ -190,7 +195,7 @@ class Finished:
         for file, digest in placed.files.items():
             # Two graphs may have one file of weights.
             if self.digests.of(self.staged / file) != digest:
-                _link(self._place / file, self.staged / file)
+                link_or_copy(self._place / file, self.staged / file)
         self._have(placed)
         return "placed"
 
@@ -235,14 +240,3 @@ def graph_files(path: Path) -> list[Path]:
         if entry.key == "location"
     }
     return [path, *sorted(path.parent / name for name in named)]
-
-
-def _link(placed: Path, staged: Path) -> None:
-    """Have a placed file in the staging folder too: nothing writes into either, so one on disk is enough."""
-    staged.parent.mkdir(parents=True, exist_ok=True)
-    staged.unlink(missing_ok=True)
-    try:
-        os.link(placed, staged)
-    except OSError:  # a file system without links
-        with contextlib.suppress(shutil.SameFileError):
-            shutil.copyfile(placed, staged)

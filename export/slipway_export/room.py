@@ -17,7 +17,7 @@ import psutil
 
 from slipway_export.memory import available_memory, fits
 from slipway_export.progress import in_bytes
-from slipway_export.sizing import weights_need
+from slipway_export.sizing import PROCESS_BYTES, weights_need
 from slipway_export.spec import Component, Precision
 from slipway_export.weights import left_out
 from slipway_serving.errors import SlipwayError
@@ -67,6 +67,25 @@ def weigh(component: Component, asked: Precision) -> Weight:
     # A bfloat16 graph is verified by a float32 one.
     beside = 4 * parameters if precision is Precision.BF16 else 0
     return Weight(parameters, int(disk), beside, int(memory))
+
+
+def weigh_torch(component: Component, precision: str) -> Weight:
+    """Weigh a component that PyTorch serves, and check the files that its weights come from.
+
+    Its files are links where the checkpoint is on the repository's file system, so they count as nothing.
+
+    Args:
+        component: its description.
+        precision: that it is loaded in.
+
+    Raises:
+        InvalidRequest: a file is missing or cut off, or keys or shapes differ.
+    """
+    with left_out():
+        network = component.load(Precision(precision))
+    parameters = sum(weight.numel() for weight in network.parameters())
+    held = sum(weight.nbytes for weight in network.parameters())
+    return Weight(parameters, 0, 0, int(PROCESS_BYTES + held))
 
 
 def check_disk(repository: Path, weights: Mapping[str, Weight]) -> None:

@@ -1,7 +1,7 @@
 """One export from beginning to end: checkpoint → graphs → parity → repository.
 
-`run_export` goes through the components of a family's plan one by one (load, reference, graph,
-verify), stages everything beside the repository's models, and places it only when every output of
+`run_export` goes through the components of a family's plan one by one (`staged_export.py`: load, reference,
+graph, verify), stages everything beside the repository's models, and places it only when every output of
 every graph is within its bounds. What would be the same as staged or placed before is taken from there
 (`resume.py`). A running server is told of what was placed; where it cannot load it, the repository is put
 back as it was.
@@ -10,30 +10,25 @@ back as it was.
 from __future__ import annotations
 
 import contextlib
-import gc
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from slipway_export.budget import LeftOut, Verification, choose_measured, whole
 from slipway_export.checkpoint import Checkpoint, axes_of, open_checkpoint
-from slipway_export.config import config_text, model_config
 from slipway_export.device import Device
-from slipway_export.dialect import check_operators, check_precision
+from slipway_export.dialect import check_precision
+from slipway_export.engines import TorchAsked, TorchChoice, check_engines, choose_torch
 from slipway_export.graph_file import check_own, place_file, staged_file, write_report
 from slipway_export.machine import check_device
-from slipway_export.onnx import export_graph
 from slipway_export.opset import choose_opset
-from slipway_export.placement import Place, check_places, set_instances, stage_remote
+from slipway_export.placement import Place, check_places
 from slipway_export.progress import Progress, Report
-from slipway_export.reads import Digests, Notes
-from slipway_export.repository import check_replaceable, placed, stage_authored, write_manifest
+from slipway_export.repository import check_replaceable, placed
 from slipway_export.resume import Finished
-from slipway_export.room import Weight, check_disk, check_memory, said_when_full, weigh
+from slipway_export.room import Weight, check_disk, check_memory, said_when_full, weigh, weigh_torch
 from slipway_export.spec import (
     DEFAULT_BUDGET,
     AuthoredModel,
@@ -45,10 +40,9 @@ from slipway_export.spec import (
     Precision,
     Stepped,
 )
+from slipway_export.staged_export import MadeOf, StagedExport, model_names, runs_of
 from slipway_export.staging import staging
-from slipway_export.verify import ParityRow, check, compute_reference, load_reference, verify
-from slipway_export.verify_steps import verify_stepped
-from slipway_export.weights import left_on_disk
+from slipway_export.verify import ParityRow, check
 from slipway_serving.errors import InvalidRequest, SlipwayError, raise_all
 
 Publish = Callable[[str], None]
@@ -62,8 +56,10 @@ class ExportOptions:
     Args:
         checkpoint: preset, folder or hub id; empty where files are given.
         repository: Triton model repository to place the models in.
-        engine: what runs the graphs.
-        precision: of the graphs.
+        engine: what runs the components.
+        engines: what runs a component that differs, by its name.
+        torch: how PyTorch runs those that it serves.
+        precision: of the graphs, and of PyTorch's arithmetic.
         precisions: of the graphs of a component that differ, by its name.
         places: where the models of components run, by name; as the configurations say when empty.
         components: names of those to export; all, and the authored models, when empty.
@@ -88,7 +84,10 @@ class ExportOptions:
 
     checkpoint: str
     repository: Path | None = None
+    _: KW_ONLY
     engine: Engine = Engine.ONNXRUNTIME
+    engines: Mapping[str, Engine] = field(default_factory=dict)
+    torch: TorchAsked = field(default_factory=TorchAsked)
     precision: Precision = Precision.FP32
     precisions: Mapping[str, Precision] = field(default_factory=dict)
     places: Mapping[str, Place] = field(default_factory=dict)
@@ -118,10 +117,19 @@ class ExportOptions:
             )
         if self.output is not None and self.places:
             raise InvalidRequest(f"place must be given with --repository only, got {', '.join(self.places)}")
+        if self.output is not None and Engine.TORCH in (self.engine, *self.engines.values()):
+            raise InvalidRequest(
+                "engine torch must be given with --repository, having no graph, got --output"
+            )
+        check_engines(self.engine, self.engines)
 
     def asked(self, component: Component) -> Precision:
         """Return the precision that the user asked for, for a component."""
         return self.precisions.get(component.name, self.precision)
+
+    def engine_of(self, component: Component) -> Engine:
+        """Return the engine that the user asked for, for a component."""
+        return self.engines.get(component.name, self.engine)
 
 
 @dataclass(frozen=True)
@@ -169,15 +177,16 @@ def run_export(
             "engine tensorrt must be used with --check-only, which verifies the graphs that its parser takes:"
             " building its engines is not part of this release, got an export to place"
         )
-    for precision in (options.precision, *options.precisions.values()):
-        check_precision(options.engine, precision)
+    if options.engine is not Engine.TORCH:  # which may serve each component in another
+        for precision in (options.precision, *options.precisions.values()):
+            check_precision(options.engine, precision)
     check_device(options.verify_device)
     family = family.variant(options.variant)
     with open_checkpoint(family, options.checkpoint, options.parts, options.files) as checkpoint:
         axes = _axes(family, checkpoint, options)
         with checkpoint.noting() as planned:
             plan = plan_of(family, checkpoint, options.variant, axes, options.engine)
-        made_of = _MadeOf(family, checkpoint, plan, planned, options)
+        made_of = MadeOf(family, checkpoint, axes, plan, planned, options)
         if options.output is not None:
             with said_when_full(options.output):
                 rows, left_out = _export_file(made_of, options.output, report)
@@ -190,32 +199,22 @@ def run_export(
     return ExportResult(tuple(rows), tuple(names), placed_now, left_out, elapsed)
 
 
-@dataclass(frozen=True)
-class _MadeOf:
-    """What an export is made of: by `options`, the `plan` of a checkpoint, for which `planned` was read."""
-
-    family: Family
-    checkpoint: Checkpoint
-    plan: Plan
-    planned: Notes
-    options: ExportOptions
-    digests: Digests = field(default_factory=Digests)
-
-
 def _export_models(
-    made_of: _MadeOf, repository: Path, report: Report, publish: Publish
+    made_of: MadeOf, repository: Path, report: Report, publish: Publish
 ) -> tuple[list[ParityRow], tuple[LeftOut, ...], list[str]]:
     family, plan, options = made_of.family, made_of.plan, made_of.options
     components, authored = _selected(family, plan, options)
     _check_precisions(components, options)
     check_places(options.places, tuple(components))
     exported = [c for c in components if c.name not in options.places or not options.places[c.name].server]
-    opset = choose_opset(exported, options.asked, options.opset, options.engine)
-    names = _model_names(family, components, authored)
+    by_torch = choose_torch(exported, options)
+    graphs = [component for component in exported if component.label not in by_torch]
+    opset = choose_opset(graphs, options.asked, options.opset, options.engine)
+    names = model_names(family, components, authored)
     if not options.force:
         check_replaceable(repository, names, made_of.digests.of)
     with staging(repository, names) as staged:
-        export = _prepared(made_of, exported, opset, staged, report)
+        export = _prepared(made_of, exported, opset, staged, report, by_torch=by_torch)
         rows = export.build(plan, exported)
         check(rows)
         export.finish(components, authored, rows)
@@ -226,11 +225,12 @@ def _export_models(
 
 
 def _export_file(
-    made_of: _MadeOf, output: Path, report: Report
+    made_of: MadeOf, output: Path, report: Report
 ) -> tuple[list[ParityRow], tuple[LeftOut, ...]]:
     plan, options = made_of.plan, made_of.options
     component = _selected_graph(made_of.family, plan, options)
     _check_precisions([component], options)
+    choose_torch([component], options)
     own = made_of.family.graph_file
     usual = own.opset if own is not None and own.label == component.label else None
     opset = choose_opset([component], options.asked, options.opset, options.engine, usual)
@@ -248,20 +248,23 @@ def _export_file(
 
 
 def _prepared(
-    made_of: _MadeOf,
+    made_of: MadeOf,
     components: Sequence[Component],
     opset: int,
     staged: Path,
     report: Report,
     graph: Path | None = None,
-) -> _Export:
+    by_torch: Mapping[str, TorchChoice] | None = None,
+) -> StagedExport:
     """Take what need not be made, and see that there is room for the rest and where it is verified."""
     family, checkpoint, options = made_of.family, made_of.checkpoint, made_of.options
     progress = Progress(report, [component.label for component in components])
+    choices = by_torch or {}
     finished = Finished(
         checkpoint=checkpoint,
         planned=made_of.planned,
         asked=options.asked,
+        served=lambda component: choices.get(component.label, options.engine_of(component)),
         options=_options_that_matter(options, opset),
         staged=staged,
         prefix=f"{family.name}_",
@@ -272,7 +275,12 @@ def _prepared(
         digests=made_of.digests,
     )
     missing, runs = finished.find(components, runs_of(made_of.plan, components))
-    weights = {component.label: weigh(component, options.asked(component)) for component in missing}
+    weights = {
+        component.label: weigh_torch(component, choices[component.label].options.loaded_in)
+        if component.label in choices
+        else weigh(component, options.asked(component))
+        for component in missing
+    }
     check_disk(options.repository or options.output or staged, weights)
     check_memory(weights)
     verification = _verification(missing, runs, options, weights, report)
@@ -280,8 +288,8 @@ def _prepared(
     graphs = Counter(component.name for component in made_of.plan.components)
     # A graph of its own has nobody to share with.
     sharing = frozenset(name for name, count in graphs.items() if count > 1 and graph is None)
-    return _Export(
-        family, checkpoint, options, opset, verification, staged, progress, finished, graph, sharing
+    return StagedExport(
+        made_of, options, opset, verification, staged, progress, finished, graph, sharing, choices
     )
 
 
@@ -289,7 +297,6 @@ def _options_that_matter(options: ExportOptions, opset: int) -> dict[str, object
     """Return the options by which another graph, or another verification of it, would be made."""
     return {
         "opset": opset,
-        "engine": options.engine,
         "simplify": options.simplify,
         "verify_budget": options.verify_budget,
         "verify_device": options.verify_device,
@@ -309,14 +316,6 @@ def _verification(
     report("estimating what verification takes")
     memory = {label: weight.memory_bytes for label, weight in weights.items()}
     return choose_measured(components, runs, options.verify_budget, options.verify_device, memory, report)
-
-
-def runs_of(plan: Plan, components: Sequence[Component]) -> list[Stepped]:
-    """Return the stepped networks whose graphs are all there."""
-    labels = {component.label for component in components}
-    return [
-        run for run in plan.stepped if {graph.label for graph in (run.first, run.next) if graph} <= labels
-    ]
 
 
 def _place(staged: Path, repository: Path, names: list[str], publish: Publish) -> None:
@@ -413,139 +412,3 @@ def _selected_graph(family: Family, plan: Plan, options: ExportOptions) -> Compo
     got = ", ".join(options.components) or "none"
     several = f", which has {len(found)} graphs" if found else ""
     raise InvalidRequest(f"component must name one graph with output: one of {labels}, got {got}{several}")
-
-
-def _model_names(
-    family: Family, components: Sequence[Component], authored: Sequence[AuthoredModel]
-) -> list[str]:
-    names = [f"{family.name}_{component.name}" for component in components]
-    return list(dict.fromkeys([*names, *(model.name for model in authored)]))
-
-
-@dataclass(frozen=True)
-class _Export:
-    """The parts of one export that every step of it needs.
-
-    `staged` is the folder to write in; `graph` the file of the one graph that is exported for itself;
-    `sharing` has the names of components that are several graphs, whose weights lie on disk once.
-    """
-
-    family: Family
-    checkpoint: Checkpoint
-    options: ExportOptions
-    opset: int
-    verification: Verification
-    staged: Path
-    report: Progress
-    finished: Finished
-    graph: Path | None = None
-    sharing: frozenset[str] = frozenset()
-
-    def folder(self, component: Component) -> Path:
-        return self.staged / f"{self.family.name}_{component.name}" / "1"
-
-    def path(self, component: Component) -> Path:
-        return self.graph or self.folder(component) / f"{component.graph}.onnx"
-
-    def build(self, plan: Plan, components: Sequence[Component]) -> list[ParityRow]:
-        """Export and verify the graphs into the staging folder, or take them; return the parity table."""
-        rows: list[ParityRow] = []
-        left_out = self.verification.left_out
-        for component in components:
-            self.report.begin(component.label)
-            make = partial(self.build_graph, component)
-            rows += self.finished.graph(component, self.path(component), make, left_out)
-        for run in runs_of(plan, components):
-            rows += self.finished.steps(run, partial(self.verify_steps, run), left_out)
-        for left in self.staged.rglob("*.widened*"):
-            left.unlink()
-        return rows
-
-    def verify_steps(self, run: Stepped) -> list[ParityRow]:
-        self.report(f"{run.next.label}: verifying {run.steps} steps as one run")
-        paths = {graph.label: self.path(graph) for graph in (run.first, run.next) if graph is not None}
-        point, device = self.verification.steps[run.next.label], self.options.verify_device
-        return verify_stepped(run, paths, self.options.asked(run.next), point, device)
-
-    def build_graph(self, component: Component) -> list[ParityRow]:
-        precision = component.precision(self.options.asked(component))
-        path = self.path(component)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        kept = "" if precision is self.options.asked(component) else f" (kept in {precision.value})"
-        self.report(f"{component.label}: exporting{kept}")
-        with left_on_disk():
-            module = component.load(Precision.FP32 if precision.is_integer else precision)
-        export_graph(
-            component,
-            module,
-            path,
-            opset=self.opset,
-            precision=precision,
-            engine=self.options.engine,
-            simplify=self.options.simplify,
-            shares=component.name in self.sharing,
-            report=self.report,
-        )
-        del module
-        gc.collect()
-        check_operators(path, self.options.engine, component.label)
-        self.report(f"{component.label}: running PyTorch")
-        points, device = self.verification.points[component.label], self.options.verify_device
-        reference = compute_reference(component, load_reference(component, device), points, device)
-        gc.collect()
-        self.report(f"{component.label}: verifying")
-        return verify(component, path, reference, precision, device)
-
-    def finish(
-        self, components: Sequence[Component], authored: Sequence[AuthoredModel], rows: Sequence[ParityRow]
-    ) -> None:
-        """Give each staged model its configuration and its manifest."""
-        for model in authored:
-            stage_authored(model, self.staged)
-        for component in components:
-            place = self.options.places.get(component.name)
-            folder = self.folder(component).parent
-            if place is not None and place.server:
-                stage_remote(component, folder.name, place, self.staged)
-                continue
-            if component.graph == "model":
-                config = model_config(component, folder.name, self.options.engine)
-                (folder / "config.pbtxt").write_text(config_text(config), encoding="utf-8")
-            if place is not None:
-                set_instances(folder / "config.pbtxt", place)
-        for name in _model_names(self.family, components, authored):
-            parts = [c for c in components if f"{self.family.name}_{c.name}" == name]
-            place = self.options.places.get(parts[0].name) if parts else None
-            placed_at = {} if place is None else {"place": place.facts}
-            here = [] if place is not None and place.server else parts
-            write_manifest(self.staged / name, self.facts(here, rows) | placed_at, self.finished.digests.of)
-
-    def facts(self, parts: Sequence[Component], rows: Sequence[ParityRow]) -> dict[str, Any]:
-        """What the manifest says of a model beyond its files."""
-        source: dict[str, Any] = {"source": self.checkpoint.source, "commit": self.checkpoint.commit}
-        if self.checkpoint.places:
-            source["parts"] = {
-                name: {"source": place.source, "commit": place.commit}
-                for name, place in self.checkpoint.places.items()
-            }
-        planned = _axes(self.family, self.checkpoint, self.options)
-        facts: dict[str, Any] = {
-            "family": self.family.name,
-            "checkpoint": source,
-            "planned_axes": {axis.name: [axis.min, axis.opt, axis.max] for axis in planned},
-        }
-        if self.options.variant is not None:
-            facts["variant"] = self.options.variant
-        if parts:
-            labels = {part.label for part in parts}
-            facts |= {
-                "engine": self.options.engine.value,
-                "precision": {part.graph: part.precision(self.options.asked(part)).value for part in parts},
-                "opset": self.opset,
-                "simplified": self.options.simplify,
-                "axes": {a.name: [a.min, a.opt, a.max] for part in parts for a in part.axes},
-                "parity": [asdict(row) for row in rows if row.graph in labels],
-                "not_verified": [asdict(left) for left in self.finished.left_out if left.graph in labels],
-                "made": self.finished.facts(parts),
-            }
-        return facts

@@ -2,7 +2,8 @@
 
 A tensor's shape says ``"4 * frames - 3"`` or ``"height * width + text_tokens"``; :class:`Size` is the value
 of that text, a polynomial of axes with whole coefficients, from which the sizes that are traced, verified,
-configured and warmed up follow.
+configured and warmed up follow. A factor may be an axis in groups, the last of which may not be full:
+``"ceil(height / 4)"``, as of a convolution over padded rows.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from slipway_serving.errors import InvalidRequest
 Point = Mapping[str, int]
 """One size for each axis, by axis name."""
 
-_PRODUCT = r"(?:\d+ \* )?[a-z][a-z0-9_]*(?: \* [a-z][a-z0-9_]*)*"
+_AXIS = r"[a-z][a-z0-9_]*"
+_GROUPS = re.compile(rf"ceil\(({_AXIS}) / ([1-9]\d*)\)")
+_FACTOR = rf"(?:ceil\({_AXIS} / [1-9]\d*\)|{_AXIS})"
+_PRODUCT = rf"(?:\d+ \* )?{_FACTOR}(?: \* {_FACTOR})*"
 _SUM = re.compile(rf"{_PRODUCT}(?: [+-] {_PRODUCT})*(?: [+-] \d+)?")
 _TERM = re.compile(rf"(?:([+-]) )?({_PRODUCT}|\d+)")
 
@@ -28,8 +32,9 @@ class Size:
     """A dimension that follows from axes: a sum of products of them, and a whole number.
 
     Args:
-        terms: the coefficient of each product, by the names of its axes in alphabetical order; a product of
-            no axis is the whole number. In the order of :meth:`parse`, by degree and name.
+        terms: the coefficient of each product, by its factors in alphabetical order, each the name of an axis
+            or groups of one; a product of no axis is the whole number. In the order of :meth:`parse`, by
+            degree and name.
     """
 
     terms: tuple[tuple[tuple[str, ...], int], ...]
@@ -37,6 +42,8 @@ class Size:
     @classmethod
     def parse(cls, text: str) -> Size:
         """Parse a sum of terms ``axis``, ``2 * axis`` or ``2 * axis * axis`` and a last whole number.
+
+        In the place of an axis there may be ``ceil(axis / 4)``.
 
         Raises:
             InvalidRequest: the text is no such sum, or names no axis that changes it.
@@ -72,7 +79,7 @@ class Size:
     @property
     def axes(self) -> frozenset[str]:
         """The axes that it follows from."""
-        return frozenset(axis for axes, _ in self.terms for axis in axes)
+        return frozenset(_axis_of(factor) for factors, _ in self.terms for factor in factors)
 
     @property
     def affine(self) -> tuple[str, int, int] | None:
@@ -82,25 +89,40 @@ class Size:
         if len(products) != 1:
             return None
         ((axes, factor),) = products.items()
-        return (axes[0], factor, offset) if len(axes) == 1 else None
+        return (axes[0], factor, offset) if len(axes) == 1 and axes[0] == _axis_of(axes[0]) else None
 
     def given(self, point: Point) -> Size | int:
         """Return what is left of the dimension where some axes have a size already."""
         left: Counter[tuple[str, ...]] = Counter()
         for axes, factor in self.terms:
-            known = math.prod(point[axis] for axis in axes if axis in point)
-            left[tuple(axis for axis in axes if axis not in point)] += factor * known
+            known = math.prod(_size_of(axis, point) for axis in axes if _axis_of(axis) in point)
+            left[tuple(axis for axis in axes if _axis_of(axis) not in point)] += factor * known
         terms = {axes: factor for axes, factor in left.items() if factor}
         return Size._ordered(terms) if any(terms) else left[()]
 
     def bounds(self, low: Point, high: Point) -> tuple[int, int]:
         """Return a smallest and a largest size for axes between two points."""
         ends = [
-            sorted(factor * math.prod(point[axis] for axis in axes) for point in (low, high))
+            sorted(factor * math.prod(_size_of(axis, point) for axis in axes) for point in (low, high))
             for axes, factor in self.terms
         ]
         return sum(least for least, _ in ends), sum(most for _, most in ends)
 
     def at(self, point: Point) -> int:
         """Return the dimension with each axis at the point's size."""
-        return sum(factor * math.prod(point[axis] for axis in axes) for axes, factor in self.terms)
+        return sum(factor * math.prod(_size_of(axis, point) for axis in axes) for axes, factor in self.terms)
+
+
+def _axis_of(factor: str) -> str:
+    """Return the axis that a factor of a product follows from."""
+    groups = _GROUPS.fullmatch(factor)
+    return groups[1] if groups else factor
+
+
+def _size_of(factor: str, point: Point) -> int:
+    """Return a factor with its axis at the point's size, which while a network is traced is a symbol."""
+    groups = _GROUPS.fullmatch(factor)
+    if groups is None:
+        return point[factor]
+    each = int(groups[2])
+    return (point[groups[1]] + each - 1) // each

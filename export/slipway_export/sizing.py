@@ -8,7 +8,6 @@ constants below; `docs/sizing.md` says how far they are off.
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
@@ -25,7 +24,8 @@ from slipway_export.weights import from_configurations
 
 # Measured on random denoisers of 25, 118 and 538 million parameters (dimension 384, 768 and 1280; 10, 12 and
 # 20 layers) on two cores: resident memory, and time while nothing else ran.
-_PROCESS_BYTES = 0.62e9
+PROCESS_BYTES = 0.62e9
+"""Of a process that exports, before it has a network."""
 _TRACED_BYTES_PER_CALL = 21e3
 _GRAPH_BYTES_PER_CALL = 420
 # A graph in one file is put together in memory before it is written; otherwise each tensor by itself.
@@ -44,9 +44,10 @@ _READ_PER_GB = 2_500
 # Float16 is widened at load; integers are packed into a second copy. A bfloat16 graph is verified widened.
 _HELD = {Precision.FP16: 3.0, Precision.BF16: 2.1, Precision.INT8: 2.0, Precision.INT4: 2.0}
 _HELD_FLOAT32 = 1.05
-# A process of Python with ONNX Runtime in Triton, and what a GPU's runtime takes for itself.
+# A process of Python with ONNX Runtime in Triton.
 _SERVER_BYTES = 0.15e9
-_GPU_BYTES = 0.6e9
+GPU_BYTES = 0.6e9
+"""What a GPU's runtime takes for itself."""
 # Of an int8 matrix's column its scale and zero point; of an int4 weight itself and its share of a scale.
 _INT8_COLUMN_BYTES, _INT4_BYTES = 5, 0.5 + 4 / BLOCK
 _TABLE_BYTES = 2
@@ -89,6 +90,7 @@ class Need:
         verify_s: of its verification there at all points.
         step_s: of one forward at opt there, served on the CPU.
         operations: of that forward.
+        served: how it is served, where not by a graph of that precision.
     """
 
     label: str
@@ -103,6 +105,7 @@ class Need:
     verify_s: float
     step_s: float
     operations: float
+    served: str = ""
 
 
 def needs(
@@ -140,11 +143,11 @@ def _need(
     stored = sum(size for size, _ in weights)
     held = sum(size * factor for size, factor in weights)
     sizes = [each.numel() for each in network.parameters()]
-    largest = 4 * _largest(network)
+    largest = 4 * largest_weight(network)
     calls, gigabytes = work["opt"].calls, 4 * sum(sizes) / 1e9
-    process = _PROCESS_BYTES + _TRACED_BYTES_PER_CALL * calls
+    process = PROCESS_BYTES + _TRACED_BYTES_PER_CALL * calls
     writing = _writing(stored, largest)
-    times = {name: _verified_s(each, gigabytes, machine) for name, each in work.items()}
+    times = {name: verified_s(each, gigabytes, machine) for name, each in work.items()}
     verified = max((work[name].bytes for name, time in times.items() if time <= DEFAULT_BUDGET), default=0)
     return Need(
         label=component.label,
@@ -154,7 +157,7 @@ def _need(
         export_bytes=process + writing,
         verify_bytes=process + max(writing, held + ARENA * verified, largest + verified),
         serve_bytes=_SERVER_BYTES + held + ARENA * work["opt"].bytes,
-        device_bytes=_GPU_BYTES + stored + work["opt"].bytes / (2 if precision in _HALVES else 1),
+        device_bytes=GPU_BYTES + stored + work["opt"].bytes / (2 if precision in _HALVES else 1),
         export_s=machine.call_s * (_STARTING + _TRACED * calls + _WRITTEN_PER_GB * gigabytes),
         verify_s=sum(times.values()) + machine.call_s * _LOADED_PER_GB * gigabytes,
         step_s=served_seconds(work["opt"], machine.speed),
@@ -175,21 +178,21 @@ def weights_need(component: Component, network: nn.Module, precision: Precision)
     """
     weights = list(_weights(component, network, precision))
     stored, held = sum(size for size, _ in weights), sum(size * factor for size, factor in weights)
-    largest = 4 * _largest(network)
-    return stored, _PROCESS_BYTES + max(_writing(stored, largest), held)
+    largest = 4 * largest_weight(network)
+    return stored, PROCESS_BYTES + max(_writing(stored, largest), held)
 
 
 def _writing(stored: float, largest: float) -> float:
     return _WHOLE_FILE * stored if stored <= EXTERNAL_DATA_BYTES else _ONE_TENSOR * largest
 
 
-def _largest(network: nn.Module) -> int:
+def largest_weight(network: nn.Module) -> int:
     """Return the elements of the largest weight that is held whole; of a table only rows are."""
     tables = {id(part.weight) for part in network.modules() if isinstance(part, nn.Embedding)}
     return max((each.numel() for each in network.parameters() if id(each) not in tables), default=0)
 
 
-def _verified_s(work: Work, gigabytes: float, machine: Machine) -> float:
+def verified_s(work: Work, gigabytes: float, machine: Machine) -> float:
     """Estimate the verification at one point: PyTorch's run, which reads the weights, and ONNX Runtime's."""
     besides = _RUN * work.calls + _READ_PER_GB * gigabytes
     return seconds(work, machine.speed) + machine.call_s * besides
@@ -205,7 +208,7 @@ def need_of_file(label: str, precision: Precision, disk_bytes: int) -> Need:
     """
     held = disk_bytes * _HELD.get(precision, _HELD_FLOAT32)
     return Need(
-        label, precision, 0, disk_bytes, 0.0, 0.0, _SERVER_BYTES + held, _GPU_BYTES + disk_bytes,
+        label, precision, 0, disk_bytes, 0.0, 0.0, _SERVER_BYTES + held, GPU_BYTES + disk_bytes,
         0.0, 0.0, 0.0, 0.0,
     )  # fmt: skip
 
@@ -223,7 +226,7 @@ def _weights(component: Component, network: nn.Module, precision: Precision) -> 
         products = {
             id(part.weight): part.weight
             for path, part in network.named_modules()
-            if isinstance(part, nn.Linear) and not _kept(path, component.keep_float)
+            if isinstance(part, nn.Linear) and not component.keeps_float(path)
         }
         quantized = set(products)
         for weight in products.values():
@@ -231,7 +234,7 @@ def _weights(component: Component, network: nn.Module, precision: Precision) -> 
             size = integers if precision is Precision.INT8 else _INT4_BYTES * weight.numel()
             yield size, _HELD[precision]
         for path, part in network.named_modules():
-            if _is_table(part) and not _kept(path, component.keep_float) and id(part.weight) not in quantized:
+            if _is_table(part) and not component.keeps_float(path) and id(part.weight) not in quantized:
                 quantized.add(id(part.weight))
                 yield _TABLE_BYTES * part.weight.numel(), 1.0
     for weight in network.parameters():
@@ -243,10 +246,3 @@ def _weights(component: Component, network: nn.Module, precision: Precision) -> 
 def _is_table(part: nn.Module) -> TypeGuard[nn.Embedding]:
     """Whether an integer precision stores a module's rows in float16."""
     return isinstance(part, nn.Embedding) and part.weight.numel() >= LARGE_TABLE
-
-
-def _kept(path: str, patterns: Sequence[str]) -> bool:
-    """Whether the products of a module stay in float: its path, or that of one around it, is named."""
-    names = path.split(".")
-    paths = [".".join(names[: i + 1]) for i in range(len(names))]
-    return any(fnmatch.fnmatchcase(each, pattern) for each in paths for pattern in patterns)

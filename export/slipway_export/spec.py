@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,21 +62,26 @@ LOWEST_OPSET = {precision: 22 if precision is Precision.BF16 else 17 for precisi
 
 
 class Engine(StrEnum):
-    """What the graphs are made for.
+    """What runs a component, and what its graph is made for where it has one.
 
     ``onnxruntime`` graphs use its fused operators; ``tensorrt`` graphs use the standard ones only. So do
     ``portable`` graphs, which are for any runtime, and have upstream's inputs and outputs where upstream has
-    such a file; Triton serves them by ONNX Runtime.
+    such a file; Triton serves them by ONNX Runtime. ``torch`` has no graph: PyTorch runs the checkpoint's own
+    network.
     """
 
     ONNXRUNTIME = "onnxruntime"
     TENSORRT = "tensorrt"
     PORTABLE = "portable"
+    TORCH = "torch"
 
     @property
     def backend(self) -> str:
-        """Name of the Triton backend that runs the graphs."""
-        return Engine.ONNXRUNTIME.value if self is Engine.PORTABLE else self.value
+        """Name of the Triton backend that runs the component."""
+        return _BACKENDS.get(self, self.value)
+
+
+_BACKENDS = {Engine.PORTABLE: "onnxruntime", Engine.TORCH: "python"}
 
 
 class DType(StrEnum):
@@ -297,6 +303,12 @@ class Component:
             return next(axis for axis in self.axes if axis.name == BATCH)
         return None
 
+    def keeps_float(self, path: str) -> bool:
+        """Whether integer precisions leave a module's product alone: its path, or one around it, is named."""
+        names = path.split(".")
+        paths = [".".join(names[: i + 1]) for i in range(len(names))]
+        return any(fnmatchcase(each, pattern) for each in paths for pattern in self.keep_float)
+
     def varying(self, tensor: TensorSpec) -> tuple[Size | int, ...]:
         """Return a tensor's dimensions as its graph has them: with the axes of one size only put in."""
         fixed = {axis.name: axis.opt for axis in self.axes if axis.min == axis.max}
@@ -501,11 +513,14 @@ class Part:
         name: of the folder, e.g. ``text_encoder``.
         files: paths within the folder that must be there.
         optional: a checkpoint may lack it.
+        components: names of those that are made of this part alone, so that it may also be given by itself
+            (``--model-path``).
     """
 
     name: str
     files: tuple[str, ...] = ()
     optional: bool = False
+    components: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -580,6 +595,7 @@ class Family:
             may also be given as files of any names and places: by all the options without a default.
         sizes: axes by the options that upstream has for the sizes of a trace (``batch-size``).
         graph_file: what an export into a file makes where no component is named; None where one must be.
+        former_names: what another exporter calls components (``--model-type``), and the names here.
     """
 
     name: str
@@ -596,6 +612,7 @@ class Family:
     files: Mapping[str, NamedFile] = field(default_factory=dict)
     sizes: Mapping[str, str] = field(default_factory=dict)
     graph_file: GraphFile | None = None
+    former_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def variant(self, name: str | None) -> Family:
         """Return the family as a variant has it: its plan, and the files that this takes.
@@ -624,3 +641,22 @@ class Family:
     def parts(self) -> tuple[Part, ...]:
         """The parts of a checkpoint that may lie in places of their own."""
         return tuple(entry for entry in self.layout if isinstance(entry, Part))
+
+    @property
+    def parts_alone(self) -> tuple[str, ...]:
+        """Names of the components whose part may be given by itself."""
+        return tuple(name for part in self.parts for name in part.components)
+
+    def component_named(self, name: str) -> str:
+        """Return a component's name here, where another exporter has its own for it.
+
+        Raises:
+            InvalidRequest: that name is of several components here.
+        """
+        here = self.former_names.get(name, (name,))
+        if len(here) > 1:
+            raise InvalidRequest(
+                f"export: component must be {' or '.join(here)} for {self.name}, got {name}; try"
+                f" --component {here[0]}"
+            )
+        return here[0]

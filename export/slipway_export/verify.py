@@ -191,6 +191,27 @@ def verify(
     """
     precision = component.precision(precision)
     run, verified_on = load_graph(component, path, precision, device, scratch)
+    return rows_of(
+        component, run, reference, verified_on, lambda output: bound_of(component, output, precision)
+    )
+
+
+def rows_of(
+    component: Component,
+    run: Run,
+    reference: Reference,
+    verified_on: str,
+    bound: Callable[[TensorSpec], Tolerance],
+) -> list[ParityRow]:
+    """Run what serves a component at the reference's points and compare each output with PyTorch's.
+
+    Args:
+        component: its description.
+        run: from inputs to outputs by name.
+        reference: from :func:`compute_reference`.
+        verified_on: how the rows name the run.
+        bound: of an output.
+    """
     rows = []
     for name, point in reference.points.items():
         actual = run_at(component, run, reference.inputs[name], point_text(name, point))
@@ -198,7 +219,7 @@ def verify(
             rows.append(
                 compare(
                     component, output.name, point_text(name, point), actual[output.name],
-                    reference.outputs[name][output.name], bound_of(component, output, precision), verified_on,
+                    reference.outputs[name][output.name], bound(output), verified_on,
                 )
             )  # fmt: skip
     return rows

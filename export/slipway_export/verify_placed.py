@@ -16,15 +16,18 @@ from typing import Any
 from slipway_export.budget import estimate
 from slipway_export.checkpoint import Checkpoint, open_checkpoint
 from slipway_export.device import Device
+from slipway_export.engines import TorchChoice
 from slipway_export.families import family_named
 from slipway_export.machine import check_device
 from slipway_export.progress import duration
 from slipway_export.repository import MANIFEST, foreign
-from slipway_export.run import plan_of, runs_of
+from slipway_export.run import plan_of
 from slipway_export.size import Point
-from slipway_export.spec import Axis, Component, Engine, Plan, Precision
+from slipway_export.spec import Axis, Component, Engine, Plan, Precision, Stepped
+from slipway_export.staged_export import runs_of
 from slipway_export.staging import staging
-from slipway_export.verify import ParityRow, check, compute_reference, load_reference, verify
+from slipway_export.torch_model import served_here, verified_on, verify_steps_here
+from slipway_export.verify import ParityRow, check, compute_reference, load_reference, rows_of, verify
 from slipway_export.verify_steps import verify_stepped
 from slipway_serving.errors import InvalidRequest
 
@@ -185,14 +188,21 @@ class _Group:
             rows += self._graph(component, at[component.label])
         for run in runs:
             self.report(f"{run.next.label}: verifying {run.steps} steps as one run")
-            graphs = [graph for graph in (run.first, run.next) if graph is not None]
-            paths = {graph.label: self._of(graph).path(graph) for graph in graphs}
-            precision = self._of(run.next).precision(run.next)
-            rows += verify_stepped(run, paths, precision, None, self.device, self.scratch)
+            rows += self._steps(run)
         check(rows)
         for model in self.models:
             _add(model, rows)
         return rows
+
+    def _steps(self, run: Stepped) -> list[ParityRow]:
+        graphs = [graph for graph in (run.first, run.next) if graph is not None]
+        model = self._of(run.next)
+        choices = {graph.label: _choice(model, graph) for graph in graphs}
+        by_torch = {label: choice for label, choice in choices.items() if choice is not None}
+        if by_torch:
+            return verify_steps_here(run, model.folder, by_torch, None, self.device)
+        paths = {graph.label: self._of(graph).path(graph) for graph in graphs}
+        return verify_stepped(run, paths, model.precision(run.next), None, self.device, self.scratch)
 
     def _of(self, component: Component) -> Placed:
         model = self._model(component)
@@ -205,8 +215,18 @@ class _Group:
         reference = compute_reference(component, load_reference(component, self.device), points, self.device)
         gc.collect()
         self.report(f"{component.label}: verifying at {', '.join(points)}")
+        if (choice := _choice(model, component)) is not None:
+            bound, on = choice.tolerance(component), verified_on(choice, self.device)
+            with served_here(model.folder, self.device, component.graph) as run:
+                return rows_of(component, run, reference, on, lambda _: bound)
         precision = model.precision(component)
         return verify(component, model.path(component), reference, precision, self.device, self.scratch)
+
+
+def _choice(model: Placed, component: Component) -> TorchChoice | None:
+    """Return how PyTorch serves a component, None where it does not."""
+    torch = model.manifest.get("torch")
+    return None if torch is None else TorchChoice.from_facts(torch[component.graph], component)
 
 
 def _add(model: Placed, rows: Iterable[ParityRow]) -> None:

@@ -8,7 +8,7 @@ sees it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,8 +17,16 @@ import numpy as np
 from slipway_export.device import Device
 from slipway_export.onnx import example_inputs
 from slipway_export.size import Point
-from slipway_export.spec import CARRIED_PREFIX, Component, Precision, StepInput, Stepped, TensorSpec
-from slipway_export.verify import Array, ParityRow, bound_of, compare, load_graph, point_text, run_at
+from slipway_export.spec import (
+    CARRIED_PREFIX,
+    Component,
+    Precision,
+    StepInput,
+    Stepped,
+    TensorSpec,
+    Tolerance,
+)
+from slipway_export.verify import Array, ParityRow, Run, bound_of, compare, load_graph, point_text, run_at
 from slipway_serving.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -59,6 +67,34 @@ def verify_stepped(
         for c in (stepped.first, stepped.next)
         if c is not None
     }
+    return rows_of_steps(
+        stepped, graphs, lambda output: bound_of(stepped.next, output, precision), point, device
+    )
+
+
+def rows_of_steps(
+    stepped: Stepped,
+    graphs: Mapping[str, tuple[Run, str]],
+    bound: Callable[[TensorSpec], Tolerance],
+    point: Point | None = None,
+    device: Device = Device.CPU,
+) -> list[ParityRow]:
+    """Run what serves a stepped network and compare every output of every run with its own whole run.
+
+    Args:
+        stepped: its description.
+        graphs: what runs each, and how the rows name it, by label of the component.
+        bound: of an output.
+        point: the sizes of the ``next`` component's axes; opt when None.
+        device: to run the whole run on.
+
+    Returns:
+        A row for each step, run and output.
+
+    Raises:
+        InvalidRequest: the whole run does not give what the description says.
+        ParityFailed: the inputs of a step are refused, or an output has another shape.
+    """
     steps = _Steps(stepped, stepped.next.points()["opt"] if point is None else point, device)
     committing = stepped.runs - 1
     whole = steps.expected([steps.inputs(step, committing) for step in range(stepped.steps)])
@@ -74,7 +110,7 @@ def verify_stepped(
             rows += [
                 compare(
                     component, output, name, actual[output], expected[output],
-                    bound_of(stepped.next, steps.output(output), precision), verified_on,
+                    bound(steps.output(output)), verified_on,
                 )
                 for output in stepped.outputs
             ]  # fmt: skip

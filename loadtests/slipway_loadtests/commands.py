@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -127,6 +127,38 @@ def denoiser(
         )
         measure = partial(run, options)
         _measure("denoiser", measure, denoiser_json, draw_denoiser, print_denoiser, output, quiet)
+
+
+@bench.command("engines")
+def engines(
+    family: Annotated[
+        str, typer.Option(help="Whose component is measured; `slipway families` lists them.", metavar="NAME")
+    ] = "wan_t2v",
+    component: Annotated[
+        str, typer.Option(help="That each engine serves; one of a single graph.", metavar="NAME")
+    ] = "denoiser_high",
+    checkpoint: Annotated[
+        str, typer.Option(help="Whose component is exported here.", metavar="DIR|PRESET|HUB_ID")
+    ] = "small",
+    axis: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Size of a call along an axis, e.g. batch=2; may be repeated, by default the axis' opt.",
+            metavar="NAME=SIZE",
+        ),
+    ] = None,
+    rounds: Rounds = 7,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of each engine.")] = 2,
+    seed: Annotated[int, typer.Option(min=0, help="Of the inputs.")] = 0,
+    output: Output = _OUTPUT,
+    quiet: Quiet = False,
+) -> None:
+    """Measure a component as each engine serves it: PyTorch eager, compiled, int8, and our graphs."""
+    from slipway_loadtests.bench.chart import draw_engines
+    from slipway_loadtests.bench.engines import EnginesOptions, engines_json, print_engines, run
+
+    options = EnginesOptions(family, component, checkpoint, _parse_sizes(axis or ()), rounds, threads, seed)
+    _measure("engines", partial(run, options), engines_json, draw_engines, print_engines, output, quiet)
 
 
 @bench.command("video")
@@ -365,6 +397,16 @@ def _parse_size(text: str) -> tuple[int, int]:
     if not (found := _SIZE.fullmatch(text.strip())):
         raise InvalidRequest(f"bench: size must be WIDTHxHEIGHT in pixels, got {text!r}; try 320x240")
     return int(found[1]), int(found[2])
+
+
+def _parse_sizes(texts: Sequence[str]) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for text in texts:
+        name, _, size = text.partition("=")
+        if not name or not (size.isascii() and size.isdigit()) or name in sizes:
+            raise InvalidRequest(f"bench: axis must be NAME=SIZE, each once, got {text!r}; try batch=2")
+        sizes[name] = int(size)
+    return sizes
 
 
 def _parse_tokens(text: str) -> tuple[int, ...]:

@@ -50,6 +50,8 @@ _HEIGHT, _WIDTH = (told(f"{side} of the pictures, pixels", "INT32") for side in 
 _HIT_RATE = told("share of the denoiser's evaluations that reused the first-block cache, 0 to 1")
 _CHUNK = told("which part of the result: 0 to chunks - 1, in the order of sending", "INT32")
 _CHUNKS = told("number of parts", "INT32")
+_FIRST_FRAME = told("place of the first frame in the video, from 0", "INT32")
+_FRAMES_TOTAL = told("frames of the whole video, where known", "INT32")
 
 
 @dataclass(frozen=True)
@@ -101,10 +103,10 @@ class FramesPart(Event):
     known_by: ClassVar[tuple[str, ...]] = ("frames", "frames_base64")
 
     frames: Annotated[Pixels | None, Array("uint8", ("frames", "height", "width", 3), "RGB pixels")]
-    first_frame: Annotated[int, told("place of the first frame in the video, from 0", "INT32")]
+    first_frame: Annotated[int, _FIRST_FRAME]
     elapsed_s: Annotated[float, _ELAPSED]
     final: Annotated[bool, told("whether no later part changes these frames")] = True
-    frames_total: Annotated[int | None, told("frames of the whole video, where known", "INT32")] = None
+    frames_total: Annotated[int | None, _FRAMES_TOTAL] = None
     chunk: Annotated[int | None, _CHUNK] = None
     chunks: Annotated[int | None, _CHUNKS] = None
     cache_hit_rate: Annotated[float | None, _HIT_RATE] = None
@@ -140,12 +142,18 @@ class FramesPart(Event):
 class VideoPart(Event):
     """A part of the bytes of an MP4 file, or of base64 text of them: each part can be decoded by itself.
 
+    Parts with a `first_frame` are whole fragments of the file, which may come in another order than that of
+    time; in that of time they are the file.
+
     Attributes:
-        chunk: 0 to chunks - 1.
+        chunk: 0 to chunks - 1, in the order of sending.
         chunks: how many there are; None where the end is not known.
         elapsed_s: seconds since the work began.
         video: the bytes.
         cache_hit_rate: as in :class:`FramesPart`.
+        first_frame: place of the first frame in the video, from 0; None for a part that is cut anywhere.
+        part_frames: frames of a part with a `first_frame`.
+        frames_total: frames of the whole video.
     """
 
     known_by: ClassVar[tuple[str, ...]] = ("video",)
@@ -155,6 +163,9 @@ class VideoPart(Event):
     elapsed_s: Annotated[float, _ELAPSED]
     video: Annotated[bytes, told("bytes of an MP4 file, or base64 text of them")]
     cache_hit_rate: Annotated[float | None, _HIT_RATE] = None
+    first_frame: Annotated[int | None, _FIRST_FRAME] = None
+    part_frames: Annotated[int | None, told("frames of a part that is a whole fragment", "INT32")] = None
+    frames_total: Annotated[int | None, _FRAMES_TOTAL] = None
 
     def data(self, form: str) -> bytes:
         """Return the bytes of the file.

@@ -1,21 +1,25 @@
-"""One ONNX graph of an authored model, whose tensors may stay where they were computed.
+"""One graph of an authored model, whose tensors may stay where they were computed.
 
 Arrays go in from memory, OrtValues from wherever an earlier graph left them; outputs come out as OrtValues on
 the model's device, but for those that are asked for in memory. So what a graph leaves for the next one, or
-for the next request, never crosses the bus.
+for the next request, never crosses the bus. Where the model's folder says so, PyTorch runs the network in
+place of the graph (`torch_engine/graph.py`); a program cannot see which.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
 from slipway_serving.backends.onnxruntime import session, signature
+from slipway_serving.backends.onnxruntime.signature import Signature
 from slipway_serving.program import Settings
+from slipway_serving.torch_engine.described import described_file
 
 Array = NDArray[Any]
 State = dict[str, ort.OrtValue]
@@ -41,19 +45,24 @@ class Graph:
     def __init__(self, settings: Settings, filename: str) -> None:
         self.filename = filename
         self._device = ("cuda", settings.device_id) if settings.kind == "GPU" else ("cpu", 0)
-        providers = session.providers(settings.config, settings.kind, settings.device_id)
-        config = {**settings.config, "default_model_filename": filename}
-        self._session = session.load(config, settings.folder, providers)
-        self._taken = signature.graph_signature(self._session).inputs
+        self._network = _network(settings, filename, self._device)
+        self._taken = self._network.signature.inputs
         self.ranks = {name: len(tensor.shape) for name, tensor in self._taken.items()}
         self.inputs = tuple(self.ranks)
-        self.outputs = tuple(value.name for value in self._session.get_outputs())
+        self.outputs = tuple(self._network.signature.outputs)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return an input's sizes as the graph states them; of an axis that it leaves open, the batch, 1."""
+        return tuple(size if isinstance(size, int) else 1 for size in self._taken[name].shape)
+
+    def placed(self, array: Array) -> ort.OrtValue:
+        """Return an array on the model's device; where that is the CPU, the value is the array itself."""
+        return ort.OrtValue.ortvalue_from_numpy(array, *self._device)
 
     def zeros(self, names: Iterable[str]) -> State:
-        """Return float32 inputs of zeros on the model's device, of the sizes that the graph states.
+        """Return float32 inputs of zeros on the model's device, see :meth:`shape`.
 
-        An axis that it leaves open, the batch, has the size 1. Inputs of one shape are one value, since a run
-        changes none of its inputs.
+        Inputs of one shape are one value, since a run changes none of its inputs.
 
         Args:
             names: of the inputs.
@@ -61,10 +70,9 @@ class Graph:
         made: dict[tuple[int, ...], ort.OrtValue] = {}
         state: State = {}
         for name in names:
-            shape = tuple(size if isinstance(size, int) else 1 for size in self._taken[name].shape)
+            shape = self.shape(name)
             if shape not in made:
-                empty = np.zeros(shape, np.float32)
-                made[shape] = ort.OrtValue.ortvalue_from_numpy(empty, *self._device)
+                made[shape] = self.placed(np.zeros(shape, np.float32))
             state[name] = made[shape]
         return state
 
@@ -84,14 +92,56 @@ class Graph:
         Returns:
             Every wanted output by name.
         """
+        given = [name for name in self.outputs if wanted is None or name in wanted]
+        return dict(zip(given, self._network.run(tensors, given, in_memory), strict=True))
+
+
+class _Network(Protocol):
+    """What runs a graph.
+
+    Attributes:
+        signature: of its tensors.
+    """
+
+    signature: Signature
+
+    def run(
+        self, tensors: Mapping[str, Array | ort.OrtValue], given: Sequence[str], in_memory: Collection[str]
+    ) -> list[ort.OrtValue]:
+        """Return the given outputs, those that are named in memory."""
+
+
+def _network(settings: Settings, filename: str, device: tuple[str, int]) -> _Network:
+    stem = Path(filename).stem
+    if (settings.folder / described_file(stem)).is_file():
+        # torch is at hand only where PyTorch serves.
+        from slipway_serving.torch_engine.graph import TorchGraph
+
+        return TorchGraph(settings, stem)
+    return _OnnxGraph(settings, filename, device)
+
+
+class _OnnxGraph:
+    """A graph in a session of its own."""
+
+    def __init__(self, settings: Settings, filename: str, device: tuple[str, int]) -> None:
+        self._device = device
+        providers = session.providers(settings.config, settings.kind, settings.device_id)
+        config = {**settings.config, "default_model_filename": filename}
+        self._session = session.load(config, settings.folder, providers)
+        self.signature = signature.graph_signature(self._session)
+
+    def run(
+        self, tensors: Mapping[str, Array | ort.OrtValue], given: Sequence[str], in_memory: Collection[str]
+    ) -> list[ort.OrtValue]:
         binding = self._session.io_binding()
         for name, tensor in tensors.items():
             if isinstance(tensor, ort.OrtValue):
                 binding.bind_ortvalue_input(name, tensor)
             else:
                 binding.bind_cpu_input(name, np.ascontiguousarray(tensor))
-        given = [name for name in self.outputs if wanted is None or name in wanted]
         for name in given:
             binding.bind_output(name, *(("cpu", 0) if name in in_memory else self._device))
         self._session.run_with_iobinding(binding)
-        return dict(zip(given, binding.get_outputs(), strict=True))
+        outputs: list[ort.OrtValue] = binding.get_outputs()
+        return outputs

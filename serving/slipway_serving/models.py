@@ -7,7 +7,9 @@ Unit tests drive the pipelines with it, and the benchmark compares it with the s
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +109,7 @@ class InProcessModels:
             return self._graph(settings)
         program = load_program(settings)
         self._programs.append(program)
-        return lambda call, outputs: (_only(outputs, answer) for answer in program.run(call))
+        return _program(program, config)
 
     def _graph(self, settings: Settings) -> Run:
         graph = session.load(settings.config, settings.folder, session.providers(settings.config, "CPU", 0))
@@ -118,10 +120,10 @@ class InProcessModels:
             {entry["name"]: [int(dim) for dim in entry["dims"]] for entry in settings.config["output"]},
             batched=int(settings.config["max_batch_size"]) > 0,
         )
-        shapes = {entry["name"]: _graph_shape(entry) for entry in settings.config["input"]}
+        reshaped = _reshaping(settings.config)
 
         def run(call: Call, outputs: list[str]) -> Iterator[Answer]:
-            inputs = {name: _reshaped(array, shapes[name]) for name, array in call.tensors.items()}
+            inputs = reshaped(call.tensors)
             (answer,) = executor.execute([Request(inputs, tuple(outputs), call.is_cancelled)])
             if isinstance(answer, SlipwayError):
                 raise answer
@@ -141,6 +143,23 @@ class InProcessModels:
             yield _only(outputs, known)
 
         return run
+
+
+def _program(program: Program, config: Mapping[str, Any]) -> Run:
+    """Return what runs a Python model; its inputs come as the configuration reshapes them."""
+    reshaped = _reshaping(config)
+
+    def run(call: Call, outputs: list[str]) -> Iterator[Answer]:
+        with contextlib.closing(program.run(replace(call, tensors=reshaped(call.tensors)))) as answers:
+            for answer in answers:
+                yield _only(outputs, answer)
+
+    return run
+
+
+def _reshaping(config: Mapping[str, Any]) -> Callable[[Tensors], Answer]:
+    shapes = {entry["name"]: _graph_shape(entry) for entry in config.get("input", ())}
+    return lambda tensors: {name: _reshaped(array, shapes.get(name)) for name, array in tensors.items()}
 
 
 def _only(outputs: list[str], answer: Tensors) -> Answer:

@@ -36,12 +36,14 @@ class Request:
         streams: whether it answers several times; else exactly once.
         turn: for a request that opens a session: what each of its turns brings. The fields of both are inputs
             of one model; those of the opening request come with the first turn only.
+        instead: for such a request: what a turn may bring in place of that.
     """
 
     model: ClassVar[str]
     events: ClassVar[tuple[type[Event], ...]] = ()
     streams: ClassVar[bool] = True
     turn: ClassVar[type[Request] | None] = None
+    instead: ClassVar[tuple[type[Request], ...]] = ()
 
     def __post_init__(self) -> None:
         raise_all(self.model, self.problems())
@@ -152,9 +154,31 @@ def decode_turn(
     return opened, decode(opening.turn, rest, where, limits)
 
 
+def decode_instead(opening: type[Request], tensors: Mapping[str, NDArray[Any]], where: str) -> Request | None:
+    """Turn the tensors of a turn into what it brings in place of the session's own; None where it does not.
+
+    Args:
+        opening: the request that opens a session; its `instead` says what there is.
+        tensors: by field name.
+        where: the model that was asked, for the message.
+
+    Raises:
+        InvalidRequest: naming every unknown, missing or refused field.
+    """
+    for other in opening.instead:
+        if any(field.name in tensors for field in fields_of(other) if not field.optional):
+            return decode(other, tensors, where)
+    return None
+
+
 def input_fields(request: type[Request]) -> tuple[Field, ...]:
-    """List the inputs of the model that takes a request: its fields, and those of its turns."""
-    return fields_of(request) + (fields_of(request.turn) if request.turn is not None else ())
+    """List the inputs of the model that takes a request: its fields, and those of its turns, each once."""
+    in_turns = (*((request.turn,) if request.turn is not None else ()), *request.instead)
+    found: dict[str, Field] = {}
+    for each in (request, *in_turns):
+        for field in fields_of(each):
+            found.setdefault(field.name, field)
+    return tuple(found.values())
 
 
 def ending(request: type[Request]) -> dict[str, NDArray[Any]]:

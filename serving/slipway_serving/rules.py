@@ -21,7 +21,7 @@ def text(help_text: str, longest: int) -> Rule:
     )
 
 
-def within(low: int, high: int, help_text: str) -> Rule:
+def within(low: float, high: float, help_text: str) -> Rule:
     """Return the rule of a number between two, both included."""
     return Rule(
         f"{low} to {high}",
@@ -106,7 +106,7 @@ def outside_exported(name: str, value: int, allowed: tuple[int, int], unit: str 
     ]
 
 
-def clamped(value: int, low: int, high: int) -> str:
+def clamped(value: float, low: float, high: float) -> str:
     """Return the nearest number within a range, as text."""
     return str(min(max(value, low), high))
 

@@ -150,14 +150,30 @@ class Sessions(Generic[S]):
             self._taken.discard(turn.id)
 
     @contextlib.contextmanager
-    def turn(self, turn: Turn, begin: Callable[[], S]) -> Iterator[Taken[S]]:
+    def turn(
+        self, turn: Turn, begin: Callable[[], S], check: Callable[[S], None] = lambda _: None
+    ) -> Iterator[Taken[S]]:
         """Work on one turn: its state is kept when the block ends, and freed when it fails or is left.
+
+        Args:
+            turn: as of :meth:`take`.
+            begin: makes the first state.
+            check: looks at the state before any work: a session that was under way stays as it is when this
+                raises.
 
         Raises:
             InvalidRequest: there is no such session.
             Overloaded: too many are under way.
         """
         taken = Taken(self.take(turn, begin))
+        try:
+            check(taken.state)
+        except BaseException:
+            if turn.start:
+                self.free(turn)
+            else:
+                self.keep(turn, taken.state)
+            raise
         try:
             yield taken
         except BaseException:

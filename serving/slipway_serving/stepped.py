@@ -43,6 +43,16 @@ class SteppedModel:
                     f"inputs of next.onnx, got a difference in {', '.join(sorted(given ^ wanted))}"
                 )
 
+    @property
+    def caches(self) -> dict[str, tuple[int, ...]]:
+        """The caches by name, and their sizes where the graphs state them (see :meth:`Graph.shape`)."""
+        wanted = sorted(set(self._next.inputs) - set(self._first.inputs))
+        return {name: self._next.shape(name) for name in wanted}
+
+    def placed(self, arrays: Mapping[str, Array]) -> State:
+        """Return caches that were read from the graphs' device on it again."""
+        return {name: self._next.placed(array) for name, array in arrays.items()}
+
     def step(self, inputs: Mapping[str, Array], state: State | None) -> tuple[dict[str, Array], State]:
         """Run one element of a sequence.
 

@@ -41,13 +41,39 @@ TENSORS = {
     "matrix_game_universal": (
         "image STRING [1] optional; seed INT64 [1] optional; fps INT64 [1] optional;"
         " output STRING [1] optional;"
-        " mouse_cond FP32 [-1, 2] optional; keyboard_cond FP32 [-1, 4] optional",
+        " mouse_cond FP32 [-1, 2] optional; keyboard_cond FP32 [-1, 4] optional; rebase BOOL [1] optional;"
+        " snapshot_part INT64 [1] optional; restore STRING [1] optional",
         "frames UINT8 [-1, -1, -1, 3]; first_frame INT32 [1]; elapsed_s FP32 [1]; final BOOL [1];"
         " frames_total INT32 [1]; chunk INT32 [1]; chunks INT32 [1]; cache_hit_rate FP32 [1];"
         " frames_base64 STRING [1]; height INT32 [1]; width INT32 [1]; jpeg STRING [1];"
         " fragment STRING [1]; block INT32 [1];"
         " frames_made INT32 [1]; frames_left INT32 [1]; denoise_s FP32 [1]; decode_s FP32 [1];"
-        " commit_s FP32 [1]; picture_s FP32 [1]",
+        " commit_s FP32 [1]; picture_s FP32 [1]; snapshot STRING [1]; part INT32 [1]; parts INT32 [1];"
+        " parts_taken INT32 [1]",
+    ),
+    "framepack_i2v": (
+        "image STRING [1]; prompt STRING [1]; seconds FP32 [1] optional; order STRING [1] optional;"
+        " height INT64 [1] optional; width INT64 [1] optional; steps INT64 [1] optional;"
+        " guidance_scale FP32 [1] optional; cache_threshold FP32 [1] optional; seed INT64 [1] optional;"
+        " output STRING [1] optional; timeout_s FP32 [1] optional",
+        "step INT32 [1]; steps INT32 [1]; elapsed_s FP32 [1]; preview UINT8 [-1, -1, 3]; height INT32 [1];"
+        " width INT32 [1]; frames UINT8 [-1, -1, -1, 3]; first_frame INT32 [1]; final BOOL [1];"
+        " frames_total INT32 [1]; chunk INT32 [1]; chunks INT32 [1]; cache_hit_rate FP32 [1];"
+        " frames_base64 STRING [1]; video STRING [1]; part_frames INT32 [1]",
+    ),
+    "framepack_i2v_tokenizer": ("prompt STRING [1]", "llama_ids INT64 [1, -1]; clip_ids INT64 [1, -1]"),
+    "framepack_i2v_transformer": (
+        "hidden_states FP32 [-1, -1, -1, -1, -1] optional; timestep FP32 [-1] optional;"
+        " encoder_hidden_states FP32 [-1, -1, -1] optional;"
+        " encoder_attention_mask INT64 [-1, -1] optional; pooled_projections FP32 [-1, -1] optional;"
+        " image_embeds FP32 [-1, -1, -1] optional; indices_latents INT64 [-1] optional;"
+        " guidance FP32 [-1] optional; latents_clean FP32 [-1, -1, -1, -1, -1] optional;"
+        " indices_latents_clean INT64 [-1] optional;"
+        " latents_history_2x FP32 [-1, -1, -1, -1, -1] optional;"
+        " indices_latents_history_2x INT64 [-1] optional;"
+        " latents_history_4x FP32 [-1, -1, -1, -1, -1] optional;"
+        " indices_latents_history_4x INT64 [-1] optional; cache_threshold FP32 [1] optional",
+        "sample FP32 [-1, -1, -1, -1, -1]; cached BOOL [1]",
     ),
     "airimu": (
         "acc FP32 [*, -1, 3] ragged; gyro FP32 [*, -1, 3] ragged; initial_rotation FP32 [*, 4] optional",
@@ -119,8 +145,9 @@ def test_model_has_no_other_tensors(staged: Staged, model: str) -> None:
 
 
 def test_every_authored_model_is_staged_with_tensors(staged: Staged) -> None:
-    # `remote` stands for a component of any family; tests/unit/test_placement.py stages it.
-    assert staged.sources | {"remote"} == set(MODELS)
+    # These stand for a component of any family: tests/unit/test_placement.py stages `remote`,
+    # tests/integration/test_torch_engine.py `torch`.
+    assert staged.sources | {"remote", "torch"} == set(MODELS)
     for name, config in staged.configs.items():
         assert config.input, name
         assert config.output, name

@@ -97,8 +97,9 @@ def test_loop_stops_when_the_client_process_is_killed(gated_server: tuple[Server
     assert_next_request_passes(server, gate)
 
 
+@pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_of_generate_cancels_on_the_server_and_leaves_no_file(
-    gated_server: tuple[Server, Gate], tmp_path: Path
+    gated_server: tuple[Server, Gate], tmp_path: Path, times: int
 ) -> None:
     server, gate = gated_server
     before, calls = len(ended(server)), gate.calls
@@ -110,8 +111,11 @@ def test_ctrl_c_of_generate_cancels_on_the_server_and_leaves_no_file(
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: gate.calls > calls, "the first step")
     assert process.poll() is None, process.stderr.read() if process.stderr else ""
-    os.kill(process.pid, signal.SIGINT)
-    assert process.wait(timeout=300) == 130
+    for _ in range(times):
+        os.kill(process.pid, signal.SIGINT)
+        time.sleep(0.05)  # Two signals that wait together are one.
+    # The second may come when Python has put the signal's own effect back, as it does when it ends.
+    assert process.wait(timeout=300) in (130, *[-signal.SIGINT] * (times - 1))
     assert let_it_notice(server, gate, before)["code"] == "CANCELLED"
     assert list(tmp_path.iterdir()) == []
     assert_next_request_passes(server, gate)

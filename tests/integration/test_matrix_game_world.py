@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +20,7 @@ from matrix_game_reference import world_frames
 from prometheus_client.parser import text_string_to_metric_families
 from server_fixtures import wait_until
 
-from slipway_client import Client, Event, FramesPart, InvalidRequest, Overloaded
+from slipway_client import AsyncClient, Client, Event, FramesPart, InvalidRequest, Overloaded
 from slipway_export.families import family_named
 from slipway_export.run import ExportOptions, run_export
 from slipway_serving import images
@@ -29,6 +31,7 @@ from slipway_serving.matrix_game.request import BlockMade, UniversalActions, Uni
 from slipway_serving.models import InProcessModels
 from slipway_serving.requests import encode
 from slipway_serving.server import Server, ServerConfig
+from slipway_serving.snapshots.parts import parse
 from slipway_serving.turns import Turn
 from slipway_serving.video.fragments import Mp4Fragment
 from slipway_serving.video.jpeg import JpegFrame
@@ -37,7 +40,7 @@ MODEL = "matrix_game_universal"
 # What a world is made by; not the graph of whole videos.
 COMPONENTS = ("universal", "image_encoder", "vae_encoder", "vae_decoder")
 PICTURE = np.random.default_rng(3).integers(0, 256, (70, 90, 3), np.uint8)
-BLOCKS = 5
+BLOCKS = 10
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +78,18 @@ def done(block: int, seed: int = 0) -> dict[str, np.ndarray]:
     }
 
 
-def steering(block: int, seed: int = 0) -> UniversalActions:
-    return UniversalActions(**done(block, seed))
+def steering(block: int, seed: int = 0, *, rebase: bool = False) -> UniversalActions:
+    return UniversalActions(**done(block, seed), rebase=rebase)
+
+
+def psnr(frames: np.ndarray, expected: np.ndarray) -> float:
+    error = np.mean((frames.astype(float) - expected) ** 2)
+    return float(10 * np.log10(255**2 / max(error, 1e-9)))
+
+
+def contents(parts: Iterable[bytes]) -> list[bytes]:
+    """Return what parts carry, whatever they say of their snapshot."""
+    return [bytes(parse(part, MODEL)[1]) for part in parts]
 
 
 def frames_of(events: list[Event]) -> np.ndarray:
@@ -101,10 +114,35 @@ def no_world_is_held(server: Server) -> None:
     wait_until(lambda: open_worlds(server) == 0, "no world is held")
 
 
-def test_frames_equal_pytorchs_when_a_world_is_steered(server: Server, checkpoint: Path) -> None:
+@dataclass(frozen=True)
+class Played:
+    """A world that was played for some blocks, and for one more.
+
+    Attributes:
+        blocks: the events of each block.
+        snapshot: its parts before the last of them.
+        refused: what the server said to a rebase that came too early.
+    """
+
+    blocks: list[list[Event]]
+    snapshot: list[bytes]
+    refused: str
+
+
+@pytest.fixture(scope="module")
+def played(server: Server) -> Played:
     with Client(server.grpc_url) as client, client.session(opening()) as session:
-        blocks = [list(session.step(steering(block))) for block in range(BLOCKS)]
-    for block, events in enumerate(blocks):
+        blocks = [list(session.step(steering(0)))]
+        with pytest.raises(InvalidRequest) as refused:
+            list(session.step(steering(1, rebase=True)))
+        blocks += [list(session.step(steering(block))) for block in range(1, BLOCKS)]
+        snapshot = list(session.snapshot())
+        blocks.append(list(session.step(steering(BLOCKS))))
+    return Played(blocks, snapshot, str(refused.value))
+
+
+def test_frames_equal_pytorchs_when_a_world_is_steered(played: Played, checkpoint: Path) -> None:
+    for block, events in enumerate(played.blocks):
         *parts, made = events
         places = [part.first_frame for part in parts if isinstance(part, FramesPart)]
         first = 12 * block - 3 if block else 0
@@ -112,14 +150,63 @@ def test_frames_equal_pytorchs_when_a_world_is_steered(server: Server, checkpoin
         assert isinstance(made, BlockMade)
         assert (made.block, made.frames_made, made.frames_left) == (block, 12 * block + 9, 4080 - 12 * block)
         assert (made.picture_s is None) == (block > 0)
-    frames = np.concatenate([frames_of(events) for events in blocks])
+    frames = np.concatenate([frames_of(events) for events in played.blocks[:BLOCKS]])
     # Blocks from the third on no longer see the first.
     actions = [done(block) for block in range(BLOCKS)]
     expected = world_frames(checkpoint, "universal", fitted(PICTURE, (48, 80)), 7, actions)
-    assert frames.shape == expected.shape == (57, 48, 80, 3)
-    error = np.mean((frames.astype(float) - expected) ** 2)
-    assert 10 * np.log10(255**2 / max(error, 1e-9)) > 60
+    assert frames.shape == expected.shape == (117, 48, 80, 3)
+    assert psnr(frames, expected) > 60
     assert expected.std() > 20
+
+
+def test_world_goes_on_bit_equal_when_it_is_moved_to_another_server(
+    played: Played, repository: Path, server: Server
+) -> None:
+    last = BLOCKS
+
+    async def moved_again(url: str) -> list[Event]:
+        async with AsyncClient(url) as client:
+            async with await client.restore(UniversalRequest, played.snapshot) as first:
+                parts = [part async for part in first.snapshot()]
+            async with await client.restore(UniversalRequest, parts) as session:
+                return [event async for event in session.step(steering(last))]
+
+    with Server(ServerConfig(repository, http_port=0, grpc_port=0, metrics_port=0)) as other:
+        with (
+            Client(other.http_url, "http") as client,
+            client.restore(UniversalRequest, played.snapshot) as session,
+        ):
+            assert contents(session.snapshot()) == contents(played.snapshot)
+            moved = list(session.step(steering(last)))
+        again = asyncio.run(moved_again(other.grpc_url))
+    for events in (moved, again):
+        np.testing.assert_array_equal(frames_of(events), frames_of(played.blocks[last]))
+        assert isinstance(events[-1], BlockMade) and events[-1].block == last
+    no_world_is_held(server)
+
+
+def test_picture_stays_when_a_world_is_rebased(played: Played, server: Server) -> None:
+    assert "rebase must be asked for after block 7, got it for block 1; try without" in played.refused
+    last = BLOCKS
+    with Client(server.grpc_url) as client, client.restore(UniversalRequest, played.snapshot) as session:
+        *_, made = events = list(session.step(steering(last, rebase=True)))
+        assert len(list(session.step(steering(last + 1)))) == len(events)
+    assert isinstance(made, BlockMade)
+    assert (made.block, made.frames_made) == (last, 12 * last + 9)
+    assert made.frames_left > 4080 - 12 * last
+    assert psnr(frames_of(events), frames_of(played.blocks[last])) > 60
+
+
+def test_snapshot_is_refused_when_it_is_not_whole(played: Played, server: Server) -> None:
+    with Client(server.grpc_url) as client:
+        with pytest.raises(InvalidRequest, match="restore must be a whole part of"):
+            client.restore(UniversalRequest, [played.snapshot[0][:-1]])
+        with pytest.raises(InvalidRequest, match="restore must have all parts of a snapshot, got none"):
+            client.restore(UniversalRequest, [])
+        changed = played.snapshot[0].replace(MODEL.encode(), b"matrix_game_universum")
+        with pytest.raises(InvalidRequest, match="got another checksum"):
+            client.restore(UniversalRequest, [changed])
+    no_world_is_held(server)
 
 
 def test_worlds_equal_those_alone_when_they_interleave(server: Server) -> None:
@@ -306,6 +393,9 @@ def test_world_ends_and_others_go_on_when_its_places_are_used_up(small: InProces
     ):
         answered(small, 2, "a")
     assert answered(small, 1, "b") == 4
+    with pytest.raises(Overloaded, match="sessions must be at most 2 at a time"):
+        answered(small, 0, "c")
+    assert not list(small.stream(MODEL, {}, [], turn=Turn("a", end=True)))
     assert answered(small, 0, "c") == 4
     with pytest.raises(Overloaded, match="sessions must be at most 2 at a time"):
         answered(small, 0, "d")
@@ -324,4 +414,4 @@ def test_all_graphs_have_run_when_the_model_is_ready(
     monkeypatch.setattr(Graph, "run", noted)
     small.load(MODEL)
     graphs = {("cross_attention.onnx", 0), ("first.onnx", 0), ("next.onnx", 0)}
-    assert set(ran) == graphs | {("block_denoiser.onnx", 0), ("block_denoiser.onnx", 3)}
+    assert set(ran) == graphs | {("block_denoiser.onnx", 0), ("block_denoiser.onnx", 3), ("rebase.onnx", 0)}

@@ -33,7 +33,10 @@ LACKING = {
     "listen": ["listen some.wav", "listen - --plot heard.png"],
     "train": ["train wakeword --name a --positive some --negative some --backbone tiny"],
     "manage": ["manage --repository r"],
-    "bench": [f"bench {name} --output o" for name in ("denoiser", "video", "wakeword", "world", "capacity")],
+    "bench": [
+        f"bench {name} --output o"
+        for name in ("denoiser", "engines", "video", "wakeword", "world", "capacity")
+    ],
     "capacity": ["capacity --service-s 1 --each-s 9 --p95-s 1 --users 4"],
 }
 HEAVY = ("torch", "diffusers", "transformers", "onnx", "onnxruntime", "pytriton", "scipy", "matplotlib")

@@ -35,6 +35,7 @@ from slipway_loadtests.capacity.plan import (
     exponential,
     replicas_for,
     wakeword_demand,
+    world_demand,
 )
 from slipway_loadtests.capacity.scaling import Traffic, scale_long_jobs, session_bound
 from slipway_serving.errors import InvalidRequest, Unrecoverable
@@ -80,6 +81,12 @@ def test_measured_family_is_a_stream_with_its_rates() -> None:
     demand = wakeword_demand(Service((0.01, 0.03), (1.0, 0.75)))
     assert demand.streamed
     assert demand.load(100) == pytest.approx(100 * 0.02 / 0.5 / 1.5)
+
+
+def test_worlds_share_a_replica_while_their_blocks_are_in_time() -> None:
+    demand = world_demand(Service((0.1, 0.12), (1.0,)), 0.48)
+    # A block takes 0.11 s of every 0.48 s on the mean: four worlds to a replica.
+    assert [replicas_for(demand, users).replicas for users in (1, 4, 5, 40)] == [1, 1, 2, 10]
 
 
 def test_promise_out_of_reach_is_told_when_one_user_is_too_much_for_any_replica(

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from slipway_export.checkpoint import Checkpoint
 from slipway_export.modeling.causal_wan.attention import Rotation
-from slipway_export.modeling.causal_wan.cached import BlockDenoiser, CrossAttention, cache_names
-from slipway_export.modeling.causal_wan.config import BLOCK_FRAMES, POSITIONS, Config, read_config
+from slipway_export.modeling.causal_wan.cached import BlockDenoiser, CrossAttention, Rebase, cache_names
+from slipway_export.modeling.causal_wan.config import BLOCK_FRAMES, POSITIONS, read_config
 from slipway_export.modeling.causal_wan.inference import MODES, Inference, inference_file, read_inference
 from slipway_export.modeling.causal_wan.network import CausalWan
 from slipway_export.modeling.causal_wan.presets import randomize, write_denoiser
-from slipway_export.modeling.causal_wan.tiny import tiny_config
+from slipway_export.modeling.causal_wan.tiny import public_config, tiny_config
 from slipway_export.modeling.causal_wan.weights import load_network
 from slipway_export.modeling.causal_wan.whole import Denoiser
 from slipway_export.spec import Precision
@@ -40,16 +40,6 @@ BLOCKS = 8
 
 def config_file(mode: str) -> str:
     return f"configs/distilled_model/{mode}/config.json"
-
-
-def public_config(mode: str) -> Config:
-    content = tiny_config(mode)
-    content |= {"dim": 1536, "ffn_dim": 8960, "freq_dim": 256, "num_heads": 12, "num_layers": 30}
-    sizes = {"blocks": list(range(15)), "heads_num": 16, "hidden_size": 128, "img_hidden_size": 1536}
-    content["action_config"] |= sizes | {"keyboard_hidden_dim": 1024}
-    if MODES[mode].mouse:
-        content["action_config"]["mouse_hidden_dim"] = 1024
-    return read_config(content, "public")
 
 
 def made(content: dict[str, Any]) -> CausalWan:
@@ -133,8 +123,11 @@ def block_inputs(inputs: dict[str, Tensor], start: int) -> list[Tensor]:
 )
 def test_network_has_the_published_number_of_parameters(mode: str, parameters: int) -> None:
     with torch.device("meta"):
-        network = CausalWan(public_config(mode))
+        network = CausalWan(read_config(public_config(mode), "public"))
     assert sum(p.numel() for p in network.parameters()) == parameters
+    # Of these, what is made once for a world needs no more than the attention to the picture.
+    crossing = CrossAttention(network)
+    assert sum(p.numel() for p in crossing.parameters()) < 300e6
 
 
 def test_blocks_equal_the_whole_video_beyond_the_first_eviction(network: CausalWan) -> None:
@@ -150,6 +143,28 @@ def test_blocks_equal_the_whole_video_beyond_the_first_eviction(network: CausalW
         flow, *caches = block(trial, *given, *cross, *caches)
         torch.testing.assert_close(flow, expected[:, :, start : start + BLOCK_FRAMES], rtol=0, atol=2e-5)
     assert len(caches) == len(cache_names(network.config))
+
+
+def test_block_is_the_same_when_it_and_what_it_sees_are_at_an_earlier_place(network: CausalWan) -> None:
+    inputs = video(network, 3 * BLOCK_FRAMES, batch=2)
+    block, start = BlockDenoiser(network), POSITIONS - BLOCK_FRAMES
+    cross, caches = CrossAttention(network)(inputs["visual_context"]), empty_caches(block, 2)
+    *told, _ = block_inputs(inputs, 2 * BLOCK_FRAMES)
+
+    def at(place: int, caches: list[Tensor]) -> list[Tensor]:
+        out: list[Tensor] = block(*told, torch.full((2,), place), *cross, *caches)
+        return out
+
+    _, *caches = at(start - BLOCK_FRAMES, caches)
+    expected, *_ = at(start, caches)
+    by = torch.tensor([start - 21, start - 30])
+    held, rebase = dict(zip(block.names, caches, strict=True)), Rebase(network.config)
+    moved = rebase(by, *(held[name] for name in rebase.names))
+    held |= dict(zip(rebase.names, moved, strict=True))
+    found, *_ = block(*told, start - by, *cross, *held.values())
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
+    # Unmoved keys are further away than they were.
+    assert (at(21, caches)[0] - expected).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("frames", [1, 2, 4, 5])

@@ -82,6 +82,15 @@ def test_target_is_confined_and_labelled_when_read(target: str) -> None:
     assert any(line.startswith("HEALTHCHECK ") for line in lines) == (target != "client")
 
 
+def test_torch_target_is_a_server_and_more_when_read() -> None:
+    lines = stages()["server-torch"]
+    assert lines[0] == "USER 0:0"
+    assert [line for line in lines if line.startswith("USER ")][-1] == "USER 1000:1000"
+    assert any('image.title="slipway/server-torch"' in line for line in lines)
+    # How it starts, and when it is healthy, it has from the server that it is made of.
+    assert not any(line.startswith(("ENTRYPOINT", "CMD", "HEALTHCHECK")) for line in lines)
+
+
 def test_no_build_reaches_the_network_when_read() -> None:
     text = DOCKERFILE.read_text() + (ROOT / "docker/install.sh").read_text()
     assert "--no-index" in text

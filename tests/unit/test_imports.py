@@ -25,6 +25,8 @@ ALLOWED = {
         "slipway_serving.events",
         "slipway_serving.fields",
         "slipway_serving.requests",
+        "slipway_serving.snapshots.parts",
+        "slipway_serving.snapshots.requests",
         "slipway_serving.turns",
         *REQUESTS,
         # `slipway play` turns keys into actions, and frames into a file.
@@ -45,8 +47,17 @@ ALLOWED = {
         "slipway_serving.diffusion.requests",
         "slipway_serving.video.requests",
         "slipway_serving.airimu.facts",
+        "slipway_serving.framepack_i2v.denoising",
+        "slipway_serving.framepack_i2v.facts",
         "slipway_serving.matrix_game.facts",
         "slipway_serving.control",
+        # What PyTorch serves is verified by the very program that serves it.
+        "slipway_serving.torch_engine",
+        "slipway_serving.graph",
+        "slipway_serving.backends.onnxruntime.signature",
+        "slipway_serving.facts",
+        "slipway_serving.models",
+        "slipway_serving.program",
         "slipway_serving.wakeword.words",
         "slipway_serving.wakeword.audio",
     },
@@ -125,6 +136,7 @@ HEAVY = {
         "psutil",
         "pyhocon",
     ),
+    *("accelerate", "torchao"),
     *("pypose", "pytriton", "scipy", "simpy", "soundfile", "soxr", "torch", "transformers", "uvicorn"),
 }
 

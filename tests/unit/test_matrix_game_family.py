@@ -23,7 +23,7 @@ from slipway_export.run import ExportOptions, ExportResult, components_of
 from slipway_export.spec import Component, Plan, TensorSpec
 from slipway_export.weights import from_configurations
 from slipway_serving.errors import InvalidRequest
-from slipway_serving.fields import fields_of
+from slipway_serving.fields import Array, fields_of
 from slipway_serving.matrix_game.facts import FACTS_FILE, Facts
 from slipway_serving.matrix_game.request import REQUESTS
 
@@ -89,6 +89,7 @@ def test_plan_has_the_graphs_of_a_mode(plans: dict[str, Plan], mode: str) -> Non
         f"{mode}_denoiser",
         f"{mode}/cross_attention",
         f"{mode}/block_denoiser",
+        f"{mode}/rebase",
         "image_encoder",
         "vae_encoder",
         "vae_decoder/first",
@@ -102,7 +103,8 @@ def test_plan_has_the_graphs_of_a_mode(plans: dict[str, Plan], mode: str) -> Non
 def test_world_takes_the_actions_of_its_mode(plans: dict[str, Plan], mode: str) -> None:
     request = plans[mode].authored[-1].request
     assert request is REQUESTS[mode] and request.turn is not None
-    widths = {field.name: field.shape[-1] for field in fields_of(request.turn)}
+    arrays = [field for field in fields_of(request.turn) if isinstance(field.rule, Array)]
+    widths = {field.name: field.shape[-1] for field in arrays}
     block = by_label(plans[mode])[f"{mode}/block_denoiser"]
     assert widths == {name: shape[-1] for name, shape in shapes(block.inputs).items() if name in widths}
     assert set(widths) == {"keyboard_cond"} | ({"mouse_cond"} if mode in MICE else set())
@@ -270,6 +272,19 @@ def test_plan_is_of_whole_videos_only_when_the_network_keeps_no_window(copy: Pat
         facts_of(Checkpoint(copy, "copy"), "universal")
 
 
+def test_public_sizes_are_planned_without_weights(tmp_path: Path) -> None:
+    with from_configurations():
+        FAMILY.presets["public"].write(tmp_path, 0)
+        components = by_label(plan_of(tmp_path, "universal"))
+    # 1.6 B in bfloat16, 0.6 B and 0.13 B in float32, of which the disk has the headers.
+    assert sum(file.stat().st_blocks * 512 for file in tmp_path.rglob("*") if file.is_file()) < 2**20
+    block = shapes(components["universal/block_denoiser"].inputs)
+    assert block["noisy_input"] == ("batch", 16, 3, 44, 80)
+    assert block["self_keys_29"] == ("batch", 3, 880, 12, 128)
+    decoder = components["vae_decoder/next"]
+    assert decoder.outputs[0].at(decoder.points()["opt"])[-2:] == (352, 640)
+
+
 def test_sizes_follow_the_yaml(copy: Path) -> None:
     edit(copy / inference_file("universal"), image_or_video_shape=[1, 16, 15, 8, 4])
     labels = by_label(plan_of(copy, "universal"))
@@ -287,7 +302,7 @@ def test_network_is_all_there_is_when_its_two_files_are_given(copy: Path, tmp_pa
     with open_checkpoint(family, "", files=files) as checkpoint:
         components = family.plan(checkpoint, family.axes).components
     assert [c.name for c in components] == [
-        f"{mode}_{name}" for name in ("denoiser", "cross_attention", "block_denoiser")
+        f"{mode}_{name}" for name in ("denoiser", "cross_attention", "block_denoiser", "rebase")
     ]
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 from slipway_cli.root import run
 from slipway_client.play.terminal import held, picture, typed
-from slipway_client.play.worlds import Block, opening, play
+from slipway_client.play.worlds import Block, play
 from slipway_serving.errors import Overloaded, Unrecoverable
 from slipway_serving.events import Event, FramesPart
 from slipway_serving.matrix_game.keys import VOCABULARIES
@@ -52,20 +52,22 @@ class World:
             yield from self._events
             return
         index = len(self.turns) - 1
+        if turn.rebase:
+            self._blocks += 2
         frames = np.full((4, 48, 80, 3), 40 * index, np.uint8)
         yield FramesPart(frames[:1], 4 * index, 0.1)
         yield FramesPart(frames[1:], 4 * index + 1, 0.2)
         yield BlockMade(index, 4 * index + 4, 4 * (self._blocks - index - 1), 0.3, 0.2, 0.1)
 
 
-def played(world: World, image: Path, mode: str, keys: list[str]) -> list[Block]:
-    client: Any = world
-    return list(play(client, opening(mode, image.read_bytes(), 3), mode, keys))
+def played(world: World, mode: str, keys: list[str], *, endless: bool = False) -> list[Block]:
+    session: Any = world
+    return list(play(session, mode, keys, endless=endless))
 
 
-def test_each_block_takes_the_keys_of_its_turn_when_a_world_is_played(image: Path) -> None:
+def test_each_block_takes_the_keys_of_its_turn_when_a_world_is_played() -> None:
     world = World()
-    blocks = played(world, image, "templerun", ["w", "", "d"])
+    blocks = played(world, "templerun", ["w", "", "d"])
     assert [block.held for block in blocks] == ["w", "", "d"]
     assert all(isinstance(turn, TempleRunActions) for turn in world.turns)
     assert [turn.keyboard_cond[0].argmax() for turn in world.turns] == [1, 0, 6]
@@ -74,31 +76,32 @@ def test_each_block_takes_the_keys_of_its_turn_when_a_world_is_played(image: Pat
         "[w]" in blocks[0].status
         and "denoise 300, decode 200, commit 100), 8 frames left" in blocks[0].status
     )
-    assert not world.open
 
 
-def test_frames_are_shown_as_they_come_when_a_world_is_played(image: Path) -> None:
+def test_frames_are_shown_as_they_come_when_a_world_is_played() -> None:
     seen: list[int] = []
-    client: Any = World()
-    blocks = play(
-        client, opening("universal", image.read_bytes(), 3), "universal", "ww", lambda f: seen.append(len(f))
-    )
+    session: Any = World()
+    blocks = play(session, "universal", "ww", lambda frames: seen.append(len(frames)))
     next(blocks)
     assert seen == [1, 3]
     next(blocks)
     assert seen == [1, 3, 1, 3]
 
 
-def test_play_stops_when_the_world_ends_before_the_keys(image: Path) -> None:
+def test_play_stops_when_the_world_ends_before_the_keys() -> None:
+    assert len(played(World(blocks=2), "universal", ["w"] * 9)) == 2
+
+
+def test_play_goes_on_from_an_earlier_place_when_it_is_endless() -> None:
     world = World(blocks=2)
-    assert len(played(world, image, "universal", ["w"] * 9)) == 2
-    assert not world.open
+    assert len(played(world, "universal", ["w"] * 7, endless=True)) == 7
+    assert [turn.rebase for turn in world.turns] == [False, False, True, False, True, False, True]
 
 
 @pytest.mark.parametrize("events", [[], [BlockMade(0, 9, 1, 0.0, 0.0, 0.0)]])
-def test_block_is_an_error_when_its_frames_or_its_end_are_missing(events: list[Event], image: Path) -> None:
+def test_block_is_an_error_when_its_frames_or_its_end_are_missing(events: list[Event]) -> None:
     with pytest.raises(Unrecoverable, match="a block must be frames and their end, got"):
-        played(World(events=events), image, "universal", ["w"])
+        played(World(events=events), "universal", ["w"])
 
 
 @pytest.mark.parametrize(
@@ -164,6 +167,7 @@ def test_video_has_every_frame_when_a_script_is_played(
     with av.open(str(output)) as video:
         assert video.streams.video[0].average_rate == 25
         assert sum(1 for _ in video.decode(video=0)) == 12
+    assert not world.open
 
 
 @contextmanager
@@ -193,9 +197,13 @@ def test_no_file_is_left_when_the_server_refuses_a_block(
     ("change", "message"),
     [
         ({"--actions": None}, "actions must be given, or --interactive, got None and False"),
-        ({"--output": None}, "output must be given with --actions, got none"),
+        ({"--output": None}, "output or snapshot must be given with --actions, got none"),
         ({"--output": "out.avi"}, "output must end in .mp4 and be in a folder that exists, got out.avi"),
         ({"--image": "none.png"}, "image must be a file, got none.png"),
+        ({"--image": None}, "image or restore must be given, and one of them, got None and None"),
+        ({"--image": None, "--restore": "no.world"}, "restore must be a file, got no.world"),
+        ({"--image": None, "--restore": __file__}, "restore must be a part of a snapshot, got 14 bytes"),
+        ({"--snapshot": "none/w.world"}, "snapshot must be in a folder that exists, got none/w.world"),
         ({"--mode": "flying"}, "mode must be one of universal, gta_drive, templerun, got 'flying'"),
         ({"--actions": "w%"}, "actions: block 2 must be keys of universal"),
         ({"--actions": "@none.txt"}, "actions must name a text file after @, got @none.txt"),

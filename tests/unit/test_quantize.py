@@ -14,7 +14,7 @@ from onnxruntime.quantization import QuantType
 from onnxruntime.quantization.quant_utils import quantize_data
 from safetensors.torch import save_file
 
-from slipway_export import weights
+from slipway_export import graph_weights, weights
 from slipway_export.quantize import quantize
 from slipway_export.spec import Precision
 
@@ -155,9 +155,9 @@ def test_table_on_disk_is_converted_while_it_is_written(tmp_path: Path) -> None:
     table = torch.randn(2**15, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
     save_file({"table": table}, tmp_path / "weights.safetensors")
     stored = weights.Stored(tmp_path / "weights.safetensors", "table", (2**15, 32), torch.bfloat16)
-    model = lookup_of(weights.Weight(stored, ir.DataType.FLOAT, name="table"))
+    model = lookup_of(graph_weights.Weight(stored, ir.DataType.FLOAT, name="table"))
     quantize(model, Precision.INT8, ())
     held, written = model.graph.initializers["table_fp16"].const_value, io.BytesIO()
-    assert isinstance(held, weights.Weight)
+    assert isinstance(held, graph_weights.Weight)
     held.tofile(written)
     assert written.getvalue() == table.half().numpy().tobytes()

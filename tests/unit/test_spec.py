@@ -49,6 +49,9 @@ def test_size_parses_factor_axis_and_offset() -> None:
         "3 + rows",
         "rows + 1 + 2",
         "rows +",
+        "ceil(rows / 0)",
+        "ceil(rows * 2)",
+        "ceil(9 / 2)",
     ],
 )
 def test_size_refuses_other_text(text: str) -> None:
@@ -71,6 +74,16 @@ def test_size_parses_sums_of_products_of_axes() -> None:
     assert Size.parse("height * width").axes == {"height", "width"}
     assert Size.parse("height * width").affine is None
     assert Size.parse("width * height + 1 * frames") == Size.parse("frames + height * width")
+
+
+def test_size_rounds_groups_of_an_axis_up() -> None:
+    size = Size.parse("4 * ceil(height / 4) * width + ceil(height / 2) + 1")
+    assert [size.at({"height": height, "width": 3}) for height in (1, 4, 5)] == [14, 15, 28]
+    assert str(size) == "4*ceil(height / 4)*width + ceil(height / 2) + 1"
+    assert size.axes == {"height", "width"}
+    assert str(size.given({"height": 5})) == "8*width + 4"
+    assert size.bounds({"height": 1, "width": 1}, {"height": 8, "width": 2}) == (6, 21)
+    assert Size.parse("ceil(height / 4)").affine is None
 
 
 terms = st.lists(

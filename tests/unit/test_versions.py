@@ -30,7 +30,7 @@ MENTIONS = {
     r"TensorRT (\d+\.\d+\.\d+)": {VERSIONS["TENSORRT_VERSION"]},
     r"nvidia-pytriton[ =]+(\d+\.\d+\.\d+)": {VERSIONS["PYTRITON_VERSION"]},
     r"python:(3\.\d+[\w.-]*)": {VERSIONS["BASE"].removeprefix("python:")},
-    r"slipway/(?:client|server-cpu|server-gpu|export):([\w.]+)": {VERSIONS["SLIPWAY_VERSION"]},
+    r"slipway/(?:client|server-cpu|server-gpu|server-torch|export):([\w.]+)": {VERSIONS["SLIPWAY_VERSION"]},
     r"(prom/prometheus:[\w.]+)": {VERSIONS["PROMETHEUS_IMAGE"]},
     r"(grafana/grafana:[\w.]+)": {VERSIONS["GRAFANA_IMAGE"]},
     r"(otel/opentelemetry-collector:[\w.]+)": {VERSIONS["COLLECTOR_IMAGE"]},
@@ -67,6 +67,7 @@ def test_dockerfile_defaults_agree_when_read() -> None:
     text = (ROOT / "docker/Dockerfile").read_text()
     defaults = dict(re.findall(r"^ARG (\w+)=(\S+)$", text, re.M))
     assert defaults.pop("REVISION") == "unknown"
+    assert defaults.pop("TORCH_BASE") == "server-cpu"  # a stage of the file
     assert defaults == {
         "BASE": VERSIONS["BASE"],
         "TRITON_BASE": VERSIONS["TRITON_BASE"],

@@ -10,7 +10,8 @@ from diffusers import FirstBlockCacheConfig, WanTransformer3DModel
 from slipway_export.checkpoint import axes_of, open_checkpoint
 from slipway_export.families import family_named
 from slipway_export.families.wan_t2v_presets import TINY
-from slipway_export.modeling.wan_cached import Change, Finish, Head, Tail
+from slipway_export.modeling.first_block_cache import Change
+from slipway_export.modeling.wan_cached import Finish, Head, Tail
 from slipway_export.onnx import example_inputs
 from slipway_export.run import ExportOptions, run_export
 from slipway_export.spec import Precision

@@ -15,12 +15,13 @@ import torch
 from onnx import numpy_helper
 from safetensors.torch import save_file
 
-from slipway_export import weights
+from slipway_export import graph_weights, weights
 from slipway_export.checkpoint import Checkpoint, axes_of, open_checkpoint
 from slipway_export.families import family_named
+from slipway_export.graph_weights import Weight
 from slipway_export.onnx import export_graph
 from slipway_export.spec import Component, Precision
-from slipway_export.weights import Stored, Weight, left_on_disk, stand_in, stored_weights
+from slipway_export.weights import Stored, left_on_disk, stand_in, stored_weights
 from slipway_serving.errors import InvalidRequest
 
 WAN = family_named("wan_t2v")
@@ -119,7 +120,7 @@ def test_tensor_is_written_whole_when_it_is_read_in_parts(
 ) -> None:
     values = torch.randn(37, 16, generator=torch.Generator().manual_seed(0)).to(dtype)
     save_file({"x": values}, tmp_path / "w.safetensors")
-    monkeypatch.setattr(weights, "_CHUNK_BYTES", 200)
+    monkeypatch.setattr(graph_weights, "_CHUNK_BYTES", 200)
     weight = Weight(Stored(tmp_path / "w.safetensors", "x", (37, 16), dtype), wanted)
     weight = weight if perm is None else weight.turned(perm, "turned")
     out = io.BytesIO()
@@ -169,7 +170,7 @@ def test_transpose_of_a_weight_is_folded_but_where_it_is_an_output(tmp_path: Pat
 
     folded, kept = graph(shown=False), graph(shown=True)
     for model in (folded, kept):
-        weights.fold_transposes(model)
+        graph_weights.fold_transposes(model)
     assert [node.op_type for node in folded.graph] == ["MatMul"]
     (only,) = folded.graph.initializers.values()
     assert only.const_value is not None

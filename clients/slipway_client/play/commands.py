@@ -16,6 +16,8 @@ from slipway_client.options import DEFAULT_URLS, Quiet, SpokenProtocol, Url
 from slipway_serving.errors import InvalidRequest, raise_all
 
 if TYPE_CHECKING:
+    from slipway_client import Client
+    from slipway_client.client import ClientSession
     from slipway_client.play.terminal import Screen
     from slipway_client.play.worlds import Block
     from slipway_serving.video.mp4 import Mp4Encoder
@@ -26,8 +28,15 @@ _FAMILY = "matrix_game"
 def play(
     family: Annotated[str, typer.Argument(help="A family of worlds: matrix_game.", metavar="FAMILY")],
     image: Annotated[
-        Path, typer.Option(help="The picture that the world begins with: PNG, JPEG or WebP.", metavar="FILE")
-    ],
+        Path | None,
+        typer.Option(help="The picture that the world begins with: PNG, JPEG or WebP.", metavar="FILE"),
+    ] = None,
+    restore: Annotated[
+        Path | None, typer.Option(help="Go on with the world of a snapshot instead.", metavar="FILE")
+    ] = None,
+    snapshot: Annotated[
+        Path | None, typer.Option(help="Write the world when it is left, to go on later.", metavar="FILE")
+    ] = None,
     mode: Annotated[str, typer.Option(help="Which world: universal, gta_drive or templerun.")] = "universal",
     actions: Annotated[
         str | None,
@@ -42,6 +51,9 @@ def play(
     output: Annotated[Path | None, typer.Option(help="Write what was seen.", metavar="FILE.mp4")] = None,
     fps: Annotated[int, typer.Option(help="Frames a second of the file.", min=1, max=120)] = 25,
     seed: Annotated[int, typer.Option(help="Of the noise.", min=0)] = 0,
+    endless: Annotated[
+        bool, typer.Option("--endless", help="Go on where the world would end, from an earlier place.")
+    ] = False,
     url: Url = None,
     protocol: SpokenProtocol = "grpc",
     quiet: Quiet = False,
@@ -52,7 +64,6 @@ def play(
 
         encoder = partial(Mp4Encoder, fps=fps)
     from slipway_client import Client
-    from slipway_client.play.worlds import opening
     from slipway_client.play.worlds import play as played
     from slipway_serving.matrix_game.keys import parse_script, vocabulary
 
@@ -60,32 +71,61 @@ def play(
     problems = [] if family == _FAMILY else [f"family must be {_FAMILY}, got {family!r}"]
     if (actions is None) != interactive:
         problems.append(f"actions must be given, or --interactive, got {actions!r} and {interactive}")
-    if not interactive and output is None:
-        problems.append("output must be given with --actions, got none")
-    if output is not None and (output.suffix != ".mp4" or not output.parent.is_dir()):
-        problems.append(f"output must end in .mp4 and be in a folder that exists, got {output}")
-    if not image.is_file():
-        problems.append(f"image must be a file, got {image}")
+    if not interactive and output is None and snapshot is None:
+        problems.append("output or snapshot must be given with --actions, got none")
+    problems += _file_problems(image, restore, snapshot, output)
     raise_all("play", problems)
     script = None if actions is None else parse_script(_text(actions), mode)
-    request = opening(mode, image.read_bytes(), seed)
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(Client(url or DEFAULT_URLS[protocol], protocol))
+        session = stack.enter_context(_world(client, mode, image, seed, restore))
         if script is None:
             from slipway_client.play.terminal import Keys, Screen
 
             keys = stack.enter_context(Keys(known))
             screen = stack.enter_context(Screen(f"{known.text}, Escape end"))
-            shown = _on_screen(played(client, request, mode, keys, screen.show), screen)
+            shown = _on_screen(played(session, mode, keys, screen.show, endless=endless), screen)
         else:
-            shown = _told(played(client, request, mode, script), len(script), quiet)
+            shown = _told(played(session, mode, script, endless=endless), len(script), quiet)
+        written = [file for file in (output, snapshot) if file is not None]
         if output is None:
             for _ in shown:
                 pass
         else:
             _record(shown, output, encoder)
-            if not quiet:
-                typer.echo(str(output))
+        if snapshot is not None:
+            write_whole(snapshot, lambda file: file.writelines(session.snapshot()))
+    if not quiet:
+        for path in written:
+            typer.echo(str(path))
+
+
+def _world(client: Client, mode: str, image: Path | None, seed: int, restore: Path | None) -> ClientSession:
+    """Return the session of a world that a picture begins, or that a snapshot goes on with."""
+    from slipway_serving.matrix_game.request import REQUESTS
+    from slipway_serving.snapshots.parts import read_parts
+
+    if image is not None:
+        return client.session(REQUESTS[mode](image=image.read_bytes(), seed=seed))
+    assert restore is not None
+    with restore.open("rb") as file:
+        return client.restore(REQUESTS[mode], read_parts(file, f"play: {restore}"))
+
+
+def _file_problems(
+    image: Path | None, restore: Path | None, snapshot: Path | None, output: Path | None
+) -> list[str]:
+    problems = []
+    if (image is None) == (restore is None):
+        problems.append(f"image or restore must be given, and one of them, got {image} and {restore}")
+    for name, file in (("image", image), ("restore", restore)):
+        if file is not None and not file.is_file():
+            problems.append(f"{name} must be a file, got {file}")
+    if snapshot is not None and not snapshot.parent.is_dir():
+        problems.append(f"snapshot must be in a folder that exists, got {snapshot}")
+    if output is not None and (output.suffix != ".mp4" or not output.parent.is_dir()):
+        problems.append(f"output must end in .mp4 and be in a folder that exists, got {output}")
+    return problems
 
 
 def _text(actions: str) -> str:
@@ -100,9 +140,9 @@ def _text(actions: str) -> str:
 
 def _told(blocks: Iterator[Block], count: int, quiet: bool) -> Iterator[Block]:
     """Hand on blocks and say a line of each."""
-    for block in blocks:
+    for index, block in enumerate(blocks, 1):
         if not quiet:
-            print(f"{block.made.block + 1} of {count}: {block.status}", file=sys.stderr, flush=True)
+            print(f"{index} of {count}: {block.status}", file=sys.stderr, flush=True)
         yield block
 
 

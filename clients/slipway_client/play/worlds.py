@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway_client.client import Client
+from slipway_client.client import ClientSession
 from slipway_serving.errors import Unrecoverable
 from slipway_serving.events import FramesPart
 from slipway_serving.matrix_game.keys import actions_of
 from slipway_serving.matrix_game.request import REQUESTS, BlockMade
-from slipway_serving.requests import Request
 
 
 @dataclass(frozen=True)
@@ -54,49 +53,42 @@ class Block:
         )
 
 
-def opening(mode: str, picture: bytes, seed: int) -> Request:
-    """Return the request that opens a world of a mode.
-
-    Raises:
-        InvalidRequest: the picture or the seed breaks a rule.
-    """
-    return REQUESTS[mode](image=picture, seed=seed)
-
-
 def play(
-    client: Client,
-    request: Request,
+    session: ClientSession,
     mode: str,
     keys: Iterable[str],
     show: Callable[[NDArray[np.uint8]], object] = lambda frames: None,
+    *,
+    endless: bool = False,
 ) -> Iterator[Block]:
-    """Play a world until the keys or the world end; the session ends with the iterator.
+    """Play a world until the keys or the world end.
 
     Args:
-        client: of the server.
-        request: see :func:`opening`.
+        session: of the world.
         mode: of the world.
         keys: held in each block; the next is asked for when the block before is there.
         show: is given frames as they come, [frames, height, width, 3], uint8.
+        endless: go on from an earlier place where the world would end.
 
     Raises:
         SlipwayError: as :meth:`Client.generate`.
     """
-    turn: Any = type(request).turn
-    with client.session(request) as session:
-        for held in keys:
-            begun = time.perf_counter()
-            frames, made = [], None
-            for event in session.step(turn(**actions_of(held, mode))):
-                if isinstance(event, FramesPart):
-                    frames.append(event.pixels)
-                    show(event.pixels)
-                elif isinstance(event, BlockMade):
-                    made = event
-            if made is None or not frames:
-                raise Unrecoverable(
-                    f"play: a block must be frames and their end, got {len(frames)} parts and {made}"
-                )
-            yield (block := Block(held, np.concatenate(frames), made, time.perf_counter() - begun))
-            if not block.made.frames_left:
-                return
+    turn: Any = REQUESTS[mode].turn
+    at_end = False
+    for held in keys:
+        begun = time.perf_counter()
+        frames, made = [], None
+        for event in session.step(turn(**actions_of(held, mode), rebase=at_end)):
+            if isinstance(event, FramesPart):
+                frames.append(event.pixels)
+                show(event.pixels)
+            elif isinstance(event, BlockMade):
+                made = event
+        if made is None or not frames:
+            raise Unrecoverable(
+                f"play: a block must be frames and their end, got {len(frames)} parts and {made}"
+            )
+        yield Block(held, np.concatenate(frames), made, time.perf_counter() - begun)
+        at_end = made.frames_left == 0
+        if at_end and not endless:
+            return

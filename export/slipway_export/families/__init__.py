@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
-from slipway_export.families import airimu, matrix_game, wakeword, wan_t2v
+from slipway_export.families import airimu, framepack_i2v, matrix_game, wakeword, wan_t2v
 from slipway_export.spec import Family
 from slipway_serving import distribution
 from slipway_serving.errors import InvalidRequest
@@ -19,6 +19,7 @@ from slipway_serving.errors import InvalidRequest
 GROUP = "slipway.families"
 BUILT_IN: tuple[Family, ...] = (
     wan_t2v.FAMILY, wakeword.FAMILY, wakeword.HEAD, airimu.FAMILY, matrix_game.FAMILY,
+    framepack_i2v.FAMILY,
 )  # fmt: skip
 
 

@@ -23,9 +23,10 @@ from slipway_export.families.matrix_game_network import (
     config_file,
     cross_attention,
     denoiser,
+    rebase,
     world_of,
 )
-from slipway_export.families.matrix_game_presets import PUBLIC_AXES, TINY
+from slipway_export.families.matrix_game_presets import PRESETS, PUBLIC_AXES
 from slipway_export.families.matrix_game_vision import CLIP_FILE, VAE_FILE
 from slipway_export.modeling.causal_wan.config import BLOCK_FRAMES, POSITIONS
 from slipway_export.modeling.causal_wan.inference import MODES, inference_file, read_inference
@@ -70,10 +71,12 @@ def plan(checkpoint: Checkpoint, axes: Sequence[Axis], *, mode: str) -> Plan:
     # A network that sees all frames before it has no window to keep: it is for whole videos only.
     has_window = world.config.local_attn_size > 0
     if has_window:
-        crossed, block = cross_attention(world, by_name), block_denoiser(world, by_name)
+        crossed, block, moved = (
+            describe(world, by_name) for describe in (cross_attention, block_denoiser, rebase)
+        )
         if has_vision:
-            crossed, block = (_of_session(world, component) for component in (crossed, block))
-        components += [crossed, block]
+            crossed, block, moved = (_of_session(world, component) for component in (crossed, block, moved))
+        components += [crossed, block, moved]
         stepped.append(blocks(world, block))
     if has_vision:
         first, following, decoding = vision.vae_decoder(checkpoint, by_name)
@@ -205,7 +208,7 @@ FAMILY = Family(
     served=tuple(f"{NAME}_{mode}" for mode in MODES),
     requests=tuple(REQUESTS.values()),
     axes=PUBLIC_AXES,
-    presets={"tiny": TINY},
+    presets=PRESETS,
     variants={
         mode: Variant(
             f"{known.keyboard} keys{' and a mouse' if known.mouse else ''}",

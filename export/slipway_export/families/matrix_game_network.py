@@ -221,6 +221,31 @@ def block_denoiser(world: World, axes: Mapping[str, Axis]) -> Component:
     )
 
 
+def rebase(world: World, axes: Mapping[str, Axis]) -> Component:
+    """Describe the graph that moves the keys before a block to earlier places."""
+    from slipway_export.modeling.causal_wan.cached import key_names
+
+    names = key_names(world.config)
+
+    def load(_: Precision) -> nn.Module:
+        from slipway_export.modeling.causal_wan.cached import Rebase
+
+        return Rebase(world.config).eval()
+
+    return Component(
+        name=f"{world.mode}_rebase",
+        inputs=(
+            TensorSpec("by", DType.INT64, ("batch",), values=(0, POSITIONS)),
+            *(_cache(world, name, name) for name in names),
+        ),
+        outputs=tuple(_cache(world, name, f"rebased_{name}") for name in names),
+        axes=(axes["batch"],),
+        load=load,
+        # It has no weights, and keys are float32 in every precision.
+        tolerance={Precision.FP32: TOLERANCE[Precision.FP32]},
+    )
+
+
 def blocks(world: World, block: Component) -> Stepped:
     """Describe a world: its blocks one after the other, the last run of each at timestep 0."""
 

@@ -1,4 +1,4 @@
-"""The checkpoint that the family `matrix_game` can write: a small one with the files of all modes."""
+"""The checkpoints that the family `matrix_game` can write: a small one of all modes, one of public size."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from slipway_export.families.matrix_game_vision import CLIP_FILE, VAE_FILE
 from slipway_export.modeling.causal_wan.config import POSITIONS
 from slipway_export.modeling.causal_wan.inference import MODES
-from slipway_export.modeling.causal_wan.tiny import config_folder, tiny_config
+from slipway_export.modeling.causal_wan.tiny import config_folder, public_config, tiny_config
 from slipway_export.spec import Axis, Preset
 
 
@@ -43,3 +43,23 @@ TINY = Preset(
     axes(latent_frames=(1, 4, 9)),
     _write_tiny,
 )
+
+
+def _write_public(folder: Path, seed: int) -> None:
+    from slipway_export.modeling.causal_wan.presets import stream_denoiser
+    from slipway_export.modeling.matrix_game_vision_presets import write_clip, write_vae
+
+    stream_denoiser(folder, _PUBLIC_MODE, seed)
+    write_vae(folder / VAE_FILE, seed, base_dim=96, num_res_blocks=2)
+    write_clip(folder / CLIP_FILE, seed, channels=1280, blocks=32, image_px=_CLIP_PX)
+
+
+_PUBLIC_MODE = "universal"
+PUBLIC = Preset(
+    "random weights at the sizes of Skywork/Matrix-Game-2.0, universal only; 6.3 GB on disk",
+    {f"{config_folder(_PUBLIC_MODE)}/config.json": public_config(_PUBLIC_MODE)},
+    PUBLIC_AXES,
+    _write_public,
+)
+
+PRESETS = {"tiny": TINY, "public": PUBLIC}

@@ -284,9 +284,10 @@ def _load_cut(checkpoint: Checkpoint, part: str, network: str, precision: Precis
     from diffusers import WanTransformer3DModel
 
     from slipway_export.modeling import wan_cached
+    from slipway_export.modeling.first_block_cache import Change
 
     if network == "Change":  # has no weights
-        return wan_cached.Change()
+        return Change()
     cut: type[nn.Module] = getattr(wan_cached, network)
     return cut(checkpoint.load(part, WanTransformer3DModel, precision))
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from diffusers import AutoencoderKLWan
-from torch import nn
+from torch import Tensor, nn
 from transformers import CLIPVisionConfig, CLIPVisionModel
 
 from slipway_export.modeling import clip_vision, wan_pth
 from slipway_export.modeling.wan_presets import spread
 from slipway_export.renamed_weights import renamed_weights
+from slipway_export.weights import are_from_configurations
 
 
 def write_vae(
@@ -34,17 +36,16 @@ def write_vae(
         dim_mult: channels of each size over `base_dim`.
         temperal_downsample: for each size but the last, whether its frames are halved after it.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        vae = spread(
-            AutoencoderKLWan(
-                base_dim=base_dim,
-                num_res_blocks=num_res_blocks,
-                dim_mult=list(dim_mult),
-                temperal_downsample=list(temperal_downsample),
-            )
+    with _built(seed):
+        vae = AutoencoderKLWan(
+            base_dim=base_dim,
+            num_res_blocks=num_res_blocks,
+            dim_mult=list(dim_mult),
+            temperal_downsample=list(temperal_downsample),
         )
-    torch.save(renamed_weights(vae, wan_pth.source_of(vae)), path)
+        if not are_from_configurations():
+            spread(vae)
+    _save(renamed_weights(vae, wan_pth.source_of(vae)), path)
 
 
 def write_clip(
@@ -75,15 +76,30 @@ def write_clip(
         patch_size=patch_px,
         hidden_act="gelu",
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with _built(seed):
         vision = _strong(CLIPVisionModel(config))
         others = {
             "log_scale": torch.tensor(2.6593),
             "visual.head": torch.randn(channels, channels),
             "textual.token_embedding.weight": torch.randn(8, channels),
         }
-    torch.save(others | renamed_weights(vision, clip_vision.source_of), path)
+    _save(others | renamed_weights(vision, clip_vision.source_of), path)
+
+
+@contextlib.contextmanager
+def _built(seed: int) -> Iterator[None]:
+    """Build with random weights; without memory where configurations are enough."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        with torch.device("meta" if are_from_configurations() else "cpu"):
+            yield
+
+
+def _save(weights: Mapping[str, Tensor], path: Path) -> None:
+    """Write a file; where configurations are enough one number stands for all of a tensor's."""
+    if are_from_configurations():
+        weights = {key: torch.zeros((), dtype=each.dtype).expand(each.shape) for key, each in weights.items()}
+    torch.save(dict(weights), path)
 
 
 def _strong(vision: CLIPVisionModel) -> CLIPVisionModel:

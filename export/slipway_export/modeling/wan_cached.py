@@ -1,11 +1,12 @@
 """A Wan transformer cut so that what its later blocks gave can be used again: the first-block cache.
 
 Neighbouring steps of the denoising loop change little. :class:`Head` runs the embeddings and the first block;
-:class:`Change` says how much that block's residual differs from the last step that was computed in full. If
-it is little, the residual of all other blocks is taken from that step instead of :class:`Tail`;
-:class:`Finish` adds it and projects. Equal to diffusers' `FirstBlockCacheConfig`; the decision itself is not
-in a graph. Tokens keep their three axes between the graphs, [batch, latent_frames, height / 16, width / 16,
-width of the network], from which each graph knows its positions.
+:class:`~slipway_export.modeling.first_block_cache.Change` says how much that block's residual differs from
+the last step that was computed in full. If it is little, the residual of all other blocks is taken from that
+step instead of :class:`Tail`; :class:`Finish` adds it and projects. Equal to diffusers'
+`FirstBlockCacheConfig`; the decision itself is not in a graph. Tokens keep their three axes between the
+graphs, [batch, latent_frames, height / 16, width / 16, width of the network], from which each graph knows its
+positions.
 """
 
 from __future__ import annotations
@@ -49,20 +50,6 @@ class Head(nn.Module):
         hidden = self.block(before, context.to(dtype), timestep_proj, self.rope(latents)).float()
         residual = hidden - before.float()
         return hidden.unflatten(1, grid), residual.unflatten(1, grid), temb, timestep_proj, context
-
-
-class Change(nn.Module):
-    """How much the first block's residual differs from another step's."""
-
-    def forward(self, residual: Tensor, cached_residual: Tensor) -> Tensor:
-        """Compare two residuals, each [batch, latent_frames, height / 16, width / 16, dim], float32.
-
-        Returns:
-            Mean absolute difference over mean absolute value of the cached one, [batch], float32.
-        """
-        axes = (1, 2, 3, 4)
-        change: Tensor = (residual - cached_residual).abs().mean(axes) / cached_residual.abs().mean(axes)
-        return change
 
 
 class Tail(nn.Module):

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from slipway_loadtests.bench.denoiser import DenoiserResult
+    from slipway_loadtests.bench.engines import EnginesResult
     from slipway_loadtests.bench.stats import Summary
     from slipway_loadtests.bench.video import VideoResult
     from slipway_loadtests.bench.wakeword import WakewordResult
@@ -37,6 +38,21 @@ def draw_denoiser(result: DenoiserResult, path: Path) -> None:
         panels[2].set_ylim(bottom=0)
         panels[2].legend()
     figure.suptitle(result.options.case.name)
+    figure.savefig(path)
+
+
+def draw_engines(result: EnginesResult, path: Path) -> None:
+    """Draw the benchmark of engines: speed of a step, memory of a process."""
+    figure, panels = _figure(2)
+    speeds = {name: served.ratio for name, served in result.served.items()}
+    _bars(panels[0], speeds, "PyTorch eager ÷ it, one step (bar: median, line: min to max)")
+    panels[0].axvline(1.0, color="black", linewidth=0.8)
+    peaks = {name: served.memory.peak_mib for name, served in result.served.items() if served.memory}
+    bars = panels[1].barh(list(peaks), list(peaks.values()), color="tab:green")
+    panels[1].bar_label(bars, fmt="%.0f", label_type="center", color="white")
+    panels[1].invert_yaxis()
+    panels[1].set_title("peak memory of a process that serves it, MiB", fontsize="medium")
+    figure.suptitle(f"{result.options.component} of {result.options.family}, {result.options.checkpoint}")
     figure.savefig(path)
 
 

@@ -7,7 +7,6 @@ A subject that cannot run leaves its reason in the result and does not stop the 
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import tempfile
 import time
@@ -15,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -32,6 +31,7 @@ from slipway_loadtests.bench.memory import MemoryCurve, MemoryJob
 from slipway_loadtests.bench.nodes import NodeCount, count_nodes
 from slipway_loadtests.bench.quality import Quality
 from slipway_loadtests.bench.stats import Summary, ratios, summarize
+from slipway_loadtests.bench.timing import reason_of, timed
 from slipway_serving.diffusion.noise import make_noise
 from slipway_serving.diffusion.schedules import diffusers_schedule
 from slipway_serving.errors import SlipwayError, Unrecoverable, raise_all
@@ -43,11 +43,6 @@ if TYPE_CHECKING:
 
 Report = Callable[[str], None]
 Array = NDArray[Any]
-T = TypeVar("T")
-# An engine's threads wait for more work by spinning, and take the cores from the engine that is next.
-# Measured with a denoiser of one small layer on 2 busy cores: eager right after ONNX Runtime 350 ms a call,
-# 0.02 s later 40 ms, 0.1 s later 5 ms.
-_SETTLE_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -212,7 +207,7 @@ class _Run:
             started = time.perf_counter()
             self.samples[name] = models.call(MODEL, self.inputs, ["sample"])["sample"]
         except Exception as error:  # noqa: BLE001  (whatever stops one subject must not stop the others)
-            self.drop(name, _reason(error))
+            self.drop(name, reason_of(error))
             return
         self.warm_up_s[name] = time.perf_counter() - started
         self.models[name] = models
@@ -247,8 +242,8 @@ class _Run:
             self.report(f"round {number} of {self.options.rounds}")
             for name, models in self.models.items():
                 call = partial(models.call, MODEL, self.inputs, ["sample"])
-                times[name].append(_timed(call)[0])
-            _, gflop_per_s = _timed(rate.gflop_per_s)
+                times[name].append(timed(call)[0])
+            _, gflop_per_s = timed(rate.gflop_per_s)
             self.products_ms.append(1000 * product_gflop(case) / gflop_per_s)
         return times
 
@@ -264,7 +259,7 @@ class _Run:
         for step in range(1, self.options.steps + 1):
             self.report(f"trajectory: step {step} of {self.options.steps}")
             for name in list(self.models):
-                step_ms, stepped = _timed(partial(next, walks[name]))
+                step_ms, stepped = timed(partial(next, walks[name]))
                 latents[name] = stepped.numpy()
                 times[name].append(step_ms)
                 if not np.isfinite(latents[name]).all():
@@ -356,14 +351,6 @@ class _Run:
         return memory.curve(points, failed)
 
 
-def _timed(work: Callable[[], T]) -> tuple[float, T]:
-    """Let the cores settle, do the work, and return its milliseconds and result."""
-    time.sleep(_SETTLE_S)
-    started = time.perf_counter()
-    result = work()
-    return 1000 * (time.perf_counter() - started), result
-
-
 def _decode(checkpoint: Path, latents: Mapping[str, Array]) -> dict[str, Array]:
     """Decode latents with the checkpoint's own VAE; return [frames, height, width, 3], uint8."""
     from diffusers import AutoencoderKLWan
@@ -377,10 +364,3 @@ def _decode(checkpoint: Path, latents: Mapping[str, Array]) -> dict[str, Array]:
             pixels = decode(vae, torch.from_numpy(array))[0].permute(1, 2, 3, 0).numpy()
         videos[name] = np.round((pixels / 2 + 0.5).clip(0, 1) * 255).astype(np.uint8)
     return videos
-
-
-def _reason(error: Exception) -> str:
-    """Return the first line of an error for the report."""
-    with contextlib.suppress(IndexError):
-        return f"{str(error).strip().splitlines()[0][:300]}"
-    return type(error).__name__

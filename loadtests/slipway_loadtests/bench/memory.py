@@ -104,14 +104,32 @@ def measure(job: MemoryJob) -> MemoryPoint:
     Raises:
         Unrecoverable: the process failed, for want of memory or otherwise.
     """
-    command = [sys.executable, "-m", "slipway_loadtests.bench.memory", json.dumps(asdict(job))]
-    environment = os.environ | {"OMP_NUM_THREADS": str(job.threads)}
+    return MemoryPoint(**told("slipway_loadtests.bench.memory", asdict(job), job.threads))
+
+
+def told(module: str, job: Mapping[str, Any], threads: int) -> dict[str, Any]:
+    """Run a module of ours in a process of its own.
+
+    Args:
+        module: its name; called with the job as JSON.
+        job: what to do.
+        threads: of whatever reads `OMP_NUM_THREADS`.
+
+    Returns:
+        The JSON of the last line that it printed.
+
+    Raises:
+        Unrecoverable: the process failed, for want of memory or otherwise.
+    """
+    command = [sys.executable, "-m", module, json.dumps(job)]
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         reason = lines[-1].strip() if lines else "no word"
         raise Unrecoverable(f"the process ended with {done.returncode}: {reason[:200]}")
-    return MemoryPoint(**json.loads(done.stdout.splitlines()[-1]))
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
 
 
 def curve(points: Sequence[MemoryPoint], failed: Mapping[int, str]) -> MemoryCurve:

@@ -1,18 +1,20 @@
 """The benchmark of worlds: whether a block takes as long as the one before, and what its caches save.
 
 Whole worlds are played on a real Triton, one after the other. The time of each block is the caller's; the
-memory is that of the server's processes after it. Beside that, in turn in one process: the graph of a block
-with its caches, and the graph of whole videos over all frames so far, which is what a world without caches
-would have to run.
+memory is that of the server's processes after it. The last blocks of each are made in turn with the same
+number of a younger world's, so that what else the machine does is in both. Beside that, in turn in one
+process: the graph of a block with its caches, and the graph of whole videos over all frames so far, which is
+what a world without caches would have to run.
 """
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +25,12 @@ from rich.console import Console
 from rich.table import Table
 
 from slipway_client import Client
+from slipway_client.client import ClientSession
 from slipway_export.checkpoint import axes_of, open_checkpoint
 from slipway_export.families import family_named
 from slipway_export.onnx import example_inputs
 from slipway_export.run import ExportOptions, run_export
-from slipway_loadtests.bench.processes import Tree, serving
+from slipway_loadtests.bench.processes import serving
 from slipway_loadtests.bench.report import spread
 from slipway_loadtests.bench.stats import Summary, ratios, summarize
 from slipway_serving.errors import Unrecoverable
@@ -51,7 +54,7 @@ class WorldOptions:
         checkpoint: a preset, folder or hub id.
         mode: of the worlds.
         worlds: played one after the other; rounds of the graphs too.
-        blocks: of each world, two times ten and the first two at least.
+        blocks: of each world; two times ten and the first two at least, of which the last ten are in turn.
         at_block: whose time with and without caches is compared.
         threads: of ONNX Runtime where the graphs are compared.
     """
@@ -72,11 +75,13 @@ class Played:
         took_s: of each block, from its actions going out to its last answer, seconds.
         made: what the server says of each.
         rss_bytes: of the server's processes after each.
+        younger: a world whose first blocks with a full window were made in turn with the last ones of this.
     """
 
     took_s: tuple[float, ...]
     made: tuple[BlockMade, ...]
     rss_bytes: tuple[int, ...]
+    younger: Played | None = None
 
 
 @dataclass(frozen=True)
@@ -88,8 +93,9 @@ class WorldResult:
         block_s: seconds of a block with a full window, by world its median.
         fps: frames a second of those blocks.
         parts_s: seconds of each part of them, the median of all.
-        late_time: time of the last blocks ÷ that of the first with a full window, medians.
-        late_memory: memory after the last blocks ÷ after those, medians.
+        late_time: time of the last blocks ÷ of a younger world's first with a full window, medians.
+        late_memory: memory after the last blocks that were made alone ÷ after the first with a full window,
+            medians.
         first_action: denoising of the first block ÷ of the tenth: nothing is compiled on the way.
         caches: at one block, the graph of whole videos ÷ the graph of a block, each for all steps.
     """
@@ -125,37 +131,77 @@ def run(options: WorldOptions, report: Report) -> WorldResult:
             played = []
             for world in range(options.worlds):
                 report(f"world {world + 1} of {options.worlds}")
-                played.append(play(client, options.mode, options.blocks, server.tree))
+                played.append(play_beside(client, options, lambda: server.tree.now_bytes))
         report("comparing a block with caches and without")
         caches = compare_caches(repository, options)
     return summarized(options, played, caches)
 
 
-def play(client: Client, mode: str, blocks: int, tree: Tree) -> Played:
+def play(client: Client, mode: str, blocks: int, rss_bytes: Callable[[], int] = lambda: 0) -> Played:
     """Play a world.
 
     Args:
         client: of the server.
         mode: of the world.
         blocks: of it.
-        tree: the server's processes.
+        rss_bytes: tells the memory of the server's processes.
     """
+    with _opened(client, mode, rss_bytes) as world:
+        world.go_on(blocks)
+    return world.played()
+
+
+def play_beside(client: Client, options: WorldOptions, rss_bytes: Callable[[], int]) -> Played:
+    """Play a world whose last blocks are made in turn with a younger one's first blocks with a full window.
+
+    Args:
+        client: of the server.
+        options: of the run.
+        rss_bytes: tells the memory of the server's processes.
+    """
+    with _opened(client, options.mode, rss_bytes) as old:
+        old.go_on(options.blocks - COMPARED)
+        with _opened(client, options.mode, rss_bytes) as young:
+            young.go_on(FULL_FROM - 1)
+            for _ in range(COMPARED):
+                old.go_on(1)
+                young.go_on(1)
+    return replace(old.played(), younger=young.played())
+
+
+class _World:
+    """A world under way."""
+
+    def __init__(self, session: ClientSession, turn: Request, rss_bytes: Callable[[], int]) -> None:
+        self._session, self._turn, self._rss_bytes = session, turn, rss_bytes
+        self._took: list[float] = []
+        self._made: list[BlockMade] = []
+        self._rss: list[int] = []
+
+    def go_on(self, blocks: int) -> None:
+        """Play so many blocks more."""
+        for _ in range(blocks):
+            begun = time.perf_counter()
+            *_, last = self._session.step(self._turn)
+            self._took.append(time.perf_counter() - begun)
+            if not isinstance(last, BlockMade):
+                raise Unrecoverable(f"bench: a block must end with its figures, got {type(last).__name__}")
+            self._made.append(last)
+            self._rss.append(self._rss_bytes())
+
+    def played(self) -> Played:
+        """Return what was played so far."""
+        return Played(tuple(self._took), tuple(self._made), tuple(self._rss))
+
+
+@contextlib.contextmanager
+def _opened(client: Client, mode: str, rss_bytes: Callable[[], int]) -> Iterator[_World]:
+    """Open a world, and end it however the block ends."""
     picture = np.random.default_rng(0).integers(0, 256, (90, 160, 3), np.uint8)
     opening: Any = REQUESTS[mode](image=picture, seed=0)
     turn: Request = opening.turn(**actions_of("w", mode))
-    took: list[float] = []
-    made: list[BlockMade] = []
-    rss: list[int] = []
     with client.session(opening) as session:
-        for _ in range(blocks):
-            begun = time.perf_counter()
-            *_, last = session.step(turn)
-            took.append(time.perf_counter() - begun)
-            if not isinstance(last, BlockMade):
-                raise Unrecoverable(f"bench: a block must end with its figures, got {type(last).__name__}")
-            made.append(last)
-            rss.append(tree.now_bytes)
-    return Played(tuple(took), tuple(made), tuple(rss))
+        yield _World(session, turn, rss_bytes)
 
 
 def compare_caches(repository: Path, options: WorldOptions) -> Summary:
@@ -220,17 +266,24 @@ def summarized(options: WorldOptions, played: Sequence[Played], caches: Summary)
         block_s=summarize(block_s),
         fps=summarize([frames / each for each in block_s]),
         parts_s={part: statistics.median(getattr(made, part) for made in blocks) for part in parts},
-        late_time=summarize([_late(world.took_s) for world in played]),
-        late_memory=summarize([_late(world.rss_bytes) for world in played]),
+        late_time=summarize([_late_time(world) for world in played]),
+        late_memory=summarize([_late_memory(world) for world in played]),
         first_action=summarize([world.made[0].denoise_s / world.made[9].denoise_s for world in played]),
         caches=caches,
     )
 
 
-def _late(values: Sequence[float]) -> float:
-    """Return the last blocks ÷ the first with a full window, medians."""
-    early = values[FULL_FROM - 1 : FULL_FROM - 1 + COMPARED]
-    return statistics.median(values[-COMPARED:]) / statistics.median(early)
+def _late_time(world: Played) -> float:
+    """Return the time of the last blocks ÷ of those that a younger world made in turn with them, medians."""
+    if world.younger is None:
+        raise ValueError("a world must have been played beside a younger one")
+    return statistics.median(world.took_s[-COMPARED:]) / statistics.median(world.younger.took_s[-COMPARED:])
+
+
+def _late_memory(world: Played) -> float:
+    """Return memory after the last blocks that were made alone ÷ after the first with a full window."""
+    early = world.rss_bytes[FULL_FROM - 1 : FULL_FROM - 1 + COMPARED]
+    return statistics.median(world.rss_bytes[-2 * COMPARED : -COMPARED]) / statistics.median(early)
 
 
 def world_json(result: WorldResult, machine: Mapping[str, Any]) -> dict[str, Any]:
@@ -242,14 +295,14 @@ def print_world(console: Console, result: WorldResult) -> None:
     """Print the figures as a table."""
     options = result.options
     parts = ", ".join(f"{part.removesuffix('_s')} {1e3 * took:.1f}" for part, took in result.parts_s.items())
-    last = f"{options.blocks - COMPARED + 1} to {options.blocks}"
+    alone = options.blocks - COMPARED
     first = f"{FULL_FROM} to {FULL_FROM + COMPARED - 1}"
     rows = (
         ("a block, ms", spread(summarize([1e3 * each for each in result.block_s.values]), 1)),
         ("its parts, ms", parts),
         ("frames a second", spread(result.fps, 1)),
-        (f"time of blocks {last} ÷ {first}", spread(result.late_time)),
-        ("memory after them, likewise", spread(result.late_memory, 3)),
+        (f"time of blocks {alone + 1} to {options.blocks} ÷ {first}, in turn", spread(result.late_time)),
+        (f"memory after blocks {alone - COMPARED + 1} to {alone} ÷ {first}", spread(result.late_memory, 3)),
         ("first action ÷ tenth, denoising", spread(result.first_action)),
         (f"block {options.at_block}: everything anew ÷ with caches", spread(result.caches, 1)),
     )

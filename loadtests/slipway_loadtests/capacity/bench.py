@@ -17,11 +17,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from slipway_client import Client
 from slipway_export.families import family_named
 from slipway_export.run import ExportOptions, run_export
 from slipway_loadtests.bench.report import spread
 from slipway_loadtests.bench.stats import Summary, ratios, summarize
 from slipway_loadtests.bench.wakeword import PUBLIC_CONFIG, export, with_threads, write_checkpoints
+from slipway_loadtests.bench.world import FULL_FROM, play
 from slipway_loadtests.capacity.fleet import Routing
 from slipway_loadtests.capacity.load import (
     Delay,
@@ -45,10 +47,13 @@ from slipway_loadtests.capacity.plan import (
     airimu_demand,
     replicas_for,
     wakeword_demand,
+    world_demand,
 )
 from slipway_loadtests.capacity.scaling import Scaled, SessionBound, Traffic, scale_long_jobs, session_bound
 from slipway_serving.server import Server, ServerConfig
 
+WORLDS, WORLD_FPS, WORLD_FRAMES = "universal", 25, 12
+"""A mode, the frames a second that its players see, and the frames of a block."""
 SESSION_FLEETS = ((4, 1), (16, 1), (64, 1), (4, 4), (16, 4))
 Report = Callable[[str], None]
 
@@ -143,7 +148,11 @@ def run(options: CapacityOptions, report: Report) -> CapacityResult:
     demands = list(PUBLIC)
     if options.rounds:
         checked, services = _measure(options, report)
-        demands[1:1] = [wakeword_demand(services["wakeword"]), airimu_demand(services["airimu_stream"])]
+        demands[1:1] = [
+            wakeword_demand(services["wakeword"]),
+            airimu_demand(services["airimu_stream"]),
+            world_demand(services[WORLDS], WORLD_FRAMES / WORLD_FPS),
+        ]
     answers = {}
     for demand in demands:
         report(f"asking the model: {demand.name}")
@@ -171,6 +180,12 @@ def _measure(options: CapacityOptions, report: Report) -> tuple[dict[str, Checke
             for subject in merged_subjects():
                 report(f"service times of {subject.model}")
                 services[subject.model] = measure_service(server, subject, max(options.requests // 8, 8))
+            report("service times of worlds")
+            with Client(server.grpc_url) as client:
+                blocks = max(options.requests // 8, 8) + FULL_FROM
+                took_s = play(client, WORLDS, blocks).took_s[FULL_FROM - 1 :]
+            # Worlds take turns, block by block.
+            services[WORLDS] = Service(took_s, rates=(1.0,))
         # A thread for each graph leaves the client a core, so that sending does not slow what it measures.
         with_threads(repository, 1)
         return check_model(repository, compared_subjects(), options, report), services
@@ -220,6 +235,10 @@ def export_subjects(folder: Path, report: Report) -> Path:
     for family in ("wan_t2v", "airimu"):
         report(f"exporting {family}, tiny preset")
         run_export(family_named(family), ExportOptions(checkpoint="tiny", repository=repository))
+    report("exporting matrix_game, tiny preset")
+    parts = (WORLDS, "image_encoder", "vae_encoder", "vae_decoder")
+    worlds = ExportOptions(checkpoint="tiny", repository=repository, components=parts, variant=WORLDS)
+    run_export(family_named("matrix_game"), worlds)
     report("exporting wakeword, public size")
     backbone, word = write_checkpoints(folder / "public", PUBLIC_CONFIG, gain=1.0)
     export("wakeword", backbone, repository)
@@ -249,7 +268,7 @@ def print_capacity(console: Console, result: CapacityResult) -> None:
     if result.checked:
         console.print(_checked_table(result))
     else:
-        console.print("nothing measured: no answers for wakeword and airimu", highlight=False)
+        console.print("nothing measured: no answers for wakeword, airimu and worlds", highlight=False)
     console.print(_answers_table(result))
     for demand in result.demands:
         console.print(f"{demand.name}: {demand.replica}; {demand.source}", highlight=False, soft_wrap=True)

@@ -200,7 +200,7 @@ MATRIX_GAME = Demand(
     source="public: real time at 25 frames/s on one GPU, so one session each; 164 s is the model's longest",
 )
 FRAMEPACK = Demand(
-    "framepack_i2v (not served yet)",
+    "framepack_i2v",
     service_s=(225.0,),
     each_s=1800.0,
     p95_s=300.0,
@@ -223,4 +223,24 @@ def airimu_demand(service: Service) -> Demand:
     source = "measured: a chunk of 0.5 s at 200 Hz, the public size"
     return Demand(
         "airimu", service.alone_s, 0.5, 0.1, service.rates, streamed=True, replica=CPU, source=source
+    )
+
+
+def world_demand(service: Service, block_s: float) -> Demand:
+    """Return what a player asks, by the measured service of a block of a world.
+
+    Args:
+        service: of a block with a full window.
+        block_s: how long its frames last.
+    """
+    source = f"measured: a block every {block_s:g} s, tiny; a block is there before the next is due"
+    return Demand(
+        "matrix_game, tiny",
+        service.alone_s,
+        block_s,
+        block_s,
+        service.rates,
+        streamed=True,
+        replica=CPU,
+        source=source,
     )

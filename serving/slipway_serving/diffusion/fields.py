@@ -22,6 +22,16 @@ def prompt_rule(help_text: str) -> Rule:
     return text(help_text, MAX_PROMPT_CHARACTERS)
 
 
+def refused_without_cache(threshold: float | None, has_cache: bool) -> list[str]:
+    """Return what is wrong with a `cache_threshold` for denoisers that may have no cache; nothing, or one."""
+    if threshold is None or has_cache:
+        return []
+    return [
+        "cache_threshold must be left out for denoisers that were exported without a cache, "
+        f"got {threshold}; try exporting with --variant first-block-cache"
+    ]
+
+
 def scale_rule(help_text: str, example: str = "4.0", default: str = "") -> Rule:
     """Return the rule of a weight of guidance."""
     return from_zero(help_text, example, default)

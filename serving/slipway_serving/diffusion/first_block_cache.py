@@ -2,14 +2,15 @@
 
 The denoiser (:mod:`slipway_serving.diffusion.cached_denoiser`) keeps a cache per session and decides by
 itself; here the branches are asked one by one (each decides for itself, as in diffusers), hits counted, and
-caches freed as soon as no step can use them: at the change of denoisers, at the end of guidance, at the end
-of the loop whatever ends it.
+caches freed as soon as no step can use them: at the change of denoisers, at the end of guidance, where a loop
+begins anew on other latents, at the end of the loop whatever ends it.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from numpy.typing import NDArray
 
 from slipway_serving.program import Models, Tensors
 from slipway_serving.turns import Session, Turn, Turns
+
+_NONE: Tensors = MappingProxyType({})
 
 
 class FirstBlockCache:
@@ -39,12 +42,13 @@ class FirstBlockCache:
         """Share of the denoiser's evaluations that reused the cache, 0 to 1."""
         return self._hits / self._asked if self._asked else 0.0
 
-    def predict(self, model: str, tensors: Tensors) -> NDArray[np.float32]:
+    def predict(self, model: str, tensors: Tensors, shared: Tensors = _NONE) -> NDArray[np.float32]:
         """Ask a denoiser for the guidance branches of a step.
 
         Args:
             model: the denoiser.
             tensors: its inputs, a row for each branch; always in the same order.
+            shared: its inputs that all branches have in common, without a dimension for them.
 
         Returns:
             The prediction, a row for each branch, float32.
@@ -54,12 +58,15 @@ class FirstBlockCache:
             self._free(0)
             self._model = model
         self._free(branches)
-        return np.concatenate(
-            [
-                self._ask(branch, {name: array[branch : branch + 1] for name, array in tensors.items()})
-                for branch in range(branches)
-            ]
-        )
+        rows = [
+            {name: array[branch : branch + 1] for name, array in tensors.items()}
+            for branch in range(branches)
+        ]
+        return np.concatenate([self._ask(branch, {**row, **shared}) for branch, row in enumerate(rows)])
+
+    def forget(self) -> None:
+        """Have the caches freed, and go on: the latents to come have nothing to do with those until now."""
+        self._free(0)
 
     def close(self) -> None:
         """Have the caches freed."""
@@ -100,7 +107,11 @@ def first_block_cache(models: Models, threshold: float | None) -> Iterator[First
 
 
 def ask(
-    models: Models, model: str, tensors: Tensors, cache: FirstBlockCache | None = None
+    models: Models,
+    model: str,
+    tensors: Tensors,
+    cache: FirstBlockCache | None = None,
+    shared: Tensors = _NONE,
 ) -> NDArray[np.float32]:
     """Ask a denoiser for the guidance branches of a step: in one call, or through a cache one by one.
 
@@ -109,11 +120,12 @@ def ask(
         model: the denoiser.
         tensors: its inputs, a row for each branch.
         cache: None without one.
+        shared: its inputs that all branches have in common, without a dimension for them.
 
     Returns:
         The prediction, a row for each branch, float32.
     """
     if cache is not None:
-        return cache.predict(model, tensors)
-    sample: NDArray[np.float32] = models.call(model, tensors, ["sample"])["sample"]
+        return cache.predict(model, tensors, shared)
+    sample: NDArray[np.float32] = models.call(model, {**tensors, **shared}, ["sample"])["sample"]
     return sample

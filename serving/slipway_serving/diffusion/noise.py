@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 
 class Noise:
@@ -14,6 +16,26 @@ class Noise:
 
     def __init__(self, seed: int) -> None:
         self._generator = torch.Generator("cpu").manual_seed(seed)
+
+    @classmethod
+    def at(cls, state: NDArray[np.uint8]) -> Noise:
+        """Return the noise that goes on from a :attr:`state`.
+
+        Raises:
+            ValueError: it is none.
+        """
+        noise = cls(0)
+        try:
+            noise._generator.set_state(torch.from_numpy(state.copy()))
+        except RuntimeError as error:
+            raise ValueError(str(error)) from None
+        return noise
+
+    @property
+    def state(self) -> NDArray[np.uint8]:
+        """Where the generator is, as bytes."""
+        found: NDArray[np.uint8] = self._generator.get_state().numpy()
+        return found
 
     def next(self, shape: tuple[int, ...]) -> torch.Tensor:
         """Return the next numbers, float32."""

@@ -16,8 +16,8 @@ import numpy as np
 import onnxruntime as ort
 import torch
 from numpy.typing import NDArray
-from torch.utils.dlpack import from_dlpack
 
+from slipway_serving.dlpack import tensor_of, value_of
 from slipway_serving.errors import Unrecoverable
 
 T = TypeVar("T", NDArray[Any], ort.OrtValue)
@@ -132,26 +132,14 @@ def _shape(tensor: Any) -> Sequence[int]:
 
 def _join(parts: Sequence[Any], axis: int) -> Any:
     if isinstance(parts[0], ort.OrtValue):
-        return _value(torch.cat([_view(part) for part in parts], dim=axis))
+        return value_of(torch.cat([tensor_of(part) for part in parts], dim=axis))
     return np.concatenate(parts, axis=axis)
 
 
 def _after(tensor: Any, first: int, axis: int) -> Any:
     """Return a copy of what lies behind so many entries of an axis: a view would hold the whole."""
     if isinstance(tensor, ort.OrtValue):
-        view = _view(tensor)
+        view = tensor_of(tensor)
         rest = view.narrow(axis, first, view.shape[axis] - first)
-        return _value(rest.clone(memory_format=torch.contiguous_format))
+        return value_of(rest.clone(memory_format=torch.contiguous_format))
     return np.split(tensor, [first], axis=axis)[1].copy()
-
-
-def _view(value: Any) -> torch.Tensor:
-    """Return an OrtValue's memory as torch sees it, on whichever device it lies."""
-    return from_dlpack(value._ortvalue)
-
-
-def _value(tensor: torch.Tensor) -> Any:
-    """Return a tensor's memory as an OrtValue; torch's work on it is done by then."""
-    if tensor.is_cuda:
-        torch.cuda.current_stream(tensor.device).synchronize()
-    return ort.OrtValue.from_dlpack(tensor)

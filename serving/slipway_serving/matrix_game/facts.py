@@ -117,6 +117,20 @@ class Facts:
         """Blocks of a world, from its beginning to its end."""
         return self.latents.positions // self.latents.block_frames
 
+    @property
+    def rebased_position(self) -> int:
+        """The first place from which on no block is told apart by where it is.
+
+        There are as many frames before it as a block sees, and the picture's latents no longer change.
+        """
+        sizes = self.latents
+        return -(-max(sizes.held_frames, sizes.picture_frames - 1) // sizes.block_frames) * sizes.block_frames
+
+    def frames_left(self, position: int) -> int:
+        """Return how many video frames there are until the world's end, from a later block's place on."""
+        blocks = (self.latents.positions - position) // self.latents.block_frames
+        return blocks * self.block_frames(first=False)
+
     def frames(self, blocks: int) -> int:
         """Return how many video frames so many blocks are."""
         return 1 + self.frames_per_latent * (blocks * self.latents.block_frames - 1) if blocks else 0

@@ -17,7 +17,8 @@ from slipway_serving.diffusion.fields import Seed
 from slipway_serving.events import Event, FramesPart, told
 from slipway_serving.fields import Array, Image
 from slipway_serving.requests import Request
-from slipway_serving.rules import one_of, within
+from slipway_serving.rules import one_of, switch, within
+from slipway_serving.snapshots.requests import Restore, Restored, Snapshot, SnapshotPart
 from slipway_serving.video.fields import MAX_FPS
 from slipway_serving.video.fragments import Mp4Fragment
 from slipway_serving.video.jpeg import JpegFrame
@@ -35,6 +36,12 @@ def _keys(names: str) -> Array:
     return Array("float32", ("frames", columns), f"keys of each frame, 1 is pressed: {names}", low=0, high=1)
 
 
+Rebase = Annotated[
+    bool, replace(switch("go on from an earlier place, so that the world does not end"), flag=None)
+]
+"""Whether the block is made at an earlier place than it would be, so that the world does not end: possible
+from where places no longer differ to the picture."""
+
 # Upstream turns by 0.1; what is far beyond was in no training.
 _MOUSE = Array("float32", ("frames", 2), "turn of the camera in each frame: up, right", low=-1, high=1)
 
@@ -46,7 +53,7 @@ class BlockMade(Event):
     Attributes:
         block: which, from 0.
         frames_made: frames of the world so far.
-        frames_left: frames until the world's end; with 0, the next turn is refused.
+        frames_left: frames until the world's end; with 0, the next turn must rebase.
         picture_s: seconds that the first picture took; None but in the first block.
         denoise_s: seconds of the denoising steps.
         decode_s: seconds of decoding and sending the frames.
@@ -71,12 +78,14 @@ class UniversalActions(Request):
     Attributes:
         mouse_cond: [frames, 2], float32, -1 to 1: up, right; upstream turns by 0.1.
         keyboard_cond: [frames, 4], float32, 0 to 1: forward, back, left, right.
+        rebase: see :data:`Rebase`.
     """
 
     model: ClassVar[str] = "matrix_game_universal"
 
     mouse_cond: Annotated[NDArray[np.float32], _MOUSE]
     keyboard_cond: Annotated[NDArray[np.float32], _keys("forward, back, left, right")]
+    rebase: Rebase = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,12 +95,14 @@ class GtaDriveActions(Request):
     Attributes:
         mouse_cond: [frames, 2], float32, -1 to 1: up, right; upstream steers by 0.1 to the right.
         keyboard_cond: [frames, 2], float32, 0 to 1: forward, back.
+        rebase: see :data:`Rebase`.
     """
 
     model: ClassVar[str] = "matrix_game_gta_drive"
 
     mouse_cond: Annotated[NDArray[np.float32], _MOUSE]
     keyboard_cond: Annotated[NDArray[np.float32], _keys("forward, back")]
+    rebase: Rebase = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +112,7 @@ class TempleRunActions(Request):
     Attributes:
         keyboard_cond: [frames, 7], float32, 0 to 1: still, jump, slide, turn left, turn right, left side,
             right side.
+        rebase: see :data:`Rebase`.
     """
 
     model: ClassVar[str] = "matrix_game_templerun"
@@ -108,6 +120,7 @@ class TempleRunActions(Request):
     keyboard_cond: Annotated[
         NDArray[np.float32], _keys("still, jump, slide, turn left, turn right, left side, right side")
     ]
+    rebase: Rebase = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +139,15 @@ class WorldRequest(Request):
         InvalidRequest: naming every field that breaks its rule.
     """
 
-    events: ClassVar[tuple[type[Event], ...]] = (FramesPart, JpegFrame, Mp4Fragment, BlockMade)
+    events: ClassVar[tuple[type[Event], ...]] = (
+        FramesPart,
+        JpegFrame,
+        Mp4Fragment,
+        BlockMade,
+        SnapshotPart,
+        Restored,
+    )
+    instead: ClassVar[tuple[type[Request], ...]] = (Snapshot, Restore)
 
     image: Annotated[bytes | NDArray[np.uint8], Image("the first frame, cut and resized to the world's")]
     seed: Seed = 0

@@ -2,30 +2,45 @@
 
 The first turn brings a picture too, which the served encoders see; all else of a world is made and kept in
 this instance. Frames go out as they are decoded, before the pass that the next block waits for. A turn that
-is refused for its fields leaves its world as it was; one that fails, is cancelled or is left ends it.
+is refused leaves its world as it was; one that fails, is cancelled or is left ends it. A world can be asked
+for its state and begun from one, part by part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 
 from slipway_serving import images
 from slipway_serving.errors import InvalidRequest, raise_all
 from slipway_serving.events import BASE64, Event, tensors
+from slipway_serving.matrix_game import moved
 from slipway_serving.matrix_game.actions import Rows
 from slipway_serving.matrix_game.facts import Facts
 from slipway_serving.matrix_game.picture import fitted, samples
-from slipway_serving.matrix_game.request import REQUESTS, BlockMade, WorldRequest, actions_of, row_problems
+from slipway_serving.matrix_game.request import (
+    OUTPUTS,
+    REQUESTS,
+    BlockMade,
+    WorldRequest,
+    actions_of,
+    row_problems,
+)
 from slipway_serving.matrix_game.world import Networks, World
 from slipway_serving.metrics import BLOCK, BLOCKS_LATE, DENOISE_STEP, FIRST_FRAME, FRAMES, WORLDS
 from slipway_serving.program import Call, Responses, Settings
-from slipway_serving.requests import decode_turn
-from slipway_serving.sessions import Sessions, Taken
+from slipway_serving.requests import decode_instead, decode_turn
+from slipway_serving.sessions import Taken
+from slipway_serving.snapshots.parts import digest_of
+from slipway_serving.snapshots.sessions import MovableSessions, Packed
+from slipway_serving.snapshots.states import Snapshots
 from slipway_serving.video.delivery import frame_parts
+from slipway_serving.video.fields import MAX_FPS
 from slipway_serving.video.fragments import mp4_fragment
 from slipway_serving.video.frames import Frames
 from slipway_serving.video.jpeg import jpeg_frames
@@ -40,12 +55,14 @@ class Open:
         world: its world.
         output: form of its frames, see :data:`slipway_serving.matrix_game.request.OUTPUTS`.
         fps: frames a second that they are shown at; 0 where that is not known.
+        name: of its own.
         picture_s: seconds that the first picture took; None after the first turn.
     """
 
     world: World
     output: str
     fps: int
+    name: str = field(default_factory=lambda: uuid.uuid4().hex)
     picture_s: float | None = None
 
 
@@ -66,7 +83,8 @@ class MatrixGame:
         self._request: type[WorldRequest] = REQUESTS[self._facts.mode]
         self._networks = Networks(settings, self._facts)
         self._networks.warm()
-        self._sessions: Sessions[Open] = Sessions.of_model(settings)
+        self._settings = settings
+        self._sessions = MovableSessions(settings, self._snapshots, self._pack)
         self._recorder = settings.recorder
         self._recorder.declare(DENOISE_STEP, FRAMES, *WORLDS)
 
@@ -80,27 +98,57 @@ class MatrixGame:
             DeadlineExceeded: the time limit is passed.
             Unrecoverable: the graphs gave something else than numbers.
         """
-        self._sessions.check(call.turn, fix="an id of your own for each world")
+        self._sessions.held.check(call.turn, fix="an id of your own for each world")
         if call.turn.end and not call.tensors:
-            self._sessions.free(call.turn)
+            self._sessions.held.free(call.turn)
             return
-        opening, done = self._read(call)
-        self._sessions.check_new(call.turn)
-        watch = Watch(self._model, call.is_cancelled, call.limit_s)
-        with self._sessions.turn(call.turn, lambda: self._begun(opening, call, watch)) as session:
-            self._check_left(session.state.world)
-            for event in self._events(session, done, watch):
-                yield tensors(event)
+        other = decode_instead(self._request, call.tensors, self._model)
+        if other is None:
+            yield from self._block(call)
+        else:
+            yield tensors(self._sessions.answer(other, call.turn))
 
     def close(self) -> None:
         """Free all worlds."""
-        self._sessions.close()
+        self._sessions.held.close()
 
-    def _read(self, call: Call) -> tuple[WorldRequest | None, Rows]:
+    def _block(self, call: Call) -> Responses:
+        """Yield the events of the next block."""
         opening, steering = decode_turn(self._request, call.tensors, self._model, call.turn)
         done = actions_of(steering)
         raise_all(self._model, row_problems(done, self._facts.block_frames(first=call.turn.start)))
-        return opening, done
+        self._sessions.held.check_new(call.turn)
+        watch = Watch(self._model, call.is_cancelled, call.limit_s)
+
+        def check(opened: Open) -> None:
+            self._check_place(opened.world, steering.rebase)
+
+        with self._sessions.turn(call.turn, lambda: self._begun(opening, call, watch), check) as session:
+            if steering.rebase:
+                world = self._networks.rebased(session.state.world)
+                session.state = replace(session.state, world=world)
+            for event in self._events(session, done, watch):
+                yield tensors(event)
+
+    def _pack(self, opened: Open) -> Packed:
+        said = moved.told(opened.world) | {"output": opened.output, "fps": opened.fps}
+        return Packed(f"{opened.name}-{opened.world.blocks}", said, moved.reader(opened.world))
+
+    def _snapshots(self) -> Snapshots[Open]:
+        folder, facts, networks = self._settings.folder, self._facts, self._networks
+        models = (folder.parent, self._settings.repository / facts.models.vae_decoder)
+        known = moved.specs(facts, networks)
+
+        def unpack(said: Mapping[str, Any], arrays: moved.Arrays) -> Open:
+            output, fps = said.get("output"), said.get("fps")
+            if output not in OUTPUTS or type(fps) is not int or not 0 <= fps <= MAX_FPS:
+                raise InvalidRequest(
+                    f"{self._model}: restore must have output and fps, got {output!r} and {fps!r}"
+                )
+            world = moved.world_of(said, arrays, facts, networks, self._model)
+            return Open(world, str(output), fps)
+
+        return Snapshots(self._model, digest_of(models, folder.name), known, unpack)
 
     def _begun(self, opening: WorldRequest | None, call: Call, watch: Watch) -> Open:
         if opening is None:
@@ -113,14 +161,21 @@ class MatrixGame:
         watch.check("before the first picture's latents")
         picture = call.models.call(models.vae_encoder, image, ["latents"])["latents"]
         world = self._networks.begin(picture, context, opening.seed)
-        return Open(world, opening.output, opening.fps, watch.elapsed_s() - began_s)
+        return Open(world, opening.output, opening.fps, picture_s=watch.elapsed_s() - began_s)
 
-    def _check_left(self, world: World) -> None:
-        if world.blocks >= self._facts.blocks:
-            made = self._facts.frames(world.blocks)
+    def _check_place(self, world: World, rebase: bool) -> None:
+        """Refuse a block beyond the last place, and one that is to be rebased and cannot."""
+        facts, block = self._facts, self._facts.latents.block_frames
+        earliest = facts.rebased_position
+        if rebase and world.position <= earliest:
             raise InvalidRequest(
-                f"{self._model}: block must be at most {self._facts.blocks}, where the world ends, got"
-                f" {world.blocks + 1} after {made} frames; try a new session"
+                f"{self._model}: rebase must be asked for after block {earliest // block}, got it for block"
+                f" {world.position // block}; try without"
+            )
+        if not rebase and world.position + block > facts.latents.positions:
+            raise InvalidRequest(
+                f"{self._model}: block must be at most {facts.blocks}, where the world ends, got"
+                f" {world.position // block + 1} after {facts.frames(world.blocks)} frames; try rebase"
             )
 
     def _events(self, session: Taken[Open], done: Rows, watch: Watch) -> Iterator[Event]:
@@ -150,7 +205,7 @@ class MatrixGame:
         block_frames = self._facts.block_frames(first=world.blocks == 1)
         if is_late(times[-1], block_frames, opened.fps):
             self._recorder.count(BLOCKS_LATE)
-        frames_left = self._facts.frames(self._facts.blocks) - first_frame
+        frames_left = self._facts.frames_left(world.position)
         yield BlockMade(
             world.blocks - 1, first_frame, frames_left, denoise_s, decode_s, commit_s, opened.picture_s
         )

@@ -8,7 +8,7 @@ gives the window of the next block, and nothing else does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from slipway_serving.diffusion.denoise import denoise
 from slipway_serving.diffusion.noise import Noise
 from slipway_serving.diffusion.schedules import FewStep
 from slipway_serving.errors import Unrecoverable
-from slipway_serving.graph import Graph, State
+from slipway_serving.graph import Array, Graph, State
 from slipway_serving.matrix_game import actions
 from slipway_serving.matrix_game.facts import Facts
 from slipway_serving.matrix_game.picture import conditions
@@ -30,8 +30,8 @@ from slipway_serving.stepped import CACHE_OUTPUT_PREFIX, SteppedModel
 from slipway_serving.video.frames import Frames, to_uint8
 from slipway_serving.watch import Watch
 
-FLOW = "flow_pred"
-BLOCK_FILE, CROSS_FILE = "block_denoiser.onnx", "cross_attention.onnx"
+FLOW, REBASED_PREFIX = "flow_pred", "rebased_"
+BLOCK_FILE, CROSS_FILE, REBASE_FILE = "block_denoiser.onnx", "cross_attention.onnx", "rebase.onnx"
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ class World:
         decoder: caches of the decoder; None before the first latent frame.
         rows: of actions that the next block needs; none before the first.
         blocks: so far.
+        position: place of the next block's first latent frame.
     """
 
     picture: NDArray[np.float32]
@@ -55,6 +56,7 @@ class World:
     decoder: State | None = None
     rows: actions.Rows = field(default_factory=dict)
     blocks: int = 0
+    position: int = 0
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,9 @@ class Networks:
 
     def __init__(self, settings: Settings, facts: Facts) -> None:
         self._model, self._facts, self._recorder = settings.model, facts, settings.recorder
-        self._block, self._cross = Graph(settings, BLOCK_FILE), Graph(settings, CROSS_FILE)
+        self._block, self._cross, self._rebase = (
+            Graph(settings, file) for file in (BLOCK_FILE, CROSS_FILE, REBASE_FILE)
+        )
         folder = settings.repository / facts.models.vae_decoder / settings.folder.name
         self._decoder = SteppedModel(replace(settings, folder=folder))
         self._carried = [
@@ -95,6 +99,29 @@ class Networks:
             for name in self._block.outputs
             if name.startswith(CACHE_OUTPUT_PREFIX)
         ]
+
+    @property
+    def crossed(self) -> dict[str, tuple[int, ...]]:
+        """What every block sees of the first picture, by name, and its sizes."""
+        return {name: self._block.shape(name) for name in self._cross.outputs}
+
+    @property
+    def window(self) -> dict[str, tuple[int, ...]]:
+        """Keys and values of the frames before a block, by name, and their sizes."""
+        return {name: self._block.shape(name) for name in self._carried}
+
+    @property
+    def decoded(self) -> dict[str, tuple[int, ...]]:
+        """Caches of the decoder, by name, and their sizes."""
+        return self._decoder.caches
+
+    def placed(self, arrays: Mapping[str, Array]) -> State:
+        """Return arrays of :attr:`crossed` or :attr:`window` where the graphs compute."""
+        return {name: self._block.placed(array) for name, array in arrays.items()}
+
+    def placed_decoder(self, arrays: Mapping[str, Array]) -> State:
+        """Return arrays of :attr:`decoded` where the decoder's graphs compute."""
+        return self._decoder.placed(arrays)
 
     def warm(self) -> None:
         """Run all that a world can meet once: its first block and a later one, from a picture of nothing."""
@@ -111,6 +138,7 @@ class Networks:
             for _, decoder in self.decode(world, block, watch):
                 world = replace(world, decoder=decoder)
             world = self.commit(world, block)
+        self.rebased(world)
 
     def begin(self, picture: NDArray[np.float32], visual_context: NDArray[np.float32], seed: int) -> World:
         """Begin a world.
@@ -138,7 +166,7 @@ class Networks:
             Unrecoverable: the latents are not finite any more.
         """
         sizes = self._facts.latents
-        start = world.blocks * sizes.block_frames
+        start = world.position
         rows = actions.joined(world.rows, done, self._facts)
         told = {
             "cond_concat": conditions(world.picture, start, sizes),
@@ -196,7 +224,20 @@ class Networks:
         left = self._run(block.told, block.latents, 0.0, wanted)
         window = {name.removeprefix(CACHE_OUTPUT_PREFIX): value for name, value in left.items()}
         rows = actions.kept(block.rows, self._facts)
-        return replace(world, window=window, rows=rows, blocks=world.blocks + 1)
+        position = world.position + self._facts.latents.block_frames
+        return replace(world, window=window, rows=rows, blocks=world.blocks + 1, position=position)
+
+    def rebased(self, world: World) -> World:
+        """Return a world whose next block is at :attr:`Facts.rebased_position`, what it sees as far before.
+
+        Queries meet keys by how far they are from each other, so the next block is told the same as without
+        this, but for the rounding of keys that are turned once more.
+        """
+        by = world.position - self._facts.rebased_position
+        keys = {name: world.window[name] for name in self._rebase.inputs if name in world.window}
+        turned = self._rebase.run({"by": np.array([by], np.int64), **keys})
+        window = world.window | {name.removeprefix(REBASED_PREFIX): value for name, value in turned.items()}
+        return replace(world, window=window, position=self._facts.rebased_position)
 
     def _run(self, told: dict[str, Any], latents: torch.Tensor, timestep: float, wanted: list[str]) -> State:
         times = np.full((1, latents.shape[2]), timestep, np.float32)

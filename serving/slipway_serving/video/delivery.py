@@ -1,7 +1,8 @@
 """Frames to the events that bring them to the caller: pixels or a file, as bytes or as base64 text.
 
 :func:`deliver` takes the frames of a finite video as they come, in the order of time. :func:`frame_parts`
-takes any neighbouring frames, of a world that goes on or of a video whose sections come in another order.
+takes any neighbouring frames, of a world that goes on or of a video whose sections come in another order, and
+:func:`fragment_parts` encodes such.
 Every event stays below gRPC's default message limit of 4 MiB, as text too, unless a single frame is larger.
 """
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from slipway_serving.errors import Unrecoverable
 from slipway_serving.events import BASE64, FramesPart, VideoPart
+from slipway_serving.video.fragments import mp4_fragment
 from slipway_serving.video.frames import Frames
 from slipway_serving.video.mp4 import Mp4Encoder
 from slipway_serving.watch import Watch
@@ -123,6 +125,43 @@ def frame_parts(
         part = FramesPart(pixels, first_frame, watch.elapsed_s(), final=final, frames_total=frames_total)
         yield part.as_text() if as_text else part
         first_frame += len(pixels)
+
+
+def fragment_parts(
+    frames: Frames, first_frame: int, chunk: int, fps: int, frames_total: int, watch: Watch, *, as_text: bool
+) -> Iterator[VideoPart]:
+    """Encode neighbouring frames as parts of an MP4 file, whatever comes before and after them.
+
+    Nothing of them is held here: each part is a fragment of the file by itself, see
+    :mod:`slipway_serving.video.fragments`, and that of the video's first frame has the file's head.
+
+    Args:
+        frames: [frames, height, width, 3], uint8.
+        first_frame: place of the first of them in the video, from 0.
+        chunk: of the first part.
+        fps: frames per second.
+        frames_total: frames of the whole video.
+        watch: tells the time.
+        as_text: as base64 text.
+    """
+    # Fragments are told apart by numbers that grow with the time.
+    fragment = mp4_fragment(frames, first_frame, first_frame, fps, watch).fragment
+    if len(fragment) > _most_bytes(as_text) and len(frames) > 1:
+        half = len(frames) // 2
+        for piece, start in ((frames[:half], first_frame), (frames[half:], first_frame + half)):
+            for part in fragment_parts(piece, start, chunk, fps, frames_total, watch, as_text=as_text):
+                yield part
+                chunk += 1
+        return
+    yield VideoPart(
+        chunk,
+        None,
+        watch.elapsed_s(),
+        base64.b64encode(fragment) if as_text else fragment,
+        first_frame=first_frame,
+        part_frames=len(frames),
+        frames_total=frames_total,
+    )
 
 
 def byte_chunks(data: bytes) -> list[bytes]:

@@ -23,6 +23,7 @@ from slipway_serving.diffusion.fields import (
     Steps,
     TimeoutS,
     prompt_rule,
+    refused_without_cache,
     scale_rule,
 )
 from slipway_serving.diffusion.guidance import guided_steps, interval_problems
@@ -149,11 +150,7 @@ class TextToVideoRequest(Request):
                 f"guidance_scale_2 must be left out for a checkpoint with one denoiser, "
                 f"got {self.guidance_scale_2}; try guidance_scale alone"
             )
-        if self.cache_threshold is not None and not limits.first_block_cache:
-            problems.append(
-                "cache_threshold must be left out for denoisers that were exported without a cache, "
-                f"got {self.cache_threshold}; try exporting with --variant first-block-cache"
-            )
+        problems += refused_without_cache(self.cache_threshold, limits.first_block_cache)
         raise_all(self.model, problems)
 
 

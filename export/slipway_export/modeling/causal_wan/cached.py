@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from slipway_export.modeling.causal_wan.attention import Over
+from slipway_export.modeling.causal_wan.attention import Over, rotate
 from slipway_export.modeling.causal_wan.config import BLOCK_FRAMES, Config
-from slipway_export.modeling.causal_wan.network import CausalWan
+from slipway_export.modeling.causal_wan.network import CausalWan, time_rotations
 from slipway_export.modeling.causal_wan.whole import BlockCausal
 
 
@@ -36,6 +36,11 @@ def cache_names(config: Config) -> list[str]:
         for kind, _, index in (name.partition("_") for name in attentions)
         for part in ("keys", "values")
     ]
+
+
+def key_names(config: Config) -> list[str]:
+    """Return the names of the caches that are keys, in the order of :func:`cache_names`."""
+    return [name for name in cache_names(config) if name.split("_")[1] == "keys"]
 
 
 class Window:
@@ -132,16 +137,57 @@ class BlockDenoiser(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """What every block of frames sees of the first picture: made once for a world."""
+    """What every block of frames sees of the first picture: made once for a world.
+
+    Args:
+        network: of which it keeps what it needs.
+    """
 
     def __init__(self, network: CausalWan) -> None:
         super().__init__()
-        self.network = network
+        self.network = network.crossing()
 
     def forward(self, visual_context: Tensor) -> tuple[Tensor, ...]:
         """Return the tensors of :func:`cross_names` for CLIP's features [batch, 257, 1280], float32."""
-        dtype = self.network.patch_embedding.weight.dtype
-        return tuple(each.float() for pair in self.network.cross(visual_context.to(dtype)) for each in pair)
+        given = visual_context.to(self.network.dtype)
+        return tuple(each.float() for pair in self.network(given) for each in pair)
+
+
+class Rebase(nn.Module):
+    """Moves kept frames to earlier places: their keys are turned back by the angles of time between.
+
+    Turning by the angle of a place and then back by that of another is turning by that of their difference,
+    so what queries meet is the same. Values have no place.
+
+    Args:
+        config: of the network.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.names = key_names(config)
+        self.time_rotation, self.action_rotation = time_rotations(config)
+
+    def forward(self, by: Tensor, *keys: Tensor) -> tuple[Tensor, ...]:
+        """Move.
+
+        Args:
+            by: [batch], int64: how many places earlier.
+            *keys: the tensors of :func:`key_names`, [batch, held_frames, ...].
+
+        Returns:
+            Shape and dtype of each of the keys.
+        """
+        angles = {kind: self.action_rotation(by) for kind in ("mouse", "keyboard")}
+        angles["self"] = self.time_rotation(by)
+        moved = []
+        for name, each in zip(self.names, keys, strict=True):
+            cos, sin = (
+                angle.reshape(-1, *[1] * (each.ndim - 2), angle.shape[-1])
+                for angle in angles[name.partition("_")[0]]
+            )
+            moved.append(rotate(each, cos, -sin))
+        return tuple(moved)
 
 
 def whole_flow(network: CausalWan, inputs: Mapping[str, Tensor]) -> Tensor:

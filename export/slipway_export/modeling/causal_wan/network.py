@@ -2,12 +2,13 @@
 
 Tokens stay [batch, frames, tokens, dim] throughout, so that each frame has a timestep of its own. Which
 frames see which is left to an :class:`Attend`; keys and values of the picture that the world began with are
-made once (:meth:`CausalWan.cross`) and given to every run.
+made once (:meth:`CausalWan.crossing`) and given to every run.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -119,6 +120,48 @@ class ImageEmbedding(nn.Module):
         return out
 
 
+class Crossing(nn.Module):
+    """What each block of a network sees of the first picture.
+
+    Args:
+        img_emb: of the network.
+        attentions: of its blocks.
+    """
+
+    def __init__(self, img_emb: ImageEmbedding, attentions: Sequence[Attention]) -> None:
+        super().__init__()
+        self.img_emb, self.attentions = img_emb, nn.ModuleList(attentions)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+        return next(self.parameters()).dtype
+
+    def forward(self, visual_context: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Return each block's keys and values of the first picture, [batch, 257, heads, size].
+
+        Args:
+            visual_context: CLIP's features, [batch, 257, 1280].
+        """
+        context = self.img_emb(visual_context)
+        attentions = (each for each in self.attentions if isinstance(each, Attention))
+        return [attention.keys_values(context) for attention in attentions]
+
+
+def time_rotations(config: Config) -> tuple[Rotation, Rotation]:
+    """Return what turns by a frame's place in the world: in self-attention, and in the action modules."""
+    action = config.action
+    return (
+        Rotation(config.head_dim - 2 * _plane_dim(config), THETA, POSITIONS),
+        Rotation(action.rope_dim_list[0], action.rope_theta, POSITIONS),
+    )
+
+
+def _plane_dim(config: Config) -> int:
+    """Return how many channels of a head are turned by a token's row, and as many by its column."""
+    return 2 * (config.head_dim // 6)
+
+
 class CausalWan(nn.Module):
     """The network, with upstream's key names.
 
@@ -137,20 +180,12 @@ class CausalWan(nn.Module):
         self.blocks = nn.ModuleList(Block(config, index) for index in range(config.num_layers))
         self.head = Head(config)
         self.img_emb = ImageEmbedding(visual_dim, dim)
-        plane = 2 * (config.head_dim // 6)
-        self.time_rotation = Rotation(config.head_dim - 2 * plane, THETA, POSITIONS)
-        self.plane_rotation = Rotation(plane, THETA, POSITIONS)
-        action = config.action
-        self.action_rotation = Rotation(action.rope_dim_list[0], action.rope_theta, POSITIONS)
+        self.time_rotation, self.action_rotation = time_rotations(config)
+        self.plane_rotation = Rotation(_plane_dim(config), THETA, POSITIONS)
 
-    def cross(self, visual_context: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Return each block's keys and values of the first picture, [batch, 257, heads, size].
-
-        Args:
-            visual_context: CLIP's features, [batch, 257, 1280].
-        """
-        context = self.img_emb(visual_context)
-        return [block.cross_attn.keys_values(context) for block in self._blocks()]
+    def crossing(self) -> Crossing:
+        """Return the parts that make what the blocks see of the first picture."""
+        return Crossing(self.img_emb, [block.cross_attn for block in self._blocks()])
 
     def forward(
         self,
@@ -168,7 +203,7 @@ class CausalWan(nn.Module):
             noisy_input: [batch, out_dim, frames, height, width].
             timestep: [batch, frames], float32, 0 to 1000.
             cond_concat: [batch, in_dim - out_dim, frames, height, width].
-            cross: of :meth:`cross`.
+            cross: of :meth:`crossing`.
             rows: of mouse and keyboard, see :class:`ActionModule`.
             positions: of the frames in the world, [batch or 1, frames], int64, 0 to 1023.
             attend: see :class:`Attend`.

@@ -1,4 +1,4 @@
-"""Writes small random checkpoints of a mode, in the layout of the public ones.
+"""Writes random checkpoints of a mode, in the layout of the public ones.
 
 That is the folder `Skywork/Matrix-Game-2.0` with the weights, and upstream's `configs` beside them.
 """
@@ -17,8 +17,15 @@ from torch import nn
 from slipway_export.modeling.causal_wan.config import read_config
 from slipway_export.modeling.causal_wan.inference import MODES, inference_file
 from slipway_export.modeling.causal_wan.network import CausalWan
-from slipway_export.modeling.causal_wan.tiny import config_folder, tiny_config, tiny_inference
+from slipway_export.modeling.causal_wan.tiny import (
+    config_folder,
+    public_config,
+    public_inference,
+    tiny_config,
+    tiny_inference,
+)
 from slipway_export.modeling.causal_wan.weights import PREFIX
+from slipway_export.random_weights import Normal, RandomPart, check_space, write_part
 
 
 def write_denoiser(folder: Path, mode: str, seed: int, *, visual_dim: int = 160) -> None:
@@ -38,6 +45,29 @@ def write_denoiser(folder: Path, mode: str, seed: int, *, visual_dim: int = 160)
     weights = folder / MODES[mode].weights
     weights.parent.mkdir(parents=True, exist_ok=True)
     save_file({PREFIX + key: tensor for key, tensor in network.state_dict().items()}, weights)
+
+
+def stream_denoiser(folder: Path, mode: str, seed: int) -> None:
+    """Write the network of a mode at its public size in bfloat16, a piece of a tensor at a time.
+
+    Args:
+        folder: an existing folder.
+        mode: a name of `MODES`.
+        seed: of the weights.
+
+    Raises:
+        InvalidRequest: the disk has too little room.
+    """
+    content, weights = public_config(mode), Path(MODES[mode].weights)
+    with torch.device("meta"):
+        network = CausalWan(read_config(content, f"preset of {mode}")).to(torch.bfloat16)
+    named = nn.ModuleDict({PREFIX.removesuffix("."): network})
+    rules = (("*modulation", Normal(std=0.5)),)
+    part = RandomPart(str(weights.parent), named, weights.stem, rules)
+    check_space(folder, [part])
+    _write(folder / config_folder(mode) / "config.json", json.dumps(content, indent=2, sort_keys=True) + "\n")
+    _write(folder / inference_file(mode), yaml.safe_dump(public_inference(mode), sort_keys=False))
+    write_part(folder, part, seed, shard_bytes=2 * part.bytes)
 
 
 def randomize(network: nn.Module, seed: int) -> None:

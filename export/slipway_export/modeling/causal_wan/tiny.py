@@ -1,4 +1,4 @@
-"""What the configurations of small random checkpoints say, a mode each, under upstream's keys."""
+"""What the configurations of random checkpoints say, small or of the public sizes, under upstream's keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from slipway_export.modeling.causal_wan.inference import MODES
 _STEPS = {"templerun": [1000, 750, 500, 250]}
 _WINDOWS = {"gta_drive": 4}
 # Small enough that an export takes seconds; of odd and different numbers of tokens a side.
-_LATENT_HEIGHT, _LATENT_WIDTH = 6, 10
+_LATENTS = (6, 10)
+_PUBLIC_LATENTS = (44, 80)
 
 
 def config_folder(mode: str) -> str:
@@ -66,15 +67,39 @@ def tiny_config(mode: str) -> dict[str, Any]:
     }
 
 
+def public_config(mode: str) -> dict[str, Any]:
+    """Return the content of a `config.json` of a mode, with the sizes of the public one."""
+    dim, width = 1536, 1024
+    content = tiny_config(mode)
+    content |= {"dim": dim, "ffn_dim": 8960, "freq_dim": 256, "num_heads": 12, "num_layers": 30}
+    sizes = {"blocks": list(range(15)), "heads_num": 16, "hidden_size": 128, "img_hidden_size": dim}
+    widths = {
+        name: width
+        for name in ("keyboard_hidden_dim", "mouse_hidden_dim")
+        if name in content["action_config"]
+    }
+    content["action_config"] |= sizes | widths
+    return content
+
+
+def public_inference(mode: str) -> dict[str, Any]:
+    """Return the content of an inference YAML of a mode, of latents of the public size."""
+    return _inference(mode, _PUBLIC_LATENTS)
+
+
 def tiny_inference(mode: str) -> dict[str, Any]:
     """Return the content of an inference YAML of a mode, of small latents."""
+    return _inference(mode, _LATENTS)
+
+
+def _inference(mode: str, latents: tuple[int, int]) -> dict[str, Any]:
     return {
         "denoising_step_list": _STEPS.get(mode, [1000, 666, 333]),
         "warp_denoising_step": True,
         "ts_schedule": False,
         "mixed_precision": True,
         "seed": 42,
-        "image_or_video_shape": [1, 16, 15, _LATENT_HEIGHT, _LATENT_WIDTH],
+        "image_or_video_shape": [1, 16, 15, *latents],
         "num_frame_per_block": BLOCK_FRAMES,
         "context_noise": 0,
         "mode": mode,

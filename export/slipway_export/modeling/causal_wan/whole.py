@@ -95,7 +95,7 @@ class Denoiser(nn.Module):
             noisy_input.to(dtype),
             timestep,
             cond_concat.to(dtype),
-            net.cross(visual_context.to(dtype)),
+            net.crossing()(visual_context.to(dtype)),
             (rows[0] if len(rows) > 1 else None, rows[-1]),
             torch.arange(frames, device=device)[None],
             BlockCausal(frames, net.config.local_attn_size, device),

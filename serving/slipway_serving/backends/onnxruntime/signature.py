@@ -213,7 +213,8 @@ def _tensor_problems(
     if entry.get("allow_ragged_batch"):
         problems.append(f"{side} {name} must not be ragged (that needs the container's C++ backend)")
     reshape = entry.get("reshape")
-    dims = [int(dim) for dim in (reshape.get("shape", []) if reshape else entry["dims"])]
+    # To no dimension at all, a reshape is an empty message, which JSON may say without a shape.
+    dims = [int(dim) for dim in (entry["dims"] if reshape is None else reshape.get("shape", []))]
     if not tensor.shape:
         if any(dim != 1 for dim in dims):
             problems.append(f"{side} {name} must have dims [1], a scalar in the graph, got {dims}")

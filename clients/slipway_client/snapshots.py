@@ -1,0 +1,39 @@
+"""What both clients ask of the answers to a snapshot and to its restoring."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from slipway_serving.errors import InvalidRequest, Unrecoverable
+from slipway_serving.events import Event
+from slipway_serving.snapshots.requests import Restored
+
+E = TypeVar("E", bound=Event)
+
+
+def expected(events: Sequence[Event], kind: type[E]) -> E:
+    """Return the one event that answers a turn.
+
+    Raises:
+        Unrecoverable: there is another one, or none.
+    """
+    if len(events) != 1 or not isinstance(events[0], kind):
+        got = ", ".join(type(event).__name__ for event in events) or "nothing"
+        raise Unrecoverable(f"session: answer must be one {kind.__name__}, got {got}; see the server's log")
+    return events[0]
+
+
+def check_whole(model: str, taken: Restored | None) -> None:
+    """Check that the last part of a snapshot was taken.
+
+    Args:
+        model: the served model.
+        taken: the answer to the last part that was sent; None without any.
+
+    Raises:
+        InvalidRequest: parts are missing.
+    """
+    if taken is None or taken.parts_taken < taken.parts:
+        got = f"{taken.parts_taken} of {taken.parts}" if taken else "none"
+        raise InvalidRequest(f"{model}: restore must have all parts of a snapshot, got {got}")

@@ -1,0 +1,201 @@
+"""The checkpoints that the family `framepack_i2v` can write: a small one, and those of public sizes.
+
+A preset is configurations; `modeling.framepack_presets` streams them to the disk, all in the layout of the
+public places put together.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from slipway_export.spec import Axis, Preset
+
+IMAGE_TOKENS = 729
+"""What the public image encoder gives: 27 x 27 patches of 14 px."""
+SECTION_FRAMES = 9
+"""Latent frames of a section; FramePack was trained with no other number."""
+
+
+def axes(
+    tokens: tuple[int, int, int], text_tokens: tuple[int, int, int], tile_frames: tuple[int, int, int]
+) -> tuple[Axis, ...]:
+    """Return the family's axes.
+
+    Args:
+        tokens: min, opt, max of height and width in tokens of 16 pixels.
+        text_tokens: of the prompt after its template, with padding.
+        tile_frames: latent frames that are decoded at once.
+    """
+    return (
+        # Guidance is distilled; true guidance would be one call with two prompts.
+        Axis("batch", 1, 1, 2),
+        Axis("latent_frames", *[SECTION_FRAMES] * 3),
+        Axis("token_height", *tokens),
+        Axis("token_width", *tokens),
+        Axis("text_tokens", *text_tokens),
+        Axis("tile_frames", *tile_frames),
+    )
+
+
+PUBLIC_AXES = axes(tokens=(1, 40, 80), text_tokens=(1, 256, 512), tile_frames=(1, 5, 5))
+"""To 1280 pixels a side; 640 x 640 is 40 x 40 tokens. From one on, since the VAE may be run in tiles."""
+
+_SHARED: dict[str, dict[str, Any]] = {
+    "transformer": {
+        "in_channels": 16,
+        "out_channels": 16,
+        "patch_size": 2,
+        "patch_size_t": 1,
+        "guidance_embeds": True,
+        "has_image_proj": True,
+        "has_clean_x_embedder": True,
+    },
+    "text_encoder": {"rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": False},
+    # The end of a text is told by the largest id, as in the public one.
+    "text_encoder_2": {
+        "max_position_embeddings": 77,
+        "eos_token_id": 2,
+        "bos_token_id": 0,
+        "hidden_act": "quick_gelu",
+    },
+    "image_encoder": {"patch_size": 14, "num_channels": 3, "hidden_act": "gelu_pytorch_tanh"},
+    "vae": {
+        "in_channels": 3,
+        "out_channels": 3,
+        "latent_channels": 16,
+        "scaling_factor": 0.476986,
+        "spatial_compression_ratio": 8,
+        "temporal_compression_ratio": 4,
+    },
+}
+
+
+def _preset(summary: str, ranges: tuple[Axis, ...], dtype: str, parts: dict[str, dict[str, Any]]) -> Preset:
+    """Return a preset.
+
+    Args:
+        summary: one line for people.
+        ranges: its axes.
+        dtype: of its weights, by torch's name; the VAE's are float32.
+        parts: what each part's configuration adds to `_SHARED`.
+    """
+    configs = {f"{part}/config.json": _SHARED[part] | own for part, own in parts.items()}
+
+    def write(folder: Path, seed: int) -> None:
+        from slipway_export.modeling.framepack_presets import write_checkpoint
+
+        write_checkpoint(folder, configs, seed, dtype=dtype)
+
+    return Preset(summary, configs, ranges, write)
+
+
+def _public(summary: str, dual: int, single: int, text_layers: int, image_layers: int) -> Preset:
+    """Return a preset with the widths of the public checkpoints."""
+    return _preset(
+        summary,
+        PUBLIC_AXES,
+        "bfloat16",
+        {
+            "transformer": {
+                "num_attention_heads": 24,
+                "attention_head_dim": 128,
+                "num_layers": dual,
+                "num_single_layers": single,
+                "num_refiner_layers": 2,
+                "text_embed_dim": 4096,
+                "pooled_projection_dim": 768,
+                "image_proj_dim": 1152,
+                "rope_axes_dim": [16, 56, 56],
+                "rope_theta": 256.0,
+            },
+            "text_encoder": {
+                "hidden_size": 4096,
+                "intermediate_size": 14_336,
+                "num_hidden_layers": text_layers,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 8,
+                "vocab_size": 128_320,
+                "max_position_embeddings": 8192,
+                "rope_theta": 500_000.0,
+            },
+            "text_encoder_2": {
+                "hidden_size": 768,
+                "intermediate_size": 3072,
+                "num_hidden_layers": 12,
+                "num_attention_heads": 12,
+                "vocab_size": 49_408,
+            },
+            "image_encoder": {
+                "hidden_size": 1152,
+                "intermediate_size": 4304,
+                "num_hidden_layers": image_layers,
+                "num_attention_heads": 16,
+                "image_size": 384,
+            },
+            "vae": {
+                "block_out_channels": [128, 256, 512, 512],
+                "layers_per_block": 2,
+                "norm_num_groups": 32,
+            },
+        },
+    )
+
+
+TINY = _preset(
+    "random weights, 2 + 2 blocks of 2 x 16, 32 to 96 pixels a side; for the tests",
+    axes(tokens=(1, 2, 6), text_tokens=(1, 12, 256), tile_frames=(1, 5, 5)),
+    "float32",
+    {
+        "transformer": {
+            "num_attention_heads": 2,
+            "attention_head_dim": 16,
+            "num_layers": 2,
+            "num_single_layers": 2,
+            "num_refiner_layers": 1,
+            "text_embed_dim": 32,
+            "pooled_projection_dim": 24,
+            "image_proj_dim": 40,
+            "rope_axes_dim": [4, 6, 6],
+            "rope_theta": 256.0,
+        },
+        "text_encoder": {
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "vocab_size": 768,
+            "max_position_embeddings": 1024,
+            "rope_theta": 500_000.0,
+        },
+        "text_encoder_2": {
+            "hidden_size": 24,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "vocab_size": 514,
+        },
+        "image_encoder": {
+            "hidden_size": 40,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "image_size": 56,
+        },
+        "vae": {"block_out_channels": [8, 16, 32, 32], "layers_per_block": 1, "norm_num_groups": 8},
+    },
+)
+PRESETS = {
+    "tiny": TINY,
+    "public": _public(
+        "random weights at the sizes of FramePackI2V_HY and its encoders; 42.8 GB on disk", 20, 40, 32, 27
+    ),
+    "public-6-blocks": _public(
+        "public with 2 + 4 of its 20 + 40 blocks, 4 of LLaMA's 32 layers, 2 of SigLIP's 27; 7.4 GB on disk",
+        2,
+        4,
+        4,
+        2,
+    ),
+}

@@ -1,0 +1,147 @@
+"""The FramePack transformer cut so that what its later blocks gave can be used again: the first-block cache.
+
+Neighbouring steps of a section change little. :class:`Head` runs the embeddings and the first dual-stream
+block; :class:`~slipway_export.modeling.first_block_cache.Change` says how much what that block added to the
+latents' tokens differs from the last step that was computed in full. If it is little, what all other blocks,
+of two streams and of one, added is taken from that step instead of :class:`Tail`; :class:`Finish` adds it and
+projects. The rule is that of diffusers' `FirstBlockCacheConfig`: compared are all tokens of the stream of
+latents, history among them, and none of the stream of picture and text. diffusers keeps what the later blocks
+added to every token of both streams; only the section's own tokens reach the flow, so only theirs is kept.
+
+A section's own tokens keep their axes between the graphs, [batch, 9, height / 16, width / 16, dim], from
+which each graph knows their number; history is a row of tokens before them. Positions are carried as the
+cosines and sines that the head computes of them, an angle for each pair of channels.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import torch
+from diffusers import HunyuanVideoFramepackTransformer3DModel
+from torch import Tensor, nn
+
+from slipway_export.modeling.framepack import embedded, fix_embedders, keys_seen, projected
+
+_EMBEDDERS = (
+    "x_embedder", "clean_x_embedder", "context_embedder", "image_projection", "time_text_embed", "rope"
+)  # fmt: skip
+
+
+class Head(nn.Module):
+    """Embeddings and first block."""
+
+    def __init__(self, transformer: HunyuanVideoFramepackTransformer3DModel) -> None:
+        super().__init__()
+        fix_embedders(transformer)
+        first = transformer.transformer_blocks[:1]
+        self.transformer = _part(transformer, *_EMBEDDERS, dual=first, single=nn.ModuleList())
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Run the first block on a batch of sections.
+
+        Args:
+            *inputs: those of :class:`slipway_export.modeling.framepack.Transformer`, in its order.
+
+        Returns:
+            The section's own tokens after the block, `hidden` [batch, 9, height / 16, width / 16, dim], and
+            those of history, `history` [batch, tokens, dim]; what the block added to history and section,
+            `residual` [batch, tokens, dim]; `temb` [batch, dim]; picture and text after the block, `context`
+            [batch, image_tokens + text_tokens, dim], all float32; `context_mask` [batch, image_tokens +
+            text_tokens], int64, ones and then zeros; `rotation_cos` and `rotation_sin` of history and
+            section, [tokens, size of a head / 2], float32.
+        """
+        net: Any = self.transformer
+        before, rotations, temb, context, mask = embedded(net, *inputs)
+        (block,) = net.transformer_blocks
+        after, context = block(before, context, temb.to(before.dtype), keys_seen(before, mask), rotations)
+        hidden = after.float()
+        residual = hidden - before.float()
+        patch = net.config.patch_size
+        _, _, frames, height, width = inputs[0].shape
+        grid = (frames, height // patch, width // patch)
+        own = math.prod(grid)
+        cos, sin = (table[:, 0::2] for table in rotations)
+        parts = hidden[:, -own:].unflatten(1, grid), hidden[:, :-own]
+        return *parts, residual, temb, context.float(), mask, cos, sin
+
+
+class Tail(nn.Module):
+    """All blocks but the first."""
+
+    def __init__(self, transformer: HunyuanVideoFramepackTransformer3DModel) -> None:
+        super().__init__()
+        later = transformer.transformer_blocks[1:]
+        self.transformer = _part(transformer, dual=later, single=transformer.single_transformer_blocks)
+
+    def forward(
+        self,
+        hidden: Tensor,
+        history: Tensor,
+        temb: Tensor,
+        context: Tensor,
+        context_mask: Tensor,
+        rotation_cos: Tensor,
+        rotation_sin: Tensor,
+    ) -> Tensor:
+        """Run the blocks on the output of the first; arguments as :class:`Head` returns them.
+
+        Returns:
+            What the blocks added to the section's own tokens, shape and dtype of `hidden`.
+        """
+        net: Any = self.transformer
+        blocks = (*net.transformer_blocks, *net.single_transformer_blocks)
+        dtype = blocks[0].attn.to_q.weight.dtype
+        tokens = torch.cat([history, hidden.flatten(1, 3)], dim=1).to(dtype)
+        context, temb = context.to(dtype), temb.to(dtype)
+        rotations = tuple(half.repeat_interleave(2, dim=1) for half in (rotation_cos, rotation_sin))
+        seen = keys_seen(tokens, context_mask)
+        for block in blocks:
+            tokens, context = block(tokens, context, temb, seen, rotations)
+        own = math.prod(hidden.shape[1:4])
+        return tokens[:, -own:].float().reshape(hidden.shape) - hidden
+
+
+class Finish(nn.Module):
+    """Output norm, projection, and tokens back to latents; float32 in every precision."""
+
+    def __init__(self, transformer: HunyuanVideoFramepackTransformer3DModel) -> None:
+        super().__init__()
+        self.transformer = _part(transformer, "norm_out", "proj_out")
+
+    def forward(self, hidden: Tensor, tail_residual: Tensor, temb: Tensor) -> Tensor:
+        """Predict the flow.
+
+        Args:
+            hidden: of :class:`Head`.
+            tail_residual: of :class:`Tail`, of this step or an earlier one.
+            temb: of :class:`Head`.
+
+        Returns:
+            Flow, [batch, channels, 9, height / 8, width / 8], float32.
+        """
+        grid = hidden.shape[1:4]
+        return projected(self.transformer, (hidden + tail_residual).flatten(1, 3), temb, grid)
+
+
+def _part(
+    transformer: HunyuanVideoFramepackTransformer3DModel,
+    *kept: str,
+    dual: nn.ModuleList | None = None,
+    single: nn.ModuleList | None = None,
+) -> HunyuanVideoFramepackTransformer3DModel:
+    """Return a transformer that has some of another's modules, by the same names, and none of the others.
+
+    Args:
+        transformer: stays as it is; its modules are shared.
+        kept: names of modules.
+        dual: its blocks of two streams; none at all when None.
+        single: its blocks of one stream.
+    """
+    part = copy.copy(transformer)
+    blocks = {"transformer_blocks": dual, "single_transformer_blocks": single}
+    found = {name: module for name, module in transformer.named_children() if name in kept}
+    part._modules = {**found, **{name: module for name, module in blocks.items() if module is not None}}
+    return part

@@ -1,0 +1,182 @@
+"""Writes random FramePack checkpoints of any size, in the layout and with the key names of the public ones.
+
+Weights are streamed (`random_weights`), so that no network is held. Configurations are written as the public
+places have them, and the keys of CLIP and SigLIP begin as an earlier transformers wrote them. The tokenizers
+are made here, that of LLaMA from the prompt's template; their ids lie within any vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import (
+    AutoencoderKLHunyuanVideo,
+    FlowMatchEulerDiscreteScheduler,
+    HunyuanVideoFramepackTransformer3DModel,
+)
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import (
+    CLIPTextConfig,
+    CLIPTextModel,
+    LlamaConfig,
+    LlamaModel,
+    PreTrainedTokenizerFast,
+    SiglipVisionConfig,
+    SiglipVisionModel,
+)
+
+from slipway_export.random_weights import Normal, RandomPart, check_space, write_part
+
+_DIFFUSERS_STEM = "diffusion_pytorch_model"
+# What LLaMA 3 cuts a text into before its merges: contractions, words, up to three digits, signs, line ends.
+_LLAMA_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_LLAMA_SPECIAL = (
+    "<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<pad>",
+)  # fmt: skip
+_CLIP_SPECIAL = ("<|startoftext|>", "<|endoftext|>")
+_MODEL_INDEX = {
+    "_class_name": "HunyuanVideoFramepackPipeline",
+    "feature_extractor": ["transformers", "SiglipImageProcessor"],
+    "image_encoder": ["transformers", "SiglipVisionModel"],
+    "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
+    "text_encoder": ["transformers", "LlamaModel"],
+    "text_encoder_2": ["transformers", "CLIPTextModel"],
+    "tokenizer": ["transformers", "PreTrainedTokenizerFast"],
+    "tokenizer_2": ["transformers", "CLIPTokenizer"],
+    "transformer": ["diffusers", "HunyuanVideoFramepackTransformer3DModel"],
+    "vae": ["diffusers", "AutoencoderKLHunyuanVideo"],
+}
+
+
+def write_checkpoint(
+    folder: Path, configs: Mapping[str, Mapping[str, Any]], seed: int, *, dtype: str = "float32"
+) -> None:
+    """Write a checkpoint with all parts in one folder, where diffusers' pipeline finds them too.
+
+    Args:
+        folder: an existing folder.
+        configs: of `transformer`, `text_encoder`, `text_encoder_2`, `image_encoder` and `vae`, by file.
+        seed: of the weights.
+        dtype: of the weights, by torch's name; the VAE's are float32.
+
+    Raises:
+        InvalidRequest: the disk has too little room.
+    """
+    from slipway_export.families.framepack_i2v import PROMPT_TEMPLATE
+
+    parts = _parts(configs, getattr(torch, dtype))
+    check_space(folder, parts)
+    for part in parts:
+        write_part(folder, part, seed)
+    _write_configs(folder, configs, parts, dtype)
+    (folder / "feature_extractor").mkdir()
+    _write_json(folder / "feature_extractor/preprocessor_config.json", _preprocessor(configs))
+    FlowMatchEulerDiscreteScheduler(shift=7.0).save_pretrained(folder / "scheduler")
+    _llama_tokenizer(PROMPT_TEMPLATE).save_pretrained(folder / "tokenizer")
+    _write_clip_tokenizer(folder / "tokenizer_2")
+    _write_json(folder / "model_index.json", _MODEL_INDEX)
+
+
+def _parts(configs: Mapping[str, Mapping[str, Any]], dtype: torch.dtype) -> list[RandomPart]:
+    def config(part: str) -> dict[str, Any]:
+        return dict(configs[f"{part}/config.json"])
+
+    with torch.device("meta"):
+        transformer = HunyuanVideoFramepackTransformer3DModel.from_config(config("transformer"))
+        llama = LlamaModel(LlamaConfig.from_dict(config("text_encoder")))
+        clip = CLIPTextModel(CLIPTextConfig.from_dict(config("text_encoder_2")))
+        siglip = SiglipVisionModel(SiglipVisionConfig.from_dict(config("image_encoder")))
+        vae = AutoencoderKLHunyuanVideo.from_config(config("vae"))
+    tables = (("*embed_tokens.weight", Normal()), ("*token_embedding.weight", Normal()))
+    return [
+        RandomPart("transformer", transformer.to(dtype), _DIFFUSERS_STEM),
+        RandomPart("text_encoder", llama.to(dtype), "model", tables),
+        RandomPart("text_encoder_2", clip.to(dtype), "model", tables, prefix="text_model."),
+        RandomPart("image_encoder", siglip.to(dtype), "model", prefix="vision_model."),
+        RandomPart("vae", vae, _DIFFUSERS_STEM),
+    ]
+
+
+def _write_configs(
+    folder: Path, configs: Mapping[str, Mapping[str, Any]], parts: list[RandomPart], dtype: str
+) -> None:
+    for part in parts:
+        network: Any = part.network
+        name = type(network).__name__
+        stated: dict[str, Any] = {"_class_name": name}
+        if part.stem != _DIFFUSERS_STEM:
+            kind = network.config.model_type
+            stated = {"architectures": [name], "model_type": kind, "torch_dtype": dtype}
+        file = f"{part.folder}/config.json"
+        _write_json(folder / file, stated | dict(configs[file]))
+
+
+def _preprocessor(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    side = configs["image_encoder/config.json"]["image_size"]
+    return {
+        "do_normalize": True,
+        "do_rescale": True,
+        "do_resize": True,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_processor_type": "SiglipImageProcessor",
+        "image_std": [0.5, 0.5, 0.5],
+        "resample": 3,
+        "rescale_factor": 1 / 255,
+        "size": {"height": side, "width": side},
+    }
+
+
+def _llama_tokenizer(template: str) -> PreTrainedTokenizerFast:
+    """Train a tokenizer that knows the template's words, so that it has as many tokens as the public one."""
+    begin = _LLAMA_SPECIAL[0]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_LLAMA_WORDS), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=1024,
+        min_frequency=1,
+        special_tokens=list(_LLAMA_SPECIAL),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([template] * 20, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{begin} $A", special_tokens=[(begin, tokenizer.token_to_id(begin))]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=begin,
+        eos_token=_LLAMA_SPECIAL[1],
+        pad_token=_LLAMA_SPECIAL[-1],
+        padding_side="right",
+    )
+
+
+def _write_clip_tokenizer(folder: Path) -> None:
+    """Write a CLIP tokenizer without merges: a token for each byte, and for each that ends a word."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = [*alphabet, *(f"{byte}</w>" for byte in alphabet), *_CLIP_SPECIAL]
+    folder.mkdir()
+    _write_json(folder / "vocab.json", {token: i for i, token in enumerate(tokens)})
+    (folder / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
+    begin, end = _CLIP_SPECIAL
+    stated = {"bos_token": begin, "eos_token": end, "pad_token": end, "unk_token": end}
+    config = {"tokenizer_class": "CLIPTokenizer", "model_max_length": 77, **stated}
+    _write_json(folder / "tokenizer_config.json", config)
+    _write_json(folder / "special_tokens_map.json", stated)
+
+
+def _write_json(path: Path, content: object) -> None:
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,0 +1,16 @@
+"""The program of a FramePack transformer that was exported with a first-block cache."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from slipway_serving.diffusion.cached_denoiser import CachedDenoiser
+from slipway_serving.framepack_i2v.denoising import Denoising
+from slipway_serving.requests import Request
+
+
+class FramePackCachedDenoiser(CachedDenoiser):
+    """See :class:`slipway_serving.diffusion.cached_denoiser.CachedDenoiser`."""
+
+    request: ClassVar[type[Request]] = Denoising
+    latents: ClassVar[str] = "hidden_states"

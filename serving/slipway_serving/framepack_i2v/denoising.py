@@ -1,0 +1,102 @@
+"""What the transformer with a first-block cache takes and gives: the plain one's tensors, and a threshold.
+
+The names and shapes are those of the graph `transformer` (`docs/framepack.md`), so that the pipeline cannot
+tell which of the two it asks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway_serving.diffusion.fields import CacheThreshold
+from slipway_serving.events import Event, told
+from slipway_serving.fields import Array
+from slipway_serving.requests import Request
+
+Floats = NDArray[np.float32]
+Places = NDArray[np.int64]
+
+
+def _latents(frames: str, help_text: str) -> Array:
+    shape = ("rows", "latent_channels", frames, "latent_height", "latent_width")
+    return Array("float32", shape, help_text)
+
+
+def _places(frames: str) -> Array:
+    return Array("int64", (frames,), "where each latent frame lies in time, of all rows")
+
+
+_OWN = _latents("latent_frames", "noisy latents of a section, or the flow")
+_TEXT = Array("float32", ("rows", "text_tokens", "text_width"), "embeddings of prompts")
+_PICTURE = Array("float32", ("rows", "image_tokens", "image_width"), "embeddings of pictures")
+
+
+@dataclass(frozen=True)
+class Denoised(Event):
+    """What the transformer answers.
+
+    Attributes:
+        sample: the predicted flow, shape of the latents, float32.
+        cached: whether only the first block was computed.
+    """
+
+    sample: Annotated[Floats, _OWN]
+    cached: Annotated[bool, told("whether only the first block was computed")]
+
+
+@dataclass(frozen=True)
+class TransformerStep(Request):
+    """One step of a section, or of several with the same places in time: a row for each.
+
+    Attributes:
+        hidden_states: [rows, channels, 9, height / 8, width / 8], float32.
+        timestep: [rows], float32, 0 to 1000.
+        encoder_hidden_states: [rows, text tokens, width], float32.
+        encoder_attention_mask: [rows, text tokens], int64, ones and then zeros.
+        pooled_projections: [rows, width], float32.
+        image_embeds: [rows, image tokens, width], float32.
+        indices_latents: [9], int64.
+        guidance: [rows], float32, 1000 times the scale.
+        latents_clean: [rows, channels, 2, height / 8, width / 8], float32: what is seen in full.
+        indices_latents_clean: [2], int64.
+        latents_history_2x: [rows, channels, 2, height / 8, width / 8], float32: seen at half size.
+        indices_latents_history_2x: [2], int64.
+        latents_history_4x: [rows, channels, 16, height / 8, width / 8], float32: seen at a quarter.
+        indices_latents_history_4x: [16], int64.
+        cache_threshold: as in :class:`slipway_serving.framepack_i2v.request.ImageToVideoRequest`; with it
+            there is one row, and a session.
+    """
+
+    model: ClassVar[str] = "framepack_i2v_transformer"
+
+    hidden_states: Annotated[Floats, _OWN]
+    timestep: Annotated[Floats, Array("float32", ("rows",), "of the noise schedule")]
+    encoder_hidden_states: Annotated[Floats, _TEXT]
+    encoder_attention_mask: Annotated[
+        Places, Array("int64", ("rows", "text_tokens"), "1 where there is text")
+    ]
+    pooled_projections: Annotated[Floats, Array("float32", ("rows", "pooled_width"), "prompts as a whole")]
+    image_embeds: Annotated[Floats, _PICTURE]
+    indices_latents: Annotated[Places, _places("latent_frames")]
+    guidance: Annotated[Floats, Array("float32", ("rows",), "1000 times the scale")]
+    latents_clean: Annotated[Floats, _latents("clean_frames", "seen in full")]
+    indices_latents_clean: Annotated[Places, _places("clean_frames")]
+    latents_history_2x: Annotated[Floats, _latents("half_frames", "seen at half size")]
+    indices_latents_history_2x: Annotated[Places, _places("half_frames")]
+    latents_history_4x: Annotated[Floats, _latents("quarter_frames", "seen at a quarter")]
+    indices_latents_history_4x: Annotated[Places, _places("quarter_frames")]
+    cache_threshold: CacheThreshold = None
+
+
+@dataclass(frozen=True)
+class Denoising(Request):
+    """Steps of a transformer with a first-block cache: those of a session are of one section."""
+
+    model: ClassVar[str] = TransformerStep.model
+    events: ClassVar[tuple[type[Event], ...]] = (Denoised,)
+    streams: ClassVar[bool] = False
+    turn: ClassVar[type[Request] | None] = TransformerStep

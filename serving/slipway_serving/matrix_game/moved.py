@@ -1,0 +1,96 @@
+"""A world as arrays and back, so that it can go on elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway_serving.diffusion.noise import Noise
+from slipway_serving.errors import InvalidRequest
+from slipway_serving.matrix_game.facts import Facts
+from slipway_serving.matrix_game.world import Networks, World
+from slipway_serving.snapshots.states import Spec
+
+Arrays = dict[str, NDArray[Any]]
+
+_PICTURE, _NOISE = "picture", "noise"
+_ROWS, _CROSSED, _WINDOW, _DECODER = "rows.", "crossed.", "window.", "decoder."
+
+
+def specs(facts: Facts, networks: Networks) -> dict[str, Spec]:
+    """Return what the arrays of a world are that has made a block, by name.
+
+    Args:
+        facts: of the mode.
+        networks: of the mode.
+    """
+    sizes = facts.latents
+    caches = {_CROSSED: networks.crossed, _WINDOW: networks.window, _DECODER: networks.decoded}
+    rows = facts.actions.before + facts.block_frames(first=True) - facts.block_frames(first=False)
+    return {
+        _PICTURE: Spec((1, sizes.channels, sizes.picture_frames, sizes.height, sizes.width)),
+        _NOISE: Spec(Noise(0).state.shape, "uint8"),
+        **{_ROWS + name: Spec((rows, width)) for name, width in facts.actions.widths.items()},
+        **{prefix + name: Spec(shape) for prefix, shapes in caches.items() for name, shape in shapes.items()},
+    }
+
+
+def told(world: World) -> dict[str, Any]:
+    """Return what of a world is no array."""
+    return {"blocks": world.blocks, "position": world.position}
+
+
+def reader(world: World) -> Callable[[str], NDArray[Any]]:
+    """Return what reads an array of a world by its name in :func:`specs`; one at a time leaves the device."""
+    kept = {_CROSSED: world.crossed, _WINDOW: world.window, _DECODER: world.decoder or {}}
+
+    def read(name: str) -> NDArray[Any]:
+        if name in (_PICTURE, _NOISE):
+            return world.picture if name == _PICTURE else world.noise.state
+        prefix, _, rest = name.partition(".")
+        if f"{prefix}." == _ROWS:
+            return world.rows[rest]
+        value: NDArray[Any] = kept[f"{prefix}."][rest].numpy()
+        return value
+
+    return read
+
+
+def world_of(said: Mapping[str, Any], arrays: Arrays, facts: Facts, networks: Networks, where: str) -> World:
+    """Return the world that arrays are of.
+
+    Args:
+        said: as :func:`told` gave it.
+        arrays: by name in :func:`specs`, of just those; they are taken out of it.
+        facts: of the mode.
+        networks: of the mode.
+        where: the model, for messages.
+
+    Raises:
+        InvalidRequest: it is no world.
+    """
+    blocks, position = (said.get(name) for name in ("blocks", "position"))
+    places = range(facts.latents.block_frames, facts.latents.positions + 1, facts.latents.block_frames)
+    if type(blocks) is not int or type(position) is not int or blocks < 1 or position not in places:
+        raise InvalidRequest(
+            f"{where}: restore must be of a world between two of its blocks, got blocks {blocks!r} at"
+            f" {position!r}"
+        )
+
+    def taken(prefix: str) -> Arrays:
+        names = [name for name in arrays if name.startswith(prefix)]
+        return {name.removeprefix(prefix): arrays.pop(name) for name in names}
+
+    try:
+        noise = Noise.at(arrays.pop(_NOISE))
+    except ValueError as error:
+        raise InvalidRequest(f"{where}: restore must have the noise of a world, got {error}") from None
+    if wrong := [name for name, array in arrays.items() if not np.isfinite(array).all()]:
+        raise InvalidRequest(f"{where}: restore must have finite numbers, got others in {wrong[0]}")
+    rows, picture = taken(_ROWS), arrays.pop(_PICTURE)
+    crossed, window, decoder = (taken(prefix) for prefix in (_CROSSED, _WINDOW, _DECODER))
+    kept = networks.placed(crossed), networks.placed(window), networks.placed_decoder(decoder)
+    return World(picture, noise, *kept, rows, blocks, position)

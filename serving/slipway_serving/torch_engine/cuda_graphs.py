@@ -1,0 +1,71 @@
+"""Replays a network's work on a GPU as one graph, recorded once for each shape of its inputs.
+
+Recorded work reads and writes the memory that it was recorded with: inputs are copied there, and outputs are
+copied out before the next run. The graphs of all shapes share one pool, so they must not run at once; an
+instance of a model runs one request at a time.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+LARGEST_COUNT = 8
+"""Shapes whose graphs are kept; of more, the one that was not used for longest is let go."""
+# Before a recording: libraries make their workspaces and choose their algorithms in the first runs.
+_TRIAL_RUNS = 3
+
+Forward = Callable[..., tuple[Tensor, ...]]
+_Key = tuple[tuple[tuple[int, ...], torch.dtype], ...]
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    graph: torch.cuda.CUDAGraph
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+
+class CudaGraphs:
+    """A forward that is recorded and replayed.
+
+    Args:
+        forward: of the network, on tensors of one GPU.
+    """
+
+    def __init__(self, forward: Forward) -> None:
+        self._forward = forward
+        self._recorded: OrderedDict[_Key, _Recorded] = OrderedDict()
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Run the network; shapes that were not seen are recorded first."""
+        key = tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
+        if key not in self._recorded:
+            if len(self._recorded) >= LARGEST_COUNT:
+                self._recorded.popitem(last=False)
+            self._recorded[key] = self._record(tensors)
+        self._recorded.move_to_end(key)
+        recorded = self._recorded[key]
+        for held, given in zip(recorded.inputs, tensors, strict=True):
+            held.copy_(given)
+        recorded.graph.replay()
+        return tuple(output.clone() for output in recorded.outputs)
+
+    def _record(self, tensors: tuple[Tensor, ...]) -> _Recorded:
+        inputs = tuple(tensor.clone() for tensor in tensors)
+        # Trial runs go by a stream of their own, as recording itself does.
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(_TRIAL_RUNS):
+                self._forward(*inputs)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            outputs = self._forward(*inputs)
+        return _Recorded(graph, inputs, outputs)

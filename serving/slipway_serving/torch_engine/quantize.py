@@ -1,0 +1,74 @@
+"""Quantizes the weights of a network's products with torchao, when the network is loaded.
+
+Only linear layers that the network's description allows are touched; an embedding, a convolution and what
+decides stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import nn
+
+from slipway_serving.errors import InvalidRequest
+from slipway_serving.torch_engine.options import Weights
+
+GROUP = 32
+"""Weights that share a scale in int4, as in the graphs of that precision."""
+
+
+def quantize(module: nn.Module, weights: Weights, products: Collection[str], device: torch.device) -> int:
+    """Quantize the products of a network in place.
+
+    Args:
+        module: on the CPU; a layer is moved to the device before it is quantized.
+        weights: the format; a quantized one.
+        products: paths of the linear layers that may be.
+        device: that the weights are made for.
+
+    Returns:
+        How many layers were.
+
+    Raises:
+        InvalidRequest: torchao is not installed, or there is nothing to quantize.
+    """
+    try:
+        from torchao.quantization import quantize_
+    except ModuleNotFoundError:
+        raise InvalidRequest(
+            f"weights must be bf16 or left out where torchao is not installed, got {weights.value}; try"
+            ' pip install "slipway-triton[torch]"'
+        ) from None
+    divisor = GROUP if weights is Weights.INT4 else 1
+    wanted = {
+        path
+        for path, part in module.named_modules()
+        if path in products and isinstance(part, nn.Linear) and part.in_features % divisor == 0
+    }
+    if not wanted:
+        raise InvalidRequest(
+            f"weights {weights.value} must find products to quantize, with inputs in multiples of {divisor},"
+            " got none"
+        )
+    # torchao's own search knows a layer by its path in the network.
+    quantize_(module, _recipe(weights, device), lambda _, path: path in wanted, device=device)
+    return len(wanted)
+
+
+def _recipe(weights: Weights, device: torch.device) -> Any:
+    from torchao import quantization
+    from torchao.quantization.granularity import PerGroup, PerRow
+
+    if weights is Weights.INT8:
+        return quantization.Int8WeightOnlyConfig()
+    if weights is Weights.FP8:
+        return quantization.Float8DynamicActivationFloat8WeightConfig(granularity=PerRow())
+    if device.type == "cuda":
+        # torch's own kernel; the others need a library for each kind of GPU.
+        return quantization.Int4WeightOnlyConfig(group_size=GROUP, int4_packing_format="tile_packed_to_4d")
+    return quantization.IntxWeightOnlyConfig(
+        weight_dtype=torch.int4,  # type: ignore[attr-defined]
+        granularity=PerGroup(GROUP),
+    )

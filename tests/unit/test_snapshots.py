@@ -1,0 +1,206 @@
+"""States as parts: whole again when all of them came, refused by what is wrong with one."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slipway_serving.errors import InvalidRequest, Overloaded
+from slipway_serving.program import Settings
+from slipway_serving.snapshots.parts import MAGIC, Header, digest_of, make, parse, read_parts
+from slipway_serving.snapshots.requests import Restore, Restored, Snapshot, SnapshotPart
+from slipway_serving.snapshots.sessions import MovableSessions, Packed
+from slipway_serving.snapshots.states import Arriving, Snapshots, Spec
+from slipway_serving.turns import Turn
+
+State = tuple[Mapping[str, Any], dict[str, np.ndarray]]
+SPECS = {"keys": Spec((3, 5)), "nothing": Spec((0, 2)), "bytes": Spec((7,), "uint8"), "values": Spec((4,))}
+RANDOM = np.random.default_rng(0)
+ARRAYS = {name: (100 * RANDOM.standard_normal(spec.shape)).astype(spec.dtype) for name, spec in SPECS.items()}
+TOLD = {"blocks": 3}
+
+
+def snapshots(part_bytes: int = 10, files: str = "abc") -> Snapshots[State]:
+    return Snapshots("sums", files, SPECS, lambda told, arrays: (told, arrays), part_bytes)
+
+
+def parts_of(known: Snapshots[State], name: str = "one") -> list[bytes]:
+    return [known.part(number, name, TOLD, ARRAYS.__getitem__) for number in range(known.parts)]
+
+
+def taken(known: Snapshots[State], parts: list[bytes]) -> State | None:
+    arriving, state = Arriving(known), None
+    for part in parts:
+        arriving.check(part)
+        state = arriving.take(part)
+    return state
+
+
+@pytest.mark.parametrize("part_bytes", [1, 10, 60, 83, 84, 1000])
+def test_state_is_whole_again_when_all_its_parts_came(part_bytes: int) -> None:
+    known = snapshots(part_bytes)
+    parts = parts_of(known)
+    # 60 bytes of keys, 7, and 16 of values.
+    assert len(parts) == -(-83 // part_bytes)
+    assert taken(known, parts[:-1]) is None
+    state = taken(known, parts)
+    assert state is not None and state[0] == TOLD
+    for name, array in ARRAYS.items():
+        np.testing.assert_array_equal(state[1].get(name, np.zeros((0, 2))), array)
+
+
+def test_state_without_arrays_is_one_part() -> None:
+    known: Snapshots[State] = Snapshots("sums", "abc", {}, lambda told, arrays: (told, arrays))
+    assert taken(known, parts_of(known)) == (TOLD, {})
+
+
+def changed(part: bytes, **changes: Any) -> bytes:
+    header, content = parse(part, "sums")
+    return make(replace(header, **changes), bytes(content))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        (lambda parts: parts[1][:-1], r"sums: restore must be a whole part of \d+ bytes, got \d+"),
+        (lambda parts: parts[1][:40], "restore must have a header as it was given, got"),
+        (lambda parts: parts[1][:10], "restore must be a part of a snapshot, got 10 bytes"),
+        (lambda parts: b"", "restore must be a part of a snapshot, got 0 bytes"),
+        (lambda parts: b"PK" + parts[1], "restore must be a part of a snapshot, got"),
+        (lambda parts: parts[1][:-40] + b"\0" + parts[1][-39:], "as it was given, got another checksum"),
+        (lambda parts: parts[1].replace(MAGIC + b"\1", MAGIC + b"\2"), "must be of format 1, got 2"),
+        (lambda parts: parts[2], "restore must have part 1, got 2; try all parts in their order"),
+        (lambda parts: parts[0], "restore must have part 1, got 0"),
+        (lambda parts: changed(parts[1], model="other"), "restore must have model 'sums', got 'other'"),
+        (lambda parts: parts_of(snapshots(files="xyz"))[1], "restore must have files 'abc', got 'xyz'"),
+        (lambda parts: changed(parts[1], parts=4), "restore must have parts 9, got 4"),
+        (lambda parts: parts_of(snapshots(), "two")[1], "must have snapshot 'one', got 'two'"),
+        (lambda parts: changed(parts[1], told={"blocks": 4}), "restore must have told .*3}, got .*4}"),
+        (lambda _: make(Header("sums", "abc", "one", 1, 9, 3, TOLD), b"abc"), "must have 10 bytes in part 1"),
+        (lambda parts: changed(parts[1], size="10"), "must have 0 to 16777216 bytes in a part, got '10'"),
+    ],
+)  # fmt: skip
+def test_part_is_refused_when_it_is_not_the_next_of_its_snapshot(wrong: Any, problem: str) -> None:
+    known = snapshots()
+    parts = parts_of(known)
+    arriving = Arriving(known)
+    arriving.check(parts[0])
+    arriving.take(parts[0])
+    with pytest.raises(InvalidRequest, match=problem):
+        arriving.check(wrong(parts))
+    # The right one is taken after all.
+    arriving.check(parts[1])
+    arriving.take(parts[1])
+    assert arriving.taken == 2
+
+
+def test_parts_are_told_apart_when_they_come_from_one_file() -> None:
+    parts = parts_of(snapshots())
+    assert list(read_parts(io.BytesIO(b"".join(parts)), "w.world")) == parts
+    with pytest.raises(InvalidRequest, match="w.world: restore must be a part of a snapshot, got 3 bytes"):
+        list(read_parts(io.BytesIO(parts[0] + b"abc"), "w.world"))
+
+
+def test_digest_is_of_a_versions_files_and_not_of_the_configuration(tmp_path: Path) -> None:
+    def digest(files: dict[str, str]) -> str:
+        (tmp_path / "manifest.json").write_text(json.dumps({"files": files}))
+        return digest_of([tmp_path], "1")
+
+    first = digest({"1/model.onnx": "a", "config.pbtxt": "b"})
+    assert first == digest({"1/model.onnx": "a", "config.pbtxt": "c"})
+    assert first != digest({"1/model.onnx": "b", "config.pbtxt": "b"})
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(InvalidRequest, match="manifest.json: must be the manifest of an export"):
+        digest_of([tmp_path], "1")
+
+
+@pytest.fixture
+def sessions(tmp_path: Path) -> Iterator[MovableSessions[State]]:
+    numbers = {"max_sessions": {"string_value": "2"}, "session_idle_s": {"string_value": "60"}}
+    settings = Settings("sums", tmp_path, {"parameters": numbers})
+
+    def pack(state: State) -> Packed:
+        return Packed("one", state[0], state[1].__getitem__)
+
+    made = MovableSessions(settings, snapshots, pack)
+    yield made
+    made.held.close()
+
+
+def begin(sessions: MovableSessions[State], name: str) -> None:
+    with sessions.turn(Turn(name, start=True), lambda: (TOLD, ARRAYS), lambda _: None):
+        pass
+
+
+def test_session_goes_on_under_another_id_when_all_parts_came(sessions: MovableSessions[State]) -> None:
+    begin(sessions, "a")
+    for number in range(9):
+        form = "bytes" if number % 2 else "bytes_base64"
+        part = sessions.answer(Snapshot(number, form), Turn("a"))
+        assert isinstance(part, SnapshotPart) and (part.part, part.parts) == (number, 9)
+        assert part.snapshot.isascii() == (form == "bytes_base64")
+        given = base64.b64encode(part.data) if number % 3 else part.data
+        assert sessions.answer(Restore(given), Turn("b", start=number == 0)) == Restored(number + 1, 9)
+    for name in ("a", "b"):
+        with sessions.turn(Turn(name), lambda: (TOLD, {}), lambda _: None) as session:
+            np.testing.assert_array_equal(session.state[1]["keys"], ARRAYS["keys"])
+
+
+def test_session_stays_as_it_was_when_a_part_is_refused(sessions: MovableSessions[State]) -> None:
+    begin(sessions, "a")
+    parts = parts_of(snapshots())
+    with pytest.raises(InvalidRequest, match="snapshot_part must be 0 to 8, got 9"):
+        sessions.answer(Snapshot(9), Turn("a"))
+    with pytest.raises(InvalidRequest, match="restore must begin a session, got a part for one under way"):
+        sessions.answer(Restore(parts[0]), Turn("a"))
+    with pytest.raises(InvalidRequest, match="correlation id must be of no session under way"):
+        sessions.answer(Restore(parts[0]), Turn("a", start=True))
+    with sessions.turn(Turn("a"), lambda: (TOLD, {}), lambda _: None) as session:
+        assert session.state == (TOLD, ARRAYS)
+
+
+def test_arriving_session_waits_for_its_next_part(sessions: MovableSessions[State]) -> None:
+    parts = parts_of(snapshots())
+    with pytest.raises(InvalidRequest, match="restore must have part 0, got 1"):
+        sessions.answer(Restore(parts[1]), Turn("b", start=True))
+    assert sessions.held.under_way() == 0
+    sessions.answer(Restore(parts[0]), Turn("b", start=True))
+    with (
+        pytest.raises(InvalidRequest, match="restore must be complete before another turn, got 1 of 9 parts"),
+        sessions.turn(Turn("b"), lambda: (TOLD, {}), lambda _: None),
+    ):
+        pass
+    with pytest.raises(InvalidRequest, match="restore must be complete before another turn"):
+        sessions.answer(Snapshot(0), Turn("b"))
+    assert sessions.answer(Restore(parts[1]), Turn("b")) == Restored(2, 9)
+
+
+def test_session_is_not_begun_when_there_is_nothing_to_begin_from(sessions: MovableSessions[State]) -> None:
+    with pytest.raises(InvalidRequest, match="snapshot_part must be of a session under way, got"):
+        sessions.answer(Snapshot(0), Turn("a", start=True))
+    begin(sessions, "a")
+    begin(sessions, "b")
+    with pytest.raises(Overloaded, match="sessions must be at most 2 at a time"):
+        sessions.answer(Restore(parts_of(snapshots())[0]), Turn("c", start=True))
+    assert sessions.held.under_way() == 2
+
+
+@pytest.mark.parametrize(
+    ("make_it", "problem"),
+    [
+        (lambda: Snapshot(-1), "snapshot_part must be 0 or more, got -1"),
+        (lambda: Snapshot(0, "text"), "output must be one of bytes, bytes_base64, got 'text'"),
+        (lambda: Restore(b"no part"), "restore must be a part of a snapshot, got 7 bytes that begin with"),
+    ],
+)
+def test_turn_is_refused_by_field_when_it_is_made(make_it: Any, problem: str) -> None:
+    with pytest.raises(InvalidRequest, match=problem):
+        make_it()
