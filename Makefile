@@ -24,7 +24,7 @@ demo: $(VENV)/installed ## Export tiny checkpoints, serve them: out/wan_t2v.mp4,
 	$(BIN)/python examples/airimu.py
 
 test: $(VENV)/installed ## Run every test, against a real Triton: two files at a time, then the containers
-	$(BIN)/pytest --numprocesses 2 --dist loadfile -m "not docker"
+	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "not docker"
 	$(BIN)/pytest -m docker tests/docker
 
 check: $(VENV)/installed ## Lint, format and types

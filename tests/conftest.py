@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
+import shutil
 
 # Before torch or ONNX Runtime is imported: two cores, and no network.
 os.environ.setdefault("OMP_NUM_THREADS", "2")
@@ -42,6 +44,19 @@ def checkpoint(shared: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def one_expert(checkpoint: Path, shared: Path) -> Path:
+    """The tiny checkpoint in Wan2.1's layout: without transformer_2."""
+    folder = shared / "one_expert"
+    with FileLock(shared / "one_expert.lock"):
+        if not folder.exists():
+            shutil.copytree(checkpoint, folder, ignore=lambda *_: ["transformer_2"])
+            index = json.loads((folder / "model_index.json").read_text())
+            index |= {"boundary_ratio": None, "transformer_2": [None, None]}
+            (folder / "model_index.json").write_text(json.dumps(index))
+    return folder
+
+
+@pytest.fixture(scope="session")
 def exported(checkpoint: Path, shared: Path) -> tuple[Path, ExportResult]:
     """The tiny checkpoint's model repository, and what the export reported."""
     repository, kept = shared / "models" / "repository", shared / "exported.pickle"
@@ -72,6 +87,11 @@ def gated_server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     copy, gate = gated(repository, tmp_path_factory.mktemp("gated"))
     with Server(ServerConfig(copy, http_port=0, grpc_port=0, metrics_port=0)) as running:
         yield running, gate
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take minutes, so that the quick ones fill what is left of either process."""
+    items.sort(key=lambda item: "unit" in item.path.parts)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -19,7 +19,7 @@ from slipway_serving.errors import InvalidRequest
 DEVICES = ("cpu", "cuda")
 # Of a product [rows, width] x [width, 4 * width], as a transformer's wide layer is; GPUs need larger ones.
 _WIDTH = {"cpu": 1024, "cuda": 4096}
-_LEAST_S = 0.8
+_LEAST_S = 0.25
 
 
 @dataclass(frozen=True)

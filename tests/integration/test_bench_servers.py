@@ -22,10 +22,10 @@ def bench(output: Path, *more: str) -> dict[str, Any]:
     return found
 
 
-def test_checkpoint_is_exported_served_and_compared_with_diffusers(checkpoint: Path, tmp_path: Path) -> None:
-    found = bench(tmp_path, "--checkpoint", str(checkpoint), "--quiet")
+def test_checkpoint_is_exported_served_and_compared_with_diffusers(one_expert: Path, tmp_path: Path) -> None:
+    found = bench(tmp_path, "--checkpoint", str(one_expert), "--quiet")
     assert list(found["subjects"])[:3] == [DIFFUSERS, IN_PROCESS, TRITON]
-    assert found["settings"]["checkpoint"] == str(checkpoint)
+    assert found["settings"]["checkpoint"] == str(one_expert)
     assert list(found["peak_memory_mib"]) == ["5", "21", "41"]
     assert (found["not_run"], found["notes"]) == ({}, [])
     quality = found["subjects"][TRITON]["quality"]

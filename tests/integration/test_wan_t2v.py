@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
-import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -99,26 +97,21 @@ def test_comparison_with_diffusers_can_fail(client: Client, checkpoint: Path) ->
 
 
 @pytest.fixture(scope="module")
-def one_expert(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Server]]:
-    """A checkpoint in Wan2.1's layout, without transformer_2, and a Triton that serves it."""
-    folder = tmp_path_factory.mktemp("one_expert")
-    single = Path(shutil.copytree(checkpoint, folder / "checkpoint"))
-    shutil.rmtree(single / "transformer_2")
-    index = json.loads((single / "model_index.json").read_text())
-    index["boundary_ratio"] = None
-    index["transformer_2"] = [None, None]
-    (single / "model_index.json").write_text(json.dumps(index))
+def server_of_one_expert(one_expert: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A Triton that serves the checkpoint without transformer_2."""
+    models = tmp_path_factory.mktemp("one_expert") / "repository"
     # At the oldest opset, so that one export shows both.
-    options = ExportOptions(checkpoint=str(single), repository=folder / "repository", opset=17)
-    run_export(family_named("wan_t2v"), options)
-    assert not (folder / "repository" / "wan_t2v_denoiser_low").exists()
-    with Server(ServerConfig(folder / "repository", http_port=0, grpc_port=0, metrics_port=0)) as running:
-        yield single, running
+    run_export(family_named("wan_t2v"), ExportOptions(str(one_expert), models, opset=17))
+    assert not (models / "wan_t2v_denoiser_low").exists()
+    with Server(ServerConfig(models, http_port=0, grpc_port=0, metrics_port=0)) as running:
+        yield running
 
 
-def test_checkpoint_without_second_transformer_equals_diffusers(one_expert: tuple[Path, Server]) -> None:
-    checkpoint, server = one_expert
-    with Client(server.grpc_url) as client:
+def test_checkpoint_without_second_transformer_equals_diffusers(
+    one_expert: Path, server_of_one_expert: Server
+) -> None:
+    checkpoint = one_expert
+    with Client(server_of_one_expert.grpc_url) as client:
         for guidance_scale, request in ((4.0, REQUEST), (4.0, OTHER_SIZE), (1.0, REQUEST)):
             asked = replace(request, guidance_scale=guidance_scale, guidance_scale_2=None)
             assert psnr(frames_of(client, asked), reference(checkpoint, asked)) >= 45
@@ -126,8 +119,8 @@ def test_checkpoint_without_second_transformer_equals_diffusers(one_expert: tupl
             list(client.generate(REQUEST))
 
 
-def test_every_component_is_of_opset_17_when_it_was_exported_so(one_expert: tuple[Path, Server]) -> None:
-    check_opset(one_expert[1].config.repository, 17, ir_version=8)
+def test_every_component_is_of_opset_17_when_it_was_exported_so(server_of_one_expert: Server) -> None:
+    check_opset(server_of_one_expert.config.repository, 17, ir_version=8)
 
 
 def test_same_seed_gives_same_bytes_and_other_seed_others(client: Client) -> None:
