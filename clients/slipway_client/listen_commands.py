@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from slipway_client.options import DEFAULT_URLS, SpokenProtocol, Url
+from slipway_client.address import address_of
+from slipway_client.options import SpokenProtocol, Url
 from slipway_serving.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def listen(
         typer.Option(help="Draw probability over time with thresholds: .png, .svg or .pdf.", metavar="FILE"),
     ] = None,
     url: Url = None,
-    protocol: SpokenProtocol = "grpc",
+    protocol: SpokenProtocol = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print detections only.")] = False,
 ) -> None:
     """Listen for wake words in a recording with a running server."""
@@ -56,7 +57,7 @@ def listen(
     if plot is not None:  # before anybody listens: it may lack its library
         from slipway_client.listen_plot import draw
     words = list(word or ())
-    with Client(url or DEFAULT_URLS[protocol], protocol) as client:
+    with Client(*address_of(url, protocol)) as client:
         streamed = Stream(client, words, cooldown_ms)
         if source == _STDIN:
             heard = report(streamed.listen(pieces_from(sys.stdin.buffer)), "stdin", quiet)

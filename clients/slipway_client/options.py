@@ -8,12 +8,15 @@ import typer
 
 from slipway_client.generation import Protocol
 
-DEFAULT_URLS = {"grpc": "localhost:8001", "http": "localhost:8000"}
 Url = Annotated[
     str | None,
     typer.Option(
-        help="Server; by default localhost:8001 for grpc, localhost:8000 for http.", metavar="HOST:PORT"
+        help="Server: its gRPC or its HTTP port, perhaps with grpc://, grpcs://, http:// or https:// before"
+        " it; by default localhost:8001, with --protocol http localhost:8000.",
+        metavar="HOST:PORT",
     ),
 ]
-SpokenProtocol = Annotated[Protocol, typer.Option(help="How to talk to the server.")]
+SpokenProtocol = Annotated[
+    Protocol | None, typer.Option(help="How to talk to the server; by default as its port does.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]

@@ -9,13 +9,19 @@ from typing import Annotated
 
 import typer
 
+from slipway_client.address import address_of
 from slipway_serving.errors import NotReady
 
 
 def ready(
     url: Annotated[
-        str, typer.Option(help="HTTP endpoint of the server.", metavar="HOST:PORT")
-    ] = "localhost:8000",
+        str | None,
+        typer.Option(
+            help="Server: its gRPC or its HTTP port, perhaps with grpc://, grpcs://, http:// or https://"
+            " before it; by default localhost:8000.",
+            metavar="HOST:PORT",
+        ),
+    ] = None,
     model: Annotated[
         str | None, typer.Option(help="Ask for one model; by default for the server with all of its models.")
     ] = None,
@@ -24,10 +30,11 @@ def ready(
     """Tell whether a running server is ready: exit 0, or 1 with the reason."""
     from slipway_client import Client
 
-    with Client(url, "http", connect_timeout_s=timeout_s) as client:
+    address = address_of(url, None if url else "http", timeout_s)
+    with Client(*address, connect_timeout_s=timeout_s) as client:
         if not client.is_ready(model):
             raise NotReady(
-                f"ready: {model or 'the server'} must be ready at {url}, got no or another answer;"
+                f"ready: {model or 'the server'} must be ready at {address.url}, got no or another answer;"
                 " try the server's log"
             )
     typer.echo("ready")

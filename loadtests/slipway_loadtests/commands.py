@@ -174,7 +174,7 @@ def video(
     url: Annotated[
         str | None,
         typer.Option(
-            help="Measure what this server serves already, by gRPC; diffusers too with --checkpoint.",
+            help="Measure what this server serves already; diffusers too with --checkpoint.",
             metavar="HOST:PORT",
         ),
     ] = None,

@@ -31,6 +31,7 @@ from slipway_client import (
     TextToVideoRequest,
     Video,
 )
+from slipway_client.address import address_of
 from slipway_serving.server import Server
 
 Protocol = Literal["grpc", "http"]
@@ -311,13 +312,22 @@ def test_generate_writes_a_video_and_one_line_when_run(
 ) -> None:
     output = tmp_path / "out.mp4"
     flags = ["--frames", "5", "--size", "64x32", "--steps", "3", "--guidance_scale", "3"]
-    place = ["--output", str(output), "--url", url_of(server, protocol), "--protocol", protocol]
+    place = ["--output", str(output), "--url", url_of(server, protocol)]  # which tells by itself
     assert root.run(["generate", "wan_t2v", "A lake", *flags, *place]) == 0
     out, err = capsys.readouterr()
     assert out.startswith(f"{output}: 5 frames, 64x32, 16 fps") and out.count("\n") == 1
     assert err.count("\n") == 3
     assert b"ftyp" in output.read_bytes()[:16]
     assert list(tmp_path.iterdir()) == [output]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("scheme", ["", "SPOKEN://"])
+def test_ready_takes_either_port(server: Server, protocol: Protocol, scheme: str) -> None:
+    url = scheme.replace("SPOKEN", protocol) + url_of(server, protocol)
+    assert address_of(url).protocol == protocol
+    assert root.run(["ready", "--url", url]) == 0
+    assert root.run(["ready", "--url", url, "--model", "nothing"]) == 1
 
 
 def test_generate_writes_frames_in_silence_when_quiet(

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from slipway_client.address import address_of
 from slipway_client.generation import Protocol
-from slipway_client.options import DEFAULT_URLS, SpokenProtocol, Url
+from slipway_client.options import SpokenProtocol, Url
 from slipway_serving.distribution import install_hint
 from slipway_serving.errors import InvalidRequest, raise_all
 
@@ -75,7 +76,7 @@ def imu(
         typer.Option("--verbose", help="Print the first window's largest differences from the checkpoint."),
     ] = False,
     url: Url = None,
-    protocol: SpokenProtocol = "grpc",
+    protocol: SpokenProtocol = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
 ) -> None:
     """Correct a recording of an inertial sensor with AirIMU; measure and draw what that changes."""
@@ -90,7 +91,7 @@ def imu(
     step = window_size if step_size is None else step_size
     recording = read_recording(data, ground_truth)
     start_s = time.monotonic()
-    with _corrector(onnx, url or DEFAULT_URLS[protocol], protocol) as correct_window:
+    with _corrector(onnx, url, protocol) as correct_window:
         if verbose:
             inputs = window_inputs(recording, next(windows_of(len(recording), window_size, step)))
             outputs = correct_window(*inputs), _by_checkpoint(checkpoint, files)(*inputs)
@@ -164,7 +165,7 @@ def _check_comparison(checkpoint: str | None, files: Mapping[str, Path], verbose
 
 
 @contextmanager
-def _corrector(onnx: Path | None, url: str, protocol: Protocol) -> Iterator[Correct]:
+def _corrector(onnx: Path | None, url: str | None, protocol: Protocol | None) -> Iterator[Correct]:
     if onnx is not None:
         from slipway_export.airimu_local import by_onnx
 
@@ -173,7 +174,7 @@ def _corrector(onnx: Path | None, url: str, protocol: Protocol) -> Iterator[Corr
     from slipway_client.client import Client
     from slipway_client.imu.windows import served
 
-    with Client(url, protocol) as client:
+    with Client(*address_of(url, protocol)) as client:
         yield served(client)
 
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from slipway_client.address import address_of
 from slipway_client.files import write_whole
-from slipway_client.options import DEFAULT_URLS, Quiet, SpokenProtocol, Url
+from slipway_client.options import Quiet, SpokenProtocol, Url
 from slipway_serving.errors import InvalidRequest, raise_all
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def play(
         bool, typer.Option("--endless", help="Go on where the world would end, from an earlier place.")
     ] = False,
     url: Url = None,
-    protocol: SpokenProtocol = "grpc",
+    protocol: SpokenProtocol = None,
     quiet: Quiet = False,
 ) -> None:
     """Play a world on a running server."""
@@ -77,7 +78,7 @@ def play(
     raise_all("play", problems)
     script = None if actions is None else parse_script(_text(actions), mode)
     with contextlib.ExitStack() as stack:
-        client = stack.enter_context(Client(url or DEFAULT_URLS[protocol], protocol))
+        client = stack.enter_context(Client(*address_of(url, protocol)))
         session = stack.enter_context(_world(client, mode, image, seed, restore))
         if script is None:
             from slipway_client.play.terminal import Keys, Screen

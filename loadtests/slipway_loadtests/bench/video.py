@@ -29,6 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from slipway_client import Client, Frames, Progress, TextToVideoRequest
+from slipway_client.address import address_of
 from slipway_export.checkpoint import open_checkpoint
 from slipway_export.families import family_named
 from slipway_export.run import ExportOptions, run_export
@@ -68,7 +69,8 @@ class VideoOptions:
         rounds: videos of each subject.
         request: for the video, without shortcuts; its output is frames.
         checkpoint: preset, folder or hub id; None for the preset `small`, or for a server's own alone.
-        url: gRPC address of a server that runs already; None to export and serve the checkpoint here.
+        url: a server that runs already, as :func:`slipway_client.address.address_of` takes it; None to export
+            and serve the checkpoint here.
     """
 
     rounds: int = 7
@@ -206,7 +208,7 @@ def _run_served(options: VideoOptions, url: str, report: Callable[[str], None]) 
         "the loop in process and the memory of decoding were left out: they need an export, without --url"
     )
     with ExitStack() as opened:
-        subjects = _served(opened.enter_context(Client(url)), options.request)
+        subjects = _served(opened.enter_context(Client(*address_of(url))), options.request)
         if options.checkpoint is None:
             left_out = f"diffusers was left out: it needs --checkpoint too; {left_out}"
         else:
