@@ -42,8 +42,8 @@ def serve(
     control_token_file: Annotated[
         Path | None,
         typer.Option(
-            help="File with the token that Triton's administrative APIs then need; explicit model control"
-            " needs one on other hosts than 127.0.0.1."
+            help="File with the token that Triton's administrative APIs need; by default a key of the"
+            " server's own, in a file that only its user can read."
         ),
     ] = None,
     response_cache_mib: Annotated[
@@ -177,11 +177,15 @@ def _report(server: Server) -> None:
     from rich.console import Console
 
     console = Console(soft_wrap=True, highlight=False)
+    own_key = server.control_token_file
     for name, value in {
         "http": f"http://{server.http_url}",
         "grpc": server.grpc_url,
         "metrics": server.metrics_url,
+        **({"key": f"{own_key}"} if own_key is not None else {}),
         "models": ", ".join(server.models()),
     }.items():
         console.print(f"[dim]{name:8}[/] {value}")
+    if not server.token_hidden:
+        console.print("key is on tritonserver's command line: no process may be traced here")
     console.print("ready")

@@ -24,9 +24,9 @@ from typing import Literal, get_args
 
 import httpx
 
-from slipway_serving import triton_log
+from slipway_serving import hidden_arguments, triton_log
 from slipway_serving.backends.onnxruntime.sharing import FOLDER_VARIABLE
-from slipway_serving.control import ModelControl, is_loopback
+from slipway_serving.control import ModelControl
 from slipway_serving.drain import wait_until_idle
 from slipway_serving.errors import InvalidRequest, NotReady, raise_all
 from slipway_serving.loading import Loading
@@ -75,8 +75,8 @@ class ServerConfig:
         model_control: "none" serves what the repository held at the start; "explicit" also takes orders to
             load and unload models while it runs.
         control_token: what such orders must carry (see :mod:`slipway_serving.control`), and any other use of
-            the APIs that change the server (:data:`slipway_serving.triton_arguments.CLOSED_APIS`); None
-            leaves them open.
+            the APIs that change the server (:data:`slipway_serving.triton_arguments.CLOSED_APIS`); None is a
+            key of the server's own, anew for each.
         response_cache_mib: MiB of answers that are kept for equal requests, of models whose configuration
             allows it; 0 keeps none. None is 64, and 0 with explicit model control, where a model may be
             loaded anew: Triton 2.51 would go on answering from what the old one said.
@@ -122,11 +122,6 @@ class ServerConfig:
                 f"model_control must be one of {', '.join(get_args(ModelControlMode))}, got"
                 f" {self.model_control!r}"
             )
-        elif self.model_control != "none" and self.control_token is None and not is_loopback(self.host):
-            problems.append(
-                "control_token must be given for explicit model control where other machines reach the server"
-                f" (loading a model runs its code), got none on host {self.host}; try --control-token-file"
-            )
         cache_mib = self.response_cache_mib or 0
         if cache_mib < 0 or (cache_mib and self.model_control != "none"):
             problems.append(
@@ -163,11 +158,15 @@ class Server:
     Attributes:
         config: what was asked for; after :meth:`start` with the ports and the address that were picked.
         log_path: the server's log file.
+        control_token: what the APIs that change the server need: the configuration's, or this server's own.
+        token_hidden: whether the running server's command line is without it.
     """
 
     def __init__(self, config: ServerConfig, say: Callable[[str], object] | None = None) -> None:
         self.config = config
         self._say = say
+        self.control_token = config.control_token or secrets.token_urlsafe(32)
+        self.token_hidden = True
         self._id = f"slipway-{os.getpid()}-{secrets.token_hex(4)}-"
         self.log_path = config.log_path or Path(tempfile.gettempdir()) / f"{self._id}tritonserver.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -208,6 +207,13 @@ class Server:
         """What names this server's processes and shared memory, see :mod:`slipway_serving.triton_process`."""
         return self._id
 
+    @property
+    def control_token_file(self) -> Path | None:
+        """Where the running server's own key lies, for its user alone; None where a token was given."""
+        if self._belongings is None or self.config.control_token is not None:
+            return None
+        return Path(self._belongings.folder) / "control-token"
+
     def is_alive(self) -> bool:
         """Return whether the `tritonserver` process runs."""
         return self._process is not None and self._process.poll() is None
@@ -222,7 +228,7 @@ class Server:
 
     def models(self) -> list[str]:
         """Return the names of the models that are ready."""
-        return sorted(ModelControl(self.http_url, self.config.control_token).ready_models())
+        return sorted(ModelControl(self.http_url, self.control_token).ready_models())
 
     def start(self) -> None:
         """Start the server and return when it is ready.
@@ -282,25 +288,27 @@ class Server:
         graphs.mkdir()
         lay_out_backends(install, backends)
         lay_out_interpreter(interpreter, os.environ)
+        if (key_file := self.control_token_file) is not None:
+            key_file.touch(mode=0o600)
+            key_file.write_text(f"{self.control_token}\n", encoding="ascii")
         with self.log_path.open("wb") as log:
-            self._process = subprocess.Popen(
+            # In a session of its own: a terminal's Ctrl-C is for us, and we stop it in good order.
+            self._process, self.token_hidden = hidden_arguments.start(
                 [str(install.binary), *self._arguments(backends, install.caches)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=folder,  # stubs look for modules in their working directory first
+                tuple(closed_apis(self.control_token)),
                 env={
                     **environment(install, interpreter, os.environ),
                     ID_VARIABLE: self._id,
                     FOLDER_VARIABLE: str(graphs),
                 },
-                start_new_session=True,  # a terminal's Ctrl-C is for us; we stop it in good order
+                cwd=folder,  # stubs look for modules in their working directory first
+                log=log,
             )
             self._belongings = replace(self._belongings, pid=self._process.pid)
             self._watcher = start_watcher(self._belongings, log)
 
     def _arguments(self, backends: Path, caches: Path) -> Iterator[str]:
-        """Yield the arguments of `tritonserver`."""
+        """Yield the arguments of `tritonserver` that anybody may see."""
         config = self.config
         yield f"--model-repository={config.repository.resolve()}"
         yield f"--backend-directory={backends}"
@@ -314,8 +322,6 @@ class Server:
         if config.model_control == "explicit":
             yield "--model-control-mode=explicit"
             yield "--load-model=*"
-        if config.control_token is not None:
-            yield from closed_apis(config.control_token)
         if config.response_cache_bytes:
             yield from response_cache(caches, config.response_cache_bytes)
         if config.trace_otlp is not None:

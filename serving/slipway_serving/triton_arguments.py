@@ -13,7 +13,7 @@ from pathlib import Path
 from slipway_serving.control import CONTROL_HEADER
 
 CLOSED_APIS = ("model-repository", "shared-memory", "trace", "logging")
-"""Groups of Triton's API that need the control token, where there is one: those that change the server.
+"""Groups of Triton's API that need the control token: those that change the server.
 
 Whoever may use them loads code (model-repository), reads and writes memory of other processes on the machine
 (shared-memory), or has the server write to files or hosts of their choice (trace, logging). Health, metadata,

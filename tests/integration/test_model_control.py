@@ -124,4 +124,4 @@ def test_server_without_model_control_says_how_to_allow_it(repository: Path) -> 
         Server(any_port(alone)) as server,
         pytest.raises(NotReady, match="try `slipway serve --model-control explicit`"),
     ):
-        ModelControl(server.http_url).load("affine")
+        ModelControl(server.http_url, server.control_token).load("affine")

@@ -457,7 +457,7 @@ def test_counts_go_on_when_a_model_is_loaded_anew(tmp_path: Path) -> None:
     x = infer_input("x", np.ones(1, np.float32))
     anew = any_port(tmp_path / "models", model_control="explicit")
     with Server(anew) as server, triton.InferenceServerClient(server.grpc_url) as client:
-        control = ModelControl(server.http_url, load_timeout_s=30)
+        control = ModelControl(server.http_url, server.control_token, load_timeout_s=30)
         for count in (1, 2):
             client.infer("echo", [x], client_timeout=30)
             wait_until(

@@ -57,7 +57,7 @@ class Site:
 
     @property
     def control(self) -> ModelControl:
-        return ModelControl(self.server.http_url)
+        return ModelControl(self.server.http_url, self.server.control_token)
 
 
 @pytest.fixture(scope="module")

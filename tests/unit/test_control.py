@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from slipway_serving.control import ModelControl, is_loopback, read_token
 from slipway_serving.errors import InvalidRequest, NotReady
-from slipway_serving.server import ServerConfig
+from slipway_serving.server import Server, ServerConfig
 
 TOKEN = "0123456789abcdef"
 
@@ -66,12 +67,12 @@ def test_tokens_are_not_shown() -> None:
     assert TOKEN not in repr(config)
 
 
-def test_server_that_others_reach_takes_no_orders_without_a_token() -> None:
-    with pytest.raises(InvalidRequest, match="control_token must be given .* got none on host 0.0.0.0"):
-        ServerConfig(Path("models"), host="0.0.0.0", model_control="explicit")
-    ServerConfig(Path("models"), host="0.0.0.0", model_control="explicit", control_token=TOKEN)
-    ServerConfig(Path("models"), host="0.0.0.0")
-    ServerConfig(Path("models"), model_control="explicit")
+def test_server_without_a_token_makes_a_key_of_its_own_that_is_not_another_ones() -> None:
+    config = ServerConfig(Path("models"), host="0.0.0.0", model_control="explicit")
+    keys = {Server(config).control_token for _ in range(3)}
+    assert len(keys) == 3
+    assert all(len(key) >= 43 for key in keys)
+    assert Server(replace(config, control_token=TOKEN)).control_token == TOKEN
 
 
 def test_unknown_mode_of_model_control_is_refused() -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from slipway_cli.root import run
 from slipway_serving.errors import InvalidRequest
 from slipway_serving.server import Server, ServerConfig
+from slipway_serving.triton_arguments import closed_apis
 
 TOKEN = "0123456789abcdef"
 
@@ -20,11 +24,39 @@ def arguments(**fields: object) -> list[str]:
 
 def test_token_closes_the_apis_that_change_the_server_over_both_protocols() -> None:
     closed = "model-repository,shared-memory,trace,logging:slipway-control=" + TOKEN
-    for mode in ("none", "explicit"):
-        found = arguments(control_token=TOKEN, model_control=mode)
-        assert f"--http-restricted-api={closed}" in found
-        assert f"--grpc-restricted-protocol={closed}" in found
-    assert not [argument for argument in arguments() if "restricted" in argument]
+    assert [*closed_apis(TOKEN)] == [
+        f"--http-restricted-api={closed}",
+        f"--grpc-restricted-protocol={closed}",
+    ]
+
+
+@pytest.mark.parametrize("mode", ["none", "explicit"])
+def test_token_is_not_among_the_arguments_that_anybody_may_see(mode: str) -> None:
+    assert TOKEN not in " ".join(arguments(control_token=TOKEN, model_control=mode))
+
+
+def test_compose_closes_the_same_apis_of_ngcs_triton_with_a_key_of_its_own(tmp_path: Path) -> None:
+    compose = yaml.safe_load((Path(__file__).parents[2] / "compose.yaml").read_text(encoding="utf-8"))
+    service = compose["services"]["triton-gpu"]
+    (tmp_path / "tritonserver").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    (tmp_path / "tritonserver").chmod(0o755)
+    command = [part.replace("$$", "$") for part in (*service["entrypoint"], *service["command"])]
+    keys = set()
+    for _ in range(2):
+        given = subprocess.run(
+            command,
+            env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        ).stdout.splitlines()
+        assert "--model-repository=/store/models" in given
+        key = given[-1].rpartition("=")[2]
+        assert re.fullmatch("[0-9a-f]{48}", key)
+        assert given[-2:] == [*closed_apis(key)]
+        keys.add(key)
+    assert len(keys) == 2
 
 
 def test_requests_are_traced_only_where_an_endpoint_is_given() -> None:

@@ -1,0 +1,55 @@
+"""One small server for all faults that need no family, and the health that must be back after each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from health import Health, healthy
+from server_fixtures import affine, any_port, echo, lookup, tensor, write_model, write_sleeper
+
+from slipway_serving.server import Server
+
+MIB = 1 << 20
+
+
+def write_cheap_models(repository: Path) -> None:
+    """Write models that load in a second: three graphs, and a Python model that sleeps as long as told."""
+    batched = "max_batch_size: 8\n"
+    queue = "dynamic_batching { max_queue_delay_microseconds: 100000 }\n"
+    write_model(
+        repository,
+        "affine",
+        affine(),
+        batched + tensor("input", "x", "FP32", "[4]") + tensor("output", "y", "FP32", "[4]"),
+    )
+    write_model(
+        repository,
+        "lookup",
+        lookup(),
+        batched + queue + tensor("input", "index", "INT64", "[1]") + tensor("output", "y", "FP32", "[1]"),
+    )
+    write_model(
+        repository,
+        "echo",
+        echo(),
+        tensor("input", "x", "STRING", "[-1]") + tensor("output", "y", "STRING", "[-1]"),
+    )
+    write_sleeper(repository)
+
+
+@pytest.fixture(scope="session")
+def cheap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A real Triton of cheap models whose administration takes orders from who knows its key."""
+    repository = tmp_path_factory.mktemp("cheap") / "models"
+    write_cheap_models(repository)
+    with Server(any_port(repository, model_control="explicit")) as running:
+        yield running
+
+
+@pytest.fixture
+def health(cheap: Server) -> Iterator[Health]:
+    """What the small server's health was before a test; it must be back after it."""
+    with healthy(cheap) as before:
+        yield before

@@ -1,0 +1,81 @@
+"""The health check that every fault ends with: alive, ready, a good answer, shared memory and memory back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import httpx
+import numpy as np
+import psutil
+import tritonclient.grpc as triton
+from server_fixtures import infer, wait_until
+
+from slipway_serving.server import Server
+from slipway_serving.triton_process import processes, shared_memory
+
+_MIB = 1 << 20
+# Allocators keep what small requests have touched once, of each thread.
+_SLACK_BYTES = 32 * _MIB
+ONES = np.ones((1, 4), np.float32)
+
+
+@dataclass(frozen=True)
+class Health:
+    """What a server holds.
+
+    Attributes:
+        memory_bytes: resident in `tritonserver` and its stubs.
+        shared_bytes: of its regions in `/dev/shm`.
+        stubs: process ids of its Python models; others mean that one was started anew.
+    """
+
+    memory_bytes: int
+    shared_bytes: int
+    stubs: frozenset[int]
+
+
+def look(server: Server) -> Health:
+    """Measure what a server holds now."""
+    pids = processes(server.server_id)
+    return Health(
+        sum(psutil.Process(pid).memory_info().rss for pid in pids),
+        sum(region.stat().st_size for region in shared_memory(server.server_id)),
+        frozenset(pids) - {server.pid},
+    )
+
+
+def answer_well(server: Server) -> None:
+    """Send a good request to the small server and check its answer."""
+    with triton.InferenceServerClient(server.grpc_url) as client:
+        np.testing.assert_array_equal(infer(client, "affine", x=ONES)["y"], 2 * ONES + 1)
+
+
+@contextmanager
+def healthy(
+    server: Server, good: Callable[[Server], object] = answer_well, slack_bytes: int = _SLACK_BYTES
+) -> Iterator[Health]:
+    """Hold that a server is after the block as it was before.
+
+    Args:
+        server: running.
+        good: sends a good request and raises where its answer is wrong.
+        slack_bytes: by how much its resident memory may have grown.
+
+    Yields:
+        What it held before.
+    """
+    good(server)
+    before = look(server)
+    yield before
+    for state in ("live", "ready"):
+        assert httpx.get(f"http://{server.http_url}/v2/health/{state}", timeout=60).status_code == 200
+    good(server)
+    wait_until(lambda: look(server).shared_bytes <= before.shared_bytes, "shared memory given back", 60)
+    wait_until(
+        lambda: look(server).memory_bytes <= before.memory_bytes + slack_bytes,
+        f"memory back at {before.memory_bytes / _MIB:.0f} MiB, got {look(server)}",
+        60,
+    )
+    assert look(server).stubs == before.stubs, "a Python model was started anew"
