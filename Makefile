@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 2
 # Debian's own client before another of the name, which may lack the builder.
 export DOCKER ?= $(firstword $(wildcard /usr/bin/docker) docker)
 
-.PHONY: help demo test check docs bench real-size wheels image image-test lock clean
+.PHONY: help demo test check docs bench real-size audit wheels image image-test lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -40,6 +40,9 @@ bench: $(VENV)/installed ## Whole videos: diffusers, our loop, Triton, shortcuts
 
 real-size: $(VENV)/installed ## Wan2.1-T2V-1.3B's sizes whole, random weights: 60 GB of disk, 24 GB of memory, an hour or two
 	$(BIN)/slipway bench real-size
+
+audit: $(VENV)/installed ## Report on the dependencies: bill of materials, known vulnerabilities; out/audit
+	.ci/audit
 
 wheels: $(VENV)/installed ## Fill docker/wheelhouse from requirements.lock
 	docker/wheels.sh

@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 from slipway_cli import options, saving
 from slipway_client.address import Address, address_of
 from slipway_client.generation import Protocol
-from slipway_client.options import Quiet, SpokenProtocol, Url
+from slipway_client.options import Quiet, SpokenProtocol, TlsFolder, Url
 from slipway_serving.errors import Cancelled
 from slipway_serving.requests import Request
 
@@ -68,13 +68,20 @@ def _help(request: type[Request]) -> str:
 def _command(request: type[Request]) -> Callable[..., None]:
     """Return the function of a request's command, with a parameter for each option."""
 
-    def run(output_file: Path, url: str | None, protocol: Protocol | None, quiet: bool, **given: Any) -> None:
+    def run(
+        output_file: Path,
+        url: str | None,
+        protocol: Protocol | None,
+        tls: Path | None,
+        quiet: bool,
+        **given: Any,
+    ) -> None:
         form = saving.form_of(output_file, request.events)
         asked = request(**options.values(request, given), **({"output": form} if form else {}))
         turns = list(options.turns(request, given)) if request.turn is not None else None
         started_s = time.monotonic()
         try:
-            answers = _answers(asked, turns, address_of(url, protocol), quiet)
+            answers = _answers(asked, turns, address_of(url, protocol), tls, quiet)
         except KeyboardInterrupt:
             raise Cancelled(f"{request.model}: cancelled, here and on the server") from None
         said = saving.write(asked, answers, output_file)
@@ -97,17 +104,27 @@ def _common(request: type[Request]) -> list[inspect.Parameter]:
         options.option("output_file", Annotated[Path, file], Path(f"out{suffixes[0]}")),
         options.option("url", Url, None),
         options.option("protocol", SpokenProtocol, None),
+        options.option("tls", TlsFolder, None),
         options.option("quiet", Quiet, False),
     ]
 
 
-def _answers(request: Request, turns: Sequence[Request] | None, address: Address, quiet: bool) -> list[Any]:
+def _answers(
+    request: Request,
+    turns: Sequence[Request] | None,
+    address: Address,
+    tls: Path | None,
+    quiet: bool,
+) -> list[Any]:
     """Return what a server answers to a request, or to the turns of the session that it opens."""
     from slipway_client import Client, Progress
     from slipway_client.progress import progress
 
     answers: list[Any] = []
-    with Client(*address) as client, progress("step" if turns is None else "turn", quiet) as report:
+    with (
+        Client(*address, tls=tls) as client,
+        progress("step" if turns is None else "turn", quiet) as report,
+    ):
         if turns is None:
             with closing(client.generate(request)) as events:
                 for event in events:

@@ -11,6 +11,7 @@ import contextlib
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping
 from contextlib import aclosing
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -45,6 +46,7 @@ class AsyncClient:
         *,
         retry: RetryPolicy | None = None,
         connect_timeout_s: float = 10.0,
+        tls: Path | None = None,
     ) -> None:
         """Prepare a connection; see :class:`Client`. It is made by the first call, in that call's loop."""
         if protocol not in ("grpc", "http"):
@@ -53,6 +55,7 @@ class AsyncClient:
         self._protocol = protocol
         self._retry = retry or RetryPolicy()
         self._connect_timeout_s = connect_timeout_s
+        self._tls = tls
         self._connected: _Transport | None = None
         self._known: dict[str, ModelMetadata] = {}
 
@@ -214,7 +217,7 @@ class AsyncClient:
     @property
     def _transport(self) -> _Transport:
         if self._connected is None:
-            self._connected = _transport(self.url, self._protocol, self._connect_timeout_s)
+            self._connected = _transport(self.url, self._protocol, self._connect_timeout_s, self._tls)
         return self._connected
 
 
@@ -307,12 +310,14 @@ class _Transport(Protocol):
     ) -> AsyncGenerator[Tensors, None]: ...
 
 
-def _transport(url: str, protocol: generation.Protocol, connect_timeout_s: float) -> _Transport:
+def _transport(
+    url: str, protocol: generation.Protocol, connect_timeout_s: float, tls: Path | None
+) -> _Transport:
     # Imported here: a program loads only the protocol that it uses.
     if protocol == "grpc":
         from slipway_client.over_grpc import AsyncGrpcTransport
 
-        return AsyncGrpcTransport(url, connect_timeout_s)
+        return AsyncGrpcTransport(url, connect_timeout_s, tls)
     from slipway_client.over_http import AsyncHttpTransport
 
-    return AsyncHttpTransport(url, connect_timeout_s)
+    return AsyncHttpTransport(url, connect_timeout_s, tls)

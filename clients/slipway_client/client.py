@@ -11,6 +11,7 @@ import itertools
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -47,6 +48,7 @@ class Client:
         *,
         retry: RetryPolicy | None = None,
         connect_timeout_s: float = 10.0,
+        tls: Path | None = None,
     ) -> None:
         """Prepare a connection; nothing is sent yet.
 
@@ -55,14 +57,16 @@ class Client:
             protocol: "grpc", or "http" for networks that know nothing else. Either streams and cancels.
             retry: how refused requests are tried again.
             connect_timeout_s: longest wait for a connection and for an answer about readiness, seconds.
+            tls: folder of certificates for a URL of TLS, see :mod:`slipway_client.tls`; by default whom the
+                system trusts, and no certificate of the client's own.
 
         Raises:
-            InvalidRequest: there is no such protocol.
+            InvalidRequest: there is no such protocol, or the certificates are not as they must be.
         """
         self.url = url
         self._protocol = protocol
         self._retry = retry or RetryPolicy()
-        self._transport = _transport(url, protocol, connect_timeout_s)
+        self._transport = _transport(url, protocol, connect_timeout_s, tls)
         self._known: dict[str, ModelMetadata] = {}
 
     def __enter__(self) -> Client:
@@ -363,14 +367,14 @@ class _Transport(Protocol):
     ) -> Generator[Tensors, None, None]: ...
 
 
-def _transport(url: str, protocol: str, connect_timeout_s: float) -> _Transport:
+def _transport(url: str, protocol: str, connect_timeout_s: float, tls: Path | None) -> _Transport:
     # Imported here: a command that talks to no server, or over one protocol, loads no other.
     if protocol == "grpc":
         from slipway_client.over_grpc import GrpcTransport
 
-        return GrpcTransport(url, connect_timeout_s)
+        return GrpcTransport(url, connect_timeout_s, tls)
     if protocol == "http":
         from slipway_client.over_http import HttpTransport
 
-        return HttpTransport(url, connect_timeout_s)
+        return HttpTransport(url, connect_timeout_s, tls)
     raise InvalidRequest(f"client: protocol must be grpc or http, got {protocol!r}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from slipway_client.address import address_of
-from slipway_client.options import SpokenProtocol, Url
+from slipway_client.options import SpokenProtocol, TlsFolder, Url
 from slipway_serving.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def listen(
         typer.Option(help="Draw probability over time with thresholds: .png, .svg or .pdf.", metavar="FILE"),
     ] = None,
     url: Url = None,
+    tls: TlsFolder = None,
     protocol: SpokenProtocol = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print detections only.")] = False,
 ) -> None:
@@ -57,7 +58,7 @@ def listen(
     if plot is not None:  # before anybody listens: it may lack its library
         from slipway_client.listen_plot import draw
     words = list(word or ())
-    with Client(*address_of(url, protocol)) as client:
+    with Client(*address_of(url, protocol), tls=tls) as client:
         streamed = Stream(client, words, cooldown_ms)
         if source == _STDIN:
             heard = report(streamed.listen(pieces_from(sys.stdin.buffer)), "stdin", quiet)

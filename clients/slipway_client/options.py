@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,6 +15,15 @@ Url = Annotated[
         help="Server: its gRPC or its HTTP port, perhaps with grpc://, grpcs://, http:// or https:// before"
         " it; by default localhost:8001, with --protocol http localhost:8000.",
         metavar="HOST:PORT",
+    ),
+]
+TlsFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls",
+        help="Folder with ca.crt, and tls.crt with tls.key where the server asks who we are, for a URL that"
+        " begins with grpcs:// or https://; by default the system's authorities.",
+        metavar="DIR",
     ),
 ]
 SpokenProtocol = Annotated[

@@ -10,6 +10,7 @@ it when a request fails, so it is not asked.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Generator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -26,6 +27,7 @@ from slipway_client.tensors import (
     turn_headers,
     turn_parameters,
 )
+from slipway_client.tls import checked
 from slipway_serving.errors import (
     DeadlineExceeded,
     InvalidRequest,
@@ -65,11 +67,12 @@ _TRITON_TEXTS: tuple[tuple[str, type[SlipwayError]], ...] = (
 class GrpcTransport:
     """Blocking calls of one server; may be used from several threads."""
 
-    def __init__(self, url: str, connect_timeout_s: float) -> None:
+    def __init__(self, url: str, connect_timeout_s: float, certificates: Path | None = None) -> None:
         self._url = url
         self._connect_timeout_s = connect_timeout_s
-        if url.startswith(_TLS):
-            self._channel = grpc.secure_channel(_host(url), grpc.ssl_channel_credentials(), options=_OPTIONS)
+        credentials = _credentials(url, certificates)
+        if credentials is not None:
+            self._channel = grpc.secure_channel(_host(url), credentials, options=_OPTIONS)
         else:
             self._channel = grpc.insecure_channel(_host(url), options=_OPTIONS)
         self._stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
@@ -135,11 +138,11 @@ class GrpcTransport:
 class AsyncGrpcTransport:
     """The same calls for asyncio; belongs to the event loop in which it was made."""
 
-    def __init__(self, url: str, connect_timeout_s: float) -> None:
+    def __init__(self, url: str, connect_timeout_s: float, certificates: Path | None = None) -> None:
         self._url = url
         self._connect_timeout_s = connect_timeout_s
-        if url.startswith(_TLS):
-            credentials = grpc.ssl_channel_credentials()
+        credentials = _credentials(url, certificates)
+        if credentials is not None:
             self._channel = grpc.aio.secure_channel(_host(url), credentials, options=_OPTIONS)
         else:
             self._channel = grpc.aio.insecure_channel(_host(url), options=_OPTIONS)
@@ -202,6 +205,15 @@ class AsyncGrpcTransport:
             return await method(message, timeout=self._connect_timeout_s)
         except grpc.RpcError as error:
             raise _ask_error(self._url, error, self._connect_timeout_s) from None
+
+
+def _credentials(url: str, certificates: Path | None) -> grpc.ChannelCredentials | None:
+    """Return what a connection is secured with; None for one that is not."""
+    secured = url.startswith(_TLS)
+    tls = checked(certificates, secured=secured)
+    if tls is not None:
+        return grpc.ssl_channel_credentials(tls.authority, tls.key, tls.certificate)
+    return grpc.ssl_channel_credentials() if secured else None
 
 
 def _host(url: str) -> str:

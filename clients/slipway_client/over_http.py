@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import base64
 import json
+import ssl
 from collections.abc import AsyncGenerator, Generator
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -28,6 +30,7 @@ from slipway_client.tensors import (
     turn_headers,
     turn_parameters,
 )
+from slipway_client.tls import checked
 from slipway_serving.errors import NotReady, SlipwayError, Unrecoverable, from_wire
 from slipway_serving.requests import SHAPE_PARAMETER
 from slipway_serving.turns import NO_SESSION, Turn
@@ -39,9 +42,14 @@ _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20)
 class HttpTransport:
     """Blocking calls of one server; may be used from several threads."""
 
-    def __init__(self, url: str, connect_timeout_s: float) -> None:
+    def __init__(self, url: str, connect_timeout_s: float, certificates: Path | None = None) -> None:
         self._url = url
-        self._http = httpx.Client(base_url=_base(url), timeout=connect_timeout_s, limits=_LIMITS)
+        self._http = httpx.Client(
+            base_url=_base(url),
+            timeout=connect_timeout_s,
+            limits=_LIMITS,
+            verify=_verification(url, certificates),
+        )
         self._connect_timeout_s = connect_timeout_s
 
     def close(self) -> None:
@@ -100,9 +108,14 @@ class HttpTransport:
 class AsyncHttpTransport:
     """The same calls for asyncio."""
 
-    def __init__(self, url: str, connect_timeout_s: float) -> None:
+    def __init__(self, url: str, connect_timeout_s: float, certificates: Path | None = None) -> None:
         self._url = url
-        self._http = httpx.AsyncClient(base_url=_base(url), timeout=connect_timeout_s, limits=_LIMITS)
+        self._http = httpx.AsyncClient(
+            base_url=_base(url),
+            timeout=connect_timeout_s,
+            limits=_LIMITS,
+            verify=_verification(url, certificates),
+        )
         self._connect_timeout_s = connect_timeout_s
 
     async def close(self) -> None:
@@ -160,6 +173,12 @@ class AsyncHttpTransport:
             return await self._http.get(path)
         except httpx.TransportError as error:
             raise _unreachable(self._url, error) from None
+
+
+def _verification(url: str, certificates: Path | None) -> ssl.SSLContext | bool:
+    """Return what a connection is secured with, or True for the usual authorities."""
+    tls = checked(certificates, secured=url.startswith("https://"))
+    return True if tls is None else tls.context()
 
 
 def _base(url: str) -> str:

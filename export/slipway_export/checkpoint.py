@@ -326,7 +326,13 @@ class Checkpoint:
         if not self.has(f"{part}/{stem}.index.json"):
             return [f"{part}/{stem}"]
         index = self.config(f"{part}/{stem}.index.json").get("weight_map", {})
-        return [f"{part}/{shard}" for shard in sorted(set(index.values()))]
+        shards = set(index.values()) if isinstance(index, dict) else {index}
+        if foreign := [shard for shard in shards if not _is_file_name(shard)]:
+            raise InvalidRequest(
+                f"{self.where(part)}: {part}/{stem}.index.json must name files beside it, got"
+                f" {', '.join(map(repr, foreign[:3]))}"
+            )
+        return [f"{part}/{shard}" for shard in sorted(shards)]
 
     def _stem_of(self, part: str) -> str | None:
         """Return the name of a part's weight file, or of that which its shards stand for."""
@@ -339,6 +345,11 @@ class Checkpoint:
         """Return the names that a library may look for a part's weights under."""
         stem = self._stem_of(part)
         return _WEIGHT_STEMS if stem is None else (stem,)
+
+
+def _is_file_name(name: object) -> bool:
+    """Whether it is the name of a file in the folder that it is looked for in, and in no other."""
+    return isinstance(name, str) and name not in ("", ".", "..") and not {"/", "\\", "\0"} & set(name)
 
 
 def check_keys(

@@ -67,8 +67,11 @@ class Adapter:
         Raises:
             TritonModelException: it could not be built; the text says why.
         """
-        settings = Settings.from_triton(args)
-        self._model, self._recorder = settings.model, settings.recorder
+        try:
+            settings = Settings.from_triton(args)
+        except SlipwayError as error:
+            raise self.pb.TritonModelException(error.to_wire()) from error
+        self._model, self._recorder, self._limits = settings.model, settings.recorder, settings.limits
         transactions = settings.config.get("model_transaction_policy", {})
         self._decoupled = bool(transactions.get("decoupled", False))
         try:
@@ -168,12 +171,14 @@ class Adapter:
         parameters = _parameters(request, self._model)
         timeout_us = request.timeout() or parameters.get("timeout", 0)
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        turn = self._turn(request, parameters)
+        self._limits.check(self._model, tensors, opening=turn.start or not turn.id)
         return Call(
             tensors=_shaped(tensors, parameters, self._model),
             models=TritonModels(self.pb, report.request_id, request.trace()),
             is_cancelled=request.is_cancelled,
             limit_s=timeout_us * _MICROSECONDS if timeout_us else None,
-            turn=self._turn(request, parameters),
+            turn=turn,
         )
 
     def _turn(self, request: Any, parameters: Mapping[str, Any]) -> Turn:

@@ -63,6 +63,10 @@ def serve(
         ),
     ] = None,
     trace_every: Annotated[int, typer.Option(help="Trace one request in this many.", min=1)] = 1,
+    limits: Annotated[
+        Path | None,
+        typer.Option(help="YAML file of what requests may ask of each model at most.", metavar="FILE"),
+    ] = None,
     log_file: Annotated[
         Path | None, typer.Option(help="Keep Triton's log here; without it only a failure keeps one.")
     ] = None,
@@ -101,6 +105,7 @@ def serve(
             response_cache_mib=response_cache_mib,
             trace_otlp=trace_otlp,
             trace_every=trace_every,
+            limits=limits,
             log_path=log_file,
             arguments=tuple(arguments or ()),
         )

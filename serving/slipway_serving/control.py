@@ -14,6 +14,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 
@@ -115,7 +116,9 @@ class ModelControl:
         return frozenset(str(entry["name"]) for entry in answer.json())
 
     def _change(self, model: str, change: str, body: dict[str, Any]) -> None:
-        self._post(f"/v2/repository/models/{model}/{change}", body, self.load_timeout_s)
+        if model in ("", ".", "..") or "/" in model:
+            raise InvalidRequest(f"triton {self.url}: model must be a name of one, got {model!r}")
+        self._post(f"/v2/repository/models/{quote(model, safe='')}/{change}", body, self.load_timeout_s)
 
     def _post(self, path: str, body: dict[str, Any], timeout_s: float) -> httpx.Response:
         headers = {CONTROL_HEADER: self.token} if self.token else {}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway_serving.errors import InvalidRequest, SlipwayError
+from slipway_serving.limits import NO_LIMITS, VARIABLE, Limits, limits_of
 from slipway_serving.metrics import Recorder
 from slipway_serving.turns import NO_SESSION, Turn
 
@@ -109,6 +111,7 @@ class Settings:
         kind: "CPU" or "GPU", where the instance shall run.
         device_id: of the GPU.
         recorder: takes the numbers that the program records.
+        limits: what the operator lets requests ask for.
     """
 
     model: str
@@ -117,6 +120,7 @@ class Settings:
     kind: str = "CPU"
     device_id: int = 0
     recorder: Recorder = field(default_factory=Recorder, compare=False)
+    limits: Limits = NO_LIMITS
     parameters: Mapping[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -131,13 +135,23 @@ class Settings:
 
     @classmethod
     def from_triton(cls, args: Mapping[str, str]) -> Settings:
-        """Read the arguments that Triton's Python backend gives to ``initialize``."""
+        """Read the arguments that Triton's Python backend gives to ``initialize``, and the operator's limits.
+
+        Raises:
+            InvalidRequest: the file of limits is not as it must be.
+        """
+        model, config, limits = args["model_name"], json.loads(args["model_config"]), NO_LIMITS
+        if file := os.environ.get(VARIABLE):
+            limits, replaced = limits_of(model, Path(file), config)
+            values = {name: {"string_value": value} for name, value in replaced.items()}
+            config = {**config, "parameters": {**config.get("parameters", {}), **values}}
         return cls(
-            model=args["model_name"],
+            model=model,
             folder=Path(args["model_repository"]) / args["model_version"],
-            config=json.loads(args["model_config"]),
+            config=config,
             kind=args["model_instance_kind"],
             device_id=int(args["model_instance_device_id"]),
+            limits=limits,
         )
 
     def positive(self, name: str) -> int:

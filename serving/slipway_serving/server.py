@@ -29,6 +29,8 @@ from slipway_serving.backends.onnxruntime.sharing import FOLDER_VARIABLE
 from slipway_serving.control import ModelControl
 from slipway_serving.drain import wait_until_idle
 from slipway_serving.errors import InvalidRequest, NotReady, raise_all
+from slipway_serving.limits import VARIABLE as LIMITS_VARIABLE
+from slipway_serving.limits import read_limits
 from slipway_serving.loading import Loading
 from slipway_serving.triton_arguments import (
     closed_apis,
@@ -83,6 +85,8 @@ class ServerConfig:
         trace_otlp: OTLP endpoint over HTTP that gets traces of requests; None traces nothing.
         trace_every: one request in this many is traced.
         log_verbose: Triton's verbosity, 0 or more.
+        limits: file of what requests may ask for at most, see :mod:`slipway_serving.limits`; None has none
+            beside the models' own.
         log_path: where the log goes and stays; None keeps it only when something failed.
         arguments: further arguments of `tritonserver`, e.g. `--rate-limit=execution_count`, but none that
             follow from the above.
@@ -102,6 +106,7 @@ class ServerConfig:
     trace_otlp: str | None = None
     trace_every: int = 1
     log_verbose: int = 0
+    limits: Path | None = None
     log_path: Path | None = None
     arguments: tuple[str, ...] = ()
 
@@ -241,6 +246,8 @@ class Server:
         if self._process is not None:
             raise InvalidRequest("server: start must be called once, got a second call; try a new Server")
         models = _check_repository(self.config.repository)
+        if self.config.limits is not None:
+            _check_limits(self.config.limits, models)
         _check_shared_memory(len(models))
         _check_programs_run(Path(tempfile.gettempdir()))
         wanted = self.config
@@ -300,6 +307,7 @@ class Server:
                     **environment(install, interpreter, os.environ),
                     ID_VARIABLE: self._id,
                     FOLDER_VARIABLE: str(graphs),
+                    **({LIMITS_VARIABLE: str(self.config.limits.resolve())} if self.config.limits else {}),
                 },
                 cwd=folder,  # stubs look for modules in their working directory first
                 log=log,
@@ -404,6 +412,16 @@ def _check_repository(repository: Path) -> list[Path]:
             f"server: repository must hold a model, got the empty {repository}; try `slipway export` first"
         )
     return models
+
+
+def _check_limits(limits: Path, models: Sequence[Path]) -> None:
+    """Raise InvalidRequest where a file of limits is none, or is of models that are not served."""
+    known = {model.name for model in models}
+    if unknown := sorted(set(read_limits(limits)) - known):
+        raise InvalidRequest(
+            f"server: limits must be of models of the repository, got {', '.join(unknown)};"
+            f" try {', '.join(sorted(known))}"
+        )
 
 
 def _check_shared_memory(models: int) -> None:

@@ -12,7 +12,7 @@ import typer
 
 from slipway_client.address import address_of
 from slipway_client.generation import Protocol
-from slipway_client.options import SpokenProtocol, Url
+from slipway_client.options import SpokenProtocol, TlsFolder, Url
 from slipway_serving.distribution import install_hint
 from slipway_serving.errors import InvalidRequest, raise_all
 
@@ -76,6 +76,7 @@ def imu(
         typer.Option("--verbose", help="Print the first window's largest differences from the checkpoint."),
     ] = False,
     url: Url = None,
+    tls: TlsFolder = None,
     protocol: SpokenProtocol = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
 ) -> None:
@@ -91,7 +92,7 @@ def imu(
     step = window_size if step_size is None else step_size
     recording = read_recording(data, ground_truth)
     start_s = time.monotonic()
-    with _corrector(onnx, url, protocol) as correct_window:
+    with _corrector(onnx, url, protocol, tls) as correct_window:
         if verbose:
             inputs = window_inputs(recording, next(windows_of(len(recording), window_size, step)))
             outputs = correct_window(*inputs), _by_checkpoint(checkpoint, files)(*inputs)
@@ -165,7 +166,9 @@ def _check_comparison(checkpoint: str | None, files: Mapping[str, Path], verbose
 
 
 @contextmanager
-def _corrector(onnx: Path | None, url: str | None, protocol: Protocol | None) -> Iterator[Correct]:
+def _corrector(
+    onnx: Path | None, url: str | None, protocol: Protocol | None, tls: Path | None
+) -> Iterator[Correct]:
     if onnx is not None:
         from slipway_export.airimu_local import by_onnx
 
@@ -174,7 +177,7 @@ def _corrector(onnx: Path | None, url: str | None, protocol: Protocol | None) ->
     from slipway_client.client import Client
     from slipway_client.imu.windows import served
 
-    with Client(*address_of(url, protocol)) as client:
+    with Client(*address_of(url, protocol), tls=tls) as client:
         yield served(client)
 
 

@@ -13,7 +13,7 @@ import typer
 
 from slipway_client.address import address_of
 from slipway_client.files import write_whole
-from slipway_client.options import Quiet, SpokenProtocol, Url
+from slipway_client.options import Quiet, SpokenProtocol, TlsFolder, Url
 from slipway_serving.errors import InvalidRequest, raise_all
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ def play(
         bool, typer.Option("--endless", help="Go on where the world would end, from an earlier place.")
     ] = False,
     url: Url = None,
+    tls: TlsFolder = None,
     protocol: SpokenProtocol = None,
     quiet: Quiet = False,
 ) -> None:
@@ -78,7 +79,7 @@ def play(
     raise_all("play", problems)
     script = None if actions is None else parse_script(_text(actions), mode)
     with contextlib.ExitStack() as stack:
-        client = stack.enter_context(Client(*address_of(url, protocol)))
+        client = stack.enter_context(Client(*address_of(url, protocol), tls=tls))
         session = stack.enter_context(_world(client, mode, image, seed, restore))
         if script is None:
             from slipway_client.play.terminal import Keys, Screen
