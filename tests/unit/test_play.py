@@ -156,7 +156,7 @@ def test_video_has_every_frame_when_a_script_is_played(
     image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     world, output = World(), tmp_path / "out.mp4"
-    monkeypatch.setattr("slipway_client.Client", lambda url, protocol: _entered(world))
+    monkeypatch.setattr("slipway_client.Client", lambda url, protocol, tls: _entered(world))
     line = ["play", "matrix_game", "--image", str(image), "--actions", "w(wl)d", "--output", str(output)]
     assert run(line) == 0
     said = capsys.readouterr()
@@ -186,7 +186,7 @@ def test_no_file_is_left_when_the_server_refuses_a_block(
         yield BlockMade(0, 1, 9, 0.0, 0.0, 0.0)
 
     monkeypatch.setattr(World, "step", refuse)
-    monkeypatch.setattr("slipway_client.Client", lambda url, protocol: _entered(World()))
+    monkeypatch.setattr("slipway_client.Client", lambda url, protocol, tls: _entered(World()))
     output = tmp_path / "out.mp4"
     line = ["play", "matrix_game", "--image", str(image), "--actions", "ww", "--output", str(output)]
     assert run(line) == 1
@@ -224,6 +224,6 @@ def test_command_is_refused_before_any_work_when_an_option_is_wrong(
 def test_interactive_is_refused_when_there_is_no_terminal(
     image: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("slipway_client.Client", lambda url, protocol: _entered(World()))
+    monkeypatch.setattr("slipway_client.Client", lambda url, protocol, tls: _entered(World()))
     assert run(["play", "matrix_game", "--image", str(image), "--interactive"]) == 2
     assert "interactive must be used in a terminal, got a file or a pipe" in capsys.readouterr().err
