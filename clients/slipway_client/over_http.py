@@ -70,7 +70,7 @@ class HttpTransport:
 
     def infer(self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION) -> Tensors:
         """Call a model that answers once."""
-        content, headers = _infer_body(tensors, turn)
+        content, headers = infer_body(tensors, turn)
         timeout = _timeout(self._connect_timeout_s, deadline)
         try:
             response = self._http.post(
@@ -138,7 +138,7 @@ class AsyncHttpTransport:
         self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION
     ) -> Tensors:
         """Call a model that answers once."""
-        content, headers = _infer_body(tensors, turn)
+        content, headers = infer_body(tensors, turn)
         timeout = _timeout(self._connect_timeout_s, deadline)
         try:
             response = await self._http.post(
@@ -236,7 +236,8 @@ def _array(value: Any) -> np.ndarray[Any, Any]:
     return np.array(values)
 
 
-def _infer_body(tensors: Tensors, turn: Turn) -> tuple[bytes, dict[str, str]]:
+def infer_body(tensors: Tensors, turn: Turn) -> tuple[bytes, dict[str, str]]:
+    """Return the body of an infer request, its tensors in binary, and its headers."""
     blobs = [to_bytes(array) for array in tensors.values()]
     inputs = [
         {

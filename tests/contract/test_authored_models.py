@@ -85,12 +85,9 @@ TENSORS = {
         "word STRING [*, -1]; probability FP32 [*, -1]; threshold FP32 [*, -1]; detected BOOL [*, -1];"
         " rms FP32 [*, 1]",
     ),
-    "wakeword_features": (
-        "audio FP32 [*, -1] ragged; sample_rate INT64 [*, 1]",
-        "input_values FP32 [*, -1, -1]; rms FP32 [*, 1]",
-    ),
     "wakeword_decide": (
-        "embedding FP32 [*, -1]; rms FP32 [*, 1]; words STRING [*, -1] optional ragged",
+        "audio FP32 [*, -1] ragged; sample_rate INT64 [*, 1]; embedding FP32 [*, -1]; rms FP32 [*, 1];"
+        " words STRING [*, -1] optional ragged",
         "word STRING [*, -1]; probability FP32 [*, -1]; threshold FP32 [*, -1]; detected BOOL [*, -1]",
     ),
     "wakeword_stream": (

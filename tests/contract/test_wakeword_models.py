@@ -7,12 +7,19 @@ from typing import Any
 import pytest
 from staged_models import Staged, stage_all
 
-from slipway_export.families.wakeword import BATCH
+from slipway_export.checkpoint import open_checkpoint
+from slipway_export.families.wakeword import BATCH, FAMILY
+from slipway_export.spec import Component
 
 
 @pytest.fixture(scope="module")
 def staged() -> Staged:
     return stage_all()
+
+
+def components() -> tuple[Component, ...]:
+    with open_checkpoint(FAMILY, "tiny") as checkpoint:
+        return FAMILY.plan(checkpoint, FAMILY.presets["tiny"].axes).components
 
 
 def names(tensors: Any) -> set[str]:
@@ -22,11 +29,13 @@ def names(tensors: Any) -> set[str]:
 def test_ensemble_feeds_each_model_what_its_config_takes(staged: Staged) -> None:
     ensemble = staged.configs["wakeword"]
     features, backbone, decide = ensemble.ensemble_scheduling.step
-    for step in (features, decide):
-        config = staged.configs[step.model_name]
-        assert set(step.input_map) == names(config.input)
-        assert set(step.output_map) == names(config.output)
-    assert backbone.model_name == "wakeword_backbone"
+    config = staged.configs[decide.model_name]
+    assert set(decide.input_map) == names(config.input)
+    assert set(decide.output_map) == names(config.output)
+    for step, component in zip((features, backbone), components(), strict=True):
+        assert step.model_name == f"wakeword_{component.name}"
+        assert set(step.input_map) == names(component.inputs)
+        assert set(step.output_map) == names(component.outputs)
     assert names(ensemble.output) <= {
         *features.output_map.values(),
         *backbone.output_map.values(),
@@ -35,15 +44,14 @@ def test_ensemble_feeds_each_model_what_its_config_takes(staged: Staged) -> None
 
 
 def test_ensemble_and_its_models_take_equally_large_batches(staged: Staged) -> None:
-    sizes = {
-        model: staged.configs[model].max_batch_size
-        for model in ("wakeword", "wakeword_features", "wakeword_decide")
-    }
+    sizes = {model: staged.configs[model].max_batch_size for model in ("wakeword", "wakeword_decide")}
     assert set(sizes.values()) == {BATCH.max}
+    batches = [component.batch_axis for component in components()]
+    assert [axis.max for axis in batches if axis is not None] == [BATCH.max] * 2
 
 
 def test_clips_and_pieces_of_any_lengths_go_through_together(staged: Staged) -> None:
-    for model, tensor in (("wakeword_features", "audio"), ("wakeword_stream", "pcm")):
+    for model, tensor in (("wakeword_decide", "audio"), ("wakeword_stream", "pcm")):
         config = staged.configs[model]
         assert config.HasField("dynamic_batching")
         assert next(entry for entry in config.input if entry.name == tensor).allow_ragged_batch

@@ -136,7 +136,7 @@ def test_every_loaded_word_is_judged_when_none_is_named_in_one_backbone_pass(
 
 def test_fused_graph_equals_backbone_and_head(client: Client, reference: Reference) -> None:
     audio = sounds(1.0, 4)
-    features = client.infer("wakeword_features", clips(audio))
+    features = client.infer("wakeword_features", {"audio": audio[None]})
     fused = client.infer("wakeword_head_jarvis_fused", {"input_values": features["input_values"]})
     embedding = client.infer("wakeword_backbone", {"input_values": features["input_values"]})["embedding"]
     head = client.infer("wakeword_head_jarvis", {"embedding": embedding})

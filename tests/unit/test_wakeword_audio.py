@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from transformers import ASTFeatureExtractor
 
+from slipway_export.modeling.wakeword_features import Features
 from slipway_serving.errors import InvalidRequest
 from slipway_serving.wakeword.audio import Extractor, is_silent, loudness, prepare
 
@@ -41,6 +43,61 @@ def test_features_are_those_of_transformers_extractor(extract: Extractor, folder
     np.testing.assert_allclose(features.input_values, expected, atol=1e-4)
     # Rows beyond the clip: a zero before the normalization.
     np.testing.assert_allclose(features.input_values[98:], 6.845978 / (2 * 5.5654526), rtol=1e-5)
+
+
+HALF = np.concatenate([np.zeros(8_000, np.float32), tone(0.5)])
+CLIPS = {
+    "chirp": tone(),
+    "one frame": tone()[:400],
+    "no frame": tone()[:399],
+    "longest": tone(2.0)[:20_879],
+    "pure tone": (0.9 * np.sin(2 * np.pi * 440 * np.arange(RATE_HZ) / RATE_HZ)).astype(np.float32),
+    "click": np.eye(1, RATE_HZ, 8_000, dtype=np.float32)[0],
+    "offset": 0.5 + 0.01 * tone(),
+    "constant": np.full(RATE_HZ, 0.5, np.float32),
+    "clipped": np.clip(5 * tone(), -1, 1),
+    "as loud as silence may be": np.full(RATE_HZ, 0.00501, np.float32),
+    "half of it nothing": HALF,
+}
+
+
+@pytest.mark.parametrize("name", CLIPS)
+def test_network_of_features_equals_transformers_extractor(folder: Path, name: str) -> None:
+    reference = ASTFeatureExtractor.from_pretrained(folder)
+    features, rms = Features(reference)(torch.from_numpy(CLIPS[name][None]))
+    prepared = prepare(CLIPS[name], RATE_HZ)
+    # The extractor takes no clip without a frame: all of its rows are padding.
+    padded = prepared if prepared.size >= 400 else np.zeros(400, np.float32)
+    expected = reference(padded, sampling_rate=RATE_HZ, return_tensors="np")["input_values"]
+    if prepared.size < 400:
+        expected[:] = expected[0, -1]
+    np.testing.assert_allclose(features.numpy(), expected, atol=1e-6)
+    assert rms.item() == pytest.approx(loudness(CLIPS[name]), rel=1e-6)
+
+
+def test_network_of_features_gives_zeros_for_silence_as_the_extractor_does(
+    extract: Extractor, folder: Path
+) -> None:
+    quiet = np.stack([np.zeros(RATE_HZ, np.float32), np.full(RATE_HZ, 0.0049, np.float32), tone()])
+    features, _ = Features(ASTFeatureExtractor.from_pretrained(folder))(torch.from_numpy(quiet))
+    for row, clip in zip(features.numpy(), quiet, strict=True):
+        np.testing.assert_allclose(row, extract(clip, RATE_HZ).input_values, atol=1e-6)
+
+
+def test_network_of_features_lets_no_samples_harm_their_neighbours(folder: Path) -> None:
+    network = Features(ASTFeatureExtractor.from_pretrained(folder))
+    wrong = [np.full(RATE_HZ, value, np.float32) for value in (np.nan, np.inf, -np.inf, 3e38)]
+    features, rms = network(torch.from_numpy(np.stack([*wrong, tone()])))
+    assert features.isfinite().all()
+    assert rms.isfinite().all()
+    assert torch.equal(features[-1:], network(torch.from_numpy(tone()[None]))[0])
+
+
+def test_network_of_features_leaves_the_normalization_out_where_the_checkpoint_does(folder: Path) -> None:
+    plain = ASTFeatureExtractor.from_pretrained(folder, do_normalize=False)
+    expected = plain(prepare(tone(), RATE_HZ), sampling_rate=RATE_HZ, return_tensors="np")["input_values"]
+    features, _ = Features(plain)(torch.from_numpy(tone()[None]))
+    np.testing.assert_allclose(features.numpy(), expected, atol=1e-5)
 
 
 def test_level_changes_nothing_when_it_is_not_silent(extract: Extractor) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from transformers import ASTFeatureExtractor
 
 from slipway_serving.errors import InvalidRequest, NotReady, SlipwayError, Unrecoverable
 from slipway_serving.models import InProcessModels
@@ -78,15 +80,27 @@ def models(tmp_path: Path) -> Iterator[Counting]:
     made.close()
 
 
+def program(repository: Path) -> WakewordDecide:
+    folder = repository / "wakeword_decide" / "1"
+    folder.mkdir(parents=True)
+    ASTFeatureExtractor(max_length=128).save_pretrained(folder)
+    return WakewordDecide(Settings("wakeword_decide", folder, {}))
+
+
 @pytest.fixture
 def decide(tmp_path: Path, models: Counting) -> WakewordDecide:
-    return WakewordDecide(Settings("wakeword_decide", tmp_path / "wakeword_decide" / "1", {}))
+    return program(tmp_path)
 
 
 def call(models: Counting, values: list[float], *words: str | bytes, rms: float = LOUD) -> Call:
     embedding = np.zeros((len(values), 4), np.float32)
     embedding[:, 0] = values
-    tensors: dict[str, Any] = {"embedding": embedding, "rms": np.full((len(values), 1), rms, np.float32)}
+    tensors: dict[str, Any] = {
+        "audio": np.full((len(values), 1600), rms, np.float32),
+        "sample_rate": np.full((len(values), 1), 16_000),
+        "embedding": embedding,
+        "rms": np.full((len(values), 1), rms, np.float32),
+    }
     if words:
         names = [word if isinstance(word, bytes) else word.encode() for word in words]
         tensors["words"] = np.array([names] * len(values), np.object_)
@@ -158,6 +172,18 @@ def test_too_many_words_are_refused(decide: WakewordDecide, models: Counting) ->
     assert "words must have 0 to 256 words, got shape [1, 257]; try fewer" in str(given)
 
 
+def test_clip_that_breaks_a_rule_fails_alone_in_a_batch(decide: WakewordDecide, models: Counting) -> None:
+    loud = call(models, [0.6], "jarvis", rms=1.5)
+    long = call(models, [0.6], "jarvis")
+    long = replace(long, tensors={**long.tensors, "audio": np.zeros((1, 21_000), np.float32)})
+    first, second, good = decide.run_batch([loud, long, call(models, [0.6], "jarvis")])
+    assert isinstance(first, InvalidRequest)
+    assert "wakeword_decide: audio must be within -1 to 1, got 1.5" in str(first)
+    assert isinstance(second, InvalidRequest)
+    assert "wakeword_decide: audio must be at most 1.30 s long, got 1.31 s" in str(second)
+    assert answer(good)["detected"].tolist() == [[True]]
+
+
 def test_word_that_is_there_but_not_loaded_is_not_ready(
     decide: WakewordDecide, models: Counting, tmp_path: Path
 ) -> None:
@@ -169,8 +195,7 @@ def test_word_that_is_there_but_not_loaded_is_not_ready(
 
 def test_no_loaded_word_is_not_ready(tmp_path: Path) -> None:
     models = Counting(tmp_path)
-    program = WakewordDecide(Settings("wakeword_decide", tmp_path / "wakeword_decide" / "1", {}))
-    (given,) = program.run_batch([call(models, [0.6])])
+    (given,) = program(tmp_path).run_batch([call(models, [0.6])])
     assert isinstance(given, NotReady)
     assert "a word must be loaded, got none" in str(given)
 

@@ -28,13 +28,22 @@ from slipway_export.spec import (
     Variant,
 )
 from slipway_serving.errors import InvalidRequest
-from slipway_serving.wakeword.request import ClipsRequest, DecideRequest, FeaturesRequest, ListenRequest
+from slipway_serving.wakeword.audio import longest_s
+from slipway_serving.wakeword.request import (
+    SAMPLE_RATE_HZ,
+    SAMPLE_RATES_HZ,
+    ClipsRequest,
+    DecideRequest,
+    ListenRequest,
+)
 from slipway_serving.wakeword.words import FUSED_SUFFIX, check_word
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import nn
 
     from slipway_export.modeling.wakeword import Backbone, SavedHead
+    from slipway_export.modeling.wakeword_features import Features
 
 NAME = "wakeword"
 HEAD_NAME = "wakeword_head"
@@ -43,7 +52,10 @@ CONFIG_FILE, PREPROCESSOR_FILE = "config.json", "preprocessor_config.json"
 # Triton holds a request back so long to merge it with others; a pass of the backbone takes 10 times that.
 BACKBONE_MERGE_US = 2000
 HEAD_MERGE_US = 200
+# Clips of one length that wait anyway are merged; none is held back, since the backbone does that next.
+FEATURES_MERGE_US = 0
 
+FEATURES_TOLERANCE = {Precision.FP32: Tolerance(max_abs=1e-4, relative_l2=1e-5, cosine=0.999999)}
 BACKBONE_TOLERANCE = {
     Precision.FP32: Tolerance(max_abs=1e-3, relative_l2=1e-4, cosine=0.99999),
     Precision.FP16: Tolerance(max_abs=5e-2, relative_l2=1e-2, cosine=0.9999),
@@ -67,7 +79,7 @@ BATCH = Axis("batch", 1, 4, 16)
 
 
 def plan(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
-    """Describe what an AST checkpoint becomes: the backbone and the authored models around it.
+    """Describe what an AST checkpoint becomes: features, the backbone and the authored models around them.
 
     Args:
         checkpoint: its configurations are read.
@@ -77,6 +89,15 @@ def plan(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
         InvalidRequest: it is no AST, or its two configurations contradict each other.
     """
     config = backbone_config(checkpoint)
+    features = Component(
+        name="features",
+        inputs=(TensorSpec("audio", DType.FLOAT32, ("batch", "samples"), example=_noise),),
+        outputs=(_features(config), TensorSpec("rms", DType.FLOAT32, ("batch", 1))),
+        axes=(*axes, _samples(config)),
+        load=lambda _: _load_features(checkpoint),
+        tolerance=FEATURES_TOLERANCE,
+        merge_us=FEATURES_MERGE_US,
+    )
     backbone = Component(
         name="backbone",
         inputs=(_features(config),),
@@ -88,12 +109,11 @@ def plan(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
     )
     preprocessor = checkpoint.path / PREPROCESSOR_FILE
     authored = (
-        AuthoredModel("wakeword_features", {f"1/{PREPROCESSOR_FILE}": preprocessor}, request=FeaturesRequest),
-        AuthoredModel("wakeword_decide", request=DecideRequest),
+        AuthoredModel("wakeword_decide", {f"1/{PREPROCESSOR_FILE}": preprocessor}, request=DecideRequest),
         AuthoredModel("wakeword", request=ClipsRequest),
         AuthoredModel("wakeword_stream", request=ListenRequest),
     )
-    return Plan((backbone,), authored)
+    return Plan((features, backbone), authored)
 
 
 def backbone_config(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -126,6 +146,29 @@ def backbone_config(checkpoint: Checkpoint) -> dict[str, Any]:
 def _features(config: dict[str, Any]) -> TensorSpec:
     shape = ("batch", config["max_length"], config["num_mel_bins"])
     return TensorSpec("input_values", DType.FLOAT32, shape)
+
+
+def _samples(config: dict[str, Any]) -> Axis:
+    """Return how many samples a clip may have: of what the backbone sees, at the highest rate."""
+    return Axis("samples", 1, SAMPLE_RATE_HZ, int(longest_s(config["max_length"]) * SAMPLE_RATES_HZ[1]))
+
+
+def _noise(shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """Return clips within -1 to 1, the first of them silent."""
+    import numpy as np
+
+    noise = np.random.default_rng(0).uniform(-1, 1, shape)
+    noise[0] *= 0.001
+    return noise
+
+
+def _load_features(checkpoint: Checkpoint) -> Features:
+    from transformers import ASTFeatureExtractor
+
+    from slipway_export.modeling.wakeword_features import Features
+
+    extractor = ASTFeatureExtractor.from_dict(checkpoint.config(PREPROCESSOR_FILE))
+    return Features(extractor).eval()
 
 
 def _load_backbone(checkpoint: Checkpoint, precision: Precision) -> Backbone:

@@ -1,14 +1,15 @@
 """A LitServe server of the same wake word, to compare with (`python -m` this module).
 
 It runs the very graphs of the model repository in ONNX Runtime, with LitServe's own batching: for audio the
-very preprocessing of the served features, the backbone and the head; for features the fused graph. A request
-is JSON with the tensor in base64.
+features, either by transformers' extractor or by our graph, then the backbone and the head; for features the
+fused graph. A request is JSON with the tensor in base64.
 """
 
 from __future__ import annotations
 
 import base64
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -26,48 +27,58 @@ FIELD = "data"
 BATCH_TIMEOUT_S = 0.002
 
 
+class Kind(StrEnum):
+    """What a server is asked, and how it makes features of audio."""
+
+    AUDIO = "audio"
+    AUDIO_GRAPH = "audio-graph"
+    FEATURES = "features"
+
+
 class WakeWord(litserve.LitAPI):  # type: ignore[misc]
     """Audio or features of one clip in, the word's probability out.
 
     Args:
         repository: an exported model repository.
         word: whose head to run.
-        audio: whether requests carry audio, else features.
+        kind: of the requests.
         threads: of each ONNX Runtime session.
         batch: requests in a batch at most.
     """
 
-    def __init__(self, repository: Path, word: str, *, audio: bool, threads: int, batch: int) -> None:
+    def __init__(self, repository: Path, word: str, *, kind: Kind, threads: int, batch: int) -> None:
         super().__init__(max_batch_size=batch, batch_timeout=BATCH_TIMEOUT_S)
-        self.repository, self.word, self.audio, self.threads = repository, word, audio, threads
+        self.repository, self.word, self.kind, self.threads = repository, word, kind, threads
 
     def setup(self, device: str) -> None:
         """Load the graphs."""
         head = head_model(self.word)
-        if self.audio:
-            self.extractor = Extractor(self.repository / "wakeword_features" / "1")
-            self.backbone, self.head = self._session("wakeword_backbone"), self._session(head)
-        else:
+        if self.kind is Kind.FEATURES:
             self.fused = self._session(head + FUSED_SUFFIX)
             self.shape = tuple(int(size) for size in self.fused.get_inputs()[0].shape[1:])
+            return
+        self.backbone, self.head = self._session("wakeword_backbone"), self._session(head)
+        if self.kind is Kind.AUDIO:
+            self.extractor = Extractor(self.repository / "wakeword_decide" / "1")
+        else:
+            self.features = self._session("wakeword_features")
 
     def decode_request(self, request: dict[str, str]) -> NDArray[np.float32]:
         """Return the tensor of a request."""
         return np.frombuffer(base64.b64decode(request[FIELD]), np.float32)
 
     def batch(self, inputs: list[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
-        """Leave the clips apart: the features of each are made alone."""
+        """Leave the clips apart: an extractor makes the features of each alone."""
         return inputs
 
     def predict(self, inputs: list[NDArray[np.float32]]) -> list[float]:
         """Return each clip's probability."""
-        if self.audio:
-            features = [self.extractor(clip, SAMPLE_RATE_HZ).input_values for clip in inputs]
-            (embedding,) = self.backbone.run(["embedding"], {"input_values": np.stack(features)})
-            (probability,) = self.head.run(["probability"], {"embedding": embedding})
-        else:
+        if self.kind is Kind.FEATURES:
             whole = np.stack([clip.reshape(self.shape) for clip in inputs])
             (probability,) = self.fused.run(["probability"], {"input_values": whole})
+        else:
+            (embedding,) = self.backbone.run(["embedding"], {"input_values": self._features(inputs)})
+            (probability,) = self.head.run(["probability"], {"embedding": embedding})
         return [float(value) for value in probability]
 
     def unbatch(self, output: list[float]) -> list[float]:
@@ -78,6 +89,13 @@ class WakeWord(litserve.LitAPI):  # type: ignore[misc]
         """Return the answer as JSON."""
         return {"probability": output}
 
+    def _features(self, clips: list[NDArray[np.float32]]) -> NDArray[np.float32]:
+        if self.kind is Kind.AUDIO:
+            return np.stack([self.extractor(clip, SAMPLE_RATE_HZ).input_values for clip in clips])
+        features: NDArray[np.float32]
+        (features,) = self.features.run(["input_values"], {"audio": np.stack(clips)})
+        return features
+
     def _session(self, model: str) -> onnxruntime.InferenceSession:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = self.threads
@@ -87,7 +105,7 @@ class WakeWord(litserve.LitAPI):  # type: ignore[misc]
 
 def main(port: int, repository: Path, word: str, kind: str, threads: int, batch: int) -> None:
     """Serve until the process is ended."""
-    api = WakeWord(repository, word, audio=kind == "audio", threads=threads, batch=batch)
+    api = WakeWord(repository, word, kind=Kind(kind), threads=threads, batch=batch)
     server = litserve.LitServer(api, accelerator="cpu", devices=1, workers_per_device=1)
     server.run(port=port, host="127.0.0.1", generate_client_file=False, log_level="error", num_api_servers=1)
 

@@ -1,9 +1,11 @@
 """The wake-word benchmark: what batching gives under load, and what int8 gives.
 
-Triton with dynamic batching, the same repository without it, and a LitServe server of the same graphs with
-its own batching answer the same closed loop of clients, in turn, all three up all the while. Two requests:
-audio (features, backbone, head) and the features alone (one fused graph). Then the graphs of the public sizes
-are timed in float32 and int8, in turn.
+Triton with dynamic batching, the same repository without it, and LitServe servers of the same graphs with
+their own batching answer the same closed loop of clients, in turn, all up all the while. Three requests:
+audio (features, backbone, head), a stream's next half second, which fills a window, and the features alone
+(one fused graph). LitServe makes features by transformers' extractor, as its users would, or by our graph; it
+knows no streams, so there it is asked for the stream's windows, one clip each. Then the graphs of the public
+sizes are timed in float32 and int8, in turn.
 """
 
 from __future__ import annotations
@@ -16,13 +18,12 @@ import shutil
 import signal
 import socket
 import statistics
-import struct
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,21 +37,33 @@ from rich.console import Console
 from rich.table import Table
 from tritonclient.grpc import model_config_pb2
 
+from slipway_client.over_http import infer_body
 from slipway_export.families import family_named
 from slipway_export.families.wakeword import TINY_CONFIG, TINY_PREPROCESSOR
 from slipway_export.run import ExportOptions, run_export
 from slipway_export.spec import Precision
-from slipway_loadtests.bench.load import Load, Target, closed_loop
+from slipway_loadtests.bench.litserve_wakeword import Kind
+from slipway_loadtests.bench.load import Load, Post, Target, closed_loop
 from slipway_loadtests.bench.quality import relative_l2
 from slipway_loadtests.bench.report import spread
 from slipway_loadtests.bench.stats import Summary, ratios, summarize
 from slipway_serving.errors import NotReady
+from slipway_serving.requests import encode
 from slipway_serving.server import Server, ServerConfig
+from slipway_serving.turns import NO_SESSION, Turn, Turns
 from slipway_serving.wakeword.audio import Extractor
-from slipway_serving.wakeword.request import SAMPLE_RATE_HZ
+from slipway_serving.wakeword.request import SAMPLE_RATE_HZ, ClipsRequest, ListenRequest, ListenTurn
 from slipway_serving.wakeword.words import FUSED_SUFFIX, head_model
 
 BATCHED, PLAIN, LITSERVE = "Triton, dynamic batching", "Triton without it", "LitServe, its batching"
+LITSERVE_GRAPH = "LitServe, our graph of features"
+AUDIO, STREAM, FEATURES = "audio", "stream", "features"
+# What LitServe is asked where Triton is asked these, by the name of the server.
+LITSERVE_KINDS = {
+    AUDIO: {LITSERVE: Kind.AUDIO, LITSERVE_GRAPH: Kind.AUDIO_GRAPH},
+    STREAM: {LITSERVE: Kind.AUDIO, LITSERVE_GRAPH: Kind.AUDIO_GRAPH},
+    FEATURES: {LITSERVE: Kind.FEATURES},
+}
 WORD = "jarvis"
 MOST_BATCHED = 16
 PUBLIC_CONFIG = TINY_CONFIG | {
@@ -183,27 +196,28 @@ def export(
 def measure_servers(
     repository: Path, folder: Path, options: WakewordOptions, report: Report
 ) -> dict[str, dict[str, Served]]:
-    """Put the three servers under load, in turn; return what each did, by request."""
+    """Put the servers under load, in turn; return what each did, by request."""
     with_threads(repository, options.threads)
     plain = folder / "plain"
     shutil.copytree(repository, plain)
     change_configs(plain, lambda config: config.ClearField("dynamic_batching"))
-    requests = {"audio": clip(), "features": features(repository)}
-    found: dict[str, dict[str, list[Load]]] = {
-        kind: {name: [] for name in (BATCHED, PLAIN, LITSERVE)} for kind in requests
-    }
+    requests = {AUDIO: clip(), STREAM: clip(), FEATURES: features(repository)}
+    found: dict[str, dict[str, list[Load]]] = {}
     report("starting the servers")
     with (
         Server(ServerConfig(repository, http_port=0, grpc_port=0, metrics_port=0)) as batched,
         Server(ServerConfig(plain, http_port=0, grpc_port=0, metrics_port=0)) as unbatched,
     ):
         for kind, tensor in requests.items():
-            with litserve(repository, kind, options) as port:
+            with contextlib.ExitStack() as stack:
                 targets = {
                     BATCHED: triton_target(batched.config.http_port, kind, tensor),
                     PLAIN: triton_target(unbatched.config.http_port, kind, tensor),
-                    LITSERVE: litserve_target(port, tensor),
                 }
+                for name, asked in LITSERVE_KINDS[kind].items():
+                    port = stack.enter_context(litserve(repository, asked, options))
+                    targets[name] = litserve_target(port, tensor)
+                found[kind] = {name: [] for name in targets}
                 for number in range(options.rounds + 1):
                     report(f"{kind}: round {number} of {options.rounds}" if number else f"{kind}: warming up")
                     for name, target in targets.items():
@@ -256,36 +270,39 @@ def clip() -> Array:
 
 def features(repository: Path) -> Array:
     """Return the features of that clip, [1, frames, mel bins], float32."""
-    extractor = Extractor(repository / "wakeword_features" / "1")
+    extractor = Extractor(repository / "wakeword_decide" / "1")
     return extractor(clip()[0], SAMPLE_RATE_HZ).input_values[None]
 
 
 def triton_target(port: int, kind: str, tensor: Array) -> Target:
     """Return the request to Triton over HTTP, its tensors in binary."""
-    tensors: dict[str, tuple[str, Sequence[int], bytes]]
-    if kind == "audio":
-        model, word = "wakeword", WORD.encode()
-        tensors = {
-            "audio": ("FP32", tensor.shape, tensor.tobytes()),
-            "sample_rate": ("INT64", (1, 1), struct.pack("<q", SAMPLE_RATE_HZ)),
-            "words": ("BYTES", (1, 1), struct.pack("<I", len(word)) + word),
-        }
-    else:
+    if kind == FEATURES:
         model = head_model(WORD) + FUSED_SUFFIX
-        tensors = {"input_values": ("FP32", tensor.shape, tensor.tobytes())}
-    inputs = [
-        {
-            "name": name,
-            "datatype": datatype,
-            "shape": list(shape),
-            "parameters": {"binary_data_size": len(raw)},
-        }
-        for name, (datatype, shape, raw) in tensors.items()
-    ]
-    head = json.dumps({"inputs": inputs, "outputs": [{"name": "probability"}]}).encode()
-    body = head + b"".join(raw for _, _, raw in tensors.values())
-    headers = {"Inference-Header-Content-Length": str(len(head))}
-    return Target(port, f"/v2/models/{model}/infer", body, headers)
+        return _target(port, model, {"input_values": tensor})
+    words = np.array([[WORD]], np.object_)
+    if kind == AUDIO:
+        request = ClipsRequest(tensor, np.array([[SAMPLE_RATE_HZ]], np.int64), words)
+        return _target(port, request.model, encode(request))
+    pcm = (tensor * 32767).astype(np.int16)
+
+    def opening() -> tuple[Post, Post]:
+        """Begin a stream of its own with the first half of a window; each next piece fills one."""
+        half = SAMPLE_RATE_HZ // 2
+        turns = Turns()
+        first = encode(ListenRequest(words)) | encode(ListenTurn(pcm[:, :half]))
+        later = encode(ListenTurn(pcm[:, half:]))
+        return _post(first, turns.next()), _post(later, turns.next())
+
+    return replace(_target(port, ListenRequest.model, {}), opening=opening)
+
+
+def _target(port: int, model: str, tensors: Mapping[str, Array]) -> Target:
+    post = _post(tensors)
+    return Target(port, f"/v2/models/{model}/infer", post.body, post.headers)
+
+
+def _post(tensors: Mapping[str, Array], turn: Turn = NO_SESSION) -> Post:
+    return Post(*infer_body(tensors, turn))
 
 
 def litserve_target(port: int, tensor: Array) -> Target:
@@ -295,7 +312,7 @@ def litserve_target(port: int, tensor: Array) -> Target:
 
 
 @contextlib.contextmanager
-def litserve(repository: Path, kind: str, options: WakewordOptions) -> Iterator[int]:
+def litserve(repository: Path, kind: Kind, options: WakewordOptions) -> Iterator[int]:
     """Run the LitServe server; give its port.
 
     Raises:

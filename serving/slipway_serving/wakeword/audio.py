@@ -2,7 +2,8 @@
 
 Mono samples are measured (silence is decided by loudness alone), brought to one peak, resampled to the
 backbone's rate and made into features by transformers' ASTFeatureExtractor with the checkpoint's own figures.
-A clip that is longer than the backbone sees is refused, where that extractor would cut it off.
+A clip that is longer than the backbone sees is refused, where that extractor would cut it off. Clips at 16
+kHz that are served go through a graph of the same rules (``wakeword_features``) instead.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import soxr
 from numpy.typing import NDArray
 
 from slipway_serving.errors import InvalidRequest, raise_all
-from slipway_serving.wakeword.request import LONGEST_S, SAMPLE_RATE_HZ, FeaturesRequest
+from slipway_serving.wakeword.request import LONGEST_S, SAMPLE_RATE_HZ, ClipsRequest
 
 # The loudness rule of WakeBuilder: below it nothing was said; above the second, the peak becomes the third.
 SILENT_RMS, QUIET_PEAK, PEAK = 0.005, 0.01, 0.9
 # The extractor's frames: 25 ms every 10 ms.
-_FRAME_SAMPLES, _HOP_SAMPLES = 400, 160
+FRAME_SAMPLES, HOP_SAMPLES = 400, 160
 
 Samples = NDArray[np.float32]
 
@@ -52,6 +53,12 @@ def is_silent(rms: float) -> bool:
 def loudness(samples: Samples) -> float:
     """Return the root mean square of samples."""
     return float(np.sqrt(np.mean(np.square(samples, dtype=np.float64))))
+
+
+def longest_s(frames: int) -> float:
+    """Return how long a clip may be for a backbone of so many frames, seconds; at most 10."""
+    # One sample more would be one frame more than the backbone has positions.
+    return min(LONGEST_S, (FRAME_SAMPLES + frames * HOP_SAMPLES - 1) / SAMPLE_RATE_HZ)
 
 
 def prepare(samples: Samples, sample_rate: int) -> Samples:
@@ -96,9 +103,7 @@ class Extractor:
                 f"{folder}: sampling_rate must be {SAMPLE_RATE_HZ} in preprocessor_config.json,"
                 f" got {self._extractor.sampling_rate}"
             )
-        # One sample more would be one frame more than the backbone has positions.
-        seen = _FRAME_SAMPLES + self._extractor.max_length * _HOP_SAMPLES - 1
-        self.longest_s = min(LONGEST_S, seen / SAMPLE_RATE_HZ)
+        self.longest_s = longest_s(self._extractor.max_length)
 
     def __call__(self, samples: Samples, sample_rate: int) -> Features:
         """Return the features of a clip; of a silent one all zeros, which nobody looks at.
@@ -110,20 +115,8 @@ class Extractor:
         Raises:
             InvalidRequest: naming every broken rule.
         """
-        (features,) = self.of_clips(FeaturesRequest(samples[None], np.array([[sample_rate]], np.int64)))
-        return features
-
-    def of_clips(self, clips: FeaturesRequest) -> list[Features]:
-        """Return the features of each clip of a request.
-
-        Raises:
-            InvalidRequest: they are longer than the backbone sees.
-        """
+        clips = ClipsRequest(samples[None], np.array([[sample_rate]], np.int64))
         raise_all(clips.model, clips.too_long(self.longest_s))
-        rates = clips.sample_rate[:, 0].tolist()
-        return [self._features(samples, rate) for samples, rate in zip(clips.audio, rates, strict=True)]
-
-    def _features(self, samples: Samples, sample_rate: int) -> Features:
         rms = loudness(samples)
         if is_silent(rms):
             shape = (self._extractor.max_length, self._extractor.num_mel_bins)

@@ -1,24 +1,26 @@
-"""The program wakeword_decide: embeddings in, a probability and a decision for each wanted word out.
+"""The program wakeword_decide: clips and their embeddings in, decisions for each wanted word out.
 
-The rows of all requests of a batch that want a word go to its head in one call. Which words there are is
-seen in the repository's folder at each request, so that a word published later is served at once.
+The graphs before it take any samples, so here a clip is checked. A graph does not resample: the embedding of
+a clip at another rate than 16 kHz is made anew. The rows of all requests of a batch that want a word go to
+its head in one call. Which words there are is seen in the repository's folder at each request, so that a word
+published later is served at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway_serving.errors import InvalidRequest, NotReady, SlipwayError, Unrecoverable
+from slipway_serving.errors import InvalidRequest, NotReady, SlipwayError, Unrecoverable, raise_all
 from slipway_serving.events import tensors
 from slipway_serving.program import Call, Models, Settings, Single, Tensors
 from slipway_serving.requests import decode
-from slipway_serving.wakeword.audio import is_silent
-from slipway_serving.wakeword.request import DecideRequest, Decisions
+from slipway_serving.wakeword.audio import Extractor, is_silent
+from slipway_serving.wakeword.request import SAMPLE_RATE_HZ, DecideRequest, Decisions
 from slipway_serving.wakeword.words import head_model, word_of
 
 
@@ -50,6 +52,9 @@ def every_word(repository: Path, models: Models, where: str) -> tuple[str, ...]:
     raise NotReady(f"{where}: a word must be loaded, got none; try slipway export wakeword_head")
 
 
+BACKBONE = "wakeword_backbone"
+
+
 @dataclass(frozen=True)
 class Judgement:
     """What a head says of one embedding."""
@@ -67,26 +72,34 @@ class Asked:
 
 
 class WakewordDecide(Single):
-    """Asks the heads: answers a :class:`DecideRequest` with :class:`Decisions`."""
+    """Asks the heads: answers a :class:`DecideRequest` with :class:`Decisions`.
+
+    The checkpoint's ``preprocessor_config.json`` lies beside the model.
+    """
 
     reports_requests = False
 
     def __init__(self, settings: Settings) -> None:
         self._model = settings.model
         self._repository = settings.repository
+        try:
+            self._extract = Extractor(settings.folder)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{self._model}: {error}") from None
 
     def run_batch(self, calls: Sequence[Call]) -> list[Tensors | SlipwayError]:
         """Return the judgement of each call's rows, or why there is none."""
         asked: list[Asked | SlipwayError] = [self._asked(call) for call in calls]
+        good = {index: each for index, each in enumerate(asked) if isinstance(each, Asked)}
         rows: dict[str, list[tuple[int, int]]] = {}
-        for index, each in enumerate(asked):
-            for row, words in enumerate(each.words if isinstance(each, Asked) else ()):
+        for index, each in good.items():
+            for row, words in enumerate(each.words):
                 for word in dict.fromkeys(words):
                     rows.setdefault(word, []).append((index, row))
         judged: dict[tuple[str, int, int], Judgement] = {}
         failed: dict[str, SlipwayError] = {}
         for word, places in rows.items():
-            embeddings = np.stack([calls[index].tensors["embedding"][row] for index, row in places])
+            embeddings = np.stack([good[index].request.embedding[row] for index, row in places])
             try:
                 answers = self._ask(word, embeddings, calls[places[0][0]].models)
             except SlipwayError as error:
@@ -104,12 +117,26 @@ class WakewordDecide(Single):
     def _asked(self, call: Call) -> Asked | SlipwayError:
         try:
             request = decode(DecideRequest, call.tensors, self._model)
+            raise_all(self._model, request.too_long(self._extract.longest_s))
+            request = self._resampled(request, call.models)
             if request.words is not None and request.words.shape[1]:
                 return Asked(request, [tuple(words) for words in request.words.tolist()])
             words = every_word(self._repository, call.models, self._model)
         except SlipwayError as error:
             return error
         return Asked(request, [words] * len(request.rms))
+
+    def _resampled(self, request: DecideRequest, models: Models) -> DecideRequest:
+        """Return a request with the embeddings of its clips at other rates than 16 kHz made anew."""
+        rates = request.sample_rate[:, 0]
+        rows = np.flatnonzero(rates != SAMPLE_RATE_HZ)
+        if not rows.size:
+            return request
+        features = [self._extract(request.audio[row], int(rates[row])).input_values for row in rows]
+        embedding = request.embedding.copy()
+        made = models.call(BACKBONE, {"input_values": np.stack(features)}, ["embedding"])
+        embedding[rows] = made["embedding"]
+        return replace(request, embedding=embedding)
 
     def _ask(self, word: str, embeddings: NDArray[np.float32], models: Models) -> list[Judgement]:
         """Ask a word's head about embeddings [rows, dim].

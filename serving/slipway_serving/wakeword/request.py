@@ -1,8 +1,8 @@
 """What a caller may ask of the wake words' models, and what they answer with.
 
-Clips go to `wakeword`, which hands them on: their audio to `wakeword_features`, what the backbone made of it
-to `wakeword_decide`. A stream is a session of `wakeword_stream`, whose turns bring its samples. Training and
-serving hear by the same rules.
+Clips go to `wakeword`, which hands them on: their audio to `wakeword_features`, and with what the backbone
+made of it to `wakeword_decide`, which checks them. A stream is a session of `wakeword_stream`, whose turns
+bring its samples. Training and serving hear by the same rules.
 """
 
 from __future__ import annotations
@@ -91,7 +91,6 @@ _PCM = Array(
 # What a model made is not its caller's fault: the deciding model reports it as the server's.
 _EMBEDDING = Array("float32", (BATCH, "channels"), "what the backbone made of each clip", finite=False)
 _GIVEN_RMS = Array("float32", (BATCH, 1), "root mean square of each clip's samples", finite=False)
-_INPUT_VALUES = Array("float32", (BATCH, "frames", "bins"), "normalized log-mel energies")
 _RMS = Array("float32", (BATCH, 1), "root mean square of each clip's samples as they came, 0 to 1")
 _WORD = Array("text", _ROWS, "wake word of each column")
 _PROBABILITY = Array("float32", _ROWS, "0 to 1; 0 in a clip with an RMS below 0.005, whatever the head says")
@@ -115,21 +114,8 @@ def _texts(names: NDArray[Any]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class ClipFeatures(Event):
-    """Clips as the backbone takes them.
-
-    Attributes:
-        input_values: [batch, frames, bins], float32, normalized log-mel energies.
-        rms: [batch, 1], float32, root mean square of each clip's samples as they came, 0 to 1.
-    """
-
-    input_values: Annotated[Float32, _INPUT_VALUES]
-    rms: Annotated[Float32, _RMS]
-
-
-@dataclass(frozen=True)
-class FeaturesRequest(Request):
-    """Clips of one length, to be made into features.
+class Clips(Request):
+    """Clips of one length.
 
     Attributes:
         audio: [batch, samples], float32, mono, -1 to 1.
@@ -139,8 +125,6 @@ class FeaturesRequest(Request):
         InvalidRequest: naming every field that breaks its rule, or a clip that is too short or too long.
     """
 
-    model: ClassVar[str] = "wakeword_features"
-    events: ClassVar[tuple[type[Event], ...]] = (ClipFeatures,)
     streams: ClassVar[bool] = False
 
     audio: Annotated[Float32, _AUDIO]
@@ -189,8 +173,8 @@ class Decisions(Event):
 
 
 @dataclass(frozen=True)
-class DecideRequest(Request):
-    """Embeddings, to be judged by the heads of words.
+class DecideRequest(Clips):
+    """Clips and what the backbone made of them, to be judged by the heads of words.
 
     Attributes:
         embedding: [batch, channels], float32, of the backbone.
@@ -198,12 +182,11 @@ class DecideRequest(Request):
         words: [batch, words], texts; None is every loaded word.
 
     Raises:
-        InvalidRequest: naming every field that breaks its rule.
+        InvalidRequest: as of :class:`Clips`.
     """
 
     model: ClassVar[str] = "wakeword_decide"
     events: ClassVar[tuple[type[Event], ...]] = (Decisions,)
-    streams: ClassVar[bool] = False
 
     embedding: Annotated[Float32, _EMBEDDING]
     rms: Annotated[Float32, _GIVEN_RMS]
@@ -215,21 +198,21 @@ class ClipDecisions(Decisions):
     """What the heads say of clips, and how loud these are.
 
     Attributes:
-        rms: [batch, 1], float32, as of :class:`ClipFeatures`.
+        rms: [batch, 1], float32, root mean square of each clip's samples as they came, 0 to 1.
     """
 
     rms: Annotated[Float32, _RMS]
 
 
 @dataclass(frozen=True)
-class ClipsRequest(FeaturesRequest):
+class ClipsRequest(Clips):
     """Clips of one length, to be listened to for wake words.
 
     Attributes:
         words: [batch, words], texts; None is every loaded word.
 
     Raises:
-        InvalidRequest: as of :class:`FeaturesRequest`.
+        InvalidRequest: as of :class:`Clips`.
     """
 
     model: ClassVar[str] = "wakeword"

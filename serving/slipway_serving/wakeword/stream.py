@@ -8,6 +8,7 @@ answers depends on its samples only, never on how they were cut into pieces.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,8 +26,9 @@ from slipway_serving.wakeword.request import SAMPLE_RATE_HZ, ClipsRequest, Liste
 # As WakeBuilder listens: windows of 1 s that overlap by half.
 WINDOW_SAMPLES, HOP_SAMPLES = 16_000, 8_000
 FULL_SCALE = 32_768.0
-# As many windows in one call as the ensemble takes in one request.
-_WINDOWS_PER_CALL = 16
+# The windows of a batch go to the ensemble in several calls at a time, so that its models work side by side:
+# one makes features of some while the backbone has others.
+_WINDOWS_PER_CALL, _CALLS_AT_A_TIME = 4, 4
 
 Pcm = NDArray[np.int16]
 
@@ -104,6 +106,7 @@ class WakewordStream(Single):
         self._repository = settings.repository
         self._cooldown_ms = settings.positive("cooldown_ms")
         self._sessions: Sessions[Listening] = Sessions.of_model(settings)
+        self._callers = ThreadPoolExecutor(_CALLS_AT_A_TIME, thread_name_prefix=self._model)
 
     def run_batch(self, calls: Sequence[Call]) -> list[Tensors | SlipwayError]:
         """Return the answer to each piece, or why there is none; a stream that failed is over."""
@@ -120,6 +123,7 @@ class WakewordStream(Single):
 
     def close(self) -> None:
         """Free all streams."""
+        self._callers.shutdown()
         self._sessions.close()
 
     def _begin(self, call: Call) -> Piece | SlipwayError:
@@ -171,18 +175,20 @@ class WakewordStream(Single):
 
     def _ask(self, words: tuple[str, ...], windows: NDArray[np.float32], models: Models) -> dict[str, Any]:
         outputs = ["probability", "threshold"]
-        parts: dict[str, list[Any]] = {name: [np.zeros((0, len(words)), np.float32)] for name in outputs}
-        for first in range(0, len(windows), _WINDOWS_PER_CALL):
-            audio = windows[first : first + _WINDOWS_PER_CALL]
+        starts = range(0, len(windows), _WINDOWS_PER_CALL)
+
+        def ask(start: int) -> dict[str, NDArray[Any]]:
+            audio = windows[start : start + _WINDOWS_PER_CALL]
             clips = ClipsRequest(
                 audio=audio,
                 sample_rate=np.full((len(audio), 1), SAMPLE_RATE_HZ, np.int64),
                 words=np.array([words] * len(audio), np.object_),
             )
-            answer = models.call(clips.model, encode(clips), outputs)
-            for name in outputs:
-                parts[name].append(answer[name])
-        return {name: np.concatenate(arrays) for name, arrays in parts.items()}
+            return models.call(clips.model, encode(clips), outputs)
+
+        answers = list(self._callers.map(ask, starts))
+        none = np.zeros((0, len(words)), np.float32)
+        return {name: np.concatenate([none, *(answer[name] for answer in answers)]) for name in outputs}
 
     def _finish(self, piece: Piece) -> Tensors | SlipwayError:
         """Return a piece's answer; what it detected becomes events in the order of the stream."""

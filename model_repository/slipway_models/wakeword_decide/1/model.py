@@ -1,4 +1,4 @@
-"""Embeddings to decisions: the program in config.pbtxt does the work, the adapter speaks with Triton."""
+"""Clips to decisions: the program in config.pbtxt does the work, the adapter speaks with Triton."""
 
 import triton_python_backend_utils as pb_utils
 
