@@ -32,7 +32,6 @@ from slipway_serving.errors import (
     DeadlineExceeded,
     InvalidRequest,
     NotReady,
-    Overloaded,
     SlipwayError,
     from_wire,
 )
@@ -54,8 +53,6 @@ _OTHER_SERVER = "http2 header with status"
 _TRITON_TEXTS: tuple[tuple[str, type[SlipwayError]], ...] = (
     ("has no available versions", NotReady),
     (UnknownModel.said, UnknownModel),
-    ("maximum queue size", Overloaded),
-    ("Request timeout expired", Overloaded),
     ("larger than max", InvalidRequest),
     ("unexpected inference input", InvalidRequest),
     ("unexpected shape for input", InvalidRequest),

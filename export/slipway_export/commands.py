@@ -209,6 +209,17 @@ def export(
         bool,
         typer.Option("--fresh", help="Make every graph anew, not only what is not staged or placed already."),
     ] = False,
+    queue_limit: Annotated[
+        int | None,
+        typer.Option(
+            help="Requests that may wait for each model that clients call; one more is refused at once.",
+            metavar="REQUESTS",
+        ),
+    ] = None,
+    queue_timeout_s: Annotated[
+        float | None,
+        typer.Option(help="Seconds that each may wait, then it is refused.", metavar="SECONDS"),
+    ] = None,
     triton: Annotated[str | None, triton_option()] = None,
     control_token_file: Annotated[Path | None, control_token_option()] = None,
     quiet: Quiet = False,
@@ -221,6 +232,7 @@ def export(
     from slipway_export.library import Library, export_model
     from slipway_export.placement import parse_places
     from slipway_export.plan_commands import print_plan
+    from slipway_export.queues import QueueLimits
     from slipway_export.run import ExportOptions, run_export
 
     chosen = family_named(family)
@@ -272,6 +284,7 @@ def export(
         verify_budget=verify_budget,
         verify_device=verify_device,
         fresh=fresh,
+        queues=QueueLimits(queue_limit, queue_timeout_s),
     )
     if plan:
         print_plan(chosen, options)

@@ -26,6 +26,7 @@ from slipway_export.machine import check_device
 from slipway_export.opset import choose_opset
 from slipway_export.placement import Place, check_places
 from slipway_export.progress import Progress, Report
+from slipway_export.queues import QueueLimits
 from slipway_export.repository import check_replaceable, placed
 from slipway_export.resume import Finished
 from slipway_export.room import Weight, check_disk, check_memory, said_when_full, weigh, weigh_torch
@@ -77,6 +78,7 @@ class ExportOptions:
         verify_budget: seconds that verification may take on this machine, by the estimate.
         verify_device: what both sides of it run on.
         fresh: make every graph anew, those too that are the same as staged or placed.
+        queues: limits of what waits for the models that clients call.
 
     Raises:
         InvalidRequest: the budget is not above 0, both repository and output are given, or none.
@@ -106,6 +108,7 @@ class ExportOptions:
     verify_budget: float = DEFAULT_BUDGET
     verify_device: Device = Device.CPU
     fresh: bool = False
+    queues: QueueLimits = field(default_factory=QueueLimits)
 
     def __post_init__(self) -> None:
         if not self.verify_budget > 0:

@@ -231,6 +231,7 @@ class StagedExport:
             if place is not None:
                 set_instances(folder / "config.pbtxt", place)
         for name in model_names(self._family, components, authored):
+            self.options.queues.write(self.staged / name / "config.pbtxt")
             parts = [c for c in components if f"{self._family.name}_{c.name}" == name]
             place = self.options.places.get(parts[0].name) if parts else None
             placed_at = {} if place is None else {"place": place.facts}

@@ -102,8 +102,10 @@ _BY_STATUS = _BY_CODE | {
     "503": NotReady,
     "504": DeadlineExceeded,
 }
-# What Triton says, with the status of a server that is not ready, when a queue is full.
-_QUEUE_FULL = "maximum queue size"
+# What Triton says, with the status of a server that is not ready, when a queue is full or a request waited
+# longer than its queue allows; and what we add for those who do not try again by themselves.
+_REFUSED_BY_QUEUE = ("maximum queue size", "Request timeout expired")
+_RETRY_HINT = "try again in a few seconds, or fewer requests at a time"
 _WIRE = re.compile(r"\[(" + "|".join(_BY_CODE) + r")\] ")
 
 
@@ -121,8 +123,8 @@ def from_wire(text: str, status: str | int | None = None) -> SlipwayError:
     """
     if found := _WIRE.search(text):
         return _BY_CODE[found.group(1)](text[found.end() :].strip())
-    if _QUEUE_FULL in text:
-        return Overloaded(text.strip())
+    if any(reason in text for reason in _REFUSED_BY_QUEUE):
+        return Overloaded(f"{text.strip()}; {_RETRY_HINT}")
     name = str(status).removeprefix("StatusCode.") if status is not None else ""
     return _BY_STATUS.get(name, Unrecoverable)(text.strip())
 

@@ -45,10 +45,16 @@ def test_error_of_triton_itself_maps_by_status(
     assert type(errors.from_wire("unexpected inference input 'foo'", status)) is cls
 
 
-def test_full_queue_of_triton_is_overloaded_whatever_the_status() -> None:
-    text = "in model 'wan_t2v': Exceeds maximum queue size"
-    assert type(errors.from_wire(text, "UNAVAILABLE")) is errors.Overloaded
-    assert type(errors.from_wire(text, 503)) is errors.Overloaded
+@pytest.mark.parametrize(
+    "said", ["in model 'wan_t2v': Exceeds maximum queue size", "Request timeout expired"]
+)
+@pytest.mark.parametrize("status", ["UNAVAILABLE", 503, None])
+def test_refusal_of_a_queue_is_overloaded_and_hints_to_try_again(said: str, status: str | int | None) -> None:
+    error = errors.from_wire(said, status)
+    assert type(error) is errors.Overloaded
+    assert str(error) == f"{said}; try again in a few seconds, or fewer requests at a time"
+    # One that a model hands on has one hint still.
+    assert str(errors.from_wire(error.to_wire(), status)) == str(error)
 
 
 def test_raise_all_names_every_problem_at_once() -> None:

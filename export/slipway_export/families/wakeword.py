@@ -23,6 +23,7 @@ from slipway_export.spec import (
     Plan,
     Precision,
     Preset,
+    Queue,
     TensorSpec,
     Tolerance,
     Variant,
@@ -54,6 +55,8 @@ BACKBONE_MERGE_US = 2000
 HEAD_MERGE_US = 200
 # Clips of one length that wait anyway are merged; none is held back, since the backbone does that next.
 FEATURES_MERGE_US = 0
+# What waits for less than a second on two cores with the tiny backbone; with a large one the seconds decide.
+QUEUE = Queue(requests=256, seconds=10)
 
 FEATURES_TOLERANCE = {Precision.FP32: Tolerance(max_abs=1e-4, relative_l2=1e-5, cosine=0.999999)}
 BACKBONE_TOLERANCE = {
@@ -97,6 +100,7 @@ def plan(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
         load=lambda _: _load_features(checkpoint),
         tolerance=FEATURES_TOLERANCE,
         merge_us=FEATURES_MERGE_US,
+        queue=QUEUE,
     )
     backbone = Component(
         name="backbone",
@@ -106,6 +110,7 @@ def plan(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
         load=lambda precision: _load_backbone(checkpoint, precision),
         tolerance=BACKBONE_TOLERANCE,
         merge_us=BACKBONE_MERGE_US,
+        queue=QUEUE,
     )
     preprocessor = checkpoint.path / PREPROCESSOR_FILE
     authored = (

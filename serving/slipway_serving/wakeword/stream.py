@@ -7,6 +7,7 @@ answers depends on its samples only, never on how they were cut into pieces.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway_serving.errors import Cancelled, SlipwayError, Unrecoverable
+from slipway_serving.errors import Cancelled, Overloaded, SlipwayError, Unrecoverable
 from slipway_serving.events import tensors
 from slipway_serving.program import Call, Models, Settings, Single, Tensors
 from slipway_serving.requests import decode_turn, encode
@@ -29,6 +30,8 @@ FULL_SCALE = 32_768.0
 # The windows of a batch go to the ensemble in several calls at a time, so that its models work side by side:
 # one makes features of some while the backbone has others.
 _WINDOWS_PER_CALL, _CALLS_AT_A_TIME = 4, 4
+# A stream is over when its windows fail, so they come again when the clips of others have filled the queue.
+_WAITS_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 
 Pcm = NDArray[np.int16]
 
@@ -184,6 +187,11 @@ class WakewordStream(Single):
                 sample_rate=np.full((len(audio), 1), SAMPLE_RATE_HZ, np.int64),
                 words=np.array([words] * len(audio), np.object_),
             )
+            for wait_s in _WAITS_S:
+                try:
+                    return models.call(clips.model, encode(clips), outputs)
+                except Overloaded:
+                    time.sleep(wait_s)
             return models.call(clips.model, encode(clips), outputs)
 
         answers = list(self._callers.map(ask, starts))

@@ -1,0 +1,74 @@
+"""How many requests may wait for a model, and how long: Triton's queue policy in its `config.pbtxt`.
+
+What clients call has such limits by default: a component says them (:class:`slipway_export.spec.Queue`), an
+authored model's own file has them. An export may say others for all of its models. What is called by other
+models only has none: what was admitted is to end.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
+
+from slipway_export.spec import Queue
+from slipway_serving.errors import raise_all
+
+_MICROSECONDS = 1_000_000
+# Triton takes 0 for no limit.
+_MOST_REQUESTS, _MOST_SECONDS = 2**31 - 1, 24 * 3600
+
+
+@dataclass(frozen=True)
+class QueueLimits:
+    """What a user asked of the queues of an export's models; None leaves the defaults.
+
+    Args:
+        requests: that may wait for each model, 1 or more.
+        seconds: that each may wait, above 0, at most a day.
+
+    Raises:
+        InvalidRequest: naming what is out of its range.
+    """
+
+    requests: int | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.requests is not None and not 1 <= self.requests <= _MOST_REQUESTS:
+            problems.append(f"queue-limit must be 1 or more requests, got {self.requests}; try 256")
+        if self.seconds is not None and not (
+            math.isfinite(self.seconds) and 0 < self.seconds <= _MOST_SECONDS
+        ):
+            problems.append(
+                f"queue-timeout-s must be above 0 and at most {_MOST_SECONDS} seconds, got {self.seconds:g};"
+                " try 10"
+            )
+        raise_all("export", problems)
+
+    def write(self, config: Path) -> None:
+        """Put them into a model's `config.pbtxt` where that limits its queue; change nothing else."""
+        if self == QueueLimits():
+            return
+        parsed = text_format.Parse(config.read_text(encoding="utf-8"), pb.ModelConfig())
+        if not parsed.dynamic_batching.HasField("default_queue_policy"):
+            return
+        policy = parsed.dynamic_batching.default_queue_policy
+        if self.requests is not None:
+            policy.max_queue_size = self.requests
+        if self.seconds is not None:
+            policy.default_timeout_microseconds = round(self.seconds * _MICROSECONDS)
+        config.write_text(text_format.MessageToString(parsed), encoding="utf-8")
+
+
+def queue_policy(queue: Queue) -> pb.ModelQueuePolicy:
+    """Return Triton's words for a queue's limits: what is beyond them is refused, not put off."""
+    return pb.ModelQueuePolicy(
+        timeout_action=pb.ModelQueuePolicy.REJECT,
+        default_timeout_microseconds=round(queue.seconds * _MICROSECONDS),
+        max_queue_size=queue.requests,
+    )
