@@ -29,7 +29,6 @@ from slipway_export.spec import (
     Variant,
 )
 from slipway_serving.errors import InvalidRequest
-from slipway_serving.wakeword.audio import longest_s
 from slipway_serving.wakeword.request import (
     SAMPLE_RATE_HZ,
     SAMPLE_RATES_HZ,
@@ -155,6 +154,8 @@ def _features(config: dict[str, Any]) -> TensorSpec:
 
 def _samples(config: dict[str, Any]) -> Axis:
     """Return how many samples a clip may have: of what the backbone sees, at the highest rate."""
+    from slipway_serving.wakeword.audio import longest_s  # resamples: more than a light install has
+
     return Axis("samples", 1, SAMPLE_RATE_HZ, int(longest_s(config["max_length"]) * SAMPLE_RATES_HZ[1]))
 
 
