@@ -3,11 +3,16 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Locust wants a newer geventhttpclient than Triton's wheel: load is made from an environment of its own.
+LOAD_VENV := .venv-load
 # Two threads everywhere: the tests and the demo are made for two cores.
 export OMP_NUM_THREADS ?= 2
 
 # Debian's own client before another of the name, which may lack the builder.
 export DOCKER ?= $(firstword $(wildcard /usr/bin/docker) docker)
+
+COMPILE := --quiet --strip-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-header \
+  --no-annotate
 
 .PHONY: help demo test check docs bench real-size audit wheels image image-test lock clean
 
@@ -19,11 +24,17 @@ $(VENV)/installed: pyproject.toml requirements.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[dev]'
 	@touch $@
 
+$(LOAD_VENV)/installed: pyproject.toml requirements-load.lock
+	$(PYTHON) -m venv $(LOAD_VENV)
+	$(LOAD_VENV)/bin/pip install --quiet --disable-pip-version-check --constraint requirements-load.lock \
+	  --editable '.[load]'
+	@touch $@
+
 demo: $(VENV)/installed ## Export tiny checkpoints, serve them: out/wan_t2v.mp4, out/airimu
 	$(BIN)/python examples/wan_t2v.py
 	$(BIN)/python examples/airimu.py
 
-test: $(VENV)/installed ## Run every test, against a real Triton: two files at a time, then the containers
+test: $(VENV)/installed $(LOAD_VENV)/installed ## Run every test, against a real Triton: two files at a time, then the containers
 	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "not docker"
 	$(BIN)/pytest -m docker tests/docker
 
@@ -48,18 +59,22 @@ wheels: $(VENV)/installed ## Fill docker/wheelhouse from requirements.lock
 	docker/wheels.sh
 
 image: wheels ## Build the CPU images and start each once; BASE=IMAGE changes their base
-	docker/build.sh server-cpu client
+	docker/build.sh server-cpu client load
 	EXPORT_BASE=server-cpu docker/build.sh export
 
-image-test: $(VENV)/installed ## Build, run, compose, refuse, drain: the whole demonstration with containers
+image-test: $(VENV)/installed $(LOAD_VENV)/installed ## Build, run, compose, refuse, drain: the whole demonstration with containers
 	$(BIN)/pytest -m docker tests/docker
 
 lock: $(VENV)/installed ## Write requirements.lock anew from pyproject.toml
 	$(BIN)/pip install --quiet pip-tools
-	$(BIN)/pip-compile --quiet --all-extras --strip-extras --no-emit-index-url --no-emit-find-links \
-	  --no-emit-trusted-host --no-header --no-annotate --output-file requirements.lock pyproject.toml
+	# dev and play together are every extra but load, which has a lock of its own.
+	$(BIN)/pip-compile $(COMPILE) --extra dev --extra play --output-file requirements.lock pyproject.toml
 	# The CPU build's local version is not on the public index, nor is this project.
 	sed -i -E '/^slipway/d; s/^(torch==[0-9.]+)\+cpu/\1/; /^#/d; /^$$/d' requirements.lock
+	# In the same versions, but for what Triton's wheel holds back.
+	$(BIN)/pip-compile $(COMPILE) --extra load --constraint <(grep -v '^geventhttpclient==' requirements.lock) \
+	  --output-file requirements-load.lock pyproject.toml
+	sed -i -E '/^slipway/d; /^#/d; /^$$/d' requirements-load.lock
 
 clean: ## Remove what was built
-	rm -rf $(VENV) docker/.cache docker/wheelhouse/*.whl docker/wheelhouse/filled-* out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOAD_VENV) docker/.cache docker/wheelhouse/*.whl docker/wheelhouse/filled-* out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -45,6 +45,8 @@ _OPTIONS = (
     # every 300 s while no data flows, as in a long denoising step.
     ("grpc.keepalive_time_ms", 310_000),
     ("grpc.keepalive_timeout_ms", 20_000),
+    # Clients of one process would share a connection, and so be one user to whatever balances connections.
+    ("grpc.use_local_subchannel_pool", 1),
 )
 _TLS = "grpcs://"
 # What gRPC says when something else than a gRPC server answers.

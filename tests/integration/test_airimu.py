@@ -20,6 +20,7 @@ import torch
 import tritonclient.grpc as triton
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from load_environment import assert_all_answered, load_environment
 from server_fixtures import infer_input, loading_warnings, wait_until
 
 from slipway_cli.root import run
@@ -702,3 +703,13 @@ def test_imu_recording_command_keeps_what_is_there(
 ) -> None:
     assert run(["imu-recording", str(recorded)]) == 2
     assert "output must be an empty or new folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_batches_and_streams_are_answered_when_locust_sends_them(
+    server: Server, shared: Path, tmp_path: Path, protocol: str
+) -> None:
+    line = f"--family airimu --users 2 --seconds 3 --session-s 1 --protocol {protocol}"
+    done = load_environment(shared).load(tmp_path, url_of(server, protocol).removeprefix("http://"), line)
+    for model in ("airimu", "airimu_stream"):
+        assert_all_answered(done, model)

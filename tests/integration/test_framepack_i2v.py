@@ -16,6 +16,7 @@ import pytest
 import torch
 from diffusers import HunyuanVideoFramepackPipeline
 from framepack_fixtures import small_checkpoint, small_repository
+from load_environment import assert_all_answered, load_environment
 from PIL import Image
 from server_fixtures import loading_warnings
 from wan_reference import psnr
@@ -213,3 +214,14 @@ def test_server_refuses_by_field_what_its_models_cannot_do(
 
 def test_triton_log_has_no_warning_about_our_models_when_they_are_loaded(server: Server) -> None:
     assert loading_warnings(server.log_text()) == []
+
+
+def test_videos_of_pictures_are_answered_when_locust_asks_for_them(
+    server: Server, shared: Path, tmp_path: Path
+) -> None:
+    sizes = {"height": 32, "width": 48, "steps": 2, "seconds": 1.0}
+    fields = " ".join(f"--field framepack_i2v.{name}={size}" for name, size in sizes.items())
+    line = f"--family framepack_i2v {fields} --users 2 --seconds 3"
+    done = load_environment(shared).load(tmp_path, server.grpc_url, line)
+    measures = ("first_progress_s", "step_s", "first_frame_s", "queue_s", "service_s")
+    assert_all_answered(done, "framepack_i2v", *measures)

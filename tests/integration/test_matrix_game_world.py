@@ -16,6 +16,7 @@ import av
 import httpx
 import numpy as np
 import pytest
+from load_environment import assert_all_answered, load_environment
 from matrix_game_reference import world_frames
 from prometheus_client.parser import text_string_to_metric_families
 from server_fixtures import wait_until
@@ -415,3 +416,11 @@ def test_all_graphs_have_run_when_the_model_is_ready(
     small.load(MODEL)
     graphs = {("cross_attention.onnx", 0), ("first.onnx", 0), ("next.onnx", 0)}
     assert set(ran) == graphs | {("block_denoiser.onnx", 0), ("block_denoiser.onnx", 3), ("rebase.onnx", 0)}
+
+
+def test_worlds_are_played_when_locust_plays_them(server: Server, shared: Path, tmp_path: Path) -> None:
+    line = "--family matrix_game --users 2 --seconds 4 --session-s 2 --think-s 0.1"
+    done = load_environment(shared).load(tmp_path, server.grpc_url, line)
+    measures = ("first_frame_s", "jitter_s", "stall_s", "queue_s", "service_s")
+    assert_all_answered(done, MODEL, *measures)
+    no_world_is_held(server)

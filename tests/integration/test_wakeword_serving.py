@@ -20,6 +20,7 @@ import soundfile
 import tritonclient.grpc as triton
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from load_environment import assert_all_answered, load_environment
 from observability_fixtures import value
 from server_fixtures import wait_until
 from wakeword_fixtures import RATE_HZ, THRESHOLD, Exported, Reference, export_all, sounds
@@ -562,3 +563,12 @@ def test_listen_refuses_a_plot_that_cannot_be_written(recording: Path, tmp_path:
     for plot in (tmp_path / "heard.txt", tmp_path / "nowhere" / "heard.png"):
         with pytest.raises(InvalidRequest, match="--plot must end in .png"):
             listen(str(recording), plot=plot)
+
+
+def test_clips_and_streams_are_answered_when_locust_sends_them(
+    server: Server, shared: Path, tmp_path: Path
+) -> None:
+    line = "--family wakeword --users 2 --seconds 3 --session-s 1"
+    done = load_environment(shared).load(tmp_path, server.grpc_url, line)
+    for model in ("wakeword", "wakeword_stream"):
+        assert_all_answered(done, model)

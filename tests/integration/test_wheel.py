@@ -37,6 +37,7 @@ LACKING = {
         f"bench {name} --output o"
         for name in ("denoiser", "engines", "video", "wakeword", "world", "capacity")
     ],
+    "load": ["load --family wan_t2v --url localhost:1"],
     "capacity": ["capacity --service-s 1 --each-s 9 --p95-s 1 --users 4"],
 }
 HEAVY = ("torch", "diffusers", "transformers", "onnx", "onnxruntime", "pytriton", "scipy", "matplotlib")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from slipway_loadtests.bench.video import VideoResult
     from slipway_loadtests.bench.wakeword import WakewordResult
     from slipway_loadtests.bench.world import WorldResult
+    from slipway_loadtests.load.summary import ModelSummary
 
 _PANEL_INCHES = (5.0, 3.6)
 
@@ -90,6 +91,30 @@ def draw_world(result: WorldResult, path: Path) -> None:
     }
     _bars(axes, found, f"{result.options.mode}: ratios, {result.options.blocks} blocks")
     figure.savefig(path)
+
+
+def draw_load(found: ModelSummary, level: str, file: IO[bytes]) -> None:
+    """Draw a load test of one model: answers per second, and latency, over the load of its stages."""
+    figure, panels = _figure(2)
+    stages = sorted(found.stages, key=lambda each: each.stage.level)
+    levels = [each.stage.level for each in stages]
+    panels[0].plot(levels, [each.figures.per_s for each in stages], marker="o", label="answers")
+    panels[0].plot(levels, [each.figures.goodput_per_s for each in stages], marker="o", label="good answers")
+    rejected = [each.figures.rejected_share * each.figures.sent / each.figures.seconds for each in stages]
+    panels[0].plot(levels, rejected, marker="o", label="rejected")
+    panels[0].set(title="per second", xlabel=level)
+    timed = [each for each in stages if "latency_s" in each.figures.measures]
+    for percent in ("p50", "p95", "p99"):
+        values = [getattr(each.figures.measures["latency_s"], percent) for each in timed]
+        panels[1].plot([each.stage.level for each in timed], values, marker="o", label=percent)
+    panels[1].set(title="latency, seconds", xlabel=level)
+    for axes in panels:
+        if found.knee is not None:
+            axes.axvline(found.knee, color="black", linewidth=0.8, linestyle="--", label="knee")
+        axes.set_ylim(bottom=0)
+        axes.legend()
+    figure.suptitle(found.whole.model)
+    figure.savefig(file, format="png")
 
 
 def _figure(panels: int) -> tuple[Any, Sequence[Axes]]:

@@ -1,0 +1,1 @@
+"""Load on a running server, driven by Locust: users of every family, arrivals, shapes, SLOs and a report."""

@@ -1,0 +1,189 @@
+"""One run in Locust: the plan comes in, outcomes are kept, and at the end the report goes out.
+
+Locust spawns users and counts answers by itself; what it cannot count is in our outcomes, which workers send
+to their master with Locust's own reports. The locustfile imports it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from locust import LoadTestShape, events
+from locust.runners import MasterRunner, WorkerRunner
+
+from slipway_client.address import Address, address_of
+from slipway_loadtests.load import report
+from slipway_loadtests.load.outcomes import ANSWERED, CANCELLED, Outcome, now_s
+from slipway_loadtests.load.plan import Plan, read_plan
+from slipway_loadtests.load.queues import Queues, read_queues
+from slipway_loadtests.load.summary import summarize
+
+_LOG = logging.getLogger(__name__)
+_AT_ONCE = 100.0  # users per second; Locust warns above
+_KEY = "slipway"
+# Of users on other machines, until the order to start has reached all.
+_LEAD_S = 1.0
+
+
+class Run:
+    """What a process knows of the run.
+
+    Args:
+        environment: Locust's.
+        plan: of the run.
+
+    Attributes:
+        plan: of the run.
+        begun_s: when it began, seconds since the epoch.
+        until_s: when its last stage ends.
+        sources: of open arrivals, in all processes.
+    """
+
+    def __init__(self, environment: Any, plan: Plan) -> None:
+        self._environment = environment
+        self._unsent: list[Outcome] = []
+        self.plan = plan
+        self.sources = 1
+        self.begin(now_s())
+
+    def begin(self, begun_s: float) -> None:
+        """Start the clock at a moment, with no outcome yet."""
+        self.begun_s = begun_s
+        self.until_s = self.begun_s + self.plan.seconds if self.plan.stages else float("inf")
+        self.outcomes: list[Outcome] = []
+        self.refusals: dict[str, None] = {}
+        self.unanswered: dict[str, int] = {}
+        self.queues: Queues | None = read_queues(self.plan.metrics) if self.plan.metrics else None
+
+    @cached_property
+    def address(self) -> Address:
+        """Where the server is and what is spoken there."""
+        return address_of(self.plan.url or self._environment.host or None, self.plan.protocol)
+
+    def keep(self, outcome: Outcome) -> None:
+        """Take an outcome, for ourselves and for Locust's statistics."""
+        self.outcomes.append(outcome)
+        failed = outcome.ended not in (ANSWERED, CANCELLED)
+        self._environment.events.request.fire(
+            request_type=self.address.protocol,
+            name=outcome.model,
+            response_time=1000 * (outcome.ended_s - outcome.due_s),
+            response_length=0,
+            exception=RuntimeError(f"{outcome.ended}: {outcome.said}") if failed else None,
+            context={},
+        )
+
+    def refuse(self, text: str) -> None:
+        """Take note of why users could not begin."""
+        if text not in self.refusals:
+            _LOG.error(text)
+            self.refusals[text] = None
+
+    def lost(self, model: str, count: int) -> None:
+        """Take note of requests that had no answer when the run gave them up."""
+        self.unanswered[model] = self.unanswered.get(model, 0) + count
+
+    def tell(self, client_id: str, data: dict[str, Any]) -> None:
+        """Put what a worker tells its master into its report, and forget it."""
+        data[_KEY] = {
+            "outcomes": [dataclasses.asdict(each) for each in self.outcomes],
+            "refusals": list(self.refusals),
+            "unanswered": self.unanswered,
+        }
+        self.outcomes, self.unanswered = [], {}
+
+    def hear(self, client_id: str, data: dict[str, Any]) -> None:
+        """Take what a worker told."""
+        told = data[_KEY]
+        self.outcomes += [
+            Outcome(**{**each, "measures": {name: tuple(v) for name, v in each["measures"].items()}})
+            for each in told["outcomes"]
+        ]
+        for text in told["refusals"]:
+            self.refuse(text)
+        for model, count in told["unanswered"].items():
+            self.lost(model, count)
+
+
+class Stages(LoadTestShape):  # type: ignore[misc]
+    """The plan's stages as Locust's shape: how many users there are when."""
+
+    def __init__(self, run: Run, classes: int) -> None:
+        super().__init__()
+        self._run, self._classes = run, classes
+
+    def tick(self) -> tuple[int, float] | None:
+        """Return how many users there are to be, and how many more in a second; None at the end."""
+        plan = self._run.plan
+        stage = plan.stage_at(now_s() - self._run.begun_s)
+        if stage is None:
+            return None
+        users = round(stage.level) if plan.arrivals == "closed" else self._classes * plan.workers
+        return users, _AT_ONCE
+
+
+@events.init_command_line_parser.add_listener  # type: ignore[untyped-decorator]
+def _add_options(parser: Any) -> None:
+    parser.add_argument(
+        "--plan",
+        default="{}",
+        metavar="FILE|JSON",
+        help="Slipway's plan: arrivals, stages, SLO, reports; see docs/load.md",
+    )
+
+
+@events.init.add_listener  # type: ignore[untyped-decorator]
+def _begin(environment: Any, runner: Any, **_: Any) -> None:
+    run = environment.slipway = Run(environment, read_plan(environment.parsed_options.plan))
+    if run.plan.users:
+        environment.user_classes = [
+            each for each in environment.user_classes if each.__name__ in run.plan.users
+        ]
+    if isinstance(runner, WorkerRunner):
+        environment.events.report_to_master.add_listener(run.tell)
+        return
+    environment.events.worker_report.add_listener(run.hear)
+    classes = len(environment.user_classes)
+    run.sources = classes * run.plan.workers
+    if run.plan.stages:
+        environment.shape_class = Stages(run, classes)
+        environment.shape_class.runner = runner
+    if environment.stop_timeout == 0:
+        environment.stop_timeout = run.plan.timeout_s
+
+
+@events.test_start.add_listener  # type: ignore[untyped-decorator]
+def _started(environment: Any, **_: Any) -> None:
+    run: Run = environment.slipway
+    options = environment.parsed_options
+    if isinstance(environment.runner, WorkerRunner):
+        # The master's plan, and when all begin, have come with its order to start.
+        run.plan = read_plan(options.plan)
+        run.sources = len(run.plan.users or environment.user_classes) * run.plan.workers
+    else:
+        lead_s = _LEAD_S if isinstance(environment.runner, MasterRunner) else 0.0
+        options.slipway_begun_s = now_s() + lead_s
+    run.begin(options.slipway_begun_s)
+
+
+@events.quitting.add_listener  # type: ignore[untyped-decorator]
+def _report(environment: Any, **_: Any) -> None:
+    run: Run = environment.slipway
+    if isinstance(environment.runner, WorkerRunner):
+        return
+    plan = run.plan
+    models = {each.use.model for each in environment.user_classes}
+    summary = summarize(plan, models, run.begun_s, run.outcomes, run.unanswered, list(run.refusals))
+    queues = read_queues(plan.metrics).since(run.queues) if plan.metrics and run.queues else None
+    if plan.json:
+        report.write_json(Path(plan.json), plan, summary, queues)
+    if plan.html:
+        report.write_html(Path(plan.html), plan, summary, queues)
+    for line in report.lines(summary, queues):
+        print(line)
+    if plan.stages and (summary.broken or summary.refusals):
+        environment.process_exit_code = 1

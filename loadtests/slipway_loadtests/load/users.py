@@ -1,0 +1,99 @@
+"""Locust's users, one class for each model: who visits when.
+
+Closed, a user visits, thinks, and visits again. Open, a user is a source of arrivals: it lets visitors come
+at their moments, each in a greenlet and with a connection of its own, and waits for the last of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any, ClassVar
+
+import gevent
+import numpy as np
+from gevent.pool import Pool
+from locust import User, task
+from locust.exception import StopUser
+
+from slipway_client.client import Client
+from slipway_client.retry import RetryPolicy
+from slipway_loadtests.load.arrivals import moments_s
+from slipway_loadtests.load.outcomes import now_s
+from slipway_loadtests.load.plan import Plan
+from slipway_loadtests.load.running import Run
+from slipway_loadtests.load.visits import USES, Use, Visitor
+from slipway_serving.errors import SlipwayError
+
+_NUMBERS = itertools.count()
+
+
+class ModelUser(User):  # type: ignore[misc]
+    """A user of one model.
+
+    Attributes:
+        use: of the model.
+    """
+
+    abstract = True
+    use: ClassVar[Use]
+
+    def on_start(self) -> None:
+        """Connect, and stop at once where the server does not serve the model."""
+        self.run_: Run = self.environment.slipway
+        self.plan: Plan = self.run_.plan
+        worker = getattr(self.environment.runner, "worker_index", 0)
+        self.random = np.random.default_rng([self.plan.seed, max(worker, 0), next(_NUMBERS)])
+        self.free: list[Client] = [self._connected()]
+        try:
+            self.free[0].model_metadata(self.use.model)
+        except SlipwayError as error:
+            self.run_.refuse(f"{self.use.model}: {error}")
+            raise StopUser from None
+
+    def on_stop(self) -> None:
+        """Close the connections."""
+        for client in self.free:
+            client.close()
+
+    def wait_time(self) -> float:
+        """Return how long to think before the next visit, seconds."""
+        return float(self.random.exponential(self.plan.think_s)) if self.plan.think_s else 0.0
+
+    @task  # type: ignore[untyped-decorator]
+    def come(self) -> None:
+        """Visit once; open, let all come whose source this is."""
+        if self.plan.arrivals == "closed":
+            self._visit(now_s(), self.random)
+            return
+        visitors = Pool()
+        for moment_s in moments_s(self.plan, 1 / self.run_.sources, self.random):
+            due_s = self.run_.begun_s + moment_s
+            gevent.sleep(max(due_s - now_s(), 0.0))
+            visitors.spawn(self._visit, due_s, np.random.default_rng(self.random.integers(2**63)))
+        visitors.join(self.plan.timeout_s)
+        self.run_.lost(self.use.model, len(visitors))
+        visitors.kill()
+        raise StopUser
+
+    def _visit(self, due_s: float, random: np.random.Generator) -> None:
+        client = self.free.pop() if self.free else self._connected()
+        try:
+            self.use.visit(Visitor(client, self.plan, random, self.run_.keep, self.run_.until_s), due_s)
+        except SlipwayError as error:
+            self.run_.refuse(str(error))
+            raise StopUser from None
+        finally:
+            self.free.append(client)
+
+    def _connected(self) -> Client:
+        tls = Path(self.plan.tls) if self.plan.tls else None
+        return Client(*self.run_.address, retry=RetryPolicy(budget_s=0.0), tls=tls)
+
+
+def _user_of(use: Use) -> type[ModelUser]:
+    return type(use.user, (ModelUser,), {"use": use, "__doc__": use.visit.__doc__, "__module__": __name__})
+
+
+USERS: dict[str, Any] = {use.user: _user_of(use) for use in USES}
+"""Every user class by name."""

@@ -1,0 +1,286 @@
+"""What users of each model do: one visit is one request, or one session with all its turns.
+
+A visit knows nothing of Locust: it is given a client, and moments and data come from a seed. Videos are
+followed event by event and put together, so that an answer that is not whole is no answer. A player sees a
+world's blocks one after the other at 25 frames a second and asks for the next when the last one is begun to
+be shown; a microphone and a sensor bring half a second of sound or motion every half second, whatever the
+server does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+
+from slipway_client.client import Client, ClientSession
+from slipway_client.results import Assembler
+from slipway_loadtests.load import payloads
+from slipway_loadtests.load.outcomes import ANSWERED, Outcome, Watch, now_s
+from slipway_loadtests.load.plan import Plan
+from slipway_serving.airimu.request import CorrectionRequest, CorrectionStreamRequest, CorrectionTurn
+from slipway_serving.errors import InvalidRequest, Unrecoverable
+from slipway_serving.events import Event, Progress
+from slipway_serving.framepack_i2v.request import ImageToVideoRequest
+from slipway_serving.matrix_game.keys import actions_of
+from slipway_serving.matrix_game.request import REQUESTS, BlockMade
+from slipway_serving.requests import Request
+from slipway_serving.wakeword.request import SAMPLE_RATE_HZ, ClipsRequest, ListenRequest, ListenTurn
+from slipway_serving.wan_t2v.request import TextToVideoRequest
+
+R = TypeVar("R", bound=Request)
+WORLD_FPS = 25
+PIECE_S = 0.5
+_CLIP_S = 1.0
+_BATCH, _BATCH_FRAMES = 8, 1000
+
+
+@dataclass(frozen=True)
+class Visitor:
+    """Somebody who uses the server.
+
+    Attributes:
+        client: connected; it does not retry.
+        plan: of the load test.
+        random: of the data.
+        keep: takes what became of each request.
+        until_s: when the load test ends, seconds since the epoch: no turn is begun after it.
+    """
+
+    client: Client
+    plan: Plan
+    random: np.random.Generator
+    keep: Callable[[Outcome], None]
+    until_s: float
+
+    def asked(self, request: type[R], **fields: Any) -> R:
+        """Return a request of these fields, but for those that the plan states.
+
+        Raises:
+            InvalidRequest: the request has no such field, or a value breaks its rule.
+        """
+        stated = self.plan.fields.get(request.model, {})
+        known = {each.name for each in dataclasses.fields(request)}  # type: ignore[arg-type]
+        if unknown := sorted(set(stated) - known):
+            raise InvalidRequest(f"load: fields of {request.model} must be of {sorted(known)}, got {unknown}")
+        return request(**{**fields, **stated})
+
+    def data_seed(self) -> int:
+        """Return the seed of one of the plan's pictures, sounds or motions."""
+        return self.plan.seed * payloads.SEEDS + int(self.random.integers(payloads.SEEDS))
+
+    def watch(self, model: str, due_s: float) -> Watch:
+        """Return a watch for one request."""
+        return Watch(model, due_s, self.keep)
+
+
+Visit = Callable[[Visitor, float], None]
+"""One visit of somebody, due at a moment, seconds since the epoch."""
+
+
+def _video(visitor: Visitor, due_s: float, request: Any) -> None:
+    plan, random = visitor.plan, visitor.random
+    leaves = random.uniform() < plan.cancel_share
+    with (
+        visitor.watch(request.model, due_s) as watch,
+        closing(visitor.client.stream(request, timeout_s=plan.timeout_s)) as events,
+    ):
+        whole = Assembler(request, request.model)
+        for event in events:
+            watch.see(event)
+            if leaves and isinstance(event, Progress):
+                watch.cancelled()
+                return
+            whole.add(event)
+        whole.results()
+        watch.note("real_time_factor", request.frames / request.fps / (now_s() - due_s))
+
+
+def text_to_video(visitor: Visitor, due_s: float) -> None:
+    """Have a video made of a text."""
+    random = visitor.random
+    seed = int(random.integers(2**31))
+    _video(visitor, due_s, visitor.asked(TextToVideoRequest, prompt=payloads.prompt(random), seed=seed))
+
+
+def image_to_video(visitor: Visitor, due_s: float) -> None:
+    """Have a video made of a picture and a text."""
+    random = visitor.random
+    sent = {"image": payloads.picture(visitor.data_seed()), "prompt": payloads.prompt(random)}
+    _video(visitor, due_s, visitor.asked(ImageToVideoRequest, **sent, seed=int(random.integers(2**31))))
+
+
+def world(visitor: Visitor, due_s: float, mode: str) -> None:
+    """Play a world for a time."""
+    opening = visitor.asked(
+        REQUESTS[mode],
+        image=payloads.picture(visitor.data_seed()),
+        seed=int(visitor.random.integers(2**31)),
+        fps=WORLD_FPS,
+    )
+    begun_s = now_s()
+    with visitor.client.session(opening) as session:
+        player = _Player(visitor, session, opening.turn)
+        # The first block is due when the visit is, each further one when the one before begins to be shown.
+        while player.block(due_s, actions_of(payloads.keys(visitor.random, mode), mode)):
+            due_s = player.shown_until_s - player.block_s
+            if due_s >= min(begun_s + visitor.plan.session_s, visitor.until_s):
+                return
+            time.sleep(max(due_s - now_s(), 0.0))
+
+
+class _Player:
+    """Shows blocks one after the other, at the world's rate."""
+
+    def __init__(self, visitor: Visitor, session: ClientSession, turn: Any) -> None:
+        self._visitor, self._session, self._turn = visitor, session, turn
+        self._frames = 0
+        self._came_s: float | None = None
+        self.shown_until_s = self.block_s = 0.0
+
+    def block(self, due_s: float, actions: Mapping[str, Any]) -> bool:
+        """Ask for a block and show it; tell whether another can follow."""
+        made: BlockMade | None = None
+        model = self._turn.model
+        limit_s = self._visitor.plan.timeout_s
+        with self._visitor.watch(model, due_s) as watch:
+            for event in self._session.step(self._turn(**actions), timeout_s=limit_s):
+                if isinstance(event, BlockMade):
+                    made = event
+                else:
+                    watch.see(event)
+            if made is None:
+                raise Unrecoverable(f"{model}: a block must end with its account, got none")
+            self._show(watch, made, now_s() - due_s)
+        return made is not None and made.frames_left > 0
+
+    def _show(self, watch: Watch, made: BlockMade, latency_s: float) -> None:
+        came_s, before_s = now_s(), self.block_s
+        self.block_s = (made.frames_made - self._frames) / WORLD_FPS
+        self._frames = made.frames_made
+        watch.took(made.denoise_s + made.decode_s + made.commit_s + (made.picture_s or 0.0))
+        watch.note("real_time_factor", self.block_s / latency_s)
+        if self._came_s is not None:
+            watch.note("jitter_s", abs(came_s - self._came_s - before_s))
+            watch.note("stall_s", max(came_s - self.shown_until_s, 0.0))
+        self._came_s = came_s
+        self.shown_until_s = max(self.shown_until_s, came_s) + self.block_s
+
+
+def wakeword_clips(visitor: Visitor, due_s: float) -> None:
+    """Have one clip listened to."""
+    audio = payloads.speech(visitor.data_seed(), _CLIP_S, SAMPLE_RATE_HZ)
+    rate = np.array([[SAMPLE_RATE_HZ]], np.int64)
+    _answered_once(visitor, due_s, visitor.asked(ClipsRequest, audio=audio[None], sample_rate=rate), _CLIP_S)
+
+
+def imu_batches(visitor: Visitor, due_s: float) -> None:
+    """Have recordings corrected."""
+    recordings = payloads.motion(visitor.data_seed(), _BATCH, _BATCH_FRAMES)
+    length_s = _BATCH * _BATCH_FRAMES / payloads.IMU_HZ
+    _answered_once(visitor, due_s, visitor.asked(CorrectionRequest, **recordings), length_s)
+
+
+def _answered_once(visitor: Visitor, due_s: float, request: Request, length_s: float) -> None:
+    """Send a request that has one answer.
+
+    Args:
+        visitor: who sends it.
+        due_s: when it came.
+        request: to be sent.
+        length_s: of sound or motion that it brings.
+    """
+    with visitor.watch(request.model, due_s) as watch:
+        for _ in visitor.client.generate(request, timeout_s=visitor.plan.timeout_s):
+            pass
+        watch.note("real_time_factor", length_s / (now_s() - due_s))
+
+
+def wakeword_stream(visitor: Visitor, due_s: float) -> None:
+    """Be a microphone that is open for a time."""
+
+    def piece() -> Request:
+        samples = payloads.speech(visitor.data_seed(), PIECE_S, SAMPLE_RATE_HZ)
+        return ListenTurn((32_767 * samples).astype(np.int16)[None])
+
+    _stream(visitor, due_s, visitor.asked(ListenRequest), piece)
+
+
+def imu_stream(visitor: Visitor, due_s: float) -> None:
+    """Be a sensor that is worn for a time."""
+
+    def piece() -> Request:
+        return CorrectionTurn(**payloads.motion(visitor.data_seed(), 1, round(PIECE_S * payloads.IMU_HZ)))
+
+    _stream(visitor, due_s, visitor.asked(CorrectionStreamRequest), piece)
+
+
+def _stream(visitor: Visitor, due_s: float, opening: Request, piece: Callable[[], Request]) -> None:
+    """Send a piece at the end of each time that it covers, late or not."""
+    plan = visitor.plan
+    pieces = max(round(plan.session_s / PIECE_S), 1)
+    with visitor.client.session(opening) as session:
+        for number in range(1, pieces + 1):
+            piece_due_s = due_s + number * PIECE_S
+            turn = piece()
+            time.sleep(max(piece_due_s - now_s(), 0.0))
+            last = number == pieces or piece_due_s + PIECE_S >= visitor.until_s
+            with visitor.watch(opening.model, piece_due_s) as watch:
+                events: list[Event] = list(session.step(turn, last=last, timeout_s=plan.timeout_s))
+                if not events:
+                    raise Unrecoverable(f"{opening.model}: a piece must be answered, got nothing")
+                watch.note("real_time_factor", PIECE_S / (now_s() - piece_due_s))
+            if last or watch.outcome is None or watch.outcome.ended != ANSWERED:
+                return
+
+
+@dataclass(frozen=True)
+class Use:
+    """How a model is used.
+
+    Attributes:
+        model: the served model.
+        family: it belongs to.
+        user: name of the Locust user.
+        visit: what the user does.
+    """
+
+    model: str
+    family: str
+    user: str
+    visit: Visit
+
+
+_WORLDS = {"universal": "UniversalWorld", "gta_drive": "GtaDriveWorld", "templerun": "TempleRunWorld"}
+USES = (
+    Use("wan_t2v", "wan_t2v", "TextToVideo", text_to_video),
+    Use("framepack_i2v", "framepack_i2v", "ImageToVideo", image_to_video),
+    *(
+        Use(REQUESTS[mode].model, "matrix_game", user, partial(world, mode=mode))
+        for mode, user in _WORLDS.items()
+    ),
+    Use("wakeword", "wakeword", "WakewordClips", wakeword_clips),
+    Use("wakeword_stream", "wakeword", "WakewordStream", wakeword_stream),
+    Use("airimu", "airimu", "ImuBatches", imu_batches),
+    Use("airimu_stream", "airimu", "ImuStream", imu_stream),
+)
+"""Every model that users use, and how."""
+
+
+def uses_of(family: str) -> tuple[Use, ...]:
+    """Return how the models of a family are used.
+
+    Raises:
+        InvalidRequest: there is no such family.
+    """
+    found = tuple(use for use in USES if use.family == family)
+    if not found:
+        known = ", ".join(dict.fromkeys(use.family for use in USES))
+        raise InvalidRequest(f"load: family must be one of {known}, got {family!r}")
+    return found

@@ -1,0 +1,193 @@
+"""`slipway load`: flags become a plan, and this process becomes Locust, which runs it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+import yaml
+
+from slipway_client.address import Address, address_of
+from slipway_client.options import SpokenProtocol, TlsFolder, Url
+from slipway_serving.errors import InvalidRequest, NotReady
+
+if TYPE_CHECKING:
+    from slipway_loadtests.load.plan import Plan
+
+_PORT = 5557
+
+
+def load(
+    url: Url = None,
+    protocol: SpokenProtocol = None,
+    tls: TlsFolder = None,
+    family: Annotated[
+        list[str] | None,
+        typer.Option(help="Whose served models are used; may be repeated.", metavar="NAME"),
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this served model of the families; may be repeated.", metavar="NAME"),
+    ] = None,
+    shape: Annotated[
+        Literal["steady", "ramp", "spike", "soak"], typer.Option(help="How the load goes over time.")
+    ] = "steady",
+    users: Annotated[int, typer.Option(min=1, help="At most at a time, where arrivals are closed.")] = 4,
+    arrivals: Annotated[
+        Literal["closed", "constant", "poisson", "gamma"],
+        typer.Option(help="closed: a user sends again when answered; else as often as --per-s says."),
+    ] = "closed",
+    per_s: Annotated[
+        float, typer.Option(min=0, help="Requests or sessions per second at most, where arrivals are open.")
+    ] = 1.0,
+    burst: Annotated[
+        float, typer.Option(help="Of gamma arrivals: squared variation of gaps, above 0; 1 is poisson.")
+    ] = 4.0,
+    seconds: Annotated[
+        float | None, typer.Option(help="Of the whole, above 0; by default 60, of a soak 1800.")
+    ] = None,
+    stages: Annotated[
+        Path | None,
+        typer.Option(help="YAML list of seconds and level (users, or per second) each, instead of a shape."),
+    ] = None,
+    think_s: Annotated[
+        float, typer.Option(min=0, help="Mean time between visits of a closed user, seconds.")
+    ] = 0.0,
+    session_s: Annotated[
+        float, typer.Option(help="Length of a world's play, or of a stream, seconds, above 0.")
+    ] = 10.0,
+    cancel_share: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of videos that are cancelled after a step.")
+    ] = 0.0,
+    timeout_s: Annotated[float, typer.Option(help="Limit of each request, seconds, above 0.")] = 120.0,
+    field: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A field of a model's requests, e.g. wan_t2v.frames=17; may be repeated.",
+            metavar="MODEL.FIELD=VALUE",
+        ),
+    ] = None,
+    slo: Annotated[Path | None, typer.Option(help="YAML of what is promised, by model.")] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(help="Server's metrics endpoint, to tell waiting from work.", metavar="HOST:PORT"),
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Report as a page with charts.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Report as data.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of moments and data.")] = 0,
+    wait_s: Annotated[
+        float, typer.Option(min=0, help="Longest wait for the server to be ready, seconds.")
+    ] = 0.0,
+    workers: Annotated[
+        int, typer.Option(min=0, help="Wait for so many workers, which make the load; 0 makes it here.")
+    ] = 0,
+    worker_of: Annotated[
+        str | None,
+        typer.Option(help="Be a worker of the master there; all else it says.", metavar="HOST[:PORT]"),
+    ] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Of the master, for its workers.")] = _PORT,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show what Locust says.")] = False,
+) -> None:
+    """Send the load of a family's users to a running server, and report; 1 where an objective was broken."""
+    if find_spec("locust") is None:
+        raise ModuleNotFoundError("locust", name="locust")
+    from slipway_loadtests.load.plan import SOAK_S, Plan, read_slo, read_stages, stages_of
+    from slipway_loadtests.load.visits import uses_of
+
+    if worker_of is not None:
+        host, _, own_port = worker_of.partition(":")
+        _become(["--worker", "--master-host", host, "--master-port", own_port or str(port)], verbose)
+    if not family:
+        raise InvalidRequest("load: family must be given, got none; try --family wan_t2v")
+    uses = [use for name in dict.fromkeys(family) for use in uses_of(name)]
+    if unknown := sorted(set(model or ()) - {use.model for use in uses}):
+        raise InvalidRequest(
+            f"load: model must be one of {', '.join(use.model for use in uses)}, got {', '.join(unknown)}"
+        )
+    if seconds is None:
+        seconds = SOAK_S if shape == "soak" else 60.0
+    level = float(users) if arrivals == "closed" else per_s
+    address = address_of(url, protocol)
+    asked = {use.model: use.user for use in uses if not model or use.model in model}
+    plan = Plan(
+        url=address.url,
+        protocol=address.protocol,
+        tls=None if tls is None else str(tls.resolve()),
+        users=_served(address, tls, asked, wait_s),
+        stages=read_stages(stages)
+        if stages
+        else stages_of(shape, level, seconds, whole=arrivals == "closed"),
+        arrivals=arrivals,
+        burst=burst,
+        think_s=think_s,
+        session_s=session_s,
+        cancel_share=cancel_share,
+        timeout_s=timeout_s,
+        workers=max(workers, 1),
+        seed=seed,
+        fields=_fields(field or ()),
+        slo=read_slo(slo) if slo else {},
+        metrics=metrics,
+        html=None if html is None else str(html),
+        json=None if json is None else str(json),
+    )
+    _become(_arguments(plan, port if workers else None), verbose)
+
+
+def _served(address: Address, tls: Path | None, users: Mapping[str, str], wait_s: float) -> tuple[str, ...]:
+    """Return those users whose model the server serves.
+
+    Raises:
+        NotReady: it serves none, or does not answer.
+    """
+    from slipway_client.client import Client
+
+    with Client(*address, tls=tls) as client:
+        until_s = time.monotonic() + wait_s
+        while not (ready := client.is_ready()) and time.monotonic() < until_s:
+            time.sleep(1.0)
+        if not ready:
+            raise NotReady(f"load: server must be ready at {address.url}, got no such answer; try --url")
+        found = tuple(user for model, user in users.items() if client.is_ready(model))
+    if not found:
+        raise NotReady(
+            f"load: server must serve one of {', '.join(users)}, got none at {address.url}; try --family"
+        )
+    return found
+
+
+def _fields(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        model, dot, key = name.partition(".")
+        if not (equals and dot and model and key):
+            raise InvalidRequest(
+                f"load: field must be MODEL.FIELD=VALUE, got {text!r}; try wan_t2v.frames=17"
+            )
+        found.setdefault(model, {})[key] = yaml.safe_load(value)
+    return found
+
+
+def _arguments(plan: Plan, port: int | None) -> list[str]:
+    # Whether the run was good, the objectives say: requests that failed are in the report.
+    arguments = ["--headless", "--only-summary", "--exit-code-on-error", "0", "--plan", plan.text()]
+    if port is not None:
+        arguments += ["--master", "--master-bind-port", str(port), "--expect-workers", str(plan.workers)]
+    return arguments
+
+
+def _become(arguments: Sequence[str], verbose: bool) -> None:
+    """Go on as Locust: it must patch the standard library before anything else is imported."""
+    from slipway_loadtests import load as package
+
+    file = Path(str(package.__file__)).with_name("locustfile.py")
+    said = ["--loglevel", "INFO" if verbose else "ERROR"]
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "locust", "-f", str(file), *said, *arguments])

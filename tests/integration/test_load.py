@@ -1,0 +1,151 @@
+"""`slipway load` and plain Locust on a real Triton: shapes, arrivals, objectives, workers, both protocols."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+import yaml
+from load_environment import ROOT, LoadEnvironment, load_environment
+
+from slipway_serving.server import Server
+
+SMALL = {"frames": 5, "height": 32, "width": 32, "steps": 2}
+WAN = "--family wan_t2v " + " ".join(f"--field wan_t2v.{name}={size}" for name, size in SMALL.items())
+
+
+@pytest.fixture(scope="module")
+def environment(shared: Path) -> LoadEnvironment:
+    return load_environment(shared)
+
+
+def test_environment_has_neither_server_nor_torch(environment: LoadEnvironment) -> None:
+    code = (
+        "import importlib.util, locust\n"
+        "print(*(n for n in ('torch', 'pytriton', 'onnxruntime') if importlib.util.find_spec(n)))"
+    )
+    done = environment.run("python", "-c", code)
+    assert (done.returncode, done.stdout.strip()) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("line", "levels"),
+    [
+        ("--shape steady --users 2 --cancel-share 0.5", [2]),
+        ("--shape ramp --arrivals poisson --per-s 8 --protocol http", [1, 2, 3, 4, 5, 6, 7, 8]),
+        ("--shape spike --arrivals gamma --per-s 8", [2, 8, 2]),
+        ("--shape soak --arrivals constant --per-s 4", [4]),
+    ],
+    ids=lambda value: value.split()[1] if isinstance(value, str) else "",
+)
+def test_shape_sends_its_load_and_reports_it(
+    server: Server, environment: LoadEnvironment, tmp_path: Path, line: str, levels: list[float]
+) -> None:
+    url = server.http_url.removeprefix("http://") if "http" in line else server.grpc_url
+    metrics = server.metrics_url.removeprefix("http://").removesuffix("/metrics")
+    done = environment.load(tmp_path, url, f"{WAN} {line} --seconds 3 --metrics {metrics}")
+    assert done.code == 0, done.output
+    found = done.report["models"]["wan_t2v"]
+    assert [each["stage"]["level"] for each in found["stages"]] == levels
+    whole = found["whole"]
+    assert set(whole["ended"]) <= {"answered", "cancelled"} and whole["ended"]["answered"] > 0, whole
+    if "cancel" in line:
+        assert whole["ended"]["cancelled"] > 0, whole
+    for name in ("latency_s", "first_progress_s", "step_s", "first_frame_s", "queue_s", "service_s"):
+        assert whole["measures"][name]["count"] > 0, name
+    assert whole["measures"]["step_s"]["count"] == SMALL["steps"] * whole["measures"]["latency_s"]["count"]
+    assert done.report["server"]["wan_t2v"]["requests"] >= whole["ended"]["answered"]
+    assert "data:image/png;base64," in done.page
+
+
+def test_load_ends_with_an_error_when_an_objective_is_broken(
+    server: Server, environment: LoadEnvironment, tmp_path: Path
+) -> None:
+    slo, stages = tmp_path / "slo.yaml", tmp_path / "stages.yaml"
+    slo.write_text("wan_t2v: {good: {latency_s: 0.000001}, least_good_share: 0.5, most_failed_share: 0}\n")
+    stages.write_text("[{seconds: 1, level: 1}, {seconds: 1, level: 2}]")
+    done = environment.load(tmp_path, server.grpc_url, f"{WAN} --slo {slo} --stages {stages}")
+    assert done.code == 1, done.output
+    (broken,) = done.report["broken"]
+    assert broken == "wan_t2v: good_share must be 0.5 or more, got 0"
+    assert broken in done.output and broken in done.page
+    assert (done.report["kept"], done.whole("wan_t2v")["goodput_per_s"]) == (False, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--family wan_t2v --url grpc://localhost:1", "must be ready at grpc://localhost:1"),
+        ("--family airimu", "must serve one of airimu, airimu_stream, got none"),
+        ("--family toy", "family must be one of wan_t2v"),
+        ("--family wan_t2v --model airimu", "model must be one of wan_t2v, got airimu"),
+        ("--family wan_t2v --field frames=5", "field must be MODEL.FIELD=VALUE"),
+        ("--family wan_t2v --session-s 0", "session_s must be above 0"),
+        ("", "family must be given"),
+    ],
+)
+def test_load_says_what_is_wrong_before_anything_is_sent(
+    server: Server, environment: LoadEnvironment, line: str, said: str
+) -> None:
+    done = environment.run("slipway", "load", *f"--url {server.grpc_url} {line}".split())
+    assert done.returncode in (1, 2) and done.stdout.startswith("error: load: "), done.stdout
+    assert said in done.stdout
+
+
+def test_wrong_field_of_a_request_is_named_when_users_begin(
+    server: Server, environment: LoadEnvironment, tmp_path: Path
+) -> None:
+    line = "--family wan_t2v --field wan_t2v.frames=6 --seconds 1 --users 1"
+    done = environment.load(tmp_path, server.grpc_url, line)
+    assert done.code == 1
+    assert "frames must be" in done.report["refusals"][0]
+
+
+def test_plain_locust_runs_a_user_class_and_writes_the_report_of_its_plan(
+    server: Server, environment: LoadEnvironment, tmp_path: Path
+) -> None:
+    plan, report = tmp_path / "plan.yaml", tmp_path / "report.json"
+    plan.write_text(yaml.safe_dump({"fields": {"wan_t2v": SMALL}, "json": str(report)}))
+    file = str(ROOT / "loadtests/locustfile.py")
+    line = [
+        "--headless",
+        "--only-summary",
+        "--host",
+        server.grpc_url,
+        "-u",
+        "2",
+        "-t",
+        "2",
+        "--plan",
+        str(plan),
+    ]
+    done = environment.run("locust", "-f", file, "TextToVideo", *line)
+    assert done.returncode == 0, done.stdout
+    assert json.loads(report.read_text())["models"]["wan_t2v"]["whole"]["ended"].keys() == {"answered"}
+    listed = environment.run("locust", "-f", file, "--list").stdout
+    assert {"TextToVideo", "ImageToVideo", "UniversalWorld", "WakewordClips", "ImuStream"} <= set(
+        listed.split()
+    )
+
+
+def test_workers_make_the_load_of_their_master(
+    server: Server, environment: LoadEnvironment, tmp_path: Path
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    workers = [environment.start("slipway", "load", "--worker-of", f"127.0.0.1:{port}") for _ in range(2)]
+    try:
+        line = f"{WAN} --arrivals constant --per-s 6 --seconds 3 --workers 2 --port {port}"
+        done = environment.load(tmp_path, server.grpc_url, line)
+        assert done.code == 0, done.output
+        whole = done.whole("wan_t2v")
+        # 18 are due; those of the last moment may come after it.
+        assert whole["sent"] >= 16 and set(whole["ended"]) == {"answered"}, whole
+        assert [worker.wait(60) for worker in workers] == [0, 0]
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.communicate()
