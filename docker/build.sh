@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Build images of docker/Dockerfile, and see that each starts under the restrictions that it is made for:
 #   [BASE=IMAGE] [EXPORT_BASE=IMAGE] [TORCH_BASE=server-gpu] build.sh TARGET...
-# Targets: client, server-cpu, export, server-gpu, server-torch. EXPORT_BASE=server-cpu makes an export that needs no
+# Targets: client, load, server-cpu, export, server-gpu, server-torch. EXPORT_BASE=server-cpu makes an export that needs no
 # GPU; TORCH_BASE=server-gpu a server-torch that uses one.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Fill docker/wheelhouse with what the images install, in the versions of requirements.lock.
-#   wheels.sh        for client, server-cpu and export, by a Python of the image's version
+# Fill docker/wheelhouse with what the images install, in the versions of the locks.
+#   wheels.sh        for client, load, server-cpu and export, by a Python of the image's version
 #   wheels.sh gpu    for server-gpu and export on NGC's images, whose Python is a newer one
 # torch is the build that pip's index gives: for the CPU build name an index that has it, by
 #   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make wheels
@@ -16,7 +16,8 @@ trap 'rm -f "$asked"' EXIT
 
 # The stamp says for whom, so that a change of mind or of a version fills it anew.
 stamp="$folder/filled-${1:-cpu}"
-if [[ -e $stamp && $stamp -nt pyproject.toml && $stamp -nt requirements.lock && $stamp -nt docker/versions.env ]]; then
+if [[ -e $stamp && $stamp -nt pyproject.toml && $stamp -nt requirements.lock && $stamp -nt requirements-load.lock \
+    && $stamp -nt docker/versions.env ]]; then
     exit 0
 fi
 rm -f "$folder"/*.whl "$folder"/filled-*
@@ -37,6 +38,8 @@ else
     fi
     "$python" docker/requirements.py pyproject.toml signals server export torch >"$asked"
     "${pip[@]}" wheel --wheel-dir "$folder" --constraint requirements.lock --requirement "$asked" "${tools[@]}"
+    "$python" docker/requirements.py pyproject.toml load >"$asked"
+    "${pip[@]}" wheel --wheel-dir "$folder" --constraint requirements-load.lock --requirement "$asked"
 fi
 touch "$stamp"
 du -sh "$folder"

@@ -23,6 +23,7 @@ PROFILES = {
     ("gpu",): {"export-gpu", "triton-gpu", "prometheus"},
     ("cpu", "grafana", "tracing"): {"export", "triton", "prometheus", "grafana", "collector"},
     ("client",): {"client", "prometheus"},
+    ("load",): {"load", "load-worker", "prometheus"},
 }
 
 

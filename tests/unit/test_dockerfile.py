@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = ROOT / "docker/Dockerfile"
-TARGETS = {"client", "server-cpu", "export", "server-gpu"}
+TARGETS = {"client", "load", "server-cpu", "export", "server-gpu"}
 # Joined lines: an instruction each.
 INSTRUCTIONS = re.sub(r"\\\n", " ", re.sub(r"^#.*\n", "", DOCKERFILE.read_text(), flags=re.M)).splitlines()
 
