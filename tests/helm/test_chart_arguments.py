@@ -15,6 +15,7 @@ from helm_chart import (
     Manifest,
     example,
     of_kind,
+    only,
     pod_specs,
     render,
     server,
@@ -151,6 +152,21 @@ def test_tests_client_arguments_are_a_command_of_slipway() -> None:
     for values in (None, *EXAMPLES):
         for manifest in of_kind(render(values), "Pod"):
             assert parsed(*manifest["spec"]["containers"][0]["args"])["url"].endswith(":8001")
+
+
+def test_load_tests_arguments_are_commands_of_slipway_load() -> None:
+    manifests = render({"load": {"enabled": True}})
+    job, service = only(manifests, "Job"), only(manifests, "Service", "shop-slipway-load")
+    leading, following = (
+        parsed("load", *m["spec"]["template"]["spec"]["containers"][0]["args"])
+        for m in (job, only(manifests, "Deployment", "shop-slipway-load"))
+    )
+    assert (leading["url"], leading["workers"]) == ("grpc://shop-slipway:8001", 2)
+    assert leading["wait_s"] > 300 and leading["tls"] is None
+    secure = render({"load": {"enabled": True}, "tls": {"secret": "certificates"}})
+    said = parsed("load", *only(secure, "Job")["spec"]["template"]["spec"]["containers"][0]["args"])
+    assert (said["url"], str(said["tls"])) == ("grpcs://shop-slipway:8001", "/secrets/tls")
+    assert following["worker_of"] == service["metadata"]["name"] == "shop-slipway-load"
 
 
 def test_preparing_exports_are_commands_of_slipway() -> None:

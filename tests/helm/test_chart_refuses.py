@@ -99,6 +99,7 @@ def test_schema_refuses_a_value_by_name_and_rule(values: Manifest, said: str) ->
         ({"ingress": {"enabled": True, "tlsSecret": "t"}}, "ingress.host must be given"),
         ({"ingress": {"enabled": True, "host": "a.b"}}, "ingress.tlsSecret must be given with nginx"),
         ({"gateway": {"enabled": True}}, "gateway.host and gateway.parentRefs must be given"),
+        ({"load": {"enabled": True, "pool": "none"}}, "load.pool must be one of default, got none"),
         ({"tls": {"mutual": True}}, "tls.secret must be given with mutual"),
         ({"fullnameOverride": "n" * 44}, "must have at most 43 characters, got 44; try fullnameOverride"),
     ],

@@ -108,6 +108,8 @@ def test_parts_of_a_release_refer_to_each_other_by_names_that_exist(values: Path
     assert len(names) == len(manifests)
     pods = [m["spec"]["template"] for m in manifests if m["kind"] in {"Deployment", "StatefulSet"}]
     for pod in pods:
+        if pod["metadata"]["labels"]["app.kubernetes.io/component"] != "server":
+            continue
         ports = {port["name"]: port["containerPort"] for port in pod["spec"]["containers"][0]["ports"]}
         labels = pod["metadata"]["labels"].items()
         selecting = [m for m in of_kind(manifests, "Service") if m["spec"]["selector"].items() <= labels]

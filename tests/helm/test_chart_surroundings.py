@@ -196,6 +196,25 @@ def test_helm_test_generates_through_the_service() -> None:
     assert secure["env"] == [{"name": "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", "value": "/secrets/tls/ca.crt"}]
 
 
+def test_load_test_has_a_master_that_its_workers_find_and_is_no_server() -> None:
+    manifests = render({"load": {"enabled": True, "workers": 5}})
+    workers = only(manifests, "Deployment", "shop-slipway-load")
+    master = only(manifests, "Job")["spec"]["template"]
+    labels = master["metadata"]["labels"].items()
+    service = only(manifests, "Service", "shop-slipway-load")
+    assert service["spec"]["selector"].items() <= labels
+    assert (
+        not service["spec"]["selector"].items() <= workers["spec"]["template"]["metadata"]["labels"].items()
+    )
+    (port,) = master["spec"]["containers"][0]["ports"]
+    assert port["containerPort"] == service["spec"]["ports"][0]["port"]
+    assert workers["spec"]["replicas"] == 5
+    for other in ("Service", "NetworkPolicy", "PodDisruptionBudget"):
+        found = only(manifests, other, "shop-slipway")["spec"]
+        selector = found.get("podSelector") or found["selector"]
+        assert not selector.get("matchLabels", selector).items() <= labels, other
+
+
 def test_old_clusters_get_the_api_versions_that_they_know() -> None:
     manifests = render(example("old-cluster"))
     assert only(manifests, "PodDisruptionBudget")["apiVersion"] == "policy/v1beta1"

@@ -26,6 +26,7 @@ OUTSIDE: Manifest = {
     "monitoring": {"serviceMonitor": True, "rules": True, "dashboard": True},
     "autoscaling": {"by": "hpa"},
     "tls": {"secret": "certificates"},
+    "load": {"enabled": True},
 }
 # Pools of three shapes in one release; a setting that not all of them can have is changed in one that can.
 POOLS: Manifest = {"plain": {}, "job": JOB, "volumes": OWN_VOLUMES}
@@ -66,6 +67,9 @@ OTHER: dict[str, Any] = {
     "networkPolicy.egress": [{"to": [{"namespaceSelector": {}}]}],
     "gateway.parentRefs": [{"name": "other"}],
     "test.arguments": ["ready"],
+    "load.pool": "volumes",
+    "load.arguments": ["--family", "airimu"],
+    "load.resources": {"requests": {"cpu": "3"}},
     "pools": {"one": {}, "two": {"replicas": 2}},
     "apiVersions.podDisruptionBudget": "policy/v1beta1",
     "apiVersions.horizontalPodAutoscaler": "autoscaling/v2beta2",
