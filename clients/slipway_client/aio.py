@@ -142,6 +142,13 @@ class AsyncClient:
         except NotReady:
             return False
 
+    async def is_live(self) -> bool:
+        """Tell whether the server answers, ready or not; without retries."""
+        try:
+            return await self._transport.server_live()
+        except NotReady:
+            return False
+
     async def model_metadata(self, model: str) -> ModelMetadata:
         """Ask for a model's tensors; without retries.
 
@@ -299,6 +306,7 @@ class _Transport(Protocol):
     """What either protocol can do."""
 
     async def close(self) -> None: ...
+    async def server_live(self) -> bool: ...
     async def server_ready(self) -> bool: ...
     async def model_ready(self, model: str) -> bool: ...
     async def metadata(self, model: str) -> ModelMetadata: ...

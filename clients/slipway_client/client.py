@@ -90,7 +90,8 @@ class Client:
             request: what to generate; it says which model it is for.
             model: the served model, where it has another name.
             timeout_s: time limit of the whole, retries included, seconds; by default the request's own. A
-                server that does not say so itself is given up 1 s later.
+                server that does not say so itself is asked to end the work 1 s later, and given up 1 s
+                after that.
 
         Returns:
             An iterator of the events as they come, for example one :class:`Progress` per denoising step.
@@ -202,6 +203,13 @@ class Client:
         """Tell whether the server answers and is ready, or one of its models is; without retries."""
         try:
             return self._transport.server_ready() if model is None else self._transport.model_ready(model)
+        except NotReady:
+            return False
+
+    def is_live(self) -> bool:
+        """Tell whether the server answers, ready or not; without retries."""
+        try:
+            return self._transport.server_live()
         except NotReady:
             return False
 
@@ -358,6 +366,7 @@ class _Transport(Protocol):
     """What either protocol can do."""
 
     def close(self) -> None: ...
+    def server_live(self) -> bool: ...
     def server_ready(self) -> bool: ...
     def model_ready(self, model: str) -> bool: ...
     def metadata(self, model: str) -> ModelMetadata: ...

@@ -1,7 +1,9 @@
 """Triton's gRPC protocol: requests and responses as protobuf messages, a sync and an asyncio transport.
 
 A generation is one ``ModelStreamInfer`` call with one request, half-closed at once, so the stream's end is
-the end of the answer. Cancelling the call cancels the request inside Triton. Errors arrive in the stream as
+the end of the answer. A call that is left, or whose time is over, is ended by a message
+(:mod:`slipway_client.leaving`), since Triton can crash when calls are cut; a cut is what is left where that
+does not help. Errors arrive in the stream as
 text without a status, which is why ours carry their code in brackets (:mod:`slipway_serving.errors`). Triton
 can answer a real status when asked by the header ``triton_grpc_error``, but release 2.51 sometimes crashes on
 it when a request fails, so it is not asked.
@@ -9,7 +11,14 @@ it when a request fails, so it is not asked.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator
+import asyncio
+import contextlib
+import queue
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +26,8 @@ import grpc
 import grpc.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from slipway_client.connections import Pools
+from slipway_client.leaving import CUT_S, KNOWN_S, LATE_S, AsyncLeave, Leave, ending, made_id, was_found
 from slipway_client.metadata import ModelMetadata, TensorMetadata
 from slipway_client.retry import Deadline, UnknownModel
 from slipway_client.tensors import (
@@ -29,6 +40,7 @@ from slipway_client.tensors import (
 )
 from slipway_client.tls import checked
 from slipway_serving.errors import (
+    Cancelled,
     DeadlineExceeded,
     InvalidRequest,
     NotReady,
@@ -48,6 +60,7 @@ _OPTIONS = (
     # Clients of one process would share a connection, and so be one user to whatever balances connections.
     ("grpc.use_local_subchannel_pool", 1),
 )
+_LOOK_S = 0.1
 _TLS = "grpcs://"
 # What gRPC says when something else than a gRPC server answers.
 _OTHER_SERVER = "http2 header with status"
@@ -69,69 +82,105 @@ class GrpcTransport:
     def __init__(self, url: str, connect_timeout_s: float, certificates: Path | None = None) -> None:
         self._url = url
         self._connect_timeout_s = connect_timeout_s
-        credentials = _credentials(url, certificates)
-        if credentials is not None:
-            self._channel = grpc.secure_channel(_host(url), credentials, options=_OPTIONS)
-        else:
-            self._channel = grpc.insecure_channel(_host(url), options=_OPTIONS)
-        self._stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        made = partial(_connected, url, _credentials(url, certificates), count(), grpc)
+        self._pools: Pools[_Connection] = Pools(made)
 
     def close(self) -> None:
         """Close the connection; calls under way end as cancelled."""
-        self._channel.close()
+        for connection in self._pools.all():
+            connection.channel.close()
+
+    def server_live(self) -> bool:
+        """Ask whether the server answers at all."""
+        return bool(self._ask("ServerLive", service_pb2.ServerLiveRequest()).live)
 
     def server_ready(self) -> bool:
         """Ask whether all of the server's models are ready."""
-        return bool(self._ask(self._stub.ServerReady, service_pb2.ServerReadyRequest()).ready)
+        return bool(self._ask("ServerReady", service_pb2.ServerReadyRequest()).ready)
 
     def model_ready(self, model: str) -> bool:
         """Ask whether a model is ready; an unknown one is not."""
-        return bool(self._ask(self._stub.ModelReady, service_pb2.ModelReadyRequest(name=model)).ready)
+        return bool(self._ask("ModelReady", service_pb2.ModelReadyRequest(name=model)).ready)
 
     def metadata(self, model: str) -> ModelMetadata:
         """Ask for a model's tensors."""
-        return _metadata(self._ask(self._stub.ModelMetadata, service_pb2.ModelMetadataRequest(name=model)))
+        return _metadata(self._ask("ModelMetadata", service_pb2.ModelMetadataRequest(name=model)))
 
     def infer(self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION) -> Tensors:
         """Call a model that answers once."""
-        request = _request(model, tensors, turn)
-        try:
-            response = self._stub.ModelInfer(
-                request, timeout=deadline.remaining_s(), metadata=tuple(turn_headers(turn).items())
-            )
-        except grpc.RpcError as error:
-            raise _call_error(self._url, error, deadline) from None
-        return _tensors(response)
+        request, left_s = _request(model, tensors, turn), deadline.remaining_s()
+        headers = tuple(turn_headers(turn).items())
+        with self._stub() as stub:
+            try:
+                if left_s is None:
+                    return _tensors(stub.ModelInfer(request, metadata=headers))
+                # The call itself ends later than we wait for it: one that ends by itself is none that is cut.
+                call = stub.ModelInfer.future(request, timeout=left_s + LATE_S, metadata=headers)
+                return _tensors(call.result(left_s))
+            except grpc.FutureTimeoutError:
+                raise deadline.exceeded() from None
+            except grpc.RpcError as error:
+                raise _call_error(self._url, error, deadline) from None
 
     def stream(
         self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION
     ) -> Generator[Tensors, None, None]:
-        """Call a decoupled model; closing the generator cancels the call."""
-        call = self._stub.ModelStreamInfer(
-            iter([_request(model, tensors, turn)]),
-            timeout=deadline.remaining_s(),
-            metadata=tuple(turn_headers(turn).items()),
-        )
-        refusal: SlipwayError | None = None
-        try:
-            for message in call:
-                # An error is the last message, but the server must end the call: cancelled in between,
-                # Triton 2.51 keeps the request for ever and its model cannot be unloaded.
-                refusal = refusal or _refusal(message)
-                if refusal is None:
-                    yield _tensors(message.infer_response)
+        """Call a decoupled model; closing the generator ends the work."""
+        request_id, left_s = made_id(), deadline.remaining_s()
+        with self._stub() as stub:
+            call = stub.ModelStreamInfer(
+                iter([_request(model, tensors, turn, request_id)]),
+                timeout=None if left_s is None else left_s + CUT_S,
+                metadata=tuple(turn_headers(turn).items()),
+            )
+            refusal: SlipwayError | None = None
+            with Leave(lambda: self._end(stub, request_id), call.cancel, left_s) as leave:
+                messages = _Messages(call)
+                try:
+                    for message in messages:
+                        # An error is the last message, but the server must end the call: cancelled in
+                        # between, Triton 2.51 keeps the request for ever, and its model loaded.
+                        refusal = refusal or _refusal(message)
+                        if refusal is None:
+                            yield _tensors(message.infer_response)
+                except grpc.RpcError as error:
+                    refusal = _call_error(self._url, error, deadline)
+                finally:
+                    if not messages.have_ended:
+                        leave.now()
+                        messages.skip()
+                    call.cancel()
             if refusal is not None:
-                raise refusal
-        except grpc.RpcError as error:
-            raise _call_error(self._url, error, deadline) from None
-        finally:
-            call.cancel()
+                raise _told(refusal, deadline, leave.is_late)
 
-    def _ask(self, method: Any, message: Any) -> Any:
+    @staticmethod
+    def _end(stub: Any, request_id: str) -> bool | None:
+        """Ask the server to end a request; tell whether it knows it, None where it cannot be asked."""
+        model, tensors = ending(request_id)
         try:
-            return method(message, timeout=self._connect_timeout_s)
-        except grpc.RpcError as error:
-            raise _ask_error(self._url, error, self._connect_timeout_s) from None
+            return was_found(_tensors(stub.ModelInfer(_request(model, tensors), timeout=KNOWN_S)))
+        except (grpc.RpcError, ValueError):  # the latter when the connection was closed
+            return None
+
+    def _ask(self, method: str, message: Any) -> Any:
+        with self._stub() as stub:
+            try:
+                return getattr(stub, method)(message, timeout=self._connect_timeout_s)
+            except grpc.RpcError as error:
+                raise _ask_error(self._url, error, self._connect_timeout_s) from None
+
+    @contextlib.contextmanager
+    def _stub(self) -> Iterator[Any]:
+        """Lend a connection for one request."""
+        connection, refused = self._pools.take(), False
+        try:
+            yield connection.stub
+        except NotReady:
+            refused = True
+            raise
+        finally:
+            for over in self._pools.give_back(connection, refused=refused):
+                over.channel.close()
 
 
 class AsyncGrpcTransport:
@@ -140,70 +189,131 @@ class AsyncGrpcTransport:
     def __init__(self, url: str, connect_timeout_s: float, certificates: Path | None = None) -> None:
         self._url = url
         self._connect_timeout_s = connect_timeout_s
-        credentials = _credentials(url, certificates)
-        if credentials is not None:
-            self._channel = grpc.aio.secure_channel(_host(url), credentials, options=_OPTIONS)
-        else:
-            self._channel = grpc.aio.insecure_channel(_host(url), options=_OPTIONS)
-        self._stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        made = partial(_connected, url, _credentials(url, certificates), count(), grpc.aio)
+        self._pools: Pools[_Connection] = Pools(made)
 
     async def close(self) -> None:
         """Close the connection; calls under way end as cancelled."""
-        await self._channel.close()
+        for connection in self._pools.all():
+            await connection.channel.close()
+
+    async def server_live(self) -> bool:
+        """Ask whether the server answers at all."""
+        return bool((await self._ask("ServerLive", service_pb2.ServerLiveRequest())).live)
 
     async def server_ready(self) -> bool:
         """Ask whether all of the server's models are ready."""
-        return bool((await self._ask(self._stub.ServerReady, service_pb2.ServerReadyRequest())).ready)
+        return bool((await self._ask("ServerReady", service_pb2.ServerReadyRequest())).ready)
 
     async def model_ready(self, model: str) -> bool:
         """Ask whether a model is ready; an unknown one is not."""
-        return bool((await self._ask(self._stub.ModelReady, service_pb2.ModelReadyRequest(name=model))).ready)
+        return bool((await self._ask("ModelReady", service_pb2.ModelReadyRequest(name=model))).ready)
 
     async def metadata(self, model: str) -> ModelMetadata:
         """Ask for a model's tensors."""
         message = service_pb2.ModelMetadataRequest(name=model)
-        return _metadata(await self._ask(self._stub.ModelMetadata, message))
+        return _metadata(await self._ask("ModelMetadata", message))
 
     async def infer(
         self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION
     ) -> Tensors:
         """Call a model that answers once."""
-        request = _request(model, tensors, turn)
-        try:
-            response = await self._stub.ModelInfer(
-                request, timeout=deadline.remaining_s(), metadata=tuple(turn_headers(turn).items())
+        request, left_s = _request(model, tensors, turn), deadline.remaining_s()
+        async with self._stub() as stub:
+            call = stub.ModelInfer(
+                request,
+                timeout=None if left_s is None else left_s + LATE_S,
+                metadata=tuple(turn_headers(turn).items()),
             )
-        except grpc.RpcError as error:
-            raise _call_error(self._url, error, deadline) from None
-        return _tensors(response)
+            try:
+                return _tensors(await asyncio.wait_for(_shielded(call), left_s))
+            except TimeoutError:
+                raise deadline.exceeded() from None
+            except grpc.RpcError as error:
+                raise _call_error(self._url, error, deadline) from None
 
     async def stream(
         self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION
     ) -> AsyncGenerator[Tensors, None]:
-        """Call a decoupled model; closing the generator or cancelling its task cancels the call."""
-        call = self._stub.ModelStreamInfer(
-            [_request(model, tensors, turn)],
-            timeout=deadline.remaining_s(),
-            metadata=tuple(turn_headers(turn).items()),
-        )
-        refusal: SlipwayError | None = None
-        try:
-            async for message in call:
-                refusal = refusal or _refusal(message)  # as in GrpcTransport.stream
-                if refusal is None:
-                    yield _tensors(message.infer_response)
+        """Call a decoupled model; closing the generator or cancelling its task ends the work."""
+        request_id, left_s = made_id(), deadline.remaining_s()
+        async with self._stub() as stub:
+            call = stub.ModelStreamInfer(
+                [_request(model, tensors, turn, request_id)],
+                timeout=None if left_s is None else left_s + CUT_S,
+                metadata=tuple(turn_headers(turn).items()),
+            )
+            messages, refusal = _AsyncMessages(call), None
+            with AsyncLeave(lambda: self._end(stub, request_id), call.cancel, left_s) as leave:
+                try:
+                    async for message in messages:
+                        refusal = refusal or _refusal(message)  # as in GrpcTransport.stream
+                        if refusal is None:
+                            yield _tensors(message.infer_response)
+                except grpc.RpcError as error:
+                    refusal = _call_error(self._url, error, deadline)
+                except asyncio.CancelledError:
+                    if not (leave.is_late and messages.were_cut):
+                        raise
+                    refusal = deadline.exceeded()
+                finally:
+                    if not call.done():
+                        leave.now()
+                        await messages.skip()
+                    call.cancel()
             if refusal is not None:
-                raise refusal
-        except grpc.RpcError as error:
-            raise _call_error(self._url, error, deadline) from None
-        finally:
-            call.cancel()
+                raise _told(refusal, deadline, leave.is_late)
 
-    async def _ask(self, method: Any, message: Any) -> Any:
+    @staticmethod
+    async def _end(stub: Any, request_id: str) -> bool | None:
+        """As :meth:`GrpcTransport._end`."""
+        model, tensors = ending(request_id)
         try:
-            return await method(message, timeout=self._connect_timeout_s)
-        except grpc.RpcError as error:
-            raise _ask_error(self._url, error, self._connect_timeout_s) from None
+            answer = await _shielded(stub.ModelInfer(_request(model, tensors), timeout=KNOWN_S))
+        except (grpc.RpcError, grpc.aio.UsageError):
+            return None
+        return was_found(_tensors(answer))
+
+    async def _ask(self, method: str, message: Any) -> Any:
+        async with self._stub() as stub:
+            try:
+                return await getattr(stub, method)(message, timeout=self._connect_timeout_s)
+            except grpc.RpcError as error:
+                raise _ask_error(self._url, error, self._connect_timeout_s) from None
+
+    @contextlib.asynccontextmanager
+    async def _stub(self) -> AsyncIterator[Any]:
+        """Lend a connection for one request."""
+        connection, refused = self._pools.take(), False
+        try:
+            yield connection.stub
+        except NotReady:
+            refused = True
+            raise
+        finally:
+            for over in self._pools.give_back(connection, refused=refused):
+                await over.channel.close()
+
+
+@dataclass(frozen=True)
+class _Connection:
+    """A channel and the calls over it."""
+
+    channel: Any
+    stub: Any
+
+
+def _connected(
+    url: str, credentials: grpc.ChannelCredentials | None, numbers: Iterator[int], protocol: Any
+) -> _Connection:
+    """Return a new connection of `grpc` or `grpc.aio`; nothing is sent yet."""
+    # Channels of equal options to one host would share what is connected.
+    options = (*_OPTIONS, ("slipway.connection", next(numbers)))
+    if credentials is not None:
+        channel = protocol.secure_channel(_host(url), credentials, options=options)
+    else:
+        channel = protocol.insecure_channel(_host(url), options=options)
+    return _Connection(channel, service_pb2_grpc.GRPCInferenceServiceStub(channel))
 
 
 def _credentials(url: str, certificates: Path | None) -> grpc.ChannelCredentials | None:
@@ -219,8 +329,104 @@ def _host(url: str) -> str:
     return url.removeprefix(_TLS).removeprefix("grpc://").rstrip("/")
 
 
-def _request(model: str, tensors: Tensors, turn: Turn) -> Any:
-    message = service_pb2.ModelInferRequest(model_name=model)
+class _Messages:
+    """The messages of a blocking call, read by a thread of its own.
+
+    Ctrl-C interrupts whoever reads a call, and then the rest of it cannot be read any more.
+
+    Attributes:
+        have_ended: whether the server has ended the call.
+    """
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self.have_ended = self._skipping = False
+        self._read: queue.Queue[Any] = queue.Queue(1)  # so that a slow reader slows the server down
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def skip(self) -> None:
+        """Wait until the call has ended or is cut, whatever it still brings."""
+        self._skipping = True
+        self._thread.join()
+
+    def __iter__(self) -> Iterator[Any]:
+        while (found := self._read.get()) is not None:
+            if isinstance(found, grpc.RpcError):
+                raise found
+            yield found
+
+    def _run(self) -> None:
+        last: grpc.RpcError | None = None
+        try:
+            for message in self._call:
+                self._hand_on(message)
+        except grpc.RpcError as error:
+            last = error
+        self.have_ended = True
+        self._hand_on(last)
+
+    def _hand_on(self, found: Any) -> None:
+        while not self._skipping:
+            with contextlib.suppress(queue.Full):
+                self._read.put(found, timeout=_LOOK_S)
+                return
+
+
+class _AsyncMessages:
+    """The messages of an asyncio call, for a task that may be cancelled: which would cut the call."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._reading: asyncio.Future[Any] | None = None
+
+    def __aiter__(self) -> _AsyncMessages:
+        return self
+
+    @property
+    def were_cut(self) -> bool:
+        """Whether the call was cancelled, rather than a task that reads it."""
+        return self._reading is not None and self._reading.cancelled()
+
+    async def skip(self) -> None:
+        """Read what the call still brings, until it ends or is cut."""
+        try:
+            async for _ in self:
+                pass
+        except grpc.RpcError:
+            pass
+        except asyncio.CancelledError:
+            if not self.were_cut:
+                raise
+
+    async def __anext__(self) -> Any:
+        if self._reading is None:
+            self._reading = asyncio.ensure_future(self._call.read())
+        message = await asyncio.shield(self._reading)
+        self._reading = None
+        if message is grpc.aio.EOF:
+            raise StopAsyncIteration
+        return message
+
+
+def _shielded(call: Any) -> asyncio.Future[Any]:
+    """Return the answer of a call that goes on where nobody waits for it any more, and ends by itself."""
+
+    async def answer() -> Any:
+        return await call
+
+    task = asyncio.ensure_future(answer())
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return asyncio.shield(task)
+
+
+def _told(refusal: SlipwayError, deadline: Deadline, is_late: bool) -> SlipwayError:
+    """Return what a caller is told: a call that was left at its limit ends as cancelled."""
+    return deadline.exceeded() if is_late and isinstance(refusal, Cancelled) else refusal
+
+
+def _request(model: str, tensors: Tensors, turn: Turn = NO_SESSION, request_id: str = "") -> Any:
+    message = service_pb2.ModelInferRequest(model_name=model, id=request_id)
     for name, value in turn_parameters(turn).items():
         kind = {bool: "bool_param", int: "int64_param", str: "string_param"}[type(value)]
         setattr(message.parameters[name], kind, value)

@@ -9,9 +9,11 @@ the tensors' bytes behind a JSON header.
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import ssl
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,6 +22,7 @@ import httpx
 import numpy as np
 from httpx_sse import SSEError, aconnect_sse, connect_sse
 
+from slipway_client.connections import AGE_S, Pools
 from slipway_client.metadata import ModelMetadata, TensorMetadata
 from slipway_client.retry import Deadline, UnknownModel
 from slipway_client.tensors import (
@@ -44,17 +47,25 @@ class HttpTransport:
 
     def __init__(self, url: str, connect_timeout_s: float, certificates: Path | None = None) -> None:
         self._url = url
-        self._http = httpx.Client(
+        make = partial(
+            httpx.Client,
             base_url=_base(url),
             timeout=connect_timeout_s,
             limits=_LIMITS,
             verify=_verification(url, certificates),
         )
+        self._pools = Pools(make, AGE_S)
+        self._staying = Pools(make)  # a session is in the memory of one replica
         self._connect_timeout_s = connect_timeout_s
 
     def close(self) -> None:
         """Close the connections."""
-        self._http.close()
+        for pool in (*self._pools.all(), *self._staying.all()):
+            pool.close()
+
+    def server_live(self) -> bool:
+        """Ask whether the server answers at all."""
+        return self._get("/v2/health/live").is_success
 
     def server_ready(self) -> bool:
         """Ask whether all of the server's models are ready."""
@@ -72,13 +83,14 @@ class HttpTransport:
         """Call a model that answers once."""
         content, headers = infer_body(tensors, turn)
         timeout = _timeout(self._connect_timeout_s, deadline)
-        try:
-            response = self._http.post(
-                f"{_path(model)}/infer", content=content, headers=headers, timeout=timeout
-            )
-        except httpx.TransportError as error:
-            raise _call_error(self._url, error, deadline) from None
-        return _infer_tensors(_checked(self._url, response))
+        with self._pool(turn) as http:
+            try:
+                response = http.post(
+                    f"{_path(model)}/infer", content=content, headers=headers, timeout=timeout
+                )
+            except httpx.TransportError as error:
+                raise _call_error(self._url, error, deadline) from None
+            return _infer_tensors(_checked(self._url, response))
 
     def stream(
         self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION
@@ -87,22 +99,38 @@ class HttpTransport:
         timeout = _timeout(self._connect_timeout_s, deadline)
         path, body = f"{_path(model)}/generate_stream", _generate_body(tensors, turn)
         headers = turn_headers(turn)
-        try:
-            with connect_sse(self._http, "POST", path, json=body, headers=headers, timeout=timeout) as source:
-                if not source.response.is_success:
-                    source.response.read()
-                    raise _answer_error(self._url, source.response)
-                for event in source.iter_sse():
-                    deadline.remaining_s()
-                    yield _streamed(event.data)
-        except (httpx.TransportError, SSEError) as error:
-            raise _call_error(self._url, error, deadline) from None
+        with self._pool(turn) as http:
+            try:
+                with connect_sse(http, "POST", path, json=body, headers=headers, timeout=timeout) as source:
+                    if not source.response.is_success:
+                        source.response.read()
+                        raise _answer_error(self._url, source.response)
+                    for event in source.iter_sse():
+                        deadline.remaining_s()
+                        yield _streamed(event.data)
+            except (httpx.TransportError, SSEError) as error:
+                raise _call_error(self._url, error, deadline) from None
 
     def _get(self, path: str) -> httpx.Response:
+        with self._pool(NO_SESSION) as http:
+            try:
+                return http.get(path)
+            except httpx.TransportError as error:
+                raise _unreachable(self._url, error) from None
+
+    @contextlib.contextmanager
+    def _pool(self, turn: Turn) -> Iterator[httpx.Client]:
+        """Lend the connections for one request."""
+        pools = self._staying if turn.id else self._pools
+        http, refused = pools.take(), False
         try:
-            return self._http.get(path)
-        except httpx.TransportError as error:
-            raise _unreachable(self._url, error) from None
+            yield http
+        except NotReady:
+            refused = True
+            raise
+        finally:
+            for over in pools.give_back(http, refused=refused):
+                over.close()
 
 
 class AsyncHttpTransport:
@@ -110,17 +138,25 @@ class AsyncHttpTransport:
 
     def __init__(self, url: str, connect_timeout_s: float, certificates: Path | None = None) -> None:
         self._url = url
-        self._http = httpx.AsyncClient(
+        make = partial(
+            httpx.AsyncClient,
             base_url=_base(url),
             timeout=connect_timeout_s,
             limits=_LIMITS,
             verify=_verification(url, certificates),
         )
+        self._pools = Pools(make, AGE_S)
+        self._staying = Pools(make)  # a session is in the memory of one replica
         self._connect_timeout_s = connect_timeout_s
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._http.aclose()
+        for pool in (*self._pools.all(), *self._staying.all()):
+            await pool.aclose()
+
+    async def server_live(self) -> bool:
+        """Ask whether the server answers at all."""
+        return (await self._get("/v2/health/live")).is_success
 
     async def server_ready(self) -> bool:
         """Ask whether all of the server's models are ready."""
@@ -140,13 +176,14 @@ class AsyncHttpTransport:
         """Call a model that answers once."""
         content, headers = infer_body(tensors, turn)
         timeout = _timeout(self._connect_timeout_s, deadline)
-        try:
-            response = await self._http.post(
-                f"{_path(model)}/infer", content=content, headers=headers, timeout=timeout
-            )
-        except httpx.TransportError as error:
-            raise _call_error(self._url, error, deadline) from None
-        return _infer_tensors(_checked(self._url, response))
+        async with self._pool(turn) as http:
+            try:
+                response = await http.post(
+                    f"{_path(model)}/infer", content=content, headers=headers, timeout=timeout
+                )
+            except httpx.TransportError as error:
+                raise _call_error(self._url, error, deadline) from None
+            return _infer_tensors(_checked(self._url, response))
 
     async def stream(
         self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION
@@ -155,24 +192,40 @@ class AsyncHttpTransport:
         timeout = _timeout(self._connect_timeout_s, deadline)
         path, body = f"{_path(model)}/generate_stream", _generate_body(tensors, turn)
         headers = turn_headers(turn)
-        try:
-            async with aconnect_sse(
-                self._http, "POST", path, json=body, headers=headers, timeout=timeout
-            ) as source:
-                if not source.response.is_success:
-                    await source.response.aread()
-                    raise _answer_error(self._url, source.response)
-                async for event in source.aiter_sse():
-                    deadline.remaining_s()
-                    yield _streamed(event.data)
-        except (httpx.TransportError, SSEError) as error:
-            raise _call_error(self._url, error, deadline) from None
+        async with self._pool(turn) as http:
+            try:
+                async with aconnect_sse(
+                    http, "POST", path, json=body, headers=headers, timeout=timeout
+                ) as source:
+                    if not source.response.is_success:
+                        await source.response.aread()
+                        raise _answer_error(self._url, source.response)
+                    async for event in source.aiter_sse():
+                        deadline.remaining_s()
+                        yield _streamed(event.data)
+            except (httpx.TransportError, SSEError) as error:
+                raise _call_error(self._url, error, deadline) from None
 
     async def _get(self, path: str) -> httpx.Response:
+        async with self._pool(NO_SESSION) as http:
+            try:
+                return await http.get(path)
+            except httpx.TransportError as error:
+                raise _unreachable(self._url, error) from None
+
+    @contextlib.asynccontextmanager
+    async def _pool(self, turn: Turn) -> AsyncIterator[httpx.AsyncClient]:
+        """Lend the connections for one request."""
+        pools = self._staying if turn.id else self._pools
+        http, refused = pools.take(), False
         try:
-            return await self._http.get(path)
-        except httpx.TransportError as error:
-            raise _unreachable(self._url, error) from None
+            yield http
+        except NotReady:
+            refused = True
+            raise
+        finally:
+            for over in pools.give_back(http, refused=refused):
+                await over.aclose()
 
 
 def _verification(url: str, certificates: Path | None) -> ssl.SSLContext | bool:

@@ -27,16 +27,47 @@ def ready(
         str | None, typer.Option(help="Ask for one model; by default for the server with all of its models.")
     ] = None,
     tls: TlsFolder = None,
+    processes: Annotated[
+        bool,
+        typer.Option(
+            "--processes",
+            help="Ask too whether the process of each Python model lives, which Triton itself does not tell;"
+            " on the server's own machine only.",
+        ),
+    ] = False,
+    live: Annotated[
+        bool, typer.Option("--live", help="Ask whether the server lives, rather than whether it is ready.")
+    ] = False,
     timeout_s: Annotated[float, typer.Option(help="Longest wait for an answer, seconds.", min=0.1)] = 3.0,
 ) -> None:
-    """Tell whether a running server is ready: exit 0, or 1 with the reason."""
+    """Tell whether a running server is ready, or lives: exit 0, or 1 with the reason."""
     from slipway_client import Client
 
     address = address_of(url, None if url else "http", timeout_s)
     with Client(*address, connect_timeout_s=timeout_s, tls=tls) as client:
-        if not client.is_ready(model):
+        if not (client.is_live() if live else client.is_ready(model)):
             raise NotReady(
-                f"ready: {model or 'the server'} must be ready at {address.url}, got no or another answer;"
-                " try the server's log"
+                f"ready: {model or 'the server'} must be {'live' if live else 'ready'} at {address.url},"
+                " got no or another answer; try the server's log"
             )
-    typer.echo("ready")
+    if processes:
+        _check_processes(address.url)
+    typer.echo("live" if live else "ready")
+
+
+def _check_processes(url: str) -> None:
+    """Raise NotReady where a model's process is gone, or where the server is not on this machine."""
+    from slipway_serving.instances import lost
+    from slipway_serving.server_folder import folder_at
+
+    port = url.rpartition(":")[2]
+    folder = folder_at(int(port)) if port.isdigit() else None
+    if folder is None:
+        raise NotReady(
+            f"ready: server must run on this machine for --processes, got none at {url}; try it there"
+        )
+    if gone := lost(folder):
+        raise NotReady(
+            f"ready: every model must have its processes, got none any more of {', '.join(gone)};"
+            " try the server's log, and a restart of it"
+        )

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,9 @@ from slipway_export.config import authored_config
 from slipway_export.spec import AuthoredModel, FileContent
 from slipway_export.staging import staging
 from slipway_serving import distribution
+from slipway_serving.cancelling.request import EndRequest
 from slipway_serving.errors import InvalidRequest
+from slipway_serving.models import read_config
 
 MANIFEST = "manifest.json"
 _VERSIONED = (distribution.NAME, "torch", "onnx", "onnxscript", "onnxruntime", "diffusers", "transformers")
@@ -45,6 +47,16 @@ def stage_authored(model: AuthoredModel, staged: Path) -> Path:
         events = model.events or model.request.events
         config.write_text(authored_config(config.read_text(encoding="utf-8"), model.request, events), "utf-8")
     return folder
+
+
+def with_canceller(authored: Sequence[AuthoredModel]) -> list[AuthoredModel]:
+    """Return authored models, and the one that ends requests to those of them that stream answers."""
+    sources = (slipway_models.FOLDER / (model.source or model.name) for model in authored)
+    if not any(
+        read_config(source).get("model_transaction_policy", {}).get("decoupled") for source in sources
+    ):
+        return list(authored)
+    return [*authored, AuthoredModel(EndRequest.model, request=EndRequest)]
 
 
 def _write(target: Path, content: FileContent) -> None:

@@ -27,7 +27,7 @@ from slipway_export.opset import choose_opset
 from slipway_export.placement import Place, check_places
 from slipway_export.progress import Progress, Report
 from slipway_export.queues import QueueLimits
-from slipway_export.repository import check_replaceable, placed
+from slipway_export.repository import check_replaceable, placed, with_canceller
 from slipway_export.resume import Finished
 from slipway_export.room import Weight, check_disk, check_memory, said_when_full, weigh, weigh_torch
 from slipway_export.spec import (
@@ -381,7 +381,7 @@ def _selected(
     if unknown := [name for name in options.components if name not in known]:
         raise InvalidRequest(f"component must be one of {', '.join(known)}, got {', '.join(unknown)}")
     if not options.components:
-        return list(plan.components), list(plan.authored)
+        return list(plan.components), with_canceller(plan.authored)
     components = [component for component in plan.components if component.name in options.components]
     # A graph of an authored model needs that model around it.
     owners = {f"{family.name}_{component.name}" for component in components if component.graph != "model"}

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from slipway_serving.cancelling.under_way import UnderWay, under_way
 from slipway_serving.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -30,7 +31,9 @@ from slipway_serving.errors import (
     Unrecoverable,
     from_wire,
 )
-from slipway_serving.metrics import OK, REQUESTS, Recorder
+from slipway_serving.going import Door
+from slipway_serving.instances import Instance
+from slipway_serving.metrics import HEARTBEATS, INSTANCES, OK, REQUESTS, Recorder
 from slipway_serving.program import BatchProgram, Call, Program, Responses, Settings, Tensors, load_program
 from slipway_serving.requests import SHAPE_PARAMETER
 from slipway_serving.triton_metrics import Publisher, Running
@@ -60,6 +63,7 @@ class Adapter:
     _program: Program | None = None
     _publisher: Publisher | None = None
     _under_way: Running | None = None
+    _instance: Instance | None = None
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Build the program.
@@ -78,10 +82,14 @@ class Adapter:
             self._program = load_program(settings)
         except SlipwayError as error:
             raise self.pb.TritonModelException(error.to_wire()) from error
-        self._recorder.declare(REQUESTS)
+        self._door = Door(self._model, is_pipeline=self._program.reports_requests)
+        self._recorder.declare(REQUESTS, HEARTBEATS)
+        instances = instances_of(settings.config)
+        self._recorder.follow(INSTANCES, lambda: instances if self._instance is not None else 0)
         self._publisher = Publisher(self.pb, self._model, self._recorder)
         if self._program.reports_requests:
             self._under_way = Running(self.pb, self._model)
+        self._instance = Instance(args["model_instance_name"])
 
     def execute(self, requests: Sequence[Any]) -> list[Any] | None:
         """Answer requests, one after the other; none of them can fail another."""
@@ -97,6 +105,9 @@ class Adapter:
         """Free what the program holds."""
         if self._program is not None:
             self._program.close()
+        if self._instance is not None:
+            self._instance.close()
+            self._instance = None
         if self._publisher is not None:
             self._publisher.close()
 
@@ -142,9 +153,9 @@ class Adapter:
         """Send the responses of a decoupled model; the final flag is sent in every case."""
         final = self.pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL
         sender = request.get_response_sender()
-        with self._report(request) as report:
+        with self._report(request) as report, under_way(report.request_id) as ours:
             try:
-                for tensors in self._responses(request, report):
+                for tensors in self._responses(request, report, ours):
                     sender.send(self._response(tensors))
             except Exception as error:  # noqa: BLE001 - everything becomes the request's error
                 # With the flag in the same message: in two, Triton 2.51 leaves a calling model waiting.
@@ -161,13 +172,14 @@ class Adapter:
     def _report(self, request: Any) -> _Report:
         return _Report(self.pb, self._model, request, self._under_way, self._recorder)
 
-    def _responses(self, request: Any, report: _Report) -> Responses:
-        with contextlib.closing(self._running.run(self._call(request, report))) as responses:
+    def _responses(self, request: Any, report: _Report, ours: UnderWay | None = None) -> Responses:
+        with contextlib.closing(self._running.run(self._call(request, report, ours))) as responses:
             for tensors in responses:
                 report.saw(tensors)
                 yield tensors
 
-    def _call(self, request: Any, report: _Report) -> Call:
+    def _call(self, request: Any, report: _Report, ours: UnderWay | None = None) -> Call:
+        self._door.check()
         parameters = _parameters(request, self._model)
         timeout_us = request.timeout() or parameters.get("timeout", 0)
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
@@ -176,7 +188,7 @@ class Adapter:
         return Call(
             tensors=_shaped(tensors, parameters, self._model),
             models=TritonModels(self.pb, report.request_id, request.trace()),
-            is_cancelled=request.is_cancelled,
+            is_cancelled=lambda: (ours is not None and ours.is_ended()) or request.is_cancelled(),
             limit_s=timeout_us * _MICROSECONDS if timeout_us else None,
             turn=turn,
         )
@@ -317,6 +329,12 @@ class _Report:
     def _line(self, event: str, **more: str) -> str:
         elapsed_s = round(time.monotonic() - self._started_s, 4)
         return json.dumps({"event": event, **self._facts, "elapsed_s": elapsed_s, **more})
+
+
+def instances_of(config: Mapping[str, Any]) -> int:
+    """Return how many instances a model has, by its configuration as Triton completed it."""
+    groups = config.get("instance_group", [])
+    return sum(int(group.get("count", 1)) * max(1, len(group.get("gpus", []))) for group in groups)
 
 
 def _trace_id(request: Any) -> str:

@@ -123,16 +123,32 @@ def drain(
     timeout_s: Annotated[
         float, typer.Option(help="Longest wait for the requests under way, seconds.", min=0)
     ] = 30.0,
+    refuse: Annotated[
+        bool,
+        typer.Option(
+            "--refuse",
+            help="Have the server refuse what comes from now on, so that callers go to another: pipelines at"
+            " once, all Python models when nothing is under way. On the server's own machine only.",
+        ),
+    ] = False,
 ) -> None:
     """Wait until a server's pipelines have nothing to do, before something stops it."""
-    from slipway_serving.drain import wait_until_idle
+    from slipway_serving import drain as draining
     from slipway_serving.errors import NotReady
+    from slipway_serving.server_folder import folder_at
 
-    left = wait_until_idle(f"http://{metrics}/metrics", timeout_s)
+    port = metrics.rpartition(":")[2]
+    folder = folder_at(int(port)) if refuse and port.isdigit() else None
+    left = draining.drain(f"http://{metrics}/metrics", timeout_s, folder)
     if left is None:
         raise NotReady(f"drain: metrics must be readable at {metrics}, got no answer; try --metrics")
     if left:
         raise NotReady(f"drain: pipelines must end within {timeout_s:g} s, got {left} request(s) under way")
+    if refuse and folder is None:  # said now, since to wait is better than nothing
+        raise NotReady(
+            f"drain: server must run on this machine to be told to refuse, got none at {metrics};"
+            " try it there, or without --refuse"
+        )
     typer.echo("idle")
 
 

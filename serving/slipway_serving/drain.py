@@ -4,15 +4,18 @@ Told to stop, Triton stops all models at once and counts only waiting requests a
 next call of another model is then refused, however long the exit timeout is. So whoever stops a server waits
 first for the requests that pipelines work on (:data:`slipway_serving.metrics.REQUESTS_RUNNING`): the embedded
 server by itself, `slipway drain` for one that something else stops, e.g. as a Kubernetes preStop hook.
+Requests that come meanwhile are refused (:mod:`slipway_serving.going`), or a busy server would never be idle.
 """
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from slipway_serving.going import Going, tell
 from slipway_serving.metrics import REQUESTS_RUNNING
 
 _POLL_S = 0.1
@@ -39,6 +42,25 @@ def _running(client: httpx.Client, metrics_url: str) -> int | None:
         return None
     samples = (sample for family in families for sample in family.samples)
     return round(sum(sample.value for sample in samples if sample.name == REQUESTS_RUNNING.name))
+
+
+def drain(metrics_url: str, limit_s: float, folder: Path | None = None) -> int | None:
+    """Wait until pipelines have nothing to do, or the time is over, while models refuse what comes.
+
+    Args:
+        metrics_url: of the server's metrics.
+        limit_s: longest wait, seconds.
+        folder: of the server, by which its models are told; None only waits.
+
+    Returns:
+        As :func:`wait_until_idle`.
+    """
+    if folder is not None:
+        tell(folder, Going.PIPELINES_REFUSE)
+    left = wait_until_idle(metrics_url, limit_s)
+    if folder is not None and left == 0:
+        tell(folder, Going.ALL_REFUSE)
+    return left
 
 
 def wait_until_idle(metrics_url: str, limit_s: float) -> int | None:

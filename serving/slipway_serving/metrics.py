@@ -48,6 +48,12 @@ REQUESTS = Metric(
     values=(OK, *CODES),
 )
 REQUESTS_RUNNING = Metric("slipway_requests_running", "gauge", "Requests that pipelines work on now.")
+HEARTBEATS = Metric(
+    "slipway_heartbeats_total",
+    "counter",
+    "Seconds that processes of Python models lived: their growth in a second is how many there are.",
+)
+INSTANCES = Metric("slipway_instances", "gauge", "Processes that a Python model is to have.")
 FRAMES = Metric("slipway_frames_total", "counter", "Video frames that were decoded.")
 # From the tiny checkpoint's milliseconds to a 14B denoiser's step at 720p.
 DENOISE_STEP = Metric(
@@ -81,7 +87,17 @@ SESSIONS_OPEN = Metric("slipway_sessions_open", "gauge", "Sessions whose state a
 SESSIONS_LIMIT = Metric("slipway_sessions_limit", "gauge", "Sessions that a stateful model takes at a time.")
 
 WORLDS = (BLOCK, FIRST_FRAME, BLOCKS_LATE)
-METRICS = (REQUESTS, REQUESTS_RUNNING, FRAMES, DENOISE_STEP, SESSIONS_OPEN, SESSIONS_LIMIT, *WORLDS)
+METRICS = (
+    REQUESTS,
+    REQUESTS_RUNNING,
+    HEARTBEATS,
+    INSTANCES,
+    FRAMES,
+    DENOISE_STEP,
+    SESSIONS_OPEN,
+    SESSIONS_LIMIT,
+    *WORLDS,
+)
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,10 @@ from typing import Literal, get_args
 
 import httpx
 
-from slipway_serving import hidden_arguments, triton_log
+from slipway_serving import hidden_arguments, server_folder, triton_log
 from slipway_serving.backends.onnxruntime.sharing import FOLDER_VARIABLE
 from slipway_serving.control import ModelControl
-from slipway_serving.drain import wait_until_idle
+from slipway_serving.drain import drain
 from slipway_serving.errors import InvalidRequest, NotReady, raise_all
 from slipway_serving.limits import VARIABLE as LIMITS_VARIABLE
 from slipway_serving.limits import read_limits
@@ -58,6 +58,7 @@ _SHARED_MEMORY_PER_MODEL_BYTES = 2 * _MIB
 # Eight prompts of 512 tokens of width 4096, or a hundred of the usual 40.
 _RESPONSE_CACHE_MIB = 64
 _POLL_S = 0.05
+_REQUESTS = "requests"
 _PORT_ATTEMPTS = 3
 
 
@@ -279,7 +280,8 @@ class Server:
         crashed = self._process.poll() is not None
         try:
             if not crashed:
-                wait_until_idle(self.metrics_url, self.config.exit_timeout_s)
+                folder = Path(self._belongings.folder) / _REQUESTS if self._belongings else None
+                drain(self.metrics_url, self.config.exit_timeout_s, folder)
                 self._process.send_signal(signal.SIGTERM)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(self.config.exit_timeout_s + EXIT_GRACE_S)
@@ -290,7 +292,9 @@ class Server:
         """Lay out the backends and start `tritonserver` and its watcher."""
         install = find_triton()
         folder = Path(tempfile.mkdtemp(prefix=self._id))
-        self._belongings = Belongings(self._id, str(folder), pid=0, exit_timeout_s=self.config.exit_timeout_s)
+        self._belongings = Belongings(
+            self._id, str(folder), pid=0, exit_timeout_s=self.config.exit_timeout_s, log=str(self.log_path)
+        )
         backends, interpreter, graphs = (folder / name for name in ("backends", "interpreter", "graphs"))
         graphs.mkdir()
         lay_out_backends(install, backends)
@@ -298,7 +302,8 @@ class Server:
         if (key_file := self.control_token_file) is not None:
             key_file.touch(mode=0o600)
             key_file.write_text(f"{self.control_token}\n", encoding="ascii")
-        with self.log_path.open("wb") as log:
+        self.log_path.write_bytes(b"")
+        with self.log_path.open("ab") as log:  # appended to, as the watcher empties it when it is long
             # In a session of its own: a terminal's Ctrl-C is for us, and we stop it in good order.
             self._process, self.token_hidden = hidden_arguments.start(
                 [str(install.binary), *self._arguments(backends, install.caches)],
@@ -307,6 +312,7 @@ class Server:
                     **environment(install, interpreter, os.environ),
                     ID_VARIABLE: self._id,
                     FOLDER_VARIABLE: str(graphs),
+                    server_folder.FOLDER_VARIABLE: str(folder / _REQUESTS),
                     **({LIMITS_VARIABLE: str(self.config.limits.resolve())} if self.config.limits else {}),
                 },
                 cwd=folder,  # stubs look for modules in their working directory first
@@ -389,7 +395,8 @@ class Server:
             watcher.stdin.close()
             watcher.wait()
         if not keep_log and self.config.log_path is None:
-            self.log_path.unlink(missing_ok=True)
+            for path in (self.log_path, self.log_path.with_name(f"{self.log_path.name}.1")):
+                path.unlink(missing_ok=True)
 
 
 class _PortTaken(NotReady):

@@ -8,11 +8,15 @@ new text on while a server runs.
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
+LIMIT_BYTES = 32 * 2**20
+"""Size at which a log begins anew, after some hundred thousand requests; in a container it may be memory."""
 _RECORD = re.compile(r"^[EWIF]\d{4} [\d:.]+ \d+ [\w.]+:\d+\]\s+\"?(?P<text>.*?)\"?$", re.MULTILINE)
 _FAILURES = tuple(
     re.compile(pattern, re.DOTALL)
@@ -108,12 +112,27 @@ def tail(path: Path, lines: int) -> str:
 def follow(
     path: Path, write: Callable[[str], object], stop: threading.Event, interval_s: float = 0.2
 ) -> None:
-    """Hand the lines of a growing file to `write` until `stop` is set and all of them are handed on."""
-    with path.open(errors="replace") as file:
+    """Hand the lines of a growing file to `write` until `stop` is set and all of them are handed on.
+
+    A file that :func:`bound` emptied is read from its beginning.
+    """
+    with path.open("rb") as file:
         while True:
             ending = stop.is_set()
-            for line in file:
-                write(line)
+            if os.fstat(file.fileno()).st_size < file.tell():
+                file.seek(0)
+            while line := file.readline():
+                write(line.decode(errors="replace"))
             if ending:
                 return
             stop.wait(interval_s)
+
+
+def bound(path: Path, limit_bytes: int = LIMIT_BYTES) -> None:
+    """Keep a log that others append to from growing: a longer one becomes PATH.1, in place of an earlier one.
+
+    A line that is written in that moment may be in neither.
+    """
+    if path.exists() and path.stat().st_size > limit_bytes:
+        shutil.copyfile(path, path.with_name(f"{path.name}.1"))
+        os.truncate(path, 0)

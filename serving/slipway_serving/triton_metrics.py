@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 from typing import Any
 
-from slipway_serving.metrics import REQUESTS_RUNNING, Change, Metric, Recorder
+from slipway_serving.metrics import HEARTBEATS, REQUESTS_RUNNING, Change, Metric, Recorder
 
 _INTERVAL_S = 1.0
 
@@ -45,7 +46,11 @@ class Publisher:
         self._publish()
 
     def _run(self) -> None:
+        looked_s = time.monotonic()
         while not self._closed.wait(self._interval_s):
+            now_s = time.monotonic()
+            self._recorder.count(HEARTBEATS, now_s - looked_s)
+            looked_s = now_s
             self._publish()
 
     def _publish(self) -> None:

@@ -2,9 +2,9 @@
 
 Every process of one server carries the server's id in its environment and every shared memory region
 of its Python stubs starts with that id, so :func:`sweep` finds exactly them, whoever started them.
-Run as a module this file is the watcher: a small process beside the server that waits for its parent
-to end, then stops the server in good order and sweeps. (PR_SET_PDEATHSIG would be shorter, but it fires
-when the starting *thread* ends, cannot free shared memory and gives in-flight work no time.)
+Run as a module this file is the watcher: a small process beside the server that bounds its log, waits for
+its parent to end, then stops the server in good order and sweeps. (PR_SET_PDEATHSIG would be shorter, but it
+fires when the starting *thread* ends, cannot free shared memory and gives in-flight work no time.)
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import IO
 
 import psutil
 
+from slipway_serving import triton_log
 from slipway_serving.triton_install import python_path
 
 ID_VARIABLE = "SLIPWAY_SERVER_ID"
@@ -41,12 +42,14 @@ class Belongings:
         folder: its private folder.
         pid: the `tritonserver` process.
         exit_timeout_s: time that its in-flight work is given on SIGTERM.
+        log: its log, which the watcher keeps from growing without end.
     """
 
     server_id: str
     folder: str
     pid: int
     exit_timeout_s: float
+    log: str
 
 
 def processes(server_id: str) -> list[int]:
@@ -107,7 +110,7 @@ def _watch() -> None:
     belongings = Belongings(**json.loads(sys.stdin.buffer.readline()))
     # A forked sibling may hold the pipe open after the parent's death, hence the second condition.
     while not select.select([sys.stdin], [], [], 1.0)[0] and os.getppid() == parent:
-        pass
+        triton_log.bound(Path(belongings.log))
     if belongings.pid in processes(belongings.server_id):
         with contextlib.suppress(ProcessLookupError):
             os.kill(belongings.pid, signal.SIGTERM)

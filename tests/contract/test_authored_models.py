@@ -30,6 +30,7 @@ TENSORS = {
         "step INT32 [1]; steps INT32 [1]; elapsed_s FP32 [1]; preview UINT8 [-1, -1, 3]; chunk INT32 [1];"
         " chunks INT32 [1]; frames UINT8 [-1, -1, -1, 3]; video STRING [1]; cache_hit_rate FP32 [1]",
     ),
+    "slipway_cancel": ("ended_id STRING [1]", "found BOOL [1]"),
     "wan_t2v_prompt": (
         "prompt STRING [*, 1]",
         "prompt_embeds FP32 [*, -1, -1]; attention_mask INT64 [*, -1]",

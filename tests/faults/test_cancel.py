@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -9,14 +10,18 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import psutil
 import pytest
 from gate import Gate, ended, let_it_notice, reports
 
-from slipway_client import Client, Progress, TextToVideoRequest, Video
+from slipway_client import AsyncClient, Client, Progress, TextToVideoRequest, Video, leaving, over_grpc
+from slipway_client.retry import Deadline
 from slipway_serving.errors import DeadlineExceeded, InvalidRequest
+from slipway_serving.requests import encode
 from slipway_serving.server import Server, ServerConfig
+from slipway_serving.server_folder import FOLDER_VARIABLE, folder_of
 
 # The largest that the tiny models take: steps of some ten milliseconds.
 LONG = TextToVideoRequest(
@@ -44,6 +49,10 @@ def ends(server: Server, code: str) -> list[int]:
         for report in reports(server)
         if report["event"] != "traceback" and report.get("error", "").startswith(f"[{code}]")
     ]
+
+
+def private_folder(server: Server) -> str:
+    return psutil.Process(server.pid).environ()[FOLDER_VARIABLE]
 
 
 def assert_next_request_succeeds(server: Server) -> None:
@@ -76,6 +85,73 @@ def test_loop_stops_within_one_step_when_cancelled_at_step_3_of_50(
     # Step 4 waited at the gate when the cancellation was sent; one more may begin while it travels.
     assert (report["code"], report["steps_done"] in (3, 4, 5)) == ("CANCELLED", True)
     assert_next_request_passes(server, gate)
+
+
+@pytest.fixture
+def cuts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The calls over gRPC that are cut, which by time alone none is."""
+    made: list[str] = []
+
+    def told(kind: type[Any]) -> Callable[..., Any]:
+        def make(end: Any, cut: Callable[[], object], limit_s: float | None) -> Any:
+            return kind(end, lambda: (made.append(kind.__name__), cut()), limit_s)
+
+        return make
+
+    for name in ("CUT_S", "LATE_S", "KNOWN_S"):
+        monkeypatch.setattr(leaving, name, 300.0)
+    monkeypatch.setattr(over_grpc, "Leave", told(leaving.Leave))
+    monkeypatch.setattr(over_grpc, "AsyncLeave", told(leaving.AsyncLeave))
+    return made
+
+
+def test_stream_that_is_left_ends_by_a_message_and_is_not_cut(server: Server, cuts: list[str]) -> None:
+    before = len(ends(server, "CANCELLED"))
+    with Client(server.grpc_url) as client:
+        events = client.generate(LONG)
+        next(events)
+        events.close()
+    wait_for(lambda: len(ends(server, "CANCELLED")) == before + 1, "cancelled in the log")
+    assert ends(server, "CANCELLED")[before] < 50
+    assert cuts == []
+    assert_next_request_succeeds(server)
+    marks = folder_of(server.pid or 0, private_folder(server))
+    wait_for(lambda: not list(marks.glob("slipway-*")), "no mark of a request is left")
+
+
+async def test_task_that_is_cancelled_ends_its_work_by_a_message(server: Server, cuts: list[str]) -> None:
+    before, begun = len(ends(server, "CANCELLED")), asyncio.Event()
+
+    async def work(client: AsyncClient) -> None:
+        async for _ in client.generate(LONG):
+            begun.set()
+
+    async with AsyncClient(server.grpc_url) as client:
+        task = asyncio.create_task(work(client))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    wait_for(lambda: len(ends(server, "CANCELLED")) == before + 1, "cancelled in the log")
+    assert ends(server, "CANCELLED")[before] < 50
+    assert cuts == []
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_time_limit_that_the_server_does_not_know_ends_the_work(
+    server: Server, cuts: list[str], known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not known:
+        monkeypatch.setattr(leaving.EndRequest, "model", "nothing_of_that_name")
+    transport = over_grpc.GrpcTransport(server.grpc_url, 10.0)
+    long = encode(TextToVideoRequest(**(LONG.__dict__ | {"steps": 100})))
+    before = len(ends(server, "CANCELLED"))
+    with pytest.raises(DeadlineExceeded, match=r"wan_t2v: not done within 0\.3 s"):
+        list(transport.stream("wan_t2v", long, Deadline(0.3, "wan_t2v")))
+    wait_for(lambda: len(ends(server, "CANCELLED")) == before + 1, "cancelled in the log")
+    transport.close()
+    assert cuts == ([] if known else ["Leave"])
+    assert_next_request_succeeds(server)
 
 
 def test_loop_stops_when_the_client_process_is_killed(gated_server: tuple[Server, Gate]) -> None:

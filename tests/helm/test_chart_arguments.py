@@ -185,6 +185,17 @@ def test_preparing_exports_are_commands_of_slipway() -> None:
         assert str(parsed(*line.split())["repository"]).startswith("/store/")
 
 
+def test_probes_run_commands_of_slipway() -> None:
+    for values in (None, *EXAMPLES):
+        for manifest in render(values):
+            for pod in pod_specs(manifest):
+                if "terminationGracePeriodSeconds" in pod:
+                    for probe in ("readinessProbe", "livenessProbe"):
+                        program, *command = pod["containers"][0][probe]["exec"]["command"]
+                        assert program == "slipway"
+                        assert parsed(*command)["processes"] is True
+
+
 def test_pre_stop_runs_a_command_of_slipway() -> None:
     for values in (None, *EXAMPLES):
         for manifest in render(values):

@@ -28,7 +28,7 @@ def pre_stop(container: Manifest) -> tuple[int, int]:
     """The seconds that preStop waits, and those that it gives to requests under way."""
     *shell, script = container["lifecycle"]["preStop"]["exec"]["command"]
     assert shell == ["/bin/sh", "-c"]
-    found = re.fullmatch(r"sleep (\d+); slipway drain --timeout-s (\d+)", script)
+    found = re.fullmatch(r"sleep (\d+); slipway drain --refuse --timeout-s (\d+)", script)
     assert found
     return int(found[1]), int(found[2])
 

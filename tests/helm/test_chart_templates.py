@@ -256,12 +256,22 @@ def test_mig_slice_is_the_resource_and_each_replica_keeps_its_engines() -> None:
 
 def test_probes_ask_readiness_for_start_and_traffic_and_life_for_restarts() -> None:
     container = server()
-    paths = {k: container[f"{k}Probe"]["httpGet"]["path"] for k in ("startup", "readiness", "liveness")}
-    assert paths == {
-        "startup": "/v2/health/ready",
-        "readiness": "/v2/health/ready",
-        "liveness": "/v2/health/live",
+    assert container["startupProbe"]["httpGet"]["path"] == "/v2/health/ready"
+    asked = {}
+    for name in ("readiness", "liveness"):
+        probe = container[f"{name}Probe"]
+        program, *asked[name] = probe["exec"]["command"]
+        assert program == "slipway"
+        assert float(asked[name].pop()) < probe["timeoutSeconds"]
+    assert asked == {
+        "readiness": ["ready", "--processes", "--timeout-s"],
+        "liveness": ["ready", "--live", "--processes", "--timeout-s"],
     }
+    # A process that ended gets the time to be there again before the replica is restarted for it.
+    waits = {
+        k: container[f"{k}Probe"]["periodSeconds"] * container[f"{k}Probe"]["failureThreshold"] for k in asked
+    }
+    assert waits["readiness"] * 2 <= waits["liveness"]
 
 
 def test_rollout_starts_a_replica_before_it_stops_one_unless_there_is_no_spare_gpu() -> None:

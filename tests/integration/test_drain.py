@@ -7,21 +7,39 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 from gate import gated
 from server_fixtures import any_port, wait_until
 
 from slipway_cli import root
-from slipway_client import Client, Progress, TextToVideoRequest, Video
+from slipway_client import Client, Progress, RetryPolicy, TextToVideoRequest, Video
 from slipway_serving.drain import requests_running, wait_until_idle
-from slipway_serving.errors import SlipwayError
+from slipway_serving.errors import NotReady, SlipwayError
+from slipway_serving.going import Going
 from slipway_serving.server import Server
+from slipway_serving.server_folder import folder_at
 
 STEPS = 100
+QUICK = TextToVideoRequest(prompt="x", frames=5, height=32, width=32, steps=2)
 LONG = TextToVideoRequest(prompt="x", frames=17, height=64, width=64, steps=STEPS)
 
 
-def drain(server: Server, timeout_s: float) -> subprocess.CompletedProcess[str]:
+def folder_of(server: Server) -> Path:
+    folder = folder_at(server.config.metrics_port)
+    assert folder is not None
+    return folder
+
+
+def refused(client: Client, url: str) -> str:
+    """How a request is refused that comes while the server goes."""
+    with pytest.raises(NotReady, match="wan_t2v: server must be staying to take a request") as told:
+        list(client.generate(QUICK))
+    assert url not in str(told.value)  # its own words, over a connection that stands
+    return str(told.value)
+
+
+def drain(server: Server, timeout_s: float, *flags: str) -> subprocess.CompletedProcess[str]:
     metrics = server.metrics_url.removeprefix("http://").removesuffix("/metrics")
     command = [
         sys.executable,
@@ -32,6 +50,7 @@ def drain(server: Server, timeout_s: float) -> subprocess.CompletedProcess[str]:
         metrics,
         "--timeout-s",
         str(timeout_s),
+        *flags,
     ]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
@@ -43,8 +62,14 @@ def test_request_under_way_ends_whole_when_the_server_is_stopped(repository: Pat
         assert drain(server, timeout_s=0).stdout == "idle\n"
         stopping = threading.Thread(target=server.stop)
         steps, videos = [], []
-        gate.let(1)
-        with Client(server.grpc_url) as client:
+        once = RetryPolicy(budget_s=0)
+        with (
+            Client(server.grpc_url) as client,
+            Client(server.grpc_url, retry=once) as late,
+            Client(server.http_url, "http", retry=once) as kept_alive,
+        ):
+            assert late.model_metadata(LONG.model) == kept_alive.model_metadata(LONG.model)
+            gate.let(1)
             for event in client.generate(LONG):
                 if isinstance(event, Progress):
                     steps.append(event.step)
@@ -54,14 +79,36 @@ def test_request_under_way_ends_whole_when_the_server_is_stopped(repository: Pat
                     wait_until(
                         lambda: requests_running(server.metrics_url) == 1, "the metrics have the request"
                     )
-                    refused = drain(server, timeout_s=0)
+                    too_short = drain(server, timeout_s=0)
                     stopping.start()
+                    going = folder_of(server) / Going.PIPELINES_REFUSE.value
+                    wait_until(going.exists, "the server says that it goes")
+                    assert refused(late, server.grpc_url) and refused(kept_alive, server.http_url)
                     gate.open()
         stopping.join()
         assert (steps, len(videos)) == ([*range(1, STEPS + 1)], 1)
         # The counter-check: it was under way, and known to be.
-        assert refused.returncode == 1 and "got 1 request(s) under way" in refused.stderr
+        assert too_short.returncode == 1 and "got 1 request(s) under way" in too_short.stderr
         assert requests_running(server.metrics_url) is None
+
+
+def test_drain_has_every_python_model_refuse_when_it_is_told_to(repository: Path) -> None:
+    prompt = {"prompt": np.array([[b"a lake"]], dtype=np.object_)}
+    with (
+        Server(any_port(repository)) as server,
+        Client(server.http_url, "http", retry=RetryPolicy(budget_s=0)) as client,
+    ):
+        assert client.infer("wan_t2v_tokenizer", prompt)
+        assert drain(server, 600).stdout == "idle\n"
+        assert client.infer("wan_t2v_tokenizer", prompt)
+        assert drain(server, 600, "--refuse").stdout == "idle\n"
+        with pytest.raises(NotReady, match="wan_t2v_tokenizer: server must be staying"):
+            client.infer("wan_t2v_tokenizer", prompt)
+        assert refused(client, server.http_url)
+
+
+def test_drain_refuses_to_have_a_server_refuse_that_is_not_here() -> None:
+    assert root.run(["drain", "--metrics", "localhost:1", "--refuse"]) == 1
 
 
 def test_request_under_way_is_cut_when_the_exit_timeout_is_over(repository: Path, tmp_path: Path) -> None:

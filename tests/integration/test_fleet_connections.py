@@ -17,7 +17,7 @@ import pytest
 import tritonclient.grpc as triton
 from server_fixtures import any_port, infer, tensor, wait_until, write_model, write_sleeper
 
-from slipway_client import AsyncClient, Client, Turn
+from slipway_client import AsyncClient, Client, RetryPolicy, Turn, over_http
 from slipway_client.tensors import SESSION_HEADER
 from slipway_serving.server import Server, ServerConfig
 
@@ -199,6 +199,37 @@ def test_requests_fail_when_a_replica_stops_before_its_connections_moved_on(
     with Server(replica) as old:
         _, failed = replaced_under_load(old, fleet_server, moved_on=False)
     assert any("has no available versions" in error for error in failed)
+
+
+def test_no_request_fails_over_http_when_a_replica_stops_after_its_connections_moved_on(
+    replica: ServerConfig, fleet_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(over_http, "AGE_S", 0.2)
+    over = Event()
+    answered: list[int] = []
+
+    def ask() -> None:
+        with Client(service.url, "http", retry=RetryPolicy(budget_s=0)) as client:
+            while not over.is_set():
+                client.infer("teller", ONE)
+                answered.append(1)
+
+    with Server(replica) as old, ThreadPoolExecutor(4) as pool:
+        service = Service(old.config.http_port)
+        try:
+            asking = [pool.submit(ask) for _ in range(4)]
+            wait_until(lambda: len(answered) >= 20, "requests are under way")
+            service.endpoint = fleet_server.config.http_port
+            gone = old.config.http_port
+            wait_until(lambda: service.connections(gone) == 0, "the connections move on")
+            old.stop()
+            before = len(answered)
+            wait_until(lambda: len(answered) >= before + 20, "requests go on")
+        finally:
+            over.set()
+        for task in asking:
+            task.result()
+        service.close()
 
 
 def established(port: int) -> set[object]:

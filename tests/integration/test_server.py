@@ -32,9 +32,11 @@ from server_fixtures import (
     write_sleeper,
 )
 
+from slipway_cli.root import run
 from slipway_serving import server as server_module
 from slipway_serving.errors import InvalidRequest, NotReady
 from slipway_serving.server import Server, ServerConfig
+from slipway_serving.server_folder import folder_at
 from slipway_serving.triton_process import processes, shared_memory
 
 CONFIG = "max_batch_size: 8\n" + tensor("input", "x", "FP32", "[4]") + tensor("output", "y", "FP32", "[4]")
@@ -60,12 +62,29 @@ def nothing_is_left(server_id: str) -> bool:
     return not (processes(server_id) or shared_memory(server_id) or [f for f in folders if f.is_dir()])
 
 
+def assert_ready_tells_lost_processes(server: Server) -> None:
+    """`slipway ready --processes` fails as long as a process is gone."""
+    folder = folder_at(server.config.http_port)
+    assert folder is not None
+    (ours,) = (folder / "instances").iterdir()
+    assert ours.name.startswith("affine")
+    assert run(["ready", "--processes", "--url", server.http_url]) == 0
+    (folder / "instances" / "killed_0").write_text("1 0")  # no process that started then
+    for port in (server.http_url, server.grpc_url):
+        for flags in ([], ["--live"]):
+            assert run(["ready", *flags, "--processes", "--url", port]) == 1
+            assert run(["ready", *flags, "--url", port]) == 0
+    (folder / "instances" / "killed_0").unlink()
+    assert run(["ready", "--live", "--processes", "--url", server.grpc_url]) == 0
+
+
 def test_start_and_stop_leave_nothing(repository: Path) -> None:
     # A stop that waited for its exit timeout would outlast the test's own limit.
     server = Server(any_port(repository, exit_timeout_s=100_000))
     with server:
         assert server.models() == ["affine"]
         assert len(processes(server.server_id)) >= 2  # the server and a stub
+        assert_ready_tells_lost_processes(server)
         assert shared_memory(server.server_id)
         with triton.InferenceServerClient(server.grpc_url) as client:
             np.testing.assert_array_equal(infer(client, "affine", x=ONES)["y"], 2 * ONES + 1)

@@ -25,6 +25,9 @@ ALLOWED = {
         "slipway_serving.events",
         "slipway_serving.fields",
         "slipway_serving.requests",
+        # `slipway ready --processes` looks at the server's own processes.
+        "slipway_serving.instances",
+        "slipway_serving.server_folder",
         "slipway_serving.snapshots.parts",
         "slipway_serving.snapshots.requests",
         "slipway_serving.turns",

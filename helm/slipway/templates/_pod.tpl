@@ -131,20 +131,22 @@ startupProbe:
   periodSeconds: {{ .computed.startupPeriod }}
   timeoutSeconds: 5
   failureThreshold: {{ .computed.startupFailures }}
+# Triton says ready of a model whose process was killed: so the processes are looked at too. A command of Python takes
+# its time where all cores work, hence the patience.
 readinessProbe:
-  httpGet: { path: /v2/health/ready, port: http }
-  periodSeconds: 5
-  timeoutSeconds: 5
-  failureThreshold: 3
-livenessProbe:
-  httpGet: { path: /v2/health/live, port: http }
+  exec: { command: [slipway, ready, --processes, --timeout-s, "5"] }
   periodSeconds: 10
-  timeoutSeconds: 5
-  failureThreshold: 6
+  timeoutSeconds: 20
+  failureThreshold: 2
+livenessProbe:
+  exec: { command: [slipway, ready, --live, --processes, --timeout-s, "5"] }
+  periodSeconds: 20
+  timeoutSeconds: 20
+  failureThreshold: 4
 lifecycle:
   preStop:
     # Told to end, Triton stops all models at once, inner ones of a pipeline under way too: so its work ends before.
-    exec: { command: [/bin/sh, -c, sleep {{ .computed.moving }}; slipway drain --timeout-s {{ .computed.drain }}] }
+    exec: { command: [/bin/sh, -c, sleep {{ .computed.moving }}; slipway drain --refuse --timeout-s {{ .computed.drain }}] }
 resources: {{- include "slipway.gpuResources" . | nindent 2 }}
 securityContext: {{- include "slipway.containerSecurity" $ | nindent 2 }}
 volumeMounts:

@@ -20,6 +20,7 @@ from slipway_serving.backends.onnxruntime import session, sharing, signature
 from slipway_serving.backends.onnxruntime.execution import Arrays, Executor, Request
 from slipway_serving.backends.onnxruntime.sharing import Loaded, SharedGraph
 from slipway_serving.errors import InvalidRequest, SlipwayError
+from slipway_serving.instances import Instance
 
 
 class TritonPythonModel:
@@ -60,6 +61,7 @@ class TritonPythonModel:
             {entry["name"]: [int(dim) for dim in entry["dims"]] for entry in config["output"]},
             batched=int(config["max_batch_size"]) > 0,
         )
+        self._instance = Instance(args["model_instance_name"])
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Answer requests; none of them can fail another."""
@@ -68,6 +70,7 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         """Let go of a graph that other instances may reach here."""
+        self._instance.close()
         if isinstance(self._graph, SharedGraph):
             self._graph.close()
 

@@ -1,0 +1,43 @@
+"""What ends a request under way: its id, and whether it is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from slipway_serving.events import Event, told
+from slipway_serving.fields import Rule
+from slipway_serving.requests import Request
+
+_ID = Rule(
+    must="1 to 64 characters",
+    accepts=lambda text: 1 <= len(text) <= 64,
+    fix=lambda _: "the id that the request was sent with",
+    help="id of the request to end",
+)
+
+
+@dataclass(frozen=True)
+class Ending(Event):
+    """The answer to :class:`EndRequest`.
+
+    Attributes:
+        found: whether such a request is under way on this server; it ends at its next step.
+    """
+
+    found: Annotated[bool, told("whether such a request is under way on this server")]
+
+
+@dataclass(frozen=True)
+class EndRequest(Request):
+    """End a request under way at its next step.
+
+    Attributes:
+        ended_id: id that it was sent with.
+    """
+
+    model: ClassVar[str] = "slipway_cancel"
+    events: ClassVar[tuple[type[Event], ...]] = (Ending,)
+    streams: ClassVar[bool] = False
+
+    ended_id: Annotated[str, _ID]
