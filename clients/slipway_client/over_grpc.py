@@ -84,9 +84,13 @@ class GrpcTransport:
         self._connect_timeout_s = connect_timeout_s
         made = partial(_connected, url, _credentials(url, certificates), count(), grpc)
         self._pools: Pools[_Connection] = Pools(made)
+        self._left: set[Any] = set()
 
     def close(self) -> None:
-        """Close the connection; calls under way end as cancelled."""
+        """Close the connection; streams under way end as cancelled."""
+        for call in tuple(self._left):
+            with contextlib.suppress(grpc.RpcError):
+                call.result()
         for connection in self._pools.all():
             connection.channel.close()
 
@@ -118,6 +122,8 @@ class GrpcTransport:
                 call = stub.ModelInfer.future(request, timeout=left_s + LATE_S, metadata=headers)
                 return _tensors(call.result(left_s))
             except grpc.FutureTimeoutError:
+                self._left.add(call)
+                call.add_done_callback(self._left.discard)
                 raise deadline.exceeded() from None
             except grpc.RpcError as error:
                 raise _call_error(self._url, error, deadline) from None
@@ -191,9 +197,12 @@ class AsyncGrpcTransport:
         self._connect_timeout_s = connect_timeout_s
         made = partial(_connected, url, _credentials(url, certificates), count(), grpc.aio)
         self._pools: Pools[_Connection] = Pools(made)
+        self._left: set[asyncio.Task[Any]] = set()
 
     async def close(self) -> None:
-        """Close the connection; calls under way end as cancelled."""
+        """Close the connection; streams under way end as cancelled."""
+        if self._left:
+            await asyncio.wait(self._left, timeout=LATE_S)
         for connection in self._pools.all():
             await connection.channel.close()
 
@@ -226,7 +235,7 @@ class AsyncGrpcTransport:
                 metadata=tuple(turn_headers(turn).items()),
             )
             try:
-                return _tensors(await asyncio.wait_for(_shielded(call), left_s))
+                return _tensors(await asyncio.wait_for(self._shielded(call), left_s))
             except TimeoutError:
                 raise deadline.exceeded() from None
             except grpc.RpcError as error:
@@ -264,15 +273,30 @@ class AsyncGrpcTransport:
             if refusal is not None:
                 raise _told(refusal, deadline, leave.is_late)
 
-    @staticmethod
-    async def _end(stub: Any, request_id: str) -> bool | None:
+    async def _end(self, stub: Any, request_id: str) -> bool | None:
         """As :meth:`GrpcTransport._end`."""
         model, tensors = ending(request_id)
         try:
-            answer = await _shielded(stub.ModelInfer(_request(model, tensors), timeout=KNOWN_S))
+            answer = await self._shielded(stub.ModelInfer(_request(model, tensors), timeout=KNOWN_S))
         except (grpc.RpcError, grpc.aio.UsageError):
             return None
         return was_found(_tensors(answer))
+
+    def _shielded(self, call: Any) -> asyncio.Future[Any]:
+        """Return the answer of a call that goes on where nobody waits for it any more, and ends by itself."""
+
+        async def answer() -> Any:
+            return await call
+
+        def ended(task: asyncio.Task[Any]) -> None:
+            self._left.discard(task)
+            if not task.cancelled():
+                task.exception()  # else it would be told as one that nobody has seen
+
+        task = asyncio.create_task(answer())
+        self._left.add(task)
+        task.add_done_callback(ended)
+        return asyncio.shield(task)
 
     async def _ask(self, method: str, message: Any) -> Any:
         async with self._stub() as stub:
@@ -407,17 +431,6 @@ class _AsyncMessages:
         if message is grpc.aio.EOF:
             raise StopAsyncIteration
         return message
-
-
-def _shielded(call: Any) -> asyncio.Future[Any]:
-    """Return the answer of a call that goes on where nobody waits for it any more, and ends by itself."""
-
-    async def answer() -> Any:
-        return await call
-
-    task = asyncio.ensure_future(answer())
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())
-    return asyncio.shield(task)
 
 
 def _told(refusal: SlipwayError, deadline: Deadline, is_late: bool) -> SlipwayError:

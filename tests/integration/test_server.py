@@ -33,8 +33,10 @@ from server_fixtures import (
 )
 
 from slipway_cli.root import run
+from slipway_client.over_grpc import GrpcTransport
+from slipway_client.retry import Deadline
 from slipway_serving import server as server_module
-from slipway_serving.errors import InvalidRequest, NotReady
+from slipway_serving.errors import DeadlineExceeded, InvalidRequest, NotReady
 from slipway_serving.server import Server, ServerConfig
 from slipway_serving.server_folder import folder_at
 from slipway_serving.triton_process import processes, shared_memory
@@ -99,6 +101,21 @@ def listening_addresses(pid: int | None) -> set[str]:
     """Return the IPv4 addresses that a process listens on."""
     connections = psutil.Process(pid).net_connections("tcp4")
     return {found.laddr.ip for found in connections if found.status == psutil.CONN_LISTEN}
+
+
+def test_stop_does_not_wait_for_calls_that_were_too_late(repository: Path, tmp_path: Path) -> None:
+    """Triton 2.51 counts a call that is cut as it comes until the exit timeout."""
+    log, late = tmp_path / "triton.log", 0
+    with Server(any_port(repository, exit_timeout_s=60, log_path=log)) as server:
+        transport = GrpcTransport(server.grpc_url, 10.0)
+        for _ in range(400):
+            try:
+                transport.infer("affine", {"x": ONES}, Deadline(0.001, "affine"))
+            except DeadlineExceeded:
+                late += 1
+        transport.close()
+    assert late > 10
+    assert "Exit timeout expired" not in log.read_text()
 
 
 def test_start_fails_naming_each_model_when_models_cannot_load(repository: Path) -> None:
