@@ -14,7 +14,7 @@ export DOCKER ?= $(firstword $(wildcard /usr/bin/docker) docker)
 COMPILE := --quiet --strip-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-header \
   --no-annotate
 
-.PHONY: help demo test check docs bench real-size audit wheels image image-test lock clean
+.PHONY: help demo test check docs fuzz bench real-size audit wheels image image-test lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -45,6 +45,9 @@ check: $(VENV)/installed ## Lint, format and types
 
 docs: $(VENV)/installed ## Write the tables of fields in docs/ anew
 	$(BIN)/python -m slipway_export.tables README.md docs/*.md
+
+fuzz: $(VENV)/installed ## Try 2,000 examples of whatever may come on every parser; EXAMPLES=N
+	SLIPWAY_FUZZ_EXAMPLES=$(or $(EXAMPLES),2000) $(BIN)/pytest tests/unit/test_fuzz.py
 
 bench: $(VENV)/installed ## Whole videos: diffusers, our loop, Triton, shortcuts; memory of decoding
 	$(BIN)/slipway bench video

@@ -11,11 +11,32 @@ from server_fixtures import affine, any_port, echo, lookup, tensor, write_model,
 
 from slipway_serving.server import Server
 
-MIB = 1 << 20
+TOLD = """
+class Told:
+    reports_requests = False
+
+    def __init__(self, settings):
+        pass
+
+    def run(self, call):
+        steps = call.tensors["steps"]
+        if steps[0] == 7:
+            raise RuntimeError("a secret of the model")
+        yield {"y": steps * 2}
+
+    def close(self):
+        pass
+"""
+ADAPTED = """
+import triton_python_backend_utils as pb_utils
+from slipway_serving.adapter import model_class
+
+TritonPythonModel = model_class(pb_utils)
+"""
 
 
 def write_cheap_models(repository: Path) -> None:
-    """Write models that load in a second: three graphs, and a Python model that sleeps as long as told."""
+    """Write models that load in a second: three graphs, one that sleeps, one that our adapter runs."""
     batched = "max_batch_size: 8\n"
     queue = "dynamic_batching { max_queue_delay_microseconds: 100000 }\n"
     write_model(
@@ -37,6 +58,16 @@ def write_cheap_models(repository: Path) -> None:
         tensor("input", "x", "STRING", "[-1]") + tensor("output", "y", "STRING", "[-1]"),
     )
     write_sleeper(repository)
+    inputs = tensor("input", "steps", "INT64", "[1]") + tensor(
+        "input", "prompt", "STRING", "[1]", "optional: true"
+    )
+    program = 'parameters { key: "program" value { string_value: "told_program:Told" } }\n'
+    version = write_model(
+        repository, "told", None, inputs + tensor("output", "y", "INT64", "[1]") + program, backend="python"
+    )
+    (version / "told_program.py").write_text(TOLD)
+    (version / "model.py").write_text(ADAPTED)
+    (repository.parent / "limits.yaml").write_text("told: {steps: 10, prompt: 100}\n")
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +75,8 @@ def cheap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A real Triton of cheap models whose administration takes orders from who knows its key."""
     repository = tmp_path_factory.mktemp("cheap") / "models"
     write_cheap_models(repository)
-    with Server(any_port(repository, model_control="explicit")) as running:
+    limits = repository.parent / "limits.yaml"
+    with Server(any_port(repository, model_control="explicit", limits=limits)) as running:
         yield running
 
 
