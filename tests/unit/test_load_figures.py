@@ -116,6 +116,19 @@ def test_knee_is_the_lowest_load_that_nearly_gets_the_most_answers() -> None:
     assert summarize(plan, [MODEL], 0.0, outcomes, {}, []).models[MODEL].knee == 4
 
 
+def test_knee_of_open_arrivals_is_the_highest_rate_that_is_kept_up_with() -> None:
+    stages = tuple(Stage(10.0, float(level)) for level in (1, 2, 4, 8))
+    # At 4 and 8 per second some wait for later stages, where more are answered than at 2.
+    took_s = (0.5, 0.5, 6.0, 6.0)
+    outcomes = [
+        outcome(10 * stage + number / each.level, took)
+        for stage, (each, took) in enumerate(zip(stages, took_s, strict=True))
+        for number in range(int(each.level) * 9)
+    ]
+    plan = Plan(stages=stages, arrivals="poisson")
+    assert summarize(plan, [MODEL], 0.0, outcomes, {}, []).models[MODEL].knee == 2
+
+
 @pytest.mark.parametrize(
     ("objective", "said"),
     [

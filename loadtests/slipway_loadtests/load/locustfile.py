@@ -5,8 +5,8 @@ from grpc.experimental.gevent import init_gevent as _init_gevent
 
 from slipway_loadtests.load.users import USERS
 
-# Users are greenlets, and so must be what waits inside gRPC; before the first channel. A channel with a
-# call under way waits in a thread of gevent's pool: of its usual 10, an eleventh user would wait for another.
+# Users are greenlets, and so must be what waits inside gRPC; before the first channel is made. A channel with
+# a call under way holds a thread of gevent's pool: of its 10, an eleventh user would wait for another one.
 _init_gevent()
 _get_hub().threadpool.maxsize = 4096
 globals().update(USERS)

@@ -13,7 +13,8 @@ from slipway_loadtests.load.plan import Plan, Stage
 from slipway_loadtests.load.slo import PERCENTILES, Objective
 
 KNEE_SHARE = 0.9
-"""The knee is the lowest load that gets this share of the most answers per second of any stage."""
+"""Closed, the knee is the lowest level with this share of the most answers per second of any stage; open, the
+highest at which so many of what was sent are answered in the same time."""
 LOST = "unanswered"
 
 
@@ -78,7 +79,7 @@ class ModelSummary:
     Attributes:
         whole: figures of all stages together.
         stages: figures of each.
-        knee: level of the stage at the knee; None in a run of one level.
+        knee: level of the stage at the knee; None in a run of one level, or without one.
         errors: texts of what failed, with how often, the most frequent first.
     """
 
@@ -130,7 +131,9 @@ def summarize(
     for model in sorted(models):
         objective = plan.slo.get(model, Objective())
         found, lost = by_model.get(model, []), unanswered.get(model, 0)
-        found_of[model] = _of_model(model, objective, begun_s, stages, found, lost)
+        found_of[model] = _of_model(
+            model, objective, begun_s, stages, found, lost, closed=plan.arrivals == "closed"
+        )
     broken = [
         sentence
         for model, found in found_of.items()
@@ -146,6 +149,8 @@ def _of_model(
     stages: Sequence[Stage],
     outcomes: Sequence[Outcome],
     lost: int,
+    *,
+    closed: bool,
 ) -> ModelSummary:
     ends_s = begun_s + np.cumsum([stage.seconds for stage in stages])
     figures = []
@@ -154,7 +159,7 @@ def _of_model(
         figures.append(Staged(stage, _figures(model, objective, outcomes, span, 0)))
     whole = _figures(model, objective, outcomes, (begun_s, float(ends_s[-1])), lost)
     errors = Counter(f"{each.ended}: {each.said}" for each in outcomes if each.said)
-    return ModelSummary(whole, tuple(figures), _knee(figures), dict(errors.most_common(20)))
+    return ModelSummary(whole, tuple(figures), _knee(figures, closed=closed), dict(errors.most_common(20)))
 
 
 def _figures(
@@ -197,11 +202,16 @@ def spread_of(values: Sequence[float]) -> Spread:
     return Spread(len(values), float(np.mean(values)), p50, p95, p99, float(np.max(values)))
 
 
-def _knee(stages: Sequence[Staged]) -> float | None:
-    """Return the lowest level that nearly reaches the most answers per second."""
+def _knee(stages: Sequence[Staged], *, closed: bool) -> float | None:
+    """Return the level at the knee; None without an answer, or with one level only."""
     most = max(each.figures.per_s for each in stages)
-    levels = sorted({each.stage.level for each in stages})
-    if len(levels) < 2 or not most:
+    if len({each.stage.level for each in stages}) < 2 or not most:
         return None
-    reached = [each.stage.level for each in stages if each.figures.per_s >= KNEE_SHARE * most]
-    return min(reached)
+    if closed:
+        return min(each.stage.level for each in stages if each.figures.per_s >= KNEE_SHARE * most)
+    kept = [
+        each.stage.level
+        for each in stages
+        if each.figures.sent and each.figures.per_s >= KNEE_SHARE * each.figures.sent / each.figures.seconds
+    ]
+    return max(kept, default=None)
