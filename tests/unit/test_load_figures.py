@@ -85,8 +85,9 @@ def test_figures_count_rejected_failed_and_good_answers_apart() -> None:
         *(outcome(number, 0.1, "rejected") for number in range(3)),
         outcome(1.0, 0.1, "cancelled"),
         outcome(1.0, 0.1, "failed"),
+        outcome(1.0, 0.1, "unanswered"),
     ]
-    whole = summarize(plan, [MODEL], 0.0, outcomes, {MODEL: 1}, []).models[MODEL].whole
+    whole = summarize(plan, [MODEL], 0.0, outcomes, []).models[MODEL].whole
     assert whole.sent == 12 and whole.answered == 6
     assert (whole.per_s, whole.goodput_per_s, whole.good_share) == (0.6, 0.4, pytest.approx(4 / 6))
     assert (whole.rejected_share, whole.failed_share) == (3 / 12, 2 / 12)
@@ -95,7 +96,7 @@ def test_figures_count_rejected_failed_and_good_answers_apart() -> None:
 
 def test_answer_counts_where_it_came_and_its_latency_where_it_was_due() -> None:
     plan = Plan(stages=(Stage(1.0, 1.0), Stage(1.0, 2.0)))
-    first, second = summarize(plan, [MODEL], 0.0, [outcome(0.9, 0.5)], {}, []).models[MODEL].stages
+    first, second = summarize(plan, [MODEL], 0.0, [outcome(0.9, 0.5)], []).models[MODEL].stages
     assert (first.figures.sent, first.figures.per_s, second.figures.sent, second.figures.per_s) == (
         1,
         0,
@@ -113,7 +114,7 @@ def test_knee_is_the_lowest_load_that_nearly_gets_the_most_answers() -> None:
         for stage, count in enumerate(answers)
         for number in range(count)
     ]
-    assert summarize(plan, [MODEL], 0.0, outcomes, {}, []).models[MODEL].knee == 4
+    assert summarize(plan, [MODEL], 0.0, outcomes, []).models[MODEL].knee == 4
 
 
 def test_knee_of_open_arrivals_is_the_highest_rate_that_is_kept_up_with() -> None:
@@ -126,7 +127,7 @@ def test_knee_of_open_arrivals_is_the_highest_rate_that_is_kept_up_with() -> Non
         for number in range(int(each.level) * 9)
     ]
     plan = Plan(stages=stages, arrivals="poisson")
-    assert summarize(plan, [MODEL], 0.0, outcomes, {}, []).models[MODEL].knee == 2
+    assert summarize(plan, [MODEL], 0.0, outcomes, []).models[MODEL].knee == 2
 
 
 @pytest.mark.parametrize(
@@ -148,7 +149,7 @@ def test_objective_says_which_promise_was_broken(objective: Objective, said: str
         outcome(0.0, 0.1, "expired"),
         outcome(0.0, 0.1, "failed"),
     ]
-    assert summarize(plan, [MODEL], 0.0, outcomes, {}, []).broken == (f"{MODEL}: {said}",)
+    assert summarize(plan, [MODEL], 0.0, outcomes, []).broken == (f"{MODEL}: {said}",)
 
 
 def test_kept_objective_breaks_nothing() -> None:
@@ -156,23 +157,23 @@ def test_kept_objective_breaks_nothing() -> None:
         good={"latency_s": 1.0}, p99={"latency_s": 1.0}, least_good_share=1.0, most_failed_share=0
     )
     plan = Plan(stages=(Stage(5.0, 1.0),), slo={MODEL: kept})
-    assert summarize(plan, [MODEL], 0.0, [outcome(1.0, 0.5)], {}, []).broken == ()
+    assert summarize(plan, [MODEL], 0.0, [outcome(1.0, 0.5)], []).broken == ()
 
 
 @pytest.mark.parametrize("outcomes", [[], [outcome(0.0, 1.0, "rejected")]])
 def test_run_without_an_answer_is_broken_whatever_was_promised(outcomes: list[Outcome]) -> None:
-    assert summarize(Plan(stages=(Stage(5.0, 1.0),)), [MODEL], 0.0, outcomes, {}, []).broken
+    assert summarize(Plan(stages=(Stage(5.0, 1.0),)), [MODEL], 0.0, outcomes, []).broken
 
 
 def test_promise_about_a_model_that_is_not_asked_is_not_broken() -> None:
     plan = Plan(stages=(Stage(5.0, 1.0),), slo={"airimu": Objective(most_failed_share=0)})
-    assert summarize(plan, [MODEL], 0.0, [outcome(1.0, 0.5)], {}, []).broken == ()
+    assert summarize(plan, [MODEL], 0.0, [outcome(1.0, 0.5)], []).broken == ()
 
 
 def test_report_shows_what_went_wrong_and_escapes_it() -> None:
     plan = Plan(stages=(Stage(5.0, 1.0), Stage(5.0, 2.0)))
     bad = Outcome(MODEL, 1.0, 2.0, "failed", {}, "<script> broke")
-    summary = summarize(plan, [MODEL], 0.0, [outcome(0.0, 0.5), bad], {}, ["no <model>"])
+    summary = summarize(plan, [MODEL], 0.0, [outcome(0.0, 0.5), bad], ["no <model>"])
     page = "\n".join(report.page(plan, summary, None))
     assert "&lt;script&gt; broke" in page and "no &lt;model&gt;" in page
     assert "<script>" not in page and "data:image/png;base64," in page

@@ -38,7 +38,7 @@ from slipway_serving.events import Event, Progress
 # Several processes share one axis of time, and no step of the wall clock falls into a run.
 _EPOCH_S = time.time() - time.monotonic()
 
-ANSWERED, REJECTED, CANCELLED = "answered", "rejected", "cancelled"
+ANSWERED, REJECTED, CANCELLED, UNANSWERED = "answered", "rejected", "cancelled", "unanswered"
 FAILURES: Mapping[type[SlipwayError], str] = {
     Overloaded: REJECTED,
     NotReady: "unavailable",
@@ -62,7 +62,8 @@ class Outcome:
         model: that was asked.
         due_s: when the request came, seconds since the epoch.
         ended_s: when it ended.
-        ended: "answered", "rejected", "cancelled" (by its user), or one of :data:`FAILURES`.
+        ended: "answered", "cancelled" (by its user), "unanswered" (given up when the run ended), or one of
+            :data:`FAILURES`.
         measures: see above; of an answered request only.
         said: the error's text.
     """

@@ -56,7 +56,6 @@ class Run:
         self.until_s = self.begun_s + self.plan.seconds if self.plan.stages else float("inf")
         self.outcomes: list[Outcome] = []
         self.refusals: dict[str, None] = {}
-        self.unanswered: dict[str, int] = {}
         self.queues: Queues | None = read_queues(self.plan.metrics) if self.plan.metrics else None
 
     @cached_property
@@ -83,18 +82,13 @@ class Run:
             _LOG.error(text)
             self.refusals[text] = None
 
-    def lost(self, model: str, count: int) -> None:
-        """Take note of requests that had no answer when the run gave them up."""
-        self.unanswered[model] = self.unanswered.get(model, 0) + count
-
     def tell(self, client_id: str, data: dict[str, Any]) -> None:
         """Put what a worker tells its master into its report, and forget it."""
         data[_KEY] = {
             "outcomes": [dataclasses.asdict(each) for each in self.outcomes],
             "refusals": list(self.refusals),
-            "unanswered": self.unanswered,
         }
-        self.outcomes, self.unanswered = [], {}
+        self.outcomes = []
 
     def hear(self, client_id: str, data: dict[str, Any]) -> None:
         """Take what a worker told."""
@@ -105,8 +99,6 @@ class Run:
         ]
         for text in told["refusals"]:
             self.refuse(text)
-        for model, count in told["unanswered"].items():
-            self.lost(model, count)
 
 
 class Stages(LoadTestShape):  # type: ignore[misc]
@@ -177,7 +169,7 @@ def _report(environment: Any, **_: Any) -> None:
         return
     plan = run.plan
     models = {each.use.model for each in environment.user_classes}
-    summary = summarize(plan, models, run.begun_s, run.outcomes, run.unanswered, list(run.refusals))
+    summary = summarize(plan, models, run.begun_s, run.outcomes, list(run.refusals))
     queues = read_queues(plan.metrics).since(run.queues) if plan.metrics and run.queues else None
     if plan.json:
         report.write_json(Path(plan.json), plan, summary, queues)

@@ -15,7 +15,6 @@ from slipway_loadtests.load.slo import PERCENTILES, Objective
 KNEE_SHARE = 0.9
 """Closed, the knee is the lowest level with this share of the most answers per second of any stage; open, the
 highest at which so many of what was sent are answered in the same time."""
-LOST = "unanswered"
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,6 @@ def summarize(
     models: Collection[str],
     begun_s: float,
     outcomes: Sequence[Outcome],
-    unanswered: Mapping[str, int],
     refusals: Sequence[str],
 ) -> Summary:
     """Return the figures of a run.
@@ -119,7 +117,6 @@ def summarize(
         models: that were to be asked; promises about others do not count.
         begun_s: when it began, seconds since the epoch.
         outcomes: of its requests.
-        unanswered: requests by model that had no answer when the run gave them up.
         refusals: why users could not begin.
     """
     last_s = max((each.ended_s for each in outcomes), default=begun_s + 1.0) - begun_s
@@ -130,9 +127,9 @@ def summarize(
     found_of = {}
     for model in sorted(models):
         objective = plan.slo.get(model, Objective())
-        found, lost = by_model.get(model, []), unanswered.get(model, 0)
+        found = by_model.get(model, [])
         found_of[model] = _of_model(
-            model, objective, begun_s, stages, found, lost, closed=plan.arrivals == "closed"
+            model, objective, begun_s, stages, found, closed=plan.arrivals == "closed"
         )
     broken = [
         sentence
@@ -148,7 +145,6 @@ def _of_model(
     begun_s: float,
     stages: Sequence[Stage],
     outcomes: Sequence[Outcome],
-    lost: int,
     *,
     closed: bool,
 ) -> ModelSummary:
@@ -156,22 +152,20 @@ def _of_model(
     figures = []
     for stage, end_s in zip(stages, ends_s.tolist(), strict=True):
         span = (end_s - stage.seconds, end_s)
-        figures.append(Staged(stage, _figures(model, objective, outcomes, span, 0)))
-    whole = _figures(model, objective, outcomes, (begun_s, float(ends_s[-1])), lost)
+        figures.append(Staged(stage, _figures(model, objective, outcomes, span)))
+    whole = _figures(model, objective, outcomes, (begun_s, float(ends_s[-1])))
     errors = Counter(f"{each.ended}: {each.said}" for each in outcomes if each.said)
     return ModelSummary(whole, tuple(figures), _knee(figures, closed=closed), dict(errors.most_common(20)))
 
 
 def _figures(
-    model: str, objective: Objective, outcomes: Sequence[Outcome], span_s: tuple[float, float], lost: int
+    model: str, objective: Objective, outcomes: Sequence[Outcome], span_s: tuple[float, float]
 ) -> Figures:
     begun_s, end_s = span_s
     due = [each for each in outcomes if begun_s <= each.due_s < end_s]
     came = [each for each in outcomes if each.ended == ANSWERED and begun_s <= each.ended_s < end_s]
     good = sum(objective.is_good(each.measures) for each in came)
     ended = Counter(each.ended for each in due)
-    if lost:
-        ended[LOST] = lost
     sent, seconds = sum(ended.values()), end_s - begun_s
     known = ended[ANSWERED] + ended[REJECTED] + ended[CANCELLED]
     return Figures(

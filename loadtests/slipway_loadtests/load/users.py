@@ -19,7 +19,7 @@ from locust.exception import StopUser
 from slipway_client.client import Client
 from slipway_client.retry import RetryPolicy
 from slipway_loadtests.load.arrivals import moments_s
-from slipway_loadtests.load.outcomes import now_s
+from slipway_loadtests.load.outcomes import UNANSWERED, Outcome, now_s
 from slipway_loadtests.load.plan import Plan
 from slipway_loadtests.load.running import Run
 from slipway_loadtests.load.visits import USES, Use, Visitor
@@ -72,7 +72,8 @@ class ModelUser(User):  # type: ignore[misc]
             gevent.sleep(max(due_s - now_s(), 0.0))
             visitors.spawn(self._visit, due_s, np.random.default_rng(self.random.integers(2**63)))
         visitors.join(self.plan.timeout_s)
-        self.run_.lost(self.use.model, len(visitors))
+        for left in list(visitors):
+            self.run_.keep(Outcome(self.use.model, left.args[0], now_s(), UNANSWERED, {}))
         visitors.kill()
         raise StopUser
 
