@@ -212,7 +212,7 @@ def export(
     queue_limit: Annotated[
         int | None,
         typer.Option(
-            help="Requests that may wait for each model that clients call; one more is refused at once.",
+            help="Jobs that may wait for a model that makes videos; one more is refused at once.",
             metavar="REQUESTS",
         ),
     ] = None,

@@ -14,7 +14,6 @@ from typing import Any
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from slipway_export.queues import queue_policy
 from slipway_export.size import Point, Size
 from slipway_export.spec import Component, Engine, TensorSpec
 from slipway_serving.errors import InvalidRequest
@@ -54,10 +53,7 @@ def model_config(component: Component, name: str, engine: Engine) -> pb.ModelCon
 def _dynamic_batching(component: Component) -> pb.ModelDynamicBatching | None:
     if component.merge_us is None:
         return None
-    return pb.ModelDynamicBatching(
-        max_queue_delay_microseconds=component.merge_us,
-        default_queue_policy=None if component.queue is None else queue_policy(component.queue),
-    )
+    return pb.ModelDynamicBatching(max_queue_delay_microseconds=component.merge_us)
 
 
 def config_text(config: pb.ModelConfig) -> str:

@@ -1,8 +1,9 @@
 """How many requests may wait for a model, and how long: Triton's queue policy in its `config.pbtxt`.
 
-What clients call has such limits by default: a component says them (:class:`slipway_export.spec.Queue`), an
-authored model's own file has them. An export may say others for all of its models. What is called by other
-models only has none: what was admitted is to end.
+Models whose jobs take long have such limits in their own files; an export may say others for all of them.
+Models of short requests have none: with a queue policy of any kind Triton 2.51 does not form a batch ahead,
+and its batcher often sleeps for its full 500 ms while a request waits. 16 clients of `wakeword_stream` got 25
+to 33 answers a second so, and 168 to 224 without, in one run.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from pathlib import Path
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from slipway_export.spec import Queue
 from slipway_serving.errors import raise_all
 
 _MICROSECONDS = 1_000_000
@@ -63,12 +63,3 @@ class QueueLimits:
         if self.seconds is not None:
             policy.default_timeout_microseconds = round(self.seconds * _MICROSECONDS)
         config.write_text(text_format.MessageToString(parsed), encoding="utf-8")
-
-
-def queue_policy(queue: Queue) -> pb.ModelQueuePolicy:
-    """Return Triton's words for a queue's limits: what is beyond them is refused, not put off."""
-    return pb.ModelQueuePolicy(
-        timeout_action=pb.ModelQueuePolicy.REJECT,
-        default_timeout_microseconds=round(queue.seconds * _MICROSECONDS),
-        max_queue_size=queue.requests,
-    )

@@ -78,7 +78,7 @@ class ExportOptions:
         verify_budget: seconds that verification may take on this machine, by the estimate.
         verify_device: what both sides of it run on.
         fresh: make every graph anew, those too that are the same as staged or placed.
-        queues: limits of what waits for the models that clients call.
+        queues: limits of what waits for models whose jobs take long.
 
     Raises:
         InvalidRequest: the budget is not above 0, both repository and output are given, or none.

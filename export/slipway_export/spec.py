@@ -225,19 +225,6 @@ class Tolerance:
     row_cosine: float | None = None
 
 
-@dataclass(frozen=True)
-class Queue:
-    """How many requests may wait for a model, and how long: what is beyond is refused.
-
-    Args:
-        requests: that may wait beside those at work.
-        seconds: that each may wait.
-    """
-
-    requests: int
-    seconds: float
-
-
 def _as_it_is(_: torch.nn.Module) -> AbstractContextManager[None]:
     return nullcontext()
 
@@ -266,8 +253,6 @@ class Component:
         merge_us: how long Triton may hold a request back to merge it with others of its shape into one
             batch, microseconds; None never merges them. A merged request is rounded differently, which
             is for components whose results need not be the same to the bit.
-        queue: limits of what waits for it, where clients or an ensemble come to it first; None lets whatever
-            comes wait. Triton has them with `merge_us` only.
         graph: file stem of the graph. ``model`` makes a Triton model of its own; any other stem is a
             graph that an authored model of that name runs.
         lowest_opset: the lowest ONNX operator set that the graph can be written in, by precision.
@@ -285,14 +270,11 @@ class Component:
     outliers: tuple[str, ...] = ()
     lower: Callable[[torch.nn.Module], AbstractContextManager[None]] = _as_it_is
     merge_us: int | None = None
-    queue: Queue | None = None
     graph: str = "model"
     lowest_opset: Mapping[Precision, int] = field(default_factory=lambda: dict(LOWEST_OPSET))
     portable: Component | None = None
 
     def __post_init__(self) -> None:
-        if self.queue is not None and self.merge_us is None:
-            raise InvalidRequest(f"{self.label}: queue must be given with merge_us, got no merge_us")
         known = {axis.name for axis in self.axes}
         for tensor in (*self.inputs, *self.outputs):
             for size in tensor.sizes:

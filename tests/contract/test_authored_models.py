@@ -9,9 +9,6 @@ from staged_models import Staged, stage_all
 from tritonclient.grpc import model_config_pb2
 
 import slipway_models
-from slipway_export.checkpoint import open_checkpoint
-from slipway_export.families import BUILT_IN
-from slipway_export.spec import Family
 from slipway_serving.models import read_config
 from slipway_serving.program import Settings
 
@@ -188,23 +185,18 @@ def test_decoder_keeps_all_sessions_in_one_instance(staged: Staged) -> None:
     assert int(config.parameters["max_sessions"].string_value) >= videos
 
 
-@pytest.mark.parametrize("family", BUILT_IN, ids=lambda family: family.name)
-def test_what_clients_call_limits_what_waits_for_it(staged: Staged, family: Family) -> None:
-    with open_checkpoint(family, "tiny") as checkpoint:
-        plan = family.plan(checkpoint, family.presets["tiny"].axes)
-    limited = {f"{family.name}_{each.name}" for each in plan.components if each.queue is not None}
-    for name, config in staged.configs.items():
-        policy = config.dynamic_batching.default_queue_policy
-        if policy.max_queue_size and policy.default_timeout_microseconds:
-            limited.add(name)
-    # Videos that were admitted call it too. Heads and decoders are called by models only.
-    for name in set(family.served) & set(staged.configs) - {"wan_t2v_prompt"}:
-        steps = staged.configs[name].ensemble_scheduling.step
-        assert (steps[0].model_name if steps else name) in limited, name
+@pytest.mark.parametrize("model", ["wan_t2v", "framepack_i2v"])
+def test_long_jobs_wait_in_a_limited_queue(staged: Staged, model: str) -> None:
+    policy = staged.configs[model].dynamic_batching.default_queue_policy
+    assert policy.max_queue_size == 16
+    assert policy.default_timeout_microseconds == 600_000_000
+    assert policy.timeout_action == model_config_pb2.ModelQueuePolicy.REJECT
 
 
-def test_queue_holds_a_piece_of_every_session_that_may_be_open(staged: Staged) -> None:
-    for config in staged.configs.values():
-        queue, sessions = config.dynamic_batching.default_queue_policy, config.parameters["max_sessions"]
-        if queue.max_queue_size and sessions.string_value:
-            assert queue.max_queue_size >= int(sessions.string_value), config.name
+def test_short_requests_wait_without_a_queue_policy_which_would_stall_them(staged: Staged) -> None:
+    limited = {
+        name
+        for name, config in staged.configs.items()
+        if config.dynamic_batching.HasField("default_queue_policy")
+    }
+    assert limited == {"wan_t2v", "framepack_i2v"}

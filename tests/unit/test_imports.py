@@ -62,7 +62,7 @@ ALLOWED = {
         "slipway_serving.models",
         "slipway_serving.program",
         "slipway_serving.wakeword.words",
-        "slipway_serving.wakeword.audio",
+        "slipway_serving.wakeword.hearing",
     },
     "slipway_training": {"slipway_export", "slipway_serving"},
     "slipway_management": {"slipway_export", "slipway_serving"},

@@ -8,29 +8,13 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from slipway_export.config import model_config
 from slipway_export.queues import QueueLimits
-from slipway_export.spec import Axis, Component, DType, Engine, Queue, TensorSpec
 from slipway_serving.errors import InvalidRequest
 
 LIMITED = (
     'backend: "python" dynamic_batching { max_queue_delay_microseconds: 1500'
     " default_queue_policy { max_queue_size: 256 default_timeout_microseconds: 10000000 } }"
 )
-
-
-def component(merge_us: int | None, queue: Queue | None) -> Component:
-    tensor = TensorSpec("x", DType.FLOAT32, ("batch", 4))
-    return Component(
-        name="net",
-        inputs=(tensor,),
-        outputs=(TensorSpec("y", DType.FLOAT32, ("batch", 4)),),
-        axes=(Axis("batch", 1, 2, 4),),
-        load=lambda _: None,  # type: ignore[arg-type,return-value]
-        tolerance={},
-        merge_us=merge_us,
-        queue=queue,
-    )
 
 
 def written(folder: Path, text: str, limits: QueueLimits) -> str:
@@ -44,20 +28,6 @@ def policy(text: str) -> pb.ModelQueuePolicy:
     return text_format.Parse(text, pb.ModelConfig()).dynamic_batching.default_queue_policy
 
 
-def test_component_with_a_queue_has_its_limits_in_its_configuration() -> None:
-    config = model_config(component(0, Queue(8, 2.5)), "net", Engine.ONNXRUNTIME)
-    made = config.dynamic_batching.default_queue_policy
-    assert (made.max_queue_size, made.default_timeout_microseconds) == (8, 2_500_000)
-    assert made.timeout_action == pb.ModelQueuePolicy.REJECT
-    plain = model_config(component(0, None), "net", Engine.ONNXRUNTIME)
-    assert not plain.dynamic_batching.HasField("default_queue_policy")
-
-
-def test_component_with_a_queue_is_refused_when_nothing_merges_its_requests() -> None:
-    with pytest.raises(InvalidRequest, match="net: queue must be given with merge_us"):
-        component(None, Queue(8, 2.5))
-
-
 def test_limits_of_an_export_replace_those_that_are_given_and_no_others(tmp_path: Path) -> None:
     fewer = policy(written(tmp_path, LIMITED, QueueLimits(requests=8)))
     assert (fewer.max_queue_size, fewer.default_timeout_microseconds) == (8, 10_000_000)
@@ -67,7 +37,7 @@ def test_limits_of_an_export_replace_those_that_are_given_and_no_others(tmp_path
 
 
 @pytest.mark.parametrize("text", ['backend: "python"', 'backend: "python" dynamic_batching { }'])
-def test_model_that_only_models_call_gets_no_limits(tmp_path: Path, text: str) -> None:
+def test_model_without_limits_gets_none(tmp_path: Path, text: str) -> None:
     assert written(tmp_path, text, QueueLimits(8, 1.0)) == text
 
 

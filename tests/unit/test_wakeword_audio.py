@@ -11,7 +11,8 @@ from transformers import ASTFeatureExtractor
 
 from slipway_export.modeling.wakeword_features import Features
 from slipway_serving.errors import InvalidRequest
-from slipway_serving.wakeword.audio import Extractor, is_silent, loudness, prepare
+from slipway_serving.wakeword.audio import Extractor, loudness, prepare
+from slipway_serving.wakeword.hearing import is_silent
 
 RATE_HZ = 16_000
 

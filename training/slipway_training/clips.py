@@ -16,7 +16,8 @@ import soxr
 from numpy.typing import NDArray
 
 from slipway_serving.errors import InvalidRequest, raise_all
-from slipway_serving.wakeword.audio import is_silent, loudness
+from slipway_serving.wakeword.audio import loudness
+from slipway_serving.wakeword.hearing import is_silent
 from slipway_serving.wakeword.request import SAMPLE_RATE_HZ, SAMPLE_RATES_HZ, SHORTEST_S
 
 WINDOW_S, OVERLAP = 1.0, 0.5

@@ -23,12 +23,12 @@ from slipway_export.spec import (
     Plan,
     Precision,
     Preset,
-    Queue,
     TensorSpec,
     Tolerance,
     Variant,
 )
 from slipway_serving.errors import InvalidRequest
+from slipway_serving.wakeword.hearing import longest_s
 from slipway_serving.wakeword.request import (
     SAMPLE_RATE_HZ,
     SAMPLE_RATES_HZ,
@@ -54,8 +54,6 @@ BACKBONE_MERGE_US = 2000
 HEAD_MERGE_US = 200
 # Clips of one length that wait anyway are merged; none is held back, since the backbone does that next.
 FEATURES_MERGE_US = 0
-# What waits for less than a second on two cores with the tiny backbone; with a large one the seconds decide.
-QUEUE = Queue(requests=256, seconds=10)
 
 FEATURES_TOLERANCE = {Precision.FP32: Tolerance(max_abs=1e-4, relative_l2=1e-5, cosine=0.999999)}
 BACKBONE_TOLERANCE = {
@@ -99,7 +97,6 @@ def plan(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
         load=lambda _: _load_features(checkpoint),
         tolerance=FEATURES_TOLERANCE,
         merge_us=FEATURES_MERGE_US,
-        queue=QUEUE,
     )
     backbone = Component(
         name="backbone",
@@ -109,7 +106,6 @@ def plan(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
         load=lambda precision: _load_backbone(checkpoint, precision),
         tolerance=BACKBONE_TOLERANCE,
         merge_us=BACKBONE_MERGE_US,
-        queue=QUEUE,
     )
     preprocessor = checkpoint.path / PREPROCESSOR_FILE
     authored = (
@@ -154,8 +150,6 @@ def _features(config: dict[str, Any]) -> TensorSpec:
 
 def _samples(config: dict[str, Any]) -> Axis:
     """Return how many samples a clip may have: of what the backbone sees, at the highest rate."""
-    from slipway_serving.wakeword.audio import longest_s  # resamples: more than a light install has
-
     return Axis("samples", 1, SAMPLE_RATE_HZ, int(longest_s(config["max_length"]) * SAMPLE_RATES_HZ[1]))
 
 

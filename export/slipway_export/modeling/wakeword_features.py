@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.audio_utils import mel_filter_bank, window_function
 
-from slipway_serving.wakeword.audio import FRAME_SAMPLES, HOP_SAMPLES, PEAK, QUIET_PEAK, SILENT_RMS
+from slipway_serving.wakeword.hearing import FRAME_SAMPLES, HOP_SAMPLES, PEAK, QUIET_PEAK, SILENT_RMS
 from slipway_serving.wakeword.request import LONGEST_S, SAMPLE_RATE_HZ, SAMPLE_RATES_HZ
 
 if TYPE_CHECKING:

@@ -17,12 +17,8 @@ import soxr
 from numpy.typing import NDArray
 
 from slipway_serving.errors import InvalidRequest, raise_all
-from slipway_serving.wakeword.request import LONGEST_S, SAMPLE_RATE_HZ, ClipsRequest
-
-# The loudness rule of WakeBuilder: below it nothing was said; above the second, the peak becomes the third.
-SILENT_RMS, QUIET_PEAK, PEAK = 0.005, 0.01, 0.9
-# The extractor's frames: 25 ms every 10 ms.
-FRAME_SAMPLES, HOP_SAMPLES = 400, 160
+from slipway_serving.wakeword.hearing import PEAK, QUIET_PEAK, is_silent, longest_s
+from slipway_serving.wakeword.request import SAMPLE_RATE_HZ, ClipsRequest
 
 Samples = NDArray[np.float32]
 
@@ -45,20 +41,9 @@ class Features:
         return is_silent(self.rms)
 
 
-def is_silent(rms: float) -> bool:
-    """Whether nothing was said in audio of that loudness."""
-    return rms < SILENT_RMS
-
-
 def loudness(samples: Samples) -> float:
     """Return the root mean square of samples."""
     return float(np.sqrt(np.mean(np.square(samples, dtype=np.float64))))
-
-
-def longest_s(frames: int) -> float:
-    """Return how long a clip may be for a backbone of so many frames, seconds; at most 10."""
-    # One sample more would be one frame more than the backbone has positions.
-    return min(LONGEST_S, (FRAME_SAMPLES + frames * HOP_SAMPLES - 1) / SAMPLE_RATE_HZ)
 
 
 def prepare(samples: Samples, sample_rate: int) -> Samples:

@@ -19,7 +19,8 @@ from slipway_serving.errors import InvalidRequest, NotReady, SlipwayError, Unrec
 from slipway_serving.events import tensors
 from slipway_serving.program import Call, Models, Settings, Single, Tensors
 from slipway_serving.requests import decode
-from slipway_serving.wakeword.audio import Extractor, is_silent
+from slipway_serving.wakeword.audio import Extractor
+from slipway_serving.wakeword.hearing import is_silent
 from slipway_serving.wakeword.request import SAMPLE_RATE_HZ, DecideRequest, Decisions
 from slipway_serving.wakeword.words import head_model, word_of
 
