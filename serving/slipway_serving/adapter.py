@@ -36,7 +36,7 @@ from slipway_serving.instances import Instance
 from slipway_serving.metrics import HEARTBEATS, INSTANCES, OK, REQUESTS, Recorder
 from slipway_serving.program import BatchProgram, Call, Program, Responses, Settings, Tensors, load_program
 from slipway_serving.requests import SHAPE_PARAMETER
-from slipway_serving.triton_metrics import Publisher, Running
+from slipway_serving.triton_metrics import Publisher, Running, tell_restarts
 from slipway_serving.turns import NO_SESSION, Turn
 
 # What Triton 2.51 itself puts into a request's parameters: HTTP's generate endpoints repeat "id" there and
@@ -76,6 +76,8 @@ class Adapter:
         except SlipwayError as error:
             raise self.pb.TritonModelException(error.to_wire()) from error
         self._model, self._recorder, self._limits = settings.model, settings.recorder, settings.limits
+        self._footprint = settings.footprint
+        left_running = self._footprint.inherit()
         transactions = settings.config.get("model_transaction_policy", {})
         self._decoupled = bool(transactions.get("decoupled", False))
         try:
@@ -88,18 +90,22 @@ class Adapter:
         self._recorder.follow(INSTANCES, lambda: instances if self._instance is not None else 0)
         self._publisher = Publisher(self.pb, self._model, self._recorder)
         if self._program.reports_requests:
+            self._footprint.is_pipeline()
             self._under_way = Running(self.pb, self._model)
+            self._under_way.add(-left_running)
+        tell_restarts(self.pb, self._model, self._footprint)
         self._instance = Instance(args["model_instance_name"])
 
     def execute(self, requests: Sequence[Any]) -> list[Any] | None:
         """Answer requests, one after the other; none of them can fail another."""
-        if self._decoupled:
-            for request in requests:
-                self._stream(request)
-            return None
-        if isinstance(self._program, BatchProgram):
-            return self._answer_together(self._program, requests)
-        return [self._answer(request) for request in requests]
+        with self._footprint.working(len(requests)):
+            if self._decoupled:
+                for request in requests:
+                    self._stream(request)
+                return None
+            if isinstance(self._program, BatchProgram):
+                return self._answer_together(self._program, requests)
+            return [self._answer(request) for request in requests]
 
     def finalize(self) -> None:
         """Free what the program holds."""

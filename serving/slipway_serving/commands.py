@@ -110,7 +110,7 @@ def serve(
             arguments=tuple(arguments or ()),
         )
         shown = sys.stderr.isatty() if progress is None else progress
-        _run(Server(config, _say if shown else None), verbose=verbose)
+        _run(Server(config, _say if shown else None, _say), verbose=verbose)
     except SlipwayError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(error.exit_code) from None
@@ -165,9 +165,8 @@ def _run(server: Server, *, verbose: bool) -> None:
     """Start, report, wait, stop.
 
     Raises:
-        SlipwayError: the server could not start, or ended by itself.
+        SlipwayError: the server could not start, or ended by itself too often.
     """
-    from slipway_serving.errors import Unrecoverable
     from slipway_serving.triton_log import follow
 
     done = threading.Event()
@@ -180,11 +179,9 @@ def _run(server: Server, *, verbose: bool) -> None:
             follower.start()
         with server:
             _report(server)
-            while server.is_alive():
+            while server.failure is None:
                 done.wait(0.2)
-            raise Unrecoverable(
-                f"server: tritonserver ended by itself:\n{server.log_tail(5)}\n  log: {server.log_path}"
-            )
+            raise server.failure
     except KeyboardInterrupt:
         typer.echo("stopped", err=True)
     finally:

@@ -8,6 +8,7 @@ must know a token, unless only this machine can ask.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import re
@@ -23,7 +24,13 @@ from slipway_serving.triton_log import plain
 
 CONTROL_HEADER = "slipway-control"
 """Header that carries the control token."""
+SUPERVISOR_HEADER = "slipway-supervisor"
+"""Header that carries the key of a server's own supervisor, where nobody else may give orders."""
 _SHORT_S = 10.0
+# A model of this configuration cannot be loaded, which makes its server not ready.
+_TENSORS = [{"name": "none", "data_type": "TYPE_BOOL", "dims": [1]}]
+_MARK = "slipway_start"
+_NO_MODEL = json.dumps({"backend": "given_up", "input": _TENSORS, "output": _TENSORS})
 _STATE = re.compile(r"^load failed for model '[^']*': (?:version -?\d+ is at \w+ state: )?")
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{16,512}")
 
@@ -62,12 +69,14 @@ class ModelControl:
     Args:
         url: ``host:port`` of its HTTP endpoint.
         token: its control token; None where it has none.
+        header: what carries the token.
         load_timeout_s: seconds that one model has to load.
     """
 
     url: str
     token: str | None = field(default=None, repr=False)
     load_timeout_s: float = 300.0
+    header: str = CONTROL_HEADER
 
     def __post_init__(self) -> None:
         host, _, port = self.url.rpartition(":")
@@ -115,17 +124,65 @@ class ModelControl:
         answer = self._post("/v2/repository/index", {"ready": True}, _SHORT_S)
         return frozenset(str(entry["name"]) for entry in answer.json())
 
+    def instances(self, model: str) -> int:
+        """Return how many instances a model that is ready has; 0 where it is not ready.
+
+        Raises:
+            NotReady: the server cannot be reached, or refused.
+        """
+        index = self._post("/v2/repository/index", {"ready": True}, _SHORT_S).json()
+        versions = sum(entry["name"] == model for entry in index)
+        if not versions:
+            return 0
+        groups = self._config(model).get("instance_group", ())
+        return sum(versions * int(group["count"]) * max(1, len(group["gpus"])) for group in groups)
+
+    def replace(self, model: str, mark: str) -> None:
+        """Load a model anew though nothing of it has changed; as :meth:`load` where something has.
+
+        An order to load what is as it was leaves Triton's instances as they are, dead ones too. So the
+        configuration gets a parameter that says what nobody reads.
+
+        Args:
+            model: one that is served.
+            mark: another one each time.
+
+        Raises:
+            NotReady: as :meth:`load`.
+        """
+        config = self._config(model)
+        config.setdefault("parameters", {})[_MARK] = {"string_value": mark}
+        self._change(model, "load", {"parameters": {"config": json.dumps(config)}})
+
+    def give_up(self, model: str) -> None:
+        """Have a model unloaded, and the server not ready for as long as it is not loaded again.
+
+        Raises:
+            NotReady: the server cannot be reached.
+        """
+        self.unload(model)
+        with contextlib.suppress(NotReady):
+            self._change(model, "load", {"parameters": {"config": _NO_MODEL}})
+
+    def _config(self, model: str) -> dict[str, Any]:
+        """Return a served model's configuration in Triton's JSON form."""
+        config: dict[str, Any] = self._ask("GET", f"/v2/models/{model}/config", None, _SHORT_S).json()
+        return config
+
     def _change(self, model: str, change: str, body: dict[str, Any]) -> None:
         if model in ("", ".", "..") or "/" in model:
             raise InvalidRequest(f"triton {self.url}: model must be a name of one, got {model!r}")
         self._post(f"/v2/repository/models/{quote(model, safe='')}/{change}", body, self.load_timeout_s)
 
     def _post(self, path: str, body: dict[str, Any], timeout_s: float) -> httpx.Response:
-        headers = {CONTROL_HEADER: self.token} if self.token else {}
+        return self._ask("POST", path, body, timeout_s)
+
+    def _ask(self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float) -> httpx.Response:
+        headers = {self.header: self.token} if self.token else {}
         try:
             # A proxy of the environment is for the world outside, not for a server of our own.
             with httpx.Client(trust_env=False, timeout=timeout_s) as client:
-                answer = client.post(f"http://{self.url}{path}", json=body, headers=headers)
+                answer = client.request(method, f"http://{self.url}{path}", json=body, headers=headers)
         except httpx.HTTPError as error:
             raise NotReady(f"triton {self.url}: must answer, got {error or type(error).__name__}") from None
         if answer.status_code != httpx.codes.OK:
@@ -140,7 +197,7 @@ def _reason(answer: httpx.Response) -> str:
     except (ValueError, KeyError, TypeError):
         text = f"HTTP {answer.status_code}"
     text = plain(_STATE.sub("", text))
-    if "explicit model load / unload is not allowed" in text:
+    if SUPERVISOR_HEADER in text:
         return f"{text!r}; try `slipway serve --model-control explicit`"
     if answer.status_code in (httpx.codes.FORBIDDEN, httpx.codes.UNAUTHORIZED):
         return f"{text!r}; try the server's --control-token-file"

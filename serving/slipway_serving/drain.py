@@ -10,6 +10,7 @@ Requests that come meanwhile are refused (:mod:`slipway_serving.going`), or a bu
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -55,9 +56,18 @@ def drain(metrics_url: str, limit_s: float, folder: Path | None = None) -> int |
     Returns:
         As :func:`wait_until_idle`.
     """
+    return _drained(lambda: wait_until_idle(metrics_url, limit_s), folder)
+
+
+def drain_known(running: Callable[[], int | None], limit_s: float, folder: Path) -> int | None:
+    """Do as :func:`drain` where one knows better than the metrics what runs; see :func:`wait_for_none`."""
+    return _drained(lambda: wait_for_none(running, limit_s), folder)
+
+
+def _drained(wait: Callable[[], int | None], folder: Path | None) -> int | None:
     if folder is not None:
         tell(folder, Going.PIPELINES_REFUSE)
-    left = wait_until_idle(metrics_url, limit_s)
+    left = wait()
     if folder is not None and left == 0:
         tell(folder, Going.ALL_REFUSE)
     return left
@@ -73,13 +83,23 @@ def wait_until_idle(metrics_url: str, limit_s: float) -> int | None:
     Returns:
         How many requests were left: 0 when it became idle; None when the metrics cannot be read.
     """
-    deadline = time.monotonic() + limit_s
-    quiet = 0
     # One client for all looks: to make one takes half as long as to wait between two.
     with _client() as client:
-        while (count := _running(client, metrics_url)) is not None:
-            quiet = 0 if count else quiet + 1
-            if quiet == _QUIET_LOOKS or time.monotonic() >= deadline:
-                return count
-            time.sleep(_POLL_S)
+        return wait_for_none(lambda: _running(client, metrics_url), limit_s)
+
+
+def wait_for_none(running: Callable[[], int | None], limit_s: float) -> int | None:
+    """Wait until nothing runs, or the time is over; see :func:`wait_until_idle`.
+
+    Args:
+        running: returns how many requests run; None where that cannot be told.
+        limit_s: longest wait, seconds.
+    """
+    deadline = time.monotonic() + limit_s
+    quiet = 0
+    while (count := running()) is not None:
+        quiet = 0 if count else quiet + 1
+        if quiet == _QUIET_LOOKS or time.monotonic() >= deadline:
+            return count
+        time.sleep(_POLL_S)
     return None

@@ -55,6 +55,13 @@ class Overloaded(SlipwayError):
     triton_code = "UNAVAILABLE"
 
 
+class SessionLost(SlipwayError):
+    """What the server held for the caller is gone with the process that held it; worth beginning anew."""
+
+    code = "ABORTED"
+    triton_code = "UNAVAILABLE"
+
+
 class Cancelled(SlipwayError):
     """The caller cancelled the request."""
 
@@ -82,6 +89,7 @@ _TREE: tuple[type[SlipwayError], ...] = (
     InvalidRequest,
     NotReady,
     Overloaded,
+    SessionLost,
     Cancelled,
     DeadlineExceeded,
     Unrecoverable,
@@ -106,6 +114,9 @@ _BY_STATUS = _BY_CODE | {
 # longer than its queue allows; and what we add for those who do not try again by themselves.
 _REFUSED_BY_QUEUE = ("maximum queue size", "Request timeout expired")
 _RETRY_HINT = "try again in a few seconds, or fewer requests at a time"
+# What Triton's Python backend says, as an internal error, of a request whose process died with it, and of
+# those that come until there is another.
+_PROCESS_DIED = re.compile(r"Stub process '(?P<instance>[^']*)' is not healthy")
 _WIRE = re.compile(r"\[(" + "|".join(_BY_CODE) + r")\] ")
 
 
@@ -125,6 +136,10 @@ def from_wire(text: str, status: str | int | None = None) -> SlipwayError:
         return _BY_CODE[found.group(1)](text[found.end() :].strip())
     if any(reason in text for reason in _REFUSED_BY_QUEUE):
         return Overloaded(f"{text.strip()}; {_RETRY_HINT}")
+    if died := _PROCESS_DIED.search(text):
+        return NotReady(
+            f"{died['instance']}: the model's process ended before it answered; try again, it is started anew"
+        )
     name = str(status).removeprefix("StatusCode.") if status is not None else ""
     return _BY_STATUS.get(name, Unrecoverable)(text.strip())
 

@@ -87,6 +87,18 @@ SESSIONS_OPEN = Metric("slipway_sessions_open", "gauge", "Sessions whose state a
 SESSIONS_LIMIT = Metric("slipway_sessions_limit", "gauge", "Sessions that a stateful model takes at a time.")
 
 WORLDS = (BLOCK, FIRST_FRAME, BLOCKS_LATE)
+MODEL_RESTARTS = Metric(
+    "slipway_model_restarts",
+    "gauge",
+    "Times that the model was started anew because a process of it died, since the server's first start.",
+)
+SERVER_RESTARTS = Metric(
+    "slipway_server_restarts",
+    "gauge",
+    "Times that the server, and the model with it, was started anew because it died.",
+)
+
+RESTARTS = (MODEL_RESTARTS, SERVER_RESTARTS)
 METRICS = (
     REQUESTS,
     REQUESTS_RUNNING,
@@ -97,6 +109,7 @@ METRICS = (
     SESSIONS_OPEN,
     SESSIONS_LIMIT,
     *WORLDS,
+    *RESTARTS,
 )
 
 

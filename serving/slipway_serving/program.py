@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway_serving.errors import InvalidRequest, SlipwayError
+from slipway_serving.footprints import NO_FOOTPRINT, Footprint
 from slipway_serving.limits import NO_LIMITS, VARIABLE, Limits, limits_of
 from slipway_serving.metrics import Recorder
 from slipway_serving.turns import NO_SESSION, Turn
@@ -112,6 +113,7 @@ class Settings:
         device_id: of the GPU.
         recorder: takes the numbers that the program records.
         limits: what the operator lets requests ask for.
+        footprint: takes what must outlive the process.
     """
 
     model: str
@@ -121,6 +123,7 @@ class Settings:
     device_id: int = 0
     recorder: Recorder = field(default_factory=Recorder, compare=False)
     limits: Limits = NO_LIMITS
+    footprint: Footprint = field(default=NO_FOOTPRINT, compare=False)
     parameters: Mapping[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -152,6 +155,7 @@ class Settings:
             kind=args["model_instance_kind"],
             device_id=int(args["model_instance_device_id"]),
             limits=limits,
+            footprint=Footprint.from_environment(args["model_name"]),
         )
 
     def positive(self, name: str) -> int:

@@ -4,15 +4,15 @@
 directory in a private folder, starts `tritonserver`, waits until every model is ready or says per model
 why it is not, and on the way out lets in-flight work finish, then leaves no process, no shared memory
 and no folder. A watcher (:mod:`slipway_serving.triton_process`) does the same if this process is killed.
+While it serves, what dies is started anew (:mod:`slipway_serving.supervision`): a model's process, and
+`tritonserver` itself.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -20,20 +20,29 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import httpx
 
-from slipway_serving import hidden_arguments, server_folder, triton_log
+from slipway_serving import footprints, hidden_arguments, server_folder, triton_log
 from slipway_serving.backends.onnxruntime.sharing import FOLDER_VARIABLE
-from slipway_serving.control import ModelControl
-from slipway_serving.drain import drain
-from slipway_serving.errors import InvalidRequest, NotReady, raise_all
+from slipway_serving.control import SUPERVISOR_HEADER, ModelControl
+from slipway_serving.drain import drain_known
+from slipway_serving.errors import InvalidRequest, NotReady, SlipwayError, raise_all
 from slipway_serving.limits import VARIABLE as LIMITS_VARIABLE
-from slipway_serving.limits import read_limits
 from slipway_serving.loading import Loading
+from slipway_serving.places import (
+    address,
+    check_limits,
+    check_programs_run,
+    check_repository,
+    check_shared_memory,
+    free_ports,
+)
+from slipway_serving.supervision import ModelSupervisor, Supervisor
 from slipway_serving.triton_arguments import (
     closed_apis,
+    closed_but_to_us,
     further_problems,
     response_cache,
     tracing,
@@ -43,23 +52,24 @@ from slipway_serving.triton_install import environment, find_triton, lay_out_bac
 from slipway_serving.triton_process import (
     EXIT_GRACE_S,
     ID_VARIABLE,
-    SHARED_MEMORY,
     Belongings,
+    end_processes,
     start_watcher,
+    stubs,
     sweep,
 )
 
 ModelControlMode = Literal["none", "explicit"]
 _MIB = 1 << 20
-# A stub starts with 1 MiB of shared memory (Triton's default); a response of frames or video is at most
-# 3 MiB and several are under way at once.
-_SHARED_MEMORY_BASE_BYTES = 32 * _MIB
-_SHARED_MEMORY_PER_MODEL_BYTES = 2 * _MIB
 # Eight prompts of 512 tokens of width 4096, or a hundred of the usual 40.
 _RESPONSE_CACHE_MIB = 64
 _POLL_S = 0.05
 _REQUESTS = "requests"
 _PORT_ATTEMPTS = 3
+# Told to end, Triton waits its whole exit timeout for requests that it still counts though their process died
+# or their caller went. Processes that neither work nor go for so long have nothing to finish; one takes 1 to
+# 2 s to go, and Triton looks for that once a second.
+_IDLE_END_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -160,6 +170,7 @@ class Server:
     Args:
         config: what to serve and where.
         say: called with a line for each step of a start: which models are loading and how far; or nothing.
+        warn: called with a line for each death of a process and what came of it; the log has them too.
 
     Attributes:
         config: what was asked for; after :meth:`start` with the ports and the address that were picked.
@@ -168,16 +179,24 @@ class Server:
         token_hidden: whether the running server's command line is without it.
     """
 
-    def __init__(self, config: ServerConfig, say: Callable[[str], object] | None = None) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        say: Callable[[str], object] | None = None,
+        warn: Callable[[str], object] = lambda _: None,
+    ) -> None:
         self.config = config
-        self._say = say
+        self._say, self._warn = say, warn
         self.control_token = config.control_token or secrets.token_urlsafe(32)
         self.token_hidden = True
+        self._key = secrets.token_urlsafe(32)
         self._id = f"slipway-{os.getpid()}-{secrets.token_hex(4)}-"
         self.log_path = config.log_path or Path(tempfile.gettempdir()) / f"{self._id}tritonserver.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._watcher: subprocess.Popen[bytes] | None = None
         self._belongings: Belongings | None = None
+        self._supervisor: Supervisor | None = None
+        self._log_start = 0
 
     def __enter__(self) -> Server:
         self.start()
@@ -226,7 +245,7 @@ class Server:
 
     def log_text(self) -> str:
         """Return the log so far."""
-        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+        return triton_log.text(self.log_path)
 
     def log_tail(self, lines: int = 20) -> str:
         """Return the last lines of the log."""
@@ -234,7 +253,7 @@ class Server:
 
     def models(self) -> list[str]:
         """Return the names of the models that are ready."""
-        return sorted(ModelControl(self.http_url, self.control_token).ready_models())
+        return sorted(self._control.ready_models())
 
     def start(self) -> None:
         """Start the server and return when it is ready.
@@ -246,15 +265,23 @@ class Server:
         """
         if self._process is not None:
             raise InvalidRequest("server: start must be called once, got a second call; try a new Server")
-        models = _check_repository(self.config.repository)
+        models = check_repository(self.config.repository)
         if self.config.limits is not None:
-            _check_limits(self.config.limits, models)
-        _check_shared_memory(len(models))
-        _check_programs_run(Path(tempfile.gettempdir()))
-        wanted = self.config
+            check_limits(self.config.limits, models)
+        check_shared_memory(len(models))
+        check_programs_run(Path(tempfile.gettempdir()))
+        wanted, self._supervisor = self.config, None
         for attempt in range(_PORT_ATTEMPTS):
-            self.config = _with_free_ports(wanted)
+            ports = free_ports(wanted.host, wanted.ports)
+            self.config = replace(
+                wanted,
+                host=address(wanted.host),
+                http_port=ports["http_port"],
+                grpc_port=ports["grpc_port"],
+                metrics_port=ports["metrics_port"],
+            )
             try:
+                self._lay_out()
                 self._launch()
                 self._wait_until_ready(models)
             except BaseException as error:
@@ -268,6 +295,12 @@ class Server:
                 if not again:
                     raise
             else:
+                self._supervisor = Supervisor(
+                    lambda: self._process,
+                    lambda: self._look_after(models),
+                    lambda: self._restart(models),
+                    self._tell,
+                )
                 return
 
     def stop(self) -> None:
@@ -277,41 +310,122 @@ class Server:
         """
         if self._process is None:
             return
-        crashed = self._process.poll() is not None
+        crashed = self.failure is not None
         try:
-            if not crashed:
-                folder = Path(self._belongings.folder) / _REQUESTS if self._belongings else None
-                drain(self.metrics_url, self.config.exit_timeout_s, folder)
+            if self.is_alive():
+                drain_known(self._pipelines_running, self.config.exit_timeout_s, self._folder / _REQUESTS)
+            if self._supervisor is not None:
+                self._supervisor.close()
+            if self.is_alive():
                 self._process.send_signal(signal.SIGTERM)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(self.config.exit_timeout_s + EXIT_GRACE_S)
+                self._wait_for_end(self._process)
         finally:
             self._end(keep_log=crashed)
 
-    def _launch(self) -> None:
-        """Lay out the backends and start `tritonserver` and its watcher."""
+    @property
+    def failure(self) -> SlipwayError | None:
+        """Why the server ended by itself and is not started anew; None as long as that is not so."""
+        return self._supervisor.failure if self._supervisor is not None else None
+
+    @property
+    def _control(self) -> ModelControl:
+        """Orders to the server: by its token where others may give some, else by our own key."""
+        limit_s = max(self.config.ready_timeout_s, 1.0)
+        if self.config.model_control == "explicit":
+            return ModelControl(self.http_url, self.control_token, limit_s)
+        return ModelControl(self.http_url, self._key, limit_s, SUPERVISOR_HEADER)
+
+    @property
+    def _folder(self) -> Path:
+        return Path(self._belongings.folder if self._belongings else "")
+
+    @property
+    def _footprints(self) -> Path:
+        return self._folder / "footprints"
+
+    def _pipelines_running(self) -> int:
+        """Return how many requests pipelines work on; none of those whose process died."""
+        return sum(work.requests for work in footprints.under_way(self._footprints) if work.pipeline)
+
+    def _wait_for_end(self, process: subprocess.Popen[bytes]) -> None:
+        """Wait until a server that was told to end has, or its time is over, or it has nothing to do."""
+        deadline = time.monotonic() + self.config.exit_timeout_s + EXIT_GRACE_S
+        before: dict[int, str] | None = None
+        idle_since_s = time.monotonic()
+        while process.poll() is None and time.monotonic() < deadline:
+            left = stubs(process.pid)
+            idle = {work.pid for work in footprints.under_way(self._footprints) if not work.requests}
+            # Of a process without a footprint, a model not of ours, nobody knows what it does.
+            if left != before or not idle.issuperset(left):
+                before, idle_since_s = left, time.monotonic()
+            elif time.monotonic() - idle_since_s > _IDLE_END_S:
+                return
+            time.sleep(_POLL_S)
+
+    def _restart(self, models: Sequence[Path]) -> bool:
+        """Start `tritonserver` anew after its death; return whether it serves."""
+        assert self._belongings is not None
+        assert self._supervisor is not None
+        if self._watcher is not None:
+            self._watcher.kill()  # in good order it would take the server's folder with it
+            self._watcher.wait()
+        end_processes(self._belongings.server_id)
+        restarts = footprints.count_restart(self._footprints)
+        started_s = time.monotonic()
+        try:
+            self._launch()
+            self._wait_until_ready(models)
+        except (SlipwayError, OSError, RuntimeError) as error:
+            if not self._supervisor.closing.is_set():
+                self._tell("server_start_failed", reason=str(error))
+                end_processes(self._belongings.server_id)
+            return False
+        self._tell("server_restarted", restarts=restarts, after_s=round(time.monotonic() - started_s, 3))
+        return True
+
+    def _look_after(self, models: Sequence[Path]) -> ModelSupervisor:
+        """Return what looks after the models of the `tritonserver` that runs now."""
+        assert self._process is not None
+        names = [model.name for model in models]
+        return ModelSupervisor(self._process.pid, names, self._control, self._footprints, self._tell)
+
+    def _tell(self, event: str, **facts: Any) -> None:
+        """Write an event of supervision to the log, and hand it on in words."""
+        triton_log.record(self.log_path, event, **facts)
+        told = ", ".join(f"{name} {value}" for name, value in facts.items() if name != "log")
+        self._warn(f"{event.replace('_', ' ')}: {told}")
+
+    def _lay_out(self) -> None:
+        """Make the server's private folder: its backends, their interpreter, and what its models share."""
         install = find_triton()
         folder = Path(tempfile.mkdtemp(prefix=self._id))
         self._belongings = Belongings(
             self._id, str(folder), pid=0, exit_timeout_s=self.config.exit_timeout_s, log=str(self.log_path)
         )
-        backends, interpreter, graphs = (folder / name for name in ("backends", "interpreter", "graphs"))
-        graphs.mkdir()
-        lay_out_backends(install, backends)
-        lay_out_interpreter(interpreter, os.environ)
+        (folder / "graphs").mkdir()
+        self._footprints.mkdir()
+        lay_out_backends(install, folder / "backends")
+        lay_out_interpreter(folder / "interpreter", os.environ)
         if (key_file := self.control_token_file) is not None:
             key_file.touch(mode=0o600)
             key_file.write_text(f"{self.control_token}\n", encoding="ascii")
         self.log_path.write_bytes(b"")
+
+    def _launch(self) -> None:
+        """Start `tritonserver` and its watcher."""
+        assert self._belongings is not None
+        install, folder = find_triton(), self._folder
+        self._log_start = len(self.log_text())
         with self.log_path.open("ab") as log:  # appended to, as the watcher empties it when it is long
             # In a session of its own: a terminal's Ctrl-C is for us, and we stop it in good order.
             self._process, self.token_hidden = hidden_arguments.start(
-                [str(install.binary), *self._arguments(backends, install.caches)],
-                tuple(closed_apis(self.control_token)),
+                [str(install.binary), *self._arguments(folder / "backends", install.caches)],
+                tuple(self._closed_apis()),
                 env={
-                    **environment(install, interpreter, os.environ),
+                    **environment(install, folder / "interpreter", os.environ),
                     ID_VARIABLE: self._id,
-                    FOLDER_VARIABLE: str(graphs),
+                    FOLDER_VARIABLE: str(folder / "graphs"),
+                    footprints.FOLDER_VARIABLE: str(self._footprints),
                     server_folder.FOLDER_VARIABLE: str(folder / _REQUESTS),
                     **({LIMITS_VARIABLE: str(self.config.limits.resolve())} if self.config.limits else {}),
                 },
@@ -320,6 +434,12 @@ class Server:
             )
             self._belongings = replace(self._belongings, pid=self._process.pid)
             self._watcher = start_watcher(self._belongings, log)
+
+    def _closed_apis(self) -> Iterator[str]:
+        """Return the arguments that close the administrative APIs; they hold secrets."""
+        if self.config.model_control == "explicit":
+            return closed_apis(self.control_token)
+        return closed_but_to_us(self._key, self.control_token)
 
     def _arguments(self, backends: Path, caches: Path) -> Iterator[str]:
         """Yield the arguments of `tritonserver` that anybody may see."""
@@ -333,9 +453,9 @@ class Server:
         yield f"--exit-timeout-secs={config.exit_timeout_s}"
         yield f"--exit-on-error={str(config.exit_on_error).lower()}"
         yield f"--log-verbose={config.log_verbose}"
-        if config.model_control == "explicit":
-            yield "--model-control-mode=explicit"
-            yield "--load-model=*"
+        # Of use to the supervisor whether or not others may give orders.
+        yield "--model-control-mode=explicit"
+        yield "--load-model=*"
         if config.response_cache_bytes:
             yield from response_cache(caches, config.response_cache_bytes)
         if config.trace_otlp is not None:
@@ -353,7 +473,9 @@ class Server:
         # environment is for the world outside, not for a server of our own.
         with httpx.Client(base_url=f"http://{self.http_url}", timeout=2, trust_env=False) as client:
             while not _answers(client, f"/v2/health/{endpoint}"):
-                log = self.log_text()
+                log = self.log_text()[self._log_start :]
+                if self._supervisor is not None and self._supervisor.closing.is_set():
+                    raise NotReady("server: it was stopped before it was ready")
                 if loading is not None:
                     loading.look(log)
                 if not self.is_alive():
@@ -368,7 +490,7 @@ class Server:
                     )
                 time.sleep(_POLL_S)
         if loading is not None:
-            loading.look(self.log_text())
+            loading.look(self.log_text()[self._log_start :])
 
     def _start_error(self, log: str) -> NotReady:
         """Say why the server could not start: per failed model, else in Triton's words."""
@@ -401,103 +523,6 @@ class Server:
 
 class _PortTaken(NotReady):
     """Another process took a port between our look and Triton's."""
-
-
-def _check_repository(repository: Path) -> list[Path]:
-    """Return the repository's model folders.
-
-    Raises:
-        InvalidRequest: it does not exist, is not a folder, or holds no model.
-    """
-    if not repository.exists():
-        raise InvalidRequest(f"server: repository must exist, got {repository}; try `slipway export` first")
-    if not repository.is_dir():
-        raise InvalidRequest(f"server: repository must be a folder of models, got the file {repository}")
-    models = sorted(path for path in repository.iterdir() if path.is_dir())
-    if not models:
-        raise InvalidRequest(
-            f"server: repository must hold a model, got the empty {repository}; try `slipway export` first"
-        )
-    return models
-
-
-def _check_limits(limits: Path, models: Sequence[Path]) -> None:
-    """Raise InvalidRequest where a file of limits is none, or is of models that are not served."""
-    known = {model.name for model in models}
-    if unknown := sorted(set(read_limits(limits)) - known):
-        raise InvalidRequest(
-            f"server: limits must be of models of the repository, got {', '.join(unknown)};"
-            f" try {', '.join(sorted(known))}"
-        )
-
-
-def _check_shared_memory(models: int) -> None:
-    """Raise NotReady where /dev/shm has too little room for the models' stubs."""
-    if not SHARED_MEMORY.is_dir():
-        raise NotReady(f"server: {SHARED_MEMORY} must exist for Triton's Python models, got none")
-    status = os.statvfs(SHARED_MEMORY)
-    free = status.f_bavail * status.f_frsize
-    needed = _SHARED_MEMORY_BASE_BYTES + models * _SHARED_MEMORY_PER_MODEL_BYTES
-    if free < needed:
-        raise NotReady(
-            f"server: {SHARED_MEMORY} must have {needed // _MIB} MiB free for {models} models, "
-            f"got {free // _MIB} MiB; try `docker run --shm-size=1g`"
-        )
-
-
-def _check_programs_run(folder: Path) -> None:
-    """Raise NotReady where a folder's mount lets no program run."""
-    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
-        raise NotReady(
-            f"server: {folder} must let programs run (Triton's Python backend is laid out there), got a"
-            " noexec mount; try `docker run --tmpfs /tmp:exec`, or another folder by TMPDIR"
-        )
-
-
-def _with_free_ports(config: ServerConfig) -> ServerConfig:
-    """Return the config with the host's address for its name and with free ports for ports 0.
-
-    Raises:
-        InvalidRequest: a given port is in use, or the host is not an address of this machine.
-    """
-    ports: dict[str, int] = {}
-    problems: list[str] = []
-    address = _address(config.host)
-    with contextlib.ExitStack() as held:  # held together, so that no two are the same
-        for name, port in config.ports.items():
-            listener = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                listener.bind((address, port))
-            except OSError as error:
-                flag = f"--{name.replace('_', '-')}"
-                problems.append(
-                    f"{name} must be free on {config.host}, got {port} ({error.strerror}); try {flag}"
-                )
-            else:
-                ports[name] = listener.getsockname()[1]
-    raise_all("server", problems)
-    return replace(
-        config,
-        host=address,
-        http_port=ports["http_port"],
-        grpc_port=ports["grpc_port"],
-        metrics_port=ports["metrics_port"],
-    )
-
-
-def _address(host: str) -> str:
-    """Return the IPv4 address of a host, which is what Triton binds to.
-
-    Raises:
-        InvalidRequest: it has none.
-    """
-    try:
-        return str(socket.getaddrinfo(host, None, socket.AF_INET)[0][4][0])
-    except socket.gaierror as error:
-        raise InvalidRequest(
-            f"server: host must be an IPv4 address or a name that has one, got {host!r}"
-        ) from error
 
 
 def _reachable(host: str) -> str:

@@ -3,7 +3,9 @@
 A model keeps one state for each session under way. :meth:`Sessions.take` begins a session or finds its state
 and takes it out for the work of one turn, :meth:`Sessions.keep` puts it back or, after the last turn, lets it
 go, :meth:`Sessions.free` drops it; :meth:`Sessions.turn` does these around a block. A thread drops sessions
-that nobody asked for in a while, so nothing is held for callers who are gone.
+that nobody asked for in a while, so nothing is held for callers who are gone. Which sessions there are is
+kept outside of the process too (:mod:`slipway_serving.footprints`): one that died with it is answered as
+lost.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ import time
 from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
-from slipway_serving.errors import InvalidRequest, Overloaded, raise_all
+from slipway_serving.errors import InvalidRequest, Overloaded, SessionLost, raise_all
+from slipway_serving.footprints import NO_FOOTPRINT, Footprint
 from slipway_serving.metrics import SESSIONS_LIMIT, SESSIONS_OPEN
 from slipway_serving.program import Settings
 from slipway_serving.turns import Turn
@@ -43,12 +46,19 @@ class Sessions(Generic[S]):
         limit: how many may be under way.
         idle_s: seconds after which one that nobody goes on with is freed.
         clock: monotonic seconds.
+        footprint: of the process.
     """
 
     def __init__(
-        self, where: str, limit: int, idle_s: float, clock: Callable[[], float] = time.monotonic
+        self,
+        where: str,
+        limit: int,
+        idle_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        footprint: Footprint = NO_FOOTPRINT,
     ) -> None:
         self._where, self._limit, self._idle_s, self._clock = where, limit, idle_s, clock
+        self._footprint = footprint
         self._held: dict[Hashable, tuple[float, S]] = {}
         self._taken: set[Hashable] = set()
         self._lock = threading.Lock()
@@ -64,7 +74,8 @@ class Sessions(Generic[S]):
             InvalidRequest: `max_sessions` or `session_idle_s` of the config is no number.
         """
         limit = settings.positive("max_sessions")
-        sessions: Sessions[S] = cls(settings.model, limit, settings.positive("session_idle_s"))
+        idle_s = settings.positive("session_idle_s")
+        sessions: Sessions[S] = cls(settings.model, limit, idle_s, footprint=settings.footprint)
         settings.recorder.follow(SESSIONS_OPEN, sessions.under_way)
         settings.recorder.follow(SESSIONS_LIMIT, lambda: limit)
         return sessions
@@ -121,6 +132,7 @@ class Sessions(Generic[S]):
 
         Raises:
             InvalidRequest: there is no such session.
+            SessionLost: there was one, in a process of the model that ended.
             Overloaded: the limit is reached by sessions that are not idle.
         """
         if not turn.id:
@@ -130,6 +142,7 @@ class Sessions(Generic[S]):
             self.free(turn)
             self._check_room()
             state = begin()
+            self._footprint.session_began(turn.id)
         else:
             state = self._found(turn)
         with self._lock:
@@ -142,12 +155,15 @@ class Sessions(Generic[S]):
             self._taken.discard(turn.id)
             if turn.id and not turn.end:
                 self._held[turn.id] = (self._clock(), state)
+            elif turn.id:
+                self._footprint.session_ended(turn.id)
 
     def free(self, turn: Turn) -> None:
         """Free a session's state; nothing happens if there is none."""
         with self._lock:
             self._held.pop(turn.id, None)
             self._taken.discard(turn.id)
+            self._footprint.session_ended(turn.id)
 
     @contextlib.contextmanager
     def turn(
@@ -163,6 +179,7 @@ class Sessions(Generic[S]):
 
         Raises:
             InvalidRequest: there is no such session.
+            SessionLost: there was one, in a process of the model that ended.
             Overloaded: too many are under way.
         """
         taken = Taken(self.take(turn, begin))
@@ -187,9 +204,10 @@ class Sessions(Generic[S]):
         with self._lock:
             for key in [key for key, (since, _) in self._held.items() if since < oldest]:
                 del self._held[key]
+                self._footprint.session_ended(key)
 
     def close(self) -> None:
-        """Free all sessions and end the thread."""
+        """Free all sessions, which are lost then, and end the thread."""
         self._closed.set()
         self._sweeper.join()
         with self._lock:
@@ -205,6 +223,13 @@ class Sessions(Generic[S]):
     def _found(self, turn: Turn) -> S:
         with self._lock:
             found = self._held.pop(turn.id, None)
+        if found is None and self._footprint.has_lost(turn.id):
+            if turn.end:
+                self._footprint.forget(turn.id)
+            raise SessionLost(
+                f"{self._where}: the session was lost: the model's process that held {turn.id!r} ended; try"
+                " SEQUENCE_START"
+            )
         if found is None:
             raise InvalidRequest(
                 f"{self._where}: correlation id must be of a session under way, got {turn.id!r}; "

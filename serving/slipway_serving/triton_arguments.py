@@ -10,7 +10,7 @@ import urllib.parse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from slipway_serving.control import CONTROL_HEADER
+from slipway_serving.control import CONTROL_HEADER, SUPERVISOR_HEADER
 
 CLOSED_APIS = ("model-repository", "shared-memory", "trace", "logging")
 """Groups of Triton's API that need the control token: those that change the server.
@@ -44,9 +44,24 @@ def closed_apis(token: str) -> Iterator[str]:
     Over HTTP it comes in the header ``slipway-control``, over gRPC in the metadata
     ``triton-grpc-protocol-slipway-control``.
     """
-    groups = ",".join(CLOSED_APIS)
-    yield f"--http-restricted-api={groups}:{CONTROL_HEADER}={token}"
-    yield f"--grpc-restricted-protocol={groups}:{CONTROL_HEADER}={token}"
+    yield from _closed(CLOSED_APIS, CONTROL_HEADER, token)
+
+
+def closed_but_to_us(key: str, token: str) -> Iterator[str]:
+    """Yield the arguments that close the orders to load and unload models to everyone but the supervisor.
+
+    Args:
+        key: the supervisor's.
+        token: what the other administrative APIs need.
+    """
+    orders, *others = CLOSED_APIS
+    yield from _closed([orders], SUPERVISOR_HEADER, key)
+    yield from _closed(others, CONTROL_HEADER, token)
+
+
+def _closed(groups: Sequence[str], header: str, token: str) -> Iterator[str]:
+    yield f"--http-restricted-api={','.join(groups)}:{header}={token}"
+    yield f"--grpc-restricted-protocol={','.join(groups)}:{header}={token}"
 
 
 def response_cache(folder: Path, size_bytes: int) -> Iterator[str]:

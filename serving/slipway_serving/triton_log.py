@@ -3,17 +3,20 @@ r"""Read what `tritonserver` writes to its log.
 A record of the server's own is one line, severity first (`E1120 22:14:09.123456 77 file.cc:12] "text"`,
 line ends written as `\n`); lines that models print lie between. :func:`load_failures` says per model why
 it could not be loaded, :func:`still_loading` which models have not answered, and :func:`follow` hands
-new text on while a server runs.
+new text on while a server runs. :func:`record` adds what the server's supervisor has to say.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import threading
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 LIMIT_BYTES = 32 * 2**20
 """Size at which a log begins anew, after some hundred thousand requests; in a container it may be memory."""
@@ -102,11 +105,22 @@ def fatal(log: str) -> str | None:
     return " ".join(found[0].split()) if found else None
 
 
+def record(path: Path, event: str, **facts: Any) -> None:
+    """Append a line of JSON to a server's log, in the form that those of its models have there."""
+    now = datetime.now(UTC)
+    line = json.dumps(json.dumps({"event": event, **facts}))
+    with path.open("a") as log:
+        log.write(f"W{now:%m%d %H:%M:%S.%f} {os.getpid()} supervision.py:1] {line}\n")
+
+
+def text(path: Path) -> str:
+    """Return a log file's text; nothing where it does not exist."""
+    return path.read_text(errors="replace") if path.exists() else ""
+
+
 def tail(path: Path, lines: int) -> str:
     """Return the last lines of a log file; nothing where it does not exist."""
-    if not path.exists():
-        return ""
-    return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+    return "\n".join(text(path).splitlines()[-lines:])
 
 
 def follow(

@@ -12,7 +12,8 @@ import threading
 import time
 from typing import Any
 
-from slipway_serving.metrics import HEARTBEATS, REQUESTS_RUNNING, Change, Metric, Recorder
+from slipway_serving.footprints import Footprint
+from slipway_serving.metrics import HEARTBEATS, REQUESTS_RUNNING, RESTARTS, Change, Metric, Recorder
 
 _INTERVAL_S = 1.0
 
@@ -90,7 +91,7 @@ class Publisher:
 class Running:
     """How many requests all instances of a model work on, published at once: a server is stopped at 0.
 
-    A stub that is killed in the middle of a request leaves it counted until the server ends.
+    A process that dies in the middle of a request leaves it counted; the next one of the model takes it back.
 
     Args:
         pb_utils: the Python backend's module.
@@ -98,15 +99,27 @@ class Running:
     """
 
     def __init__(self, pb_utils: Any, model: str) -> None:
-        kinds = pb_utils.MetricFamily
-        family = kinds(name=REQUESTS_RUNNING.name, description=REQUESTS_RUNNING.description, kind=kinds.GAUGE)
-        self._series = family.Metric(labels={"model": model})
-        _keep(family)
-        _keep(self._series)
+        self._series = _gauge(pb_utils, REQUESTS_RUNNING, model)
 
     def add(self, change: int) -> None:
         """Count requests that began, or, below 0, ended."""
         self._series.increment(change)
+
+
+def tell_restarts(pb_utils: Any, model: str, footprint: Footprint) -> None:
+    """Publish how often a model and its server were started anew; each instance tells the same."""
+    for metric, count in zip(RESTARTS, footprint.restarts(), strict=True):
+        _gauge(pb_utils, metric, model).set(count)
+
+
+def _gauge(pb_utils: Any, metric: Metric, model: str) -> Any:
+    """Return the series of a gauge without a further label, for as long as the process lives."""
+    kinds = pb_utils.MetricFamily
+    family = kinds(name=metric.name, description=metric.description, kind=kinds.GAUGE)
+    series = family.Metric(labels={"model": model})
+    _keep(family)
+    _keep(series)
+    return series
 
 
 def _keep(thing: Any) -> None:

@@ -29,6 +29,7 @@ from slipway_serving.triton_install import python_path
 
 ID_VARIABLE = "SLIPWAY_SERVER_ID"
 SHARED_MEMORY = Path("/dev/shm")
+STUB = "triton_python_backend_stub"
 # After its exit timeout Triton gives up on requests, but looks for that only once a second.
 EXIT_GRACE_S = 5.0
 
@@ -68,17 +69,35 @@ def shared_memory(server_id: str) -> list[Path]:
     return sorted(SHARED_MEMORY.glob(f"{server_id}*"))
 
 
+def stubs(pid: int) -> dict[int, str]:
+    """Return the models whose instances the living processes of a `tritonserver` are, by their pids."""
+    found = {}
+    with contextlib.suppress(psutil.Error):
+        for child in psutil.Process(pid).children():
+            with contextlib.suppress(psutil.Error):
+                command = child.cmdline()  # empty of one that has ended and was not waited for
+                if command and Path(command[0]).name == STUB:
+                    # REPOSITORY/MODEL/VERSION/FILE
+                    found[child.pid] = Path(command[1]).parent.parent.name
+    return found
+
+
 def sweep(belongings: Belongings) -> None:
     """Kill what is left of a server's processes; free its shared memory and its folder."""
+    end_processes(belongings.server_id)
+    shutil.rmtree(belongings.folder, ignore_errors=True)
+
+
+def end_processes(server_id: str) -> None:
+    """Kill what is left of a server's processes and free its shared memory."""
     deadline = time.monotonic() + 10
-    while (pids := processes(belongings.server_id)) and time.monotonic() < deadline:
+    while (pids := processes(server_id)) and time.monotonic() < deadline:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
-    for region in shared_memory(belongings.server_id):
+    for region in shared_memory(server_id):
         region.unlink(missing_ok=True)
-    shutil.rmtree(belongings.folder, ignore_errors=True)
 
 
 def start_watcher(belongings: Belongings, log: IO[bytes]) -> subprocess.Popen[bytes]:

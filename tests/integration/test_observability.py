@@ -370,7 +370,6 @@ def test_no_alert_fires_on_a_sound_server(watched: Prometheus) -> None:
 
 
 CLOSED = {
-    "model-repository": ("POST", "/v2/repository/index"),
     "shared-memory": ("GET", "/v2/systemsharedmemory/status"),
     "trace": ("GET", "/v2/trace/setting"),
     "logging": ("GET", "/v2/logging"),
@@ -400,7 +399,6 @@ def test_closed_api_needs_the_token_over_http(server: Server, group: str) -> Non
 def test_closed_api_needs_the_token_over_grpc(server: Server, group: str) -> None:
     with triton.InferenceServerClient(server.grpc_url) as client:
         ask: Callable[..., Any] = {
-            "model-repository": client.get_model_repository_index,
             "shared-memory": client.get_system_shared_memory_status,
             "trace": client.get_trace_settings,
             "logging": client.get_log_settings,

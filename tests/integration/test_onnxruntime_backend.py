@@ -29,6 +29,7 @@ from server_fixtures import (
 )
 from tritonclient.utils import InferenceServerException
 
+from slipway_serving.control import CONTROL_HEADER
 from slipway_serving.errors import InvalidRequest, NotReady, Unrecoverable, from_wire
 from slipway_serving.server import Server
 from slipway_serving.triton_process import processes
@@ -378,11 +379,12 @@ def test_good_model_serves_when_others_failed_to_load(tmp_path: Path) -> None:
         write_model(tmp_path, name, *BAD[name][:2])
     write_model(tmp_path, "good", affine(), BATCH_8 + X4 + Y4)
     with (
-        Server(any_port(tmp_path, exit_on_error=False)) as server,
+        Server(any_port(tmp_path, exit_on_error=False, model_control="explicit")) as server,
         triton.InferenceServerClient(server.grpc_url) as client,
     ):
         assert server.models() == ["good"]
-        index = client.get_model_repository_index().models
+        key = {f"triton-grpc-protocol-{CONTROL_HEADER}": server.control_token}
+        index = client.get_model_repository_index(headers=key).models
         assert {entry.name: entry.state for entry in index} == {
             "good": "READY",
             "corrupt": "UNAVAILABLE",

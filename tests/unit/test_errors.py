@@ -8,6 +8,7 @@ CLASSES = [
     errors.InvalidRequest,
     errors.NotReady,
     errors.Overloaded,
+    errors.SessionLost,
     errors.Cancelled,
     errors.DeadlineExceeded,
     errors.Unrecoverable,
@@ -61,3 +62,10 @@ def test_raise_all_names_every_problem_at_once() -> None:
     with pytest.raises(errors.InvalidRequest, match=r"wan_t2v: a \| b"):
         errors.raise_all("wan_t2v", ["a", "b"])
     errors.raise_all("wan_t2v", [])
+
+
+@pytest.mark.parametrize("prefix", ["", "in ensemble 'wakeword', "])
+def test_dead_process_of_a_model_is_not_ready_whatever_the_status(prefix: str) -> None:
+    error = errors.from_wire(f"{prefix}Stub process 'wan_t2v_0_1' is not healthy.", "StatusCode.INTERNAL")
+    assert type(error) is errors.NotReady
+    assert str(error).startswith("wan_t2v_0_1: the model's process ended before it answered; try again")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slipway_serving import server, triton_install
+from slipway_serving import places, server, triton_install
 from slipway_serving.errors import InvalidRequest, NotReady
 from slipway_serving.server import Server, ServerConfig
 from slipway_serving.triton_install import environment, find_triton, lay_out_backends, lay_out_interpreter
@@ -64,7 +64,7 @@ def test_start_is_refused_when_shared_memory_is_small(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "model").mkdir()
-    monkeypatch.setattr(server, "_SHARED_MEMORY_BASE_BYTES", 1 << 60)
+    monkeypatch.setattr(places, "_SHARED_MEMORY_BASE_BYTES", 1 << 60)
     with pytest.raises(NotReady, match=r"/dev/shm must have \d+ MiB free for 1 models, got \d+ MiB; try"):
         Server(ServerConfig(tmp_path)).start()
 

@@ -20,7 +20,9 @@ from slipway_serving.backends.onnxruntime import session, sharing, signature
 from slipway_serving.backends.onnxruntime.execution import Arrays, Executor, Request
 from slipway_serving.backends.onnxruntime.sharing import Loaded, SharedGraph
 from slipway_serving.errors import InvalidRequest, SlipwayError
+from slipway_serving.footprints import Footprint
 from slipway_serving.instances import Instance
+from slipway_serving.triton_metrics import tell_restarts
 
 
 class TritonPythonModel:
@@ -46,6 +48,8 @@ class TritonPythonModel:
     def initialize(self, args: Mapping[str, str]) -> None:
         """Load the graph on the instance's device, or find it loaded, and check the config against it."""
         config = json.loads(args["model_config"])
+        self._footprint = Footprint.from_environment(args["model_name"])
+        self._footprint.inherit()
         try:
             self._graph = _open(config, args["model_instance_kind"], int(args["model_instance_device_id"]))
             signature.check(config, self._graph.signature)
@@ -61,12 +65,14 @@ class TritonPythonModel:
             {entry["name"]: [int(dim) for dim in entry["dims"]] for entry in config["output"]},
             batched=int(config["max_batch_size"]) > 0,
         )
+        tell_restarts(pb_utils, self._model, self._footprint)
         self._instance = Instance(args["model_instance_name"])
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Answer requests; none of them can fail another."""
-        answers = self._executor.execute([self._request(request) for request in requests])
-        return [self._response(*pair) for pair in zip(requests, answers, strict=True)]
+        with self._footprint.working(len(requests)):
+            answers = self._executor.execute([self._request(request) for request in requests])
+            return [self._response(*pair) for pair in zip(requests, answers, strict=True)]
 
     def finalize(self) -> None:
         """Let go of a graph that other instances may reach here."""

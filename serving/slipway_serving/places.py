@@ -1,0 +1,116 @@
+"""Where a server may run: its repository, the machine's shared memory and temporary folder, its ports.
+
+Each function checks one of them before anything is started, so that a start fails in words rather than in
+Triton.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from slipway_serving.errors import InvalidRequest, NotReady, raise_all
+from slipway_serving.limits import read_limits
+from slipway_serving.triton_process import SHARED_MEMORY
+
+_MIB = 1 << 20
+# A stub starts with 1 MiB of shared memory (Triton's default); a response of frames or video is at most
+# 3 MiB and several are under way at once.
+_SHARED_MEMORY_BASE_BYTES = 32 * _MIB
+_SHARED_MEMORY_PER_MODEL_BYTES = 2 * _MIB
+
+
+def check_repository(repository: Path) -> list[Path]:
+    """Return the repository's model folders.
+
+    Raises:
+        InvalidRequest: it does not exist, is not a folder, or holds no model.
+    """
+    if not repository.exists():
+        raise InvalidRequest(f"server: repository must exist, got {repository}; try `slipway export` first")
+    if not repository.is_dir():
+        raise InvalidRequest(f"server: repository must be a folder of models, got the file {repository}")
+    models = sorted(path for path in repository.iterdir() if path.is_dir())
+    if not models:
+        raise InvalidRequest(
+            f"server: repository must hold a model, got the empty {repository}; try `slipway export` first"
+        )
+    return models
+
+
+def check_limits(limits: Path, models: Sequence[Path]) -> None:
+    """Raise InvalidRequest where a file of limits is none, or is of models that are not served."""
+    known = {model.name for model in models}
+    if unknown := sorted(set(read_limits(limits)) - known):
+        raise InvalidRequest(
+            f"server: limits must be of models of the repository, got {', '.join(unknown)};"
+            f" try {', '.join(sorted(known))}"
+        )
+
+
+def check_shared_memory(models: int) -> None:
+    """Raise NotReady where /dev/shm has too little room for the models' stubs."""
+    if not SHARED_MEMORY.is_dir():
+        raise NotReady(f"server: {SHARED_MEMORY} must exist for Triton's Python models, got none")
+    status = os.statvfs(SHARED_MEMORY)
+    free = status.f_bavail * status.f_frsize
+    needed = _SHARED_MEMORY_BASE_BYTES + models * _SHARED_MEMORY_PER_MODEL_BYTES
+    if free < needed:
+        raise NotReady(
+            f"server: {SHARED_MEMORY} must have {needed // _MIB} MiB free for {models} models, "
+            f"got {free // _MIB} MiB; try `docker run --shm-size=1g`"
+        )
+
+
+def check_programs_run(folder: Path) -> None:
+    """Raise NotReady where a folder's mount lets no program run."""
+    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        raise NotReady(
+            f"server: {folder} must let programs run (Triton's Python backend is laid out there), got a"
+            " noexec mount; try `docker run --tmpfs /tmp:exec`, or another folder by TMPDIR"
+        )
+
+
+def free_ports(host: str, wanted: Mapping[str, int]) -> dict[str, int]:
+    """Return ports by name, with free ones for ports 0.
+
+    Args:
+        host: to listen on.
+        wanted: by name, which is that of an option too.
+
+    Raises:
+        InvalidRequest: a given port is in use, or the host is not an address of this machine.
+    """
+    ports: dict[str, int] = {}
+    problems: list[str] = []
+    where = address(host)
+    with contextlib.ExitStack() as held:  # held together, so that no two are the same
+        for name, port in wanted.items():
+            listener = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind((where, port))
+            except OSError as error:
+                flag = f"--{name.replace('_', '-')}"
+                problems.append(f"{name} must be free on {host}, got {port} ({error.strerror}); try {flag}")
+            else:
+                ports[name] = listener.getsockname()[1]
+    raise_all("server", problems)
+    return ports
+
+
+def address(host: str) -> str:
+    """Return the IPv4 address of a host, which is what Triton binds to.
+
+    Raises:
+        InvalidRequest: it has none.
+    """
+    try:
+        return str(socket.getaddrinfo(host, None, socket.AF_INET)[0][4][0])
+    except socket.gaierror as error:
+        raise InvalidRequest(
+            f"server: host must be an IPv4 address or a name that has one, got {host!r}"
+        ) from error

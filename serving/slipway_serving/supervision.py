@@ -1,0 +1,237 @@
+"""Starts models and the server anew when a process of theirs dies, within bounds, and says so.
+
+Triton 2.51 never replaces a Python process that died, and answers what its instance would get with errors
+while every health endpoint says 200. So :class:`ModelSupervisor` looks at the processes: a model that is
+ready with fewer of them than instances lost one, and is loaded anew, all of its instances beside the old
+ones. What depends on it goes on; other models notice nothing. When `tritonserver` itself dies,
+:class:`Supervisor` has it started again. Each step is a line of JSON in the log
+(:func:`slipway_serving.triton_log.record`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from slipway_serving import footprints
+from slipway_serving.control import ModelControl
+from slipway_serving.errors import SlipwayError, Unrecoverable
+from slipway_serving.triton_process import stubs
+
+DEATHS = 5
+"""This many deaths in a row end the attempts: a model stays unloaded, a server is given up."""
+MODEL_STEADY_S = 5.0
+"""A model that served for this long since its last start begins a new row of deaths."""
+SERVER_STEADY_S = 60.0
+"""A server that served for this long since its last start begins a new row of deaths."""
+LOOK_S = 0.25
+"""Seconds between two looks at the processes."""
+
+
+class Deaths:
+    """Deaths in a row of one thing that is started anew after each.
+
+    Args:
+        steady_s: seconds of service after which a death is the first of a row again.
+        clock: monotonic seconds.
+
+    Attributes:
+        count: in this row.
+    """
+
+    def __init__(self, steady_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._steady_s, self._clock = steady_s, clock
+        self._served_since_s: float | None = clock()
+        self.count = 0
+
+    def died(self) -> None:
+        """Take note of a death, or of a start that failed."""
+        since = self._served_since_s
+        steady = since is not None and self._clock() - since >= self._steady_s
+        self.count = 1 if steady else self.count + 1
+        self._served_since_s = None
+
+    def serves(self) -> None:
+        """Take note that it was started, and serves."""
+        self._served_since_s = self._clock()
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds to wait before the next start: none after the first death, then 1, 2, 4, ..."""
+        return 0.0 if self.count < 2 else 2.0 ** (self.count - 2)
+
+    @property
+    def too_many(self) -> bool:
+        """Whether there is to be no next start."""
+        return self.count >= DEATHS
+
+
+def ended_by(code: int) -> str:
+    """Return how a process ended, in words, from its return code as `subprocess` gives it."""
+    if code >= 0:
+        return f"exit code {code}"
+    with contextlib.suppress(ValueError):
+        return signal.Signals(-code).name
+    return f"signal {-code}"
+
+
+class Supervisor:
+    """Starts one server anew when it dies, and has its models looked after; runs in a thread until closed.
+
+    Args:
+        process: returns the `tritonserver` process of now.
+        look_after: returns what looks after the models of the process of now.
+        restart: starts another process; returns whether it serves.
+        tell: called with the name of an event and its facts.
+
+    Attributes:
+        failure: why the server died and is not started anew; None as long as that is not so.
+        closing: set once it is being closed.
+    """
+
+    def __init__(
+        self,
+        process: Callable[[], subprocess.Popen[bytes] | None],
+        look_after: Callable[[], ModelSupervisor],
+        restart: Callable[[], bool],
+        tell: Callable[..., object],
+    ) -> None:
+        self._process, self._look_after, self._restart, self._tell = process, look_after, restart, tell
+        self._deaths = Deaths(SERVER_STEADY_S)
+        self.failure: SlipwayError | None = None
+        self.closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Start nothing any more; return when nothing is being started."""
+        self.closing.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while self.failure is None and not self.closing.is_set():
+            models = self._look_after()
+            while self._code() is None and not self.closing.wait(LOOK_S):
+                models.look()
+            models.close()
+            while (code := self._code()) is not None and self.failure is None and not self.closing.is_set():
+                self._died(ended_by(code))
+
+    def _code(self) -> int | None:
+        """Return the return code of the process if it has ended."""
+        process = self._process()
+        return process.poll() if process is not None else None
+
+    def _died(self, reason: str) -> None:
+        """Start the server anew, or give it up."""
+        self._deaths.died()
+        self._tell("server_died", deaths=self._deaths.count, reason=reason)
+        if self._deaths.too_many:
+            self._tell("server_given_up", deaths=self._deaths.count, reason=reason)
+            self.failure = Unrecoverable(
+                f"server: tritonserver must not end by itself, got {self._deaths.count} deaths in a row, the"
+                f" last by {reason}; try its log, which says what it did"
+            )
+        elif not self.closing.wait(self._deaths.wait_s) and self._restart():
+            self._deaths.serves()
+
+
+class ModelSupervisor:
+    """Loads the models of one running `tritonserver` anew when their processes die.
+
+    Args:
+        pid: of `tritonserver`.
+        models: that it has loaded; each may have lost a process already.
+        control: orders to it.
+        folder: of its footprints (:mod:`slipway_serving.footprints`).
+        tell: called with the name of an event and its facts.
+    """
+
+    def __init__(
+        self,
+        pid: int,
+        models: Iterable[str],
+        control: ModelControl,
+        folder: Path,
+        tell: Callable[..., object],
+    ) -> None:
+        self._pid, self._control, self._folder, self._tell = pid, control, folder, tell
+        self._known: dict[int, str] = {}
+        self._suspects = dict.fromkeys(models, 0)
+        self._deaths: dict[str, Deaths] = {}
+        self._healing: dict[str, threading.Thread] = {}
+        self._closed = threading.Event()
+
+    def look(self) -> None:
+        """Look for models that lost a process; each is started anew by a thread of its own."""
+        now = stubs(self._pid)
+        for pid, model in self._known.items():
+            if pid not in now:
+                self._suspects.setdefault(model, 0)
+        self._known = now
+        for model in list(self._suspects):
+            if (thread := self._healing.get(model)) is not None and thread.is_alive():
+                continue
+            lacking = self._lacks(model)
+            if lacking is None:
+                continue
+            # Twice, since a model that is being loaded or unloaded on purpose changes its processes too.
+            self._suspects[model] += 1
+            if not lacking:
+                del self._suspects[model]
+            elif self._suspects[model] == 2:
+                del self._suspects[model]
+                self._healing[model] = threading.Thread(
+                    target=self._heal, args=(model,), name=f"{model}-healing", daemon=True
+                )
+                self._healing[model].start()
+
+    def close(self) -> None:
+        """Start no model any more, and be silent."""
+        self._closed.set()
+
+    def _lacks(self, model: str) -> bool | None:
+        """Return whether a model that is ready has fewer processes than instances; None if nobody says so."""
+        try:
+            instances = self._control.instances(model)
+        except SlipwayError:
+            return None
+        return list(self._known.values()).count(model) < instances
+
+    def _heal(self, model: str) -> None:
+        """Load a model anew until it serves, or died too often."""
+        deaths = self._deaths.setdefault(model, Deaths(MODEL_STEADY_S))
+        deaths.died()
+        self._say("model_died", model=model, deaths=deaths.count)
+        reason = "its process ends soon after each start"
+        while not deaths.too_many and not self._closed.wait(deaths.wait_s):
+            started_s = time.monotonic()
+            restarts = footprints.count_restart(self._folder, model)
+            try:
+                self._control.replace(model, f"{self._pid}-{restarts}")
+            except SlipwayError as error:
+                if self._closed.is_set():
+                    return
+                deaths.died()
+                reason = str(error)
+                self._say("model_start_failed", model=model, deaths=deaths.count, reason=reason)
+            else:
+                deaths.serves()
+                after_s = round(time.monotonic() - started_s, 3)
+                self._say("model_restarted", model=model, restarts=restarts, after_s=after_s)
+                self._suspects.setdefault(model, 0)
+                return
+        if deaths.too_many and not self._closed.is_set():
+            del self._deaths[model]
+            with contextlib.suppress(SlipwayError):  # The server is going.
+                self._control.give_up(model)
+            self._say("model_given_up", model=model, deaths=deaths.count, reason=reason)
+
+    def _say(self, event: str, **facts: object) -> None:
+        if not self._closed.is_set():
+            self._tell(event, **facts)

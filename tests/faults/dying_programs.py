@@ -1,0 +1,61 @@
+"""Programs of served models whose processes die of what a request says; copied beside their model.py."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import numpy as np
+
+from slipway_serving.program import Call, Responses, Settings, Tensors
+from slipway_serving.sessions import Sessions
+
+
+class Sum:
+    """Adds up x over the turns of a session; a negative x is the signal that its process dies of."""
+
+    reports_requests = False
+
+    def __init__(self, settings: Settings) -> None:
+        self._sessions: Sessions[float] = Sessions.of_model(settings)
+
+    def run(self, call: Call) -> Responses:
+        """Answer with the sum so far."""
+        x = float(call.tensors["x"][0])
+        _die_of(x)
+        with self._sessions.turn(call.turn, lambda: 0.0) as session:
+            session.state += x
+        yield _y(session.state)
+
+    def close(self) -> None:
+        """End all sessions."""
+        self._sessions.close()
+
+
+class Pipeline:
+    """Answers 0, then what the model `sum` makes of x; of -109 it dies itself, by signal 9."""
+
+    reports_requests = True
+
+    def __init__(self, settings: Settings) -> None:
+        """Take nothing of the settings."""
+
+    def run(self, call: Call) -> Responses:
+        """Answer twice."""
+        yield _y(0.0)
+        x = float(call.tensors["x"][0])
+        if x < -100:
+            _die_of(x + 100)
+        yield call.models.call("sum", dict(call.tensors), ["y"])
+
+    def close(self) -> None:
+        """Hold nothing."""
+
+
+def _die_of(number: float) -> None:
+    if number < 0:
+        os.kill(os.getpid(), signal.Signals(int(-number)))
+
+
+def _y(value: float) -> Tensors:
+    return {"y": np.array([value], np.float32)}

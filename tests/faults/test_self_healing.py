@@ -1,0 +1,345 @@
+"""What dies is started anew, within bounds: a model's process, alone, and tritonserver itself."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import psutil
+import pytest
+import tritonclient.grpc as triton
+from server_fixtures import (
+    ONE_INSTANCE,
+    affine,
+    any_port,
+    infer,
+    infer_input,
+    tensor,
+    wait_until,
+    write_model,
+)
+
+from slipway_serving import supervision
+from slipway_serving.errors import InvalidRequest, NotReady, SessionLost, SlipwayError, from_wire
+from slipway_serving.server import Server
+from slipway_serving.supervision import DEATHS
+from slipway_serving.triton_process import processes, shared_memory, stubs
+
+TENSORS = tensor("input", "x", "FP32", "[1]") + tensor("output", "y", "FP32", "[1]")
+GRAPH = "max_batch_size: 8\n" + tensor("input", "x", "FP32", "[4]") + tensor("output", "y", "FP32", "[4]")
+ONES = np.ones((1, 4), np.float32)
+ADAPTER = """
+import triton_python_backend_utils as pb_utils
+
+from slipway_serving.adapter import model_class
+
+TritonPythonModel = model_class(pb_utils)
+"""
+# A model that is not ours, and ends at its start where a file is there.
+FRAGILE = """
+import os
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        if os.path.exists({flag!r}):
+            os._exit(3)
+
+    def execute(self, requests):
+        inputs = [pb_utils.get_input_tensor_by_name(request, "x") for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", x.as_numpy())]) for x in inputs]
+"""
+KILLS = [signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV]
+
+
+def write_models(repository: Path, flag: Path) -> None:
+    """Write two models that hold sessions, a pipeline and an ensemble on the first, a graph, a raw model."""
+    parameters = {"max_sessions": "4", "session_idle_s": "3600"}
+    for name, program, more in (
+        ("sum", "Sum", ""),
+        ("other", "Sum", ""),
+        ("pipeline", "Pipeline", "model_transaction_policy { decoupled: true }\n"),
+    ):
+        settings = "".join(
+            f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
+            for key, value in (parameters | {"program": f"dying_programs:{program}"}).items()
+        )
+        version = write_model(repository, name, None, TENSORS + more + settings, "python")
+        (version / "model.py").write_text(ADAPTER)
+        shutil.copy(Path(__file__).with_name("dying_programs.py"), version)
+    fragile = write_model(repository, "fragile", None, TENSORS, "python")
+    (fragile / "model.py").write_text(FRAGILE.format(flag=str(flag)))
+    config = fragile.parent / "config.pbtxt"
+    config.write_text(config.read_text().replace(ONE_INSTANCE, ONE_INSTANCE.replace("count: 1", "count: 2")))
+    write_model(repository, "graph", affine(), GRAPH)
+    step = (
+        'model_name: "sum" model_version: -1 input_map { key: "x" value: "x" }'
+        ' output_map { key: "y" value: "y" }'
+    )
+    (repository / "ensemble" / "1").mkdir(parents=True)
+    (repository / "ensemble" / "config.pbtxt").write_text(
+        f'platform: "ensemble"\n{TENSORS}ensemble_scheduling {{ step [ {{ {step} }} ] }}\n'
+    )
+
+
+@pytest.fixture(scope="module")
+def flag(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file that, where it is, makes the model `fragile` die at its start."""
+    return tmp_path_factory.mktemp("flag") / "die"
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory, flag: Path) -> Path:
+    folder = tmp_path_factory.mktemp("dying") / "models"
+    write_models(folder, flag)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path) -> Iterator[Server]:
+    """A server whose models may die as soon as they like: only starts that fail count as deaths in a row."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(supervision, "MODEL_STEADY_S", 0.0)
+        with Server(any_port(repository)) as running:
+            yield running
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[triton.InferenceServerClient]:
+    with triton.InferenceServerClient(server.grpc_url) as connected:
+        yield connected
+
+
+def call(client: triton.InferenceServerClient, model: str, x: float, **turn: Any) -> float:
+    """Ask a model; raise its error as our clients do."""
+    try:
+        result = client.infer(
+            model, [infer_input("x", np.array([x], np.float32))], client_timeout=300, **turn
+        )
+    except triton.InferenceServerException as error:
+        raise from_wire(error.message(), error.status()) from error
+    return float(result.as_numpy("y")[0])
+
+
+def stream(server: Server, x: float) -> list[float | SlipwayError]:
+    """Ask the pipeline; return its answers and its error."""
+    got: list[float | SlipwayError] = []
+
+    def take(result: Any, error: Any) -> None:
+        got.append(float(result.as_numpy("y")[0]) if error is None else from_wire(str(error)))
+
+    with triton.InferenceServerClient(server.grpc_url) as client:
+        client.start_stream(take)
+        client.async_stream_infer("pipeline", [infer_input("x", np.array([x], np.float32))])
+        wait_until(lambda: len(got) == 2, "the pipeline's answers")
+    return got
+
+
+def pid_of(server: Server, model: str) -> int:
+    """Return the process of an instance of a model."""
+    assert server.pid is not None
+    return min(pid for pid, name in stubs(server.pid).items() if name == model)
+
+
+def events(server: Server) -> list[dict[str, Any]]:
+    """What the supervisor wrote to the log, in order."""
+    lines = re.findall(r"supervision\.py:\d+\] (\".*\")", server.log_text())
+    return [json.loads(json.loads(line)) for line in lines]
+
+
+def restarts(server: Server, model: str) -> int:
+    """How often a model was started anew."""
+    return sum(told["event"] == "model_restarted" and told["model"] == model for told in events(server))
+
+
+@contextlib.contextmanager
+def healed(server: Server, model: str) -> Iterator[None]:
+    """Wait, after a block in which a process of a model dies, until it was started anew."""
+    before = restarts(server, model)
+    yield
+    wait_until(lambda: restarts(server, model) > before, f"another start of {model}")
+
+
+def metric(server: Server, name: str, model: str) -> float | None:
+    """Return a gauge of a model."""
+    found = re.search(rf'^{name}{{model="{model}"}} (\S+)$', httpx.get(server.metrics_url).text, re.MULTILINE)
+    return float(found[1]) if found else None
+
+
+@pytest.mark.parametrize("number", KILLS)
+def test_model_serves_again_when_its_process_dies_in_a_request(
+    server: Server, client: triton.InferenceServerClient, number: signal.Signals
+) -> None:
+    tritonserver, others = server.pid, pid_of(server, "other")
+    call(client, "other", 1, sequence_id=7, sequence_start=True)
+    with (
+        healed(server, "sum"),
+        pytest.raises(NotReady, match=r"sum_0_0: the model's process ended before it answered; try again"),
+    ):
+        call(client, "sum", -number)
+    assert call(client, "sum", 5) == 5
+    # What is built on it, too; and nobody else noticed.
+    assert call(client, "ensemble", 6) == 6
+    assert stream(server, 7) == [0, 7]
+    assert call(client, "other", 2, sequence_id=7) == 3
+    assert (server.pid, pid_of(server, "other")) == (tritonserver, others)
+    restarted = events(server)[-1]
+    assert metric(server, "slipway_model_restarts", "sum") == restarted["restarts"]
+    assert (metric(server, "slipway_model_restarts", "other"), restarted["model"]) == (0, "sum")
+
+
+def test_model_serves_again_when_its_idle_process_is_killed(
+    server: Server, client: triton.InferenceServerClient
+) -> None:
+    for _ in range(2):  # Nothing of its files has changed since it was started anew.
+        with healed(server, "graph"):
+            os.kill(pid_of(server, "graph"), signal.SIGKILL)
+        np.testing.assert_array_equal(infer(client, "graph", x=ONES)["y"], 2 * ONES + 1)
+    assert metric(server, "slipway_model_restarts", "graph") == 2
+
+
+def test_session_of_a_dead_process_is_lost_and_not_unknown(
+    server: Server, client: triton.InferenceServerClient
+) -> None:
+    call(client, "sum", 1, sequence_id=1, sequence_start=True)
+    call(client, "sum", 1, sequence_id=2, sequence_start=True)
+    call(client, "sum", 1, sequence_id=2, sequence_end=True)
+    with healed(server, "sum"):
+        os.kill(pid_of(server, "sum"), signal.SIGKILL)
+    wait_until(lambda: metric(server, "slipway_sessions_open", "sum") == 0, "the gauge")
+    with pytest.raises(SessionLost, match=r"sum: the session was lost: the model's process .* 1 ended"):
+        call(client, "sum", 1, sequence_id=1)
+    for unknown in (2, 3):  # One that had ended, and one that never was.
+        with pytest.raises(InvalidRequest, match="must be of a session under way"):
+            call(client, "sum", 1, sequence_id=unknown)
+    assert call(client, "sum", 4, sequence_id=1, sequence_start=True) == 4
+    assert call(client, "sum", 4, sequence_id=1, sequence_end=True) == 8
+
+
+def test_request_that_a_process_died_in_is_not_counted_as_running(server: Server) -> None:
+    with healed(server, "pipeline"):
+        first, error = stream(server, -100 - signal.SIGKILL)
+    assert first == 0 and isinstance(error, NotReady)
+    assert metric(server, "slipway_requests_running", "pipeline") == 0
+    assert stream(server, 3) == [0, 3]
+
+
+def test_pipeline_tells_that_the_model_it_asks_died_and_goes_on(server: Server) -> None:
+    with healed(server, "sum"):
+        first, error = stream(server, -signal.SIGKILL)
+    assert first == 0 and isinstance(error, NotReady)
+    assert stream(server, 3) == [0, 3]
+    assert metric(server, "slipway_requests_running", "pipeline") == 0
+
+
+def test_all_instances_are_there_again_when_one_of_two_is_killed(
+    server: Server, client: triton.InferenceServerClient
+) -> None:
+    with healed(server, "fragile"):
+        os.kill(pid_of(server, "fragile"), signal.SIGKILL)
+    assert server.pid is not None
+    pid = server.pid
+    wait_until(lambda: list(stubs(pid).values()).count("fragile") == 2, "two processes")
+    assert [call(client, "fragile", x) for x in (1, 2, 3, 4)] == [1, 2, 3, 4]
+
+
+def test_model_that_dies_at_every_start_is_given_up(
+    server: Server, client: triton.InferenceServerClient, flag: Path
+) -> None:
+    flag.touch()
+    os.kill(pid_of(server, "fragile"), signal.SIGKILL)
+    wait_until(lambda: events(server)[-1]["event"] == "model_given_up", "the last attempt")
+    last = events(server)[-1]
+    assert (last["model"], last["deaths"]) == ("fragile", DEATHS)
+    assert "fragile_0" in last["reason"]
+    with pytest.raises(NotReady, match="has no available versions"):
+        call(client, "fragile", 1)
+    # Neither it nor the server that lacks it is ready; the others serve.
+    ready = [f"models/{name}/ready" for name in ("fragile", "sum")]
+    paths = [f"http://{server.http_url}/v2/{path}" for path in ("health/ready", "health/live", *ready)]
+    assert [httpx.get(path).status_code for path in paths] == [400, 200, 400, 200]
+    assert call(client, "sum", 1) == 1
+
+
+def test_server_serves_again_on_its_ports_when_tritonserver_dies(
+    server: Server, client: triton.InferenceServerClient, flag: Path
+) -> None:
+    flag.unlink(missing_ok=True)
+    call(client, "other", 1, sequence_id=9, sequence_start=True)
+    ports, before = server.config.ports, processes(server.server_id)
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGSEGV)
+    wait_until(lambda: events(server)[-1]["event"] == "server_restarted", "another start")
+    died, restarted = (told for told in events(server) if told["event"].startswith("server"))
+    assert (died["reason"], restarted["restarts"], server.config.ports) == ("SIGSEGV", 1, ports)
+    assert call(client, "sum", 5) == 5
+    with pytest.raises(SessionLost):
+        call(client, "other", 1, sequence_id=9)
+    assert call(client, "fragile", 5) == 5
+    assert metric(server, "slipway_server_restarts", "sum") == 1
+    assert not set(before) & set(processes(server.server_id))
+
+
+def test_stop_after_deaths_does_not_wait_for_what_died(repository: Path) -> None:
+    """Triton counts requests that died with their process until its exit timeout, here beyond the test's."""
+    server = Server(any_port(repository, exit_timeout_s=100_000))
+    with server, triton.InferenceServerClient(server.grpc_url) as client:
+        with healed(server, "sum"), pytest.raises(NotReady):
+            call(client, "sum", -signal.SIGKILL)
+        with pytest.raises(NotReady):
+            call(client, "sum", -signal.SIGKILL)
+        first, error = stream(server, -100 - signal.SIGKILL)
+        assert first == 0 and isinstance(error, NotReady)
+    assert not processes(server.server_id)
+    assert not shared_memory(server.server_id)
+
+
+SERVE = "import typer; from slipway_serving.commands import serve; typer.run(serve)"
+
+
+def test_serve_gives_up_with_an_error_when_tritonserver_dies_again_and_again(tmp_path: Path) -> None:
+    write_model(tmp_path / "models", "graph", affine(), GRAPH)
+    ports = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
+    command = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            SERVE,
+            f"--repository={tmp_path / 'models'}",
+            f"--log-file={tmp_path / 'log'}",
+            *ports,
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+    assert command.stdout
+    assert any(line == "ready\n" for line in command.stdout)
+    (server_id,) = {
+        re.match(r"slipway-\d+-\w+-", path.name)[0] for path in shared_memory(f"slipway-{command.pid}-")
+    }  # type: ignore[index]
+    while command.poll() is None:
+        for pid in processes(server_id):
+            with contextlib.suppress(psutil.Error):
+                if (process := psutil.Process(pid)).name() == "tritonserver":
+                    process.kill()
+        time.sleep(0.05)
+    _, errors = command.communicate(timeout=300)
+    assert command.returncode == 1
+    assert errors.count("server died: ") == DEATHS
+    assert f"error: server: tritonserver must not end by itself, got {DEATHS} deaths in a row" in errors
+    assert not processes(server_id)
+    assert not shared_memory(server_id)
