@@ -316,6 +316,9 @@ class _Report:
         elif self._under_way is not None:
             self._log.log_info(self._line("finished", code=code))
         self._recorder.count(REQUESTS, value=code)
+        # Its traceback leads back here, by way of the request and its sender. A cycle of them that is left
+        # when the interpreter ends is freed after Triton's shared memory, and the process dies of that.
+        self._error = None
         if self._under_way is not None:
             self._under_way.add(-1)
 

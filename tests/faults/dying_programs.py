@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import weakref
 
 import numpy as np
 
-from slipway_serving.program import Call, Responses, Settings, Tensors
+from slipway_serving.errors import InvalidRequest
+from slipway_serving.program import Call, Models, Responses, Settings, Tensors
 from slipway_serving.sessions import Sessions
 
 
@@ -30,6 +33,26 @@ class Sum:
     def close(self) -> None:
         """End all sessions."""
         self._sessions.close()
+
+
+class Failing:
+    """Fails with 0; answers anything else with how many of its failed requests are in memory still."""
+
+    reports_requests = False
+
+    def __init__(self, settings: Settings) -> None:
+        gc.disable()  # What only a collection would free is there when the process ends, too.
+        self._failed: weakref.WeakSet[Models] = weakref.WeakSet()
+
+    def run(self, call: Call) -> Responses:
+        """Fail or answer."""
+        if not call.tensors["x"][0]:
+            self._failed.add(call.models)
+            raise InvalidRequest("failing: x must not be 0, got 0")
+        yield _y(len(self._failed))
+
+    def close(self) -> None:
+        """Hold nothing."""
 
 
 class Pipeline:

@@ -65,11 +65,12 @@ KILLS = [signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV]
 
 
 def write_models(repository: Path, flag: Path) -> None:
-    """Write two models that hold sessions, a pipeline and an ensemble on the first, a graph, a raw model."""
+    """Write two models that hold sessions, a pipeline and an ensemble on the first, and other kinds."""
     parameters = {"max_sessions": "4", "session_idle_s": "3600"}
     for name, program, more in (
         ("sum", "Sum", ""),
         ("other", "Sum", ""),
+        ("failing", "Failing", ""),
         ("pipeline", "Pipeline", "model_transaction_policy { decoupled: true }\n"),
     ):
         settings = "".join(
@@ -176,6 +177,14 @@ def metric(server: Server, name: str, model: str) -> float | None:
     """Return a gauge of a model."""
     found = re.search(rf'^{name}{{model="{model}"}} (\S+)$', httpx.get(server.metrics_url).text, re.MULTILINE)
     return float(found[1]) if found else None
+
+
+def test_failed_request_leaves_nothing_in_memory(client: triton.InferenceServerClient) -> None:
+    """What is left when the interpreter ends outlives Triton's shared memory; the process dies of that."""
+    for _ in range(3):
+        with pytest.raises(InvalidRequest, match="x must not be 0"):
+            call(client, "failing", 0)
+    assert call(client, "failing", 1) == 0
 
 
 @pytest.mark.parametrize("number", KILLS)
