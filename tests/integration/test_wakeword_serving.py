@@ -566,9 +566,9 @@ def test_listen_refuses_a_plot_that_cannot_be_written(recording: Path, tmp_path:
 
 
 def test_clips_and_streams_are_answered_when_locust_sends_them(
-    server: Server, shared: Path, tmp_path: Path
+    fresh: Server, shared: Path, tmp_path: Path
 ) -> None:
     line = "--family wakeword --users 2 --seconds 3 --session-s 1"
-    done = load_environment(shared).load(tmp_path, server.grpc_url, line)
+    done = load_environment(shared).load(tmp_path, fresh.grpc_url, line)
     for model in ("wakeword", "wakeword_stream"):
         assert_all_answered(done, model)
