@@ -29,7 +29,7 @@ def test_server_image_has_ports_and_a_health_check_when_inspected(
 ) -> None:
     config = engine.inspect("image", images["server-cpu"])["Config"]
     assert set(config["ExposedPorts"]) == PORTS
-    assert config["Healthcheck"]["Test"] == ["CMD", "slipway", "ready"]
+    assert config["Healthcheck"]["Test"] == ["CMD", "slipway", "ready", "--processes"]
     shown(f"server-cpu: ports {', '.join(sorted(PORTS))}, health check {config['Healthcheck']['Test'][1:]}")
 
 
