@@ -14,7 +14,7 @@ export DOCKER ?= $(firstword $(wildcard /usr/bin/docker) docker)
 COMPILE := --quiet --strip-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-header \
   --no-annotate
 
-.PHONY: help demo test check docs fuzz bench real-size audit wheels image image-test lock clean
+.PHONY: help demo test check docs fuzz bench soak real-size audit wheels image image-test lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -51,6 +51,11 @@ fuzz: $(VENV)/installed ## Try 2,000 examples of whatever may come on every pars
 
 bench: $(VENV)/installed ## Whole videos: diffusers, our loop, Triton, shortcuts; memory of decoding
 	$(BIN)/slipway bench video
+
+soak: $(VENV)/installed ## Mixed traffic on tiny checkpoints of every family, which must stay as they were; MINUTES=30
+	for family in wan_t2v matrix_game framepack_i2v wakeword airimu; do \
+	  $(BIN)/slipway export $$family --checkpoint tiny --repository out/soak/models || exit 1; done
+	$(BIN)/slipway soak --repository out/soak/models --minutes $(or $(MINUTES),30)
 
 real-size: $(VENV)/installed ## Wan2.1-T2V-1.3B's sizes whole, random weights: 60 GB of disk, 24 GB of memory, an hour or two
 	$(BIN)/slipway bench real-size

@@ -26,7 +26,7 @@ from slipway_client.play import commands as play_commands
 from slipway_export import commands as export_commands
 from slipway_export import plan_commands, verify_commands
 from slipway_loadtests import commands as loadtest_commands
-from slipway_loadtests import load_commands
+from slipway_loadtests import load_commands, soak_commands
 from slipway_management import commands as management_commands
 from slipway_serving import commands as server_commands
 from slipway_serving import distribution
@@ -71,6 +71,7 @@ COMMANDS = (
     Command("manage", management_commands.manage, "management"),
     Command("bench", loadtest_commands.bench, "loadtests"),
     Command("load", load_commands.load, "load"),
+    Command("soak", soak_commands.soak, "loadtests"),
     Command("capacity", loadtest_commands.capacity, "capacity"),
 )
 """The commands in the order of the help."""

@@ -131,7 +131,7 @@ def load(
         timeout_s=timeout_s,
         workers=max(workers, 1),
         seed=seed,
-        fields=_fields(field or ()),
+        fields=stated_fields("load", field or ()),
         slo=read_slo(slo) if slo else {},
         metrics=metrics,
         html=None if html is None else str(html),
@@ -162,14 +162,19 @@ def _served(address: Address, tls: Path | None, users: Mapping[str, str], wait_s
     return found
 
 
-def _fields(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
+def stated_fields(where: str, texts: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return fields of models' requests, by model, from MODEL.FIELD=VALUE each.
+
+    Raises:
+        InvalidRequest: a text has another form; for the command `where`.
+    """
     found: dict[str, dict[str, Any]] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         model, dot, key = name.partition(".")
         if not (equals and dot and model and key):
             raise InvalidRequest(
-                f"load: field must be MODEL.FIELD=VALUE, got {text!r}; try wan_t2v.frames=17"
+                f"{where}: field must be MODEL.FIELD=VALUE, got {text!r}; try wan_t2v.frames=17"
             )
         found.setdefault(model, {})[key] = yaml.safe_load(value)
     return found

@@ -9,6 +9,10 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import psutil
 
 FOLDER_VARIABLE = "SLIPWAY_SERVER_FOLDER"
 """Environment variable of a server's processes: the folder."""
@@ -35,6 +39,12 @@ def folder_of(pid: int, private: str | None) -> Path:
 
 def folder_at(port: int) -> Path | None:
     """Return the folder of the server of this machine that listens on a port; None where none does."""
+    process = tritonserver_at(port)
+    return None if process is None else folder_of(process.pid, process.environ().get(FOLDER_VARIABLE))
+
+
+def tritonserver_at(port: int) -> psutil.Process | None:
+    """Return the `tritonserver` of this machine that listens on a port; None where none does."""
     import psutil
 
     for connection in psutil.net_connections("tcp"):
@@ -42,5 +52,5 @@ def folder_at(port: int) -> Path | None:
             # Of several, its stubs have inherited the socket.
             process = psutil.Process(connection.pid) if connection.pid else None
             if process is not None and process.name() == "tritonserver":
-                return folder_of(process.pid, process.environ().get(FOLDER_VARIABLE))
+                return process
     return None

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from slipway_loadtests.bench.wakeword import WakewordResult
     from slipway_loadtests.bench.world import WorldResult
     from slipway_loadtests.load.summary import ModelSummary
+    from slipway_loadtests.soak.running import Result
 
 _PANEL_INCHES = (5.0, 3.6)
 
@@ -115,6 +116,27 @@ def draw_load(found: ModelSummary, level: str, file: IO[bytes]) -> None:
         axes.legend()
     figure.suptitle(found.whole.model)
     figure.savefig(file, format="png")
+
+
+def draw_soak(result: Result, path: Path) -> None:
+    """Draw a soak: what the server held over time, p95 of each model, and the kills."""
+    held = {name: line for name, line in result.lines.items() if not name.startswith("p95")}
+    figure, panels = _figure(len(held) + 1)
+    for axes, (name, line) in zip(panels, held.items(), strict=False):
+        axes.plot([time_s / 60 for time_s in line.times_s], line.values)
+        axes.set(title=name, xlabel="minutes")
+    for name, line in result.lines.items():
+        if name not in held:
+            panels[-1].plot([time_s / 60 for time_s in line.times_s], line.values, label=name)
+    panels[-1].set(title="p95 of good requests, s", xlabel="minutes", yscale="log")
+    for axes in panels:
+        for kill in result.run.kills:
+            axes.axvline((kill.at_s - result.run.begun_s) / 60, color="tab:red", linewidth=0.6)
+    for axes in panels[:-1]:
+        axes.set_ylim(bottom=0)
+    if len(result.lines) > len(held):
+        panels[-1].legend(fontsize="x-small")
+    figure.savefig(path)
 
 
 def _figure(panels: int) -> tuple[Any, Sequence[Axes]]:

@@ -1,0 +1,209 @@
+"""What is asked of each served model: good requests from a seed, and the same with one field past its rule.
+
+An :class:`Ask` is one request, or one session of a few turns; :func:`answers` sends it. Whether two answers
+to one ask are the same, :func:`same` says: what the server measured by its clock is no part of them.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from slipway_client.client import Client
+from slipway_loadtests.load import payloads
+from slipway_serving.airimu.request import CorrectionRequest, CorrectionStreamRequest, CorrectionTurn
+from slipway_serving.errors import InvalidRequest
+from slipway_serving.events import Event
+from slipway_serving.framepack_i2v.request import ImageToVideoRequest
+from slipway_serving.matrix_game.keys import actions_of
+from slipway_serving.matrix_game.request import REQUESTS
+from slipway_serving.requests import Request
+from slipway_serving.wakeword.request import SAMPLE_RATE_HZ, ClipsRequest, ListenRequest, ListenTurn
+from slipway_serving.wan_t2v.request import TextToVideoRequest
+
+_TURNS = 2
+_PIECE_S = 0.5
+# Answers from another batch of Triton's differ in their last bits, and so does a pixel that is rounded.
+_CLOSE, _CLOSE_PIXELS = 1e-3, 1
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request, or one session.
+
+    Attributes:
+        opening: the request, or what opens the session.
+        turns: of the session, in their order.
+        refused_for: the field that the server must refuse it for; "" where it must be answered.
+    """
+
+    opening: Request
+    turns: tuple[Request, ...] = ()
+    refused_for: str = ""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of traffic.
+
+    Attributes:
+        model: the served model.
+        share: how often it is asked beside the others: a video takes as long as many short requests.
+        make: returns the good request of a seed.
+        bad: what a field becomes that breaks its rule, given its value; by the name of the field, of the
+            request or of its first turn.
+    """
+
+    model: str
+    share: int
+    make: Callable[[int], Ask]
+    bad: Mapping[str, Callable[[Any], Any]]
+
+
+def spoiled(ask: Ask, field: str, change: Callable[[Any], Any]) -> Ask:
+    """Return an ask one of whose fields breaks its rule, as no client of ours would let it be made."""
+    at_start = any(each.name == field for each in dataclasses.fields(ask.opening))  # type: ignore[arg-type]
+    bad = copy.copy(ask.opening if at_start else ask.turns[0])
+    object.__setattr__(bad, field, change(getattr(bad, field)))
+    changed = {"opening": bad} if at_start else {"turns": (bad, *ask.turns[1:])}
+    return replace(ask, refused_for=field, **changed)
+
+
+def stated(kind: Kind, fields: Mapping[str, Any]) -> Kind:
+    """Return a kind whose requests have some fields as they are stated.
+
+    Raises:
+        InvalidRequest: its requests have no such field.
+    """
+    known = {each.name for each in dataclasses.fields(kind.make(0).opening)}  # type: ignore[arg-type]
+    if unknown := sorted(set(fields) - known):
+        raise InvalidRequest(f"soak: fields of {kind.model} must be of {sorted(known)}, got {unknown}")
+
+    def make(seed: int) -> Ask:
+        ask = kind.make(seed)
+        return replace(ask, opening=replace(ask.opening, **fields))  # type: ignore[type-var]
+
+    return replace(kind, make=make)
+
+
+def answers(client: Client, ask: Ask, limit_s: float) -> Generator[Event, None, None]:
+    """Send an ask and yield its events as they come; closing this cancels it.
+
+    Args:
+        client: connected.
+        ask: good or bad.
+        limit_s: of each request that has no limit of its own, seconds.
+
+    Raises:
+        SlipwayError: as :meth:`Client.stream` and :meth:`ClientSession.step`.
+    """
+    if not ask.turns:
+        yield from client.stream(
+            ask.opening, timeout_s=None if hasattr(ask.opening, "timeout_s") else limit_s
+        )
+        return
+    with client.session(ask.opening) as session:
+        for number, turn in enumerate(ask.turns, 1):
+            yield from session.step(turn, last=number == len(ask.turns), timeout_s=limit_s)
+
+
+def same(first: Sequence[Event], other: Sequence[Event]) -> bool:
+    """Tell whether two answers to one ask agree."""
+    return len(first) == len(other) and all(
+        type(one) is type(two) and all(map(_agree, _said(one), _said(two)))
+        for one, two in zip(first, other, strict=True)
+    )
+
+
+def _said(event: Event) -> list[Any]:
+    """Return what an event says, but for numbers of seconds, which are the server's clock."""
+    values = {each.name: getattr(event, each.name) for each in dataclasses.fields(event)}  # type: ignore[arg-type]
+    return [value for name, value in values.items() if not (name.endswith("_s") and np.isscalar(value))]
+
+
+def _agree(one: Any, two: Any) -> bool:
+    if not (isinstance(one, np.ndarray) and isinstance(two, np.ndarray)):
+        return bool(one == two)
+    if one.shape != two.shape or one.dtype != two.dtype:
+        return False
+    if one.dtype.kind not in "fu":
+        return bool(np.array_equal(one, two))
+    # As float64: a difference of unsigned numbers would wrap around.
+    distance = np.abs(one.astype(np.float64) - two)
+    return bool((distance <= (_CLOSE_PIXELS if one.dtype.kind == "u" else _CLOSE * (1 + np.abs(two)))).all())
+
+
+def _text_to_video(limit_s: float, seed: int) -> Ask:
+    return Ask(
+        TextToVideoRequest(
+            payloads.prompt(np.random.default_rng(seed)), frames=5, height=48, width=48, steps=4, seed=seed,
+            output="frames", timeout_s=limit_s,
+        )
+    )  # fmt: skip
+
+
+def _image_to_video(limit_s: float, seed: int) -> Ask:
+    prompt = payloads.prompt(np.random.default_rng(seed))
+    return Ask(
+        ImageToVideoRequest(
+            payloads.picture(seed), prompt, seconds=1.2, height=32, width=48, steps=2, seed=seed,
+            output="frames", timeout_s=limit_s,
+        )
+    )  # fmt: skip
+
+
+def _world(mode: str, seed: int) -> Ask:
+    random, opening = np.random.default_rng(seed), REQUESTS[mode](image=payloads.picture(seed), seed=seed)
+    turn: Any = opening.turn
+    held = [payloads.keys(random, mode) for _ in range(_TURNS)]
+    return Ask(opening, tuple(turn(**actions_of(each, mode)) for each in held))
+
+
+def _clip(seed: int) -> Ask:
+    rate = np.array([[SAMPLE_RATE_HZ]], np.int64)
+    return Ask(ClipsRequest(payloads.speech(seed, 1.0, SAMPLE_RATE_HZ)[None], rate))
+
+
+def _listening(seed: int) -> Ask:
+    pieces = [payloads.speech(seed + number, _PIECE_S, SAMPLE_RATE_HZ) for number in range(_TURNS)]
+    return Ask(ListenRequest(), tuple(ListenTurn((32_767 * each).astype(np.int16)[None]) for each in pieces))
+
+
+def _recordings(seed: int) -> Ask:
+    return Ask(CorrectionRequest(**payloads.motion(seed, 2, payloads.IMU_HZ)))
+
+
+def _sensor(seed: int) -> Ask:
+    frames = round(_PIECE_S * payloads.IMU_HZ)
+    pieces = [payloads.motion(seed + number, 1, frames) for number in range(_TURNS)]
+    return Ask(CorrectionStreamRequest(), tuple(CorrectionTurn(**each) for each in pieces))
+
+
+def not_a_number(array: Any) -> Any:
+    """Return an array with NaN everywhere."""
+    return np.full_like(array, np.nan)
+
+
+def kinds(limit_s: float) -> tuple[Kind, ...]:
+    """Return the traffic of every family, small enough for tiny checkpoints.
+
+    Args:
+        limit_s: of each video, seconds.
+    """
+    numbers = {"steps": lambda _: 0, "seed": lambda _: -1}
+    pressed = {"keyboard_cond": lambda keys: keys + 2}
+    return (
+        Kind("wan_t2v", 2, partial(_text_to_video, limit_s), numbers),
+        Kind("framepack_i2v", 1, partial(_image_to_video, limit_s), numbers),
+        *(Kind(REQUESTS[mode].model, 1, partial(_world, mode), pressed) for mode in REQUESTS),
+        Kind("wakeword", 8, _clip, {"audio": not_a_number, "sample_rate": np.zeros_like}),
+        Kind("wakeword_stream", 8, _listening, {"sample_rate": lambda _: 8000}),
+        Kind("airimu", 8, _recordings, {"acc": not_a_number, "gyro": not_a_number}),
+        Kind("airimu_stream", 8, _sensor, {"acc": not_a_number}),
+    )

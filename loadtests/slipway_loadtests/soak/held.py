@@ -1,0 +1,107 @@
+"""What a server's processes hold: memory, shared memory and descriptors, looked at again and again."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from dataclasses import dataclass
+from types import TracebackType
+
+import psutil
+
+from slipway_loadtests.load.outcomes import now_s
+from slipway_serving.errors import InvalidRequest
+from slipway_serving.server_folder import tritonserver_at
+from slipway_serving.triton_process import ID_VARIABLE, processes, shared_memory
+
+_LOOK_S = 0.5
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a server holds at a moment.
+
+    Attributes:
+        at_s: seconds since the epoch.
+        memory_bytes: resident in `tritonserver` and its Python models; a page that two map counts twice.
+        shared_bytes: of its regions in `/dev/shm`.
+        descriptors: open in these processes.
+    """
+
+    at_s: float
+    memory_bytes: int
+    shared_bytes: int
+    descriptors: int
+
+
+def held_by(server_id: str) -> Held:
+    """Look at what a server of this machine holds now.
+
+    Args:
+        server_id: see :mod:`slipway_serving.triton_process`.
+    """
+    memory_bytes = shared_bytes = descriptors = 0
+    for pid in processes(server_id):
+        with contextlib.suppress(psutil.Error):  # It may end meanwhile.
+            process = psutil.Process(pid)
+            memory_bytes += process.memory_info().rss
+            descriptors += process.num_fds()
+    for region in shared_memory(server_id):
+        with contextlib.suppress(FileNotFoundError):
+            shared_bytes += region.stat().st_size
+    return Held(now_s(), memory_bytes, shared_bytes, descriptors)
+
+
+def server_at(url: str) -> tuple[str, str]:
+    """Return the gRPC address and the id of a server of this machine.
+
+    Args:
+        url: HOST:PORT of its gRPC or its HTTP port, perhaps with a scheme before it.
+
+    Raises:
+        InvalidRequest: `slipway serve` runs none there that is this user's.
+    """
+    host, _, port = url.rpartition("://")[2].rpartition(":")
+    process = tritonserver_at(int(port)) if port.isdigit() else None
+    found = None if process is None else process.environ().get(ID_VARIABLE)
+    if process is None or found is None:
+        raise InvalidRequest(
+            f"soak: url must be of a server that `slipway serve` runs on this machine, since its processes"
+            f" are looked at, got {url}; try --repository"
+        )
+    flag = "--grpc-port="
+    grpc_port = next(each.removeprefix(flag) for each in process.cmdline() if each.startswith(flag))
+    return f"{host}:{grpc_port}", found
+
+
+class Watched:
+    """Looks at a server twice a second, in a thread, within its `with` block.
+
+    Args:
+        server_id: whose processes are looked at.
+
+    Attributes:
+        samples: what was seen so far.
+    """
+
+    def __init__(self, server_id: str) -> None:
+        self._server_id = server_id
+        self.samples: list[Held] = []
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="watched", daemon=True)
+
+    def __enter__(self) -> Watched:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _follow(self) -> None:
+        while True:
+            self.samples.append(held_by(self._server_id))
+            if self._done.wait(_LOOK_S):
+                return

@@ -1,0 +1,106 @@
+"""Kills a process of a served model now and then, and knows until when requests may fail of it.
+
+The server says in words what dies and what is started anew (:class:`slipway_serving.server.Server`, `warn`).
+A failure is explained by a kill where the request was under way between it and the model's return, and where
+its code is one of :data:`EXPLAINED`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from slipway_loadtests.load.outcomes import now_s
+from slipway_loadtests.soak.traffic import FAILED, Sent
+from slipway_serving.errors import NotReady, SessionLost
+from slipway_serving.supervision import MODEL_STEADY_S
+from slipway_serving.triton_process import stubs
+
+EXPLAINED = (NotReady.code, SessionLost.code)
+"""What a request may fail with whose process was killed: no answer, or a session that went with it."""
+# The supervisor's word of the return comes when the model serves; who was refused just before hears it later.
+_SLACK_S = 1.0
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A process that was killed.
+
+    Attributes:
+        model: whose it was.
+        at_s: when, seconds since the epoch.
+        back_s: when the model had been started anew; None as long as it was not.
+    """
+
+    model: str
+    at_s: float
+    back_s: float | None = None
+
+    def explains(self, sent: Sent) -> bool:
+        """Tell whether a request may have failed of it."""
+        until_s = float("inf") if self.back_s is None else self.back_s + _SLACK_S
+        in_time = sent.begun_s <= until_s and sent.ended_s >= self.at_s
+        return sent.ended == FAILED and sent.code in EXPLAINED and in_time
+
+
+class Kills:
+    """The kills of one run; may be used from several threads.
+
+    Args:
+        every: requests between two kills; None kills nothing.
+        random: of the choice.
+
+    Attributes:
+        done: so far.
+        words: what the server said of deaths and starts.
+    """
+
+    def __init__(self, every: int | None, random: np.random.Generator) -> None:
+        self._every, self._random, self._lock = every, random, threading.Lock()
+        self.done: list[Kill] = []
+        self.words: list[str] = []
+
+    def told(self, words: str) -> None:
+        """Take a line of the server's about a death, or about what came of it."""
+        with self._lock:
+            self.words.append(words)
+            if self.done and words.startswith(f"model restarted: model {self.done[-1].model},"):
+                self.done[-1] = replace(self.done[-1], back_s=now_s())
+
+    def after(self, requests: int, tritonserver: int | None) -> None:
+        """Kill a process where it is time to.
+
+        Args:
+            requests: that were sent so far; each number comes once.
+            tritonserver: process id; None where it does not run.
+        """
+        if self._every is None or requests % self._every or tritonserver is None:
+            return
+        with self._lock:
+            # One at a time, and no row of deaths of one model: after some of these it would be given up.
+            if self.done and not _steady(self.done[-1]):
+                return
+            found = stubs(tritonserver)
+            if found:
+                pid = int(self._random.choice(sorted(found)))
+                self.done.append(Kill(found[pid], now_s()))
+                os.kill(pid, signal.SIGKILL)
+
+    @property
+    def all_back(self) -> bool:
+        """Whether every model whose process was killed serves again."""
+        return all(kill.back_s is not None for kill in self.done)
+
+
+def _steady(kill: Kill) -> bool:
+    return kill.back_s is not None and now_s() - kill.back_s > MODEL_STEADY_S
+
+
+def unexplained(sent: Sequence[Sent], kills: Sequence[Kill]) -> list[Sent]:
+    """Return the failures that no kill explains."""
+    return [each for each in sent if each.ended == FAILED and not any(kill.explains(each) for kill in kills)]

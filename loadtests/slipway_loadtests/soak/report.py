@@ -1,0 +1,68 @@
+"""The report of a soak: lines for the terminal, data as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from slipway_loadtests.soak.kills import unexplained
+from slipway_loadtests.soak.running import Result
+from slipway_loadtests.soak.traffic import FAILED, RIGHT
+from slipway_loadtests.soak.verdict import counts, memory_ratio
+
+
+def lines(result: Result) -> Iterator[str]:
+    """Yield the report for a terminal; what is wrong is not in it."""
+    run = result.run
+    minutes = (run.ended_s - run.begun_s) / 60
+    yield f"{len(run.sent)} requests in {minutes:.1f} min to {', '.join(result.models)}"
+    for what, count in counts(run).items():
+        yield f"  {count} {what}"
+    if result.options.requests is None:
+        for name, line in result.lines.items():
+            if line.trend is None:
+                yield f"  {name}: too few windows to say"
+            else:
+                trend, says = line.trend, "flat" if line.trend.flat else "not flat"
+                yield (
+                    f"  {name}: {line.values[0]:.4g} to {line.values[-1]:.4g},"
+                    f" {trend.percent_per_hour:+.1f} % per hour, {trend.deviations:+.1f} deviations: {says}"
+                )
+    if run.kills:
+        failed = [each for each in run.sent if each.ended == FAILED]
+        left = len(unexplained(failed, run.kills))
+        yield f"  {len(run.kills)} kills, {len(failed) - left} failures explained by them, {left} not"
+    if (ratio := memory_ratio(run)) is not None:
+        yield f"  memory at the end {ratio:.3f} of that after the first tenth"
+    if run.stop_s is not None:
+        yield f"  stopped in {run.stop_s:.1f} s"
+
+
+def soak_json(result: Result, machine: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the report as data: options, machine, counts, lines, samples, kills, all that was not right."""
+    run = result.run
+    return {
+        "kept": not result.broken,
+        "broken": list(result.broken),
+        "options": dataclasses.asdict(result.options),
+        "machine": dict(machine),
+        "models": list(result.models),
+        "begun_s": run.begun_s,
+        "seconds": run.ended_s - run.begun_s,
+        "requests": len(run.sent),
+        "counts": counts(run),
+        "memory_end_to_first_tenth": memory_ratio(run),
+        "stop_s": run.stop_s,
+        "unended_callers": run.unended,
+        "lines": {
+            name: dataclasses.asdict(line) | {"flat": None if line.trend is None else line.trend.flat}
+            for name, line in result.lines.items()
+        },
+        "samples": [dataclasses.asdict(each) for each in run.samples],
+        "kills": [dataclasses.asdict(each) for each in run.kills],
+        "said_of_deaths": list(run.words),
+        "not_right": [dataclasses.asdict(each) for each in run.sent if each.ended != RIGHT],
+        "unexplained": [dataclasses.asdict(each) for each in unexplained(run.sent, run.kills)],
+        "final": [dataclasses.asdict(each) for each in run.final],
+    }

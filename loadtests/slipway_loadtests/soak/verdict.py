@@ -1,0 +1,209 @@
+"""From what was sent and seen to what is wrong with it.
+
+A run of minutes is judged by lines: what the server holds, and each model's p95, in equal windows of the run,
+must be flat. A run of requests, in which processes may be killed, is judged by what failed, and by the memory
+at its end beside that after its first tenth.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from slipway_loadtests.soak.held import Held
+from slipway_loadtests.soak.kills import Kill, unexplained
+from slipway_loadtests.soak.traffic import FAILED, GOOD, HUNG, REJECTED, RIGHT, WRONG, Sent
+from slipway_loadtests.soak.trends import Trend, trend_of
+
+WINDOWS = 60
+MEMORY = "memory, MiB"
+SHARED_MEMORY = "shared memory, MiB"
+DESCRIPTORS = "descriptors"
+MEMORY_GROWTH = 1.05
+"""Of a run of requests: memory at its end, at most this many times that after its first tenth."""
+MOST_REJECTED = 0.01
+"""Share of the requests: sessions whose connection was closed are held until they have been idle."""
+_FEWEST_ANSWERS = 5
+_MIB = 1 << 20
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Line:
+    """Something over the run.
+
+    Attributes:
+        times_s: middles of the windows, seconds from the beginning.
+        values: medians of what the server holds, or p95 of latencies, of each window.
+        trend: how it goes; None where there were too few windows to say, or where it is not judged.
+    """
+
+    times_s: tuple[float, ...]
+    values: tuple[float, ...]
+    trend: Trend | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """What was done and seen.
+
+    Attributes:
+        sent: every request, in the order of their ends.
+        samples: what the server held, at moments of the whole run, the last one at rest.
+        kills: of its processes.
+        words: what the server said of deaths and starts.
+        begun_s: when the traffic began, seconds since the epoch.
+        ended_s: when its last request ended.
+        final: good requests of each kind after it.
+        unended: callers that did not come back.
+        stop_s: seconds that the server's stop took; None where it is another's.
+    """
+
+    sent: Sequence[Sent]
+    samples: Sequence[Held]
+    kills: Sequence[Kill]
+    words: Sequence[str]
+    begun_s: float
+    ended_s: float
+    final: Sequence[Sent]
+    unended: int = 0
+    stop_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """What passes for flat, percent per hour.
+
+    Attributes:
+        growth: of what the server holds.
+        slowing: of p95.
+    """
+
+    growth: float
+    slowing: float
+
+
+def lines_of(run: Run, allowed: Allowed) -> dict[str, Line]:
+    """Return what a server held over a run, and each model's p95, by name."""
+    held = [each for each in run.samples if run.begun_s <= each.at_s <= run.ended_s]
+    times_s = [each.at_s for each in held]
+    values = {
+        MEMORY: [each.memory_bytes / _MIB for each in held],
+        SHARED_MEMORY: [each.shared_bytes / _MIB for each in held],
+        DESCRIPTORS: [float(each.descriptors) for each in held],
+    }
+    lines = {name: _line(run, times_s, each, allowed.growth) for name, each in values.items()}
+    good = [each for each in run.sent if each.purpose == GOOD and each.ended == RIGHT]
+    for model in sorted({each.model for each in good}):
+        own = [each for each in good if each.model == model]
+        took_s = [each.ended_s - each.begun_s for each in own]
+        ended_s = [each.ended_s for each in own]
+        lines[p95_of(model)] = _line(run, ended_s, took_s, allowed.slowing, percent=95)
+    return lines
+
+
+def p95_of(model: str) -> str:
+    """Return the name of the line of a model's p95."""
+    return f"p95 of {model}, s"
+
+
+def _line(
+    run: Run, times_s: Sequence[float], values: Sequence[float], allowed: float, percent: int | None = None
+) -> Line:
+    """Return medians of windows, or percentiles of those with enough values."""
+    window_s = (run.ended_s - run.begun_s) / WINDOWS or 1.0
+    windows: dict[int, list[float]] = {}
+    for time_s, value in zip(times_s, values, strict=True):
+        windows.setdefault(min(int((time_s - run.begun_s) / window_s), WINDOWS - 1), []).append(value)
+    enough = sorted(
+        number for number, own in windows.items() if percent is None or len(own) >= _FEWEST_ANSWERS
+    )
+    middles = tuple((number + 0.5) * window_s for number in enough)
+    found = tuple(
+        statistics.median(windows[number])
+        if percent is None
+        else float(np.percentile(windows[number], percent))
+        for number in enough
+    )
+    return Line(middles, found, trend_of(middles, found, allowed))
+
+
+def slopes_broken(lines: Mapping[str, Line]) -> list[str]:
+    """Return a sentence for each line that is not flat, or, of what the server holds, too short to say."""
+    broken = []
+    for name, line in lines.items():
+        if line.trend is None and name in (MEMORY, SHARED_MEMORY, DESCRIPTORS):
+            broken.append(f"{name} must be seen in more windows, got {len(line.values)}; try more minutes")
+        elif line.trend is not None and not line.trend.flat:
+            broken.append(
+                f"{name} must grow by at most {line.trend.allowed_percent_per_hour:g} % per hour, got"
+                f" {line.trend.percent_per_hour:.1f}"
+            )
+    return broken
+
+
+def memory_ratio(run: Run) -> float | None:
+    """Return memory at the end ÷ memory after the first tenth of the requests; None where nobody looked.
+
+    Of the second tenth it is the median: a process that was just killed would make it small.
+    """
+    if not run.sent or not run.samples:
+        return None
+    since_s, until_s = (run.sent[len(run.sent) * part // 10].ended_s for part in (1, 2))
+    later = [each for each in run.samples if each.at_s >= since_s] or [run.samples[-1]]
+    then = [each.memory_bytes for each in later if each.at_s <= until_s] or [later[0].memory_bytes]
+    median = statistics.median(then)
+    return run.samples[-1].memory_bytes / median if median else None
+
+
+def memory_broken(run: Run) -> list[str]:
+    """Return a sentence where the memory did not come back."""
+    ratio = memory_ratio(run)
+    if ratio is not None and ratio <= MEMORY_GROWTH:
+        return []
+    got = "no sample" if ratio is None else f"{ratio:.3f}"
+    return [f"memory at the end must be at most {MEMORY_GROWTH} times that after the first tenth, got {got}"]
+
+
+def requests_broken(run: Run) -> list[str]:
+    """Return a sentence for each kind of thing that must not have happened to requests and processes."""
+    sent = [*run.sent, *run.final]
+    rules = {
+        "no answer may be wrong": [each for each in sent if each.ended == WRONG],
+        "no request may hang": [each for each in sent if each.ended == HUNG],
+        "every failure must be explained by a kill": unexplained(run.sent, run.kills),
+        "a good request must pass in the end": [
+            each for each in run.final if each.ended in (FAILED, REJECTED)
+        ],
+    }
+    broken = [f"{rule}, got {_examples(found)}" for rule, found in rules.items() if found]
+    rejected = [each for each in run.sent if each.ended == REJECTED]
+    if len(rejected) > MOST_REJECTED * len(run.sent):
+        broken.append(f"at most {MOST_REJECTED:.0%} may be rejected, got {_examples(rejected)}")
+    if run.unended:
+        broken.append(f"every caller must come back, got {run.unended} that did not")
+    if gone := [kill.model for kill in run.kills if kill.back_s is None]:
+        broken.append(f"every model must serve again whose process was killed, got {', '.join(gone)}")
+    if died := [words for words in run.words if words.startswith("server died")]:
+        broken.append(f"tritonserver must not die by itself, got {len(died)} times {died[0]}")
+    killed = Counter(f"model died: model {kill.model}" for kill in run.kills)
+    lost = [words for words in run.words if words.startswith("model died")]
+    if by_itself := Counter(words.partition(",")[0] for words in lost) - killed:
+        broken.append(f"no model's process must die by itself, got {', '.join(by_itself.elements())}")
+    return broken
+
+
+def counts(run: Run) -> dict[str, int]:
+    """Return how many requests came to what, by purpose and end."""
+    found = Counter(f"{each.purpose}, {each.ended}" for each in run.sent)
+    return dict(sorted(found.items()))
+
+
+def _examples(sent: Sequence[Sent]) -> str:
+    texts = Counter(f"{each.model} ({each.purpose}): {each.said}" for each in sent)
+    shown = "; ".join(f"{count} times {text}" for text, count in texts.most_common(_SHOWN))
+    return f"{len(sent)}: {shown}"

@@ -1,0 +1,120 @@
+"""`slipway soak`: flags in, mixed traffic for minutes or many requests, then lines, JSON and a chart."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slipway_client.options import Url
+from slipway_serving.errors import InvalidRequest, Unrecoverable, raise_all
+
+_MINUTES = 30.0
+
+
+def soak(
+    repository: Annotated[
+        Path | None, typer.Option(help="Serve this and soak it.", metavar="DIR", show_default=False)
+    ] = None,
+    url: Url = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="Length of the traffic, minutes, above 0; by default 30.")
+    ] = None,
+    requests: Annotated[
+        int | None, typer.Option(min=1, help="Send so many instead, and judge the memory by its end.")
+    ] = None,
+    kill_every: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --requests: kill a model's process after so many, now and then."),
+    ] = None,
+    leak: Annotated[
+        bool, typer.Option("--leak", help="The control: serve a model that leaks too, which must be caught.")
+    ] = False,
+    callers: Annotated[int, typer.Option(min=1, help="That send at a time.")] = 8,
+    limit_s: Annotated[
+        float, typer.Option(help="Longest wait for an answer, seconds, above 0; a longer one hangs.")
+    ] = 120.0,
+    growth: Annotated[
+        float, typer.Option(min=0, help="Growth of what is held that passes for flat, percent per hour.")
+    ] = 10.0,
+    slowing: Annotated[
+        float, typer.Option(min=0, help="Growth of p95 that passes for flat, percent per hour.")
+    ] = 50.0,
+    field: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A field of a model's requests, e.g. wan_t2v.frames=17; may be repeated.",
+            metavar="MODEL.FIELD=VALUE",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the choice of requests and kills.")] = 0,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder for the report, the chart and the server's log.")
+    ] = Path("out/soak"),
+) -> None:
+    """Send mixed traffic of every family that a server serves; 1 where it did not stay as it was."""
+    _check(repository, url, minutes, requests, kill_every, limit_s, leak=leak)
+    from slipway_loadtests.bench.chart import draw_soak
+    from slipway_loadtests.bench.machine import machine_facts
+    from slipway_loadtests.bench.report import write_json
+    from slipway_loadtests.load_commands import stated_fields
+    from slipway_loadtests.soak import report, running
+    from slipway_loadtests.soak.asks import kinds, stated
+    from slipway_loadtests.soak.held import server_at
+    from slipway_loadtests.soak.verdict import Allowed
+
+    fields = stated_fields("soak", field or ())
+    asked = {kind.model: kind for kind in kinds(limit_s)}
+    if unknown := sorted(set(fields) - set(asked)):
+        raise InvalidRequest(f"soak: field must be of one of {', '.join(asked)}, got {', '.join(unknown)}")
+    chosen = [stated(kind, fields.get(model, {})) for model, kind in asked.items()]
+    options = running.Options(
+        minutes=None if requests is not None else _MINUTES if minutes is None else minutes,
+        requests=requests,
+        callers=callers,
+        kill_every=kill_every,
+        leaks=leak,
+        limit_s=limit_s,
+        seed=seed,
+        allowed=Allowed(growth, slowing),
+    )
+    machine = machine_facts()
+    output.mkdir(parents=True, exist_ok=True)
+    if repository is not None:
+        result = running.soak(repository, chosen, options, output / "tritonserver.log")
+    else:
+        result = running.soak_at(*server_at(url or ""), chosen, options)
+    write_json(report.soak_json(result, machine), output / "soak.json")
+    draw_soak(result, output / "soak.png")
+    for line in report.lines(result):
+        print(line)
+    print(f"report: {output / 'soak.json'}", file=sys.stderr)
+    if result.broken:
+        raise Unrecoverable(f"soak: {' | '.join(result.broken)}")
+
+
+def _check(
+    repository: Path | None,
+    url: str | None,
+    minutes: float | None,
+    requests: int | None,
+    kill_every: int | None,
+    limit_s: float,
+    *,
+    leak: bool,
+) -> None:
+    """Raise InvalidRequest where the flags do not go together."""
+    problems = []
+    if (repository is None) == (url is None):
+        problems.append("repository or url must be given, one of them; try --repository DIR")
+    if minutes is not None and (requests is not None or not minutes > 0):
+        problems.append(f"minutes must be above 0 and without requests, got {minutes:g}; try one of them")
+    if kill_every is not None and (requests is None or repository is None):
+        problems.append(f"kill_every must come with repository and requests, got {kill_every} without")
+    if leak and (requests is not None or repository is None):
+        problems.append("leak must come with repository and minutes, got it without; try --minutes 5")
+    if not limit_s > 0:
+        problems.append(f"limit_s must be above 0, got {limit_s:g}")
+    raise_all("soak", problems)
