@@ -31,6 +31,7 @@ from slipway_serving.errors import (
     Unrecoverable,
     from_wire,
 )
+from slipway_serving.footprints import NO_FOOTPRINT, Footprint
 from slipway_serving.going import Door
 from slipway_serving.instances import Instance
 from slipway_serving.metrics import HEARTBEATS, INSTANCES, OK, REQUESTS, Recorder
@@ -61,6 +62,7 @@ class Adapter:
 
     pb: ClassVar[Any]
     _program: Program | None = None
+    _footprint: Footprint = NO_FOOTPRINT
     _publisher: Publisher | None = None
     _under_way: Running | None = None
     _instance: Instance | None = None
@@ -109,6 +111,7 @@ class Adapter:
 
     def finalize(self) -> None:
         """Free what the program holds."""
+        self._footprint.is_ending()
         if self._program is not None:
             self._program.close()
         if self._instance is not None:

@@ -26,8 +26,8 @@ FOLDER_VARIABLE = "SLIPWAY_FOOTPRINTS"
 _LIFE = "life"
 _LOST = "lost"
 _RESTARTS = ".restarts"
-# Whether the model is a pipeline, and how many requests it works on.
-_WORK = struct.Struct("<II")
+# Whether the model is a pipeline, how many requests it works on, and whether it was told to end.
+_WORK = struct.Struct("<III")
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,13 @@ class Work:
         pid: its process id.
         pipeline: whether its model works by calling others.
         requests: how many it works on.
+        ending: whether Triton has told it to end.
     """
 
     pid: int
     pipeline: bool
     requests: int
+    ending: bool = False
 
 
 class Footprint:
@@ -54,7 +56,7 @@ class Footprint:
     """
 
     def __init__(self, folder: Path | None, model: str) -> None:
-        self._all, self._requests, self._pipeline = folder, 0, False
+        self._all, self._requests, self._pipeline, self._ending = folder, 0, False, False
         if folder is None:
             return
         self._model = folder / model
@@ -65,7 +67,7 @@ class Footprint:
         # Held until the process ends; locked before anyone can see it.
         self._life = (unseen / _LIFE).open("w+b", buffering=0)
         fcntl.flock(self._life, fcntl.LOCK_EX)
-        self._life.write(_WORK.pack(False, 0))
+        self._life.write(_WORK.pack(False, 0, False))
         self._work = mmap.mmap(self._life.fileno(), _WORK.size)
         unseen.rename(self._own)
 
@@ -105,7 +107,12 @@ class Footprint:
         """Count requests that began, or, below 0, ended."""
         self._requests += requests
         if self._all is not None:
-            _WORK.pack_into(self._work, 0, self._pipeline, self._requests)
+            _WORK.pack_into(self._work, 0, self._pipeline, self._requests, self._ending)
+
+    def is_ending(self) -> None:
+        """Take note that Triton has told this process to end."""
+        self._ending = True
+        self.add(0)
 
     @contextlib.contextmanager
     def working(self, requests: int) -> Iterator[None]:
@@ -169,9 +176,10 @@ def under_way(folder: Path) -> list[Work]:
     found = []
     for place in (place for model in folder.glob("*/") for place in _places(model)):
         with contextlib.suppress(OSError), (place / _LIFE).open("rb") as life:
-            pipeline, requests = _WORK.unpack(life.read(_WORK.size))
+            pipeline, requests, ending = _WORK.unpack(life.read(_WORK.size))
             if _is_held(life.fileno()):
-                found.append(Work(int(place.name.partition("-")[0]), bool(pipeline), requests))
+                pid = int(place.name.partition("-")[0])
+                found.append(Work(pid, bool(pipeline), requests, bool(ending)))
     return found
 
 

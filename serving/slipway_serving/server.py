@@ -3,7 +3,7 @@
 :class:`ServerConfig` says what to serve and where. :class:`Server` checks it, lays out a backend
 directory in a private folder, starts `tritonserver`, waits until every model is ready or says per model
 why it is not, and on the way out lets in-flight work finish, then leaves no process, no shared memory
-and no folder. A watcher (:mod:`slipway_serving.triton_process`) does the same if this process is killed.
+and no folder. A watcher (:mod:`slipway_serving.watcher`) does the same if this process is killed.
 While it serves, what dies is started anew (:mod:`slipway_serving.supervision`): a model's process, and
 `tritonserver` itself.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import signal
 import subprocess
 import tempfile
 import time
@@ -24,10 +23,9 @@ from typing import Any, Literal, get_args
 
 import httpx
 
-from slipway_serving import footprints, hidden_arguments, server_folder, triton_log
+from slipway_serving import footprints, hidden_arguments, server_folder, stopping, triton_log
 from slipway_serving.backends.onnxruntime.sharing import FOLDER_VARIABLE
 from slipway_serving.control import SUPERVISOR_HEADER, ModelControl
-from slipway_serving.drain import drain_known
 from slipway_serving.errors import InvalidRequest, NotReady, SlipwayError, raise_all
 from slipway_serving.limits import VARIABLE as LIMITS_VARIABLE
 from slipway_serving.loading import Loading
@@ -49,27 +47,15 @@ from slipway_serving.triton_arguments import (
     tracing_problems,
 )
 from slipway_serving.triton_install import environment, find_triton, lay_out_backends, lay_out_interpreter
-from slipway_serving.triton_process import (
-    EXIT_GRACE_S,
-    ID_VARIABLE,
-    Belongings,
-    end_processes,
-    start_watcher,
-    stubs,
-    sweep,
-)
+from slipway_serving.triton_process import ID_VARIABLE, Belongings, end_processes, sweep
+from slipway_serving.watcher import start_watcher
 
 ModelControlMode = Literal["none", "explicit"]
 _MIB = 1 << 20
 # Eight prompts of 512 tokens of width 4096, or a hundred of the usual 40.
 _RESPONSE_CACHE_MIB = 64
 _POLL_S = 0.05
-_REQUESTS = "requests"
 _PORT_ATTEMPTS = 3
-# Told to end, Triton waits its whole exit timeout for requests that it still counts though their process died
-# or their caller went. Processes that neither work nor go for so long have nothing to finish; one takes 1 to
-# 2 s to go, and Triton looks for that once a second.
-_IDLE_END_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -308,17 +294,16 @@ class Server:
 
         Calling it again, or without a start, does nothing.
         """
-        if self._process is None:
+        if self._process is None or self._belongings is None:
             return
         crashed = self.failure is not None
         try:
             if self.is_alive():
-                drain_known(self._pipelines_running, self.config.exit_timeout_s, self._folder / _REQUESTS)
+                stopping.finish_pipelines(self._belongings)
             if self._supervisor is not None:
                 self._supervisor.close()
             if self.is_alive():
-                self._process.send_signal(signal.SIGTERM)
-                self._wait_for_end(self._process)
+                stopping.end(self._belongings)
         finally:
             self._end(keep_log=crashed)
 
@@ -335,33 +320,6 @@ class Server:
             return ModelControl(self.http_url, self.control_token, limit_s)
         return ModelControl(self.http_url, self._key, limit_s, SUPERVISOR_HEADER)
 
-    @property
-    def _folder(self) -> Path:
-        return Path(self._belongings.folder if self._belongings else "")
-
-    @property
-    def _footprints(self) -> Path:
-        return self._folder / "footprints"
-
-    def _pipelines_running(self) -> int:
-        """Return how many requests pipelines work on; none of those whose process died."""
-        return sum(work.requests for work in footprints.under_way(self._footprints) if work.pipeline)
-
-    def _wait_for_end(self, process: subprocess.Popen[bytes]) -> None:
-        """Wait until a server that was told to end has, or its time is over, or it has nothing to do."""
-        deadline = time.monotonic() + self.config.exit_timeout_s + EXIT_GRACE_S
-        before: dict[int, str] | None = None
-        idle_since_s = time.monotonic()
-        while process.poll() is None and time.monotonic() < deadline:
-            left = stubs(process.pid)
-            idle = {work.pid for work in footprints.under_way(self._footprints) if not work.requests}
-            # Of a process without a footprint, a model not of ours, nobody knows what it does.
-            if left != before or not idle.issuperset(left):
-                before, idle_since_s = left, time.monotonic()
-            elif time.monotonic() - idle_since_s > _IDLE_END_S:
-                return
-            time.sleep(_POLL_S)
-
     def _restart(self, models: Sequence[Path]) -> bool:
         """Start `tritonserver` anew after its death; return whether it serves."""
         assert self._belongings is not None
@@ -370,7 +328,7 @@ class Server:
             self._watcher.kill()  # in good order it would take the server's folder with it
             self._watcher.wait()
         end_processes(self._belongings.server_id)
-        restarts = footprints.count_restart(self._footprints)
+        restarts = footprints.count_restart(self._belongings.footprints)
         started_s = time.monotonic()
         try:
             self._launch()
@@ -385,9 +343,10 @@ class Server:
 
     def _look_after(self, models: Sequence[Path]) -> ModelSupervisor:
         """Return what looks after the models of the `tritonserver` that runs now."""
-        assert self._process is not None
+        assert self._belongings is not None
         names = [model.name for model in models]
-        return ModelSupervisor(self._process.pid, names, self._control, self._footprints, self._tell)
+        pid, left = self._belongings.pid, self._belongings.footprints
+        return ModelSupervisor(pid, names, self._control, left, self._tell)
 
     def _tell(self, event: str, **facts: Any) -> None:
         """Write an event of supervision to the log, and hand it on in words."""
@@ -403,7 +362,7 @@ class Server:
             self._id, str(folder), pid=0, exit_timeout_s=self.config.exit_timeout_s, log=str(self.log_path)
         )
         (folder / "graphs").mkdir()
-        self._footprints.mkdir()
+        self._belongings.footprints.mkdir()
         lay_out_backends(install, folder / "backends")
         lay_out_interpreter(folder / "interpreter", os.environ)
         if (key_file := self.control_token_file) is not None:
@@ -414,7 +373,7 @@ class Server:
     def _launch(self) -> None:
         """Start `tritonserver` and its watcher."""
         assert self._belongings is not None
-        install, folder = find_triton(), self._folder
+        install, folder = find_triton(), Path(self._belongings.folder)
         self._log_start = len(self.log_text())
         with self.log_path.open("ab") as log:  # appended to, as the watcher empties it when it is long
             # In a session of its own: a terminal's Ctrl-C is for us, and we stop it in good order.
@@ -425,8 +384,8 @@ class Server:
                     **environment(install, folder / "interpreter", os.environ),
                     ID_VARIABLE: self._id,
                     FOLDER_VARIABLE: str(folder / "graphs"),
-                    footprints.FOLDER_VARIABLE: str(self._footprints),
-                    server_folder.FOLDER_VARIABLE: str(folder / _REQUESTS),
+                    footprints.FOLDER_VARIABLE: str(self._belongings.footprints),
+                    server_folder.FOLDER_VARIABLE: str(self._belongings.requests),
                     **({LIMITS_VARIABLE: str(self.config.limits.resolve())} if self.config.limits else {}),
                 },
                 cwd=folder,  # stubs look for modules in their working directory first

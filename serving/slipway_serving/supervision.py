@@ -11,6 +11,7 @@ ones. What depends on it goes on; other models notice nothing. When `tritonserve
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import threading
@@ -29,6 +30,9 @@ MODEL_STEADY_S = 5.0
 """A model that served for this long since its last start begins a new row of deaths."""
 SERVER_STEADY_S = 60.0
 """A server that served for this long since its last start begins a new row of deaths."""
+REPLACED_IDLE_S = 5.0
+"""A process of a model that was loaded anew is ended after this long without work: Triton takes up to 2 s for
+it, of each instance in turn, and never where it still counts a request that died with another process."""
 LOOK_S = 0.25
 """Seconds between two looks at the processes."""
 
@@ -165,6 +169,7 @@ class ModelSupervisor:
         self._suspects = dict.fromkeys(models, 0)
         self._deaths: dict[str, Deaths] = {}
         self._healing: dict[str, threading.Thread] = {}
+        self._replaced: dict[int, float] = {}
         self._closed = threading.Event()
 
     def look(self) -> None:
@@ -174,6 +179,7 @@ class ModelSupervisor:
             if pid not in now:
                 self._suspects.setdefault(model, 0)
         self._known = now
+        self._end_replaced()
         for model in list(self._suspects):
             if (thread := self._healing.get(model)) is not None and thread.is_alive():
                 continue
@@ -203,6 +209,22 @@ class ModelSupervisor:
             return None
         return list(self._known.values()).count(model) < instances
 
+    def _end_replaced(self) -> None:
+        """End what is left of models as they were before they were loaded anew, once it does not work."""
+        if not self._replaced:
+            return
+        left = {work.pid: work for work in footprints.under_way(self._folder)}
+        for pid, worked_s in list(self._replaced.items()):
+            if pid not in self._known or pid not in left or left[pid].ending:
+                del self._replaced[pid]
+            elif left[pid].requests:
+                self._replaced[pid] = time.monotonic()
+            elif time.monotonic() - worked_s > REPLACED_IDLE_S:
+                del self._replaced[pid]
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                self._say("replaced_process_ended", model=self._known[pid], pid=pid)
+
     def _heal(self, model: str) -> None:
         """Load a model anew until it serves, or died too often."""
         deaths = self._deaths.setdefault(model, Deaths(MODEL_STEADY_S))
@@ -211,6 +233,7 @@ class ModelSupervisor:
         reason = "its process ends soon after each start"
         while not deaths.too_many and not self._closed.wait(deaths.wait_s):
             started_s = time.monotonic()
+            before = [pid for pid, name in stubs(self._pid).items() if name == model]
             restarts = footprints.count_restart(self._folder, model)
             try:
                 self._control.replace(model, f"{self._pid}-{restarts}")
@@ -222,6 +245,7 @@ class ModelSupervisor:
                 self._say("model_start_failed", model=model, deaths=deaths.count, reason=reason)
             else:
                 deaths.serves()
+                self._replaced.update(dict.fromkeys(before, time.monotonic()))
                 after_s = round(time.monotonic() - started_s, 3)
                 self._say("model_restarted", model=model, restarts=restarts, after_s=after_s)
                 self._suspects.setdefault(model, 0)

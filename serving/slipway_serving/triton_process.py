@@ -1,37 +1,24 @@
-"""End a server's processes and free what they held, also when their parent was killed.
+"""A server's processes, what they hold, and how they are ended and it is freed.
 
 Every process of one server carries the server's id in its environment and every shared memory region
 of its Python stubs starts with that id, so :func:`sweep` finds exactly them, whoever started them.
-Run as a module this file is the watcher: a small process beside the server that bounds its log, waits for
-its parent to end, then stops the server in good order and sweeps. (PR_SET_PDEATHSIG would be shorter, but it
-fires when the starting *thread* ends, cannot free shared memory and gives in-flight work no time.)
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import select
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import psutil
-
-from slipway_serving import triton_log
-from slipway_serving.triton_install import python_path
 
 ID_VARIABLE = "SLIPWAY_SERVER_ID"
 SHARED_MEMORY = Path("/dev/shm")
 STUB = "triton_python_backend_stub"
-# After its exit timeout Triton gives up on requests, but looks for that only once a second.
-EXIT_GRACE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -51,6 +38,16 @@ class Belongings:
     pid: int
     exit_timeout_s: float
     log: str
+
+    @property
+    def footprints(self) -> Path:
+        """Folder of :mod:`slipway_serving.footprints`."""
+        return Path(self.folder, "footprints")
+
+    @property
+    def requests(self) -> Path:
+        """Folder of :mod:`slipway_serving.server_folder`."""
+        return Path(self.folder, "requests")
 
 
 def processes(server_id: str) -> list[int]:
@@ -98,46 +95,3 @@ def end_processes(server_id: str) -> None:
         time.sleep(0.01)
     for region in shared_memory(server_id):
         region.unlink(missing_ok=True)
-
-
-def start_watcher(belongings: Belongings, log: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start the watcher; it ends when its standard input is closed or the calling process has died.
-
-    Args:
-        belongings: what it watches over.
-        log: where it writes, should it fail; the caller's own pipes would be held open by it.
-    """
-    watcher = subprocess.Popen(
-        [sys.executable, "-m", "slipway_serving.triton_process"],
-        stdin=subprocess.PIPE,
-        stdout=log,
-        stderr=log,
-        cwd="/",
-        env={**os.environ, "PYTHONPATH": python_path(os.environ)},
-        start_new_session=True,  # a terminal's Ctrl-C is for the parent, which closes our input in time
-    )
-    if watcher.stdin is None:
-        raise RuntimeError("the watcher has no standard input")
-    watcher.stdin.write(json.dumps(asdict(belongings)).encode() + b"\n")
-    watcher.stdin.flush()
-    return watcher
-
-
-def _watch() -> None:
-    """Wait for the parent's end, then stop the server and sweep."""
-    parent = os.getppid()
-    belongings = Belongings(**json.loads(sys.stdin.buffer.readline()))
-    # A forked sibling may hold the pipe open after the parent's death, hence the second condition.
-    while not select.select([sys.stdin], [], [], 1.0)[0] and os.getppid() == parent:
-        triton_log.bound(Path(belongings.log))
-    if belongings.pid in processes(belongings.server_id):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(belongings.pid, signal.SIGTERM)
-        deadline = time.monotonic() + belongings.exit_timeout_s + EXIT_GRACE_S
-        while belongings.pid in processes(belongings.server_id) and time.monotonic() < deadline:
-            time.sleep(0.1)
-    sweep(belongings)
-
-
-if __name__ == "__main__":
-    _watch()

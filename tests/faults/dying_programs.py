@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import time
 import weakref
+from pathlib import Path
 
 import numpy as np
 
@@ -70,6 +72,25 @@ class Pipeline:
         if x < -100:
             _die_of(x + 100)
         yield call.models.call("sum", dict(call.tensors), ["y"])
+
+    def close(self) -> None:
+        """Hold nothing."""
+
+
+class Gated:
+    """Answers the number of its process, and x once the file of its parameter `gate` is there."""
+
+    reports_requests = True
+
+    def __init__(self, settings: Settings) -> None:
+        self._gate = Path(settings.parameters["gate"])
+
+    def run(self, call: Call) -> Responses:
+        """Answer twice."""
+        yield _y(os.getpid())
+        while not self._gate.exists():
+            time.sleep(0.05)
+        yield {"y": call.tensors["x"]}
 
     def close(self) -> None:
         """Hold nothing."""

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +67,13 @@ KILLS = [signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV]
 
 def write_models(repository: Path, flag: Path) -> None:
     """Write two models that hold sessions, a pipeline and an ensemble on the first, and other kinds."""
-    parameters = {"max_sessions": "4", "session_idle_s": "3600"}
+    parameters = {"max_sessions": "4", "session_idle_s": "3600", "gate": str(flag.with_name("gate"))}
     for name, program, more in (
         ("sum", "Sum", ""),
         ("other", "Sum", ""),
         ("failing", "Failing", ""),
         ("pipeline", "Pipeline", "model_transaction_policy { decoupled: true }\n"),
+        ("gated", "Gated", "model_transaction_policy { decoupled: true }\n"),
     ):
         settings = "".join(
             f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
@@ -82,8 +84,10 @@ def write_models(repository: Path, flag: Path) -> None:
         shutil.copy(Path(__file__).with_name("dying_programs.py"), version)
     fragile = write_model(repository, "fragile", None, TENSORS, "python")
     (fragile / "model.py").write_text(FRAGILE.format(flag=str(flag)))
-    config = fragile.parent / "config.pbtxt"
-    config.write_text(config.read_text().replace(ONE_INSTANCE, ONE_INSTANCE.replace("count: 1", "count: 2")))
+    for name in ("fragile", "gated"):
+        config = repository / name / "config.pbtxt"
+        two = config.read_text().replace(ONE_INSTANCE, ONE_INSTANCE.replace("count: 1", "count: 2"))
+        config.write_text(two)
     write_model(repository, "graph", affine(), GRAPH)
     step = (
         'model_name: "sum" model_version: -1 input_map { key: "x" value: "x" }'
@@ -113,6 +117,7 @@ def server(repository: Path) -> Iterator[Server]:
     """A server whose models may die as soon as they like: only starts that fail count as deaths in a row."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(supervision, "MODEL_STEADY_S", 0.0)
+        patch.setattr(supervision, "REPLACED_IDLE_S", 1.0)
         with Server(any_port(repository)) as running:
             yield running
 
@@ -134,8 +139,8 @@ def call(client: triton.InferenceServerClient, model: str, x: float, **turn: Any
     return float(result.as_numpy("y")[0])
 
 
-def stream(server: Server, x: float) -> list[float | SlipwayError]:
-    """Ask the pipeline; return its answers and its error."""
+def stream(server: Server, x: float, model: str = "pipeline") -> list[float | SlipwayError]:
+    """Ask a model that streams; return its answers and its error."""
     got: list[float | SlipwayError] = []
 
     def take(result: Any, error: Any) -> None:
@@ -143,8 +148,8 @@ def stream(server: Server, x: float) -> list[float | SlipwayError]:
 
     with triton.InferenceServerClient(server.grpc_url) as client:
         client.start_stream(take)
-        client.async_stream_infer("pipeline", [infer_input("x", np.array([x], np.float32))])
-        wait_until(lambda: len(got) == 2, "the pipeline's answers")
+        client.async_stream_infer(model, [infer_input("x", np.array([x], np.float32))])
+        wait_until(lambda: len(got) == 2, f"the answers of {model}")
     return got
 
 
@@ -262,6 +267,30 @@ def test_all_instances_are_there_again_when_one_of_two_is_killed(
     pid = server.pid
     wait_until(lambda: list(stubs(pid).values()).count("fragile") == 2, "two processes")
     assert [call(client, "fragile", x) for x in (1, 2, 3, 4)] == [1, 2, 3, 4]
+
+
+def test_processes_end_that_worked_beside_one_that_died_once_a_model_was_loaded_anew(
+    server: Server, flag: Path
+) -> None:
+    """Triton keeps the model of a request that died with its process, and so the processes of that model."""
+    assert server.pid is not None
+    pid, gate = server.pid, flag.with_name("gate")
+    before = {pid for pid, name in stubs(pid).items() if name == "gated"}
+    with ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(stream, server, x, "gated") for x in (1, 2)]
+        wait_until(lambda: metric(server, "slipway_requests_running", "gated") == 2, "two at work")
+        with healed(server, "gated"):
+            os.kill(min(before), signal.SIGKILL)
+        gate.touch()
+        answers = {each[0]: each[1] for each in (future.result() for future in asked)}
+    # What the other one worked on ends whole.
+    assert isinstance(answers[min(before)], NotReady)
+    assert answers[max(before)] in (1, 2)
+    wait_until(lambda: not before & set(stubs(pid)), "the end of the old processes")
+    assert list(stubs(pid).values()).count("gated") == 2
+    assert stream(server, 3, "gated")[1] == 3
+    assert restarts(server, "gated") == 1
+    assert metric(server, "slipway_requests_running", "gated") == 0
 
 
 def test_model_that_dies_at_every_start_is_given_up(

@@ -76,6 +76,7 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         """Let go of a graph that other instances may reach here."""
+        self._footprint.is_ending()
         self._instance.close()
         if isinstance(self._graph, SharedGraph):
             self._graph.close()
