@@ -22,6 +22,7 @@ from helm_chart import (
 )
 
 from slipway_cli.root import app
+from slipway_serving.limits import VARIABLE, read_limits
 from slipway_serving.triton_arguments import (
     CLOSED_APIS,
     closed_apis,
@@ -99,6 +100,30 @@ def test_answers_are_kept_as_the_pool_says_and_not_where_models_are_loaded_anew(
             assert ("cache" in said) == (mib > 0)
     explicit = server({"image": image, "control": {"mode": "explicit"}})["args"]
     assert "cache" not in " ".join(explicit)
+
+
+@pytest.mark.parametrize("kind", ["embedded", "ngc"])
+def test_limits_of_requests_reach_the_server_as_they_were_given(kind: str, tmp_path: Path) -> None:
+    limits = {"wan_t2v": {"steps": 20, "frames * height * width": 8_000_000}, "airimu": {"acc": 30_000}}
+    values: Manifest = {"image": {"kind": kind, "repository": "slipway/server"}, "limits": limits}
+    manifests, container = render(values), server(values)
+    data = only(manifests, "ConfigMap", "shop-slipway-limits")["data"]
+    (file,) = data
+    (tmp_path / file).write_text(data[file])
+    assert read_limits(tmp_path / file) == limits
+    pod = only(manifests, "Deployment")["spec"]["template"]
+    (volume,) = (each for each in pod["spec"]["volumes"] if each["name"] == "limits")
+    (mount,) = (each for each in container["volumeMounts"] if each["name"] == "limits")
+    assert volume["configMap"]["name"] == "shop-slipway-limits"
+    path = f"{mount['mountPath']}/{file}"
+    if kind == "embedded":
+        assert str(parsed("serve", *container["args"])["limits"]) == path
+    else:
+        assert {"name": VARIABLE, "value": path} in container["env"]
+    # Models read them when they are loaded, so that others are for other pods.
+    other = only(render({**values, "limits": {"wan_t2v": {"steps": 21}}}), "Deployment")["spec"]["template"]
+    assert other["metadata"]["annotations"] != pod["metadata"]["annotations"]
+    assert "annotations" not in only(render({}), "Deployment")["spec"]["template"]["metadata"]
 
 
 def test_video_pool_asks_the_text_pool_by_the_name_of_its_service() -> None:

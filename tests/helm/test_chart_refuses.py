@@ -33,6 +33,8 @@ GPU = {"kind": "ngc", "repository": "slipway/server-gpu"}
         ({"autoscaling": {"by": "knative"}}, "autoscaling.by must be one of the following"),
         ({"prepare": {"exports": ["wan_t2v; rm -rf /"]}}, "prepare.exports.0: Does not match pattern"),
         ({"prepare": {"exports": ["wan_t2v $(id)"]}}, "prepare.exports.0: Does not match pattern"),
+        ({"limits": {"wan_t2v": {"steps": "many"}}}, "limits.wan_t2v.steps: Invalid type"),
+        ({"limits": {"wan_t2v": {"frames +": 20}}}, "limits.wan_t2v: "),
         ({"arguments": ["rate-limit"]}, "arguments.0: Does not match pattern"),
         ({"env": [{"name": "THREADS", "value": 1}]}, "env.0.value: Invalid type. Expected: string"),
         ({"env": [{"value": "1"}]}, "env.0: name is required"),

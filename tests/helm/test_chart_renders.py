@@ -187,7 +187,7 @@ def test_package_carries_rules_and_dashboard_and_renders_alike(tmp_path: Path) -
     packed = helm("template", "shop", archive, "--namespace", "models", "--values", everything)
     assert packed.returncode == 0, packed.stderr
     manifests = [m for m in yaml.safe_load_all(packed.stdout) if m]
-    rules, board = only(manifests, "PrometheusRule"), only(manifests, "ConfigMap")
+    rules, board = only(manifests, "PrometheusRule"), only(manifests, "ConfigMap", "shop-models-dashboard")
     source = CHART.parents[1] / "observability"
     assert rules["spec"] == yaml.safe_load((source / "rules.yml").read_text())
     assert json.loads(board["data"]["slipway.json"]) == json.loads((source / "dashboard.json").read_text())

@@ -43,6 +43,7 @@ def test_defaults_render_what_one_pool_on_cpus_needs_and_nothing_else() -> None:
         ({"monitoring": {"serviceMonitor": True}}, {"ServiceMonitor"}),
         ({"monitoring": {"rules": True}}, {"PrometheusRule"}),
         ({"monitoring": {"dashboard": True}}, {"ConfigMap"}),
+        ({"limits": {"wan_t2v": {"steps": 20}}}, {"ConfigMap"}),
         ({"ingress": {"enabled": True, "host": "a.b", "tlsSecret": "t"}}, {"Ingress"}),
         (
             {"gateway": {"enabled": True, "host": "a.b", "parentRefs": [{"name": "g"}]}},

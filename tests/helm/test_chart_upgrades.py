@@ -56,6 +56,7 @@ OTHER: dict[str, Any] = {
     "gpu.tensorrt": "10.17.0",
     "autoscaling.prometheus": "http://other:9090",
     "arguments": ["--log-verbose=1"],
+    "limits": {"wan_t2v": {"steps": 20}},
     "env": [{"name": "A", "value": "b"}],
     "tolerations": [{"key": "gpu", "operator": "Exists"}],
     "nodeSelector": {"disk": "fast"},

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from slipway_serving.errors import InvalidRequest
-from slipway_serving.limits import Limits, limits_of, read_limits
+from slipway_serving.limits import VARIABLE, Limits, limits_of, read_limits
 from slipway_serving.program import Settings
 from slipway_serving.server import Server, ServerConfig
 
@@ -121,3 +122,14 @@ def test_server_refuses_limits_of_models_that_it_does_not_serve(tmp_path: Path) 
         InvalidRequest, match="limits must be of models of the repository, got other; try sum"
     ):
         Server(config).start()
+
+
+def test_compose_gives_both_servers_one_file_which_limits_nothing_by_itself() -> None:
+    root = Path(__file__).parents[2]
+    services = yaml.safe_load((root / "compose.yaml").read_text(encoding="utf-8"))["services"]
+    for name in ("triton", "triton-gpu"):
+        (volume,) = (each for each in services[name]["volumes"] if "limits" in each)
+        assert volume == "${LIMITS:-./docker/limits.yaml}:/limits.yaml:ro"
+    assert " --limits /limits.yaml " in services["triton"]["command"]
+    assert services["triton-gpu"]["environment"] == {VARIABLE: "/limits.yaml"}
+    assert read_limits(root / "docker" / "limits.yaml") == {}

@@ -27,6 +27,10 @@ flags of `slipway serve`, with tritonserver's own after `--`; NGC's takes triton
 - {{ .root.Values.control.mode }}
 - --control-token-file
 - /secrets/control/token
+{{- if .pool.limits }}
+- --limits
+- /config/limits.yaml
+{{- end }}
 {{- if eq .root.Values.control.mode "none" }}
 - --response-cache-mib
 - {{ .pool.responseCacheMiB | int | quote }}

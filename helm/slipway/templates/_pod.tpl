@@ -118,6 +118,9 @@ ports:
 {{- $env := .env }}
 {{- if eq .image.kind "ngc" }}
 {{- $env = prepend $env (dict "name" "SLIPWAY_CONTROL_TOKEN" "valueFrom" (dict "secretKeyRef" (dict "name" (include "slipway.controlSecret" $.root) "key" "token"))) }}
+{{- if .limits }}
+{{- $env = prepend $env (dict "name" "SLIPWAY_LIMITS" "value" "/config/limits.yaml") }}
+{{- end }}
 {{- end }}
 {{- with $env }}
 env: {{- toYaml . | nindent 2 }}
@@ -158,6 +161,9 @@ volumeMounts:
   {{- if eq .image.kind "embedded" }}
   - { name: control, mountPath: /secrets/control, readOnly: true }
   {{- end }}
+  {{- if .limits }}
+  - { name: limits, mountPath: /config, readOnly: true }
+  {{- end }}
   {{- if $values.tls.secret }}
   - { name: tls, mountPath: /secrets/tls, readOnly: true }
   {{- end }}
@@ -175,7 +181,12 @@ metadata:
   labels: # without versions, so that a new chart alone starts no pod anew
     {{- include "slipway.selector" $ | nindent 4 }}
     {{- with .podLabels }}{{ toYaml . | nindent 4 }}{{ end }}
-  {{- with .podAnnotations }}
+  {{- $annotations := deepCopy .podAnnotations }}
+  {{- if .limits }}
+  {{- /* Models read their limits when they are loaded: others make other pods. */}}
+  {{- $_ := set $annotations "slipway/limits" (.limits | toJson | sha256sum | trunc 10) }}
+  {{- end }}
+  {{- with $annotations }}
   annotations: {{- toYaml . | nindent 4 }}
   {{- end }}
 spec:
@@ -213,6 +224,10 @@ spec:
     {{- if eq .image.kind "embedded" }}
     - name: control
       secret: { secretName: {{ include "slipway.controlSecret" $.root }} }
+    {{- end }}
+    {{- if .limits }}
+    - name: limits
+      configMap: { name: {{ .name }}-limits }
     {{- end }}
     {{- with $values.tls.secret }}
     - name: tls
