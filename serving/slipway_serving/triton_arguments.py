@@ -1,6 +1,6 @@
 """Arguments of `tritonserver`: what closes its administrative APIs, what makes it trace, what a user may add.
 
-:class:`~slipway_serving.server.ServerConfig` checks by these, and :class:`~slipway_serving.server.Server`
+:class:`~slipway_serving.server_config.ServerConfig` checks by these; :class:`~slipway_serving.server.Server`
 starts Triton so.
 """
 

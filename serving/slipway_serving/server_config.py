@@ -1,0 +1,107 @@
+"""What a server serves and where: checked when it is made, before anything is started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+from slipway_serving.errors import raise_all
+from slipway_serving.triton_arguments import further_problems, tracing_problems
+
+ModelControlMode = Literal["none", "explicit"]
+_MIB = 1 << 20
+# Eight prompts of 512 tokens of width 4096, or a hundred of the usual 40.
+_RESPONSE_CACHE_MIB = 64
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """What to serve and where.
+
+    Attributes:
+        repository: the model repository, a folder of model folders.
+        host: address to listen on; other machines reach the server only by another than 127.0.0.1.
+        http_port: 0 picks a free one, as for the other two.
+        grpc_port: see `http_port`.
+        metrics_port: see `http_port`.
+        exit_timeout_s: seconds that in-flight requests are given when the server is stopped.
+        ready_timeout_s: seconds that all models together have to load.
+        exit_on_error: whether one model that fails to load fails the start.
+        model_control: "none" serves what the repository held at the start; "explicit" also takes orders to
+            load and unload models while it runs.
+        control_token: what such orders must carry (see :mod:`slipway_serving.control`), and any other use of
+            the APIs that change the server (:data:`slipway_serving.triton_arguments.CLOSED_APIS`); None is a
+            key of the server's own, anew for each.
+        response_cache_mib: MiB of answers that are kept for equal requests, of models whose configuration
+            allows it; 0 keeps none. None is 64, and 0 with explicit model control, where a model may be
+            loaded anew: Triton 2.51 would go on answering from what the old one said.
+        trace_otlp: OTLP endpoint over HTTP that gets traces of requests; None traces nothing.
+        trace_every: one request in this many is traced.
+        log_verbose: Triton's verbosity, 0 or more.
+        limits: file of what requests may ask for at most, see :mod:`slipway_serving.limits`; None has none
+            beside the models' own.
+        log_path: where the log goes and stays; None keeps it only when something failed.
+        arguments: further arguments of `tritonserver`, e.g. `--rate-limit=execution_count`, but none that
+            follow from the above.
+    """
+
+    repository: Path
+    host: str = "127.0.0.1"
+    http_port: int = 8000
+    grpc_port: int = 8001
+    metrics_port: int = 8002
+    exit_timeout_s: int = 30
+    ready_timeout_s: float = 600.0
+    exit_on_error: bool = True
+    model_control: ModelControlMode = "none"
+    control_token: str | None = field(default=None, repr=False)
+    response_cache_mib: int | None = None
+    trace_otlp: str | None = None
+    trace_every: int = 1
+    log_verbose: int = 0
+    limits: Path | None = None
+    log_path: Path | None = None
+    arguments: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{name} must be a port number 0 to 65535, got {port}"
+            for name, port in self.ports.items()
+            if not 0 <= port <= 65535
+        ]
+        given = [port for port in self.ports.values() if port]
+        if len(set(given)) < len(given):
+            problems.append(f"ports must be three different ones, got {given}")
+        for name in ("exit_timeout_s", "ready_timeout_s", "log_verbose"):
+            if getattr(self, name) < 0:
+                problems.append(f"{name} must be 0 or more, got {getattr(self, name)}")
+        if self.model_control not in get_args(ModelControlMode):
+            problems.append(
+                f"model_control must be one of {', '.join(get_args(ModelControlMode))}, got"
+                f" {self.model_control!r}"
+            )
+        cache_mib = self.response_cache_mib or 0
+        if cache_mib < 0 or (cache_mib and self.model_control != "none"):
+            problems.append(
+                "response_cache_mib must be 0 or more, and 0 with explicit model control (Triton would answer"
+                f" for a model from before it was loaded anew), got {cache_mib}"
+            )
+        problems += tracing_problems(self.trace_otlp, self.trace_every)
+        problems += further_problems(self.arguments)
+        raise_all("server", problems)
+
+    @property
+    def response_cache_bytes(self) -> int:
+        """What the cache of answers may hold; 0 without one."""
+        default = _RESPONSE_CACHE_MIB if self.model_control == "none" else 0
+        return (default if self.response_cache_mib is None else self.response_cache_mib) * _MIB
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """The three ports by field name."""
+        return {
+            "http_port": self.http_port,
+            "grpc_port": self.grpc_port,
+            "metrics_port": self.metrics_port,
+        }
