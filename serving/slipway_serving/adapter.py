@@ -32,9 +32,9 @@ from slipway_serving.errors import (
     from_wire,
 )
 from slipway_serving.footprints import NO_FOOTPRINT, Footprint
-from slipway_serving.going import Door
+from slipway_serving.going import Door, Refused
 from slipway_serving.instances import Instance
-from slipway_serving.metrics import HEARTBEATS, INSTANCES, OK, REQUESTS, Recorder
+from slipway_serving.metrics import HEARTBEATS, INSTANCES, OK, REFUSED, REQUESTS, Recorder
 from slipway_serving.program import BatchProgram, Call, Program, Responses, Settings, Tensors, load_program
 from slipway_serving.requests import SHAPE_PARAMETER
 from slipway_serving.triton_metrics import Publisher, Running, tell_restarts
@@ -45,7 +45,11 @@ from slipway_serving.turns import NO_SESSION, Turn
 _OWN_PARAMETERS = frozenset({"id", "timeout", "sequence_id", "sequence_start", "sequence_end"})
 T = TypeVar("T")
 _MICROSECONDS = 1e-6
-_EVENTS: dict[type[Exception], str] = {Cancelled: "cancelled", DeadlineExceeded: "expired"}
+_EVENTS: dict[type[Exception], str] = {
+    Cancelled: "cancelled",
+    DeadlineExceeded: "expired",
+    Refused: "refused",
+}
 
 
 def model_class(pb_utils: Any) -> type[Adapter]:
@@ -318,7 +322,7 @@ class _Report:
             self._log.log_info(self._line(event, code=code, error=ours.to_wire()))
         elif self._under_way is not None:
             self._log.log_info(self._line("finished", code=code))
-        self._recorder.count(REQUESTS, value=code)
+        self._recorder.count(REQUESTS, value=REFUSED if isinstance(self._error, Refused) else code)
         # Its traceback leads back here, by way of the request and its sender. A cycle of them that is left
         # when the interpreter ends is freed after Triton's shared memory, and the process dies of that.
         self._error = None

@@ -15,6 +15,10 @@ from slipway_serving.errors import NotReady
 from slipway_serving.server_folder import folder_here
 
 
+class Refused(NotReady):
+    """The server is going: no fault of its, and another one answers."""
+
+
 class Going(Enum):
     """How far a server is on its way; the value is the name of the file that says so."""
 
@@ -50,10 +54,10 @@ class Door:
         """Let a request in.
 
         Raises:
-            NotReady: the server is going.
+            Refused: the server is going.
         """
         if any(os.path.exists(mark) for mark in self._marks):  # noqa: PTH110 - asked for every request
-            raise NotReady(
+            raise Refused(
                 f"{self._model}: server must be staying to take a request, got one that is about to stop;"
                 " try again on a new connection"
             )

@@ -17,6 +17,8 @@ from slipway_serving.errors import CODES, Unrecoverable
 
 OK = "OK"
 """Value of the label `code` of a request that was answered."""
+REFUSED = "REFUSED"
+"""Value of the label `code` of a request that a server refused because it was going."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,9 @@ class Metric:
 REQUESTS = Metric(
     "slipway_requests_total",
     "counter",
-    "Requests that Python models ended, by how: OK or the code of the error.",
+    "Requests that Python models ended, by how: OK, the error's code, or REFUSED by a server that is going.",
     label="code",
-    values=(OK, *CODES),
+    values=(OK, *CODES, REFUSED),
 )
 REQUESTS_RUNNING = Metric("slipway_requests_running", "gauge", "Requests that pipelines work on now.")
 HEARTBEATS = Metric(

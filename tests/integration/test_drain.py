@@ -7,6 +7,7 @@ import sys
 import threading
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 from gate import gated
@@ -37,6 +38,13 @@ def refused(client: Client, url: str) -> str:
         list(client.generate(QUICK))
     assert url not in str(told.value)  # its own words, over a connection that stands
     return str(told.value)
+
+
+def counted(server: Server, code: str) -> float:
+    """How many requests of the pipeline ended so."""
+    name = f'slipway_requests_total{{code="{code}",model="wan_t2v"}} '
+    lines = httpx.get(server.metrics_url).text.splitlines()
+    return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
 
 
 def drain(server: Server, timeout_s: float, *flags: str) -> subprocess.CompletedProcess[str]:
@@ -105,6 +113,9 @@ def test_drain_has_every_python_model_refuse_when_it_is_told_to(repository: Path
         with pytest.raises(NotReady, match="wan_t2v_tokenizer: server must be staying"):
             client.infer("wan_t2v_tokenizer", prompt)
         assert refused(client, server.http_url)
+        # No failure of the server's, of which an alert would tell.
+        wait_until(lambda: counted(server, "REFUSED") == 1, "the count")
+        assert counted(server, "UNAVAILABLE") == 0
 
 
 def test_drain_refuses_to_have_a_server_refuse_that_is_not_here() -> None:

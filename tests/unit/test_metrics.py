@@ -13,7 +13,16 @@ from typing import Any
 import pytest
 
 from slipway_serving.errors import CODES, Unrecoverable
-from slipway_serving.metrics import DENOISE_STEP, FRAMES, METRICS, OK, REQUESTS, SESSIONS_OPEN, Recorder
+from slipway_serving.metrics import (
+    DENOISE_STEP,
+    FRAMES,
+    METRICS,
+    OK,
+    REFUSED,
+    REQUESTS,
+    SESSIONS_OPEN,
+    Recorder,
+)
 from slipway_serving.program import Settings
 from slipway_serving.sessions import Sessions
 from slipway_serving.triton_metrics import Publisher
@@ -52,7 +61,7 @@ def test_gauge_is_read_when_changes_are_taken() -> None:
 def test_declared_counter_has_all_its_series_at_0() -> None:
     recorder = Recorder()
     recorder.declare(REQUESTS)
-    assert changes(recorder) == {(REQUESTS.name, code): (0,) for code in (OK, *CODES)}
+    assert changes(recorder) == {(REQUESTS.name, code): (0,) for code in (OK, *CODES, REFUSED)}
 
 
 @pytest.mark.parametrize("value", ["", "a caller's text", "ok"])
