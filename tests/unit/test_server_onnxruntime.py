@@ -133,3 +133,11 @@ def test_options_carry_what_the_parameters_say() -> None:
     assert options.enable_mem_pattern is True
     assert options.get_session_config_entry("session.disable_prepacking") == "1"
     assert options.graph_optimization_level == session.ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, "0"), ({"session.intra_op.allow_spinning": "1"}, "1")])
+def test_threads_of_a_graph_do_not_spin_unless_its_config_says_so(
+    given: dict[str, str], expected: str
+) -> None:
+    options = session.session_options(parameters(**given))
+    assert options.get_session_config_entry("session.intra_op.allow_spinning") == expected

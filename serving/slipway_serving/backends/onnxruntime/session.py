@@ -24,6 +24,10 @@ _GRAPH_LEVELS = {
 }
 _BOOLEANS = {"1": True, "true": True, "0": False, "false": False}
 _ARENA_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
+# A server has a pool of threads for each graph, and ONNX Runtime's spin while they wait for work, which takes
+# the cores from all others. Here they sleep, unless a model's config says "1": a request of `airimu` every
+# 20 ms took 11 ms of a core with spinning and 6 without (docs/operations.md, Overload).
+_NO_SPINNING = {"session.intra_op.allow_spinning": "0", "session.inter_op.allow_spinning": "0"}
 # Older spellings of CUDA provider options, as model parameters; values by the C++ backend's numbers.
 _CUDA_PARAMETERS: dict[str, tuple[str, ...]] = {
     "cudnn_conv_algo_search": ("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
@@ -82,7 +86,7 @@ def session_options(config: Mapping[str, Any]) -> ort.SessionOptions:
     options.execution_mode = ort.ExecutionMode.ORT_PARALLEL if parallel else ort.ExecutionMode.ORT_SEQUENTIAL
     options.enable_cpu_mem_arena = parameters.boolean("enable_mem_arena", default=True)
     options.enable_mem_pattern = parameters.boolean("enable_mem_pattern", default=True)
-    for key, value in parameters.starting_with("session.").items():
+    for key, value in (_NO_SPINNING | parameters.starting_with("session.")).items():
         options.add_session_config_entry(key, value)
     level = int(config.get("optimization", {}).get("graph", {}).get("level", 0))
     if level not in _GRAPH_LEVELS:
