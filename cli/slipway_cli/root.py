@@ -71,6 +71,7 @@ COMMANDS = (
     Command("manage", management_commands.manage, "management"),
     Command("bench", loadtest_commands.bench, "loadtests"),
     Command("load", load_commands.load, "load"),
+    Command("saturate", load_commands.saturate, "load"),
     Command("soak", soak_commands.soak, "loadtests"),
     Command("capacity", loadtest_commands.capacity, "capacity"),
 )

@@ -1,11 +1,16 @@
-"""`slipway load`: flags become a plan, and this process becomes Locust, which runs it."""
+"""`slipway load`: flags become a plan, and this process becomes Locust, which runs it.
+
+`slipway saturate` has Locust run two plans in turn, the second made of what the first has found.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -15,11 +20,32 @@ import yaml
 
 from slipway_client.address import Address, address_of
 from slipway_client.options import SpokenProtocol, TlsFolder, Url
-from slipway_serving.errors import InvalidRequest, NotReady
+from slipway_serving.errors import InvalidRequest, NotReady, Unrecoverable
 
 if TYPE_CHECKING:
     from slipway_loadtests.load.plan import Plan
+    from slipway_loadtests.load.summary import ModelSummary
+    from slipway_loadtests.load.visits import Use
 
+Families = Annotated[
+    list[str] | None,
+    typer.Option(help="Whose served models are used; may be repeated.", metavar="NAME"),
+]
+Models = Annotated[
+    list[str] | None,
+    typer.Option(help="Only this served model of the families; may be repeated.", metavar="NAME"),
+]
+Timeout = Annotated[float, typer.Option(help="Limit of each request, seconds, above 0.")]
+Fields = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A field of a model's requests, e.g. wan_t2v.frames=17; may be repeated.",
+        metavar="MODEL.FIELD=VALUE",
+    ),
+]
+Slo = Annotated[Path | None, typer.Option(help="YAML of what is promised, by model.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of moments and data.")]
+Wait = Annotated[float, typer.Option(min=0, help="Longest wait for the server to be ready, seconds.")]
 _PORT = 5557
 
 
@@ -27,14 +53,8 @@ def load(
     url: Url = None,
     protocol: SpokenProtocol = None,
     tls: TlsFolder = None,
-    family: Annotated[
-        list[str] | None,
-        typer.Option(help="Whose served models are used; may be repeated.", metavar="NAME"),
-    ] = None,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(help="Only this served model of the families; may be repeated.", metavar="NAME"),
-    ] = None,
+    family: Families = None,
+    model: Models = None,
     shape: Annotated[
         Literal["steady", "ramp", "spike", "soak"], typer.Option(help="How the load goes over time.")
     ] = "steady",
@@ -65,25 +85,24 @@ def load(
     cancel_share: Annotated[
         float, typer.Option(min=0, max=1, help="Share of videos that are cancelled after a step.")
     ] = 0.0,
-    timeout_s: Annotated[float, typer.Option(help="Limit of each request, seconds, above 0.")] = 120.0,
-    field: Annotated[
-        list[str] | None,
+    paced: Annotated[
+        bool,
         typer.Option(
-            help="A field of a model's requests, e.g. wan_t2v.frames=17; may be repeated.",
-            metavar="MODEL.FIELD=VALUE",
+            "--paced/--unpaced",
+            help="Turns of a session come in real time; unpaced each when the one before is answered.",
         ),
-    ] = None,
-    slo: Annotated[Path | None, typer.Option(help="YAML of what is promised, by model.")] = None,
+    ] = True,
+    timeout_s: Timeout = 120.0,
+    field: Fields = None,
+    slo: Slo = None,
     metrics: Annotated[
         str | None,
         typer.Option(help="Server's metrics endpoint, to tell waiting from work.", metavar="HOST:PORT"),
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Report as a page with charts.")] = None,
     json: Annotated[Path | None, typer.Option(help="Report as data.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of moments and data.")] = 0,
-    wait_s: Annotated[
-        float, typer.Option(min=0, help="Longest wait for the server to be ready, seconds.")
-    ] = 0.0,
+    seed: Seed = 0,
+    wait_s: Wait = 0.0,
     workers: Annotated[
         int, typer.Option(min=0, help="Wait for so many workers, which make the load; 0 makes it here.")
     ] = 0,
@@ -95,31 +114,22 @@ def load(
     verbose: Annotated[bool, typer.Option("--verbose", help="Show what Locust says.")] = False,
 ) -> None:
     """Send the load of a family's users to a running server, and report; 1 where an objective was broken."""
-    if find_spec("locust") is None:
-        raise ModuleNotFoundError("locust", name="locust")
+    _require_locust()
     from slipway_loadtests.load.plan import SOAK_S, Plan, read_slo, read_stages, stages_of
-    from slipway_loadtests.load.visits import uses_of
 
     if worker_of is not None:
         host, _, own_port = worker_of.partition(":")
         _become(["--worker", "--master-host", host, "--master-port", own_port or str(port)], verbose)
-    if not family:
-        raise InvalidRequest("load: family must be given, got none; try --family wan_t2v")
-    uses = [use for name in dict.fromkeys(family) for use in uses_of(name)]
-    if unknown := sorted(set(model or ()) - {use.model for use in uses}):
-        raise InvalidRequest(
-            f"load: model must be one of {', '.join(use.model for use in uses)}, got {', '.join(unknown)}"
-        )
+    asked = _asked("load", family, model)
     if seconds is None:
         seconds = SOAK_S if shape == "soak" else 60.0
     level = float(users) if arrivals == "closed" else per_s
     address = address_of(url, protocol)
-    asked = {use.model: use.user for use in uses if not model or use.model in model}
     plan = Plan(
         url=address.url,
         protocol=address.protocol,
         tls=None if tls is None else str(tls.resolve()),
-        users=_served(address, tls, asked, wait_s),
+        users=tuple(use.user for use in _served("load", address, tls, asked, wait_s)),
         stages=read_stages(stages)
         if stages
         else stages_of(shape, level, seconds, whole=arrivals == "closed"),
@@ -127,6 +137,7 @@ def load(
         burst=burst,
         think_s=think_s,
         session_s=session_s,
+        paced=paced,
         cancel_share=cancel_share,
         timeout_s=timeout_s,
         workers=max(workers, 1),
@@ -140,11 +151,81 @@ def load(
     _become(_arguments(plan, port if workers else None), verbose)
 
 
-def _served(address: Address, tls: Path | None, users: Mapping[str, str], wait_s: float) -> tuple[str, ...]:
-    """Return those users whose model the server serves.
+def saturate(
+    url: Url = None,
+    protocol: SpokenProtocol = None,
+    tls: TlsFolder = None,
+    family: Families = None,
+    model: Models = None,
+    users: Annotated[
+        int, typer.Option(min=1, help="At most at a time in the closed run, which begins with one.")
+    ] = 8,
+    seconds: Annotated[float, typer.Option(help="Of each stage, above 0.")] = 5.0,
+    timeout_s: Timeout = 30.0,
+    field: Fields = None,
+    slo: Slo = None,
+    seed: Seed = 0,
+    wait_s: Wait = 0.0,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder for MODEL.json and the reports of the runs.")
+    ] = Path("out/saturation"),
+) -> None:
+    """Find the knee of each served model of a family, and what becomes of three times too much load."""
+    _require_locust()
+    from slipway_loadtests.load import report
+    from slipway_loadtests.load.plan import Plan, read_slo
+    from slipway_loadtests.load.saturation import lines
+    from slipway_loadtests.load.saturation import saturate as find
+
+    address = address_of(url, protocol)
+    uses = _served("saturate", address, tls, _asked("saturate", family, model), wait_s)
+    plan = Plan(
+        url=address.url,
+        protocol=address.protocol,
+        tls=None if tls is None else str(tls.resolve()),
+        timeout_s=timeout_s,
+        seed=seed,
+        fields=stated_fields("saturate", field or ()),
+        slo=read_slo(slo) if slo else {},
+    )
+    found = []
+    for use in uses:
+
+        def run(name: str, plan: Plan, model: str = use.model) -> ModelSummary:
+            return _run(plan, output / f"{model}-{name}.json", model)
+
+        found.append(find(use, plan, users, seconds, run))
+        report.write_saturation(output / f"{use.model}.json", found[-1])
+    for line in lines(found):
+        typer.echo(line)
+
+
+def _require_locust() -> None:
+    if find_spec("locust") is None:
+        raise ModuleNotFoundError("locust", name="locust")
+
+
+def _asked(where: str, family: Sequence[str] | None, model: Sequence[str] | None) -> tuple[Use, ...]:
+    """Return how the models of families are used, of those that are asked for; for the command `where`."""
+    from slipway_loadtests.load.visits import uses_of
+
+    if not family:
+        raise InvalidRequest(f"{where}: family must be given, got none; try --family wan_t2v")
+    uses = [use for name in dict.fromkeys(family) for use in uses_of(name)]
+    if unknown := sorted(set(model or ()) - {use.model for use in uses}):
+        raise InvalidRequest(
+            f"{where}: model must be one of {', '.join(use.model for use in uses)}, got {', '.join(unknown)}"
+        )
+    return tuple(use for use in uses if not model or use.model in model)
+
+
+def _served(
+    where: str, address: Address, tls: Path | None, uses: Sequence[Use], wait_s: float
+) -> tuple[Use, ...]:
+    """Return those uses whose model the server serves.
 
     Raises:
-        NotReady: it serves none, or does not answer.
+        NotReady: it serves none, or does not answer; for the command `where`.
     """
     from slipway_client.client import Client
 
@@ -153,11 +234,12 @@ def _served(address: Address, tls: Path | None, users: Mapping[str, str], wait_s
         while not (ready := client.is_ready()) and time.monotonic() < until_s:
             time.sleep(1.0)
         if not ready:
-            raise NotReady(f"load: server must be ready at {address.url}, got no such answer; try --url")
-        found = tuple(user for model, user in users.items() if client.is_ready(model))
+            raise NotReady(f"{where}: server must be ready at {address.url}, got no such answer; try --url")
+        found = tuple(use for use in uses if client.is_ready(use.model))
     if not found:
         raise NotReady(
-            f"load: server must serve one of {', '.join(users)}, got none at {address.url}; try --family"
+            f"{where}: server must serve one of {', '.join(use.model for use in uses)}, got none at"
+            f" {address.url}; try --family"
         )
     return found
 
@@ -188,11 +270,35 @@ def _arguments(plan: Plan, port: int | None) -> list[str]:
     return arguments
 
 
+def _run(plan: Plan, data: Path, model: str) -> ModelSummary:
+    """Have a plan of one model run, with its reports as a page and as data; return what became of it.
+
+    Raises:
+        Unrecoverable: it did not come to a report, or its user could not begin.
+    """
+    from slipway_loadtests.load.report import read_json
+
+    data.unlink(missing_ok=True)
+    plan = dataclasses.replace(plan, json=str(data), html=str(data.with_suffix(".html")))
+    done = subprocess.run(
+        _locust(_arguments(plan, None), verbose=False), capture_output=True, text=True, check=False
+    )
+    summary = read_json(data) if data.exists() else None
+    if summary is None or summary.refusals:
+        said = (done.stdout + done.stderr).strip() if summary is None else summary.refusals[0]
+        raise Unrecoverable(f"saturate: Locust must come to a report of {model}, got {said[-2000:]}")
+    return summary.models[model]
+
+
 def _become(arguments: Sequence[str], verbose: bool) -> None:
     """Go on as Locust: it must patch the standard library before anything else is imported."""
+    sys.stdout.flush()
+    os.execv(sys.executable, _locust(arguments, verbose))
+
+
+def _locust(arguments: Sequence[str], verbose: bool) -> list[str]:
     from slipway_loadtests import load as package
 
     file = Path(str(package.__file__)).with_name("locustfile.py")
     said = ["--loglevel", "INFO" if verbose else "ERROR"]
-    sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "locust", "-f", str(file), *said, *arguments])
+    return [sys.executable, "-m", "locust", "-f", str(file), *said, *arguments]

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-TARGETS = ("client", "server-cpu", "export")
+TARGETS = ("client", "load", "server-cpu", "export")
 """Targets of the Dockerfile that need no GPU."""
 ROOT = Path(__file__).resolve().parents[2]
 # As a server is meant to run; /tmp may run programs, since Triton's Python backend is laid out there.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,28 @@ def test_default_profile_exports_serves_and_is_watched_when_brought_up(
     assert rules
     shown(f"compose up: export ended with 0, triton is healthy, client: {said.strip()}")
     shown(f"compose up: Prometheus counts the request and evaluates {len(rules)} rules")
+
+
+def test_load_profile_makes_load_by_its_workers_when_brought_up(
+    project: Project, shown: Callable[[str], None]
+) -> None:
+    small = {"frames": 5, "height": 32, "width": 32, "steps": 2}
+    fields = " ".join(f"--field wan_t2v.{name}={size}" for name, size in small.items())
+    asked = {"LOAD_ARGS": f"--family wan_t2v --users 2 --seconds 4 {fields}", "LOAD_WORKERS": "2"}
+    loading = replace(project, environment={**project.environment, **asked})
+    loading.compose("--profile", "load", "up", "--detach", "--no-build", "load", "load-worker")
+    (master,), workers = (
+        loading.compose("--profile", "load", "ps", "--all", "--quiet", service).split()
+        for service in ("load", "load-worker")
+    )
+    assert len(workers) == 2
+    codes = [project.engine.run("wait", each).stdout.strip() for each in (master, *workers)]
+    report = project.engine.run("logs", master)
+    assert codes == ["0"] * 3, report.stdout + report.stderr
+    lines = report.stdout.splitlines()
+    assert re.fullmatch(r"wan_t2v: \d+ requests in 4 s: [1-9]\d* answered; .*", lines[0]), lines
+    assert any(line.startswith("server: wan_t2v: ") for line in lines), lines
+    shown(f"compose load, two workers: {lines[0]}")
 
 
 @dataclass(frozen=True)

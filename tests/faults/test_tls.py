@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trustme
-from server_fixtures import affine, any_port, tensor, write_model
+from load_environment import assert_all_answered, load_environment
+from onnx import ModelProto, TensorProto, helper
+from server_fixtures import affine, any_port, graph, tensor, write_model
 
 from slipway_cli.root import run
 from slipway_client import AsyncClient, Client, InvalidRequest, NotReady, RetryPolicy
@@ -19,6 +21,17 @@ from slipway_serving.server import Server
 
 ONES = np.ones((1, 4), np.float32)
 AT_ONCE = RetryPolicy(budget_s=0.0)
+
+
+def uncorrected() -> ModelProto:
+    """What `airimu` answers, by a network that corrects nothing."""
+    shape: list[int | str] = ["batch", "frames", 3]
+    signals = ("acc", "gyro")
+    nodes = [helper.make_node("Identity", [name], [f"corrected_{name}"]) for name in signals]
+    nodes += [helper.make_node("Sub", [name, name], [f"correction_{name}"]) for name in signals]
+    outputs = [f"{kind}_{name}" for kind in ("corrected", "correction") for name in signals]
+    given, answered = (dict.fromkeys(names, (TensorProto.FLOAT, shape)) for names in (signals, outputs))
+    return graph(nodes, given, answered)
 
 
 def write(folder: Path, authority: trustme.CA | None, own: trustme.LeafCert | None) -> Path:
@@ -55,6 +68,10 @@ def urls(certificates: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
         "max_batch_size: 8\n" + tensor("input", "x", "FP32", "[4]") + tensor("output", "y", "FP32", "[4]")
     )
     write_model(repository, "affine", affine(), config)
+    model = uncorrected()
+    sides = {"input": model.graph.input, "output": model.graph.output}
+    tensors = (tensor(side, each.name, "FP32", "[-1, 3]") for side in sides for each in sides[side])
+    write_model(repository, "airimu", model, "max_batch_size: 8\n" + "".join(tensors))
     own = certificates["server"]
     flags = (
         "--grpc-use-ssl=true",
@@ -146,6 +163,17 @@ def test_command_takes_certificates_from_a_folder(
     assert run([*ready, "--tls", str(certificates["stranger"])]) == 1
     assert run(["ready", "--tls", str(certificates["caller"])]) == 2
     assert "try grpcs:// or https://" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_locust_is_served_with_a_certificate_and_told_without_one(
+    urls: dict[str, str], certificates: dict[str, Path], shared: Path, tmp_path: Path, protocol: str
+) -> None:
+    environment, line = load_environment(shared), "--family airimu --users 2 --seconds 1"
+    done = environment.load(tmp_path, urls[protocol], f"{line} --tls {certificates['caller']}")
+    assert_all_answered(done, "airimu")
+    refused = environment.load(tmp_path, urls[protocol], f"{line} --tls {certificates['nameless']}")
+    assert refused.code == 1 and "error: load: server must be ready at" in refused.output, refused.output
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])

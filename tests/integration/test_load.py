@@ -10,6 +10,7 @@ import pytest
 import yaml
 from load_environment import ROOT, LoadEnvironment, load_environment
 
+from slipway_loadtests.load.saturation import OVERLOAD
 from slipway_serving.server import Server
 
 SMALL = {"frames": 5, "height": 32, "width": 32, "steps": 2}
@@ -58,6 +59,22 @@ def test_shape_sends_its_load_and_reports_it(
     assert whole["measures"]["step_s"]["count"] == SMALL["steps"] * whole["measures"]["latency_s"]["count"]
     assert done.report["server"]["wan_t2v"]["requests"] >= whole["ended"]["answered"]
     assert "data:image/png;base64," in done.page
+
+
+def test_knee_and_what_is_beyond_it_are_reported_when_a_server_is_saturated(
+    server: Server, environment: LoadEnvironment, tmp_path: Path
+) -> None:
+    line = f"{WAN} --users 2 --seconds 1 --timeout-s 60 --output {tmp_path}"
+    done = environment.run("slipway", "saturate", "--url", server.grpc_url, *line.split())
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.splitlines()[-1].startswith("| `wan_t2v` | ")
+    found = json.loads((tmp_path / "wan_t2v.json").read_text())
+    assert [each["stage"]["level"] for each in found["closed"]] == [1, 2]
+    overload = found["stages"][-1]
+    assert overload["stage"]["level"] == pytest.approx(OVERLOAD * found["expected"])
+    # Of all that was sent to the tiny queue of 16, what was not answered was refused at once.
+    assert set(overload["figures"]["ended"]) <= {"answered", "rejected"}, overload
+    assert "data:image/png;base64," in (tmp_path / "wan_t2v-open.html").read_text()
 
 
 def test_load_ends_with_an_error_when_an_objective_is_broken(

@@ -38,6 +38,7 @@ LACKING = {
         for name in ("denoiser", "engines", "video", "wakeword", "world", "capacity")
     ],
     "load": ["load --family wan_t2v --url localhost:1"],
+    "saturate": ["saturate --family wan_t2v --url localhost:1"],
     "soak": ["soak --repository some"],
     "capacity": ["capacity --service-s 1 --each-s 9 --p95-s 1 --users 4"],
 }

@@ -22,7 +22,6 @@ from slipway_loadtests.capacity.load import (
     Window,
     delay_of,
     predict,
-    rates_of,
     read_trace,
     service_of,
 )
@@ -33,7 +32,9 @@ from slipway_loadtests.capacity.plan import (
     Demand,
     Service,
     exponential,
+    rates_of,
     replicas_for,
+    streams_carried,
     wakeword_demand,
     world_demand,
 )
@@ -140,6 +141,15 @@ def test_rates_explain_the_throughput() -> None:
     # Between 2 and 4 throughput grows evenly: 1.5, 1.75, 2 times that of one.
     assert rates_of([1, 2, 4], [10.0, 15.0, 20.0]) == pytest.approx((1.0, 0.75, 1.75 / 3, 0.5))
     assert rates_of([1, 2], [10.0, 21.0]) == (1.0, 1.0)  # faster together than alone is noise
+
+
+@pytest.mark.parametrize(
+    ("service_s", "rates", "carried"), [(0.09, (1.0,), 5), (0.09, (1.0, 1.0), 11), (0.6, (1.0,), 0)]
+)
+def test_replica_carries_as_many_streams_as_it_answers_in_time(
+    service_s: float, rates: tuple[float, ...], carried: int
+) -> None:
+    assert streams_carried(Service((service_s,), rates), each_s=0.5, share=0.9) == carried
 
 
 def observed(rates: tuple[float, ...], spread: float) -> Observed:

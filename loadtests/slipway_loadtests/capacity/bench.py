@@ -50,10 +50,11 @@ from slipway_loadtests.capacity.plan import (
     world_demand,
 )
 from slipway_loadtests.capacity.scaling import Scaled, SessionBound, Traffic, scale_long_jobs, session_bound
+from slipway_loadtests.load.visits import BLOCK_FRAMES, WORLD_FPS
 from slipway_serving.server import Server, ServerConfig
 
-WORLDS, WORLD_FPS, WORLD_FRAMES = "universal", 25, 12
-"""A mode, the frames a second that its players see, and the frames of a block."""
+WORLDS = "universal"
+"""The mode that is played."""
 SESSION_FLEETS = ((4, 1), (16, 1), (64, 1), (4, 4), (16, 4))
 Report = Callable[[str], None]
 
@@ -151,7 +152,7 @@ def run(options: CapacityOptions, report: Report) -> CapacityResult:
         demands[1:1] = [
             wakeword_demand(services["wakeword"]),
             airimu_demand(services["airimu_stream"]),
-            world_demand(services[WORLDS], WORLD_FRAMES / WORLD_FPS),
+            world_demand(services[WORLDS], BLOCK_FRAMES / WORLD_FPS),
         ]
     answers = {}
     for demand in demands:

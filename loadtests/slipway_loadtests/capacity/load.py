@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from slipway_client import AsyncClient, RetryPolicy, TextToVideoRequest, Turn
 from slipway_loadtests.capacity.arrivals import poisson
 from slipway_loadtests.capacity.fleet import Arrival, Fleet, Floats, simulate
-from slipway_loadtests.capacity.plan import Service
+from slipway_loadtests.capacity.plan import Service, rates_of
 from slipway_serving.errors import Unrecoverable
 from slipway_serving.server import Server
 from slipway_serving.wakeword.request import SAMPLE_RATE_HZ
@@ -237,18 +237,6 @@ class _Sender:
         started = time.perf_counter()
         await self._send(self._client, next(self._numbers))
         return time.perf_counter() - started
-
-
-def rates_of(together: Sequence[int], per_s: Sequence[float]) -> tuple[float, ...]:
-    """Return the rates that explain how many requests per second were answered.
-
-    Args:
-        together: requests that were under way at a time, rising from 1.
-        per_s: answered requests per second with so many; between two of them throughput grows evenly.
-    """
-    counts = np.arange(1, together[-1] + 1)
-    throughput = np.interp(counts, together, np.asarray(per_s) / per_s[0])
-    return tuple(np.minimum(throughput / counts, 1.0).tolist())
 
 
 def service_of(observed: Observed, instances: int) -> Service:

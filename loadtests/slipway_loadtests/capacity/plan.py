@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from slipway_loadtests.capacity.arrivals import poisson, streams
-from slipway_loadtests.capacity.fleet import Arrival, Fleet, Routing, simulate
+from slipway_loadtests.capacity.fleet import Arrival, Fleet, Floats, Routing, simulate
 from slipway_serving.errors import Unrecoverable, raise_all
 
 # Of a simulation: long enough that a queue that grows does not go unnoticed.
@@ -173,6 +173,51 @@ def replicas_for(demand: Demand, users: int, routing: Routing = "least", seed: i
         else:
             least = middle + 1
     return Answer(users, routing, enough, demand.load(users), p95_s(enough))
+
+
+def rates_of(together: Sequence[int], per_s: Sequence[float]) -> tuple[float, ...]:
+    """Return the rates that explain how many requests per second were answered.
+
+    Args:
+        together: requests that were under way at a time, rising from 1.
+        per_s: answered requests per second with so many; between two of them throughput grows evenly.
+    """
+    counts = np.arange(1, together[-1] + 1)
+    throughput = np.interp(counts, together, np.asarray(per_s) / per_s[0])
+    return tuple(np.minimum(throughput / counts, 1.0).tolist())
+
+
+def stream_latencies_s(service: Service, count: int, each_s: float, seed: int = 0) -> Floats:
+    """Return how long one replica takes to answer requests of open streams, seconds.
+
+    Args:
+        service: of one request.
+        count: streams, each with a request exactly every `each_s`, from a moment of its own.
+        each_s: seconds.
+        seed: of the moments.
+    """
+    sent = streams(count, each_s, _PERIODS, service.alone_s, seed)
+    return simulate(Fleet(rates=service.rates), sent, seed).latencies_s(_FIRST_PERIODS * each_s)
+
+
+def streams_carried(service: Service, each_s: float, share: float, seed: int = 0) -> int:
+    """Return the most streams of which one replica answers a share of the requests before the next is due.
+
+    Args:
+        service: of one request.
+        each_s: between two requests of a stream, seconds.
+        share: of the requests, above 0 to 1; where not even one stream has it the answer is 0.
+        seed: as of :func:`stream_latencies_s`.
+    """
+    # Beyond the load every queue grows without end, whatever a simulation of limited time says.
+    carried, most = 0, math.floor(service.per_s * each_s)
+    while carried < most:
+        middle = (carried + most + 1) // 2
+        if np.mean(stream_latencies_s(service, middle, each_s, seed) <= each_s) >= share:
+            carried = middle
+        else:
+            most = middle - 1
+    return carried
 
 
 def exponential(mean_s: float, longest_s: float, count: int = 200) -> tuple[float, ...]:

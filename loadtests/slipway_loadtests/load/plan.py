@@ -76,6 +76,8 @@ class Plan:
             poisson.
         think_s: mean of a closed user's time to think, exponential, seconds.
         session_s: length of a session: of a world's play, or of a stream of sound or motion, seconds.
+        paced: whether a session's turns come as fast as the world is shown, or the sound and the motion are
+            heard and felt; otherwise each comes when the one before is answered.
         cancel_share: of videos, the share that is cancelled after a step, 0 to 1.
         timeout_s: time limit of each request, seconds.
         workers: processes that make the load together.
@@ -96,6 +98,7 @@ class Plan:
     burst: float = 4.0
     think_s: float = 0.0
     session_s: float = 10.0
+    paced: bool = True
     cancel_share: float = 0.0
     timeout_s: float = 120.0
     workers: int = 1

@@ -10,11 +10,15 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from slipway_loadtests.bench.machine import machine_facts
-from slipway_loadtests.load.plan import Plan
+from slipway_loadtests.load.plan import Plan, Stage
 from slipway_loadtests.load.queues import Queue
-from slipway_loadtests.load.summary import Figures, ModelSummary, Staged, Summary
+from slipway_loadtests.load.summary import Figures, ModelSummary, Spread, Staged, Summary
+
+if TYPE_CHECKING:
+    from slipway_loadtests.load.saturation import Saturation
 
 _MEASURES = (
     "latency_s", "first_progress_s", "first_frame_s", "step_s", "queue_s", "service_s", "lag_s", "jitter_s",
@@ -54,15 +58,43 @@ def lines(summary: Summary, queues: Queues) -> Iterator[str]:
 def write_json(path: Path, plan: Plan, summary: Summary, queues: Queues) -> None:
     """Write the report as data."""
     data = {
-        "written": _time(),
-        "machine": machine_facts(),
         "plan": dataclasses.asdict(plan),
         "kept": not (summary.broken or summary.refusals),
         **dataclasses.asdict(summary),
         "server": {model: dataclasses.asdict(queue) for model, queue in (queues or {}).items()},
     }
+    _write(path, data)
+
+
+def write_saturation(path: Path, found: Saturation) -> None:
+    """Write how much a server carries of one model's use as data."""
+    _write(path, dataclasses.asdict(found) | {"slower": found.slower})
+
+
+def _write(path: Path, data: Mapping[str, Any]) -> None:
+    facts = {"written": _time(), "machine": machine_facts()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(data, indent=1, allow_nan=False), encoding="utf-8")
+    path.write_text(json.dumps({**facts, **data}, indent=1, allow_nan=False), encoding="utf-8")
+
+
+def read_json(path: Path) -> Summary:
+    """Read the figures that :func:`write_json` wrote."""
+    data = json.loads(path.read_text(encoding="utf-8"))
+    models = {
+        model: ModelSummary(
+            _figures(found["whole"]),
+            tuple(Staged(Stage(**each["stage"]), _figures(each["figures"])) for each in found["stages"]),
+            found["knee"],
+            found["errors"],
+        )
+        for model, found in data["models"].items()
+    }
+    return Summary(models, tuple(data["broken"]), tuple(data["refusals"]))
+
+
+def _figures(data: Mapping[str, Any]) -> Figures:
+    measures = {name: Spread(**spread) for name, spread in data["measures"].items()}
+    return Figures(**{**data, "measures": measures})
 
 
 def write_html(path: Path, plan: Plan, summary: Summary, queues: Queues) -> None:

@@ -50,6 +50,9 @@ class ModelUser(User):  # type: ignore[misc]
         except SlipwayError as error:
             self.run_.refuse(f"{self.use.model}: {error}")
             raise StopUser from None
+        if self.plan.arrivals == "closed" and self.plan.paced and self.use.turn_s is not None:
+            # Users of a stage begin at once, but do not speak at once.
+            gevent.sleep(self.random.uniform(0, self.use.turn_s))
 
     def on_stop(self) -> None:
         """Close the connections."""

@@ -35,7 +35,7 @@ from slipway_serving.wakeword.request import SAMPLE_RATE_HZ, ClipsRequest, Liste
 from slipway_serving.wan_t2v.request import TextToVideoRequest
 
 R = TypeVar("R", bound=Request)
-WORLD_FPS = 25
+WORLD_FPS, BLOCK_FRAMES = 25, 12
 PIECE_S = 0.5
 _CLIP_S = 1.0
 _BATCH, _BATCH_FRAMES = 8, 1000
@@ -129,7 +129,7 @@ def world(visitor: Visitor, due_s: float, mode: str) -> None:
         player = _Player(visitor, session, opening.turn)
         # The first block is due when the visit is, each further one when the one before begins to be shown.
         while player.block(due_s, actions_of(payloads.keys(visitor.random, mode), mode)):
-            due_s = player.shown_until_s - player.block_s
+            due_s = player.shown_until_s - player.block_s if visitor.plan.paced else now_s()
             if due_s >= min(begun_s + visitor.plan.session_s, visitor.until_s):
                 return
             time.sleep(max(due_s - now_s(), 0.0))
@@ -222,13 +222,13 @@ def imu_stream(visitor: Visitor, due_s: float) -> None:
 
 
 def _stream(visitor: Visitor, due_s: float, opening: Request, piece: Callable[[], Request]) -> None:
-    """Send a piece at the end of each time that it covers, late or not."""
+    """Send a piece at the end of each time that it covers, late or not, unless the plan has another pace."""
     plan = visitor.plan
     pieces = max(round(plan.session_s / PIECE_S), 1)
     with visitor.client.session(opening) as session:
         for number in range(1, pieces + 1):
-            piece_due_s = due_s + number * PIECE_S
             turn = piece()
+            piece_due_s = due_s + number * PIECE_S if plan.paced else now_s()
             time.sleep(max(piece_due_s - now_s(), 0.0))
             last = number == pieces or piece_due_s + PIECE_S >= visitor.until_s
             with visitor.watch(opening.model, piece_due_s) as watch:
@@ -249,12 +249,15 @@ class Use:
         family: it belongs to.
         user: name of the Locust user.
         visit: what the user does.
+        turn_s: how much of a world, of sound or of motion each turn of a session brings, seconds; None where
+            a visit is one request.
     """
 
     model: str
     family: str
     user: str
     visit: Visit
+    turn_s: float | None = None
 
 
 _WORLDS = {"universal": "UniversalWorld", "gta_drive": "GtaDriveWorld", "templerun": "TempleRunWorld"}
@@ -262,13 +265,13 @@ USES = (
     Use("wan_t2v", "wan_t2v", "TextToVideo", text_to_video),
     Use("framepack_i2v", "framepack_i2v", "ImageToVideo", image_to_video),
     *(
-        Use(REQUESTS[mode].model, "matrix_game", user, partial(world, mode=mode))
+        Use(REQUESTS[mode].model, "matrix_game", user, partial(world, mode=mode), BLOCK_FRAMES / WORLD_FPS)
         for mode, user in _WORLDS.items()
     ),
     Use("wakeword", "wakeword", "WakewordClips", wakeword_clips),
-    Use("wakeword_stream", "wakeword", "WakewordStream", wakeword_stream),
+    Use("wakeword_stream", "wakeword", "WakewordStream", wakeword_stream, PIECE_S),
     Use("airimu", "airimu", "ImuBatches", imu_batches),
-    Use("airimu_stream", "airimu", "ImuStream", imu_stream),
+    Use("airimu_stream", "airimu", "ImuStream", imu_stream, PIECE_S),
 )
 """Every model that users use, and how."""
 

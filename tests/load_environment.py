@@ -14,7 +14,7 @@ from typing import Any
 
 from filelock import FileLock
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 _MADE = ROOT / ".venv-load"
 # For what hangs: a run of seconds on a busy machine.
 _LIMIT_S = 300

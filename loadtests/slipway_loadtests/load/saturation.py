@@ -1,0 +1,167 @@
+"""How much a server carries, found by itself, beside what the capacity model expects.
+
+    users 1, 2, 4, … ─▶ service time and rates ─▶ capacity model ─▶ the most that it expects
+                                                                          │
+    knee, three times too much ◀─ stages of arrivals, or of sessions ◀────┘
+
+The first run is closed: each user asks again at once, a session's turns come without their pace. The second
+is open where visits are single requests (poisson); sessions keep their pace. Its stages go from two fifths of
+what the model expects to a little more, and the last is three times as much: what was admitted then is put
+beside what was at the knee, in one run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from slipway_loadtests.capacity.arrivals import poisson
+from slipway_loadtests.capacity.fleet import Fleet, simulate
+from slipway_loadtests.capacity.plan import Service, rates_of, stream_latencies_s, streams_carried
+from slipway_loadtests.load.plan import Plan, Stage
+from slipway_loadtests.load.slo import Objective
+from slipway_loadtests.load.summary import KNEE_SHARE, Figures, ModelSummary, Staged
+from slipway_loadtests.load.visits import Use
+from slipway_serving.errors import Unrecoverable
+
+OVERLOAD = 3.0
+"""Of the most that the model expects, the last stage's."""
+_SHARES = (0.4, 0.6, 0.7, 0.8, 0.9, 1.0, 1.15, OVERLOAD)
+_DRAWS = 20
+_HEADS = ("there: p50, p95, p99", "good answers/s", "rejected")
+
+Run = Callable[[str, Plan], ModelSummary]
+"""Runs a plan of one model under a name, and returns what became of it."""
+
+
+@dataclass(frozen=True)
+class Saturation:
+    """What was found of one model.
+
+    Attributes:
+        model: that was asked.
+        service: of one request or turn, by the closed run: what the capacity model was fed.
+        expected: the most that the capacity model has one replica carry: requests per second, or sessions.
+        expected_p95_s: its 95th percentile of latency at the knee's level; None without a knee.
+        closed: figures of the closed run.
+        stages: of the second run, the last of them three times too much.
+        knee: the highest stage at which 90 % of what was due was answered, turns of sessions as promised
+            (before the next is due, where nothing else is); None where there is none.
+    """
+
+    model: str
+    service: Service
+    expected: float
+    expected_p95_s: float | None
+    closed: tuple[Staged, ...]
+    stages: tuple[Staged, ...]
+    knee: Staged | None
+
+    @property
+    def slower(self) -> float | None:
+        """95th percentile of what was answered of the last stage ÷ of the knee's; None without either."""
+        if self.knee is None or not self.stages[-1].figures.answered:
+            return None
+        p95_s = [each.figures.measures["latency_s"].p95 for each in (self.stages[-1], self.knee)]
+        return p95_s[0] / p95_s[1]
+
+
+def saturate(use: Use, plan: Plan, most_users: int, stage_s: float, run: Run) -> Saturation:
+    """Find how much of one model's use a server carries.
+
+    Args:
+        use: of the model.
+        plan: what else the runs have: where the server is, fields, promises, seed. Its load is not used.
+        most_users: of the closed run, 1 or more.
+        stage_s: length of each stage, seconds.
+        run: sends the load.
+
+    Raises:
+        Unrecoverable: the only user of the first stage got no answer.
+    """
+    users = [2**power for power in range(most_users.bit_length())]
+    plan = replace(plan, users=(use.user,), arrivals="closed")
+    closed = run("closed", replace(plan, paced=False, stages=_stages(users, stage_s))).stages
+    service = _service(use.model, closed)
+    if use.turn_s is None:
+        expected = service.per_s
+        stages = _stages([expected * share for share in _SHARES], stage_s)
+        plan = replace(plan, arrivals="poisson", stages=stages)
+    else:
+        expected = streams_carried(service, use.turn_s, KNEE_SHARE)
+        stages = _stages(sorted({max(round(expected * share), 1) for share in _SHARES}), stage_s)
+        # A user's session lasts to the end; one that was refused is tried again after a turn's time.
+        plan = replace(plan, stages=stages, session_s=stage_s * len(stages), think_s=use.turn_s)
+        plan = replace(plan, slo={use.model: Objective(good={"latency_s": use.turn_s}), **plan.slo})
+    found = run("open" if use.turn_s is None else "sessions", plan).stages
+    knee = _knee(found, good=use.turn_s is not None)
+    p95_s = None if knee is None else _expected_p95_s(service, use.turn_s, knee.stage)
+    return Saturation(use.model, service, expected, p95_s, closed, found, knee)
+
+
+def lines(found: Sequence[Saturation]) -> Iterator[str]:
+    """Yield a table in Markdown, a row for each model."""
+    heads = (
+        "knee",
+        *_HEADS,
+        f"at {OVERLOAD:g} times the most",
+        *_HEADS[1:],
+        "p95 ÷ knee's",
+        "model's most, p95",
+    )
+    yield f"| model | {' | '.join(heads)} |"
+    yield "|---" * (len(heads) + 1) + "|"
+    for each in found:
+        unit = "requests/s" if each.stages[0].stage.level % 1 else "sessions"
+        cells = [f"`{each.model}`", "none" if each.knee is None else f"{each.knee.stage.level:.3g} {unit}"]
+        for staged in (each.knee, each.stages[-1]):
+            cells += ["-"] * 3 if staged is None else _cells(staged.figures)
+        cells.append("-" if each.slower is None else f"{each.slower:.2g}")
+        p95_s = "-" if each.expected_p95_s is None else f"{each.expected_p95_s:.3g} s"
+        cells.append(f"{each.expected:.3g} {unit}, {p95_s}")
+        yield f"| {' | '.join(cells)} |"
+
+
+def _stages(levels: Sequence[float], seconds: float) -> tuple[Stage, ...]:
+    return tuple(Stage(seconds, float(level)) for level in levels)
+
+
+def _service(model: str, closed: Sequence[Staged]) -> Service:
+    kept = [each for each in closed if each.figures.answered and not each.figures.rejected_share]
+    if not kept or kept[0].stage.level != 1:
+        raise Unrecoverable(f"saturate: {model} must answer its only user, got no answer; try slipway load")
+    # Beyond the most, requests wait; that they slow each other further would be a change in the machine.
+    kept = kept[: 1 + int(np.argmax([each.figures.per_s for each in kept]))]
+    alone_s = kept[0].figures.measures["latency_s"].mean
+    users = [round(each.stage.level) for each in kept]
+    return Service((alone_s,), rates_of(users, [each.figures.per_s for each in kept]))
+
+
+def _knee(stages: Sequence[Staged], *, good: bool) -> Staged | None:
+    """Return the highest stage whose answers, or good answers, are 90 % of what was due in it."""
+
+    def carried(figures: Figures) -> bool:
+        per_s = figures.goodput_per_s if good else figures.per_s
+        return figures.sent > 0 and per_s >= KNEE_SHARE * figures.sent / figures.seconds
+
+    return max(
+        (each for each in stages if carried(each.figures)), key=lambda each: each.stage.level, default=None
+    )
+
+
+def _expected_p95_s(service: Service, turn_s: float | None, stage: Stage) -> float:
+    """Return the model's 95th percentile of latency in a stage, seconds: the median of several draws."""
+    if turn_s is not None:
+        return float(np.percentile(stream_latencies_s(service, round(stage.level), turn_s), 95))
+    # As many as come in the stage: at the most that is carried, a queue grows as long as it is let.
+    fleet, count = Fleet(rates=service.rates), max(round(stage.level * stage.seconds), 1)
+    draws = (poisson(stage.level, count, service.alone_s, seed) for seed in range(_DRAWS))
+    return float(np.median([np.percentile(simulate(fleet, draw).latencies_s(), 95) for draw in draws]))
+
+
+def _cells(figures: Figures) -> list[str]:
+    latency = figures.measures.get("latency_s")
+    spread = "-" if latency is None else f"{latency.p50:.3g}, {latency.p95:.3g}, {latency.p99:.3g} s"
+    return [spread, f"{figures.goodput_per_s:.3g}", f"{figures.rejected_share:.0%}"]
