@@ -53,7 +53,7 @@ bench: $(VENV)/installed ## Whole videos: diffusers, our loop, Triton, shortcuts
 	$(BIN)/slipway bench video
 
 soak: $(VENV)/installed ## Mixed traffic on tiny checkpoints of every family, which must stay as they were; MINUTES=30
-	for family in wan_t2v matrix_game framepack_i2v wakeword airimu; do \
+	for family in wan_t2v matrix_game framepack_i2v wakeword wakeword_head airimu; do \
 	  $(BIN)/slipway export $$family --checkpoint tiny --repository out/soak/models || exit 1; done
 	$(BIN)/slipway soak --repository out/soak/models --minutes $(or $(MINUTES),30)
 

@@ -57,7 +57,7 @@ def ready(
 
 def _check_processes(url: str) -> None:
     """Raise NotReady where a model's process is gone, or where the server is not on this machine."""
-    from slipway_serving.instances import lost
+    from slipway_serving.footprints import lost
     from slipway_serving.server_folder import folder_at
 
     port = url.rpartition(":")[2]

@@ -33,7 +33,6 @@ from slipway_serving.errors import (
 )
 from slipway_serving.footprints import NO_FOOTPRINT, Footprint
 from slipway_serving.going import Door, Refused
-from slipway_serving.instances import Instance
 from slipway_serving.metrics import HEARTBEATS, INSTANCES, OK, REFUSED, REQUESTS, Recorder
 from slipway_serving.program import BatchProgram, Call, Program, Responses, Settings, Tensors, load_program
 from slipway_serving.requests import SHAPE_PARAMETER
@@ -69,7 +68,6 @@ class Adapter:
     _footprint: Footprint = NO_FOOTPRINT
     _publisher: Publisher | None = None
     _under_way: Running | None = None
-    _instance: Instance | None = None
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Build the program.
@@ -83,7 +81,6 @@ class Adapter:
             raise self.pb.TritonModelException(error.to_wire()) from error
         self._model, self._recorder, self._limits = settings.model, settings.recorder, settings.limits
         self._footprint = settings.footprint
-        left_running = self._footprint.inherit()
         transactions = settings.config.get("model_transaction_policy", {})
         self._decoupled = bool(transactions.get("decoupled", False))
         try:
@@ -93,14 +90,13 @@ class Adapter:
         self._door = Door(self._model, is_pipeline=self._program.reports_requests)
         self._recorder.declare(REQUESTS, HEARTBEATS)
         instances = instances_of(settings.config)
-        self._recorder.follow(INSTANCES, lambda: instances if self._instance is not None else 0)
+        self._recorder.follow(INSTANCES, lambda: instances if self._footprint.is_serving else 0)
         self._publisher = Publisher(self.pb, self._model, self._recorder)
+        tell_restarts(self.pb, self._model, self._footprint)
+        left_running = self._footprint.serves(pipeline=self._program.reports_requests)
         if self._program.reports_requests:
-            self._footprint.is_pipeline()
             self._under_way = Running(self.pb, self._model)
             self._under_way.add(-left_running)
-        tell_restarts(self.pb, self._model, self._footprint)
-        self._instance = Instance(args["model_instance_name"])
 
     def execute(self, requests: Sequence[Any]) -> list[Any] | None:
         """Answer requests, one after the other; none of them can fail another."""
@@ -115,12 +111,9 @@ class Adapter:
 
     def finalize(self) -> None:
         """Free what the program holds."""
-        self._footprint.is_ending()
+        self._footprint.ends()
         if self._program is not None:
             self._program.close()
-        if self._instance is not None:
-            self._instance.close()
-            self._instance = None
         if self._publisher is not None:
             self._publisher.close()
 

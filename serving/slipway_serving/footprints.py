@@ -1,118 +1,122 @@
-"""What a model's process keeps outside of itself while it lives, so that its death can be made good.
+"""What a model's process keeps outside of itself while it lives, so that its death is known and made good.
 
-Each process of an instance has a folder below the server's private one: how many requests it works on, and an
-empty file for each session that it holds. It holds a lock there too, which its end, however it comes, lets
-go. So the server knows at any time what is under way (:func:`under_way`), and the process that comes next
-for the model takes over what a dead one left: requests that no longer run leave the gauge, and its sessions
-are known as lost (:meth:`Footprint.inherit`).
+Triton 2.51 does not look after the processes of its Python models: one that was killed leaves its model, and
+the server, ready for ever while requests fail. So each has a folder below the server's
+(:mod:`slipway_serving.server_folder`), whose name says which process and which instance it is: how many
+requests it works on, how far it has come, and an empty file for each session that it holds. So anybody knows
+at any time which processes are gone that should be there (:func:`lost`) and what is under way
+(:func:`under_way`), without a request, by which a busy model would be taken for a dead one. The process that
+comes next for the model takes over what a dead one left (:func:`inherit`): requests that no longer run leave
+the gauge, and its sessions are known as lost.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import mmap
 import os
-import secrets
 import shutil
+import signal
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 
-FOLDER_VARIABLE = "SLIPWAY_FOOTPRINTS"
-"""Environment variable of a server's processes: the folder of their footprints."""
-_LIFE = "life"
+from slipway_serving.server_folder import folder_here
+
+_FOLDER = "footprints"
+_WORK = "work"
 _LOST = "lost"
 _RESTARTS = ".restarts"
-# Whether the model is a pipeline, how many requests it works on, and whether it was told to end.
-_WORK = struct.Struct("<III")
+# Whether the model is a pipeline, how many requests it works on, and its stage.
+_VALUES = struct.Struct("<III")
+
+
+class Stage(IntEnum):
+    """How far a process has come."""
+
+    STARTS = 0
+    SERVES = 1
+    ENDS = 2
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a living process does.
+    """What a process does, or did when it died.
 
     Attributes:
         pid: its process id.
         pipeline: whether its model works by calling others.
         requests: how many it works on.
-        ending: whether Triton has told it to end.
+        stage: how far it has come; the last one when Triton has told it to end.
     """
 
     pid: int
     pipeline: bool
     requests: int
-    ending: bool = False
+    stage: Stage
 
 
 class Footprint:
     """The footprint of this process as an instance of a model.
 
     Args:
-        folder: of all footprints of the server; None where nobody looks at them: then nothing is kept.
+        folder: of the server; None where nobody looks: then nothing is kept.
         model: the served model's name.
+        instance: its name, as Triton gives it: unique on the server, and the same for its successor.
     """
 
-    def __init__(self, folder: Path | None, model: str) -> None:
-        self._all, self._requests, self._pipeline, self._ending = folder, 0, False, False
+    def __init__(self, folder: Path | None, model: str, instance: str) -> None:
+        self._folder, self._name = folder, model
+        self._requests, self._pipeline, self._stage = 0, False, Stage.STARTS
         if folder is None:
             return
-        self._model = folder / model
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._model = folder / _FOLDER / model
         self._model.mkdir(parents=True, exist_ok=True)
-        self._own = self._model / f"{os.getpid()}-{secrets.token_hex(4)}"
+        self._own = self._model / f"{_told(os.getpid())}-{instance}"
         unseen = self._own.with_name(f".{self._own.name}")
         unseen.mkdir()
-        # Held until the process ends; locked before anyone can see it.
-        self._life = (unseen / _LIFE).open("w+b", buffering=0)
-        fcntl.flock(self._life, fcntl.LOCK_EX)
-        self._life.write(_WORK.pack(False, 0, False))
-        self._work = mmap.mmap(self._life.fileno(), _WORK.size)
+        with (unseen / _WORK).open("w+b", buffering=0) as file:
+            file.write(_VALUES.pack(False, 0, Stage.STARTS))
+            self._work = mmap.mmap(file.fileno(), _VALUES.size)
         unseen.rename(self._own)
 
     @classmethod
-    def from_environment(cls, model: str) -> Footprint:
-        """Begin the footprint of an instance of a model where the server that started it says."""
-        folder = os.environ.get(FOLDER_VARIABLE)
-        return cls(Path(folder) if folder else None, model)
+    def of_instance(cls, args: Mapping[str, str]) -> Footprint:
+        """Begin the footprint of an instance, of which Triton's Python backend has told the arguments."""
+        return cls(folder_here(), args["model_name"], args["model_instance_name"])
 
-    def inherit(self) -> int:
-        """Take over what dead processes of the model left, their sessions as lost ones.
+    @property
+    def is_serving(self) -> bool:
+        """Whether this process takes requests."""
+        return self._stage is Stage.SERVES
+
+    def serves(self, *, pipeline: bool = False) -> int:
+        """Take note that this process takes requests now, in the place of one that died.
+
+        Args:
+            pipeline: whether the model works by calling others: a server that is stopped waits for it.
 
         Returns:
-            How many requests they worked on.
+            How many requests the dead ones worked on.
         """
-        if self._all is None:
-            return 0
-        left = 0
-        for place in _places(self._model):
-            with contextlib.suppress(OSError), (place / _LIFE).open("rb") as life:
-                if _is_held(life.fileno()):
-                    continue
-                left += _WORK.unpack(life.read(_WORK.size))[1]
-                (self._model / _LOST).mkdir(exist_ok=True)
-                for session in place.iterdir():
-                    if session.name != _LIFE:
-                        session.rename(self._model / _LOST / session.name)
-                shutil.rmtree(place)
-        return left
+        self._pipeline, self._stage = pipeline, Stage.SERVES
+        self.add(0)
+        return inherit(self._folder, self._name) if self._folder is not None else 0
 
-    def is_pipeline(self) -> None:
-        """Take note that the model works by calling others: a server that is stopped waits for it."""
-        self._pipeline = True
+    def ends(self) -> None:
+        """Take note that Triton has told this process to end."""
+        self._stage = Stage.ENDS
         self.add(0)
 
     def add(self, requests: int) -> None:
         """Count requests that began, or, below 0, ended."""
         self._requests += requests
-        if self._all is not None:
-            _WORK.pack_into(self._work, 0, self._pipeline, self._requests, self._ending)
-
-    def is_ending(self) -> None:
-        """Take note that Triton has told this process to end."""
-        self._ending = True
-        self.add(0)
+        if self._folder is not None:
+            _VALUES.pack_into(self._work, 0, self._pipeline, self._requests, self._stage)
 
     @contextlib.contextmanager
     def working(self, requests: int) -> Iterator[None]:
@@ -125,35 +129,35 @@ class Footprint:
 
     def session_began(self, session_id: object) -> None:
         """Take note that this process holds a session."""
-        if self._all is not None:
-            (self._own / _name(session_id)).touch()
+        if self._folder is not None:
+            (self._own / _file_of(session_id)).touch()
             self.forget(session_id)
 
     def session_ended(self, session_id: object) -> None:
         """Take note that this process no longer holds a session, which is as it should be."""
-        if self._all is not None:
-            (self._own / _name(session_id)).unlink(missing_ok=True)
+        if self._folder is not None:
+            (self._own / _file_of(session_id)).unlink(missing_ok=True)
 
     def has_lost(self, session_id: object) -> bool:
         """Return whether another process of the model, which no longer gets its turns, held a session."""
-        if self._all is None:
+        if self._folder is None:
             return False
         others = (place for place in _places(self._model) if place != self._own)
-        return any((place / _name(session_id)).exists() for place in (self._model / _LOST, *others))
+        return any((place / _file_of(session_id)).exists() for place in (self._model / _LOST, *others))
 
     def forget(self, session_id: object) -> None:
         """Take note that nobody will ask for a lost session again."""
-        if self._all is not None:
-            (self._model / _LOST / _name(session_id)).unlink(missing_ok=True)
+        if self._folder is not None:
+            (self._model / _LOST / _file_of(session_id)).unlink(missing_ok=True)
 
     def restarts(self) -> tuple[int, int]:
         """Return how often the model was started anew by itself, and how often the whole server."""
-        if self._all is None:
+        if self._folder is None:
             return 0, 0
-        return _count(self._model), _count(self._all)
+        return _count(self._model), _count(self._folder / _FOLDER)
 
 
-NO_FOOTPRINT = Footprint(None, "")
+NO_FOOTPRINT = Footprint(None, "", "")
 """That of a process which nobody looks at."""
 
 
@@ -161,10 +165,10 @@ def count_restart(folder: Path, model: str = "") -> int:
     """Count that a model, or the server, is started anew because it died; return how often by now.
 
     Args:
-        folder: of the server's footprints.
+        folder: of the server.
         model: its name; "" for the server.
     """
-    place = folder / model
+    place = folder / _FOLDER / model
     place.mkdir(parents=True, exist_ok=True)
     count = _count(place) + 1
     (place / _RESTARTS).write_text(str(count))
@@ -172,15 +176,69 @@ def count_restart(folder: Path, model: str = "") -> int:
 
 
 def under_way(folder: Path) -> list[Work]:
-    """Return what each living process of the server's models does."""
-    found = []
-    for place in (place for model in folder.glob("*/") for place in _places(model)):
-        with contextlib.suppress(OSError), (place / _LIFE).open("rb") as life:
-            pipeline, requests, ending = _WORK.unpack(life.read(_WORK.size))
-            if _is_held(life.fileno()):
-                pid = int(place.name.partition("-")[0])
-                found.append(Work(pid, bool(pipeline), requests, bool(ending)))
-    return found
+    """Return what each living process of a server's models does.
+
+    Args:
+        folder: of the server.
+    """
+    return [work for place in _all_places(folder) if _lives(place) and (work := _work(place))]
+
+
+def lost(folder: Path) -> list[str]:
+    """Return the names of the instances whose processes are gone without having been told to.
+
+    Args:
+        folder: of the server.
+    """
+    gone = [place for place in _all_places(folder) if not _lives(place)]
+    found = {place.name.split("-", 2)[2]: _work(place) for place in gone}
+    return sorted(name for name, work in found.items() if work is not None and work.stage is Stage.SERVES)
+
+
+def end(folder: Path, pid: int) -> None:
+    """Kill a process of a server's models, which is not lost then.
+
+    Args:
+        folder: of the server.
+        pid: of one that has no work.
+    """
+    for place in _all_places(folder):
+        if _lives(place) and (work := _work(place)) and work.pid == pid:
+            (place / _WORK).write_bytes(_VALUES.pack(work.pipeline, 0, Stage.ENDS))
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def inherit(folder: Path, model: str) -> int:
+    """Take over what dead processes of a model left, their sessions as lost ones.
+
+    Args:
+        folder: of the server.
+        model: its name.
+
+    Returns:
+        How many requests they worked on.
+    """
+    left = 0
+    for place in _places(folder / _FOLDER / model):
+        if _lives(place):
+            continue
+        sessions = place.parent / _LOST
+        sessions.mkdir(exist_ok=True)
+        # Of several heirs, one takes each of these.
+        with contextlib.suppress(FileNotFoundError):
+            for session in place.iterdir():
+                if session.name != _WORK:
+                    session.rename(sessions / session.name)
+            taken = place.rename(place.with_name(f".{place.name}"))
+            left += work.requests if (work := _work(taken)) else 0
+            shutil.rmtree(taken)
+    return left
+
+
+def _all_places(folder: Path) -> Iterator[Path]:
+    """Yield the folders of the processes of all of a server's models."""
+    return (place for model in (folder / _FOLDER).glob("*/") for place in _places(model))
 
 
 def _places(model: Path) -> Iterator[Path]:
@@ -188,16 +246,31 @@ def _places(model: Path) -> Iterator[Path]:
     return (place for place in model.glob("[0-9]*-*/") if place.is_dir())
 
 
-def _is_held(life: int) -> bool:
-    """Return whether the process of a lock lives; where not, the lock is ours until the file is closed."""
+def _work(place: Path) -> Work | None:
+    """Return what a process does; None where its folder is just being taken over."""
     try:
-        fcntl.flock(life, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    return False
+        pipeline, requests, stage = _VALUES.unpack((place / _WORK).read_bytes())
+    except FileNotFoundError:
+        return None
+    return Work(int(place.name.lstrip(".").partition("-")[0]), bool(pipeline), requests, Stage(stage))
 
 
-def _name(session_id: object) -> str:
+def _lives(place: Path) -> bool:
+    pid, started, _ = place.name.split("-", 2)
+    return _told(int(pid)) == f"{pid}-{started}"
+
+
+def _told(pid: int) -> str | None:
+    """Return a living process with the time at which it started, since numbers come again."""
+    try:
+        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # A killed one stays as a zombie, since Triton does not ask how it ended.
+    return None if state in "ZX" else f"{pid}-{rest[18]}"
+
+
+def _file_of(session_id: object) -> str:
     # A caller's text never becomes a path; 7 and "7" are two sessions.
     return hashlib.sha256(repr(session_id).encode()).hexdigest()
 

@@ -155,7 +155,7 @@ class Settings:
             kind=args["model_instance_kind"],
             device_id=int(args["model_instance_device_id"]),
             limits=limits,
-            footprint=Footprint.from_environment(args["model_name"]),
+            footprint=Footprint.of_instance(args),
         )
 
     def positive(self, name: str) -> int:

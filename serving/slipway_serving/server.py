@@ -228,7 +228,7 @@ class Server:
             self._watcher.kill()  # in good order it would take the server's folder with it
             self._watcher.wait()
         end_processes(self._belongings.server_id)
-        restarts = footprints.count_restart(self._belongings.footprints)
+        restarts = footprints.count_restart(self._belongings.requests)
         started_s = time.monotonic()
         try:
             self._launch()
@@ -245,8 +245,8 @@ class Server:
         """Return what looks after the models of the `tritonserver` that runs now."""
         assert self._belongings is not None
         names = [model.name for model in models]
-        pid, left = self._belongings.pid, self._belongings.footprints
-        return ModelSupervisor(pid, names, self._control, left, self._tell)
+        pid, folder = self._belongings.pid, self._belongings.requests
+        return ModelSupervisor(pid, names, self._control, folder, self._tell)
 
     def _tell(self, event: str, **facts: Any) -> None:
         """Write an event of supervision to the log, and hand it on in words."""
@@ -262,7 +262,6 @@ class Server:
             self._id, str(folder), pid=0, exit_timeout_s=self.config.exit_timeout_s, log=str(self.log_path)
         )
         (folder / "graphs").mkdir()
-        self._belongings.footprints.mkdir()
         lay_out_backends(install, folder / "backends")
         lay_out_interpreter(folder / "interpreter", os.environ)
         if (key_file := self.control_token_file) is not None:
@@ -284,7 +283,6 @@ class Server:
                     **environment(install, folder / "interpreter", os.environ),
                     ID_VARIABLE: self._id,
                     FOLDER_VARIABLE: str(folder / "graphs"),
-                    footprints.FOLDER_VARIABLE: str(self._belongings.footprints),
                     server_folder.FOLDER_VARIABLE: str(self._belongings.requests),
                     **({LIMITS_VARIABLE: str(self.config.limits.resolve())} if self.config.limits else {}),
                 },

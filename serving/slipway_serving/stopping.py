@@ -33,7 +33,7 @@ def finish_pipelines(belongings: Belongings) -> None:
 
     def running() -> int:
         """Count their requests; none of those whose process died."""
-        return sum(work.requests for work in under_way(belongings.footprints) if work.pipeline)
+        return sum(work.requests for work in under_way(belongings.requests) if work.pipeline)
 
     drain_known(running, belongings.exit_timeout_s, belongings.requests)
 
@@ -49,7 +49,7 @@ def end(belongings: Belongings) -> None:
     worked_s = time.monotonic()
     deadline = worked_s + belongings.exit_timeout_s + EXIT_GRACE_S
     while _runs(belongings.pid) and time.monotonic() < deadline:
-        idle = {work.pid for work in under_way(belongings.footprints) if not work.requests}
+        idle = {work.pid for work in under_way(belongings.requests) if not work.requests}
         if not idle.issuperset(stubs(belongings.pid)):
             worked_s = time.monotonic()
         elif time.monotonic() - worked_s > _IDLE_S:

@@ -11,17 +11,17 @@ ones. What depends on it goes on; other models notice nothing. When `tritonserve
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from slipway_serving import footprints
 from slipway_serving.control import ModelControl
 from slipway_serving.errors import SlipwayError, Unrecoverable
+from slipway_serving.footprints import Stage
 from slipway_serving.triton_process import stubs
 
 DEATHS = 5
@@ -152,7 +152,7 @@ class ModelSupervisor:
         pid: of `tritonserver`.
         models: that it has loaded; each may have lost a process already.
         control: orders to it.
-        folder: of its footprints (:mod:`slipway_serving.footprints`).
+        folder: of the server (:mod:`slipway_serving.server_folder`).
         tell: called with the name of an event and its facts.
     """
 
@@ -179,7 +179,7 @@ class ModelSupervisor:
             if pid not in now:
                 self._suspects.setdefault(model, 0)
         self._known = now
-        self._end_replaced()
+        self._end_replaced(now)
         for model in list(self._suspects):
             if (thread := self._healing.get(model)) is not None and thread.is_alive():
                 continue
@@ -209,21 +209,20 @@ class ModelSupervisor:
             return None
         return list(self._known.values()).count(model) < instances
 
-    def _end_replaced(self) -> None:
+    def _end_replaced(self, now: Mapping[int, str]) -> None:
         """End what is left of models as they were before they were loaded anew, once it does not work."""
         if not self._replaced:
             return
         left = {work.pid: work for work in footprints.under_way(self._folder)}
         for pid, worked_s in list(self._replaced.items()):
-            if pid not in self._known or pid not in left or left[pid].ending:
+            if pid not in left or left[pid].stage is Stage.ENDS:
                 del self._replaced[pid]
             elif left[pid].requests:
                 self._replaced[pid] = time.monotonic()
             elif time.monotonic() - worked_s > REPLACED_IDLE_S:
                 del self._replaced[pid]
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-                self._say("replaced_process_ended", model=self._known[pid], pid=pid)
+                footprints.end(self._folder, pid)
+                self._say("replaced_process_ended", model=now[pid], pid=pid)
 
     def _heal(self, model: str) -> None:
         """Load a model anew until it serves, or died too often."""

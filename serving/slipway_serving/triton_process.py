@@ -40,11 +40,6 @@ class Belongings:
     log: str
 
     @property
-    def footprints(self) -> Path:
-        """Folder of :mod:`slipway_serving.footprints`."""
-        return Path(self.folder, "footprints")
-
-    @property
     def requests(self) -> Path:
         """Folder of :mod:`slipway_serving.server_folder`."""
         return Path(self.folder, "requests")

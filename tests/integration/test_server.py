@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -68,15 +69,14 @@ def assert_ready_tells_lost_processes(server: Server) -> None:
     """`slipway ready --processes` fails as long as a process is gone."""
     folder = folder_at(server.config.http_port)
     assert folder is not None
-    (ours,) = (folder / "instances").iterdir()
-    assert ours.name.startswith("affine")
+    (ours,) = (folder / "footprints" / "affine").iterdir()
     assert run(["ready", "--processes", "--url", server.http_url]) == 0
-    (folder / "instances" / "killed_0").write_text("1 0")  # no process that started then
+    killed = shutil.copytree(ours, ours.with_name("1-0-killed_0"))  # no process that started then
     for port in (server.http_url, server.grpc_url):
         for flags in ([], ["--live"]):
             assert run(["ready", *flags, "--processes", "--url", port]) == 1
             assert run(["ready", *flags, "--url", port]) == 0
-    (folder / "instances" / "killed_0").unlink()
+    shutil.rmtree(killed)
     assert run(["ready", "--live", "--processes", "--url", server.grpc_url]) == 0
 
 

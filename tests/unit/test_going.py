@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +9,6 @@ import pytest
 from slipway_serving.cancelling.under_way import end, under_way
 from slipway_serving.errors import NotReady
 from slipway_serving.going import Door, Going, tell
-from slipway_serving.instances import Instance, lost
 from slipway_serving.server_folder import FOLDER_VARIABLE, folder_at, folder_here
 
 ID = "slipway-" + "0a" * 16
@@ -63,28 +59,6 @@ def test_request_is_not_known_by_an_id_that_may_come_twice_or_is_a_path(
         assert ours is None
         assert not end(request_id)
     assert not folder.exists()
-
-
-def test_instance_is_lost_when_its_process_was_killed_and_not_when_it_was_closed(folder: Path) -> None:
-    lives = "Instance('net_0'); print('there', flush=True); input()"
-    command = [sys.executable, "-c", f"from slipway_serving.instances import Instance; {lives}"]
-    killed = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert killed.stdout is not None
-    assert killed.stdout.readline() == b"there\n"
-    ours = Instance("net_1")
-    assert lost(folder) == []
-    killed.kill()
-    # Nobody asks how it ended, as Triton does not: it stays as a zombie.
-    assert os.waitid(os.P_PID, killed.pid, os.WEXITED | os.WNOWAIT) is not None
-    assert lost(folder) == ["net_0"]
-    killed.communicate()
-    assert lost(folder) == ["net_0"]
-    successor = Instance("net_0")
-    assert lost(folder) == []
-    successor.close()
-    ours.close()
-    assert lost(folder) == []
-    assert list((folder / "instances").iterdir()) == []
 
 
 def test_folder_is_named_by_the_server_process_where_its_environment_names_none(

@@ -21,7 +21,6 @@ from slipway_serving.backends.onnxruntime.execution import Arrays, Executor, Req
 from slipway_serving.backends.onnxruntime.sharing import Loaded, SharedGraph
 from slipway_serving.errors import InvalidRequest, SlipwayError
 from slipway_serving.footprints import Footprint
-from slipway_serving.instances import Instance
 from slipway_serving.triton_metrics import tell_restarts
 
 
@@ -48,8 +47,7 @@ class TritonPythonModel:
     def initialize(self, args: Mapping[str, str]) -> None:
         """Load the graph on the instance's device, or find it loaded, and check the config against it."""
         config = json.loads(args["model_config"])
-        self._footprint = Footprint.from_environment(args["model_name"])
-        self._footprint.inherit()
+        self._footprint = Footprint.of_instance(args)
         try:
             self._graph = _open(config, args["model_instance_kind"], int(args["model_instance_device_id"]))
             signature.check(config, self._graph.signature)
@@ -66,7 +64,7 @@ class TritonPythonModel:
             batched=int(config["max_batch_size"]) > 0,
         )
         tell_restarts(pb_utils, self._model, self._footprint)
-        self._instance = Instance(args["model_instance_name"])
+        self._footprint.serves()
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Answer requests; none of them can fail another."""
@@ -76,8 +74,7 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         """Let go of a graph that other instances may reach here."""
-        self._footprint.is_ending()
-        self._instance.close()
+        self._footprint.ends()
         if isinstance(self._graph, SharedGraph):
             self._graph.close()
 
