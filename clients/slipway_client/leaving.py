@@ -3,22 +3,27 @@
 A message with the request's id goes to the model `slipway_cancel` of the same server. The loop that works on
 the request sees it at its next step and ends the stream, as any error does. The call is cut where that does
 not come in time: the server has no such model, does not know the request, or is busy with one long step.
-Cutting is what Triton 2.51 sometimes dies of (server#7368, #8034), so it is the last resort.
+Cutting gRPC's is what Triton 2.51 sometimes dies of (server#7368, #8034), so it is the last resort. Both
+protocols bring what a call answers as one iterator (:func:`answers`, :func:`async_answers`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import queue
 import secrets
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterator
 from typing import Any
 
 import numpy as np
 
+from slipway_client.retry import Deadline
 from slipway_client.tensors import Tensors
 from slipway_serving.cancelling.request import EndRequest
+from slipway_serving.errors import Cancelled, SlipwayError
 from slipway_serving.requests import encode
 
 CUT_S = 5.0
@@ -28,6 +33,7 @@ KNOWN_S = 1.0
 LATE_S = 1.0
 """The same after a time limit, which a caller waits for. A call that answers once has it to end by itself."""
 _AGAIN_S = 0.05
+_LOOK_S = 0.1
 
 
 def made_id() -> str:
@@ -43,6 +49,70 @@ def ending(request_id: str) -> tuple[str, Tensors]:
 def was_found(answer: Tensors) -> bool:
     """Tell from the answer whether the request is under way on the server."""
     return bool(np.any(answer["found"]))
+
+
+def answers(
+    call: Iterator[Tensors | SlipwayError],
+    end: Callable[[], bool | None],
+    cut: Callable[[], object],
+    deadline: Deadline,
+    left_s: float | None,
+) -> Generator[Tensors, None, None]:
+    """Yield what a blocking call answers; closing the generator, or the deadline, ends the call's work.
+
+    Args:
+        call: its answers, the last of them an error where there was one; read in a thread of its own.
+        end: as of :class:`Leave`.
+        cut: as of :class:`Leave`; `call` comes to its end then, with :class:`Cancelled`.
+        deadline: of the work.
+        left_s: what was left of it when the call was made, seconds.
+
+    Raises:
+        SlipwayError: the error that the call answered with.
+    """
+    refusal: SlipwayError | None = None
+    with Leave(end, cut, left_s) as leave:
+        messages = _Messages(call)
+        try:
+            for found in messages:
+                # An error is the last message, but the server must end the call: cancelled in between,
+                # Triton 2.51 keeps the request for ever, and its model loaded.
+                if isinstance(found, SlipwayError):
+                    refusal = refusal or found
+                elif refusal is None:
+                    yield found
+        finally:
+            if not messages.have_ended:
+                leave.now()
+                with _cut_by_another_interruption(cut):
+                    messages.skip()
+    if refusal is not None:
+        raise _told(refusal, deadline, leave.is_late)
+
+
+async def async_answers(
+    call: AsyncGenerator[Tensors | SlipwayError, None],
+    end: Callable[[], Awaitable[bool | None]],
+    deadline: Deadline,
+    left_s: float | None,
+) -> AsyncGenerator[Tensors, None]:
+    """:func:`answers` for asyncio, where a call is cut by the cancellation of the task that reads it."""
+    refusal: SlipwayError | None = None
+    messages = _AsyncMessages(call)
+    with AsyncLeave(end, messages.cut, left_s) as leave:
+        try:
+            async for found in messages:
+                if isinstance(found, SlipwayError):
+                    refusal = refusal or found
+                elif refusal is None:
+                    yield found
+        finally:
+            if not messages.have_ended:
+                leave.now()
+                with _cut_by_another_interruption(messages.cut):
+                    await messages.skip()
+    if refusal is not None:
+        raise _told(refusal, deadline, leave.is_late)
 
 
 class Leave:
@@ -137,3 +207,128 @@ class AsyncLeave:
         if found:
             await asyncio.sleep(max(0.0, started_s + cut_s - time.monotonic()))
         self._cut()
+
+
+class _Messages:
+    """The messages of a blocking call, read by a thread of its own.
+
+    Ctrl-C interrupts whoever reads a call, and then the rest of it cannot be read any more.
+
+    Attributes:
+        have_ended: whether the server has ended the call.
+    """
+
+    def __init__(self, call: Iterator[Tensors | SlipwayError]) -> None:
+        self._call = call
+        self.have_ended = self._skipping = False
+        self._read: queue.Queue[Any] = queue.Queue(1)  # so that a slow reader slows the server down
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def skip(self) -> None:
+        """Wait until the call has ended or is cut, whatever it still brings."""
+        self._skipping = True
+        self._thread.join()
+
+    def __iter__(self) -> Iterator[Tensors | SlipwayError]:
+        while (found := self._read.get()) is not None:
+            if isinstance(found, Exception) and not isinstance(found, SlipwayError):
+                raise found
+            yield found
+
+    def _run(self) -> None:
+        last: Exception | None = None
+        try:
+            for message in self._call:
+                self._hand_on(message)
+        except Exception as error:  # noqa: BLE001 - raised where the messages are wanted
+            last = error
+        self.have_ended = True
+        if last is not None:
+            self._hand_on(last)
+        self._hand_on(None)
+
+    def _hand_on(self, found: Any) -> None:
+        while not self._skipping:
+            with contextlib.suppress(queue.Full):
+                self._read.put(found, timeout=_LOOK_S)
+                return
+
+
+class _AsyncMessages:
+    """The messages of an asyncio call, for a task that may be cancelled: which would cut the call.
+
+    Attributes:
+        have_ended: whether the server has ended the call.
+    """
+
+    def __init__(self, call: AsyncGenerator[Tensors | SlipwayError, None]) -> None:
+        self._call = call
+        self._reading: asyncio.Task[Tensors | SlipwayError | None] | None = None
+        self.have_ended = self._is_cut = False
+
+    def cut(self) -> None:
+        """Cut the call, whether it is read just now or not."""
+        self._is_cut = True
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._close())
+        else:
+            self._reading.cancel()
+
+    async def skip(self) -> None:
+        """Read what the call still brings, until it ends or is cut."""
+        async for _ in self:
+            pass
+
+    def __aiter__(self) -> _AsyncMessages:
+        return self
+
+    async def __anext__(self) -> Tensors | SlipwayError:
+        if self._reading is None:
+            if self.have_ended:
+                raise StopAsyncIteration
+            self._reading = asyncio.create_task(self._close() if self._is_cut else self._next())
+        try:
+            message = await asyncio.shield(self._reading)
+        except asyncio.CancelledError:
+            if not self._reading.cancelled():
+                raise
+            message, self.have_ended = _cut_off(), True
+        self._reading = None
+        if message is None:
+            raise StopAsyncIteration
+        return message
+
+    async def _next(self) -> Tensors | SlipwayError | None:
+        try:
+            return await anext(self._call)
+        except StopAsyncIteration:
+            self.have_ended = True
+            return None
+        except Exception:
+            self.have_ended = True
+            raise
+
+    async def _close(self) -> SlipwayError:
+        await self._call.aclose()
+        self.have_ended = True
+        return _cut_off()
+
+
+@contextlib.contextmanager
+def _cut_by_another_interruption(cut: Callable[[], object]) -> Iterator[None]:
+    """Cut a call where its end is not waited for: a second Ctrl-C, a second cancellation."""
+    try:
+        yield
+    except BaseException:
+        cut()
+        raise
+
+
+def _cut_off() -> Cancelled:
+    return Cancelled("the call was cut before its end; try again")
+
+
+def _told(refusal: SlipwayError, deadline: Deadline, is_late: bool) -> SlipwayError:
+    """Return what a caller is told: a call that was left at its limit ends as cancelled."""
+    return deadline.exceeded() if is_late and isinstance(refusal, Cancelled) else refusal

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import queue
-import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +25,16 @@ import grpc.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from slipway_client.connections import Pools
-from slipway_client.leaving import CUT_S, KNOWN_S, LATE_S, AsyncLeave, Leave, ending, made_id, was_found
+from slipway_client.leaving import (
+    CUT_S,
+    KNOWN_S,
+    LATE_S,
+    answers,
+    async_answers,
+    ending,
+    made_id,
+    was_found,
+)
 from slipway_client.metadata import ModelMetadata, TensorMetadata
 from slipway_client.retry import Deadline, UnknownModel
 from slipway_client.tensors import (
@@ -40,7 +47,6 @@ from slipway_client.tensors import (
 )
 from slipway_client.tls import checked
 from slipway_serving.errors import (
-    Cancelled,
     DeadlineExceeded,
     InvalidRequest,
     NotReady,
@@ -60,7 +66,6 @@ _OPTIONS = (
     # Clients of one process would share a connection, and so be one user to whatever balances connections.
     ("grpc.use_local_subchannel_pool", 1),
 )
-_LOOK_S = 0.1
 _TLS = "grpcs://"
 # What gRPC says when something else than a gRPC server answers.
 _OTHER_SERVER = "http2 header with status"
@@ -139,25 +144,15 @@ class GrpcTransport:
                 timeout=None if left_s is None else left_s + CUT_S,
                 metadata=tuple(turn_headers(turn).items()),
             )
-            refusal: SlipwayError | None = None
-            with Leave(lambda: self._end(stub, request_id), call.cancel, left_s) as leave:
-                messages = _Messages(call)
-                try:
-                    for message in messages:
-                        # An error is the last message, but the server must end the call: cancelled in
-                        # between, Triton 2.51 keeps the request for ever, and its model loaded.
-                        refusal = refusal or _refusal(message)
-                        if refusal is None:
-                            yield _tensors(message.infer_response)
-                except grpc.RpcError as error:
-                    refusal = _call_error(self._url, error, deadline)
-                finally:
-                    if not messages.have_ended:
-                        leave.now()
-                        messages.skip()
-                    call.cancel()
-            if refusal is not None:
-                raise _told(refusal, deadline, leave.is_late)
+            end = partial(self._end, stub, request_id)
+            yield from answers(self._messages(call, deadline), end, call.cancel, deadline, left_s)
+
+    def _messages(self, call: Any, deadline: Deadline) -> Iterator[Tensors | SlipwayError]:
+        try:
+            for message in call:
+                yield _refusal(message) or _tensors(message.infer_response)
+        except grpc.RpcError as error:
+            yield _call_error(self._url, error, deadline)
 
     @staticmethod
     def _end(stub: Any, request_id: str) -> bool | None:
@@ -252,26 +247,19 @@ class AsyncGrpcTransport:
                 timeout=None if left_s is None else left_s + CUT_S,
                 metadata=tuple(turn_headers(turn).items()),
             )
-            messages, refusal = _AsyncMessages(call), None
-            with AsyncLeave(lambda: self._end(stub, request_id), call.cancel, left_s) as leave:
-                try:
-                    async for message in messages:
-                        refusal = refusal or _refusal(message)  # as in GrpcTransport.stream
-                        if refusal is None:
-                            yield _tensors(message.infer_response)
-                except grpc.RpcError as error:
-                    refusal = _call_error(self._url, error, deadline)
-                except asyncio.CancelledError:
-                    if not (leave.is_late and messages.were_cut):
-                        raise
-                    refusal = deadline.exceeded()
-                finally:
-                    if not call.done():
-                        leave.now()
-                        await messages.skip()
-                    call.cancel()
-            if refusal is not None:
-                raise _told(refusal, deadline, leave.is_late)
+            end, messages = partial(self._end, stub, request_id), self._messages(call, deadline)
+            async with contextlib.aclosing(async_answers(messages, end, deadline, left_s)) as answered:
+                async for found in answered:
+                    yield found
+
+    async def _messages(self, call: Any, deadline: Deadline) -> AsyncGenerator[Tensors | SlipwayError, None]:
+        try:
+            while (message := await call.read()) is not grpc.aio.EOF:
+                yield _refusal(message) or _tensors(message.infer_response)
+        except grpc.RpcError as error:
+            yield _call_error(self._url, error, deadline)
+        finally:
+            call.cancel()
 
     async def _end(self, stub: Any, request_id: str) -> bool | None:
         """As :meth:`GrpcTransport._end`."""
@@ -351,91 +339,6 @@ def _credentials(url: str, certificates: Path | None) -> grpc.ChannelCredentials
 
 def _host(url: str) -> str:
     return url.removeprefix(_TLS).removeprefix("grpc://").rstrip("/")
-
-
-class _Messages:
-    """The messages of a blocking call, read by a thread of its own.
-
-    Ctrl-C interrupts whoever reads a call, and then the rest of it cannot be read any more.
-
-    Attributes:
-        have_ended: whether the server has ended the call.
-    """
-
-    def __init__(self, call: Any) -> None:
-        self._call = call
-        self.have_ended = self._skipping = False
-        self._read: queue.Queue[Any] = queue.Queue(1)  # so that a slow reader slows the server down
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def skip(self) -> None:
-        """Wait until the call has ended or is cut, whatever it still brings."""
-        self._skipping = True
-        self._thread.join()
-
-    def __iter__(self) -> Iterator[Any]:
-        while (found := self._read.get()) is not None:
-            if isinstance(found, grpc.RpcError):
-                raise found
-            yield found
-
-    def _run(self) -> None:
-        last: grpc.RpcError | None = None
-        try:
-            for message in self._call:
-                self._hand_on(message)
-        except grpc.RpcError as error:
-            last = error
-        self.have_ended = True
-        self._hand_on(last)
-
-    def _hand_on(self, found: Any) -> None:
-        while not self._skipping:
-            with contextlib.suppress(queue.Full):
-                self._read.put(found, timeout=_LOOK_S)
-                return
-
-
-class _AsyncMessages:
-    """The messages of an asyncio call, for a task that may be cancelled: which would cut the call."""
-
-    def __init__(self, call: Any) -> None:
-        self._call = call
-        self._reading: asyncio.Future[Any] | None = None
-
-    def __aiter__(self) -> _AsyncMessages:
-        return self
-
-    @property
-    def were_cut(self) -> bool:
-        """Whether the call was cancelled, rather than a task that reads it."""
-        return self._reading is not None and self._reading.cancelled()
-
-    async def skip(self) -> None:
-        """Read what the call still brings, until it ends or is cut."""
-        try:
-            async for _ in self:
-                pass
-        except grpc.RpcError:
-            pass
-        except asyncio.CancelledError:
-            if not self.were_cut:
-                raise
-
-    async def __anext__(self) -> Any:
-        if self._reading is None:
-            self._reading = asyncio.ensure_future(self._call.read())
-        message = await asyncio.shield(self._reading)
-        self._reading = None
-        if message is grpc.aio.EOF:
-            raise StopAsyncIteration
-        return message
-
-
-def _told(refusal: SlipwayError, deadline: Deadline, is_late: bool) -> SlipwayError:
-    """Return what a caller is told: a call that was left at its limit ends as cancelled."""
-    return deadline.exceeded() if is_late and isinstance(refusal, Cancelled) else refusal
 
 
 def _request(model: str, tensors: Tensors, turn: Turn = NO_SESSION, request_id: str = "") -> Any:

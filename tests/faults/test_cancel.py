@@ -16,7 +16,9 @@ import psutil
 import pytest
 from gate import Gate, ended, let_it_notice, reports
 
-from slipway_client import AsyncClient, Client, Progress, TextToVideoRequest, Video, leaving, over_grpc
+from slipway_client import AsyncClient, Client, Progress, TextToVideoRequest, Video, leaving
+from slipway_client.over_grpc import GrpcTransport
+from slipway_client.over_http import HttpTransport
 from slipway_client.retry import Deadline
 from slipway_serving.errors import DeadlineExceeded, InvalidRequest
 from slipway_serving.requests import encode
@@ -33,6 +35,14 @@ INTERRUPTIBLE = (
     "import signal; from slipway_cli.root import main;"
     " signal.signal(signal.SIGINT, signal.default_int_handler); main()"
 )
+
+
+Protocol = Literal["grpc", "http"]
+PROTOCOLS: tuple[Protocol, ...] = ("grpc", "http")
+
+
+def url_of(server: Server, protocol: Protocol) -> str:
+    return server.grpc_url if protocol == "grpc" else server.http_url
 
 
 def wait_for(condition: Callable[[], object], what: str, seconds: float = 600) -> None:
@@ -67,14 +77,14 @@ def assert_next_request_passes(server: Server, gate: Gate) -> None:
     gate.let(0)
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_loop_stops_within_one_step_when_cancelled_at_step_3_of_50(
-    gated_server: tuple[Server, Gate], protocol: Literal["grpc", "http"]
+    gated_server: tuple[Server, Gate], protocol: Protocol
 ) -> None:
     server, gate = gated_server
     before = len(ended(server))
     gate.let(3)
-    with Client(server.grpc_url if protocol == "grpc" else server.http_url, protocol) as client:
+    with Client(url_of(server, protocol), protocol) as client:
         events = client.generate(LONG)
         for event in events:
             assert isinstance(event, Progress)
@@ -89,7 +99,7 @@ def test_loop_stops_within_one_step_when_cancelled_at_step_3_of_50(
 
 @pytest.fixture
 def cuts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The calls over gRPC that are cut, which by time alone none is."""
+    """The calls that are cut, which by time alone none is."""
     made: list[str] = []
 
     def told(kind: type[Any]) -> Callable[..., Any]:
@@ -100,14 +110,17 @@ def cuts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     for name in ("CUT_S", "LATE_S", "KNOWN_S"):
         monkeypatch.setattr(leaving, name, 300.0)
-    monkeypatch.setattr(over_grpc, "Leave", told(leaving.Leave))
-    monkeypatch.setattr(over_grpc, "AsyncLeave", told(leaving.AsyncLeave))
+    for kind in (leaving.Leave, leaving.AsyncLeave):
+        monkeypatch.setattr(leaving, kind.__name__, told(kind))
     return made
 
 
-def test_stream_that_is_left_ends_by_a_message_and_is_not_cut(server: Server, cuts: list[str]) -> None:
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_stream_that_is_left_ends_by_a_message_and_is_not_cut(
+    server: Server, cuts: list[str], protocol: Protocol
+) -> None:
     before = len(ends(server, "CANCELLED"))
-    with Client(server.grpc_url) as client:
+    with Client(url_of(server, protocol), protocol) as client:
         events = client.generate(LONG)
         next(events)
         events.close()
@@ -119,14 +132,17 @@ def test_stream_that_is_left_ends_by_a_message_and_is_not_cut(server: Server, cu
     wait_for(lambda: not list(marks.glob("slipway-*")), "no mark of a request is left")
 
 
-async def test_task_that_is_cancelled_ends_its_work_by_a_message(server: Server, cuts: list[str]) -> None:
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_task_that_is_cancelled_ends_its_work_by_a_message(
+    server: Server, cuts: list[str], protocol: Protocol
+) -> None:
     before, begun = len(ends(server, "CANCELLED")), asyncio.Event()
 
     async def work(client: AsyncClient) -> None:
         async for _ in client.generate(LONG):
             begun.set()
 
-    async with AsyncClient(server.grpc_url) as client:
+    async with AsyncClient(url_of(server, protocol), protocol) as client:
         task = asyncio.create_task(work(client))
         await begun.wait()
         task.cancel()
@@ -137,13 +153,18 @@ async def test_task_that_is_cancelled_ends_its_work_by_a_message(server: Server,
     assert cuts == []
 
 
+@pytest.mark.parametrize("kind", [GrpcTransport, HttpTransport])
 @pytest.mark.parametrize("known", [True, False])
 def test_time_limit_that_the_server_does_not_know_ends_the_work(
-    server: Server, cuts: list[str], known: bool, monkeypatch: pytest.MonkeyPatch
+    server: Server,
+    cuts: list[str],
+    known: bool,
+    kind: type[GrpcTransport | HttpTransport],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if not known:
         monkeypatch.setattr(leaving.EndRequest, "model", "nothing_of_that_name")
-    transport = over_grpc.GrpcTransport(server.grpc_url, 10.0)
+    transport = kind(server.grpc_url if kind is GrpcTransport else server.http_url, 10.0)
     long = encode(TextToVideoRequest(**(LONG.__dict__ | {"steps": 100})))
     before = len(ends(server, "CANCELLED"))
     with pytest.raises(DeadlineExceeded, match=r"wan_t2v: not done within 0\.3 s"):
