@@ -8,6 +8,7 @@ must know a token, unless only this machine can ask.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import ipaddress
 import json
@@ -31,6 +32,13 @@ _SHORT_S = 10.0
 _TENSORS = [{"name": "none", "data_type": "TYPE_BOOL", "dims": [1]}]
 _MARK = "slipway_start"
 _NO_MODEL = json.dumps({"backend": "given_up", "input": _TENSORS, "output": _TENSORS})
+# One that loads, and does nothing.
+_IDLE_MODEL = {
+    "config": json.dumps({"backend": "python", "input": _TENSORS, "output": _TENSORS}),
+    "file:1/model.py": base64.b64encode(
+        b"class TritonPythonModel:\n    def execute(self, _): return []\n"
+    ).decode(),
+}
 _STATE = re.compile(r"^load failed for model '[^']*': (?:version -?\d+ is at \w+ state: )?")
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{16,512}")
 
@@ -88,13 +96,16 @@ class ModelControl:
     def load(self, model: str) -> None:
         """Load a model, or load it anew; the one that was served goes on until the new one is ready.
 
-        After a failed load anew Triton 2.51 counts one model too many: stopping the server then takes its
-        whole exit timeout.
-
         Raises:
-            NotReady: the server cannot be reached or could not load it; what was served is served still.
+            NotReady: the server cannot be reached or could not load it; what was served is served still, and
+                the server is as ready as it was.
         """
-        self._change(model, "load", {})
+        try:
+            self._change(model, "load", {})
+        except NotReady:
+            with contextlib.suppress(NotReady):
+                self._forget_failure(model)
+            raise
 
     def unload(self, model: str) -> None:
         """Let go of a model; nothing where the server does not have it.
@@ -164,15 +175,32 @@ class ModelControl:
         with contextlib.suppress(NotReady):
             self._change(model, "load", {"parameters": {"config": _NO_MODEL}})
 
+    def _forget_failure(self, model: str) -> None:
+        """Have a model unknown again that never loaded.
+
+        As long as the last load of any model failed, Triton 2.51 as a whole is not ready, also when that one
+        is unloaded. One that does nothing is loaded in its place, then, and unloaded.
+        """
+        if not self._is_ready() and model not in self.ready_models():
+            self._change(model, "load", {"parameters": _IDLE_MODEL}, _SHORT_S)
+            self.unload(model)
+
+    def _is_ready(self) -> bool:
+        with contextlib.suppress(NotReady):
+            return self._ask("GET", "/v2/health/ready", None, _SHORT_S).is_success
+        return False
+
     def _config(self, model: str) -> dict[str, Any]:
         """Return a served model's configuration in Triton's JSON form."""
         config: dict[str, Any] = self._ask("GET", f"/v2/models/{model}/config", None, _SHORT_S).json()
         return config
 
-    def _change(self, model: str, change: str, body: dict[str, Any]) -> None:
+    def _change(self, model: str, change: str, body: dict[str, Any], timeout_s: float | None = None) -> None:
         if model in ("", ".", "..") or "/" in model:
             raise InvalidRequest(f"triton {self.url}: model must be a name of one, got {model!r}")
-        self._post(f"/v2/repository/models/{quote(model, safe='')}/{change}", body, self.load_timeout_s)
+        self._post(
+            f"/v2/repository/models/{quote(model, safe='')}/{change}", body, timeout_s or self.load_timeout_s
+        )
 
     def _post(self, path: str, body: dict[str, Any], timeout_s: float) -> httpx.Response:
         return self._ask("POST", path, body, timeout_s)

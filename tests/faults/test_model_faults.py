@@ -172,7 +172,7 @@ def test_model_that_cannot_load_is_named_with_its_fault_and_others_serve(
     ordered: Server, control: ModelControl, fault: str, tmp_path: Path
 ) -> None:
     # Triton 2.51 keeps the first mebibyte of a Python model that failed to load until its own end.
-    with healthy(ordered, shared_slack_bytes=1 << 20, ready=False):
+    with healthy(ordered, shared_slack_bytes=1 << 20):
         fail_to_load(ordered, control, fault, tmp_path)
 
 
@@ -196,6 +196,7 @@ def fail_to_load(ordered: Server, control: ModelControl, fault: str, tmp_path: P
         version.parent.rename(tmp_path / "broken")
     with triton.InferenceServerClient(ordered.grpc_url) as client:
         assert not client.is_model_ready("broken")
+        wait_until(client.is_server_ready, "the server ready as before", 60)
 
 
 @pytest.mark.parametrize("name", ["..", "affine/../lookup", "/etc", "a\nb", "x" * 9999])

@@ -11,7 +11,7 @@ import onnx
 import pytest
 import tritonclient.grpc as triton
 from onnx import TensorProto, helper
-from server_fixtures import affine, any_port, graph, infer, tensor, write_model
+from server_fixtures import affine, any_port, graph, infer, tensor, wait_until, write_model
 
 from slipway_serving.control import ModelControl
 from slipway_serving.errors import NotReady
@@ -75,6 +75,8 @@ def test_model_that_was_added_is_served_after_an_order_and_not_after_its_removal
     (repository / "added").rename(repository.parent / "added")
     control.follow(repository, "added")
     assert control.ready_models() == {"affine"}
+    # While it unloads, Triton 2.51 says no.
+    wait_until(client.is_server_ready, "the server ready without it")
 
 
 def test_replaced_model_is_served_anew_and_a_broken_one_leaves_the_old(

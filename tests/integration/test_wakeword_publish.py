@@ -328,5 +328,6 @@ def test_deleted_word_is_served_no_more_and_the_others_are(served: Site, api: Te
         with pytest.raises(SlipwayError, match=WORD):
             ask(client, unheard([WORD], 1, seed=1)[0], WORD)
         assert ask(client, unheard([OTHER], 1, seed=1)[0], OTHER)["word"][0, 0] == OTHER.encode()
+        wait_until(client.is_ready, "the server ready without it")
     assert not (served.repository / f"wakeword_head_{WORD}").exists()
     assert api.delete(f"/api/models/{WORD}/onnx").status_code == 404
