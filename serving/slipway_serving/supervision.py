@@ -207,20 +207,24 @@ class ModelSupervisor:
             instances = self._control.instances(model)
         except SlipwayError:
             return None
-        return list(self._known.values()).count(model) < instances
+        own = [pid for pid, name in self._known.items() if name == model and pid not in self._replaced]
+        return len(own) < instances
 
     def _end_replaced(self, now: Mapping[int, str]) -> None:
         """End what is left of models as they were before they were loaded anew, once it does not work."""
         if not self._replaced:
             return
-        left = {work.pid: work for work in footprints.under_way(self._folder)}
+        idle = {
+            work.pid
+            for work in footprints.under_way(self._folder)
+            if not work.requests and work.stage is Stage.SERVES
+        }
         for pid, worked_s in list(self._replaced.items()):
-            if pid not in left or left[pid].stage is Stage.ENDS:
+            if pid not in now:
                 del self._replaced[pid]
-            elif left[pid].requests:
+            elif pid not in idle:
                 self._replaced[pid] = time.monotonic()
             elif time.monotonic() - worked_s > REPLACED_IDLE_S:
-                del self._replaced[pid]
                 footprints.end(self._folder, pid)
                 self._say("replaced_process_ended", model=now[pid], pid=pid)
 
