@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
-from load_environment import ROOT, LoadEnvironment, load_environment
+from load_environment import ROOT, LoadEnvironment, assert_all_answered, load_environment
+from server_fixtures import any_port
 
+from slipway_export.repository import stage_authored, with_canceller
+from slipway_export.spec import AuthoredModel
 from slipway_loadtests.load.saturation import OVERLOAD
+from slipway_serving.matrix_game.request import REQUESTS
 from slipway_serving.server import Server
 
 SMALL = {"frames": 5, "height": 32, "width": 32, "steps": 2}
@@ -20,6 +25,20 @@ WAN = "--family wan_t2v " + " ".join(f"--field wan_t2v.{name}={size}" for name, 
 @pytest.fixture(scope="module")
 def environment(shared: Path) -> LoadEnvironment:
     return load_environment(shared)
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A real Triton with worlds of every mode, which take next to nothing to make."""
+    repository = tmp_path_factory.mktemp("worlds") / "models"
+    files = {"1/painted_world.py": Path(__file__).with_name("painted_world.py")}
+    models = [AuthoredModel(each.model, files, "matrix_game", each) for each in REQUESTS.values()]
+    for model in with_canceller(models):
+        config = stage_authored(model, repository) / "config.pbtxt"
+        program = "slipway_serving.matrix_game.session:MatrixGame"
+        config.write_text(config.read_text().replace(program, "painted_world:PaintedWorld"))
+    with Server(any_port(repository)) as running:
+        yield running
 
 
 def test_environment_has_neither_server_nor_torch(environment: LoadEnvironment) -> None:
@@ -61,20 +80,29 @@ def test_shape_sends_its_load_and_reports_it(
     assert "data:image/png;base64," in done.page
 
 
-def test_knee_and_what_is_beyond_it_are_reported_when_a_server_is_saturated(
-    server: Server, environment: LoadEnvironment, tmp_path: Path
+def test_worlds_of_every_mode_are_played(
+    worlds: Server, environment: LoadEnvironment, tmp_path: Path
 ) -> None:
-    line = f"{WAN} --users 2 --seconds 1 --timeout-s 60 --output {tmp_path}"
-    done = environment.run("slipway", "saturate", "--url", server.grpc_url, *line.split())
+    line = "--family matrix_game --users 3 --seconds 3 --session-s 1.5"
+    done = environment.load(tmp_path, worlds.grpc_url, line)
+    for request in REQUESTS.values():
+        assert_all_answered(done, request.model, "first_frame_s", "jitter_s", "stall_s", "queue_s")
+
+
+def test_knee_and_what_is_beyond_it_are_reported_when_a_server_is_saturated(
+    worlds: Server, environment: LoadEnvironment, tmp_path: Path
+) -> None:
+    model = "matrix_game_templerun"
+    line = f"--family matrix_game --model {model} --users 1 --seconds 2 --output {tmp_path}"
+    done = environment.run("slipway", "saturate", "--url", worlds.grpc_url, *line.split())
     assert done.returncode == 0, done.stdout
-    assert done.stdout.splitlines()[-1].startswith("| `wan_t2v` | ")
-    found = json.loads((tmp_path / "wan_t2v.json").read_text())
-    assert [each["stage"]["level"] for each in found["closed"]] == [1, 2]
-    overload = found["stages"][-1]
-    assert overload["stage"]["level"] == pytest.approx(OVERLOAD * found["expected"])
-    # Of all that was sent to the tiny queue of 16, what was not answered was refused at once.
-    assert set(overload["figures"]["ended"]) <= {"answered", "rejected"}, overload
-    assert "data:image/png;base64," in (tmp_path / "wan_t2v-open.html").read_text()
+    assert done.stdout.splitlines()[-1].startswith(f"| `{model}` | ")
+    found = json.loads((tmp_path / f"{model}.json").read_text())
+    levels = [each["stage"]["level"] for each in found["stages"]]
+    assert levels == sorted(set(levels)) and levels[-1] == max(round(OVERLOAD * found["expected"]), 1)
+    # Of more worlds than there may be, the rest are refused.
+    assert set(found["stages"][-1]["figures"]["ended"]) <= {"answered", "rejected"}
+    assert (tmp_path / f"{model}-sessions.html").exists()
 
 
 def test_load_ends_with_an_error_when_an_objective_is_broken(

@@ -24,12 +24,11 @@ from server_fixtures import wait_until
 from slipway_client import AsyncClient, Client, Event, FramesPart, InvalidRequest, Overloaded
 from slipway_export.families import family_named
 from slipway_export.run import ExportOptions, run_export
-from slipway_loadtests.load.saturation import OVERLOAD
 from slipway_serving import images
 from slipway_serving.graph import Graph
 from slipway_serving.matrix_game.facts import FACTS_FILE
 from slipway_serving.matrix_game.picture import fitted
-from slipway_serving.matrix_game.request import REQUESTS, BlockMade, UniversalActions, UniversalRequest
+from slipway_serving.matrix_game.request import BlockMade, UniversalActions, UniversalRequest
 from slipway_serving.models import InProcessModels
 from slipway_serving.requests import encode
 from slipway_serving.server import Server, ServerConfig
@@ -419,42 +418,9 @@ def test_all_graphs_have_run_when_the_model_is_ready(
     assert set(ran) == graphs | {("block_denoiser.onnx", 0), ("block_denoiser.onnx", 3), ("rebase.onnx", 0)}
 
 
-@pytest.fixture(scope="module")
-def every_mode(repository: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The models of worlds of all modes. What all have in common is the `universal` world's."""
-    every = tmp_path_factory.mktemp("every_mode") / "repository"
-    shutil.copytree(repository, every)
-    for mode in sorted(set(REQUESTS) - {"universal"}):
-        options = ExportOptions(str(checkpoint), every, components=(mode,), variant=mode, verify_budget=1)
-        assert REQUESTS[mode].model in run_export(family_named("matrix_game"), options).models
-    return every
-
-
-def test_worlds_of_every_mode_are_played_when_locust_plays_them(
-    every_mode: Path, shared: Path, tmp_path: Path
-) -> None:
-    with Server(ServerConfig(every_mode, http_port=0, grpc_port=0, metrics_port=0)) as every:
-        line = "--family matrix_game --users 3 --seconds 4 --session-s 2 --think-s 0.1"
-        done = load_environment(shared).load(tmp_path, every.grpc_url, line)
-        measures = ("first_frame_s", "jitter_s", "stall_s", "queue_s", "service_s")
-        for request in REQUESTS.values():
-            assert_all_answered(done, request.model, *measures)
-        no_world_is_held(every)
-
-
-def test_worlds_at_the_knee_and_beyond_are_reported_when_the_server_is_saturated(
-    server: Server, shared: Path, tmp_path: Path
-) -> None:
-    line = f"saturate --url {server.grpc_url} --family matrix_game --users 2 --seconds 1 --output {tmp_path}"
-    done = load_environment(shared).run("slipway", *line.split())
-    assert done.returncode == 0, done.stdout
-    assert done.stdout.splitlines()[-1].startswith(f"| `{MODEL}` | ")
-    found = json.loads((tmp_path / f"{MODEL}.json").read_text())
-    levels = [each["stage"]["level"] for each in found["stages"]]
-    assert levels == sorted(set(levels)) and levels[-1] >= OVERLOAD * found["expected"] - 0.5
-    assert all(each["figures"]["sent"] for each in found["stages"])
-    assert {path.name for path in tmp_path.iterdir()} == {
-        f"{MODEL}.json",
-        *(f"{MODEL}-{run}.{form}" for run in ("closed", "sessions") for form in ("json", "html")),
-    }
+def test_worlds_are_played_when_locust_plays_them(server: Server, shared: Path, tmp_path: Path) -> None:
+    line = "--family matrix_game --users 2 --seconds 4 --session-s 2 --think-s 0.1"
+    done = load_environment(shared).load(tmp_path, server.grpc_url, line)
+    measures = ("first_frame_s", "jitter_s", "stall_s", "queue_s", "service_s")
+    assert_all_answered(done, MODEL, *measures)
     no_world_is_held(server)
