@@ -2,7 +2,9 @@
 
 The server says in words what dies and what is started anew (:class:`slipway_serving.server.Server`, `warn`).
 A failure is explained by a kill where the request was under way between it and the model's return, and where
-its code is one of :data:`EXPLAINED`.
+its code is one of :data:`EXPLAINED`. Triton 2.51 dies now and then itself, when a call is cut at the moment of
+its last answer, or a process is killed that is just answering (docs/faults.md): that explains as a kill does,
+and is counted apart.
 """
 
 from __future__ import annotations
@@ -23,16 +25,20 @@ from slipway_serving.triton_process import stubs
 
 EXPLAINED = (NotReady.code, SessionLost.code)
 """What a request may fail with whose process was killed: no answer, or a session that went with it."""
+TRITON = "tritonserver"
+"""Stands for the model where the whole server died."""
+# A death is told once it is noticed.
+_NOTICED_S = 2.0
 # The supervisor's word of the return comes when the model serves; who was refused just before hears it later.
 _SLACK_S = 1.0
 
 
 @dataclass(frozen=True)
 class Kill:
-    """A process that was killed.
+    """A process that was killed, or `tritonserver` that died.
 
     Attributes:
-        model: whose it was.
+        model: whose it was; :data:`TRITON` for all.
         at_s: when, seconds since the epoch.
         back_s: when the model had been started anew; None as long as it was not.
     """
@@ -57,19 +63,27 @@ class Kills:
 
     Attributes:
         done: so far.
+        deaths: of `tritonserver`.
         words: what the server said of deaths and starts.
     """
 
     def __init__(self, every: int | None, random: np.random.Generator) -> None:
         self._every, self._random, self._lock = every, random, threading.Lock()
         self.done: list[Kill] = []
+        self.deaths: list[Kill] = []
         self.words: list[str] = []
 
     def told(self, words: str) -> None:
         """Take a line of the server's about a death, or about what came of it."""
         with self._lock:
             self.words.append(words)
-            if self.done and words.startswith(f"model restarted: model {self.done[-1].model},"):
+            if words.startswith("server died:"):
+                self.deaths.append(Kill(TRITON, now_s() - _NOTICED_S))
+            elif self.deaths and words.startswith("server restarted:"):
+                self.deaths[-1] = replace(self.deaths[-1], back_s=now_s())
+                # With the server, what it had not started anew yet.
+                self.done = [kill if kill.back_s else replace(kill, back_s=now_s()) for kill in self.done]
+            elif self.done and words.startswith(f"model restarted: model {self.done[-1].model},"):
                 self.done[-1] = replace(self.done[-1], back_s=now_s())
 
     def after(self, requests: int, tritonserver: int | None) -> None:
@@ -93,8 +107,8 @@ class Kills:
 
     @property
     def all_back(self) -> bool:
-        """Whether every model whose process was killed serves again."""
-        return all(kill.back_s is not None for kill in self.done)
+        """Whether every model whose process was killed serves again, and the server that died."""
+        return all(kill.back_s is not None for kill in (*self.done, *self.deaths))
 
 
 def _steady(kill: Kill) -> bool:

@@ -29,10 +29,11 @@ def lines(result: Result) -> Iterator[str]:
                     f"  {name}: {line.values[0]:.4g} to {line.values[-1]:.4g},"
                     f" {trend.percent_per_hour:+.1f} % per hour, {trend.deviations:+.1f} deviations: {says}"
                 )
-    if run.kills:
+    if run.interruptions:
         failed = [each for each in run.sent if each.ended == FAILED]
-        left = len(unexplained(failed, run.kills))
-        yield f"  {len(run.kills)} kills, {len(failed) - left} failures explained by them, {left} not"
+        left = len(unexplained(failed, run.interruptions))
+        happened = f"{len(run.kills)} kills, {len(run.deaths)} deaths of tritonserver"
+        yield f"  {happened}, {len(failed) - left} failures explained by them, {left} not"
     if (ratio := memory_ratio(run)) is not None:
         yield f"  memory at the end {ratio:.3f} of that after the first tenth"
     if run.stop_s is not None:
@@ -61,8 +62,9 @@ def soak_json(result: Result, machine: Mapping[str, Any]) -> dict[str, Any]:
         },
         "samples": [dataclasses.asdict(each) for each in run.samples],
         "kills": [dataclasses.asdict(each) for each in run.kills],
+        "deaths_of_tritonserver": [dataclasses.asdict(each) for each in run.deaths],
         "said_of_deaths": list(run.words),
         "not_right": [dataclasses.asdict(each) for each in run.sent if each.ended != RIGHT],
-        "unexplained": [dataclasses.asdict(each) for each in unexplained(run.sent, run.kills)],
+        "unexplained": [dataclasses.asdict(each) for each in unexplained(run.sent, run.interruptions)],
         "final": [dataclasses.asdict(each) for each in run.final],
     }

@@ -184,7 +184,8 @@ class _Target:
                 ended_s = now_s()
                 _until(lambda: self.kills.all_back, _BACK_S)
             final = good_again(client, served, firsts, options.limit_s)
-        seen = Run(tuple(sent), watched.samples, self.kills.done, self.kills.words, begun_s, ended_s, final)
+        kills, deaths, words = self.kills.done, self.kills.deaths, self.kills.words
+        seen = Run(tuple(sent), watched.samples, kills, deaths, words, begun_s, ended_s, final)
         return served, replace(
             seen, samples=[*watched.samples, self._at_rest(seen, options)], unended=unended
         )

@@ -77,12 +77,12 @@ def first_answers(client: Client, kinds: Sequence[Kind], limit_s: float) -> Answ
 
 
 def good_again(client: Client, kinds: Sequence[Kind], firsts: Answers, limit_s: float) -> list[Sent]:
-    """Send one good request of each kind, again while it is rejected; return what became of them."""
+    """Send one good request of each kind, again while it is not answered; return what became of them."""
     until_s, found = time.monotonic() + limit_s, []
     for kind in kinds:
         while True:
             sent = _answered(client, kind.make(0), firsts[kind.model, 0], limit_s)
-            if sent.ended != REJECTED or time.monotonic() > until_s:
+            if sent.ended not in (FAILED, REJECTED) or time.monotonic() > until_s:
                 break
             time.sleep(_AFTER_FAILURE_S)
         found.append(sent)
