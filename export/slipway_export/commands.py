@@ -212,13 +212,13 @@ def export(
     queue_limit: Annotated[
         int | None,
         typer.Option(
-            help="Jobs that may wait for a model that makes videos; one more is refused at once.",
+            help="Requests that may wait for each model that has such a limit; one more is refused.",
             metavar="REQUESTS",
         ),
     ] = None,
     queue_timeout_s: Annotated[
         float | None,
-        typer.Option(help="Seconds that each may wait, then it is refused.", metavar="SECONDS"),
+        typer.Option(help="Seconds that each video may wait, then it is refused.", metavar="SECONDS"),
     ] = None,
     triton: Annotated[str | None, triton_option()] = None,
     control_token_file: Annotated[Path | None, control_token_option()] = None,

@@ -20,6 +20,7 @@ from slipway_serving.errors import InvalidRequest
 from slipway_serving.events import Event, output_fields
 from slipway_serving.fields import Array, Field, fields_of
 from slipway_serving.requests import Request, input_fields
+from slipway_serving.waiting import MODELS_PARAMETER, PARAMETER
 
 
 def model_config(component: Component, name: str, engine: Engine) -> pb.ModelConfig:
@@ -47,7 +48,15 @@ def model_config(component: Component, name: str, engine: Engine) -> pb.ModelCon
         dynamic_batching=_dynamic_batching(component) if batch else None,
         instance_group=[pb.ModelInstanceGroup(count=1, kind=pb.ModelInstanceGroup.KIND_AUTO)],
         model_warmup=[_warmup(component, batch is not None)],
+        parameters=_parameters(component),
     )
+
+
+def _parameters(component: Component) -> dict[str, pb.ModelParameter]:
+    if component.queue_limit is None:
+        return {}
+    texts = {PARAMETER: str(component.queue_limit), MODELS_PARAMETER: " ".join(component.queue_limit_with)}
+    return {name: pb.ModelParameter(string_value=text) for name, text in texts.items() if text}
 
 
 def _dynamic_batching(component: Component) -> pb.ModelDynamicBatching | None:

@@ -1,9 +1,9 @@
-"""How many requests may wait for a model, and how long: Triton's queue policy in its `config.pbtxt`.
+"""How many requests may wait for a model, and how long, as its `config.pbtxt` says; an export may say others.
 
-Models whose jobs take long have such limits in their own files; an export may say others for all of them.
-Models of short requests have none: with a queue policy of any kind Triton 2.51 does not form a batch ahead,
-and its batcher often sleeps for its full 500 ms while a request waits. 16 clients of `wakeword_stream` got 25
-to 33 answers a second so, and 168 to 224 without, in one run.
+Models whose jobs take long have Triton's queue policy. Models of short requests have a parameter of ours
+instead (:mod:`slipway_serving.waiting`), a number and no time: with a policy of any kind Triton 2.51 does not
+form a batch ahead, and its batcher often sleeps for its full 500 ms while requests wait. 16 clients of
+`wakeword_stream` got 25 to 33 answers a second so, and 168 to 224 without, in one run.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from slipway_serving.errors import raise_all
+from slipway_serving.waiting import PARAMETER
 
 _MICROSECONDS = 1_000_000
 # Triton takes 0 for no limit.
@@ -28,7 +29,7 @@ class QueueLimits:
 
     Args:
         requests: that may wait for each model, 1 or more.
-        seconds: that each may wait, above 0, at most a day.
+        seconds: that each may wait, above 0, at most a day; for models of long jobs.
 
     Raises:
         InvalidRequest: naming what is out of its range.
@@ -54,12 +55,17 @@ class QueueLimits:
         """Put them into a model's `config.pbtxt` where that limits its queue; change nothing else."""
         if self == QueueLimits():
             return
-        parsed = text_format.Parse(config.read_text(encoding="utf-8"), pb.ModelConfig())
-        if not parsed.dynamic_batching.HasField("default_queue_policy"):
-            return
-        policy = parsed.dynamic_batching.default_queue_policy
-        if self.requests is not None:
-            policy.max_queue_size = self.requests
-        if self.seconds is not None:
-            policy.default_timeout_microseconds = round(self.seconds * _MICROSECONDS)
-        config.write_text(text_format.MessageToString(parsed), encoding="utf-8")
+        text = config.read_text(encoding="utf-8")
+        parsed = text_format.Parse(text, pb.ModelConfig())
+        before = pb.ModelConfig()
+        before.CopyFrom(parsed)
+        if self.requests is not None and PARAMETER in parsed.parameters:
+            parsed.parameters[PARAMETER].string_value = str(self.requests)
+        if parsed.dynamic_batching.HasField("default_queue_policy"):
+            policy = parsed.dynamic_batching.default_queue_policy
+            if self.requests is not None:
+                policy.max_queue_size = self.requests
+            if self.seconds is not None:
+                policy.default_timeout_microseconds = round(self.seconds * _MICROSECONDS)
+        if parsed != before:
+            config.write_text(text_format.MessageToString(parsed), encoding="utf-8")

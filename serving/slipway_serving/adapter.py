@@ -84,6 +84,7 @@ class Adapter:
         transactions = settings.config.get("model_transaction_policy", {})
         self._decoupled = bool(transactions.get("decoupled", False))
         try:
+            self._waiting = settings.waiting(self.pb.Logger.log_warn)
             self._program = load_program(settings)
         except SlipwayError as error:
             raise self.pb.TritonModelException(error.to_wire()) from error
@@ -105,9 +106,10 @@ class Adapter:
                 for request in requests:
                     self._stream(request)
                 return None
-            if isinstance(self._program, BatchProgram):
-                return self._answer_together(self._program, requests)
-            return [self._answer(request) for request in requests]
+            beyond = self._waiting.beyond(len(requests))
+            answers = [self._refuse() for _ in range(beyond)] + self._answers(requests[beyond:])
+            self._waiting.ended()
+            return answers
 
     def finalize(self) -> None:
         """Free what the program holds."""
@@ -116,6 +118,18 @@ class Adapter:
             self._program.close()
         if self._publisher is not None:
             self._publisher.close()
+
+    def _answers(self, requests: Sequence[Any]) -> list[Any]:
+        """Return the one response to each request of a model that is not decoupled."""
+        if isinstance(self._program, BatchProgram) and requests:
+            return self._answer_together(self._program, requests)
+        return [self._answer(request) for request in requests]
+
+    def _refuse(self) -> Any:
+        """Return the response to a request that is one too many; counted, and no line in the log."""
+        error = self._waiting.refusal()
+        self._recorder.count(REQUESTS, value=error.code)
+        return self.pb.InferenceResponse(error=self._triton_error(error))
 
     def _answer(self, request: Any) -> Any:
         """Return the one response of a model that is not decoupled."""
@@ -219,6 +233,9 @@ class Adapter:
                 f"{self._model}: the request must not break the model, got {type(error).__name__}; "
                 "try the server's log, which has the traceback under the request's id"
             )
+        return self._triton_error(error)
+
+    def _triton_error(self, error: SlipwayError) -> Any:
         return self.pb.TritonError(error.to_wire(), getattr(self.pb.TritonError, error.triton_code))
 
 

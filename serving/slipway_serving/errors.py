@@ -113,7 +113,8 @@ _BY_STATUS = _BY_CODE | {
 # What Triton says, with the status of a server that is not ready, when a queue is full or a request waited
 # longer than its queue allows; and what we add for those who do not try again by themselves.
 _REFUSED_BY_QUEUE = ("maximum queue size", "Request timeout expired")
-_RETRY_HINT = "try again in a few seconds, or fewer requests at a time"
+RETRY_HINT = "try again in a few seconds, or fewer requests at a time"
+"""What a request is told that was refused since too many wait."""
 # What Triton's Python backend says, as an internal error, of a request whose process died with it, and of
 # those that come until there is another.
 _PROCESS_DIED = re.compile(r"Stub process '(?P<instance>[^']*)' is not healthy")
@@ -135,7 +136,7 @@ def from_wire(text: str, status: str | int | None = None) -> SlipwayError:
     if found := _WIRE.search(text):
         return _BY_CODE[found.group(1)](text[found.end() :].strip())
     if any(reason in text for reason in _REFUSED_BY_QUEUE):
-        return Overloaded(f"{text.strip()}; {_RETRY_HINT}")
+        return Overloaded(f"{text.strip()}; {RETRY_HINT}")
     if died := _PROCESS_DIED.search(text):
         return NotReady(
             f"{died['instance']}: the model's process ended before it answered; try again, it is started anew"

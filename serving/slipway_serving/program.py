@@ -19,11 +19,13 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from slipway_serving import waiting
 from slipway_serving.errors import InvalidRequest, SlipwayError
 from slipway_serving.footprints import NO_FOOTPRINT, Footprint
 from slipway_serving.limits import NO_LIMITS, VARIABLE, Limits, limits_of
 from slipway_serving.metrics import Recorder
 from slipway_serving.turns import NO_SESSION, Turn
+from slipway_serving.waiting import Waiting
 
 Tensors = Mapping[str, NDArray[Any]]
 Responses = Generator[Tensors, None, None]
@@ -157,6 +159,19 @@ class Settings:
             limits=limits,
             footprint=Footprint.of_instance(args),
         )
+
+    def waiting(self, warn: Callable[[str], None]) -> Waiting:
+        """Return the limit of what waits for the model, by the config's parameters.
+
+        Args:
+            warn: told where it cannot be kept.
+
+        Raises:
+            InvalidRequest: the limit is no number above 0.
+        """
+        limit = self.positive(waiting.PARAMETER) if waiting.PARAMETER in self.parameters else None
+        models = [self.model, *self.parameters.get(waiting.MODELS_PARAMETER, "").split()]
+        return Waiting(self.model, limit, waiting.pending_by_metrics(models, warn))
 
     def positive(self, name: str) -> int:
         """Return a parameter of the config that is a whole number above 0.

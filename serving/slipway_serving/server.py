@@ -42,6 +42,7 @@ from slipway_serving.supervision import ModelSupervisor, Supervisor
 from slipway_serving.triton_arguments import closed_apis, closed_but_to_us, response_cache, tracing
 from slipway_serving.triton_install import environment, find_triton, lay_out_backends, lay_out_interpreter
 from slipway_serving.triton_process import ID_VARIABLE, Belongings, end_processes, sweep
+from slipway_serving.waiting import METRICS_VARIABLE
 from slipway_serving.watcher import start_watcher
 
 __all__ = ["Server", "ServerConfig"]
@@ -285,6 +286,7 @@ class Server:
                     FOLDER_VARIABLE: str(folder / "graphs"),
                     server_folder.FOLDER_VARIABLE: str(self._belongings.requests),
                     **({LIMITS_VARIABLE: str(self.config.limits.resolve())} if self.config.limits else {}),
+                    METRICS_VARIABLE: f"{_reachable(self.config.host)}:{self.config.metrics_port}",
                 },
                 cwd=folder,  # stubs look for modules in their working directory first
                 log=log,

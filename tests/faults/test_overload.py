@@ -7,6 +7,7 @@ limits that an export writes.
 from __future__ import annotations
 
 import queue
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -14,11 +15,14 @@ from typing import Any, Literal
 
 import httpx
 import numpy as np
+import onnx
 import pytest
 import tritonclient.grpc as triton
 from health import Health, healthy
-from server_fixtures import any_port, infer_input, tensor, wait_until, write_model
+from onnx import TensorProto, helper
+from server_fixtures import any_port, graph, infer_input, tensor, wait_until, write_model
 
+import slipway_models
 from slipway_client import Client
 from slipway_client.retry import RetryPolicy
 from slipway_export.queues import QueueLimits
@@ -58,13 +62,32 @@ class TritonPythonModel:
         given = pb_utils.get_input_tensor_by_name(request, "given").as_numpy()
         return pb_utils.InferenceResponse([pb_utils.Tensor("twice", 2 * given)])
 """
-Kind = Literal["merging", "streaming", "impatient"]
+SLOW = """
+import time
+
+
+class Slow:
+    reports_requests = False
+
+    def __init__(self, settings):
+        pass
+
+    def run(self, call):
+        time.sleep(0.1)
+        yield {"twice": 2 * call.tensors["given"]}
+
+    def close(self):
+        pass
+"""
+Kind = Literal["merging", "streaming", "impatient", "program", "graph"]
 MODELS: dict[Kind, str] = {
     "merging": "max_batch_size: 8",
     "streaming": "max_batch_size: 0 model_transaction_policy { decoupled: true }",
     # A queue that does not fill within a test, but whose requests may wait for a moment only.
     "impatient": "max_batch_size: 0",
 }
+# Models of short requests keep a limit of their own.
+SHORT = "max_batch_size: 0 parameters { key: 'queue_limit' value { string_value: '64' } }\n"
 
 
 class Gate:
@@ -96,7 +119,29 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (version / "model.py").write_text(GATED)
         limits = QueueLimits(100, WAIT_S) if name == "impatient" else QueueLimits(WAITING, 600)
         limits.write(folder / name / "config.pbtxt")
+    tensors = tensor("input", "given", "FP32", "[1]") + tensor("output", "twice", "FP32", "[1]")
+    write_model(folder, "graph", slow(), SHORT + tensors)
+    program = "parameters { key: 'program' value { string_value: 'slow_program:Slow' } }\n"
+    version = write_model(folder, "program", None, SHORT + tensors + program, backend="python")
+    (version / "slow_program.py").write_text(SLOW)
+    shutil.copy(Path(slipway_models.__file__).parent / "airimu" / "1" / "model.py", version)
+    for name in ("graph", "program"):
+        QueueLimits(WAITING).write(folder / name / "config.pbtxt")
     return folder
+
+
+def slow() -> onnx.ModelProto:
+    """twice = 2 * given, after some 0.1 s of products of zeros."""
+    side = 768
+    nodes = [helper.make_node("Mul", ["given", "zeros"], ["product_0"])]
+    nodes += [helper.make_node("MatMul", [f"product_{i}", "zeros"], [f"product_{i + 1}"]) for i in range(6)]
+    nodes += [
+        helper.make_node("ReduceSum", ["product_6"], ["zero"], keepdims=0),
+        helper.make_node("Add", ["given", "given"], ["sum"]),
+        helper.make_node("Add", ["sum", "zero"], ["twice"]),
+    ]
+    given, twice = ({name: (TensorProto.FLOAT, [1])} for name in ("given", "twice"))
+    return graph(nodes, given, twice, {"zeros": np.zeros((side, side), np.float32)})
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +217,22 @@ def test_full_queue_refuses_at_once_while_what_was_admitted_ends(
     ended = {given: other for given, other in enumerate(others, 1) if other.exception(60) is None}
     answers = {given: other.result() for given, other in ended.items()}
     assert len(answers) == WAITING
+    assert answers == {given: 2 * given for given in answers}
+
+
+@pytest.mark.parametrize("model", ["program", "graph"])
+def test_model_of_short_requests_refuses_those_beyond_its_limit_and_answers_the_others(
+    health: Health, send: Callable[[Kind, float], Future[float]], model: Kind
+) -> None:
+    asked = {given: send(model, given) for given in range(16)}
+    late = [other.exception(120) for other in asked.values()]
+    # How many depends on when the model looks; with no limit none would be.
+    errors = [error for error in late if error is not None]
+    assert 0 < len(errors) < len(asked) - WAITING
+    for error in errors:
+        assert isinstance(error, Overloaded)
+        assert str(error) == f"{model}: at most {WAITING} requests may wait; {HINT}"
+    answers = {given: other.result() for given, other in asked.items() if other.exception() is None}
     assert answers == {given: 2 * given for given in answers}
 
 

@@ -61,6 +61,7 @@ ALLOWED = {
         "slipway_serving.facts",
         "slipway_serving.models",
         "slipway_serving.program",
+        "slipway_serving.waiting",
         "slipway_serving.wakeword.words",
         "slipway_serving.wakeword.hearing",
     },

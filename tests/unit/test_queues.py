@@ -36,6 +36,13 @@ def test_limits_of_an_export_replace_those_that_are_given_and_no_others(tmp_path
     assert written(tmp_path, LIMITED, QueueLimits()) == LIMITED
 
 
+def test_limit_of_short_requests_is_replaced_and_gets_no_time(tmp_path: Path) -> None:
+    text = 'backend: "python" parameters { key: "queue_limit" value { string_value: "64" } }'
+    fewer = text_format.Parse(written(tmp_path, text, QueueLimits(8, 0.5)), pb.ModelConfig())
+    assert fewer.parameters["queue_limit"].string_value == "8"
+    assert not fewer.HasField("dynamic_batching")
+
+
 @pytest.mark.parametrize("text", ['backend: "python"', 'backend: "python" dynamic_batching { }'])
 def test_model_without_limits_gets_none(tmp_path: Path, text: str) -> None:
     assert written(tmp_path, text, QueueLimits(8, 1.0)) == text

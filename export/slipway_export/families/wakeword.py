@@ -55,6 +55,10 @@ HEAD_MERGE_US = 200
 # Clips of one length that wait anyway are merged; none is held back, since the backbone does that next.
 FEATURES_MERGE_US = 0
 
+# Requests that may wait on their way through the ensemble, of whose models the first refuses those beyond:
+# a sixth of a second's work of the tiny checkpoint on 2 cores.
+QUEUE_LIMIT = 64
+
 FEATURES_TOLERANCE = {Precision.FP32: Tolerance(max_abs=1e-4, relative_l2=1e-5, cosine=0.999999)}
 BACKBONE_TOLERANCE = {
     Precision.FP32: Tolerance(max_abs=1e-3, relative_l2=1e-4, cosine=0.99999),
@@ -97,6 +101,8 @@ def plan(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
         load=lambda _: _load_features(checkpoint),
         tolerance=FEATURES_TOLERANCE,
         merge_us=FEATURES_MERGE_US,
+        queue_limit=QUEUE_LIMIT,
+        queue_limit_with=("wakeword_backbone", "wakeword_decide"),
     )
     backbone = Component(
         name="backbone",

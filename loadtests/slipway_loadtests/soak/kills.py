@@ -2,9 +2,9 @@
 
 The server says in words what dies and what is started anew (:class:`slipway_serving.server.Server`, `warn`).
 A failure is explained by a kill where the request was under way between it and the model's return, and where
-its code is one of :data:`EXPLAINED`. Triton 2.51 dies now and then itself, when a call is cut at the moment of
-its last answer, or a process is killed that is just answering (docs/faults.md): that explains as a kill does,
-and is counted apart.
+its code is one of :data:`EXPLAINED`. Triton 2.51 now and then dies itself, when a call is cut in the instant
+of its last answer, or a process is killed that is just answering (docs/operations.md): that explains as a
+kill does, and is counted apart.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ tracebacks go to the log with the request's id.
 
 from __future__ import annotations
 
-import json
 import os
 import traceback
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from slipway_serving.backends.onnxruntime import session, sharing, signature
 from slipway_serving.backends.onnxruntime.execution import Arrays, Executor, Request
 from slipway_serving.backends.onnxruntime.sharing import Loaded, SharedGraph
 from slipway_serving.errors import InvalidRequest, SlipwayError
-from slipway_serving.footprints import Footprint
+from slipway_serving.program import Settings
 from slipway_serving.triton_metrics import tell_restarts
 
 
@@ -46,9 +45,10 @@ class TritonPythonModel:
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Load the graph on the instance's device, or find it loaded, and check the config against it."""
-        config = json.loads(args["model_config"])
-        self._footprint = Footprint.of_instance(args)
         try:
+            settings = Settings.from_triton(args)
+            config, self._footprint = settings.config, settings.footprint
+            self._waiting = settings.waiting(pb_utils.Logger.log_warn)
             self._graph = _open(config, args["model_instance_kind"], int(args["model_instance_device_id"]))
             signature.check(config, self._graph.signature)
         except SlipwayError as error:
@@ -69,8 +69,13 @@ class TritonPythonModel:
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Answer requests; none of them can fail another."""
         with self._footprint.working(len(requests)):
-            answers = self._executor.execute([self._request(request) for request in requests])
-            return [self._response(*pair) for pair in zip(requests, answers, strict=True)]
+            beyond = self._waiting.beyond(len(requests))
+            refused = [self._refused(self._waiting.refusal()) for _ in range(beyond)]
+            admitted = requests[beyond:]
+            answers = self._executor.execute([self._request(request) for request in admitted])
+            responses = [self._response(*pair) for pair in zip(admitted, answers, strict=True)]
+            self._waiting.ended()
+            return refused + responses
 
     def finalize(self) -> None:
         """Let go of a graph that other instances may reach here."""
@@ -95,8 +100,11 @@ class TritonPythonModel:
         if answer.__cause__ is not None:
             trace = "".join(traceback.format_exception(answer.__cause__))
             pb_utils.Logger.log_error(f"{self._model}: request {request.request_id()!r} failed\n{trace}")
-        code = getattr(pb_utils.TritonError, answer.triton_code)
-        return pb_utils.InferenceResponse(error=pb_utils.TritonError(answer.to_wire(), code))
+        return self._refused(answer)
+
+    def _refused(self, error: SlipwayError) -> Any:
+        code = getattr(pb_utils.TritonError, error.triton_code)
+        return pb_utils.InferenceResponse(error=pb_utils.TritonError(error.to_wire(), code))
 
 
 def _open(config: Mapping[str, Any], kind: str, device_id: int) -> Loaded | SharedGraph:

@@ -1,0 +1,112 @@
+"""A model's limit of waiting requests: when it asks how many wait, and which of them it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+
+import pytest
+
+from slipway_serving.waiting import METRICS_VARIABLE, Waiting, pending_by_metrics
+
+PAGE = b"""# TYPE nv_inference_pending_request_count gauge
+nv_inference_pending_request_count{model="other",version="1"} 40
+nv_inference_pending_request_count{model="m",version="1"} 6
+nv_inference_pending_request_count{model="m",version="2"} 1
+nv_inference_count{model="m",version="1"} 9
+"""
+
+
+class Queue:
+    """A queue of a model, with a clock that is told how late it is.
+
+    Args:
+        limit: requests that may wait.
+    """
+
+    def __init__(self, limit: int | None) -> None:
+        self.now_s, self.length, self.asked = 0.0, 0, 0
+        self.waiting = Waiting("m", limit, self._pending, lambda: self.now_s)
+
+    def _pending(self) -> int:
+        self.asked += 1
+        return self.length
+
+    def batch(self, requests: int, *, after_s: float = 0.0) -> int:
+        """Give the model a batch some time after its last; return how many are refused."""
+        self.now_s += after_s
+        refused = self.waiting.beyond(requests)
+        self.now_s += 0.1
+        self.waiting.ended()
+        return refused
+
+
+def test_those_beyond_the_limit_are_refused_over_as_many_batches_as_it_takes() -> None:
+    queue = Queue(limit=4)
+    queue.length = 14
+    assert queue.batch(4) == 0  # the first after a pause
+    assert queue.batch(4) == 4
+    queue.length = 6
+    assert queue.batch(4) == 2
+    queue.length = 4
+    assert queue.batch(4) == 0
+
+
+def test_queue_is_not_asked_about_more_often_than_it_changes() -> None:
+    queue = Queue(limit=4)
+    queue.length = 14
+    queue.batch(4)
+    for _ in range(5):
+        queue.waiting.beyond(2)
+    assert queue.asked == 1
+    assert queue.waiting.beyond(2) == 0  # the ten that were beyond have been refused
+
+
+def test_model_that_pauses_asks_nobody_and_refuses_nobody() -> None:
+    queue = Queue(limit=1)
+    queue.length = 9
+    assert [queue.batch(1, after_s=0.5) for _ in range(4)] == [0] * 4
+    assert queue.asked == 0
+
+
+def test_model_without_a_limit_refuses_nobody() -> None:
+    queue = Queue(limit=None)
+    queue.length = 1000
+    assert [queue.batch(4) for _ in range(4)] == [0] * 4
+
+
+@pytest.fixture
+def metrics(monkeypatch: pytest.MonkeyPatch) -> Iterator[HTTPServer]:
+    class Metrics(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(PAGE)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Metrics)
+    Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv(METRICS_VARIABLE, f"127.0.0.1:{server.server_port}")
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def test_metrics_tell_how_many_wait_for_the_model(metrics: HTTPServer) -> None:
+    warnings: list[str] = []
+    pending = pending_by_metrics(["m"], warnings.append)
+    assert [pending(), pending()] == [7, 7]
+    assert pending_by_metrics(["m", "other"], warnings.append)() == 47
+    assert warnings == []
+
+
+def test_metrics_that_are_not_there_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(METRICS_VARIABLE, "127.0.0.1:1")
+    warnings: list[str] = []
+    pending = pending_by_metrics(["m"], warnings.append)
+    assert [pending(), pending()] == [0, 0]
+    (warning,) = warnings
+    assert warning.startswith("m: metrics must be at 127.0.0.1:1 for its queue_limit to be kept, got ")
