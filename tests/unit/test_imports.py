@@ -26,7 +26,7 @@ ALLOWED = {
         "slipway_serving.fields",
         "slipway_serving.requests",
         # `slipway ready --processes` looks at the server's own processes.
-        "slipway_serving.instances",
+        "slipway_serving.footprints",
         "slipway_serving.server_folder",
         "slipway_serving.snapshots.parts",
         "slipway_serving.snapshots.requests",
