@@ -33,6 +33,7 @@ from slipway_serving.errors import (
 )
 from slipway_serving.footprints import NO_FOOTPRINT, Footprint
 from slipway_serving.going import Door, Refused
+from slipway_serving.lost_device import end_soon, loses_device
 from slipway_serving.metrics import HEARTBEATS, INSTANCES, OK, REFUSED, REQUESTS, Recorder
 from slipway_serving.program import BatchProgram, Call, Program, Responses, Settings, Tensors, load_program
 from slipway_serving.requests import SHAPE_PARAMETER
@@ -68,6 +69,7 @@ class Adapter:
     _footprint: Footprint = NO_FOOTPRINT
     _publisher: Publisher | None = None
     _under_way: Running | None = None
+    _has_device = True
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Build the program.
@@ -110,6 +112,10 @@ class Adapter:
             answers = [self._refuse() for _ in range(beyond)] + self._answers(requests[beyond:])
             self._waiting.ended()
             return answers
+
+    def is_ready(self) -> bool:
+        """Tell Triton, which asks since a release after 2.51, whether this process can still serve."""
+        return self._has_device
 
     def finalize(self) -> None:
         """Free what the program holds."""
@@ -193,13 +199,21 @@ class Adapter:
         return _Report(self.pb, self._model, request, self._under_way, self._recorder)
 
     def _responses(self, request: Any, report: _Report, ours: UnderWay | None = None) -> Responses:
-        with contextlib.closing(self._running.run(self._call(request, report, ours))) as responses:
+        call = self._call(request, report, ours)
+        if self._decoupled and call.is_cancelled():  # in the queue, where Triton 2.51 leaves it
+            raise Cancelled(f"{self._model}: cancelled by the caller before it began")
+        with contextlib.closing(self._running.run(call)) as responses:
             for tensors in responses:
                 report.saw(tensors)
                 yield tensors
 
     def _call(self, request: Any, report: _Report, ours: UnderWay | None = None) -> Call:
         self._door.check()
+        if not self._has_device:
+            raise NotReady(
+                f"{self._model}: device must be usable by the model's process, got an error that CUDA keeps;"
+                " try again in a few seconds"
+            )
         parameters = _parameters(request, self._model)
         timeout_us = request.timeout() or parameters.get("timeout", 0)
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
@@ -228,6 +242,9 @@ class Adapter:
 
     def _error(self, error: Exception, report: _Report) -> Any:
         report.failed(error)
+        if self._has_device and loses_device(error):
+            self._has_device = False
+            end_soon()
         if not isinstance(error, SlipwayError):
             error = Unrecoverable(
                 f"{self._model}: the request must not break the model, got {type(error).__name__}; "

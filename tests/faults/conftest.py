@@ -22,6 +22,8 @@ class Told:
         steps = call.tensors["steps"]
         if steps[0] == 7:
             raise RuntimeError("a secret of the model")
+        if steps[0] == 8:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
         yield {"y": steps * 2}
 
     def close(self):

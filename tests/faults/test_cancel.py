@@ -9,9 +9,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
+import httpx
 import psutil
 import pytest
 from gate import Gate, ended, let_it_notice, reports
@@ -94,6 +96,46 @@ def test_loop_stops_within_one_step_when_cancelled_at_step_3_of_50(
         report = let_it_notice(server, gate, before)
     # Step 4 waited at the gate when the cancellation was sent; one more may begin while it travels.
     assert (report["code"], report["steps_done"] in (3, 4, 5)) == ("CANCELLED", True)
+    assert_next_request_passes(server, gate)
+
+
+def begun(server: Server) -> int:
+    return sum(report["event"] == "started" for report in reports(server))
+
+
+def waiting(server: Server) -> bool:
+    text = httpx.get(server.metrics_url, timeout=60).text
+    return 'nv_inference_pending_request_count{model="wan_t2v",version="1"} 1\n' in text
+
+
+@pytest.mark.parametrize("kind", [GrpcTransport, HttpTransport])
+def test_request_that_is_left_in_the_queue_is_never_begun(
+    gated_server: tuple[Server, Gate], kind: type[GrpcTransport | HttpTransport]
+) -> None:
+    server, gate = gated_server
+    transport = kind(server.grpc_url if kind is GrpcTransport else server.http_url, 10.0)
+    # Nothing tells when the server has heard that a caller has gone.
+    for heard_s in (1.0, 4.0, 16.0):
+        before = len(ended(server))
+        with ThreadPoolExecutor(3) as pool, Client(server.grpc_url) as client:
+            started = begun(server)
+            at_work = [pool.submit(list, client.generate(QUICK)) for _ in range(2)]
+            wait_for(lambda started=started: begun(server) == started + 2, "both instances at work")
+            left = pool.submit(list, transport.stream("wan_t2v", encode(QUICK), Deadline(5.0, "wan_t2v")))
+            wait_for(lambda: waiting(server), "one that waits")
+            with pytest.raises(DeadlineExceeded):
+                left.result(300)
+            time.sleep(heard_s)
+            gate.open()
+            assert all(isinstance(work.result(300)[-1], Video) for work in at_work)
+        gate.let(0)
+        wait_for(lambda before=before: len(ended(server)) == before + 3, "three requests have ended")
+        (report,) = (each for each in ended(server)[before:] if each["event"] != "finished")
+        if "before it began" in report["error"]:
+            break
+    assert report["code"] == "CANCELLED"
+    assert "steps_done" not in report
+    transport.close()
     assert_next_request_passes(server, gate)
 
 

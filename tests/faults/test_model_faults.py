@@ -19,7 +19,8 @@ import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from health import ONES, answer_well, healthy
+from health import ONES, answer_well, healthy, look
+from memory_group import memory_group
 from prometheus_client.parser import text_string_to_metric_families
 from raw_http import connect, post
 from server_fixtures import affine, any_port, infer, infer_all, infer_input, tensor, wait_until, write_model
@@ -27,8 +28,9 @@ from tritonclient.utils import InferenceServerException
 
 from slipway_client import Client, InvalidRequest, RetryPolicy, SlipwayError, Unrecoverable
 from slipway_serving.control import CONTROL_HEADER, ModelControl
-from slipway_serving.errors import NotReady
+from slipway_serving.errors import NotReady, from_wire
 from slipway_serving.server import Server
+from slipway_serving.triton_process import stubs
 
 AFFINE = "max_batch_size: 8\n" + tensor("input", "x", "FP32", "[4]") + tensor("output", "y", "FP32", "[4]")
 AT_ONCE = RetryPolicy(budget_s=0.0)
@@ -68,6 +70,10 @@ def counted(server: Server, name: str, **labels: str) -> float:
     )
 
 
+def restarted(server: Server) -> int:
+    return server.log_text().count('\\"event\\": \\"model_restarted\\"')
+
+
 def slept(server: Server) -> int:
     return server.log_text().count('"sleeping"')
 
@@ -101,6 +107,18 @@ def test_error_of_a_model_is_counted_and_tells_its_caller_nothing_of_the_program
     wait_until(lambda: counted(cheap, **failed) == before + 1, "failure in the metrics", 60)
     assert "a secret of the model" in cheap.log_text()
     np.testing.assert_array_equal(infer(client, "told", steps=np.array([4]))["y"], [8])
+
+
+def test_process_that_cannot_use_its_device_again_ends_and_another_serves(
+    cheap: Server, client: triton.InferenceServerClient
+) -> None:
+    with healthy(cheap, same_processes=False) as before:
+        restarts = restarted(cheap)
+        with pytest.raises(InferenceServerException, match="got RuntimeError"):
+            infer(client, "told", steps=np.array([8]))
+        wait_until(lambda: restarted(cheap) > restarts, "another process of the model", 120)
+        np.testing.assert_array_equal(infer(client, "told", steps=np.array([4]))["y"], [8])
+        assert len(before.stubs - look(cheap).stubs) == 1
 
 
 @pytest.mark.usefixtures("health")
@@ -280,6 +298,81 @@ def test_others_serve_and_a_model_is_not_ready_while_it_loads(
     assert httpx.get(f"{url}/models/slow/ready", timeout=60).status_code == 200
     control.unload("slow")
     version.parent.rename(tmp_path / "slow")
+
+
+ONE = tensor("input", "x", "FP32", "[1]") + tensor("output", "y", "FP32", "[1]")
+GREEDY = """
+import os
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.held = np.ones(os.path.exists({flag!r}) << 30, np.uint8)
+
+    def execute(self, requests):
+        inputs = [pb_utils.get_input_tensor_by_name(request, "x") for request in requests]
+        for x in inputs:
+            np.ones(int(x.as_numpy()[0]), np.uint8)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", x.as_numpy())]) for x in inputs]
+"""
+
+
+@pytest.fixture
+def greedy(ordered: Server, control: ModelControl, tmp_path: Path) -> Iterator[Path]:
+    """A model that takes as many bytes as a request says, unloaded; a file that has it take 1 GiB to load."""
+    version = write_model(ordered.config.repository, "greedy", None, ONE, backend="python")
+    (version / "model.py").write_text(GREEDY.format(flag=str(tmp_path / "flag")))
+    with healthy(ordered, shared_slack_bytes=1 << 20, ready=False):
+        yield tmp_path / "flag"
+        control.unload("greedy")
+        version.parent.rename(tmp_path / "greedy")
+
+
+def take(client: triton.InferenceServerClient, size_bytes: float) -> None:
+    try:
+        infer(client, "greedy", x=np.array([size_bytes], np.float32))
+    except InferenceServerException as error:
+        raise from_wire(error.message(), error.status()) from error
+
+
+@pytest.mark.usefixtures("greedy")
+def test_model_serves_again_when_the_kernel_kills_it_for_memory_at_work(
+    ordered: Server, control: ModelControl
+) -> None:
+    control.load("greedy")
+    assert ordered.pid is not None
+    (pid,) = (pid for pid, model in stubs(ordered.pid).items() if model == "greedy")
+    with (
+        memory_group(256 << 20) as group,
+        triton.InferenceServerClient(ordered.grpc_url) as client,
+    ):
+        group.add(pid)
+        take(client, 1)
+        with pytest.raises(NotReady, match="the model's process ended before it answered"):
+            take(client, 1 << 30)
+        assert group.kills == 1
+        wait_until(lambda: restarted(ordered) == 1, "another start", 120)
+        take(client, 1)
+
+
+def test_others_serve_when_the_kernel_kills_a_model_for_memory_while_it_loads(
+    ordered: Server, control: ModelControl, greedy: Path
+) -> None:
+    greedy.touch()
+    assert ordered.pid is not None
+    with memory_group(512 << 20) as group:
+        group.add(ordered.pid)
+        with pytest.raises(NotReady, match="greedy"):
+            control.load("greedy")
+        assert group.kills == 1
+        ready = httpx.get(f"http://{ordered.http_url}/v2/models/greedy/ready", timeout=60)
+        assert ready.status_code != 200
+        answer_well(ordered)
+        greedy.unlink()
+        control.load("greedy")
+        with triton.InferenceServerClient(ordered.grpc_url) as client:
+            take(client, 1)
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
