@@ -62,7 +62,9 @@ def _parameters(component: Component) -> dict[str, pb.ModelParameter]:
 def _dynamic_batching(component: Component) -> pb.ModelDynamicBatching | None:
     if component.merge_us is None:
         return None
-    return pb.ModelDynamicBatching(max_queue_delay_microseconds=component.merge_us)
+    # Triton fills a batch up to the largest size that it is to prefer, and no further.
+    rows = None if component.merge_rows is None else [component.merge_rows]
+    return pb.ModelDynamicBatching(max_queue_delay_microseconds=component.merge_us, preferred_batch_size=rows)
 
 
 def config_text(config: pb.ModelConfig) -> str:

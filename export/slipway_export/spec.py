@@ -253,6 +253,8 @@ class Component:
         merge_us: how long Triton may hold a request back to merge it with others of its shape into one
             batch, microseconds; None never merges them. A merged request is rounded differently, which
             is for components whose results need not be the same to the bit.
+        merge_rows: rows that a batch of merged requests has at most; None is as many as the batch axis. One
+            request may have more.
         queue_limit: requests that may wait for the model, those beyond are refused; None is any number.
         queue_limit_with: models whose waiting requests count too.
         graph: file stem of the graph. ``model`` makes a Triton model of its own; any other stem is a
@@ -272,6 +274,7 @@ class Component:
     outliers: tuple[str, ...] = ()
     lower: Callable[[torch.nn.Module], AbstractContextManager[None]] = _as_it_is
     merge_us: int | None = None
+    merge_rows: int | None = None
     queue_limit: int | None = None
     queue_limit_with: tuple[str, ...] = ()
     graph: str = "model"

@@ -200,3 +200,12 @@ def test_short_requests_wait_without_a_queue_policy_which_would_stall_them(stage
         if config.dynamic_batching.HasField("default_queue_policy")
     }
     assert limited == {"wan_t2v", "framepack_i2v"}
+
+
+@pytest.mark.parametrize(
+    ("model", "requests"), [("airimu", "16"), ("airimu_stream", "64"), ("wakeword_stream", "64")]
+)
+def test_models_of_short_requests_keep_a_limit_of_their_own(
+    staged: Staged, model: str, requests: str
+) -> None:
+    assert staged.configs[model].parameters["queue_limit"].string_value == requests

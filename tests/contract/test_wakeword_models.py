@@ -8,8 +8,10 @@ import pytest
 from staged_models import Staged, stage_all
 
 from slipway_export.checkpoint import open_checkpoint
+from slipway_export.config import model_config
 from slipway_export.families.wakeword import BATCH, FAMILY
-from slipway_export.spec import Component
+from slipway_export.spec import Component, Engine
+from slipway_serving.waiting import MODELS_PARAMETER, PARAMETER
 
 
 @pytest.fixture(scope="module")
@@ -61,3 +63,24 @@ def test_all_streams_are_kept_in_one_instance(staged: Staged) -> None:
     config = staged.configs["wakeword_stream"]
     assert [group.count for group in config.instance_group] == [1]
     assert not config.HasField("sequence_batching")
+
+
+def test_first_model_of_the_ensemble_keeps_the_limit_of_all_that_wait_in_it(staged: Staged) -> None:
+    first, *others = (step.model_name for step in staged.configs["wakeword"].ensemble_scheduling.step)
+    features, backbone = (
+        model_config(component, f"wakeword_{component.name}", Engine.ONNXRUNTIME)
+        for component in components()
+    )
+    assert features.name == first
+    assert int(features.parameters[PARAMETER].string_value) > 0
+    assert features.parameters[MODELS_PARAMETER].string_value.split() == others
+    # Only there: a clip that is refused later was worked on in vain.
+    assert PARAMETER not in backbone.parameters
+    assert PARAMETER not in staged.configs[others[-1]].parameters
+
+
+def test_features_are_merged_in_batches_that_stay_in_the_caches() -> None:
+    features, backbone = (model_config(component, "m", Engine.ONNXRUNTIME) for component in components())
+    assert features.dynamic_batching.preferred_batch_size == [4]
+    assert features.max_batch_size == BATCH.max  # one request may have more
+    assert backbone.dynamic_batching.preferred_batch_size == []

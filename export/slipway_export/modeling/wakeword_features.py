@@ -42,6 +42,7 @@ class Features(nn.Module):
     """
 
     cosines: Tensor
+    mean_cosines: Tensor
     sines: Tensor
     filters: Tensor
     ends: Tensor
@@ -61,13 +62,17 @@ class Features(nn.Module):
             mel_scale="kaldi",
             triangularize_in_mel_space=True,
         )
-        # Of the samples beside the middle, outwards; rows are samples, columns frequencies.
+        # Of the samples beside the middle, outwards; rows are samples, columns frequencies that a filter has.
         beside = np.arange(_HALF) + 0.5
-        angles = 2 * np.pi / _FFT_SAMPLES * np.outer(beside, np.arange(_FFT_SAMPLES // 2 + 1))
+        frequencies = np.flatnonzero(filters.any(axis=1))
+        angles = 2 * np.pi / _FFT_SAMPLES * np.outer(beside, frequencies)
         window = window_function(FRAME_SAMPLES, "hann", periodic=False)[_HALF:, None]
-        self.register_buffer("cosines", torch.from_numpy(window * np.cos(angles)))
+        cosines = window * np.cos(angles)
+        self.register_buffer("cosines", torch.from_numpy(cosines))
+        # What a frame whose samples are all 1 has: both halves.
+        self.register_buffer("mean_cosines", torch.from_numpy(2 * cosines.sum(0)))
         self.register_buffer("sines", torch.from_numpy(window * np.sin(angles)))
-        self.register_buffer("filters", torch.from_numpy(filters).float())
+        self.register_buffer("filters", torch.from_numpy(filters[frequencies]).float())
         self.register_buffer("ends", torch.arange(self.frames) * HOP_SAMPLES + FRAME_SAMPLES)
 
     def forward(self, audio: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,15 +90,17 @@ class Features(nn.Module):
         audio = torch.where(audio.isnan(), torch.zeros_like(audio), audio).clamp(-1, 1)
         # Never empty, and one block of samples longer than the last frame needs.
         audio = functional.pad(audio, (0, (self.frames + 2) * HOP_SAMPLES))
-        rms = (audio.double().square().sum(1, keepdim=True) / samples).sqrt().float()
+        double = audio.double()
+        # Products, not squares, for which ONNX Runtime calls a power function.
+        rms = ((double * double).sum(1, keepdim=True) / samples).sqrt().float()
         peak = audio.abs().amax(1, keepdim=True)
         audio = torch.where(peak > QUIET_PEAK, audio / peak * PEAK, audio)
-        energies = self._energies(audio)
-        # A row beyond the clip is a zero before the normalization.
-        energies = torch.where((self.ends <= samples)[:, None], energies, torch.zeros_like(energies))
-        features = (energies - self.mean) / self.scale
+        features = (self._energies(audio) - self.mean) / self.scale
         silent = (rms < SILENT_RMS)[:, :, None]
-        return torch.where(silent, torch.zeros_like(features), features), rms
+        # A row beyond the clip is a zero before the normalization.
+        otherwise = torch.where(silent, 0.0, -self.mean / self.scale)
+        heard = (self.ends <= samples)[:, None] & ~silent
+        return torch.where(heard, features, otherwise), rms
 
     def _energies(self, audio: Tensor) -> Tensor:
         """Return log-mel energies [batch, max_length, num_mel_bins] of [batch, samples]."""
@@ -101,18 +108,26 @@ class Features(nn.Module):
         audio = audio[:, : count * HOP_SAMPLES].double()
         # What precedes a frame's first sample does not count: there the window is zero.
         emphasized = audio - _PREEMPHASIS * functional.pad(audio, (1, -1))
-        # The mean that each frame is to lack is emphasized as well.
-        mean = self._frames(audio).mean(2, keepdim=True) * (1 - _PREEMPHASIS)
-        frames = self._frames(emphasized)
-        before, after = frames[:, :, :_HALF].flip(2), frames[:, :, _HALF:]
-        real = (before + after - 2 * mean) @ self.cosines
+        # A frame is two and a half hops: blocks of samples, of which its first half is read backwards.
+        blocks = emphasized.view(-1, count, HOP_SAMPLES)
+        reversed_ = blocks.flip(2)
+        inner = _HALF - HOP_SAMPLES
+        before = torch.cat([reversed_[:, 1:-1, -inner:], reversed_[:, :-2]], dim=2)
+        after = torch.cat([blocks[:, 1:-1, inner:], blocks[:, 2:, : FRAME_SAMPLES - 2 * HOP_SAMPLES]], dim=2)
+        real = (before + after) @ self.cosines - self._means(audio) * self.mean_cosines
         imaginary = (after - before) @ self.sines
-        power = (real.square() + imaginary.square()).float()
+        real, imaginary = real.float(), imaginary.float()
+        power = real * real + imaginary * imaginary
         energies: Tensor = (power @ self.filters).clamp(min=_SMALLEST_ENERGY).log()
         return energies
 
-    def _frames(self, audio: Tensor) -> Tensor:
-        """Return the frames [batch, max_length, 400] of [batch, samples]: two and a half hops each."""
-        blocks = audio.view(-1, self.frames + 2, HOP_SAMPLES)
-        rest = FRAME_SAMPLES - 2 * HOP_SAMPLES
-        return torch.cat([blocks[:, :-2], blocks[:, 1:-1], blocks[:, 2:, :rest]], dim=2)
+    def _means(self, audio: Tensor) -> Tensor:
+        """Return the mean of each frame, which it is to lack, as emphasized: [batch, max_length, 1]."""
+        half = HOP_SAMPLES // 2
+        sums = audio.view(-1, 2 * (self.frames + 2), half).sum(2)
+        ends = 2 * self.frames
+        whole = sums[:, 0:ends:2]
+        for start in range(1, FRAME_SAMPLES // half):
+            whole = whole + sums[:, start : start + ends : 2]
+        means: Tensor = whole[:, :, None] * ((1 - _PREEMPHASIS) / FRAME_SAMPLES)
+        return means
