@@ -528,8 +528,10 @@ def test_abandoned_streams_are_bounded_and_expire(server: Server, client: Client
     answers = [answer for batch in range(20) for answer in begin(2_000_000 + 500 * batch, 500)]
     assert len(answers) == 10_000
     refused = [answer for answer in answers if isinstance(answer, Exception)]
-    assert refused
-    assert all("sessions must be at most 256 at a time" in str(error) for error in refused)
+    # 500 at once are too many to wait as well.
+    full = [error for error in refused if "requests may wait" not in str(error)]
+    assert full
+    assert all("sessions must be at most 256 at a time" in str(error) for error in full)
     # 10,000 states of 3 kB would be 30 MB.
     assert stub_mib(server, "airimu_stream") - before_mib < 15
 
