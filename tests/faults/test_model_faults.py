@@ -323,7 +323,7 @@ def greedy(ordered: Server, control: ModelControl, tmp_path: Path) -> Iterator[P
     """A model that takes as many bytes as a request says, unloaded; a file that has it take 1 GiB to load."""
     version = write_model(ordered.config.repository, "greedy", None, ONE, backend="python")
     (version / "model.py").write_text(GREEDY.format(flag=str(tmp_path / "flag")))
-    with healthy(ordered, shared_slack_bytes=1 << 20, ready=False):
+    with healthy(ordered, shared_slack_bytes=1 << 20):
         yield tmp_path / "flag"
         control.unload("greedy")
         version.parent.rename(tmp_path / "greedy")
