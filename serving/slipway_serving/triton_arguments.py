@@ -35,6 +35,7 @@ _OURS = {
     "http-restricted-api": "--control-token-file",
     "grpc-restricted-protocol": "--control-token-file",
 }
+_FILES = ("grpc-server-cert", "grpc-server-key", "grpc-root-cert")
 _SHARED_MEMORY_PREFIX = "python,shm-region-prefix-name"
 
 
@@ -121,6 +122,11 @@ def further_problems(arguments: Sequence[str]) -> list[str]:
         elif name in _OURS:
             problems.append(
                 f"further arguments must be none that slipway gives, got --{name}; try {_OURS[name]}"
+            )
+        elif name in _FILES and not value.startswith("/"):
+            problems.append(
+                "further arguments must name files by absolute paths (Triton runs in a folder of its own), "
+                f"got --{name}={value}; try --{name}=$PWD/{value}"
             )
         elif name == "backend-config" and value.startswith(_SHARED_MEMORY_PREFIX):
             problems.append(

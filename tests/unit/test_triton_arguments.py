@@ -94,6 +94,7 @@ def test_further_arguments_come_last() -> None:
             "must be none that slipway gives, got --model-repository; try --repository",
         ),
         ("--http-restricted-api=x:y=z", "try --control-token-file"),
+        ("--grpc-server-cert=tls.crt", "try --grpc-server-cert=$PWD/tls.crt"),
         (
             "--backend-config=python,shm-region-prefix-name=x",
             "must leave python,shm-region-prefix-name alone",
