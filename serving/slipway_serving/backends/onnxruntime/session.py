@@ -26,7 +26,7 @@ _BOOLEANS = {"1": True, "true": True, "0": False, "false": False}
 _ARENA_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 # A server has a pool of threads for each graph, and ONNX Runtime's spin while they wait for work, which takes
 # the cores from all others. Here they sleep, unless a model's config says "1": a request of `airimu` every
-# 20 ms took 11 ms of a core with spinning and 6 without (docs/operations.md, Overload).
+# 20 ms took 12 ms of a core with spinning and 10 without, a video's step 75 and 55 (docs/operations.md).
 _NO_SPINNING = {"session.intra_op.allow_spinning": "0", "session.inter_op.allow_spinning": "0"}
 # Older spellings of CUDA provider options, as model parameters; values by the C++ backend's numbers.
 _CUDA_PARAMETERS: dict[str, tuple[str, ...]] = {
