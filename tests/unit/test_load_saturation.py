@@ -132,12 +132,20 @@ def test_users_are_doubled_and_those_that_only_slow_the_server_are_left_out() ->
     assert found.service.rates == pytest.approx((1.0, 1.0), rel=0.1)
 
 
-def test_server_that_answers_nothing_is_named() -> None:
-    def silent(name: str, plan: Plan) -> ModelSummary:
-        return summarize(plan, ["wan_t2v"], 0.0, [], []).models["wan_t2v"]
+@pytest.mark.parametrize(
+    ("outcomes", "said"),
+    [
+        ([], "got no answer"),
+        ([answered("wan_t2v", 1.1, 0.1), Outcome("wan_t2v", 1.2, 1.3, "unavailable", {}, "gone")],
+         "got unavailable: gone"),
+    ],
+)  # fmt: skip
+def test_server_that_does_not_answer_its_only_user_is_named(outcomes: list[Outcome], said: str) -> None:
+    def run(name: str, plan: Plan) -> ModelSummary:
+        return summarize(plan, ["wan_t2v"], 0.0, outcomes, []).models["wan_t2v"]
 
-    with pytest.raises(Unrecoverable, match="saturate: wan_t2v must answer its only user within a stage"):
-        saturate(VIDEO, Plan(), 2, 1.0, silent)
+    with pytest.raises(Unrecoverable, match=f"wan_t2v must answer all of its only user within .*{said}"):
+        saturate(VIDEO, Plan(), 1, 1.0, run)
 
 
 def test_report_is_read_as_it_was_written(tmp_path: Path) -> None:

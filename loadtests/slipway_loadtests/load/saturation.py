@@ -30,7 +30,7 @@ OVERLOAD = 3.0
 """Of the most that the model expects, the last stage's."""
 _SHARES = (0.4, 0.6, 0.7, 0.8, 0.9, 1.0, 1.15, OVERLOAD)
 _DRAWS = 20
-_HEADS = ("there: p50, p95, p99", "good answers/s", "rejected")
+_HEADS = ("there: p50, p95, p99", "good answers/s", "rejected, failed")
 
 Run = Callable[[str, Plan], ModelSummary]
 """Runs a plan of one model under a name, and returns what became of it."""
@@ -42,6 +42,7 @@ class Saturation:
 
     Attributes:
         model: that was asked.
+        unit: of levels: "requests/s" or "sessions".
         service: of one request or turn, by the closed run: what the capacity model was fed.
         expected: the most that the capacity model has one replica carry: requests per second, or sessions.
         expected_p95_s: its 95th percentile of latency at the knee's level; None without a knee.
@@ -52,6 +53,7 @@ class Saturation:
     """
 
     model: str
+    unit: str
     service: Service
     expected: float
     expected_p95_s: float | None
@@ -79,13 +81,14 @@ def saturate(use: Use, plan: Plan, most_users: int, stage_s: float, run: Run) ->
         run: sends the load.
 
     Raises:
-        Unrecoverable: the only user of the first stage got no answer.
+        Unrecoverable: the only user of the first stage got none of its answers, or not all.
     """
     users = [2**power for power in range(most_users.bit_length())]
     plan = replace(plan, users=(use.user,), arrivals="closed")
     # The first stage connects and warms up.
-    _, *closed = run("closed", replace(plan, paced=False, stages=_stages([1, *users], stage_s))).stages
-    service = _service(use.model, closed)
+    first = run("closed", replace(plan, paced=False, stages=_stages([1, *users], stage_s)))
+    _, *closed = first.stages
+    service = _service(use.model, closed, next(iter(first.errors), "no answer"))
     if use.turn_s is None:
         expected = service.per_s
         stages = _stages([expected * share for share in _SHARES], stage_s)
@@ -96,10 +99,11 @@ def saturate(use: Use, plan: Plan, most_users: int, stage_s: float, run: Run) ->
         # A user's session lasts to the end; one that was refused is tried again after a turn's time.
         plan = replace(plan, stages=stages, session_s=stage_s * len(stages), think_s=use.turn_s)
         plan = replace(plan, slo={use.model: Objective(good={"latency_s": use.turn_s}), **plan.slo})
-    found = run("open" if use.turn_s is None else "sessions", plan).stages
+    name, unit = ("open", "requests/s") if use.turn_s is None else ("sessions", "sessions")
+    found = run(name, plan).stages
     knee = _knee(found, good=use.turn_s is not None)
     p95_s = None if knee is None else _expected_p95_s(service, use.turn_s, knee.stage)
-    return Saturation(use.model, service, expected, p95_s, tuple(closed), found, knee)
+    return Saturation(use.model, unit, service, expected, p95_s, tuple(closed), found, knee)
 
 
 def lines(found: Sequence[Saturation]) -> Iterator[str]:
@@ -107,7 +111,7 @@ def lines(found: Sequence[Saturation]) -> Iterator[str]:
     heads = (
         "knee",
         *_HEADS,
-        f"at {OVERLOAD:g} times the most",
+        f"at {OVERLOAD:g} times the most: p50, p95, p99",
         *_HEADS[1:],
         "p95 ÷ knee's",
         "model's most, p95",
@@ -115,13 +119,13 @@ def lines(found: Sequence[Saturation]) -> Iterator[str]:
     yield f"| model | {' | '.join(heads)} |"
     yield "|---" * (len(heads) + 1) + "|"
     for each in found:
-        unit = "requests/s" if each.stages[0].stage.level % 1 else "sessions"
-        cells = [f"`{each.model}`", "none" if each.knee is None else f"{each.knee.stage.level:.3g} {unit}"]
+        knee = "none" if each.knee is None else f"{each.knee.stage.level:.3g} {each.unit}"
+        cells = [f"`{each.model}`", knee]
         for staged in (each.knee, each.stages[-1]):
             cells += ["-"] * 3 if staged is None else _cells(staged.figures)
         cells.append("-" if each.slower is None else f"{each.slower:.2g}")
         p95_s = "-" if each.expected_p95_s is None else f"{each.expected_p95_s:.3g} s"
-        cells.append(f"{each.expected:.3g} {unit}, {p95_s}")
+        cells.append(f"{each.expected:.3g} {each.unit}, {p95_s}")
         yield f"| {' | '.join(cells)} |"
 
 
@@ -129,12 +133,16 @@ def _stages(levels: Sequence[float], seconds: float) -> tuple[Stage, ...]:
     return tuple(Stage(seconds, float(level)) for level in levels)
 
 
-def _service(model: str, closed: Sequence[Staged]) -> Service:
-    answered = [each for each in closed if each.figures.answered and each.figures.per_s]
-    kept = [each for each in answered if not each.figures.rejected_share]
+def _service(model: str, closed: Sequence[Staged], failure: str) -> Service:
+    kept = [
+        each
+        for each in closed
+        if each.figures.per_s and not (each.figures.rejected_share or each.figures.failed_share)
+    ]
     if not kept or kept[0].stage.level != 1:
         raise Unrecoverable(
-            f"saturate: {model} must answer its only user within a stage, got no answer; try more --seconds"
+            f"saturate: {model} must answer all of its only user within a stage, got {failure};"
+            " try more --seconds"
         )
     # Beyond the most, requests wait; that they slow each other further would be a change in the machine.
     kept = kept[: 1 + int(np.argmax([each.figures.per_s for each in kept]))]
@@ -168,4 +176,5 @@ def _expected_p95_s(service: Service, turn_s: float | None, stage: Stage) -> flo
 def _cells(figures: Figures) -> list[str]:
     latency = figures.measures.get("latency_s")
     spread = "-" if latency is None else f"{latency.p50:.3g}, {latency.p95:.3g}, {latency.p99:.3g} s"
-    return [spread, f"{figures.goodput_per_s:.3g}", f"{figures.rejected_share:.0%}"]
+    shares = f"{figures.rejected_share:.0%}, {figures.failed_share:.0%}"
+    return [spread, f"{figures.goodput_per_s:.3g}", shares]
