@@ -199,10 +199,7 @@ class Adapter:
         return _Report(self.pb, self._model, request, self._under_way, self._recorder)
 
     def _responses(self, request: Any, report: _Report, ours: UnderWay | None = None) -> Responses:
-        call = self._call(request, report, ours)
-        if self._decoupled and call.is_cancelled():  # in the queue, where Triton 2.51 leaves it
-            raise Cancelled(f"{self._model}: cancelled by the caller before it began")
-        with contextlib.closing(self._running.run(call)) as responses:
+        with contextlib.closing(self._running.run(self._call(request, report, ours))) as responses:
             for tensors in responses:
                 report.saw(tensors)
                 yield tensors

