@@ -70,7 +70,9 @@ def test_shape_sends_its_load_and_reports_it(
     found = done.report["models"]["wan_t2v"]
     assert [each["stage"]["level"] for each in found["stages"]] == levels
     whole = found["whole"]
-    assert set(whole["ended"]) <= {"answered", "cancelled"} and whole["ended"]["answered"] > 0, whole
+    # What a user leaves may wait in the queue, and fill it, until a busy machine comes to it.
+    assert set(whole["ended"]) <= {"answered", "cancelled", "rejected"}, whole
+    assert whole["ended"]["answered"] > 0, whole
     if "cancel" in line:
         assert whole["ended"]["cancelled"] > 0, whole
     for name in ("latency_s", "first_progress_s", "step_s", "first_frame_s", "queue_s", "service_s"):
@@ -162,13 +164,14 @@ def test_plain_locust_runs_a_user_class_and_writes_the_report_of_its_plan(
         "-u",
         "2",
         "-t",
-        "2",
+        "5",
         "--plan",
         str(plan),
     ]
     done = environment.run("locust", "-f", file, "TextToVideo", *line)
     assert done.returncode == 0, done.stdout
-    assert json.loads(report.read_text())["models"]["wan_t2v"]["whole"]["ended"].keys() == {"answered"}
+    # The last ones end with their users.
+    assert json.loads(report.read_text())["models"]["wan_t2v"]["whole"]["ended"]["answered"] > 0
     listed = environment.run("locust", "-f", file, "--list").stdout
     assert {"TextToVideo", "ImageToVideo", "UniversalWorld", "WakewordClips", "ImuStream"} <= set(
         listed.split()
