@@ -298,6 +298,9 @@ def test_others_serve_and_a_model_is_not_ready_while_it_loads(
     assert httpx.get(f"{url}/models/slow/ready", timeout=60).status_code == 200
     control.unload("slow")
     version.parent.rename(tmp_path / "slow")
+    assert ordered.pid is not None
+    pid = ordered.pid
+    wait_until(lambda: "slow" not in stubs(pid).values(), "the end of its process", 120)
 
 
 ONE = tensor("input", "x", "FP32", "[1]") + tensor("output", "y", "FP32", "[1]")
