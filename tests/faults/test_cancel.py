@@ -17,11 +17,13 @@ import httpx
 import psutil
 import pytest
 from gate import Gate, ended, let_it_notice, reports
+from server_fixtures import wait_until
 
 from slipway_client import AsyncClient, Client, Progress, TextToVideoRequest, Video, leaving
 from slipway_client.over_grpc import GrpcTransport
 from slipway_client.over_http import HttpTransport
 from slipway_client.retry import Deadline
+from slipway_serving.control import ModelControl
 from slipway_serving.errors import DeadlineExceeded, InvalidRequest
 from slipway_serving.requests import encode
 from slipway_serving.server import Server, ServerConfig
@@ -278,10 +280,10 @@ def test_refused_request_is_not_retried(server: Server) -> None:
 
 
 def test_server_unloads_every_model_after_refusals_and_deadlines(repository: Path, tmp_path: Path) -> None:
-    """A request that Triton still holds keeps its model loaded until the exit timeout."""
+    """A request that Triton still holds keeps its model loaded."""
     log = tmp_path / "triton.log"
     config = ServerConfig(
-        repository, http_port=0, grpc_port=0, metrics_port=0, log_path=log, exit_timeout_s=300
+        repository, http_port=0, grpc_port=0, metrics_port=0, log_path=log, model_control="explicit"
     )
     bad = TextToVideoRequest(**(QUICK.__dict__ | {"frames": 1001}))
     short = TextToVideoRequest(**(LONG.__dict__ | {"timeout_s": 0.1}))
@@ -290,6 +292,5 @@ def test_server_unloads_every_model_after_refusals_and_deadlines(repository: Pat
             for request, error in ((bad, InvalidRequest), (short, DeadlineExceeded)):
                 with pytest.raises(error):
                     list(client.generate(request))
-    text = log.read_text()
-    assert "successfully unloaded 'wan_t2v' version 1" in text
-    assert "Exit timeout expired" not in text
+        ModelControl(server.http_url, server.control_token).unload("wan_t2v")
+        wait_until(lambda: "successfully unloaded 'wan_t2v' version 1" in log.read_text(), "its end", 120)
