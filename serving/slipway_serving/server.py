@@ -259,9 +259,8 @@ class Server:
         """Make the server's private folder: its backends, their interpreter, and what its models share."""
         install = find_triton()
         folder = Path(tempfile.mkdtemp(prefix=self._id))
-        self._belongings = Belongings(
-            self._id, str(folder), pid=0, exit_timeout_s=self.config.exit_timeout_s, log=str(self.log_path)
-        )
+        timeout_s, traces = self.config.exit_timeout_s, self.config.traces
+        self._belongings = Belongings(self._id, str(folder), 0, timeout_s, str(self.log_path), traces)
         (folder / "graphs").mkdir()
         lay_out_backends(install, folder / "backends")
         lay_out_interpreter(folder / "interpreter", os.environ)

@@ -98,6 +98,11 @@ class ServerConfig:
         return (default if self.response_cache_mib is None else self.response_cache_mib) * _MIB
 
     @property
+    def traces(self) -> bool:
+        """Whether requests are traced, into a file or to a collector."""
+        return self.trace_otlp is not None or any("--trace-config" in each for each in self.arguments)
+
+    @property
     def ports(self) -> dict[str, int]:
         """The three ports by field name."""
         return {

@@ -4,7 +4,8 @@ First pipelines end what they work on (:func:`finish_pipelines`), since Triton r
 models as soon as it is told to end. Then it is told (:func:`end`). Left to itself, Triton 2.51 would end a
 model's processes one after the other, more than a second each, and wait its whole exit timeout for requests
 that it still counts though their process died or their caller went. So the processes are asked
-(:mod:`slipway_serving.footprints`): when none of them works any more, what is left can be swept.
+(:mod:`slipway_serving.footprints`): when none of them works any more, what is left can be swept. A server
+that traces writes the last of its traces at its very end, and is left to it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ EXIT_GRACE_S = 5.0
 # For so long no process may have worked. Between two steps of a request, or while Triton has one in a queue,
 # none does for a moment: at most for the 500 ms that its batcher sleeps.
 _IDLE_S = 1.0
+# For so long no process may have ended either, where the end is Triton's.
+_STUCK_S = 3.0
 _POLL_S = 0.05
 
 
@@ -42,17 +45,20 @@ def end(belongings: Belongings) -> None:
     """Tell the server to end; return when it has, or when what is left of it has nothing to do.
 
     A process without a footprint, of a model that is not ours, tells nothing of its work: Triton ends it, or
-    its exit timeout passes.
+    its exit timeout passes. One that traces ends by itself, unless its processes stay though none works.
     """
     with contextlib.suppress(ProcessLookupError):
         os.kill(belongings.pid, signal.SIGTERM)
     worked_s = time.monotonic()
     deadline = worked_s + belongings.exit_timeout_s + EXIT_GRACE_S
+    before: dict[int, str] = {}
     while _runs(belongings.pid) and time.monotonic() < deadline:
+        left = stubs(belongings.pid)
         idle = {work.pid for work in under_way(belongings.requests) if not work.requests}
-        if not idle.issuperset(stubs(belongings.pid)):
-            worked_s = time.monotonic()
-        elif time.monotonic() - worked_s > _IDLE_S:
+        ending = belongings.traces and (not left or left != before)
+        if ending or not idle.issuperset(left):
+            before, worked_s = left, time.monotonic()
+        elif time.monotonic() - worked_s > (_STUCK_S if belongings.traces else _IDLE_S):
             return
         time.sleep(_POLL_S)
 

@@ -31,6 +31,7 @@ class Belongings:
         pid: the `tritonserver` process.
         exit_timeout_s: time that its in-flight work is given on SIGTERM.
         log: its log, which the watcher keeps from growing without end.
+        traces: whether it traces requests.
     """
 
     server_id: str
@@ -38,6 +39,7 @@ class Belongings:
     pid: int
     exit_timeout_s: float
     log: str
+    traces: bool = False
 
     @property
     def requests(self) -> Path:
