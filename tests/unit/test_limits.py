@@ -14,6 +14,7 @@ from slipway_serving.errors import InvalidRequest
 from slipway_serving.limits import VARIABLE, Limits, limits_of, read_limits
 from slipway_serving.program import Settings
 from slipway_serving.server import Server, ServerConfig
+from slipway_serving.server_folder import FOLDER_VARIABLE
 
 CONFIG: dict[str, Any] = {
     "input": [
@@ -72,18 +73,22 @@ def test_number_that_has_a_limit_must_be_given_since_its_default_may_be_above_it
     limits.check("sums", {}, opening=False)
 
 
-def test_parameters_of_a_model_are_replaced(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parameters_of_a_model_are_replaced(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     arguments = {
         "model_name": "sums",
         "model_repository": "/models/sums",
         "model_version": "1",
         "model_config": json.dumps(CONFIG),
+        "model_instance_name": "sums_0_0",
         "model_instance_kind": "CPU",
         "model_instance_device_id": "0",
     }
     assert Settings.from_triton(arguments).positive("max_sessions") == 8
     monkeypatch.setenv("SLIPWAY_LIMITS", str(file))
-    settings = Settings.from_triton(arguments)
+    settings = Settings.from_triton({**arguments, "model_instance_name": "sums_0_1"})
     assert settings.positive("max_sessions") == 2
     assert settings.limits.most == {"steps": 20, "prompt": 5, "frames * steps": 100, "signal": 6}
     assert Settings.from_triton({**arguments, "model_name": "another"}).limits.most == {}
