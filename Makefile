@@ -38,10 +38,11 @@ test: $(VENV)/installed $(LOAD_VENV)/installed ## Run every test, against a real
 	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "not docker"
 	$(BIN)/pytest -m docker tests/docker
 
-check: $(VENV)/installed ## Lint, format and types
+check: $(VENV)/installed ## Lint, format and types; whether every test can be imported
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/pytest --collect-only -qq > $(VENV)/collected || (cat $(VENV)/collected; false)
 
 docs: $(VENV)/installed ## Write the tables of fields in docs/ anew
 	$(BIN)/python -m slipway_export.tables README.md docs/*.md

@@ -14,12 +14,9 @@ import json
 import secrets
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
 
 from slipway_serving.cancelling.under_way import UnderWay, under_way
 from slipway_serving.errors import (
@@ -29,7 +26,6 @@ from slipway_serving.errors import (
     NotReady,
     SlipwayError,
     Unrecoverable,
-    from_wire,
 )
 from slipway_serving.footprints import NO_FOOTPRINT, Footprint
 from slipway_serving.going import Door, Refused
@@ -38,7 +34,8 @@ from slipway_serving.metrics import HEARTBEATS, INSTANCES, OK, REFUSED, REQUESTS
 from slipway_serving.program import BatchProgram, Call, Program, Responses, Settings, Tensors, load_program
 from slipway_serving.requests import SHAPE_PARAMETER
 from slipway_serving.triton_metrics import Publisher, Running, tell_restarts
-from slipway_serving.turns import NO_SESSION, Turn
+from slipway_serving.triton_models import EndedStreams, TritonModels
+from slipway_serving.turns import Turn
 
 # What Triton 2.51 itself puts into a request's parameters: HTTP's generate endpoints repeat "id" there and
 # hand on "timeout" (microseconds) and a session's turn unheeded, which we heed. gRPC consumes its own ones.
@@ -82,7 +79,7 @@ class Adapter:
         except SlipwayError as error:
             raise self.pb.TritonModelException(error.to_wire()) from error
         self._model, self._recorder, self._limits = settings.model, settings.recorder, settings.limits
-        self._footprint = settings.footprint
+        self._footprint, self._ended = settings.footprint, EndedStreams()
         transactions = settings.config.get("model_transaction_policy", {})
         self._decoupled = bool(transactions.get("decoupled", False))
         try:
@@ -182,7 +179,10 @@ class Adapter:
         with self._report(request) as report, under_way(report.request_id) as ours:
             try:
                 for tensors in self._responses(request, report, ours):
-                    sender.send(self._response(tensors))
+                    # Held here: those that nobody asked for would end in the call, which has let go of
+                    # Python's lock.
+                    sent = self._tensors(tensors)
+                    sender.send(self.pb.InferenceResponse(sent))
             except Exception as error:  # noqa: BLE001 - everything becomes the request's error
                 # With the flag in the same message: in two, Triton 2.51 leaves a calling model waiting.
                 sender.send(self.pb.InferenceResponse(error=self._error(error, report)), flags=final)
@@ -218,7 +218,7 @@ class Adapter:
         self._limits.check(self._model, tensors, opening=turn.start or not turn.id)
         return Call(
             tensors=_shaped(tensors, parameters, self._model),
-            models=TritonModels(self.pb, report.request_id, request.trace()),
+            models=TritonModels(self.pb, report.request_id, request, self._ended),
             is_cancelled=lambda: (ours is not None and ours.is_ended()) or request.is_cancelled(),
             limit_s=timeout_us * _MICROSECONDS if timeout_us else None,
             turn=turn,
@@ -235,7 +235,10 @@ class Adapter:
         return Turn(request.correlation_id() or parameters.get("sequence_id", 0), start=start, end=end)
 
     def _response(self, tensors: Tensors) -> Any:
-        return self.pb.InferenceResponse([self.pb.Tensor(name, array) for name, array in tensors.items()])
+        return self.pb.InferenceResponse(self._tensors(tensors))
+
+    def _tensors(self, tensors: Tensors) -> list[Any]:
+        return [self.pb.Tensor(name, array) for name, array in tensors.items()]
 
     def _error(self, error: Exception, report: _Report) -> Any:
         report.failed(error)
@@ -251,66 +254,6 @@ class Adapter:
 
     def _triton_error(self, error: SlipwayError) -> Any:
         return self.pb.TritonError(error.to_wire(), getattr(self.pb.TritonError, error.triton_code))
-
-
-class TritonModels:
-    """Calls other models of the same server; implements :class:`slipway_serving.program.Models`.
-
-    Args:
-        pb_utils: the Python backend's module.
-        request_id: id of the request on whose behalf the calls are made.
-        trace: that request's trace, which the calls become part of.
-    """
-
-    def __init__(self, pb_utils: Any, request_id: str, trace: Any) -> None:
-        self._pb, self._request_id, self._trace = pb_utils, request_id, trace
-
-    def call(self, model: str, tensors: Tensors, outputs: list[str]) -> dict[str, NDArray[Any]]:
-        """Ask a model that answers once; raises the model's error."""
-        return self._tensors(model, self._request(model, tensors, outputs).exec())
-
-    def stream(
-        self,
-        model: str,
-        tensors: Tensors,
-        outputs: list[str],
-        *,
-        turn: Turn = NO_SESSION,
-    ) -> Iterator[dict[str, NDArray[Any]]]:
-        """Ask a decoupled model; see :class:`slipway_serving.program.Models`."""
-        flags = self._pb.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START if turn.start else 0
-        flags |= self._pb.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END if turn.end else 0
-        request = self._request(model, tensors, outputs, correlation_id=turn.id, flags=flags)
-        for response in request.exec(decoupled=True):
-            if found := self._tensors(model, response):
-                yield found
-
-    def is_ready(self, model: str) -> bool:
-        """Tell whether a model is loaded; an unknown one is not."""
-        return bool(self._pb.is_model_ready(model_name=model))
-
-    def _request(self, model: str, tensors: Tensors, outputs: list[str], **options: Any) -> Any:
-        return self._pb.InferenceRequest(
-            model_name=model,
-            request_id=self._request_id,
-            trace=self._trace,
-            requested_output_names=outputs,
-            inputs=[self._pb.Tensor(name, array) for name, array in tensors.items()],
-            # The loop's arithmetic is numpy's; without this, a model on a GPU answers with GPU memory.
-            preferred_memory=self._pb.PreferredMemory(self._pb.TRITONSERVER_MEMORY_CPU),
-            **options,
-        )
-
-    def _tensors(self, model: str, response: Any) -> dict[str, NDArray[Any]]:
-        if response.has_error():
-            text = response.error().message()
-            error = from_wire(text)
-            # Triton gives calls between models no other code than INTERNAL: a missing model is asked for.
-            if isinstance(error, Unrecoverable) and not self._pb.is_model_ready(model_name=model):
-                raise NotReady(f"{model}: must be loaded and ready, got: {text}")
-            raise error
-        # Copied, since the array is a view of shared memory that goes back with the response.
-        return {tensor.name(): np.array(tensor.as_numpy()) for tensor in response.output_tensors()}
 
 
 class _Report:

@@ -9,7 +9,7 @@ import pytest
 from helm_chart import EXAMPLES, Manifest, of_kind, only, pod_specs, render, server, server_pod
 
 from slipway_serving.places import _SHARED_MEMORY_BASE_BYTES, _SHARED_MEMORY_PER_MODEL_BYTES
-from slipway_serving.triton_process import EXIT_GRACE_S
+from slipway_serving.stopping import EXIT_GRACE_S
 
 GPU: Manifest = {"image": {"kind": "ngc", "repository": "slipway/server-gpu"}}
 
