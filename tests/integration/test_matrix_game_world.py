@@ -238,10 +238,16 @@ def test_blocks_are_counted_by_their_parts_when_a_world_is_made(server: Server) 
         return counted | {name: measured(server, name) for name in others}
 
     no_world_is_held(server)
-    # What was made before may be told a little later.
     before: dict[str, float] = {}
-    while before != (before := counts()):
+
+    def rest() -> bool:
+        nonlocal before
         time.sleep(3)
+        earlier, before = before, counts()
+        return earlier == before
+
+    # What was made before may be told a little later.
+    wait_until(rest, "the counters of earlier worlds rest")
     with Client(server.grpc_url) as client, client.session(opening()) as session:
         for block in range(2):
             list(session.step(steering(block)))
