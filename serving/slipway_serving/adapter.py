@@ -31,7 +31,16 @@ from slipway_serving.footprints import NO_FOOTPRINT, Footprint
 from slipway_serving.going import Door, Refused
 from slipway_serving.lost_device import end_soon, loses_device
 from slipway_serving.metrics import HEARTBEATS, INSTANCES, OK, REFUSED, REQUESTS, Recorder
-from slipway_serving.program import BatchProgram, Call, Program, Responses, Settings, Tensors, load_program
+from slipway_serving.program import (
+    BatchProgram,
+    Call,
+    Last,
+    Program,
+    Responses,
+    Settings,
+    Tensors,
+    load_program,
+)
 from slipway_serving.requests import SHAPE_PARAMETER
 from slipway_serving.triton_metrics import Publisher, Running, tell_restarts
 from slipway_serving.triton_models import EndedStreams, TritonModels
@@ -177,17 +186,22 @@ class Adapter:
         final = self.pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL
         sender = request.get_response_sender()
         with self._report(request) as report, under_way(report.request_id) as ours:
+            ended = False
             try:
                 for tensors in self._responses(request, report, ours):
                     # Held here: those that nobody asked for would end in the call, which has let go of
                     # Python's lock.
                     sent = self._tensors(tensors)
-                    sender.send(self.pb.InferenceResponse(sent))
+                    ended = isinstance(tensors, Last)
+                    sender.send(self.pb.InferenceResponse(sent), flags=final if ended else 0)
             except Exception as error:  # noqa: BLE001 - everything becomes the request's error
                 # With the flag in the same message: in two, Triton 2.51 leaves a calling model waiting.
-                sender.send(self.pb.InferenceResponse(error=self._error(error, report)), flags=final)
+                answer = self.pb.InferenceResponse(error=self._error(error, report))
+                if not ended:
+                    sender.send(answer, flags=final)
             else:
-                sender.send(flags=final)
+                if not ended:
+                    sender.send(flags=final)
 
     @property
     def _running(self) -> Program:

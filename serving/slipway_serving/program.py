@@ -31,6 +31,15 @@ Tensors = Mapping[str, NDArray[Any]]
 Responses = Generator[Tensors, None, None]
 
 
+class Last(dict[str, NDArray[Any]]):
+    """Tensors of a response of a decoupled model that is the last one, and is marked so.
+
+    Where none is, an empty response follows that has the mark. Where a model called another, a Triton 2.51
+    server hands on the first response at once, but waits until the caller has taken each that follows: when
+    the caller's process dies meanwhile, it waits for ever, and with it the model that was called.
+    """
+
+
 class Models(Protocol):
     """How a program calls other served models."""
 

@@ -1,11 +1,15 @@
-"""Served models one of which streams from the other, over and over; copied beside their model.py."""
+"""Served models some of which stream from others; copied beside their model.py."""
 
 from __future__ import annotations
+
+import os
+import signal
+import time
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from slipway_serving.program import Call, Responses, Settings
+from slipway_serving.program import Call, Last, Responses, Settings
 
 PARTS = np.array([30], np.float32)
 
@@ -45,3 +49,22 @@ class Whole(_Stateless):
             for _ in range(10):
                 [bytes(55) for _ in range(2000)]
         yield {"y": np.array([count], np.float32), "unwanted": np.zeros(4, np.float32)}
+
+
+class Killing(_Stateless):
+    """Kills the process of its caller, if it is told which, and answers then."""
+
+    def run(self, call: Call) -> Responses:
+        """Answer once."""
+        if pid := int(call.tensors["x"][0]):
+            os.kill(pid, signal.SIGKILL)
+            time.sleep(0.5)
+        yield Last(y=np.ones(1, np.float32), unwanted=np.zeros(4, np.float32))
+
+
+class Killed(_Stateless):
+    """Asks the model that kills it."""
+
+    def run(self, call: Call) -> Responses:
+        """Never answer."""
+        yield from call.models.stream("killing", {"x": np.array([os.getpid()], np.float32)}, ["y"])

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from slipway_serving.errors import Cancelled, Unrecoverable, raise_all
 from slipway_serving.events import tensors
 from slipway_serving.graph import State
-from slipway_serving.program import Call, Responses, Settings
+from slipway_serving.program import Call, Last, Responses, Settings
 from slipway_serving.requests import decode_turn
 from slipway_serving.sessions import Sessions
 from slipway_serving.stepped import SteppedModel
@@ -77,7 +77,8 @@ class VideoDecoder:
                     raise Unrecoverable(
                         f"{self._model}: frames must be finite, got NaN or infinity in latent {index}"
                     )
-                yield tensors(DecodedFrames(to_uint8(outputs["sample"])))
+                frames = tensors(DecodedFrames(to_uint8(outputs["sample"])))
+                yield Last(frames) if index == latents.shape[2] - 1 else frames
 
     def close(self) -> None:
         """Free all caches."""
