@@ -91,6 +91,20 @@ def test_worlds_of_every_mode_are_played(
         assert_all_answered(done, request.model, "first_frame_s", "jitter_s", "stall_s", "queue_s")
 
 
+def test_user_stays_away_for_a_moment_when_rejected(environment: LoadEnvironment) -> None:
+    code = (
+        "import numpy as np\n"
+        "from slipway_loadtests.load.plan import Plan\n"
+        "from slipway_loadtests.load.users import USERS\n"
+        "user = object.__new__(next(iter(USERS.values())))\n"
+        "user.plan, user.random = Plan(), np.random.default_rng(0)\n"
+        "for user.rejected in (False, True):\n"
+        "    print(user.wait_time() > 0)\n"
+    )
+    done = environment.run("python", "-c", code)
+    assert (done.returncode, done.stdout.split()) == (0, ["False", "True"]), done.stdout
+
+
 def test_knee_and_what_is_beyond_it_are_reported_when_a_server_is_saturated(
     worlds: Server, environment: LoadEnvironment, tmp_path: Path
 ) -> None:

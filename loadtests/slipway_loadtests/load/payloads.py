@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
+from io import BytesIO
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from slipway_serving.matrix_game.keys import NOTHING, VOCABULARIES
 
@@ -44,8 +46,8 @@ def prompt(random: np.random.Generator) -> str:
 
 
 @lru_cache(_KEPT)
-def picture(seed: int, height: int = 352, width: int = 640) -> NDArray[np.uint8]:
-    """Return a landscape: sky, sun and hills under grain, [height, width, 3], uint8, RGB."""
+def picture(seed: int, height: int = 352, width: int = 640) -> bytes:
+    """Return a landscape, as a camera's JPEG: sky, sun and hills under grain, in RGB."""
     random = np.random.default_rng(seed)
     rows, columns = np.mgrid[0 : 1 : height * 1j, 0 : 1 : width * 1j]
     sky, ground = random.uniform(90, 255, 3), random.uniform(20, 140, 3)
@@ -57,8 +59,10 @@ def picture(seed: int, height: int = 352, width: int = 640) -> NDArray[np.uint8]
         waves = np.sin(2 * np.pi * (columns * random.uniform(1, 4) + random.uniform()))
         hills = rows > 0.45 + 0.13 * layer + 0.06 * waves
         pixels[hills] = ground / layer
-    grainy: NDArray[np.float64] = np.clip(pixels + random.normal(0, 4, pixels.shape), 0, 255)
-    return grainy.astype(np.uint8)
+    grainy = np.clip(pixels + random.normal(0, 4, pixels.shape), 0, 255).astype(np.uint8)
+    file = BytesIO()
+    Image.fromarray(grainy).save(file, "JPEG", quality=90)
+    return file.getvalue()
 
 
 @lru_cache(_KEPT)

@@ -1,7 +1,8 @@
 """Locust's users, one class for each model: who visits when.
 
-Closed, a user visits, thinks, and visits again. Open, a user is a source of arrivals: it lets visitors come
-at their moments, each in a greenlet and with a connection of its own, and waits for the last of them.
+Closed, a user visits, thinks, and visits again; one that was rejected stays away for a moment first. Open, a
+user is a source of arrivals: it lets visitors come at their moments, each in a greenlet and with a connection
+of its own, and waits for the last of them.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ from locust.exception import StopUser
 from slipway_client.client import Client
 from slipway_client.retry import RetryPolicy
 from slipway_loadtests.load.arrivals import moments_s
-from slipway_loadtests.load.outcomes import UNANSWERED, Outcome, now_s
+from slipway_loadtests.load.outcomes import REJECTED, UNANSWERED, Outcome, now_s
 from slipway_loadtests.load.plan import Plan
 from slipway_loadtests.load.running import Run
 from slipway_loadtests.load.visits import USES, Use, Visitor
 from slipway_serving.errors import SlipwayError
 
 _NUMBERS = itertools.count()
+_COMES_AGAIN_S = 1.0
+"""Mean of what a closed user waits after it was rejected, as the client's own retries would."""
 
 
 class ModelUser(User):  # type: ignore[misc]
@@ -44,6 +47,7 @@ class ModelUser(User):  # type: ignore[misc]
         self.plan: Plan = self.run_.plan
         worker = getattr(self.environment.runner, "worker_index", 0)
         self.random = np.random.default_rng([self.plan.seed, max(worker, 0), next(_NUMBERS)])
+        self.rejected = False
         self.free: list[Client] = [self._connected()]
         try:
             self.free[0].model_metadata(self.use.model)
@@ -60,8 +64,9 @@ class ModelUser(User):  # type: ignore[misc]
             client.close()
 
     def wait_time(self) -> float:
-        """Return how long to think before the next visit, seconds."""
-        return float(self.random.exponential(self.plan.think_s)) if self.plan.think_s else 0.0
+        """Return how long to think, or to stay away, before the next visit, seconds."""
+        mean_s = max(self.plan.think_s, _COMES_AGAIN_S if self.rejected else 0.0)
+        return float(self.random.exponential(mean_s)) if mean_s else 0.0
 
     @task  # type: ignore[untyped-decorator]
     def come(self) -> None:
@@ -83,12 +88,16 @@ class ModelUser(User):  # type: ignore[misc]
     def _visit(self, due_s: float, random: np.random.Generator) -> None:
         client = self.free.pop() if self.free else self._connected()
         try:
-            self.use.visit(Visitor(client, self.plan, random, self.run_.keep, self.run_.until_s), due_s)
+            self.use.visit(Visitor(client, self.plan, random, self._keep, self.run_.until_s), due_s)
         except SlipwayError as error:
             self.run_.refuse(str(error))
             raise StopUser from None
         finally:
             self.free.append(client)
+
+    def _keep(self, outcome: Outcome) -> None:
+        self.rejected = outcome.ended == REJECTED
+        self.run_.keep(outcome)
 
     def _connected(self) -> Client:
         tls = Path(self.plan.tls) if self.plan.tls else None
