@@ -6,9 +6,7 @@ call of it waits at the gate. A test says how many calls may pass, and knows by 
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import shutil
 import time
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf import text_format
+from server_fixtures import logged
 from tritonclient.grpc import model_config_pb2
 
 from slipway_serving.server import Server
@@ -104,9 +103,7 @@ def gated(repository: Path, folder: Path) -> tuple[Path, Gate]:
 
 def reports(server: Server) -> list[dict[str, Any]]:
     """What the log says of the requests to wan_t2v, in order."""
-    lines = re.findall(r"adapter\.py:\d+\] (\".*\")", server.log_text())
-    told = [json.loads(json.loads(line)) for line in lines]
-    return [report for report in told if report["model"] == "wan_t2v"]
+    return [report for report in logged(server, "adapter") if report["model"] == "wan_t2v"]
 
 
 def ended(server: Server) -> list[dict[str, Any]]:

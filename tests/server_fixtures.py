@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import queue
+import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,7 +15,7 @@ import onnx
 import tritonclient.grpc as triton
 from onnx import TensorProto, helper
 
-from slipway_serving.server import ServerConfig
+from slipway_serving.server import Server, ServerConfig
 
 OPSET = 18
 
@@ -235,3 +237,10 @@ def loading_warnings(log: str) -> list[str]:
         if (line.startswith("W") and not any(notice in line for notice in no_gpu))
         or "Removing initializer" in line
     ]
+
+
+def logged(server: Server, module: str) -> list[dict[str, Any]]:
+    """Return what a module of ours wrote to the log as JSON, line by line."""
+    # The last line may be half written.
+    whole, _, _ = server.log_text().rpartition("\n")
+    return [json.loads(json.loads(line)) for line in re.findall(rf'{module}\.py:\d+\] (".*")', whole)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -27,6 +26,7 @@ from server_fixtures import (
     any_port,
     infer,
     infer_input,
+    logged,
     tensor,
     wait_until,
     write_model,
@@ -166,8 +166,7 @@ def pid_of(server: Server, model: str) -> int:
 
 def events(server: Server) -> list[dict[str, Any]]:
     """What the supervisor wrote to the log, in order."""
-    lines = re.findall(r"supervision\.py:\d+\] (\".*\")", server.log_text())
-    return [json.loads(json.loads(line)) for line in lines]
+    return logged(server, "supervision")
 
 
 def restarts(server: Server, model: str) -> int:

@@ -24,7 +24,7 @@ import pytest
 import tritonclient.grpc as triton
 import yaml
 from observability_fixtures import FOLDER, Collector, Labels, Prometheus, series, value
-from server_fixtures import any_port, infer_input, tensor, wait_until, write_model
+from server_fixtures import any_port, infer_input, logged, tensor, wait_until, write_model
 
 from slipway_client import Client, Progress, TextToVideoRequest
 from slipway_serving.control import CONTROL_HEADER, ModelControl
@@ -278,8 +278,7 @@ def test_one_request_is_one_trace_with_the_models_that_it_called(
 
 def log_lines(server: Server) -> list[dict[str, Any]]:
     """Return what the log says of requests, line by line."""
-    lines = re.findall(r"adapter\.py:\d+\] (\".*\")", server.log_text())
-    return [json.loads(json.loads(line)) for line in lines]
+    return logged(server, "adapter")
 
 
 def test_log_has_the_id_the_progress_and_the_end_of_a_request(server: Server, traffic: Traffic) -> None:
