@@ -111,19 +111,38 @@ def ended(server: Server) -> list[dict[str, Any]]:
     return [report for report in reports(server) if report["event"] not in ("started", "traceback")]
 
 
-def let_it_notice(server: Server, gate: Gate, before: int) -> dict[str, Any]:
-    """Return the report of the request that ends after so many, which was told to while it waits at the gate.
+def settled(server: Server) -> set[str]:
+    """Return the ids of the requests so far, once the log has the end of each; for when none is under way.
+
+    It is written when an answer was sent, so a caller who was answered may look before.
+    """
+    deadline = time.monotonic() + 300
+    while True:
+        over = {report["request_id"] for report in ended(server)}
+        begun = {report["request_id"] for report in reports(server)}
+        if begun <= over:
+            return begun
+        assert time.monotonic() < deadline, f"no end of {begun - over}"
+        time.sleep(0.02)
+
+
+def let_it_notice(server: Server, gate: Gate, before: set[str]) -> dict[str, Any]:
+    """Return the report of the request after these, which was told to end while it waits at the gate.
 
     A loop sees only between its steps that nobody wants it any more, and nothing tells when the server has
     heard so. So one step passes after the other, ever more slowly.
     """
+
+    def found() -> dict[str, Any] | None:
+        return next((report for report in ended(server) if report["request_id"] not in before), None)
+
     pause_s, deadline = 0.5, time.monotonic() + 300
-    while len(ended(server)) == before:
+    while (report := found()) is None:
         assert time.monotonic() < deadline, "the loop goes on"
         look_again = time.monotonic() + pause_s
-        while len(ended(server)) == before and time.monotonic() < look_again:
+        while found() is None and time.monotonic() < look_again:
             time.sleep(0.02)
         gate.let(1)
         pause_s = min(2 * pause_s, 8.0)
     gate.let(0)
-    return ended(server)[before]
+    return report

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import httpx
 import psutil
 import pytest
-from gate import Gate, ended, let_it_notice, reports
+from gate import Gate, ended, let_it_notice, reports, settled
 from server_fixtures import wait_until
 
 from slipway_client import AsyncClient, Client, Progress, TextToVideoRequest, Video, leaving
@@ -86,7 +86,7 @@ def test_loop_stops_within_one_step_when_cancelled_at_step_3_of_50(
     gated_server: tuple[Server, Gate], protocol: Protocol
 ) -> None:
     server, gate = gated_server
-    before = len(ended(server))
+    before = settled(server)
     gate.let(3)
     with Client(url_of(server, protocol), protocol) as client:
         events = client.generate(LONG)
@@ -118,7 +118,7 @@ def test_request_that_is_left_in_the_queue_is_not_begun_or_ends_early(
     transport = kind(server.grpc_url if kind is GrpcTransport else server.http_url, 10.0)
     # Nothing tells when the server has heard that a caller has gone.
     for heard_s in (1.0, 4.0, 16.0):
-        before = len(ended(server))
+        before = settled(server)
         with ThreadPoolExecutor(3) as pool, Client(server.grpc_url) as client:
             started = begun(server)
             at_work = [pool.submit(list, client.generate(QUICK)) for _ in range(2)]
@@ -131,7 +131,9 @@ def test_request_that_is_left_in_the_queue_is_not_begun_or_ends_early(
             gate.open()
             assert all(isinstance(work.result(300)[-1], Video) for work in at_work)
         assert_next_request_passes(server, gate)  # it came later: nothing waits any more
-        done = [each for each in ended(server)[before:] if each["event"] != "finished"]
+        settled(server)
+        came = [each for each in ended(server) if each["request_id"] not in before]
+        done = [each for each in came if each["event"] != "finished"]
         if len(done) <= begins:
             break
     assert len(done) <= begins
@@ -220,7 +222,7 @@ def test_time_limit_that_the_server_does_not_know_ends_the_work(
 
 def test_loop_stops_when_the_client_process_is_killed(gated_server: tuple[Server, Gate]) -> None:
     server, gate = gated_server
-    before = len(ended(server))
+    before = settled(server)
     gate.let(1)
     code = (
         "from slipway_client import Client, TextToVideoRequest\n"
@@ -242,7 +244,7 @@ def test_ctrl_c_of_generate_cancels_on_the_server_and_leaves_no_file(
     gated_server: tuple[Server, Gate], tmp_path: Path, times: int
 ) -> None:
     server, gate = gated_server
-    before, calls = len(ended(server)), gate.calls
+    before, calls = settled(server), gate.calls
     command = [
         sys.executable, "-c", INTERRUPTIBLE, "generate", "wan_t2v", "a lake",
         "--output", str(tmp_path / "v.mp4"), "--frames", "33", "--size", "128x128", "--steps", "100",

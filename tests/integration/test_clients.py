@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from gate import Gate, ended, let_it_notice
+from gate import Gate, let_it_notice, settled
 
 from slipway_cli import root
 from slipway_client import (
@@ -61,7 +61,7 @@ def unused_port() -> int:
 def stops_early(gated_server: tuple[Server, Gate]) -> Iterator[None]:
     """Let one step pass in the block, then one after another; assert that the 100 steps are not all run."""
     server, gate = gated_server
-    before = len(ended(server))
+    before = settled(server)
     gate.let(1)
     yield
     report = let_it_notice(server, gate, before)
