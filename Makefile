@@ -14,7 +14,7 @@ export DOCKER ?= $(firstword $(wildcard /usr/bin/docker) docker)
 COMPILE := --quiet --strip-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-header \
   --no-annotate
 
-.PHONY: help demo test check docs fuzz bench soak real-size audit wheels image image-test lock clean
+.PHONY: help demo test check docs fuzz bench soak weights real-size audit wheels image image-test lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -57,6 +57,9 @@ soak: $(VENV)/installed ## Mixed traffic on tiny checkpoints of every family, wh
 	for family in wan_t2v matrix_game framepack_i2v wakeword wakeword_head airimu; do \
 	  $(BIN)/slipway export $$family --checkpoint tiny --repository out/soak/models || exit 1; done
 	$(BIN)/slipway soak --repository out/soak/models --minutes $(or $(MINUTES),30)
+
+weights: $(VENV)/installed ## Train the checkpoint of --checkpoint demo anew: FAMILY=airimu; SEED=0, goes on where it was ended
+	$(BIN)/slipway train weights $(FAMILY) --seed $(or $(SEED),0) --output out/weights/$(FAMILY)
 
 real-size: $(VENV)/installed ## Wan2.1-T2V-1.3B's sizes whole, random weights: 60 GB of disk, 24 GB of memory, an hour or two
 	$(BIN)/slipway bench real-size

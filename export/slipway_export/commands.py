@@ -59,7 +59,7 @@ def checkpoint(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the weights.")] = 0,
     quiet: Quiet = False,
 ) -> None:
-    """Write a random checkpoint, small or of public size, in the layout of the public one."""
+    """Write a preset's checkpoint, random or trained, in the layout of the public one."""
     from slipway_export.families import family_named
 
     chosen = family_named(family)

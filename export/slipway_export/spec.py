@@ -496,14 +496,14 @@ class Plan:
 
 @dataclass(frozen=True)
 class Preset:
-    """A random checkpoint that a family can write.
+    """A checkpoint that a family can write: of random weights, or one that was trained.
 
     Args:
         summary: one line for people.
         configs: the configuration of each part, by file path within the checkpoint. A checkpoint
             whose files say the same is of this preset.
         axes: ranges to export such a checkpoint with.
-        write: writes the checkpoint into a folder, from the configs and a seed.
+        write: writes the checkpoint into a folder, from the configs and a seed; of a trained one, 0.
     """
 
     summary: str

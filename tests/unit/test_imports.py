@@ -41,6 +41,8 @@ ALLOWED = {
     # Training hears what serving hears; a running server is told of what was placed.
     "slipway_export": {
         "slipway_models",
+        # The trained checkpoints, where they are installed.
+        "slipway_demo",
         "slipway_serving.distribution",
         "slipway_serving.errors",
         "slipway_serving.events",
@@ -65,7 +67,9 @@ ALLOWED = {
         "slipway_serving.wakeword.words",
         "slipway_serving.wakeword.hearing",
     },
-    "slipway_training": {"slipway_export", "slipway_serving"},
+    # Trajectories are made and measured as `slipway imu` does it.
+    "slipway_training": {"slipway_client.imu", "slipway_export", "slipway_serving"},
+    "slipway_demo": set(),
     "slipway_management": {"slipway_export", "slipway_serving"},
 }
 

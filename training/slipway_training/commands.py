@@ -1,4 +1,4 @@
-"""The command `slipway train`: recordings into a trained model, which is exported by itself."""
+"""The commands `slipway train`: recordings into a trained model, and the demo checkpoints made anew."""
 
 from __future__ import annotations
 
@@ -31,15 +31,10 @@ if TYPE_CHECKING:
     from slipway_training.wakeword import Trained
 
 train = typer.Typer(
-    help="Train a model on recordings; one command per model family.",
+    help="Train a model on recordings, or a demo checkpoint on a program's data.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-
-
-@train.callback()
-def _train() -> None:
-    """Keep `train` a group of commands while it has only one."""
 
 
 @train.command("wakeword")
@@ -124,6 +119,37 @@ def wakeword(
                 f"{trained.folder} is trained, its export failed: {error}; try `{fix}`"
             ) from error
     typer.echo(json.dumps(asdict(library.status(name)), indent=2))
+
+
+@train.command("weights")
+def weights(
+    family: Annotated[str, typer.Argument(help="Whose demo checkpoint to make.", metavar="FAMILY")],
+    output: Annotated[Path, typer.Option(help="Folder for the checkpoint.", metavar="DIR")],
+    seed: Annotated[int, typer.Option(help="Of data and weights, 0 or more.")] = 0,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of what an ended training goes on from, saved each minute; by default OUTPUT.state.",
+            metavar="DIR",
+        ),
+    ] = None,
+    threads: Annotated[int, typer.Option(help="Of PyTorch on the CPU, 1 or more.")] = 2,
+    scale: Annotated[
+        float, typer.Option(help="Share of the steps to make, above 0 to 1; below 1 to try it out.")
+    ] = 1.0,
+    quiet: Quiet = False,
+) -> None:
+    """Make a demo checkpoint anew, from a seed, and print what it reaches as JSON."""
+    from rich.console import Console
+
+    from slipway_training.recipe import Making
+    from slipway_training.recipes import recipe_named
+
+    recipe = recipe_named(family)
+    kept = output.with_name(f"{output.name}.state") if state is None else state
+    with quiet_libraries(), reporting(Console(file=sys.stderr, quiet=quiet)) as report:
+        figures = recipe.run(Making(output, kept, seed, threads, scale, report))
+    typer.echo(json.dumps(figures, indent=2))
 
 
 @contextmanager

@@ -1,17 +1,18 @@
-"""Makes recordings of a known motion, smooth sums of sines, as a sensor with bias and noise sees it."""
+"""Makes recordings of a known motion, smooth sums of sines with rests, as a sensor with errors sees it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
-from slipway_client.imu.recording import Motion, Recording
+from slipway_client.imu.recording import Array, Motion, Recording
 
 GRAVITY_M_S2 = 9.81007
 _SINES = 4
+_RAMP_S = 0.6
+_STEP_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,10 @@ class Sensor:
         gyro_bias_rad_s: size of the constant error of the rate of rotation.
         acc_noise_m_s2: standard deviation of each sample.
         gyro_noise_rad_s: standard deviation of each sample.
+        scale: standard deviation of the errors of each axis' scale, a share.
+        misalignment_rad: standard deviation of the angles between the axes and their nominal directions.
+        acc_walk_m_s2: how far the acceleration's error wanders in a second, standard deviation of each axis.
+        gyro_walk_rad_s: the same of the rate of rotation.
         seed: of the directions of the constant errors: one sensor is off the same way in every recording.
     """
 
@@ -30,14 +35,56 @@ class Sensor:
     gyro_bias_rad_s: float = 0.003
     acc_noise_m_s2: float = 0.03
     gyro_noise_rad_s: float = 0.002
+    scale: float = 0.0
+    misalignment_rad: float = 0.0
+    acc_walk_m_s2: float = 0.0
+    gyro_walk_rad_s: float = 0.0
     seed: int = 0
 
 
 PERFECT = Sensor(0, 0, 0, 0)
 
 
+@dataclass(frozen=True)
+class Style:
+    """How a body moves; the defaults are a hand's that waves.
+
+    Attributes:
+        reach_m: size of the movements.
+        longest_s: period of the slowest ones.
+        tilt_rad: size of the turns about all axes.
+        turn_s: period of the slowest turns.
+        heading_rad: size of the turns about the vertical beyond those.
+        step_m: size of a quick bobbing as of steps, several times a second.
+        rest_s: how long the body rests before it first moves.
+        pause_s: how long it moves at most before it rests anew, for a quarter of that at most; 0 for never.
+    """
+
+    reach_m: float = 2.0
+    longest_s: float = 12.0
+    tilt_rad: float = 0.5
+    turn_s: float = 9.0
+    heading_rad: float = 0.0
+    step_m: float = 0.0
+    rest_s: float = 0.0
+    pause_s: float = 0.0
+
+    def times(self, size: float) -> Style:
+        """Return the style with all its movements and turns that much larger."""
+        sizes = ("reach_m", "tilt_rad", "heading_rad", "step_m")
+        return replace(self, **{name: size * getattr(self, name) for name in sizes})
+
+
+WAVING = Style()
+RESTING_FIRST = Style(rest_s=2.0)
+
+
 def make_recording(
-    seconds: float = 60.0, rate_hz: float = 200.0, seed: int = 0, sensor: Sensor | None = None
+    seconds: float = 60.0,
+    rate_hz: float = 200.0,
+    seed: int = 0,
+    sensor: Sensor | None = None,
+    style: Style = WAVING,
 ) -> Recording:
     """Make a recording with its ground truth.
 
@@ -46,47 +93,116 @@ def make_recording(
         rate_hz: frames per second.
         seed: of the motion and the noise.
         sensor: how far the sensor is off.
+        style: how its body moves.
     """
     sensor = sensor or Sensor()
-    random, directions = np.random.default_rng(seed), np.random.default_rng(sensor.seed)
+    random = np.random.default_rng(seed)
     frames = max(1, round(seconds * rate_hz))
     time_s = np.arange(frames) / rate_hz
-    positions, velocities, accelerations = _sines(random, time_s, size=2.0, longest_s=12.0)
-    angles, angle_rates, _ = _sines(random, time_s, size=0.5, longest_s=9.0)
-    rotations = Rotation.from_euler("xyz", angles)
-    up = np.array([0.0, 0.0, GRAVITY_M_S2])
-
-    def seen(signal: NDArray[np.float64], bias: float, noise: float) -> NDArray[np.float64]:
-        direction = directions.standard_normal(3)
-        offset = bias * direction / np.linalg.norm(direction)
-        return np.asarray(signal + offset + noise * random.standard_normal(signal.shape))
-
-    acc = rotations.inv().apply(accelerations + up)
-    gyro = _body_rates(angles, angle_rates)
+    acc, gyro, truth = _moved(seed, random, time_s, style)
+    seen_acc, seen_gyro = shown(random, acc, gyro, sensor, rate_hz)
     return Recording(
         name=f"synthetic {seconds:g} s, seed {seed}",
         time_ns=np.round(time_s * 1e9).astype(np.int64),
-        acc=seen(acc, sensor.acc_bias_m_s2, sensor.acc_noise_m_s2),
-        gyro=seen(gyro, sensor.gyro_bias_rad_s, sensor.gyro_noise_rad_s),
-        truth=Motion(positions, rotations.as_quat(), velocities),
+        acc=seen_acc,
+        gyro=seen_gyro,
+        truth=truth,
     )
 
 
+def _moved(
+    seed: int, random: np.random.Generator, time_s: Array, style: Style
+) -> tuple[Array, Array, Motion]:
+    """Return what a perfect sensor sees of a motion, acceleration and rate of rotation, and the motion."""
+    pace = _pace(np.random.default_rng([seed, 1]), time_s, style)
+    where, velocities, accelerations = _sines(random, pace, style.reach_m, style.longest_s)
+    angles, turning, _ = _sines(random, pace, style.tilt_rad, style.turn_s)
+    if style.heading_rad:
+        heading, heading_rate, _ = _sines(random, pace, style.heading_rad, 4 * style.turn_s)
+        angles[:, 2] += heading[:, 2]
+        turning[:, 2] += heading_rate[:, 2]
+    if style.step_m:
+        bobbing = _sines(random, pace, style.step_m, _STEP_S)
+        where, velocities, accelerations = (
+            movement + step
+            for movement, step in zip((where, velocities, accelerations), bobbing, strict=True)
+        )
+    rotations = Rotation.from_euler("xyz", angles)
+    acc = rotations.inv().apply(accelerations + np.array([0.0, 0.0, GRAVITY_M_S2]))
+    return acc, _body_rates(angles, turning), Motion(where, rotations.as_quat(), velocities)
+
+
+def shown(
+    random: np.random.Generator, acc: Array, gyro: Array, sensor: Sensor, rate_hz: float
+) -> tuple[Array, Array]:
+    """Return what a sensor shows of what a perfect one would.
+
+    Args:
+        random: of noise and walk.
+        acc: [frames, 3], m/s², gravity included.
+        gyro: [frames, 3], rad/s.
+        sensor: how far it is off.
+        rate_hz: frames per second.
+    """
+    directions = np.random.default_rng(sensor.seed)
+    axes = np.random.default_rng([sensor.seed, 1])
+
+    def seen(signal: Array, bias: float, noise: float, walk: float) -> Array:
+        direction = directions.standard_normal(3)
+        offset = bias * direction / np.linalg.norm(direction)
+        shown = signal + offset + noise * random.standard_normal(signal.shape)
+        if sensor.scale or sensor.misalignment_rad:
+            mixed = sensor.misalignment_rad * axes.standard_normal((3, 3))
+            np.fill_diagonal(mixed, sensor.scale * axes.standard_normal(3))
+            shown += signal @ mixed.T
+        if walk:
+            shown += np.cumsum(walk / np.sqrt(rate_hz) * random.standard_normal(signal.shape), axis=0)
+        return np.asarray(shown)
+
+    return (
+        seen(acc, sensor.acc_bias_m_s2, sensor.acc_noise_m_s2, sensor.acc_walk_m_s2),
+        seen(gyro, sensor.gyro_bias_rad_s, sensor.gyro_noise_rad_s, sensor.gyro_walk_rad_s),
+    )
+
+
+def _pace(random: np.random.Generator, time_s: Array, style: Style) -> tuple[Array, Array, Array]:
+    """Return a motion's own time, [frames], with its first and second derivatives.
+
+    It stands still while the body rests, and gets under way and comes to rest within 0.6 s.
+    """
+    if not style.rest_s and not style.pause_s:
+        return time_s, np.ones_like(time_s), np.zeros_like(time_s)
+    own, pace, change = (np.zeros_like(time_s) for _ in range(3))
+    moment, sign = style.rest_s, 1.0
+    while moment < time_s[-1]:
+        share = np.clip((time_s - moment) / _RAMP_S, 0, 1)
+        own += sign * (_RAMP_S * (share**3 - share**4 / 2) + np.maximum(0, time_s - moment - _RAMP_S))
+        pace += sign * share**2 * (3 - 2 * share)
+        change += sign * 6 * share * (1 - share) / _RAMP_S
+        if not style.pause_s:
+            break
+        moment += _RAMP_S + style.pause_s * random.uniform(0.3, 1.0) * (1.0 if sign > 0 else 0.25)
+        sign = -sign
+    return own, pace, change
+
+
 def _sines(
-    random: np.random.Generator, time_s: NDArray[np.float64], size: float, longest_s: float
-) -> tuple[NDArray[np.float64], ...]:
+    random: np.random.Generator, pace: tuple[Array, Array, Array], size: float, longest_s: float
+) -> tuple[Array, ...]:
     """Return three sums of sines, [frames, 3], with their first and second derivatives."""
+    own, speed, change = (series[:, None] for series in pace)
     shape = (_SINES, 1, 3)
     rates = 2 * np.pi / random.uniform(longest_s / 4, longest_s, shape)
     phases = random.uniform(0, 2 * np.pi, shape)
     sizes = size * random.uniform(0.2, 1, shape) / _SINES
-    turns = rates * time_s[:, None] + phases
-    values = sizes * np.sin(turns)
-    slopes, bends = sizes * rates * np.cos(turns), -sizes * rates**2 * np.sin(turns)
-    return tuple(np.asarray(terms.sum(axis=0)) for terms in (values, slopes, bends))
+    turns = rates * own + phases
+    values = (sizes * np.sin(turns)).sum(axis=0)
+    slopes = (sizes * rates * np.cos(turns)).sum(axis=0)
+    bends = -(sizes * rates**2 * np.sin(turns)).sum(axis=0)
+    return values, slopes * speed, bends * speed**2 + slopes * change
 
 
-def _body_rates(angles: NDArray[np.float64], rates: NDArray[np.float64]) -> NDArray[np.float64]:
+def _body_rates(angles: Array, rates: Array) -> Array:
     """Return the rate of rotation in the body, rad/s, of roll, pitch and yaw and their rates."""
     roll, pitch, _ = angles.T
     roll_rate, pitch_rate, yaw_rate = rates.T

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipway_export.checkpoint import Checkpoint
+from slipway_export.demo import demo_preset
 from slipway_export.modeling.airimu_conf import CONF_FILE, WEIGHTS_FILE
 from slipway_export.spec import (
     AuthoredModel,
@@ -194,6 +195,7 @@ TINY_KITTI = _preset(
 train: { network: codenetkitti, gtrot: True, propcov: True }
 """,
 )
+DEMO = demo_preset(NAME, "trained on simulated sensors; for recordings that begin at rest, 200 Hz", AXES)
 
 FAMILY = Family(
     name=NAME,
@@ -203,7 +205,7 @@ FAMILY = Family(
     layout=(CONF_FILE, WEIGHTS_FILE),
     files={"conf": NamedFile(CONF_FILE), "ckpt": NamedFile(WEIGHTS_FILE)},
     axes=AXES,
-    presets={"tiny": TINY, "tiny-kitti": TINY_KITTI},
+    presets={"tiny": TINY, "tiny-kitti": TINY_KITTI, "demo": DEMO},
     plan=plan,
     requests=(CorrectionRequest,),
 )

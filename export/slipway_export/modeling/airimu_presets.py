@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -26,11 +27,21 @@ def write_checkpoint(folder: Path, conf: str, seed: int) -> None:
         network = _shaped(build(read_conf(folder, folder.name)))
     finally:
         torch.random.set_rng_state(state)
+    write_weights(folder, network.state_dict())
+
+
+def write_weights(folder: Path, state: Mapping[str, torch.Tensor]) -> None:
+    """Write weights where a checkpoint has them, with upstream's other entries.
+
+    Args:
+        folder: of the checkpoint.
+        state: weights by key.
+    """
     weights = folder / WEIGHTS_FILE
-    weights.parent.mkdir()
+    weights.parent.mkdir(exist_ok=True)
     content = {
         "epoch": 0,
-        "model_state_dict": network.state_dict(),
+        "model_state_dict": dict(state),
         "optimizer_state_dict": {},
         "scheduler_state_dict": {},
         "best_loss": 0.0,

@@ -1,0 +1,45 @@
+"""The preset `demo`: a small trained checkpoint, which the distribution `slipway-triton-demo` has."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from slipway_export.spec import Axis, Preset
+from slipway_serving.distribution import install_hint
+from slipway_serving.errors import InvalidRequest
+
+DEMO = "demo"
+
+
+def demo_preset(
+    family: str, summary: str, axes: tuple[Axis, ...], configs: Mapping[str, Mapping[str, Any]] | None = None
+) -> Preset:
+    """Return the preset of a family's trained checkpoint.
+
+    Args:
+        family: name of the checkpoint's folder in `slipway_demo`.
+        summary: one line for people.
+        axes: ranges to export it with.
+        configs: as :attr:`Preset.configs`; none where no file tells it from others of its family.
+    """
+
+    def write(folder: Path, seed: int) -> None:
+        if seed:
+            raise InvalidRequest(f"seed must be left out for {DEMO}, whose weights are trained, got {seed}")
+        shutil.copytree(_folder(family), folder, dirs_exist_ok=True)
+
+    return Preset(summary, configs or {}, axes, write)
+
+
+def _folder(family: str) -> Path:
+    try:
+        from slipway_demo import folder
+
+        return folder(family)
+    except (ModuleNotFoundError, FileNotFoundError):
+        raise InvalidRequest(
+            f"checkpoint {DEMO} must be installed for {family}, got none; try {install_hint(DEMO)}"
+        ) from None

@@ -1,0 +1,1 @@
+"""How the demo checkpoint of AirIMU is made: simulated sensors on bodies that rest and move."""

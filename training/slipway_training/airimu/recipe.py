@@ -1,0 +1,178 @@
+"""The recipe: CodeNet on drawn sensors and motions, then the checkpoint's two files and its model card."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from slipway_export.airimu_local import by_torch
+from slipway_export.checkpoint import Checkpoint
+from slipway_export.families.airimu import FAMILY, facts_of
+from slipway_export.modeling.airimu import CodeNet, Network, build
+from slipway_export.modeling.airimu_conf import CONF_FILE, read_conf
+from slipway_export.modeling.airimu_presets import write_weights
+from slipway_serving.airimu.facts import Facts
+from slipway_training.airimu.measures import figures
+from slipway_training.airimu.simulation import drawn_batch
+from slipway_training.card import Card
+from slipway_training.fitting import Schedule, fit
+from slipway_training.recipe import Making, Recipe
+
+CONF = """\
+dataset: { collate: padding9 }
+train: { network: codenet, gtrot: True, propcov: True }
+"""
+SCHEDULE = Schedule(steps=2600, learning_rate=3e-3, warmup=50, weight_decay=1e-4)
+# Bodies hardly move in the first steps, and more from step to step: at rest a sensor's errors are all that
+# it shows, beside motions they are a hundredth. Long recordings come last: share of the steps, lengths.
+_SMALLEST_MOTION, _GROWING_SHARE = 0.0025, 0.5
+_LENGTHS_S = ((0.7, (3.0,)), (1.0, (3.0, 8.0, 16.0)))
+_BATCH_S = 96.0
+# Of CodeNet's first channels, those that see one sensor alone: the other's signals are far larger or smaller.
+_GYRO_CHANNELS, _ACC_CHANNELS = slice(0, 16), slice(16, 24)
+_LONGEST_MEMORY_STEPS = 200.0
+# What is too small to matter: errors below are weighed as if they were as large.
+_ACC_FLOOR_M_S2, _GYRO_FLOOR_RAD_S = 0.02, 0.0005
+_DRIFT_WEIGHT, _VARIANCE_WEIGHT = 0.5, 0.03
+
+
+@dataclass(frozen=True)
+class _Trainer:
+    """Draws the batch of a step and tells how far the network is off.
+
+    Args:
+        facts: of the network.
+        seed: of the batches.
+        steps: how many there will be.
+    """
+
+    facts: Facts
+    seed: int
+    steps: int
+
+    def loss(self, network: nn.Module, step: int) -> Tensor:
+        random = np.random.default_rng([self.seed, step])
+        done = step / self.steps
+        lengths_s = next(lengths for share, lengths in _LENGTHS_S if done < share)
+        seconds = lengths_s[step % len(lengths_s)]
+        motion = _SMALLEST_MOTION ** max(0.0, 1 - done / _GROWING_SHARE)
+        batch = drawn_batch(random, self.facts, round(_BATCH_S / seconds), seconds, motion)
+        device = next(network.parameters()).device
+        drawn = {name: torch.from_numpy(array).to(device) for name, array in vars(batch).items()}
+        outputs = dict(zip(self.facts.outputs, network(drawn["acc"], drawn["gyro"]), strict=True))
+        return sum(
+            _loss(
+                outputs[f"correction_{sensor}"],
+                outputs[f"{sensor}_cov"],
+                drawn[f"{sensor}_error"],
+                drawn[f"{sensor}_noise"],
+                floor,
+            )
+            for sensor, floor in (("acc", _ACC_FLOOR_M_S2), ("gyro", _GYRO_FLOOR_RAD_S))
+        )  # type: ignore[return-value]
+
+
+def _loss(correction: Tensor, variance: Tensor, error: Tensor, noise: Tensor, floor: float) -> Tensor:
+    """Return how far corrections [batch, frames, 3] are off, and how far their variances.
+
+    What is left of an error counts as a share of the error: frame by frame, and summed up from the first
+    frame on, as velocity and rotation sum it up. The variances are of what is left and the noise together.
+    """
+    left = correction + error
+    size = error.square().mean(dim=(1, 2), keepdim=True).sqrt().clamp_min(floor)
+    frames = torch.arange(1, error.shape[1] + 1, device=error.device)[:, None]
+    now = functional.huber_loss(left / size, torch.zeros_like(left))
+    drift = left.cumsum(dim=1) / (size * frames.clamp_min(error.shape[1] // 2))
+    summed = functional.huber_loss(drift, torch.zeros_like(drift), delta=0.5)
+    found = (left + noise).square()
+    likelihood = ((found / variance + variance.log()) / 2 - math.log(floor)).mean()
+    return now + _DRIFT_WEIGHT * summed + _VARIANCE_WEIGHT * likelihood
+
+
+def prepare(network: Network) -> None:
+    """Give a network a start from which small constant errors can be learnt.
+
+    No dropout, whose noise hides them; channels for one sensor alone; and memories from one step to 200 long
+    (Tallec and Ollivier, "Can recurrent neural networks warp time?", 2018, eq. 16).
+    """
+    assert isinstance(network, CodeNet)
+    first = network.cnn.net[0]
+    assert isinstance(first, nn.Conv1d)
+    with torch.no_grad():
+        first.weight[_GYRO_CHANNELS, :3] = 0
+        first.weight[_ACC_CHANNELS, 3:] = 0
+        for gru in (network.gru1, network.gru2):
+            *_, bias, _ = gru.all_weights[0]
+            _, kept, _ = bias.chunk(3)
+            kept.uniform_(1, _LONGEST_MEMORY_STEPS).log_()
+    for module in network.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+
+
+def make(making: Making) -> None:
+    """Train, and write the conf, the weights in half precision, and the card."""
+    making.output.mkdir(parents=True, exist_ok=True)
+    (making.output / CONF_FILE).write_text(CONF, encoding="utf-8")
+    checkpoint = Checkpoint(making.output, making.output.name)
+    torch.manual_seed(making.seed)
+    network = build(read_conf(making.output, checkpoint.source))
+    prepare(network)
+    trainer = _Trainer(facts_of(checkpoint, FAMILY.axes), making.seed, making.steps_of(SCHEDULE.steps))
+    trained = fit(network, trainer.loss, SCHEDULE, making, "codenet")
+    state = {
+        key: value.half() if value.is_floating_point() else value
+        for key, value in trained.state_dict().items()
+    }
+    write_weights(making.output, state)
+
+
+CARD = Card(
+    title="AirIMU CodeNet, trained on simulated sensors",
+    is_of=(
+        "CodeNet in AirIMU's layout (`codenet.conf`, `ckpt/best_model.ckpt`; weights in half precision),"
+        " which corrects the signals of an inertial sensor at 200 Hz and tells the variance of each."
+    ),
+    data=(
+        "Simulated: bodies that rest, then move as hands, walkers and robots do, some resting again now and"
+        " then; every one with a sensor of its own, with a bias of 0.03 to 0.4 m/s² and 0.001 to 0.02 rad/s,"
+        " noise, errors of scale and of the axes' directions (to 0.5 % and 0.3°) and a bias that wanders."
+        " No recording of anyone."
+    ),
+    training=(
+        "AdamW on what is left of each sensor's error, as a share of it, frame by frame and summed up; the"
+        " variances by likelihood. About half an hour on 2 CPU cores."
+    ),
+    results={
+        "ate_share": "ATE corrected ÷ raw, mean over 40 recordings of 60 s, each corrected as a whole",
+        "aoe_share": "AOE corrected ÷ raw",
+        "rte_share": "RTE corrected ÷ raw, segments of 200 frames",
+        "roe_share": "ROE corrected ÷ raw",
+        "raw_ate_m": "ATE raw, m",
+        "corrected_ate_m": "ATE corrected, m",
+        "raw_aoe_deg": "AOE raw, degrees",
+        "corrected_aoe_deg": "AOE corrected, degrees",
+        "recordings_halved": "share of the recordings whose ATE is at most half",
+        "acc_normalized_error": "squared error ÷ variance, acceleration; 1 is calibrated",
+        "gyro_normalized_error": "squared error ÷ variance, rate of rotation",
+    },
+    limits=(
+        "It learns a sensor's bias while the sensor rests: a recording must begin with a second of rest, and"
+        " be corrected as a whole or as a stream, not in short windows. It knows 200 Hz only, and sensors as"
+        " bad as those above; it has never seen a real one."
+    ),
+)
+
+RECIPE = Recipe(
+    family="airimu",
+    summary="CodeNet on simulated sensors, of many qualities, on bodies that rest and move",
+    hours=0.5,
+    make=make,
+    measure=lambda folder: figures(by_torch(str(folder))),
+    card=CARD,
+)

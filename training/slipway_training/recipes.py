@@ -1,0 +1,26 @@
+"""The registry of recipes: of each family whose demo checkpoint is trained here, where its recipe is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+
+from slipway_serving.errors import InvalidRequest
+from slipway_training.recipe import Recipe
+
+# Imported when asked for: a recipe brings torch.
+RECIPES: Mapping[str, str] = {
+    "airimu": "slipway_training.airimu.recipe",
+}
+
+
+def recipe_named(family: str) -> Recipe:
+    """Return the recipe of a family's demo checkpoint.
+
+    Raises:
+        InvalidRequest: the family has none.
+    """
+    if family not in RECIPES:
+        raise InvalidRequest(f"weights: family must be one of {', '.join(RECIPES)}, got {family!r}")
+    recipe: Recipe = import_module(RECIPES[family]).RECIPE
+    return recipe
