@@ -30,7 +30,7 @@ $(LOAD_VENV)/installed: pyproject.toml requirements-load.lock
 	  --editable '.[load]'
 	@touch $@
 
-demo: $(VENV)/installed ## Export tiny checkpoints, serve them: out/wan_t2v.mp4, out/airimu
+demo: $(VENV)/installed ## Export small checkpoints, serve them: out/wan_t2v.mp4, out/airimu
 	$(BIN)/python examples/wan_t2v.py
 	$(BIN)/python examples/airimu.py
 

@@ -1,7 +1,8 @@
 """A made recording of an inertial sensor, corrected by a served AirIMU: export, serve, correct, draw, stop.
 
-`make demo` runs this with the tiny checkpoint, whose weights are random: what its corrections do to the
-trajectory is chance. A real one takes the same calls: the folder of its `.conf` and `.ckpt`.
+`make demo` runs this with the demo checkpoint, which was trained on simulated sensors; it learns this one's
+bias while it rests, so the recording is corrected as a whole. A real checkpoint takes the same calls: the
+folder of its `.conf` and `.ckpt`.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ def main() -> None:
     """Run the steps; the commands say what they did."""
     shutil.rmtree(OUT, ignore_errors=True)
     repository = OUT / "repository"
-    run_export(family_named("airimu"), ExportOptions(checkpoint="tiny", repository=repository))
+    run_export(family_named("airimu"), ExportOptions(checkpoint="demo", repository=repository))
     recording = OUT / "recording"
     run("imu-recording", str(recording), "--seconds", "30")
     with Server(ServerConfig(repository, http_port=0, grpc_port=0, metrics_port=0)) as server:
         files = ("--output", str(OUT / "corrected.csv"), "--plot", str(OUT / "trajectory.png"))
-        run("imu", str(recording), *files, "--url", server.grpc_url)
+        run("imu", str(recording), *files, "--window-size", "6000", "--url", server.grpc_url)
 
 
 def run(*arguments: str) -> None:

@@ -89,8 +89,13 @@ def gated_server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         yield running, gate
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take minutes, so that the quick ones fill what is left of either process."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with the files that take minutes, so that the quick ones fill what is left of either process.
+
+    What trains a checkpoint is left out unless it is asked for.
+    """
+    if "training" not in config.option.markexpr:
+        items[:] = [item for item in items if not item.get_closest_marker("training")]
     items.sort(key=lambda item: "unit" in item.path.parts)
 
 

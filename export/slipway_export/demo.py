@@ -15,7 +15,11 @@ DEMO = "demo"
 
 
 def demo_preset(
-    family: str, summary: str, axes: tuple[Axis, ...], configs: Mapping[str, Mapping[str, Any]] | None = None
+    family: str,
+    summary: str,
+    axes: tuple[Axis, ...],
+    configs: Mapping[str, Mapping[str, Any]] | None = None,
+    beside: Mapping[str, str] | None = None,
 ) -> Preset:
     """Return the preset of a family's trained checkpoint.
 
@@ -24,12 +28,15 @@ def demo_preset(
         summary: one line for people.
         axes: ranges to export it with.
         configs: as :attr:`Preset.configs`; none where no file tells it from others of its family.
+        beside: families whose checkpoints it has within it, by the name of the folder.
     """
 
     def write(folder: Path, seed: int) -> None:
         if seed:
             raise InvalidRequest(f"seed must be left out for {DEMO}, whose weights are trained, got {seed}")
         shutil.copytree(_folder(family), folder, dirs_exist_ok=True)
+        for name, other in (beside or {}).items():
+            shutil.copytree(_folder(other), folder / name)
 
     return Preset(summary, configs or {}, axes, write)
 

@@ -17,13 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipway_cli.root import run
-from slipway_client.imu.read import write_euroc
-from slipway_client.imu.synthetic import PERFECT, make_recording
 from slipway_export.checkpoint import open_checkpoint
 from slipway_export.families.airimu import AXES, FAMILY
 from slipway_export.modeling import airimu
 from slipway_export.modeling.airimu import CodeNet, Gru, Network, Whole, load_network
-from slipway_export.modeling.airimu_conf import WEIGHTS_FILE
 from slipway_export.onnx import export_graph
 from slipway_export.run import ExportOptions, run_export
 from slipway_export.spec import Axis, Component, Precision
@@ -220,52 +217,17 @@ def test_kitti_stream_in_any_chunks_equals_the_whole_recording(
         )
 
 
-def fit_heads(folder: Path, seeds: range) -> None:
-    """Fit the last layers of a checkpoint's correcting heads to a sensor, by least squares over recordings.
-
-    The rest of the network stays random: what is learnt is the sensor's bias, not its noise.
-    """
-    network = load_network(folder, "here")
-    assert isinstance(network, CodeNet)
-    hidden, wanted = [], []
-    for seed in seeds:
-        seen, true = make_recording(10.0, seed=seed), make_recording(10.0, seed=seed, sensor=PERFECT)
-        given = np.hstack([seen.acc, seen.gyro])[None].astype(np.float32)
-        # The lead-in is that of a level sensor, which is as good here as any.
-        lead = np.zeros((1, 9, 6), np.float32)
-        lead[:, :, 2] = 9.81007
-        encoded = network.cnn(torch.from_numpy(np.concatenate([lead, given], 1)))
-        features = network.recur(encoded, torch.zeros(1, 128), torch.zeros(1, 256))[0][0, 1:]
-        held = features[((torch.arange(len(seen)) + 4) // 9).clamp(max=len(features) - 1)]
-        hidden.append([decoder[:2](held) for decoder in (network.accdecoder, network.gyrodecoder)])
-        wanted.append([true.acc - seen.acc, true.gyro - seen.gyro])
-    heads = ((network.accdecoder, network.acc_std), (network.gyrodecoder, network.gyro_std))
-    for sensor, (decoder, scale) in enumerate(heads):
-        inputs = torch.cat([each[sensor] for each in hidden]).double()
-        goal = torch.from_numpy(np.concatenate([each[sensor] for each in wanted])) / scale
-        columns = torch.cat([inputs, torch.ones(len(inputs), 1)], dim=1)
-        damped = columns.T @ columns + 1e-3 * len(columns) * torch.eye(129)
-        solved = torch.linalg.solve(damped, columns.T @ goal).float()
-        decoder[2].weight.copy_(solved[:-1].T)
-        decoder[2].bias.copy_(solved[-1])
-    content = torch.load(folder / WEIGHTS_FILE, weights_only=True)
-    torch.save({**content, "model_state_dict": network.state_dict()}, folder / WEIGHTS_FILE)
-
-
-def test_network_fitted_to_a_sensor_brings_the_trajectory_to_the_ground_truth(
+def test_demo_checkpoint_brings_the_trajectory_to_the_ground_truth_when_it_is_exported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Signs, units, lead-in and windows from the checkpoint to the printed errors, on a motion never seen."""
-    checkpoint, recorded = tmp_path / "checkpoint", tmp_path / "recorded"
-    checkpoint.mkdir()
-    FAMILY.presets["tiny"].write(checkpoint, 0)
-    fit_heads(checkpoint, range(1, 7))
-    small = (Axis("frames", 1, 100, 1000), Axis("steps", 1, 2, 4))
-    run_export(FAMILY, ExportOptions(str(checkpoint), tmp_path / "models", axes=small))
-    write_euroc(recorded, make_recording(20.0, seed=100))
+    recorded = tmp_path / "recorded"
+    small = (Axis("frames", 1, 100, 4000), Axis("steps", 1, 2, 4))
+    run_export(FAMILY, ExportOptions("demo", tmp_path / "models", axes=small))
+    assert run(["imu-recording", str(recorded), "--seconds", "20", "--seed", "100"]) == 0
     graph = tmp_path / "models/airimu_codenet/1/model.onnx"
-    output = ["-o", str(tmp_path / "out.csv")]
-    assert run(["imu", str(recorded), "--onnx", str(graph), *output]) == 0
+    options = ["--onnx", str(graph), "--window-size", "4000", "-o", str(tmp_path / "out.csv")]
+    assert run(["imu", str(recorded), *options]) == 0
     printed = capsys.readouterr().out
     print(printed)
     for label in ("ATE, m", "AOE, degrees", "RTE over 200 frames, m", "ROE over 200 frames, degrees"):

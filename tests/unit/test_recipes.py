@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from slipway_export.checkpoint import open_checkpoint
 from slipway_export.demo import demo_preset
 from slipway_export.families.airimu import FAMILY
 from slipway_serving.errors import InvalidRequest
@@ -104,3 +105,13 @@ def test_demo_checkpoint_is_refused_when_it_is_not_installed(tmp_path: Path) -> 
 def test_demo_checkpoint_is_refused_when_another_seed_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="seed must be left out for demo"):
         FAMILY.presets["demo"].write(tmp_path, 1)
+
+
+@pytest.mark.parametrize("name", ["airimu"])
+def test_demo_checkpoint_has_its_familys_layout_and_a_card(name: str) -> None:
+    from slipway_export.families import family_named
+
+    with open_checkpoint(family_named(name), "demo") as checkpoint:
+        assert checkpoint.has(CARD_FILE)
+        files = [path for path in checkpoint.path.rglob("*") if path.is_file()]
+        assert sum(path.stat().st_size for path in files) < 8e6

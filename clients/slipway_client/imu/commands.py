@@ -115,16 +115,19 @@ def imu_recording(
     output: Annotated[Path, typer.Argument(help="Folder to write; must be empty or new.", metavar="DIR")],
     seconds: Annotated[float, typer.Option(help="Duration, seconds.", min=0.01, max=3600)] = 60.0,
     rate: Annotated[float, typer.Option(help="Frames per second, Hz.", min=1, max=10_000)] = 200.0,
+    rest_s: Annotated[
+        float, typer.Option(help="How long the sensor rests before it moves, seconds.", min=0, max=3600)
+    ] = 2.0,
     seed: Annotated[int, typer.Option(help="Of motion and noise; the sensor's bias stays.", min=0)] = 0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
 ) -> None:
     """Make a recording of a sensor with bias and noise, with its ground truth, in EuRoC's layout."""
     from slipway_client.imu.read import write_euroc
-    from slipway_client.imu.synthetic import make_recording
+    from slipway_client.imu.synthetic import Style, make_recording
 
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise InvalidRequest(f"imu-recording: output must be an empty or new folder, got {output}")
-    recording = make_recording(seconds, rate, seed)
+    recording = make_recording(seconds, rate, seed, style=Style(rest_s=rest_s))
     write_euroc(output, recording)
     if not quiet:
         typer.echo(f"{output}: {len(recording)} frames at {rate:g} Hz, with ground truth")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.spatial.transform import Rotation
@@ -69,14 +69,8 @@ class Style:
     rest_s: float = 0.0
     pause_s: float = 0.0
 
-    def times(self, size: float) -> Style:
-        """Return the style with all its movements and turns that much larger."""
-        sizes = ("reach_m", "tilt_rad", "heading_rad", "step_m")
-        return replace(self, **{name: size * getattr(self, name) for name in sizes})
-
 
 WAVING = Style()
-RESTING_FIRST = Style(rest_s=2.0)
 
 
 def make_recording(

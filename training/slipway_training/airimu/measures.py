@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from slipway_client.imu.trajectory import errors, integrate
 from slipway_client.imu.windows import Correct, correct
 from slipway_training.airimu.simulation import RATE_HZ, drawn_sensor, drawn_style
 
-SECONDS, RECORDINGS, SEGMENT_FRAMES = 60.0, 40, 200
+SECONDS, RECORDINGS, SEGMENT_FRAMES = 60.0, 120, 200
 # Trainings draw from their seed and a step; this is no seed that one is given.
 _UNSEEN = 2**63
 _SEED = 2**31
@@ -66,6 +65,6 @@ def unseen_recording(index: int, seconds: float) -> tuple[Recording, Recording]:
     """Return a recording of a sensor and a motion that no training drew, and as it truly was."""
     random = np.random.default_rng([_UNSEEN, index])
     sensor, style = drawn_sensor(random), drawn_style(random)
-    style, seed = replace(style, rest_s=max(style.rest_s, 1.0)), int(random.integers(_SEED))
+    seed = int(random.integers(_SEED))
     seen, true = (make_recording(seconds, RATE_HZ, seed, each, style) for each in (sensor, PERFECT))
     return seen, true

@@ -1,7 +1,7 @@
 """Draws sensors and motions, and cuts what the sensors show of them into batches for training.
 
 The sensors are of many qualities: errors between those of a good industrial sensor and of a cheap phone's.
-The motions are a hand's, a walker's, a robot's: what they share is that nearly all begin at rest, as a
+The motions are a hand's, a walker's, a robot's: what they share is that all begin at rest, as a
 recording does when the device is switched on. There a network can tell a sensor's bias from a motion.
 """
 
@@ -16,7 +16,6 @@ from slipway_client.imu.synthetic import PERFECT, Sensor, Style, make_recording,
 from slipway_serving.airimu.facts import Facts
 
 RATE_HZ = 200.0
-RESTING_SHARE = 0.9
 _MOST_SEED = 2**31
 
 Signal = NDArray[np.float32]
@@ -63,7 +62,7 @@ def drawn_sensor(random: np.random.Generator) -> Sensor:
 
 
 def drawn_style(random: np.random.Generator) -> Style:
-    """Return a way to move, with a rest before it nine times of ten."""
+    """Return a way to move, with a rest of 1 to 3 s before it."""
     longest_s = random.uniform(5.0, 20.0)
     return Style(
         # Slow movements are large ones: the accelerations are alike.
@@ -73,14 +72,12 @@ def drawn_style(random: np.random.Generator) -> Style:
         turn_s=random.uniform(6.0, 15.0),
         heading_rad=random.uniform(0.0, 3.0) * float(random.random() < 0.7),
         step_m=random.uniform(0.005, 0.04) * float(random.random() < 0.5),
-        rest_s=random.uniform(1.0, 3.0) * float(random.random() < RESTING_SHARE),
+        rest_s=random.uniform(1.0, 3.0),
         pause_s=random.uniform(4.0, 12.0) * float(random.random() < 0.5),
     )
 
 
-def drawn_batch(
-    random: np.random.Generator, facts: Facts, batch: int, seconds: float, motion: float = 1.0
-) -> Batch:
+def drawn_batch(random: np.random.Generator, facts: Facts, batch: int, seconds: float) -> Batch:
     """Return recordings as the network takes them, with the sensors at rest before their first frames.
 
     Args:
@@ -88,12 +85,11 @@ def drawn_batch(
         facts: of the network.
         batch: how many.
         seconds: length of each.
-        motion: how large the motions are, 1 as :func:`drawn_style` says.
     """
     true, errors, noises, turned = [], [], [], []
     for _ in range(batch):
         sensor, seed = drawn_sensor(random), int(random.integers(_MOST_SEED))
-        still = make_recording(seconds, RATE_HZ, seed, PERFECT, drawn_style(random).times(motion))
+        still = make_recording(seconds, RATE_HZ, seed, PERFECT, drawn_style(random))
         quiet = replace(sensor, acc_noise_m_s2=0.0, gyro_noise_rad_s=0.0)
         signals = np.hstack([still.acc, still.gyro])
         true.append(signals)
