@@ -99,6 +99,16 @@ def test_wheel_holds_every_file_of_the_authored_models_when_built(wheel: Path) -
     assert written <= set(zipfile.ZipFile(wheel).namelist())
 
 
+def test_demo_wheel_holds_the_trained_checkpoints_whole_when_built(tmp_path: Path) -> None:
+    source = ROOT / "training/slipway_demo"
+    names = set(zipfile.ZipFile(build_wheel(tmp_path, source)).namelist())
+    tracked = subprocess.run(
+        ["git", "ls-files", "."], capture_output=True, text=True, check=True, cwd=source
+    ).stdout.split()
+    assert {f"slipway_demo/{name}" for name in tracked if name != "pyproject.toml"} <= names
+    assert "slipway_demo/airimu/README.md" in names
+
+
 def test_bare_install_works_without_a_heavy_library_when_its_commands_run(bare: Environment) -> None:
     assert bare.slipway("--help").returncode == 0
     assert "wan_t2v: " in bare.slipway("families").stdout

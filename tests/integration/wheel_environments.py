@@ -20,10 +20,10 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def build_wheel(folder: Path) -> Path:
-    """Build the distribution of this checkout, by the hatchling that is installed here."""
+def build_wheel(folder: Path, source: Path = ROOT) -> Path:
+    """Build a distribution of this checkout, by the hatchling that is installed here."""
     options = ("--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--wheel-dir", str(folder))
-    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, str(ROOT)], check=True)
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, str(source)], check=True)
     (wheel,) = folder.glob("*.whl")
     return wheel
 
