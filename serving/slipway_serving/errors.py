@@ -117,7 +117,7 @@ RETRY_HINT = "try again in a few seconds, or fewer requests at a time"
 """What a request is told that was refused since too many wait."""
 # What Triton's Python backend says, as an internal error, of a request whose process died with it, and of
 # those that come until there is another.
-_PROCESS_DIED = re.compile(r"Stub process '(?P<instance>[^']*)' is not healthy")
+PROCESS_DIED = re.compile(r"Stub process '(?P<instance>[^']*)' is not healthy")
 _WIRE = re.compile(r"\[(" + "|".join(_BY_CODE) + r")\] ")
 
 
@@ -137,7 +137,7 @@ def from_wire(text: str, status: str | int | None = None) -> SlipwayError:
         return _BY_CODE[found.group(1)](text[found.end() :].strip())
     if any(reason in text for reason in _REFUSED_BY_QUEUE):
         return Overloaded(f"{text.strip()}; {RETRY_HINT}")
-    if died := _PROCESS_DIED.search(text):
+    if died := PROCESS_DIED.search(text):
         return NotReady(
             f"{died['instance']}: the model's process ended before it answered; try again, it is started anew"
         )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import subprocess
 import tempfile
 import time
@@ -26,7 +27,7 @@ import httpx
 from slipway_serving import footprints, hidden_arguments, server_folder, stopping, triton_log
 from slipway_serving.backends.onnxruntime.sharing import FOLDER_VARIABLE
 from slipway_serving.control import SUPERVISOR_HEADER, ModelControl
-from slipway_serving.errors import InvalidRequest, NotReady, SlipwayError
+from slipway_serving.errors import PROCESS_DIED, InvalidRequest, NotReady, SlipwayError
 from slipway_serving.limits import VARIABLE as LIMITS_VARIABLE
 from slipway_serving.loading import Loading
 from slipway_serving.places import (
@@ -48,7 +49,8 @@ from slipway_serving.watcher import start_watcher
 __all__ = ["Server", "ServerConfig"]
 
 _POLL_S = 0.05
-_PORT_ATTEMPTS = 3
+_ATTEMPTS = 3
+_CRASHES = (-signal.SIGABRT, -signal.SIGSEGV)
 
 
 class Server:
@@ -158,7 +160,7 @@ class Server:
         check_shared_memory(len(models))
         check_programs_run(Path(tempfile.gettempdir()))
         wanted, self._supervisor = self.config, None
-        for attempt in range(_PORT_ATTEMPTS):
+        for attempt in range(1, _ATTEMPTS + 1):
             ports = free_ports(wanted.host, wanted.ports)
             self.config = replace(
                 wanted,
@@ -173,14 +175,14 @@ class Server:
                 self._wait_until_ready(models)
             except BaseException as error:
                 # A port that was free when it was picked may be taken by now; only ours to pick again.
-                again = (
-                    isinstance(error, _PortTaken)
-                    and self.config.ports != wanted.ports
-                    and attempt + 1 < _PORT_ATTEMPTS
+                again = isinstance(error, _DiedLoading) or (
+                    isinstance(error, _PortTaken) and self.config.ports != wanted.ports
                 )
+                again = again and attempt < _ATTEMPTS
                 self._end(keep_log=isinstance(error, Exception) and not again)
                 if not again:
                     raise
+                self._warn(f"server start failed, begun again: {error}")
             else:
                 self._supervisor = Supervisor(
                     lambda: self._process,
@@ -353,14 +355,18 @@ class Server:
     def _start_error(self, log: str) -> NotReady:
         """Say why the server could not start: per failed model, else in Triton's words."""
         failures = triton_log.load_failures(log)
+        error: type[NotReady] = NotReady
         if failures:
+            if any(PROCESS_DIED.search(reason) for reason in failures.values()):
+                error = _DiedLoading
             lines = "".join(f"\n  {model}: {reason}" for model, reason in failures.items())
-            return NotReady(
-                f"server: {len(failures)} model(s) failed to load:{lines}\n  log: {self.log_path}"
-            )
+            return error(f"server: {len(failures)} model(s) failed to load:{lines}\n  log: {self.log_path}")
         reason = triton_log.fatal(log) or self.log_tail(5)
-        error = _PortTaken if "already in use" in reason else NotReady
         code = self._process.poll() if self._process else None
+        if "already in use" in reason:
+            error = _PortTaken
+        elif code in _CRASHES:
+            error = _DiedLoading
         return error(f"server: tritonserver ended with code {code}: {reason}\n  log: {self.log_path}")
 
     def _end(self, *, keep_log: bool) -> None:
@@ -381,6 +387,14 @@ class Server:
 
 class _PortTaken(NotReady):
     """Another process took a port between our look and Triton's."""
+
+
+class _DiedLoading(NotReady):
+    """A model's process, or Triton, died while models were loaded.
+
+    Triton 2.51 takes a process that does not run for a second while it loads, as happens on a busy machine,
+    for dead, and frees the memory that both use: the process dies of that, or Triton itself.
+    """
 
 
 def _reachable(host: str) -> str:

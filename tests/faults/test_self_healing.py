@@ -62,6 +62,24 @@ class TritonPythonModel:
         inputs = [pb_utils.get_input_tensor_by_name(request, "x") for request in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("y", x.as_numpy())]) for x in inputs]
 """
+DIES_ONCE = """
+import os
+import signal
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        with open({starts!r}, "a+") as starts:
+            starts.write("+")
+            starts.seek(0)
+            first = starts.read() == "+"
+        if first:
+            {death}
+
+    def execute(self, requests):
+        inputs = [pb_utils.get_input_tensor_by_name(request, "x") for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", x.as_numpy())]) for x in inputs]
+"""
 KILLS = [signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV]
 
 
@@ -293,6 +311,34 @@ def test_processes_end_that_worked_beside_one_that_died_once_a_model_was_loaded_
     assert not before & pids_of(server, "gated")
     assert stream(server, 3, "gated")[1] == 3
     assert metric(server, "slipway_requests_running", "gated") == 0
+
+
+@pytest.mark.parametrize("death", ["os._exit(3)", "os.kill(os.getppid(), signal.SIGABRT)"])
+def test_server_begins_its_start_again_when_a_process_dies_while_models_are_loaded(
+    death: str, tmp_path: Path
+) -> None:
+    """A model's process, or Triton; both happen on a machine so busy that a process does not run for 1 s."""
+    starts = tmp_path / "starts"
+    version = write_model(tmp_path / "models", "once", None, TENSORS, "python")
+    (version / "model.py").write_text(DIES_ONCE.format(starts=str(starts), death=death))
+    told: list[str] = []
+    config = any_port(tmp_path / "models")
+    with Server(config, warn=told.append) as server, triton.InferenceServerClient(server.grpc_url) as client:
+        assert call(client, "once", 5) == 5
+    assert starts.read_text() == "++"
+    (line,) = told
+    assert line.startswith("server start failed, begun again: server: ")
+
+
+def test_start_fails_when_a_process_dies_at_each(tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    flag.touch()
+    version = write_model(tmp_path / "models", "fragile", None, TENSORS, "python")
+    (version / "model.py").write_text(FRAGILE.format(flag=str(flag)))
+    told: list[str] = []
+    with pytest.raises(NotReady, match="'fragile_0_0' is not healthy"):
+        Server(any_port(tmp_path / "models"), warn=told.append).start()
+    assert len(told) == 2
 
 
 def test_model_that_dies_at_every_start_is_given_up(
