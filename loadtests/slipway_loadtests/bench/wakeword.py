@@ -214,14 +214,16 @@ def measure_servers(
                     BATCHED: triton_target(batched.config.http_port, kind, tensor),
                     PLAIN: triton_target(unbatched.config.http_port, kind, tensor),
                 }
+                others: dict[str, LitServe] = {}
                 for name, asked in LITSERVE_KINDS[kind].items():
-                    port = stack.enter_context(litserve(repository, asked, options))
-                    targets[name] = litserve_target(port, tensor)
+                    others[name] = stack.enter_context(litserve(repository, asked, options))
+                    targets[name] = litserve_target(others[name].port, tensor)
                 found[kind] = {name: [] for name in targets}
                 for number in range(options.rounds + 1):
                     report(f"{kind}: round {number} of {options.rounds}" if number else f"{kind}: warming up")
                     for name, target in targets.items():
-                        load = closed_loop(target, options.clients, options.seconds if number else 1.0)
+                        with others[name].awake() if name in others else contextlib.nullcontext():
+                            load = closed_loop(target, options.clients, options.seconds if number else 1.0)
                         if number:
                             found[kind][name].append(load)
     return {kind: compare(loads) for kind, loads in found.items()}
@@ -311,9 +313,31 @@ def litserve_target(port: int, tensor: Array) -> Target:
     return Target(port, "/predict", body, {"Content-Type": "application/json"})
 
 
+@dataclass(frozen=True)
+class LitServe:
+    """A LitServe server that runs, and sleeps while others are measured.
+
+    Attributes:
+        port: of the server on this machine.
+        group: of its processes.
+    """
+
+    port: int
+    group: int
+
+    @contextlib.contextmanager
+    def awake(self) -> Iterator[None]:
+        """Let it work within the block; idle, its processes look for work at the cost of others."""
+        os.killpg(self.group, signal.SIGCONT)
+        try:
+            yield
+        finally:
+            os.killpg(self.group, signal.SIGSTOP)
+
+
 @contextlib.contextmanager
-def litserve(repository: Path, kind: Kind, options: WakewordOptions) -> Iterator[int]:
-    """Run the LitServe server; give its port.
+def litserve(repository: Path, kind: Kind, options: WakewordOptions) -> Iterator[LitServe]:
+    """Run the LitServe server, asleep.
 
     Raises:
         NotReady: it does not come up.
@@ -336,7 +360,8 @@ def litserve(repository: Path, kind: Kind, options: WakewordOptions) -> Iterator
                     text = log.read().decode(errors="replace")[-500:]
                     raise NotReady(f"bench: LitServe must come up, got: {text}")
                 time.sleep(0.2)
-            yield port
+            os.killpg(process.pid, signal.SIGSTOP)
+            yield LitServe(port, process.pid)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
