@@ -115,9 +115,9 @@ _BY_STATUS = _BY_CODE | {
 _REFUSED_BY_QUEUE = ("maximum queue size", "Request timeout expired")
 RETRY_HINT = "try again in a few seconds, or fewer requests at a time"
 """What a request is told that was refused since too many wait."""
-# What Triton's Python backend says, as an internal error, of a request whose process died with it, and of
-# those that come until there is another.
 PROCESS_DIED = re.compile(r"Stub process '(?P<instance>[^']*)' is not healthy")
+"""What Triton's Python backend says, as an internal error, of a request whose process died with it, and of
+those that come until there is another."""
 _WIRE = re.compile(r"\[(" + "|".join(_BY_CODE) + r")\] ")
 
 

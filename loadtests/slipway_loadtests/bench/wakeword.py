@@ -10,24 +10,16 @@ sizes are timed in float32 and int8, in turn.
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import json
-import os
 import shutil
-import signal
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import onnxruntime
 from google.protobuf import text_format
@@ -42,12 +34,12 @@ from slipway_export.families import family_named
 from slipway_export.families.wakeword import TINY_CONFIG, TINY_PREPROCESSOR
 from slipway_export.run import ExportOptions, run_export
 from slipway_export.spec import Precision
+from slipway_loadtests.bench.litserve import LitServe, litserve, litserve_target
 from slipway_loadtests.bench.litserve_wakeword import Kind
 from slipway_loadtests.bench.load import Load, Post, Target, closed_loop
 from slipway_loadtests.bench.quality import relative_l2
 from slipway_loadtests.bench.report import spread
 from slipway_loadtests.bench.stats import Summary, ratios, summarize
-from slipway_serving.errors import NotReady
 from slipway_serving.requests import encode
 from slipway_serving.server import Server, ServerConfig
 from slipway_serving.turns import NO_SESSION, Turn, Turns
@@ -72,7 +64,6 @@ PUBLIC_CONFIG = TINY_CONFIG | {
     "num_attention_heads": 12,
     "intermediate_size": 3072,
 }
-_LITSERVE_READY_S = 60.0
 Report = Callable[[str], None]
 Array = NDArray[Any]
 
@@ -216,7 +207,9 @@ def measure_servers(
                 }
                 others: dict[str, LitServe] = {}
                 for name, asked in LITSERVE_KINDS[kind].items():
-                    others[name] = stack.enter_context(litserve(repository, asked, options))
+                    others[name] = stack.enter_context(
+                        litserve(repository, WORD, asked, options.threads, MOST_BATCHED)
+                    )
                     targets[name] = litserve_target(others[name].port, tensor)
                 found[kind] = {name: [] for name in targets}
                 for number in range(options.rounds + 1):
@@ -305,75 +298,6 @@ def _target(port: int, model: str, tensors: Mapping[str, Array]) -> Target:
 
 def _post(tensors: Mapping[str, Array], turn: Turn = NO_SESSION) -> Post:
     return Post(*infer_body(tensors, turn))
-
-
-def litserve_target(port: int, tensor: Array) -> Target:
-    """Return the request to LitServe."""
-    body = json.dumps({"data": base64.b64encode(tensor.tobytes()).decode()}).encode()
-    return Target(port, "/predict", body, {"Content-Type": "application/json"})
-
-
-@dataclass(frozen=True)
-class LitServe:
-    """A LitServe server that runs, and sleeps while others are measured.
-
-    Attributes:
-        port: of the server on this machine.
-        group: of its processes.
-    """
-
-    port: int
-    group: int
-
-    @contextlib.contextmanager
-    def awake(self) -> Iterator[None]:
-        """Let it work within the block; idle, its processes look for work at the cost of others."""
-        os.killpg(self.group, signal.SIGCONT)
-        try:
-            yield
-        finally:
-            os.killpg(self.group, signal.SIGSTOP)
-
-
-@contextlib.contextmanager
-def litserve(repository: Path, kind: Kind, options: WakewordOptions) -> Iterator[LitServe]:
-    """Run the LitServe server, asleep.
-
-    Raises:
-        NotReady: it does not come up.
-    """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = int(free.getsockname()[1])
-    command = [
-        sys.executable, "-m", "slipway_loadtests.bench.litserve_wakeword", str(port), str(repository), WORD,
-        kind, str(options.threads), str(MOST_BATCHED),
-    ]  # fmt: skip
-    with tempfile.TemporaryFile() as log:
-        # Its workers are processes of its own group, which a signal to it alone leaves behind.
-        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-        try:
-            until = time.monotonic() + _LITSERVE_READY_S
-            while not _healthy(port):
-                if process.poll() is not None or time.monotonic() > until:
-                    log.seek(0)
-                    text = log.read().decode(errors="replace")[-500:]
-                    raise NotReady(f"bench: LitServe must come up, got: {text}")
-                time.sleep(0.2)
-            os.killpg(process.pid, signal.SIGSTOP)
-            yield LitServe(port, process.pid)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def _healthy(port: int) -> bool:
-    try:
-        answer = httpx.get(f"http://127.0.0.1:{port}/health", timeout=2, trust_env=False)
-    except httpx.HTTPError:
-        return False
-    return answer.status_code == httpx.codes.OK
 
 
 def measure_int8(folder: Path, options: WakewordOptions, report: Report) -> dict[str, Quantized]:

@@ -1,0 +1,103 @@
+"""A LitServe server as a process of its own, that sleeps while others are measured."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from numpy.typing import NDArray
+
+from slipway_loadtests.bench.litserve_wakeword import Kind
+from slipway_loadtests.bench.load import Target
+from slipway_serving.errors import NotReady
+
+_READY_S = 60.0
+
+
+@dataclass(frozen=True)
+class LitServe:
+    """A LitServe server that runs, and sleeps while others are measured.
+
+    Attributes:
+        port: of the server on this machine.
+        group: of its processes.
+    """
+
+    port: int
+    group: int
+
+    @contextlib.contextmanager
+    def awake(self) -> Iterator[None]:
+        """Let it work within the block; idle, its processes look for work at the cost of others."""
+        os.killpg(self.group, signal.SIGCONT)
+        try:
+            yield
+        finally:
+            os.killpg(self.group, signal.SIGSTOP)
+
+
+@contextlib.contextmanager
+def litserve(repository: Path, word: str, kind: Kind, threads: int, most_batched: int) -> Iterator[LitServe]:
+    """Run a LitServe server of a repository's wake-word graphs, asleep.
+
+    Args:
+        repository: with the graphs.
+        word: that is decided on.
+        kind: what a request asks for.
+        threads: of ONNX Runtime.
+        most_batched: requests that are answered together, at most.
+
+    Raises:
+        NotReady: it does not come up.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = int(free.getsockname()[1])
+    command = [
+        sys.executable, "-m", "slipway_loadtests.bench.litserve_wakeword", str(port), str(repository), word,
+        kind, str(threads), str(most_batched),
+    ]  # fmt: skip
+    with tempfile.TemporaryFile() as log:
+        # Its workers are processes of its own group, which a signal to it alone leaves behind.
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        try:
+            until = time.monotonic() + _READY_S
+            while not _healthy(port):
+                if process.poll() is not None or time.monotonic() > until:
+                    log.seek(0)
+                    text = log.read().decode(errors="replace")[-500:]
+                    raise NotReady(f"bench: LitServe must come up, got: {text}")
+                time.sleep(0.2)
+            os.killpg(process.pid, signal.SIGSTOP)
+            yield LitServe(port, process.pid)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def litserve_target(port: int, tensor: NDArray[Any]) -> Target:
+    """Return the request to LitServe."""
+    body = json.dumps({"data": base64.b64encode(tensor.tobytes()).decode()}).encode()
+    return Target(port, "/predict", body, {"Content-Type": "application/json"})
+
+
+def _healthy(port: int) -> bool:
+    try:
+        answer = httpx.get(f"http://127.0.0.1:{port}/health", timeout=2, trust_env=False)
+    except httpx.HTTPError:
+        return False
+    return answer.status_code == httpx.codes.OK
