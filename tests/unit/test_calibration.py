@@ -31,7 +31,7 @@ def test_calibrate_rejects_the_word_rather_than_accept_too_much_else() -> None:
 
 def test_calibrate_is_refused_when_no_threshold_is_good_enough() -> None:
     with pytest.raises(InvalidRequest, match="max-false-accepts must be reachable, got 0.01 .* 50.0%"):
-        calibrate(np.array([0.9]), np.array([0.995, 0.1]), max_false_accepts=0.01)
+        calibrate(np.array([0.9]), np.array([0.9995, 0.1]), max_false_accepts=0.01)
 
 
 def test_rates_are_written_as_a_table_and_a_plot(tmp_path: Path) -> None:
@@ -39,6 +39,6 @@ def test_rates_are_written_as_a_table_and_a_plot(tmp_path: Path) -> None:
     rows = list(csv.DictReader(as_csv(found.rates).splitlines()))
     assert [float(row["threshold"]) for row in rows] == list(THRESHOLDS)
     assert rows[0] == {"threshold": "0.01", "false_accepts": "1.0", "false_rejects": "0.0"}
-    assert rows[-1] == {"threshold": "0.99", "false_accepts": "0.0", "false_rejects": "1.0"}
+    assert rows[-1] == {"threshold": "0.999", "false_accepts": "0.0", "false_rejects": "1.0"}
     plot(found, "jarvis", tmp_path / "rates.png")
     assert (tmp_path / "rates.png").read_bytes().startswith(b"\x89PNG")

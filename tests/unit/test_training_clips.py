@@ -100,3 +100,29 @@ def test_variation_is_a_second_that_differs_and_repeats_with_its_seed(seconds: f
     assert np.abs(first).max() == pytest.approx(0.9)
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)
+
+
+@pytest.mark.parametrize("begin_s", [0.0, 0.1, 1.3, 2.6])
+def test_variations_of_a_word_hold_it_wherever_a_streams_window_may_lie(
+    tmp_path: Path, begin_s: float
+) -> None:
+    samples = np.zeros(3 * RATE_HZ, np.float32)
+    begin = round(begin_s * RATE_HZ)
+    samples[begin : begin + round(0.4 * RATE_HZ)] = hum(0.4)
+    write(tmp_path / "word.wav", samples)
+    (clip,) = read_clips(tmp_path, positive=True)
+    (span,) = clip.spans
+    assert span.size == 1.5 * RATE_HZ
+    moments = []
+    for seed in range(40):
+        power = np.convolve(varied(span, np.random.default_rng(seed)) ** 2, np.full(320, 1 / 320), "same")
+        loud = np.flatnonzero(power > 0.6 * np.percentile(power, 90))
+        assert np.ptp(loud) / RATE_HZ == pytest.approx(0.4, rel=0.15)
+        moments.append(loud.mean() / RATE_HZ)
+    assert np.ptp(moments) > 0.3
+
+
+def test_whole_windows_of_other_sounds_are_varied_as_they_are(tmp_path: Path) -> None:
+    write(tmp_path / "speech.wav", hum(2.5))
+    (clip,) = read_clips(tmp_path, positive=False)
+    assert clip.spans == clip.windows

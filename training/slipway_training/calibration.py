@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from slipway_serving.errors import InvalidRequest
 
-THRESHOLDS = tuple(round(0.01 * hundredth, 2) for hundredth in range(1, 100))
+# Closer near 1: an hour has thousands of windows, so few false accepts an hour are a matter of thousandths.
+THRESHOLDS = (*(each / 100 for each in range(1, 100)), *(each / 1000 for each in range(991, 1000)))
 
 
 @dataclass(frozen=True)

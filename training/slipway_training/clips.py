@@ -25,6 +25,8 @@ LONGEST_RECORDING_S = 3600.0
 SUFFIXES = (".flac", ".mp3", ".ogg", ".wav")
 WINDOW_SAMPLES = round(WINDOW_S * SAMPLE_RATE_HZ)
 _HOP_SAMPLES = round(WINDOW_SAMPLES * (1 - OVERLAP))
+# The middle of a word lies no further than half a hop from that of a stream's nearest window.
+_SPAN_SAMPLES = WINDOW_SAMPLES + _HOP_SAMPLES
 _SPEED = (0.92, 1.08)
 _NOISE_DB = (5.0, 30.0)
 _PEAK = 0.9
@@ -40,10 +42,14 @@ class Clip:
     Args:
         path: of the file.
         windows: [samples] each, mono, float32, -1 to 1, 16 kHz, at most one second; none of them silent.
+        spans: what is varied of each window: of a recording of the word one and a half seconds about its
+            middle, with silence beyond the recording's ends, since a stream's windows begin anywhere; else
+            the window.
     """
 
     path: Path
     windows: tuple[Samples, ...]
+    spans: tuple[Samples, ...]
 
 
 def read_clips(folder: Path, *, positive: bool) -> list[Clip]:
@@ -68,7 +74,7 @@ def read_clips(folder: Path, *, positive: bool) -> list[Clip]:
     for path in files:
         try:
             samples = read_recording(path)
-            clips.append(Clip(path, _windows(samples, positive=positive)))
+            clips.append(_clip(path, samples, positive=positive))
             if positive and not clips[-1].windows:
                 problems.append(f"{path} must be louder than silence, got an rms of {loudness(samples):.4f}")
         except InvalidRequest as error:
@@ -111,21 +117,25 @@ def read_recording(path: Path) -> Samples:
     return _within(mono)
 
 
-def varied(window: Samples, random: np.random.Generator) -> Samples:
-    """Return a window as it might have been said elsewhere: other speed, other moment, some noise.
+def varied(span: Samples, random: np.random.Generator) -> Samples:
+    """Return a second as it might have been said elsewhere: other speed, other moment, some noise.
 
     Args:
-        window: [samples], at most one second at 16 kHz.
+        span: [samples], at 16 kHz; of a longer one than a second any second within it is taken.
         random: decides speed (0.92 to 1.08), moment and noise (5 to 30 dB below the sound).
 
     Returns:
         [16000], peak 0.9.
     """
     speed = random.uniform(*_SPEED)
-    said = soxr.resample(window, SAMPLE_RATE_HZ, SAMPLE_RATE_HZ / speed)[:WINDOW_SAMPLES]
-    moment = int(random.integers(WINDOW_SAMPLES - said.size + 1))
+    said = soxr.resample(span, SAMPLE_RATE_HZ, SAMPLE_RATE_HZ / speed)
+    room = WINDOW_SAMPLES - said.size
+    moment = int(random.integers(abs(room) + 1))
     heard = np.zeros(WINDOW_SAMPLES, np.float32)
-    heard[moment : moment + said.size] = said
+    if room < 0:
+        heard[:] = said[moment : moment + WINDOW_SAMPLES]
+    else:
+        heard[moment : moment + said.size] = said
     noise_rms = loudness(said) * 10 ** (-random.uniform(*_NOISE_DB) / 20)
     heard += noise_rms * noise(random)
     heard *= _PEAK / np.abs(heard).max()
@@ -140,18 +150,30 @@ def noise(random: np.random.Generator) -> Samples:
     return (samples / math.sqrt(np.mean(samples**2))).astype(np.float32)
 
 
-def _windows(samples: Samples, *, positive: bool) -> tuple[Samples, ...]:
-    cut = (_loudest(samples),) if positive else tuple(_all_windows(samples))
-    return tuple(window for window in cut if not is_silent(loudness(window)))
+def _clip(path: Path, samples: Samples, *, positive: bool) -> Clip:
+    if positive:
+        start = _loudest(samples)
+        window = samples[start : start + WINDOW_SAMPLES]
+        middle = start + _middle(window)
+        cut = [(window, np.pad(samples, _SPAN_SAMPLES // 2)[middle : middle + _SPAN_SAMPLES])]
+    else:
+        cut = [(window, window) for window in _all_windows(samples)]
+    kept = [each for each in cut if not is_silent(loudness(each[0]))]
+    return Clip(path, tuple(window for window, _ in kept), tuple(span for _, span in kept))
 
 
-def _loudest(samples: Samples) -> Samples:
-    """Return the second that holds most of a recording's energy."""
+def _loudest(samples: Samples) -> int:
+    """Return the begin of the second that holds most of a recording's energy."""
     if samples.size <= WINDOW_SAMPLES:
-        return samples
+        return 0
     energy = np.concatenate(([0.0], np.cumsum(np.square(samples, dtype=np.float64))))
-    start = int(np.argmax(energy[WINDOW_SAMPLES:] - energy[:-WINDOW_SAMPLES]))
-    return samples[start : start + WINDOW_SAMPLES]
+    return int(np.argmax(energy[WINDOW_SAMPLES:] - energy[:-WINDOW_SAMPLES]))
+
+
+def _middle(window: Samples) -> int:
+    """Return the mean moment of a window's energy, in samples from its begin."""
+    energy = np.square(window, dtype=np.float64)
+    return int(np.average(np.arange(window.size), weights=energy)) if energy.any() else window.size // 2
 
 
 def _all_windows(samples: Samples) -> Iterator[Samples]:

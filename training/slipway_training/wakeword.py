@@ -211,9 +211,9 @@ def _split(options: TrainOptions) -> tuple[_Split, _Split]:
         order = random.permutation(len(found))
         count = max(2, round(options.held_out * len(found)))
         for part, chosen in zip(parts, (order[count:], order[:count]), strict=True):
-            windows = [window for index in chosen for window in found[index].windows]
-            part[kind] = windows + [
-                varied(window, random) for window in windows for _ in range(options.variations)
+            spans = [span for index in chosen for span in found[index].spans]
+            part[kind] = [window for index in chosen for window in found[index].windows] + [
+                varied(span, random) for span in spans for _ in range(options.variations)
             ]
     for part in parts:
         # Noise alone is the commonest thing that a microphone hears.
