@@ -143,10 +143,15 @@ def varied(span: Samples, random: np.random.Generator) -> Samples:
 
 
 def noise(random: np.random.Generator) -> Samples:
-    """Return a second of noise, [16000], rms 1: its power falls by the frequency to a power of 0 to 2."""
-    spectrum = np.fft.rfft(random.standard_normal(WINDOW_SAMPLES))
+    """Return a second of noise, as :func:`noise_of`."""
+    return noise_of(WINDOW_SAMPLES, random)
+
+
+def noise_of(size: int, random: np.random.Generator) -> Samples:
+    """Return noise, [size], rms 1: its power falls by the frequency to a power of 0 to 2."""
+    spectrum = np.fft.rfft(random.standard_normal(size))
     spectrum *= np.maximum(np.arange(spectrum.size), 1.0) ** -random.uniform(0.0, 1.0)
-    samples = np.fft.irfft(spectrum, WINDOW_SAMPLES)
+    samples = np.fft.irfft(spectrum, size)
     return (samples / math.sqrt(np.mean(samples**2))).astype(np.float32)
 
 

@@ -64,7 +64,7 @@ class Fitted:
     Args:
         head: in eval mode, as it was at its best epoch.
         epoch: the best one, from 1.
-        loss: cross-entropy of the held-out windows at that epoch, both classes weighing the same.
+        loss: cross-entropy of the held-out windows at that epoch, windows weighing as in the fitting.
     """
 
     head: WakeWordHead
@@ -129,12 +129,13 @@ def _descend(
         order = torch.randperm(len(training.labels))
         for start in range(0, len(order), schedule.batch):
             rows = order[start : start + schedule.batch]
-            loss = functional.cross_entropy(
-                head(training.embeddings[rows]),
-                training.labels[rows],
-                weight=weights,
-                label_smoothing=_LABEL_SMOOTHING,
+            labels = training.labels[rows]
+            # Each window's loss is weighed as a whole: weights within it, as torch has them, would weigh the
+            # smoothing of the many by that of the few, and what holds no word would be a third of one.
+            each = functional.cross_entropy(
+                head(training.embeddings[rows]), labels, label_smoothing=_LABEL_SMOOTHING, reduction="none"
             )
+            loss = (each * weights[labels]).mean()
             optimizer.zero_grad()
             torch.autograd.backward(loss)
             optimizer.step()
@@ -150,9 +151,12 @@ def _descend(
 
 
 def _class_weights(labels: Tensor) -> Tensor:
-    """Return weights by which both classes count the same, however many windows each has."""
+    """Return the square roots of the weights by which both classes would count the same.
+
+    With those themselves a few windows of a word outweigh hours of other speech, which is then detected.
+    """
     counts = torch.bincount(labels, minlength=2).float()
-    return counts.sum() / (2 * counts)
+    return (counts.sum() / (2 * counts)).sqrt()
 
 
 def _loss(head: WakeWordHead, examples: Examples) -> float:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,16 +22,16 @@ from slipway_export.checkpoint import Checkpoint, open_checkpoint
 from slipway_export.library import WEIGHTS, Library, read_metadata, write_metadata
 from slipway_export.spec import Family
 from slipway_serving.errors import InvalidRequest, raise_all
-from slipway_serving.wakeword.audio import Extractor
 from slipway_serving.wakeword.words import check_word
 from slipway_training import calibration
 from slipway_training.calibration import Calibration, calibrate
-from slipway_training.clips import Samples, noise, read_clips, varied
+from slipway_training.clips import Clip, Samples, noise, read_clips, varied
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from slipway_export.modeling.wakeword import Backbone
+    from slipway_export.modeling.wakeword_features import Features
     from slipway_training.head import Examples, Fitted, Schedule
 
 TABLE, PLOT = "calibration.csv", "calibration.png"
@@ -114,11 +115,42 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class _Split:
-    """Windows of both kinds: positive, then negative."""
+class _Heard:
+    """Windows of one kind, made as they are wanted: hours of them would not fit into memory.
 
-    positive: list[Samples]
-    negative: list[Samples]
+    Args:
+        clips: whose windows come first as they are, then varied.
+        variations: of each.
+        hisses: windows of noise alone that come last.
+        seed: of variations and noise.
+    """
+
+    clips: Sequence[Clip]
+    variations: int
+    hisses: int
+    seed: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return (1 + self.variations) * sum(len(clip.windows) for clip in self.clips) + self.hisses
+
+    def __iter__(self) -> Iterator[Samples]:
+        random = np.random.default_rng(self.seed)
+        for clip in self.clips:
+            yield from clip.windows
+        for clip in self.clips:
+            for span in clip.spans:
+                for _ in range(self.variations):
+                    yield varied(span, random)
+        for _ in range(self.hisses):
+            yield _hiss(random)
+
+
+@dataclass(frozen=True)
+class _Split:
+    """Windows of both kinds."""
+
+    positive: _Heard
+    negative: _Heard
 
 
 def train(family: Family, options: TrainOptions, report: Report = lambda _: None) -> Trained:
@@ -133,18 +165,21 @@ def train(family: Family, options: TrainOptions, report: Report = lambda _: None
         InvalidRequest: an option, a recording or the backbone is not as it must be, there are too few
             recordings, or no threshold is good enough; nothing is written then.
     """
+    from transformers import ASTFeatureExtractor
+
     from slipway_export.modeling.wakeword import HeadConfig, load_backbone
+    from slipway_export.modeling.wakeword_features import Features
     from slipway_training.head import Schedule, fit, probabilities
 
     started = time.monotonic()
     _check_free(options)
     with open_checkpoint(family, options.backbone) as checkpoint:
         backbone = load_backbone(checkpoint.path, checkpoint.source)
-        extractor = Extractor(checkpoint.path)
+        features = Features(ASTFeatureExtractor.from_pretrained(checkpoint.path)).eval()
         base_model = _base_model(checkpoint)
         report("reading recordings")
         training, held_out = _split(options)
-        listen = _Listener(extractor, backbone)
+        listen = _Listener(features, backbone)
         report(f"embedding {_count(training) + _count(held_out)} windows")
         known, unseen = listen.examples(training), listen.examples(held_out)
     config = HeadConfig(
@@ -206,18 +241,21 @@ def _split(options: TrainOptions) -> tuple[_Split, _Split]:
         ],
     )
     random = np.random.default_rng(options.seed)
-    parts: list[dict[str, list[Samples]]] = [{}, {}]
+    parts: list[dict[str, _Heard]] = [{}, {}]
     for kind, found in clips.items():
         order = random.permutation(len(found))
         count = max(2, round(options.held_out * len(found)))
-        for part, chosen in zip(parts, (order[count:], order[:count]), strict=True):
-            spans = [span for index in chosen for span in found[index].spans]
-            part[kind] = [window for index in chosen for window in found[index].windows] + [
-                varied(span, random) for span in spans for _ in range(options.variations)
-            ]
-    for part in parts:
-        # Noise alone is the commonest thing that a microphone hears.
-        part["negative"] += [_hiss(random) for _ in range(max(1, len(part["negative"]) // 10))]
+        for place, chosen in enumerate((order[count:], order[:count])):
+            heard = _Heard(
+                [found[index] for index in chosen],
+                options.variations,
+                hisses=0,
+                seed=(options.seed, place, kind == "positive"),
+            )
+            if kind == "negative":
+                # Noise alone is the commonest thing that a microphone hears.
+                heard = replace(heard, hisses=max(1, len(heard) // 10))
+            parts[place][kind] = heard
     training, held_out = (_Split(**part) for part in parts)
     return training, held_out
 
@@ -237,11 +275,11 @@ class _Listener:
     """Hears windows as the served models do.
 
     Args:
-        extractor: of the backbone's checkpoint.
+        features: of the backbone's checkpoint.
         backbone: in eval mode.
     """
 
-    extractor: Extractor
+    features: Features
     backbone: Backbone
 
     def examples(self, split: _Split) -> Examples:
@@ -251,18 +289,17 @@ class _Listener:
         from slipway_training.head import Examples
 
         labels = [1] * len(split.positive) + [0] * len(split.negative)
-        embeddings = list(self._embeddings([*split.positive, *split.negative]))
+        embeddings = list(self._embeddings(chain(split.positive, split.negative)))
         return Examples(torch.cat(embeddings), torch.tensor(labels))
 
-    def _embeddings(self, windows: Sequence[Samples]) -> Iterator[Any]:
+    def _embeddings(self, windows: Iterator[Samples]) -> Iterator[Any]:
         import torch
 
-        from slipway_serving.wakeword.request import SAMPLE_RATE_HZ
-
-        for start in range(0, len(windows), _BATCH):
-            heard = [self.extractor(window, SAMPLE_RATE_HZ) for window in windows[start : start + _BATCH]]
-            with torch.no_grad():
-                yield self.backbone(torch.from_numpy(np.stack([one.input_values for one in heard])))
+        while batch := list(islice(windows, _BATCH)):
+            for _, alike in groupby(batch, key=len):
+                with torch.no_grad():
+                    values, _ = self.features(torch.from_numpy(np.stack(list(alike))))
+                    yield self.backbone(values)
 
 
 def _save(
