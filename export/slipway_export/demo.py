@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from slipway_export.spec import Axis, Preset
 from slipway_serving.distribution import install_hint
@@ -12,21 +14,32 @@ from slipway_serving.errors import InvalidRequest
 DEMO = "demo"
 
 
-def demo_preset(family: str, summary: str, axes: tuple[Axis, ...]) -> Preset:
+def demo_preset(
+    family: str,
+    summary: str,
+    axes: tuple[Axis, ...],
+    *,
+    configs: Mapping[str, Mapping[str, Any]] | None = None,
+    beside: Mapping[str, str] | None = None,
+) -> Preset:
     """Return the preset of a family's trained checkpoint.
 
     Args:
         family: name of the checkpoint's folder in `slipway_demo`.
         summary: one line for people.
         axes: ranges to export it with.
+        configs: as :attr:`Preset.configs`; none where no file tells it from others of its family.
+        beside: families whose checkpoints it has within it, by the name of the folder.
     """
 
     def write(folder: Path, seed: int) -> None:
         if seed:
             raise InvalidRequest(f"seed must be left out for {DEMO}, whose weights are trained, got {seed}")
         shutil.copytree(_folder(family), folder, dirs_exist_ok=True)
+        for name, other in (beside or {}).items():
+            shutil.copytree(_folder(other), folder / name)
 
-    return Preset(summary, {}, axes, write)
+    return Preset(summary, configs or {}, axes, write)
 
 
 def _folder(family: str) -> Path:

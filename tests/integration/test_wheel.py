@@ -38,7 +38,7 @@ LACKING = {
     "manage": ["manage --repository r"],
     "bench": [
         f"bench {name} --output o"
-        for name in ("denoiser", "engines", "video", "wakeword", "world", "capacity")
+        for name in ("denoiser", "engines", "video", "wakeword", "world", "quality", "capacity")
     ],
     "load": ["load --family wan_t2v --url localhost:1"],
     "saturate": ["saturate --family wan_t2v --url localhost:1"],

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipway_export.checkpoint import Checkpoint
+from slipway_export.demo import demo_preset
 from slipway_export.spec import (
     AuthoredModel,
     Axis,
@@ -352,7 +353,8 @@ FAMILY = Family(
             {CONFIG_FILE: TINY_CONFIG, PREPROCESSOR_FILE: TINY_PREPROCESSOR},
             (BATCH,),
             _write_tiny,
-        )
+        ),
+        "demo": demo_preset(NAME, "trained on synthetic speech, 788 words, 4 layers of 128", (BATCH,)),
     },
     plan=plan,
     requests=(ClipsRequest,),
@@ -372,7 +374,11 @@ HEAD = Family(
             {},
             (BATCH,),
             _write_tiny_head,
-        )
+        ),
+        # Named as its word, as a folder is.
+        "slipway": demo_preset(
+            HEAD_NAME, "a trained word for the demo backbone: slipway", (BATCH,), beside={"backbone": NAME}
+        ),
     },
     plan=plan_head,
     variants={

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from slipway_export.demo import demo_preset
 from slipway_export.spec import Axis, Preset
 
 PATCH = 2
@@ -119,6 +120,32 @@ SMALL = _small(
     latent_frames=(1, 5, 9),
     tokens=(2, 15, 20),
 )
+DEMO_CONFIGS = _configs(
+    transformer={
+        "num_attention_heads": 4,
+        "attention_head_dim": 32,
+        "text_dim": 96,
+        "freq_dim": 64,
+        "ffn_dim": 384,
+        "num_layers": 6,
+    },
+    text_encoder={
+        "vocab_size": 256,
+        "d_kv": 24,
+        "num_heads": 4,
+        "d_ff": 192,
+        "num_layers": 2,
+        "feed_forward_proj": "gated-gelu",
+    },
+    vae={"base_dim": 8, "num_res_blocks": 1, "temperal_downsample": [False, True, True]},
+)
+"""Of the checkpoint that `slipway train weights wan_t2v` makes."""
+DEMO = demo_preset(
+    "wan_t2v",
+    "trained on coloured shapes in motion; 33 frames of 64 x 64 pixels, as it was trained for",
+    axes(latent_frames=(1, 9, 9), tokens=(2, 4, 4)),
+    configs=DEMO_CONFIGS,
+)
 # Denoisers and text encoder in bfloat16, the VAE in float32.
 _1_3B = _public(
     "random weights at the sizes of Wan2.1-T2V-1.3B: one expert; 14.7 GB on disk",
@@ -143,4 +170,11 @@ _A14B_2_LAYERS = _public(
     ffn_dim=13_824,
 )
 
-PRESETS = {"tiny": TINY, "small": SMALL, "1.3b": _1_3B, "a14b": _A14B, "a14b-2-layers": _A14B_2_LAYERS}
+PRESETS = {
+    "tiny": TINY,
+    "demo": DEMO,
+    "small": SMALL,
+    "1.3b": _1_3B,
+    "a14b": _A14B,
+    "a14b-2-layers": _A14B_2_LAYERS,
+}

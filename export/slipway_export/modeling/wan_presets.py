@@ -8,7 +8,7 @@ tokenizer is trained here on the few sentences below; its ids lie within any voc
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +52,12 @@ def write_checkpoint(
     torch.manual_seed(seed)
     try:
         pipeline = WanPipeline(
-            tokenizer=_tokenizer(folder),
+            tokenizer=train_tokenizer(folder),
             text_encoder=UMT5EncoderModel(UMT5Config(**configs["text_encoder/config.json"])),
             transformer=shape(WanTransformer3DModel(**configs["transformer/config.json"])),
             transformer_2=shape(WanTransformer3DModel(**configs["transformer/config.json"])),
             vae=spread(AutoencoderKLWan(**configs["vae/config.json"])),
-            scheduler=_scheduler(),
+            scheduler=flow_scheduler(),
             boundary_ratio=BOUNDARY_RATIO,
         )
     finally:
@@ -100,10 +100,10 @@ def stream_checkpoint(
     ]
     check_space(folder, parts)
     pipeline = WanPipeline(
-        tokenizer=_tokenizer(folder),
+        tokenizer=train_tokenizer(folder),
         text_encoder=text_encoder,
         vae=vae,
-        scheduler=_scheduler(),
+        scheduler=flow_scheduler(),
         transformer=transformers["transformer"],
         transformer_2=transformers.get("transformer_2"),
         boundary_ratio=BOUNDARY_RATIO if experts == 2 else None,
@@ -118,19 +118,28 @@ def stream_checkpoint(
         write_part(folder, part, seed)
 
 
-def _scheduler() -> UniPCMultistepScheduler:
+def flow_scheduler(flow_shift: float = 3.0) -> UniPCMultistepScheduler:
+    """Return the scheduler of the public checkpoints."""
     return UniPCMultistepScheduler(
-        prediction_type="flow_prediction", use_flow_sigmas=True, num_train_timesteps=1000, flow_shift=3.0
+        prediction_type="flow_prediction",
+        use_flow_sigmas=True,
+        num_train_timesteps=1000,
+        flow_shift=flow_shift,
     )
 
 
-def _tokenizer(folder: Path) -> T5Tokenizer:
-    """Train a unigram tokenizer and leave its `spiece.model` beside the `tokenizer.json`."""
+def train_tokenizer(folder: Path, sentences: Sequence[str] = SENTENCES) -> T5Tokenizer:
+    """Train a unigram tokenizer and leave its `spiece.model` in the checkpoint's folder `tokenizer`.
+
+    Args:
+        folder: of the checkpoint.
+        sentences: with the words and letters that it shall know.
+    """
     import sentencepiece
 
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(SENTENCES * 20),
+        sentence_iterator=iter([*sentences] * 20),
         model_writer=model,
         vocab_size=384,
         hard_vocab_limit=False,
@@ -142,7 +151,7 @@ def _tokenizer(folder: Path) -> T5Tokenizer:
         minloglevel=2,
     )
     pieces = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
-    (folder / "tokenizer").mkdir()
+    (folder / "tokenizer").mkdir(exist_ok=True)
     (folder / "tokenizer" / "spiece.model").write_bytes(model.getvalue())
     return T5Tokenizer(
         vocab=[(pieces.id_to_piece(i), pieces.get_score(i)) for i in range(len(pieces))], extra_ids=0

@@ -1,0 +1,114 @@
+"""Windows of a second of what somebody says, and which of its words each of them holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway_serving.wakeword.request import SAMPLE_RATE_HZ
+from slipway_training.clips import WINDOW_SAMPLES
+from slipway_training.speech.espeak import Samples, say
+from slipway_training.speech.rooms import echoed, noisy
+from slipway_training.speech.voices import HEARD, drawn_voice
+
+# How much of a word a window must hold to be said to hold it.
+_WHOLE = 0.85
+_NOISE_SHARE, _ECHO_SHARE, _BEHIND_SHARE = 0.05, 0.6, 0.25
+# How far the window's middle may lie from that of a word, samples.
+_ASIDE = 5000
+# Of the words to be told where not all are; the others come as what is none of them.
+_OTHERS_SHARE = 0.15
+_WORDS_FILE = Path(__file__).with_name("words.txt")
+
+
+@cache
+def words() -> tuple[str, ...]:
+    """Return the words that are said."""
+    return tuple(_WORDS_FILE.read_text(encoding="utf-8").split())
+
+
+def spoken(
+    texts: list[str], random: np.random.Generator, variants: tuple[str, ...] = HEARD
+) -> tuple[Samples, list[tuple[int, int]]]:
+    """Say texts one after the other, by one voice, with pauses of up to 0.4 s.
+
+    Returns:
+        [samples], 16 kHz, and the first sample and that after the last of each text.
+    """
+    voice = drawn_voice(random, variants)
+    parts: list[Samples] = []
+    places = []
+    done = 0
+    for text in texts:
+        pause = np.zeros(int(random.uniform(0, 0.4) ** 1.5 * SAMPLE_RATE_HZ), np.float32)
+        said = say(text, voice)
+        places.append((done + pause.size, done + pause.size + said.size))
+        parts += [pause, said]
+        done = places[-1][1]
+    return np.concatenate(parts), places
+
+
+def window(
+    random: np.random.Generator,
+    told: Sequence[str],
+    variants: tuple[str, ...] = HEARD,
+    hardness: float = 1.0,
+) -> tuple[Samples, list[int]]:
+    """Return a second of somebody's speech, or of noise alone, and those words to be told that it holds.
+
+    Args:
+        random: of all of it.
+        told: words that are to be told apart, some or all of :func:`words`.
+        variants: of the voices.
+        hardness: share of the windows that come as they are heard; the others hold one word, whole and in
+            quiet.
+
+    Returns:
+        [16000], and indices into `told`.
+    """
+    if random.random() < _NOISE_SHARE:
+        return noisy(np.zeros(WINDOW_SAMPLES, np.float32), random), []
+    easy = random.random() >= hardness
+    known = random.random(1 if easy else int(random.integers(1, 4))) >= _OTHERS_SHARE
+    chosen = [str(random.choice(told if each else words())) for each in known]
+    said, places = spoken(chosen, random, variants)
+    # The window lies about the middle of one of the words, so that many are whole.
+    begin, end = places[int(random.integers(len(places)))]
+    start = (begin + end - WINDOW_SAMPLES) // 2 + int(random.integers(-_ASIDE, _ASIDE + 1)) * (not easy)
+    around = np.zeros(WINDOW_SAMPLES, np.float32)
+    first, last = max(start, 0), min(start + WINDOW_SAMPLES, said.size)
+    around[first - start : last - start] = said[first:last]
+    held = [
+        told.index(word)
+        for word, (begin, end) in zip(chosen, places, strict=True)
+        if word in told and min(end, last) - max(begin, first) >= _WHOLE * (end - begin)
+    ]
+    if easy:
+        return around, held
+    if random.random() < _ECHO_SHARE:
+        around = echoed(around, random)
+    behind = None
+    if random.random() < _BEHIND_SHARE:
+        other, _ = spoken([str(random.choice(words()))], random, variants)
+        behind = np.resize(other, WINDOW_SAMPLES)
+    return noisy(around, random, behind), held
+
+
+def targets(held: list[list[int]], words_told: int) -> NDArray[np.float32]:
+    """Return what a classification should say of windows: each of its words alike, or that it has none.
+
+    Args:
+        held: words of each window, as :func:`window` returns them.
+        words_told: how many words are to be told apart.
+
+    Returns:
+        [windows, words_told + 1], float32, rows sum to 1; the last column is of windows with none whole.
+    """
+    wanted = np.zeros((len(held), words_told + 1), np.float32)
+    for row, indices in zip(wanted, held, strict=True):
+        row[indices or [-1]] = 1 / max(len(set(indices)), 1)
+    return wanted

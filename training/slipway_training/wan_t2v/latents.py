@@ -1,0 +1,81 @@
+"""The clips that a denoiser learns from, encoded once: latents on the disk and the words of each clip."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from diffusers import AutoencoderKLWan
+from numpy.typing import NDArray
+from torch import Tensor
+
+from slipway_training.causal_vae import WholeClips, latents_of
+from slipway_training.recipe import Making
+from slipway_training.shapes.clips import FRAMES, SIDE_PX
+from slipway_training.shapes.render import render
+from slipway_training.shapes.scenes import Scene, Subject, random_scene
+
+# A chunk is drawn by a seed of its own, so encoding goes on where an earlier process ended.
+_CHUNK, _BATCH = 256, 8
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Clips as a denoiser sees them.
+
+    Args:
+        latents: [clips, channels, latent frames, height / 8, width / 8], float16, unit variance.
+        subjects: of each clip.
+    """
+
+    latents: NDArray[np.float16]
+    subjects: tuple[Subject, ...]
+
+    def draw(self, random: np.random.Generator, batch: int) -> tuple[Tensor, list[Subject]]:
+        """Return latents of clips chosen by chance, float32, and their subjects."""
+        places = random.integers(len(self.subjects), size=batch)
+        return torch.from_numpy(self.latents[places]).float(), [self.subjects[place] for place in places]
+
+
+def encode_clips(vae: AutoencoderKLWan, choice: Sequence[Subject], clips: int, making: Making) -> Encoded:
+    """Draw clips and encode them, from where an earlier process of the same making left it.
+
+    Args:
+        vae: knows the mean and the spread of its latents.
+        choice: the subjects to choose from.
+        clips: how many at least.
+        making: seed, threads and state.
+    """
+    folder = making.state / "latents"
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(making.threads)
+    network = WholeClips(vae)
+    found, subjects = [], []
+    chunks = -(-clips // _CHUNK)
+    for chunk in range(chunks):
+        random = np.random.default_rng([making.seed, chunk])
+        scenes = [random_scene(random, choice, FRAMES) for _ in range(_CHUNK)]
+        file = folder / f"{chunk:04}.npy"
+        if not file.exists():
+            part = file.with_suffix(".part")
+            with part.open("wb") as stream:
+                np.save(stream, _encoded(network, scenes))
+            part.rename(file)
+            making.report(f"latents: {chunk + 1} of {chunks} chunks")
+        found.append(np.load(file))
+        subjects += [scene.subject for scene in scenes]
+    return Encoded(np.concatenate(found), tuple(subjects))
+
+
+def _encoded(network: WholeClips, scenes: Sequence[Scene]) -> NDArray[np.float16]:
+    config = network.vae.config
+    mean, std = (
+        torch.tensor(values).view(-1, 1, 1, 1) for values in (config.latents_mean, config.latents_std)
+    )
+    found = []
+    for first in range(0, len(scenes), _BATCH):
+        clips = np.stack([render(scene, range(FRAMES), SIDE_PX) for scene in scenes[first : first + _BATCH]])
+        found.append((latents_of(network, clips) - mean) / std)
+    return torch.cat(found).half().numpy()
