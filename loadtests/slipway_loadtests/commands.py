@@ -243,6 +243,48 @@ def world(
     _measure("world", partial(run, options), world_json, draw_world, print_world, output, quiet)
 
 
+@bench.command("quality")
+def quality(
+    family: Annotated[
+        str, typer.Option(help="Whose answers are judged: airimu, wakeword or wan_t2v.", metavar="FAMILY")
+    ] = "wan_t2v",
+    checkpoint: Annotated[
+        str,
+        typer.Option(help="Of that family; a judge of videos lies beside it.", metavar="PRESET|DIR|HUB_ID"),
+    ] = "demo",
+    precision: Annotated[
+        list[Precision] | None,
+        typer.Option(help="Of an export, may be repeated; the first is asked with shortcuts too."),
+    ] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(min=1, max=258, help="Unseen prompts, words or recordings, asked of each."),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=2, max=100, help="Denoising steps; 20.")] = None,
+    guidance_scale: Annotated[
+        float | None, typer.Option(min=0.0, help="Weight of the prompt, 1 is off; 4.")
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(help="Ask this server, which has the checkpoint already.", metavar="HOST:PORT"),
+    ] = None,
+    output: Output = _OUTPUT,
+    quiet: Quiet = False,
+) -> None:
+    """Measure meaning: whether videos show what prompts say, words are heard, trajectories are true."""
+    from slipway_loadtests.bench.chart import draw_meaning
+    from slipway_loadtests.bench.meaning import MeaningOptions, meaning_json, print_meaning, run
+
+    if url is not None and precision:
+        raise InvalidRequest(
+            "bench: precision must be left out with --url, where the server's own is measured, got"
+            f" {', '.join(each.value for each in precision)}"
+        )
+    precisions = tuple(precision or ())
+    options = MeaningOptions(family, checkpoint, precisions, samples, steps, guidance_scale, url)
+    _measure("quality", partial(run, options), meaning_json, draw_meaning, print_meaning, output, quiet)
+
+
 @bench.command("capacity")
 def capacity_bench(
     users: Annotated[

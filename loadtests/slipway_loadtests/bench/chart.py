@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from slipway_loadtests.bench.denoiser import DenoiserResult
     from slipway_loadtests.bench.engines import EnginesResult
+    from slipway_loadtests.bench.meaning import Example, MeaningResult
     from slipway_loadtests.bench.stats import Summary
     from slipway_loadtests.bench.video import VideoResult
     from slipway_loadtests.bench.wakeword import WakewordResult
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from slipway_loadtests.soak.running import Result
 
 _PANEL_INCHES = (5.0, 3.6)
+_EXAMPLE_FRAMES = 9
 
 
 def draw_denoiser(result: DenoiserResult, path: Path) -> None:
@@ -92,6 +95,43 @@ def draw_world(result: WorldResult, path: Path) -> None:
     }
     _bars(axes, found, f"{result.options.mode}: ratios, {result.options.blocks} blocks")
     figure.savefig(path)
+
+
+def draw_meaning(result: MeaningResult, path: Path) -> None:
+    """Draw the benchmark of meaning: each figure of each subject; lines are what it is held against.
+
+    Videos of the first subject are drawn beside it, as ``NAME_videos.png``.
+    """
+    figure, panels = _figure(len(result.formats))
+    for axes, (name, form) in zip(panels, result.formats.items(), strict=True):
+        found = {subject: figures.get(name, 0.0) for subject, figures in result.subjects.items()}
+        bars = axes.barh(list(found), list(found.values()), color="tab:green")
+        axes.bar_label(bars, fmt=f"{{:{form}}}", label_type="center", color="white")
+        for figures in result.references.values():
+            if name in figures:
+                axes.axvline(figures[name], color="black", linewidth=0.8)
+        axes.set_title(name)
+        axes.invert_yaxis()
+    figure.suptitle(f"{result.options.family}; lines: {', '.join(result.references)}")
+    figure.savefig(path)
+    if result.examples:
+        _draw_examples(result.examples, path.with_stem(f"{path.stem}_videos"))
+
+
+def _draw_examples(examples: Sequence[Example], path: Path) -> None:
+    """Draw frames of each video in a row, with its title above."""
+    figure = Figure(figsize=(12.0, 0.6 * len(examples)), layout="constrained")
+    FigureCanvasAgg(figure)
+    for place, example in enumerate(examples):
+        axes = figure.add_subplot((len(examples) + 1) // 2, 2, place + 1)
+        axes.imshow(np.concatenate(list(example.video[:: _frames_apart(len(example.video))]), axis=1))
+        axes.set_title(example.title, fontsize="medium")
+        axes.axis("off")
+    figure.savefig(path)
+
+
+def _frames_apart(frames: int) -> int:
+    return max(1, (frames - 1) // (_EXAMPLE_FRAMES - 1))
 
 
 def draw_load(found: ModelSummary, level: str, file: IO[bytes]) -> None:

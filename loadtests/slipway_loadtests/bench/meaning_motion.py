@@ -1,0 +1,65 @@
+"""What a corrected trajectory is worth: errors of unseen sensors and motions ÷ those of the raw signals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from slipway_client import Client
+from slipway_client.imu.windows import served
+from slipway_export.spec import Precision
+from slipway_loadtests.bench.meaning import (
+    Example,
+    Figures,
+    MeaningOptions,
+    Measure,
+    Report,
+    refuse_denoising,
+)
+from slipway_training.airimu.measures import RECORDINGS, figures
+
+_RAW = {f"{error}_share": 1.0 for error in ("ate", "aoe", "rte", "roe")}
+
+
+class Motion:
+    """Judges corrections; see :class:`~slipway_loadtests.bench.meaning.Judgement`."""
+
+    precisions = (Precision.FP32, Precision.FP64)
+    formats: Mapping[str, str] = {
+        **dict.fromkeys(_RAW, ".3f"),
+        "recordings_halved": ".0%",
+        "acc_normalized_error": ".2f",
+        "gyro_normalized_error": ".2f",
+    }
+    examples: Sequence[Example] = ()
+
+    def __init__(self, options: MeaningOptions) -> None:
+        self.exports = ((options.family, options.checkpoint),)
+        self._recordings = RECORDINGS if options.samples is None else options.samples
+
+    def export_options(self, *, first: bool) -> Mapping[str, Any]:
+        """Return nothing more."""
+        return {}
+
+    def ways(self, *, first: bool) -> Mapping[str, Measure]:
+        """Return the one way in which recordings are corrected: as a whole."""
+        return {"": self._measure}
+
+    def references(self) -> Mapping[str, Figures]:
+        """Return the raw signals' errors."""
+        return {"raw signals": _RAW}
+
+    def _measure(self, client: Client, report: Report) -> Figures:
+        report(f"correcting {self._recordings} recordings")
+        found = figures(served(client), self._recordings)
+        return {name: found[name] for name in self.formats}
+
+
+def judgement(options: MeaningOptions) -> Motion:
+    """Return the judgement of corrections.
+
+    Raises:
+        InvalidRequest: an option is of families that denoise.
+    """
+    refuse_denoising(options)
+    return Motion(options)

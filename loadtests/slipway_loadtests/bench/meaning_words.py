@@ -1,0 +1,71 @@
+"""What a wake word hears: the ready word by voices that no training heard, in other speech and in noise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from slipway_client import Client
+from slipway_client.listening import Recording, Stream, pieces_of
+from slipway_export.spec import Precision
+from slipway_loadtests.bench.meaning import (
+    Example,
+    Figures,
+    MeaningOptions,
+    Measure,
+    Report,
+    refuse_denoising,
+)
+from slipway_serving.wakeword.request import SAMPLE_RATE_HZ
+from slipway_training.clips import Samples
+from slipway_training.speech.word import COOLDOWN_S, JUDGED, WORD, figures
+
+
+class Word:
+    """Judges what streams detect; see :class:`~slipway_loadtests.bench.meaning.Judgement`."""
+
+    precisions = (Precision.FP32, Precision.INT8)
+    formats: Mapping[str, str] = {
+        "false_rejects": ".1%",
+        "false_accepts_an_hour": ".1f",
+        "words": ".0f",
+        "hours": ".2f",
+    }
+    examples: Sequence[Example] = ()
+
+    def __init__(self, options: MeaningOptions) -> None:
+        self.exports = (("wakeword", options.checkpoint), ("wakeword_head", WORD))
+        self._scale = 1.0 if options.samples is None else options.samples / JUDGED
+
+    def export_options(self, *, first: bool) -> Mapping[str, Any]:
+        """Return nothing more."""
+        return {}
+
+    def ways(self, *, first: bool) -> Mapping[str, Measure]:
+        """Return the one way in which streams are listened to."""
+        return {"": self._measure}
+
+    def references(self) -> Mapping[str, Figures]:
+        """Return what is asked of a word."""
+        return {"wanted, at most": {"false_rejects": 0.05, "false_accepts_an_hour": 0.5}}
+
+    def _measure(self, client: Client, report: Report) -> Figures:
+        report("listening")
+        return figures(partial(_events, client), self._scale)
+
+
+def judgement(options: MeaningOptions) -> Word:
+    """Return the judgement of the ready word.
+
+    Raises:
+        InvalidRequest: an option is of families that denoise.
+    """
+    refuse_denoising(options)
+    return Word(options)
+
+
+def _events(client: Client, samples: Samples) -> int:
+    """Return how often the served word is detected in a stream."""
+    stream = Stream(client, (WORD,), cooldown_ms=round(1000 * COOLDOWN_S))
+    return sum(heard.event for heard in stream.listen(pieces_of(Recording(samples, SAMPLE_RATE_HZ))))

@@ -1,0 +1,43 @@
+"""`slipway bench quality` on the trained checkpoints: what they make means what it should."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from slipway_cli import root
+
+
+def measured(line: str, output: Path) -> dict[str, Any]:
+    """The JSON of a run, whose chart is beside it."""
+    assert root.run(["bench", "quality", *line.split(), "--quiet", "--output", str(output)]) == 0
+    assert (output / "quality.png").read_bytes().startswith(b"\x89PNG\r\n")
+    found: dict[str, Any] = json.loads((output / "quality.json").read_text())
+    return found
+
+
+def test_videos_show_what_unseen_prompts_say_plainly_and_with_shortcuts(tmp_path: Path) -> None:
+    found = measured("--precision fp32 --samples 4", tmp_path)
+    shortcuts = ("cache_threshold 0.1", "cache_threshold 0.2", "guidance_stop 0.5")
+    assert list(found["subjects"]) == ["fp32", *(f"fp32, {each}" for each in shortcuts)]
+    assert found["references"]["the judge, on renders"]["all"] > 0.95
+    assert found["subjects"]["fp32"]["colour"] == 1
+    assert found["subjects"]["fp32"]["all"] >= 0.5
+    assert found["not_run"] == {}
+    assert (tmp_path / "quality_videos.png").stat().st_size > 10_000
+
+
+def test_ready_word_is_heard_and_little_else(tmp_path: Path) -> None:
+    found = measured("--family wakeword --precision fp32 --samples 10", tmp_path)
+    heard = found["subjects"]["fp32"]
+    assert heard["words"] == 10
+    assert heard["false_rejects"] <= 0.2
+    assert heard["false_accepts_an_hour"] * heard["hours"] <= 1
+
+
+def test_corrected_trajectories_are_at_most_half_as_wrong(tmp_path: Path) -> None:
+    found = measured("--family airimu --precision fp32 --samples 3", tmp_path)
+    corrected = found["subjects"]["fp32"]
+    assert all(corrected[f"{error}_share"] < 0.5 for error in ("ate", "aoe", "rte", "roe"))
+    assert corrected["recordings_halved"] == 1
