@@ -30,8 +30,9 @@ $(LOAD_VENV)/installed: pyproject.toml requirements-load.lock
 	  --editable '.[load]'
 	@touch $@
 
-demo: $(VENV)/installed ## Export small checkpoints, serve them: out/wan_t2v.mp4, out/airimu
+demo: $(VENV)/installed ## Export small trained checkpoints, serve them: out/wan_t2v.mp4, out/wakeword, out/airimu
 	$(BIN)/python examples/wan_t2v.py
+	$(BIN)/python examples/wakeword.py
 	$(BIN)/python examples/airimu.py
 
 test: $(VENV)/installed $(LOAD_VENV)/installed ## Run every test, against a real Triton: two files at a time, then the containers

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs inside a build: install into /opt/slipway from the wheelhouse alone, without a network.
 #   install.sh packages [arguments of requirements.py after the project]
-#   install.sh slipway
+#   install.sh slipway [demo]
 # pip runs from its own wheel, so neither it nor the wheels stay in the image.
 set -eu
 python=/opt/slipway/bin/python
@@ -25,7 +25,7 @@ packages)
     rm /tmp/requirements.txt
     ;;
 slipway)
-    install --no-deps /build/dist/slipway_triton-*.whl
+    install --no-deps /build/dist/slipway_triton-*.whl ${1:+/build/dist/slipway_triton_$1-*.whl}
     ;;
 esac
 # Compiled now: a read-only root keeps no bytecode, and every model's process would compile its imports anew.

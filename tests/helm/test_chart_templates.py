@@ -166,7 +166,7 @@ def test_job_prepares_once_and_pods_wait_for_its_mark() -> None:
     (prepare,) = job["spec"]["template"]["spec"]["containers"]
     script = prepare["args"][0]
     mark = script.splitlines()[0].removeprefix("mark=")
-    assert "slipway export wan_t2v --checkpoint tiny --repository /store/models" in script
+    assert "slipway export wan_t2v --checkpoint demo --repository /store/models" in script
     assert script.rstrip().endswith('touch "$mark"')
     (wait,) = server_pod(CLAIM)["initContainers"]
     assert wait["command"][2] == f"until [ -f {mark} ]; do sleep 2; done"
@@ -195,14 +195,14 @@ def test_prepare_script_exports_once_and_again_only_after_a_failure(tmp_path: Pa
     (tmp_path / "broken").unlink()
     assert [run(), run()] == [(0, 2), (0, 2)]
     assert calls.read_text().splitlines()[-1] == (
-        f"export wan_t2v --checkpoint tiny --repository {tmp_path}/store/models"
+        f"export wan_t2v --checkpoint demo --repository {tmp_path}/store/models"
     )
 
 
 def test_pod_prepares_its_own_store_when_there_is_none_to_share() -> None:
     (prepare,) = server_pod()["initContainers"]
     assert prepare["name"] == "prepare"
-    assert "slipway export wan_t2v --checkpoint tiny --repository /store/models" in prepare["args"][0]
+    assert "slipway export wan_t2v --checkpoint demo --repository /store/models" in prepare["args"][0]
     assert not of_kind(render(), "Job")
 
 

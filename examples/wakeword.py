@@ -1,0 +1,41 @@
+"""A recording, listened to by a served wake word: export, serve, listen, draw, stop.
+
+`make demo` runs this with the demo checkpoints: a backbone that was trained on synthetic speech, the word
+"slipway", and a recording in which a voice that neither has heard says it twice. A word of your own takes the
+same calls after `slipway train`.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from slipway_cli import root
+from slipway_export.families import family_named
+from slipway_export.run import ExportOptions, run_export
+from slipway_serving.server import Server, ServerConfig
+
+OUT = Path("out/wakeword")
+WORD = "slipway"
+
+
+def main() -> None:
+    """Run the steps; the commands say what they did."""
+    shutil.rmtree(OUT, ignore_errors=True)
+    repository = OUT / "repository"
+    for family, checkpoint in (("wakeword", "demo"), ("wakeword_head", WORD)):
+        run_export(family_named(family), ExportOptions(checkpoint=checkpoint, repository=repository))
+    run("checkpoint", "wakeword_head", "--preset", WORD, "--output", str(OUT / "word"))
+    with Server(ServerConfig(repository, http_port=0, grpc_port=0, metrics_port=0)) as server:
+        heard = ("--stream", "--word", WORD, "--plot", str(OUT / "heard.png"))
+        run("listen", str(OUT / "word/said.ogg"), *heard, "--url", server.grpc_url)
+
+
+def run(*arguments: str) -> None:
+    """Run a `slipway` command as the shell would."""
+    if code := root.run(arguments):
+        raise SystemExit(code)
+
+
+if __name__ == "__main__":
+    main()
