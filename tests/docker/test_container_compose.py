@@ -161,7 +161,7 @@ class Generated:
 def generated_until(url: str, over: Callable[[], bool], started: threading.Event) -> list[Generated]:
     """Ask for one video after the other until it is over; the last one begins before that."""
     videos = []
-    request = TextToVideoRequest(prompt="x", frames=17, height=128, width=128, steps=100)
+    request = TextToVideoRequest(prompt="x", frames=33, height=64, width=64, steps=100)
     with Client(url) as client:
         while not over():
             began_s, steps = time.time(), []
