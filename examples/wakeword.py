@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 
 from slipway_cli import root
+from slipway_export.commands import quiet_libraries
 from slipway_export.families import family_named
 from slipway_export.run import ExportOptions, run_export
 from slipway_serving.server import Server, ServerConfig
@@ -23,8 +24,9 @@ def main() -> None:
     """Run the steps; the commands say what they did."""
     shutil.rmtree(OUT, ignore_errors=True)
     repository = OUT / "repository"
-    for family, checkpoint in (("wakeword", "demo"), ("wakeword_head", WORD)):
-        run_export(family_named(family), ExportOptions(checkpoint=checkpoint, repository=repository))
+    with quiet_libraries():
+        for family, checkpoint in (("wakeword", "demo"), ("wakeword_head", WORD)):
+            run_export(family_named(family), ExportOptions(checkpoint=checkpoint, repository=repository))
     run("checkpoint", "wakeword_head", "--preset", WORD, "--output", str(OUT / "word"))
     with Server(ServerConfig(repository, http_port=0, grpc_port=0, metrics_port=0)) as server:
         heard = ("--stream", "--word", WORD, "--plot", str(OUT / "heard.png"))
