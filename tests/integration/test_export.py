@@ -250,8 +250,8 @@ def test_export_refuses_checkpoint_that_is_nothing(tmp_path: Path) -> None:
     done = slipway("export", "wan_t2v", "--checkpoint", "no-such-thing", "--repository", tmp_path / "r")
     assert done.returncode == 2
     assert (
-        "checkpoint must be a preset (tiny, small, 1.3b, a14b, a14b-2-layers), a folder, or a hub id, got"
-        " 'no-such-thing'" in done.stderr
+        "checkpoint must be a preset (tiny, demo, small, 1.3b, a14b, a14b-2-layers), a folder, or a hub id,"
+        " got 'no-such-thing'" in done.stderr
     )
 
 
