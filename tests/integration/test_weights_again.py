@@ -16,8 +16,9 @@ from slipway_export.modeling.airimu import load_network
 from slipway_training.recipe import Making
 from slipway_training.recipes import recipe_named
 
-# Other processors add up in another order, and steps of training make more of that.
-WEIGHTS_OFF, FIGURES_OFF = 0.02, 0.05
+# Other processors add up in another order, and steps of training make more of that: 0.0022 was seen. Training
+# moves the weights by 0.017 from those that it begins with, so more than a third of that is too much.
+WEIGHTS_OFF, FIGURES_OFF = 0.005, 0.05
 
 
 def joined(weights: Mapping[str, Tensor]) -> Tensor:
