@@ -20,6 +20,7 @@ from slipway_export.families.wan_t2v_presets import TINY
 from slipway_export.modeling.wan_presets import train_tokenizer
 from slipway_export.spec import Precision
 from slipway_training.fitting import Schedule
+from slipway_training.flow_matching import Noise, ground_of, weights_of
 from slipway_training.recipe import Making
 from slipway_training.shapes.captions import caption, examples, plain
 from slipway_training.shapes.clips import FRAMES, SIDE_PX
@@ -28,11 +29,9 @@ from slipway_training.shapes.scenes import Subject, subjects
 from slipway_training.wan_t2v import recipe
 from slipway_training.wan_t2v.denoisers import (
     Course,
-    Noise,
     PromptedDenoiser,
     expert_of,
     train_denoiser,
-    weights,
 )
 from slipway_training.wan_t2v.latents import Encoded, encode_clips
 from slipway_training.wan_t2v.measures import Sampling, generated, unseen_subjects
@@ -201,10 +200,10 @@ def test_recipe_writes_a_checkpoint_that_the_export_loads(
 def test_what_moves_counts_more_than_its_ground() -> None:
     clean = torch.linspace(-1, 1, 8).view(1, 1, 1, 8, 1).repeat(1, 4, 3, 1, 8)
     clean[:, :, 1, 2:4, 5] += 2.0
-    found = weights(clean, emphasis=4.0)
+    found = weights_of(clean, ground_of(clean), emphasis=4.0)
     assert found.shape == (1, 1, 3, 8, 8)
     assert found.mean() == pytest.approx(1.0)
     shape = found[0, 0, 1, 2:4, 5]
     assert torch.allclose(shape / found[0, 0, 0, 0, 0], torch.tensor(5.0))
     assert (found == found[0, 0, 0, 0, 0]).sum() == found.numel() - shape.numel()
-    assert torch.equal(weights(clean, emphasis=0.0), torch.ones_like(found))
+    assert torch.equal(weights_of(clean, ground_of(clean), emphasis=0.0), torch.ones_like(found))

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from diffusers import WanTransformer3DModel
 from diffusers.models.attention_dispatch import dispatch_attention_fn
-from diffusers.training_utils import compute_density_for_timestep_sampling
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -23,39 +22,15 @@ from transformers import PreTrainedTokenizerBase, UMT5EncoderModel
 
 from slipway_export.families.wan_t2v import TEXT_TOKENS
 from slipway_training.fitting import Schedule, fit
+from slipway_training.flow_matching import TRAIN_TIMESTEPS, Noise, flow_loss, ground_of, weights_of
 from slipway_training.recipe import Making
 from slipway_training.shapes.captions import caption
 from slipway_training.wan_t2v.latents import Encoded
 
-TRAIN_TIMESTEPS = 1000
 # Of a caption at most, padding included: one size, so that the blocks are compiled once.
 _TOKENS = 12
 # How often a step sees no prompt, from which guidance knows what any video looks like.
 _WITHOUT_PROMPT = 0.12
-
-
-@dataclass(frozen=True)
-class Noise:
-    """How much noise is mixed in: sigmas of a uniform schedule with a shift, within a range.
-
-    Args:
-        lowest: sigma, 0 to 1.
-        highest: sigma, 0 to 1.
-        shift: of the schedule, above 1 for more noise.
-    """
-
-    lowest: float
-    highest: float
-    shift: float
-
-    def draw(self, batch: int) -> Tensor:
-        """Draw sigmas, [batch], by torch's generator."""
-        first, last = (
-            sigma / (self.shift - (self.shift - 1) * sigma) for sigma in (self.lowest, self.highest)
-        )
-        drawn: Tensor = compute_density_for_timestep_sampling("none", batch)
-        places = first + (last - first) * drawn
-        return self.shift * places / (1 + (self.shift - 1) * places)
 
 
 class PromptedDenoiser(nn.Module):
@@ -168,33 +143,13 @@ def train_denoiser(
                 tokens["input_ids"].to(device),
                 tokens["attention_mask"].to(device),
             )
-        off = (flow - (noise - clean).to(device)).square()
-        return (off * weights(clean, course.emphasis).to(device)).mean()
+        return flow_loss(flow, clean, noise, weights_of(clean, ground_of(clean), course.emphasis))
 
     if course.compiled:
         network.transformer.compile_repeated_blocks(fullgraph=True)
     trained = fit(network, loss, course.schedule, making, name)
     assert isinstance(trained, PromptedDenoiser)
     return trained
-
-
-def weights(clean: Tensor, emphasis: float) -> Tensor:
-    """Return how much each place of clips counts in the loss: a shape is small, and its outline smaller.
-
-    What moves is what differs from the median of its row over width and time, which is the ground's.
-
-    Args:
-        clean: [batch, channels, frames, height, width], of standard deviation 1.
-        emphasis: added to the weight of 1 where the mean square difference is 1 or more.
-
-    Returns:
-        [batch, 1, frames, height, width], of mean 1 for each clip.
-    """
-    rows = clean.transpose(2, 3).flatten(3)
-    ground = rows.median(dim=3).values[:, :, None, :, None]
-    found = 1 + emphasis * (clean - ground).square().mean(dim=1, keepdim=True).clamp(max=1)
-    weighed: Tensor = found / found.mean(dim=(1, 2, 3, 4), keepdim=True)
-    return weighed
 
 
 def expert_of(network: PromptedDenoiser) -> PromptedDenoiser:

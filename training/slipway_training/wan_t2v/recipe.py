@@ -13,6 +13,7 @@ from slipway_export.modeling.wan_presets import BOUNDARY_RATIO, SENTENCES, flow_
 from slipway_training.card import Card
 from slipway_training.causal_vae import Stage, train_vae
 from slipway_training.fitting import Schedule
+from slipway_training.flow_matching import Noise
 from slipway_training.recipe import Making, Recipe
 from slipway_training.shapes.captions import examples
 from slipway_training.shapes.clips import pictures, pieces
@@ -20,7 +21,6 @@ from slipway_training.shapes.judge import JUDGE_FILE, train_judge
 from slipway_training.shapes.scenes import subjects
 from slipway_training.wan_t2v.denoisers import (
     Course,
-    Noise,
     PromptedDenoiser,
     expert_of,
     train_denoiser,
