@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import shutil
+import signal
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -75,6 +78,24 @@ def test_answers_other_than_the_first_are_wrong_when_a_running_server_changes_it
         assert server.is_alive()
     assert any("no answer may be wrong" in words for words in result.broken)
     assert result.run.samples[-1].memory_bytes > 0 and result.run.stop_s is None
+
+
+def test_failures_are_explained_when_a_server_that_is_not_ours_dies_and_is_started_anew(
+    counting: Path,
+) -> None:
+    with Server(any_port(counting), warn=lambda _: None) as server:
+        pid, asked = server.pid or 0, itertools.count()
+
+        def make(seed: int) -> Ask:
+            if next(asked) == 50:
+                os.kill(pid, signal.SIGKILL)
+            return COUNTING.make(seed)
+
+        options = Options(requests=300, callers=4, rest_s=0)
+        result = soak_at(*server_at(server.grpc_url), [replace(COUNTING, make=make)], options)
+    broken = [words for words in result.broken if not words.startswith("memory at the end")]
+    assert not broken and counts(result.run)["good, failed"] > 0
+    assert [death.back_s is not None for death in result.run.deaths] == [True]
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -26,12 +27,15 @@ class Held:
         memory_bytes: resident in `tritonserver` and its Python models; a page that two map counts twice.
         shared_bytes: of its regions in `/dev/shm`.
         descriptors: open in these processes.
+        tritonserver: process id of the one that listens, which it does once its models are loaded; None where
+            none does.
     """
 
     at_s: float
     memory_bytes: int
     shared_bytes: int
     descriptors: int
+    tritonserver: int | None = None
 
 
 def held_by(server_id: str) -> Held:
@@ -41,15 +45,28 @@ def held_by(server_id: str) -> Held:
         server_id: see :mod:`slipway_serving.triton_process`.
     """
     memory_bytes = shared_bytes = descriptors = 0
+    tritonserver = None
     for pid in processes(server_id):
         with contextlib.suppress(psutil.Error):  # It may end meanwhile.
             process = psutil.Process(pid)
             memory_bytes += process.memory_info().rss
             descriptors += process.num_fds()
+            if process.name() == "tritonserver" and any(
+                each.status == psutil.CONN_LISTEN for each in process.net_connections("tcp")
+            ):
+                tritonserver = pid
     for region in shared_memory(server_id):
         with contextlib.suppress(FileNotFoundError):
             shared_bytes += region.stat().st_size
-    return Held(now_s(), memory_bytes, shared_bytes, descriptors)
+    return Held(now_s(), memory_bytes, shared_bytes, descriptors, tritonserver)
+
+
+def changed(before: Held, now: Held) -> list[str]:
+    """Return what a server of one's own would have said between two looks of its death and its return."""
+    if before.tritonserver == now.tritonserver:
+        return []
+    died = [] if before.tritonserver is None else [f"server died: pid {before.tritonserver}"]
+    return died if now.tritonserver is None else [*died, f"server restarted: pid {now.tritonserver}"]
 
 
 def server_at(url: str) -> tuple[str, str]:
@@ -79,13 +96,15 @@ class Watched:
 
     Args:
         server_id: whose processes are looked at.
+        told: takes the words in which a server of one's own says that it died and was started anew; without
+            it nothing is said.
 
     Attributes:
         samples: what was seen so far.
     """
 
-    def __init__(self, server_id: str) -> None:
-        self._server_id = server_id
+    def __init__(self, server_id: str, told: Callable[[str], None] | None = None) -> None:
+        self._server_id, self._told = server_id, told
         self.samples: list[Held] = []
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="watched", daemon=True)
@@ -103,5 +122,8 @@ class Watched:
     def _follow(self) -> None:
         while True:
             self.samples.append(held_by(self._server_id))
+            if self._told is not None and len(self.samples) > 1:
+                for words in changed(*self.samples[-2:]):
+                    self._told(words)
             if self._done.wait(_LOOK_S):
                 return

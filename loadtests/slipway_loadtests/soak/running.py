@@ -130,7 +130,8 @@ def soak_at(url: str, server_id: str, kinds: Sequence[Kind], options: Options) -
         NotReady: it serves none of the models.
         SlipwayError: it does not answer a good request before the traffic.
     """
-    target = _Target(url, server_id, Kills(None, np.random.default_rng()), lambda: None)
+    kills = Kills(None, np.random.default_rng())
+    target = _Target(url, server_id, kills, lambda: None, kills.told)
     return _judged(options, *target.soaked(kinds, options))
 
 
@@ -156,12 +157,14 @@ class _Target:
         server_id: whose processes are watched.
         kills: of its processes.
         pid: returns the process id of `tritonserver`; None where nothing is killed.
+        told: takes what is seen of its deaths; None where the server itself tells of them.
     """
 
     url: str
     server_id: str
     kills: Kills
     pid: Callable[[], int | None]
+    told: Callable[[str], None] | None = None
 
     def soaked(self, kinds: Sequence[Kind], options: Options) -> tuple[Sequence[Kind], Run]:
         """Send the traffic; return what was sent of, and what was seen."""
@@ -173,7 +176,7 @@ class _Target:
             firsts = first_answers(client, served, options.limit_s)
             sent: list[Sent] = []
             keep = self._keeper(sent)
-            with Watched(self.server_id) as watched:
+            with Watched(self.server_id, self.told) as watched:
                 begun_s, wanted = now_s(), _wanted(options)
                 randoms = [np.random.default_rng((options.seed, number)) for number in range(options.callers)]
                 callers = _Callers(
