@@ -67,6 +67,15 @@ def tiny_config(mode: str) -> dict[str, Any]:
     }
 
 
+def demo_config(mode: str) -> dict[str, Any]:
+    """Return the content of a `config.json` of a mode, of the size of the trained checkpoint `demo`."""
+    dim = 96
+    content = tiny_config(mode)
+    content |= {"dim": dim, "ffn_dim": 256, "freq_dim": 64, "num_heads": 3, "num_layers": 5}
+    content["action_config"] |= {"hidden_size": 32, "img_hidden_size": dim}
+    return content
+
+
 def public_config(mode: str) -> dict[str, Any]:
     """Return the content of a `config.json` of a mode, with the sizes of the public one."""
     dim, width = 1536, 1024

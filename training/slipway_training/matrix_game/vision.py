@@ -1,0 +1,76 @@
+"""The VAE and the CLIP of the checkpoint, as the files of the public one have them.
+
+The VAE's file tells nothing of its latents: their mean and spread are numbers in upstream's code. So those of
+a trained VAE are brought to these, by the two convolutions of one pixel that the latents go through.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from diffusers import AutoencoderKLWan
+from torch import Tensor
+
+from slipway_export.families.matrix_game_vision import CLIP_FILE, VAE_FILE
+from slipway_export.modeling import wan_pth
+from slipway_export.modeling.clip_vision import ImageEncoder, load_vision
+from slipway_export.modeling.matrix_game_vision_presets import write_clip
+from slipway_export.renamed_weights import renamed_weights
+from slipway_training.matrix_game.latents import Eyes
+
+# Its features have no training: of a picture they are what a fixed network of random weights makes of it.
+_CLIP = {"channels": 80, "blocks": 2, "image_px": 224}
+
+
+@torch.no_grad()
+def with_public_latents(vae: AutoencoderKLWan) -> AutoencoderKLWan:
+    """Bring a VAE's latents to the mean and the spread that upstream's code has for those of the public one.
+
+    What it decodes of its own latents stays the same, but for rounding.
+
+    Args:
+        vae: with mean and spread of its latents in its configuration; it is changed.
+    """
+    config, public = vae.config, AutoencoderKLWan(base_dim=8).config
+    names = ("latents_mean", "latents_std")
+    mean, std = (torch.tensor(getattr(config, name)) for name in names)
+    wanted_mean, wanted_std = (torch.tensor(getattr(public, name)) for name in names)
+    factor = wanted_std / std
+    into, out = vae.quant_conv, vae.post_quant_conv
+    channels = config.z_dim
+    into.weight[:channels].mul_(_along(factor, 0))
+    into.bias[:channels].copy_((into.bias[:channels] - mean) * factor + wanted_mean)
+    into.bias[channels:].add_(2 * factor.log())
+    out.bias.add_(out.weight.flatten(1) @ (mean - wanted_mean / factor))
+    out.weight.div_(_along(factor, 1))
+    vae.register_to_config(**{name: getattr(public, name) for name in names})
+    return vae
+
+
+def _along(values: Tensor, dimension: int) -> Tensor:
+    shape = [1] * 5
+    shape[dimension] = -1
+    return values.view(shape)
+
+
+def write_vision(folder: Path, vae: AutoencoderKLWan, seed: int) -> None:
+    """Write the files of the VAE and of a CLIP of random weights, in half precision.
+
+    Args:
+        folder: of the checkpoint.
+        vae: of :func:`with_public_latents`.
+        seed: of the CLIP.
+    """
+    weights = renamed_weights(vae, wan_pth.source_of(vae))
+    torch.save({key: each.half().contiguous() for key, each in weights.items()}, folder / VAE_FILE)
+    write_clip(folder / CLIP_FILE, seed, **_CLIP)
+    clip = torch.load(folder / CLIP_FILE, weights_only=True)
+    torch.save({key: each.half() for key, each in clip.items()}, folder / CLIP_FILE)
+
+
+def read_vision(folder: Path) -> Eyes:
+    """Read what :func:`write_vision` wrote, in float32, as an export does."""
+    where = str(folder)
+    vae = wan_pth.load_vae(folder / VAE_FILE, where)
+    return Eyes(vae, ImageEncoder(load_vision(folder / CLIP_FILE, where)).eval())
