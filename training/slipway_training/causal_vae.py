@@ -48,8 +48,8 @@ class WholeClips(nn.Module):
             first: latent frame from which on they are decoded.
 
         Returns:
-            Clips of the same shape, less the first ``4 * first`` frames, and mean and logarithm of the variance
-            of the latents.
+            Clips of the same shape, less the first ``4 * first`` frames, and mean and logarithm of the
+            variance of the latents.
         """
         mean, log_variance = self.encode(clips)
         latents = mean + torch.randn_like(mean) * (log_variance / 2).exp()

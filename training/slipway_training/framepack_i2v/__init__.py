@@ -1,1 +1,1 @@
-"""A small FramePack checkpoint: VAE, encoders of text and picture, and transformer, trained on moving shapes."""
+"""A small FramePack checkpoint: VAE, encoders and transformer, trained on shapes that move."""

@@ -1,4 +1,4 @@
-"""Clips as long as a video of four sections, in which the same motion goes on from the first frame to the last.
+"""Clips as long as a video of four sections, in which one motion goes on from begin to end.
 
 What words and picture leave open is fixed here: a section that is made first, far from the picture, can only
 be where the picture's shape will be if every shape has the same pace.
