@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import AutoencoderKLHunyuanVideo, HunyuanVideoFramepackTransformer3DModel
+from numpy.typing import NDArray
 from transformers import AutoTokenizer, CLIPTextModel, LlamaModel, PreTrainedTokenizerBase, SiglipVisionModel
 
 from slipway_export.checkpoint import Checkpoint
@@ -237,9 +238,7 @@ def test_transformer_learns(tmp_path: Path) -> None:
     before = {key: value.clone() for key, value in network.state_dict().items()}
     told = Told(torch.randn(6, TOKENS, 32), torch.ones(6, TOKENS, dtype=torch.int64), torch.randn(6, 24))
     clips = Encoded(some_latents().half().numpy(), told, torch.randn(2, 16, 40))
-    course = Course(
-        Schedule(steps=3, warmup=1, ema=0.0), Noise(0.0, 1.0, 2.0), emphasis=4.0, batch=2, compiled=False
-    )
+    course = Course(Schedule(steps=3, warmup=1, ema=0.0), Noise(0.0, 1.0, 2.0), emphasis=4.0, batch=2)
     trained = train_transformer(network, clips, course, Making(tmp_path, tmp_path / "state", threads=1))
     after = trained.state_dict()
     changed = {key.split(".")[0] for key in after if not torch.equal(after[key], before[key])}
@@ -257,7 +256,7 @@ def test_a_video_counts_only_if_begin_and_end_show_the_word(monkeypatch: pytest.
     assert video_figures(Judge(), scenes, videos)["colour"] == 0.5
 
 
-def _brightness_judge(judge: Judge, clip: np.ndarray, every: int) -> Subject:
+def _brightness_judge(judge: Judge, clip: NDArray[np.uint8], every: int) -> Subject:
     """Say what the first of the unseen scenes with this ground is; of a dark clip, nothing."""
     if clip[-1].max() == 0:
         return Subject("", "", "", "")
@@ -270,7 +269,7 @@ def test_recipe_writes_a_checkpoint_that_the_export_loads(
 ) -> None:
     monkeypatch.setattr("slipway_training.framepack_i2v.latents._CHUNK", 2)
     monkeypatch.setattr("slipway_training.causal_vae._MEASURED_STEPS", 2)
-    monkeypatch.setattr(recipe, "COURSE", replace(recipe.COURSE, batch=2, compiled=False))
+    monkeypatch.setattr(recipe, "COURSE", replace(recipe.COURSE, batch=2))
     making = Making(tmp_path / "made", tmp_path / "state", threads=1, scale=1e-5)
     recipe.make(making)
     checkpoint = Checkpoint(making.output, "made")
@@ -307,7 +306,7 @@ def _check_examples(folder: Path) -> None:
 
 def _check_videos(folder: Path) -> None:
     scenes = unseen_scenes(2)
-    videos: list[Sequence[np.ndarray]] = [
+    videos: list[Sequence[NDArray[np.uint8]]] = [
         generated(folder, scenes, order, Sampling(sections=2, steps=1)) for order in ("forward", "inverted")
     ]
     for video in (each for order in videos for each in order):

@@ -116,7 +116,7 @@ def train_vae(config: Mapping[str, Any], stages: Sequence[Stage], making: Making
     vae = network.vae
     vae.register_to_config(**form.stated(columns))
     # As files have them.
-    vae.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    vae.to(memory_format=torch.contiguous_format)
     return vae
 
 

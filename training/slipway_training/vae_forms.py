@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from diffusers import AutoencoderKLHunyuanVideo, AutoencoderKLWan
@@ -18,7 +18,7 @@ from diffusers.models.autoencoders.autoencoder_kl_hunyuan_video import HunyuanVi
 from diffusers.models.autoencoders.autoencoder_kl_wan import WanAttentionBlock, WanResample, WanResidualBlock
 from torch import Tensor, nn
 
-Vae = AutoencoderKLWan | AutoencoderKLHunyuanVideo
+Vae: TypeAlias = AutoencoderKLWan | AutoencoderKLHunyuanVideo
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Form:
         tiled: a decoded run may begin with any latent frame, not the clip's first alone.
     """
 
-    network: type[Vae]
+    network: type[Any]
     channels: str
     whole: Callable[[], AbstractContextManager[None]]
     branch_ends: Callable[[nn.Module], list[nn.Module]]
@@ -115,7 +115,8 @@ def _hunyuan_stated(columns: Tensor) -> Mapping[str, Any]:
 
 
 def _hunyuan_normalize(vae: Vae, latents: Tensor) -> Tensor:
-    return latents * float(vae.config.scaling_factor)
+    normalized: Tensor = latents * float(vae.config.scaling_factor)
+    return normalized
 
 
 WAN = Form(

@@ -29,14 +29,12 @@ class Course:
         noise: which noise it learns to remove.
         emphasis: by how much more than the ground what moves counts, where it differs most.
         batch: clips of a step, at least 2: of one alone the text would be cut to its length.
-        compiled: makes steps faster, and needs a C++ compiler.
     """
 
     schedule: Schedule
     noise: Noise
     emphasis: float = 0.0
     batch: int = 16
-    compiled: bool = True
 
 
 def train_transformer(
@@ -78,9 +76,6 @@ def train_transformer(
             )[0]
         return flow_loss(flow, clean, noise, weights_of(clean, ground_of(clean), course.emphasis))
 
-    if course.compiled:
-        for block in (*network.transformer_blocks, *network.single_transformer_blocks):
-            block.compile(fullgraph=True)
     trained = fit(network, loss, course.schedule, making, "transformer")
     assert isinstance(trained, HunyuanVideoFramepackTransformer3DModel)
     return trained
