@@ -90,7 +90,7 @@ class Stage:
 
 
 def train_vae(config: Mapping[str, Any], stages: Sequence[Stage], making: Making, form: Form = WAN) -> Vae:
-    """Train a VAE, with the spread of its latents in its configuration.
+    """Train a VAE, and tell in it the spread of its latents.
 
     Args:
         config: of the form's network.
@@ -114,7 +114,7 @@ def train_vae(config: Mapping[str, Any], stages: Sequence[Stage], making: Making
     clips = (last.draw(np.random.default_rng([making.seed, step]), step) for step in steps)
     columns = torch.cat([latents_of(network, clip).transpose(0, 1).flatten(1) for clip in clips], dim=1)
     vae = network.vae
-    vae.register_to_config(**form.stated(columns))
+    form.settle(vae, columns)
     # As files have them.
     vae.to(memory_format=torch.contiguous_format)
     return vae

@@ -1,12 +1,12 @@
 """What differs between the causal video VAEs that are trained here: Wan's and HunyuanVideo's.
 
 `causal_vae` trains either on whole clips. A form says how diffusers' network takes a clip at once, what lets
-its first weights pass one on, and how its configuration states the spread of its latents.
+its first weights pass one on, and where the spread of its latents is told.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -31,8 +31,8 @@ class Form:
         whole: within it, encoder and decoder take whole clips.
         branch_ends: the last layers of residual branches, to begin with adding little.
         keep_frames: sets layers that change the number of frames so that each stands for those it becomes.
-        stated: from mean and standard deviation of the latents, [channels] each and of all, to entries of the
-            configuration.
+        settle: from latents, [channels, any], writes their mean and spread to where users of the network find
+            them.
         normalize: latents as a denoiser takes them, from those of the VAE.
         tiled: a decoded run may begin with any latent frame, not the clip's first alone.
     """
@@ -42,7 +42,7 @@ class Form:
     whole: Callable[[], AbstractContextManager[None]]
     branch_ends: Callable[[nn.Module], list[nn.Module]]
     keep_frames: Callable[[nn.Module], None]
-    stated: Callable[[Tensor], Mapping[str, Any]]
+    settle: Callable[[Vae, Tensor], None]
     normalize: Callable[[Vae, Tensor], Tensor]
     tiled: bool
 
@@ -65,8 +65,9 @@ def _wan_keep_frames(vae: nn.Module) -> None:
             weight.zero_()[:, :, -1, 0, 0] = same
 
 
-def _wan_stated(columns: Tensor) -> Mapping[str, Any]:
-    return {"latents_mean": columns.mean(dim=1).tolist(), "latents_std": columns.std(dim=1).tolist()}
+def _wan_settle(vae: Vae, columns: Tensor) -> None:
+    mean, std = columns.mean(dim=1).tolist(), columns.std(dim=1).tolist()
+    vae.register_to_config(latents_mean=mean, latents_std=std)
 
 
 def _wan_normalize(vae: Vae, latents: Tensor) -> Tensor:
@@ -110,8 +111,21 @@ def _hunyuan_branch_ends(vae: nn.Module) -> list[nn.Module]:
     return blocks + [block.to_out[0] for block in vae.modules() if isinstance(block, Attention)]
 
 
-def _hunyuan_stated(columns: Tensor) -> Mapping[str, Any]:
-    return {"scaling_factor": 1 / columns.std().item()}
+@torch.no_grad()
+def _hunyuan_settle(vae: Vae, columns: Tensor) -> None:
+    """Make each channel's mean 0 and its deviation 1, in the layers beside the latents.
+
+    The configuration has one factor for all channels, and so it is 1.
+    """
+    mean, std = columns.mean(dim=1), columns.std(dim=1)
+    into, out = vae.quant_conv, vae.post_quant_conv
+    own = slice(len(mean))
+    into.weight[own] /= std.view(-1, 1, 1, 1, 1)
+    into.bias[own] = (into.bias[own] - mean) / std
+    into.bias[len(mean) :] -= 2 * std.log()
+    out.bias += out.weight[:, :, 0, 0, 0] @ mean
+    out.weight *= std.view(1, -1, 1, 1, 1)
+    vae.register_to_config(scaling_factor=1.0)
 
 
 def _hunyuan_normalize(vae: Vae, latents: Tensor) -> Tensor:
@@ -125,7 +139,7 @@ WAN = Form(
     whole=_wan_whole,
     branch_ends=_wan_branch_ends,
     keep_frames=_wan_keep_frames,
-    stated=_wan_stated,
+    settle=_wan_settle,
     normalize=_wan_normalize,
     tiled=False,
 )
@@ -136,7 +150,7 @@ HUNYUAN_VIDEO = Form(
     whole=nullcontext,
     branch_ends=_hunyuan_branch_ends,
     keep_frames=lambda vae: None,
-    stated=_hunyuan_stated,
+    settle=_hunyuan_settle,
     normalize=_hunyuan_normalize,
     tiled=True,
 )

@@ -29,10 +29,10 @@ STEADY = Ways(
     smallest=(0.5, 0.5),
 )
 LONG = Footage(FRAMES, STEADY)
-# What a VAE's step sees: clips, frames, side. The whole side, since its norms are over the whole of it; of
-# clips every fourth is as long as a tile of decoding.
-_PICTURES = (8, 1, SIDE_PX)
-_PIECES, _TILE, _TILE_EVERY = (2, 9, SIDE_PX), (1, 17, SIDE_PX), 4
+# What a VAE's step sees: clips, frames, side. In turn a tile of decoding, whole pictures, whose norms are
+# over as much as in use, and cut pieces, of which a step can see many; colours are learnt of many.
+_PICTURES = (12, 1, SIDE_PX)
+_PIECES = ((1, 17, SIDE_PX), _PICTURES, (8, 9, SIDE_PX // 2), _PICTURES)
 
 
 def pictures(random: np.random.Generator, choice: Sequence[Subject]) -> NDArray[np.uint8]:
@@ -42,4 +42,4 @@ def pictures(random: np.random.Generator, choice: Sequence[Subject]) -> NDArray[
 
 def pieces(random: np.random.Generator, step: int, choice: Sequence[Subject]) -> NDArray[np.uint8]:
     """Draw pieces of clips for a VAE's step, [pieces, 4k + 1 frames, side, side, 3]; see `shapes.clips`."""
-    return LONG.cut(random, choice, *(_PIECES if step % _TILE_EVERY else _TILE))
+    return LONG.cut(random, choice, *_PIECES[step % len(_PIECES)])
