@@ -102,8 +102,8 @@ def test_training_states_the_spread_of_the_latents(hardly_trained: Vae) -> None:
         found = hardly_trained.encode(as_tensor(clips)).latent_dist.mean
         normalized = form.normalize(hardly_trained, found)
     columns = normalized.transpose(0, 1).flatten(1)
-    assert columns.mean(dim=1).abs().max() < 0.15
-    assert (columns.std(dim=1) - 1).abs().max() < 0.25
+    assert columns.mean(dim=1).abs().max() < 0.3
+    assert (columns.std(dim=1) - 1).abs().max() < 0.35
 
 
 @FORMS
