@@ -31,8 +31,9 @@ STEADY = Ways(
 LONG = Footage(FRAMES, STEADY)
 # What a VAE's step sees: clips, frames, side. In turn a tile of decoding, whole pictures, whose norms are
 # over as much as in use, and cut pieces, of which a step can see many; colours are learnt of many.
-_PICTURES = (12, 1, SIDE_PX)
-_PIECES = ((1, 17, SIDE_PX), _PICTURES, (8, 9, SIDE_PX // 2), _PICTURES)
+_PICTURES, _TILE, _CUT = (12, 1, SIDE_PX), (1, 17, SIDE_PX), (8, 9, SIDE_PX // 2)
+_PIECES = (_TILE, _PICTURES, _CUT, _PICTURES)
+_MOVING = (_TILE, _CUT, (2, 9, SIDE_PX), _CUT)
 
 
 def pictures(random: np.random.Generator, choice: Sequence[Subject]) -> NDArray[np.uint8]:
@@ -43,3 +44,8 @@ def pictures(random: np.random.Generator, choice: Sequence[Subject]) -> NDArray[
 def pieces(random: np.random.Generator, step: int, choice: Sequence[Subject]) -> NDArray[np.uint8]:
     """Draw pieces of clips for a VAE's step, [pieces, 4k + 1 frames, side, side, 3]; see `shapes.clips`."""
     return LONG.cut(random, choice, *_PIECES[step % len(_PIECES)])
+
+
+def moving(random: np.random.Generator, step: int, choice: Sequence[Subject]) -> NDArray[np.uint8]:
+    """Draw pieces as :func:`pieces` does, without pictures."""
+    return LONG.cut(random, choice, *_MOVING[step % len(_MOVING)])

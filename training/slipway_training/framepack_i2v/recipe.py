@@ -17,7 +17,7 @@ from slipway_training.causal_vae import Stage, train_vae
 from slipway_training.fitting import Schedule
 from slipway_training.flow_matching import Noise
 from slipway_training.framepack_i2v.encoders import picture_of, train_clip, train_llama, train_siglip
-from slipway_training.framepack_i2v.footage import LONG, pictures, pieces
+from slipway_training.framepack_i2v.footage import LONG, moving, pictures, pieces
 from slipway_training.framepack_i2v.latents import Encoders, encode_clips
 from slipway_training.framepack_i2v.measures import EVERY, figures, rendered, unseen_scenes
 from slipway_training.framepack_i2v.transformer import Course, train_transformer
@@ -36,8 +36,9 @@ CLIPS = 1024
 EXAMPLES = 3
 PICTURES_SCHEDULE = Schedule(steps=400, learning_rate=2e-3, weight_decay=1e-4)
 CLIPS_SCHEDULE = Schedule(steps=3600, learning_rate=1.5e-3, weight_decay=1e-4)
+MOVING_SCHEDULE = Schedule(steps=800, learning_rate=8e-4, warmup=50, weight_decay=1e-4)
 # A shape is small beside its ground, and what tells it from others is its outline.
-SHAPE_EMPHASIS = 6.0
+SHAPE_EMPHASIS, OUTLINE_EMPHASIS = 6.0, 10.0
 COURSE = Course(Schedule(5000, 1.5e-3, warmup=200, ema=0.998), Noise(0.0, 1.0, shift=2.0), emphasis=4.0)
 
 
@@ -47,7 +48,9 @@ def make(making: Making) -> None:
     seen = subjects(unseen=False)
     stages = (
         Stage("vae_pictures", PICTURES_SCHEDULE, lambda random, step: pictures(random, seen), SHAPE_EMPHASIS),
-        Stage("vae", CLIPS_SCHEDULE, lambda random, step: pieces(random, step, seen), SHAPE_EMPHASIS),
+        Stage("vae_clips", CLIPS_SCHEDULE, lambda random, step: pieces(random, step, seen), SHAPE_EMPHASIS),
+        # Outlines of shapes that turn or move come last.
+        Stage("vae", MOVING_SCHEDULE, lambda random, step: moving(random, step, seen), OUTLINE_EMPHASIS),
     )
     vae = train_vae(VAE, stages, making, HUNYUAN_VIDEO)
     write_settings(making.output, DEMO_CONFIGS, sentences=examples(), flow_shift=FLOW_SHIFT)
