@@ -1,26 +1,25 @@
-"""Training of a causal video VAE in Wan's form, on clips that a program draws.
+"""Training of a causal video VAE, on clips that a program draws; `vae_forms` says which VAEs there are.
 
-Clips go through encoder and decoder whole. diffusers goes frame by frame, with what each convolution keeps of
-the frames before; both give the same, and whole clips are several times fewer and larger operations.
+Clips go through encoder and decoder whole. Where diffusers goes frame by frame, with what each convolution
+keeps of the frames before, both give the same, and whole clips are several times fewer and larger operations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from diffusers import AutoencoderKLWan
-from diffusers.models.autoencoders.autoencoder_kl_wan import WanAttentionBlock, WanResample, WanResidualBlock
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
 from slipway_training.fitting import Loss, Schedule, fit
+from slipway_training.flow_matching import ground_of, weights_of
 from slipway_training.recipe import Making
+from slipway_training.vae_forms import WAN, Form, Vae, form_of
 
 DrawClips = Callable[[np.random.Generator, int], NDArray[np.uint8]]
 """From a generator and a step's number to the clips of a step, [batch, 4k + 1 frames, height, width, 3]."""
@@ -31,38 +30,41 @@ _KL_WEIGHT = 3e-4
 _LOG_VARIANCE = (-30.0, 20.0)
 _FIRST_LOG_VARIANCE, _BLOCK_GAIN = -6.0, 0.1
 _MEASURED_STEPS = 64
+_FRAMES_PER_LATENT = 4
 
 
 class WholeClips(nn.Module):
     """A VAE that encodes and decodes whole clips."""
 
-    def __init__(self, vae: AutoencoderKLWan) -> None:
+    def __init__(self, vae: Vae) -> None:
         super().__init__()
-        self.vae = vae
+        self.vae, self.form = vae, form_of(vae)
 
-    def forward(self, clips: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, clips: Tensor, first: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         """Encode clips and decode a sample of their latents.
 
         Args:
             clips: [batch, 3, 4k + 1 frames, height, width] in [-1, 1].
+            first: latent frame from which on they are decoded.
 
         Returns:
-            Clips of the same shape, and mean and logarithm of the variance of the latents.
+            Clips of the same shape, less the first ``4 * first`` frames, and mean and logarithm of the
+            variance of the latents.
         """
         mean, log_variance = self.encode(clips)
         latents = mean + torch.randn_like(mean) * (log_variance / 2).exp()
-        return self.decode(latents), mean, log_variance
+        return self.decode(latents[:, :, first:]), mean, log_variance
 
     def encode(self, clips: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and logarithm of the variance, each [batch, channels, k + 1, height / 8, width / 8]."""
-        with _whole():
+        with self.form.whole():
             moments = self.vae.quant_conv(self.vae.encoder(clips)).float()
         mean, log_variance = moments.chunk(2, dim=1)
         return mean, log_variance.clamp(*_LOG_VARIANCE)
 
     def decode(self, latents: Tensor) -> Tensor:
         """Return clips [batch, 3, 4k + 1 frames, height, width], about -1 to 1, not cut off."""
-        with _whole():
+        with self.form.whole():
             clips: Tensor = self.vae.decoder(self.vae.post_quant_conv(latents))
         return clips.float()
 
@@ -78,29 +80,32 @@ class Stage:
         name: among the recipe's networks.
         schedule: of the optimizer.
         draw: gives the clips of a step.
+        emphasis: by how much more than the ground a shape counts, where it differs most.
     """
 
     name: str
     schedule: Schedule
     draw: DrawClips
+    emphasis: float = 0.0
 
 
-def train_vae(config: Mapping[str, Any], stages: Sequence[Stage], making: Making) -> AutoencoderKLWan:
-    """Train a VAE, with the mean and the spread of its latents in its configuration.
+def train_vae(config: Mapping[str, Any], stages: Sequence[Stage], making: Making, form: Form = WAN) -> Vae:
+    """Train a VAE, and tell in it the spread of its latents.
 
     Args:
-        config: of :class:`AutoencoderKLWan`.
+        config: of the form's network.
         stages: one after the other; pictures before clips save most of the time.
         making: seed, threads and state.
+        form: which VAE it is.
 
     Returns:
         The VAE with mean weights, float32, in eval mode.
     """
     torch.manual_seed(making.seed)
-    network = WholeClips(AutoencoderKLWan(**config))
-    _begin(network.vae)
+    network = WholeClips(form.network(**config))
+    _begin(network.vae, form)
     for stage in stages:
-        trained = fit(network, _loss(stage, making), stage.schedule, making, stage.name)
+        trained = fit(network, _loss(stage, making, form.tiled), stage.schedule, making, stage.name)
         assert isinstance(trained, WholeClips)
         network = trained
     # Of steps beyond the last, which are like the last ones.
@@ -108,22 +113,25 @@ def train_vae(config: Mapping[str, Any], stages: Sequence[Stage], making: Making
     steps = range(last.schedule.steps, last.schedule.steps + _MEASURED_STEPS)
     clips = (last.draw(np.random.default_rng([making.seed, step]), step) for step in steps)
     columns = torch.cat([latents_of(network, clip).transpose(0, 1).flatten(1) for clip in clips], dim=1)
-    network.vae.register_to_config(
-        latents_mean=columns.mean(dim=1).tolist(), latents_std=columns.std(dim=1).tolist()
-    )
+    vae = network.vae
+    form.settle(vae, columns)
     # As files have them.
-    return network.vae.to(memory_format=torch.contiguous_format)
+    vae.to(memory_format=torch.contiguous_format)
+    return vae
 
 
-def _loss(stage: Stage, making: Making) -> Loss:
+def _loss(stage: Stage, making: Making, tiled: bool) -> Loss:
     def loss(network: nn.Module, step: int) -> Tensor:
         random = np.random.default_rng([making.seed, step])
         clips = as_tensor(stage.draw(random, step)).to(next(network.parameters()).device)
+        first = int(random.integers((clips.shape[2] - 1) // _FRAMES_PER_LATENT + 1)) if tiled else 0
         with torch.autocast(clips.device.type, torch.bfloat16):
-            decoded, mean, log_variance = network(clips)
-        off = decoded - clips
+            decoded, mean, log_variance = network(clips, first)
+        wanted = clips[:, :, _FRAMES_PER_LATENT * first :]
+        weights = weights_of(wanted, ground_of(wanted), stage.emphasis)
+        off = decoded - wanted
         kl = (mean.square() + log_variance.exp() - 1 - log_variance).mean() / 2
-        error: Tensor = off.abs().mean() + off.square().mean() + _KL_WEIGHT * kl
+        error: Tensor = (weights * (off.abs() + off.square())).mean() + _KL_WEIGHT * kl
         return error
 
     return loss
@@ -143,7 +151,7 @@ def as_tensor(clips: NDArray[np.uint8]) -> Tensor:
     return torch.from_numpy(clips).permute(0, 4, 1, 2, 3).float() / 127.5 - 1
 
 
-def psnr_db(vae: AutoencoderKLWan, clips: NDArray[np.uint8]) -> float:
+def psnr_db(vae: Vae, clips: NDArray[np.uint8]) -> float:
     """Return how near clips [batch, frames, height, width, 3] are to themselves after diffusers' own loop."""
     with torch.no_grad():
         pixels = as_tensor(clips)
@@ -153,7 +161,7 @@ def psnr_db(vae: AutoencoderKLWan, clips: NDArray[np.uint8]) -> float:
 
 
 @torch.no_grad()
-def _begin(vae: AutoencoderKLWan) -> None:
+def _begin(vae: Vae, form: Form) -> None:
     """Set initial weights that pass a clip on; with torch's own, biases and noise drown it for long.
 
     Every convolution keeps the variance and sees one frame, blocks add little, a frame stands for those that
@@ -171,41 +179,10 @@ def _begin(vae: AutoencoderKLWan) -> None:
             # The layout in memory for which convolutions are fastest.
             layout = torch.channels_last_3d if weight.ndim == 5 else torch.channels_last
             module.to(memory_format=layout)  # type: ignore[call-overload]
-    for module in vae.modules():
-        if isinstance(module, WanResidualBlock):
-            module.conv2.weight.mul_(_BLOCK_GAIN)
-        elif isinstance(module, WanAttentionBlock):
-            module.proj.weight.mul_(_BLOCK_GAIN)
-        elif isinstance(module, WanResample) and hasattr(module, "time_conv"):
-            weight = module.time_conv.weight
-            same = torch.eye(weight.shape[1]).repeat(weight.shape[0] // weight.shape[1], 1)
-            weight.zero_()[:, :, -1, 0, 0] = same
-    channels = vae.config.z_dim
+    for layer in form.branch_ends(vae):
+        assert isinstance(layer.weight, Tensor)
+        layer.weight.mul_(_BLOCK_GAIN)
+    form.keep_frames(vae)
+    channels = vae.config[form.channels]
     vae.quant_conv.weight[channels:].mul_(_BLOCK_GAIN)
     vae.quant_conv.bias[channels:].fill_(_FIRST_LOG_VARIANCE)
-
-
-@contextmanager
-def _whole() -> Iterator[None]:
-    """Let the layers that change the number of frames take a whole clip, without caches."""
-    own = WanResample.forward
-    WanResample.forward = _resample
-    try:
-        yield
-    finally:
-        WanResample.forward = own
-
-
-def _resample(
-    layer: WanResample, hidden: Tensor, feat_cache: object = None, feat_idx: object = None
-) -> Tensor:
-    """Do what :meth:`WanResample.forward` does with caches: the first frame stands for itself."""
-    first, later = hidden[:, :, :1], hidden[:, :, 1:]
-    if layer.mode == "upsample3d" and later.shape[2]:
-        doubled = layer.time_conv(later).unflatten(1, (2, hidden.shape[1]))
-        hidden = torch.cat([first, doubled.permute(0, 2, 3, 1, 4, 5).flatten(2, 3)], dim=2)
-    frames = layer.resample(hidden.transpose(1, 2).flatten(0, 1))
-    hidden = frames.unflatten(0, (hidden.shape[0], hidden.shape[2])).transpose(1, 2)
-    if layer.mode == "downsample3d" and hidden.shape[2] > 1:
-        hidden = torch.cat([hidden[:, :, :1], layer.time_conv(hidden)], dim=2)
-    return hidden

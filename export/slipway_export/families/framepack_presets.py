@@ -71,6 +71,11 @@ _SHARED: dict[str, dict[str, Any]] = {
 }
 
 
+def _configs(parts: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the configurations by file, of what each part's adds to `_SHARED`."""
+    return {f"{part}/config.json": _SHARED[part] | own for part, own in parts.items()}
+
+
 def _preset(summary: str, ranges: tuple[Axis, ...], dtype: str, parts: dict[str, dict[str, Any]]) -> Preset:
     """Return a preset.
 
@@ -80,7 +85,7 @@ def _preset(summary: str, ranges: tuple[Axis, ...], dtype: str, parts: dict[str,
         dtype: of its weights, by torch's name; the VAE's are float32.
         parts: what each part's configuration adds to `_SHARED`.
     """
-    configs = {f"{part}/config.json": _SHARED[part] | own for part, own in parts.items()}
+    configs = _configs(parts)
 
     def write(folder: Path, seed: int) -> None:
         from slipway_export.modeling.framepack_presets import write_checkpoint
@@ -186,6 +191,50 @@ TINY = _preset(
         "vae": {"block_out_channels": [8, 16, 32, 32], "layers_per_block": 1, "norm_num_groups": 8},
     },
 )
+DEMO_CONFIGS = _configs(
+    {
+        "transformer": {
+            "num_attention_heads": 4,
+            "attention_head_dim": 24,
+            "num_layers": 2,
+            "num_single_layers": 4,
+            "num_refiner_layers": 1,
+            "mlp_ratio": 2.0,
+            "text_embed_dim": 48,
+            "pooled_projection_dim": 48,
+            "image_proj_dim": 48,
+            "rope_axes_dim": [8, 8, 8],
+            "rope_theta": 256.0,
+        },
+        "text_encoder": {
+            "hidden_size": 48,
+            "intermediate_size": 96,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "vocab_size": 640,
+            "max_position_embeddings": 1024,
+            "rope_theta": 500_000.0,
+        },
+        "text_encoder_2": {
+            "hidden_size": 48,
+            "intermediate_size": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "vocab_size": 672,
+        },
+        "image_encoder": {
+            "hidden_size": 48,
+            "intermediate_size": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "image_size": 56,
+        },
+        # With one group of channels, a colour that fills the picture is not divided away.
+        "vae": {"block_out_channels": [8, 16, 32, 32], "layers_per_block": 1, "norm_num_groups": 1},
+    }
+)
+"""Of the checkpoint that `slipway train weights framepack_i2v` makes."""
 PRESETS = {
     "tiny": TINY,
     "public": _public(

@@ -8,7 +8,7 @@ are made here, that of LLaMA from the prompt's template; their ids lie within an
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ _LLAMA_WORDS = (
 _LLAMA_SPECIAL = (
     "<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<pad>",
 )  # fmt: skip
+_CLIP_WORD_END = "</w>"
 _CLIP_SPECIAL = ("<|startoftext|>", "<|endoftext|>")
 _MODEL_INDEX = {
     "_class_name": "HunyuanVideoFramepackPipeline",
@@ -69,18 +70,37 @@ def write_checkpoint(
     Raises:
         InvalidRequest: the disk has too little room.
     """
-    from slipway_export.families.framepack_i2v import PROMPT_TEMPLATE
-
     parts = _parts(configs, getattr(torch, dtype))
     check_space(folder, parts)
     for part in parts:
         write_part(folder, part, seed)
     _write_configs(folder, configs, parts, dtype)
-    (folder / "feature_extractor").mkdir()
+    write_settings(folder, configs)
+
+
+def write_settings(
+    folder: Path,
+    configs: Mapping[str, Mapping[str, Any]],
+    *,
+    sentences: Sequence[str] = (),
+    flow_shift: float = 7.0,
+) -> None:
+    """Write what a checkpoint has beside its networks: tokenizers, scheduler, the picture's size, the index.
+
+    Args:
+        folder: an existing folder.
+        configs: as of :func:`write_checkpoint`; `image_encoder` is read.
+        sentences: with words that both tokenizers shall have a token for.
+        flow_shift: of the scheduler.
+    """
+    from slipway_export.families.framepack_i2v import PROMPT_TEMPLATE
+
+    for name in ("feature_extractor", "tokenizer_2"):
+        (folder / name).mkdir(exist_ok=True)
     _write_json(folder / "feature_extractor/preprocessor_config.json", _preprocessor(configs))
-    FlowMatchEulerDiscreteScheduler(shift=7.0).save_pretrained(folder / "scheduler")
-    _llama_tokenizer(PROMPT_TEMPLATE).save_pretrained(folder / "tokenizer")
-    _write_clip_tokenizer(folder / "tokenizer_2")
+    FlowMatchEulerDiscreteScheduler(shift=flow_shift).save_pretrained(folder / "scheduler")
+    _llama_tokenizer(PROMPT_TEMPLATE, sentences).save_pretrained(folder / "tokenizer")
+    _write_clip_tokenizer(folder / "tokenizer_2", sentences)
     _write_json(folder / "model_index.json", _MODEL_INDEX)
 
 
@@ -133,8 +153,13 @@ def _preprocessor(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _llama_tokenizer(template: str) -> PreTrainedTokenizerFast:
-    """Train a tokenizer that knows the template's words, so that it has as many tokens as the public one."""
+def _llama_tokenizer(template: str, sentences: Sequence[str]) -> PreTrainedTokenizerFast:
+    """Train a tokenizer that knows the template's words, so that it has as many tokens as the public one.
+
+    Args:
+        template: of prompts.
+        sentences: whose words it knows too.
+    """
     begin = _LLAMA_SPECIAL[0]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -151,7 +176,7 @@ def _llama_tokenizer(template: str) -> PreTrainedTokenizerFast:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator([template] * 20, trainer)
+    tokenizer.train_from_iterator([*[template] * 20, *sentences], trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{begin} $A", special_tokens=[(begin, tokenizer.token_to_id(begin))]
     )
@@ -164,18 +189,35 @@ def _llama_tokenizer(template: str) -> PreTrainedTokenizerFast:
     )
 
 
-def _write_clip_tokenizer(folder: Path) -> None:
-    """Write a CLIP tokenizer without merges: a token for each byte, and for each that ends a word."""
+def _write_clip_tokenizer(folder: Path, sentences: Sequence[str]) -> None:
+    """Write a CLIP tokenizer: a token for each byte, for each that ends a word, and for sentences' words."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokens = [*alphabet, *(f"{byte}</w>" for byte in alphabet), *_CLIP_SPECIAL]
-    folder.mkdir()
+    bytes_only = [*alphabet, *(f"{byte}{_CLIP_WORD_END}" for byte in alphabet)]
+    merges = _clip_merges(sentences)
+    tokens = dict.fromkeys([*bytes_only, *(first + second for first, second in merges), *_CLIP_SPECIAL])
     _write_json(folder / "vocab.json", {token: i for i, token in enumerate(tokens)})
-    (folder / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
+    lines = ["#version: 0.2", *(" ".join(pair) for pair in merges)]
+    (folder / "merges.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     begin, end = _CLIP_SPECIAL
     stated = {"bos_token": begin, "eos_token": end, "pad_token": end, "unk_token": end}
     config = {"tokenizer_class": "CLIPTokenizer", "model_max_length": 77, **stated}
     _write_json(folder / "tokenizer_config.json", config)
     _write_json(folder / "special_tokens_map.json", stated)
+
+
+def _clip_merges(sentences: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the merges that make a token of each of the sentences' words."""
+    if not sentences:
+        return []
+    tokenizer = Tokenizer(models.BPE(end_of_word_suffix=_CLIP_WORD_END))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
+    )
+    trainer = trainers.BpeTrainer(
+        vocab_size=4096, min_frequency=1, end_of_word_suffix=_CLIP_WORD_END, show_progress=False
+    )
+    tokenizer.train_from_iterator([sentence.lower() for sentence in sentences], trainer)
+    return [(first, second) for first, second in json.loads(tokenizer.to_str())["model"]["merges"]]
 
 
 def _write_json(path: Path, content: object) -> None:

@@ -19,12 +19,13 @@ from torch.nn import functional
 
 from slipway_training.fitting import Schedule, fit
 from slipway_training.recipe import Making
-from slipway_training.shapes.clips import FRAMES, SIDE_PX
+from slipway_training.shapes.clips import FRAMES, SHORT, SIDE_PX, Footage
 from slipway_training.shapes.render import render
-from slipway_training.shapes.scenes import COLOURS, MOTIONS, SHAPES, Subject, random_scene
+from slipway_training.shapes.scenes import COLOURS, MOTIONS, SHAPES, Subject
 
-# The judge looks at every fourth frame.
+# The judge of short clips looks at every fourth frame; another one at as many, further apart.
 EVERY = 4
+LOOKED = len(range(0, FRAMES, EVERY))
 JUDGE_FILE = "judge.safetensors"
 _BATCH = 32
 _SCHEDULE = Schedule(steps=1000, learning_rate=3e-3, warmup=50)
@@ -36,7 +37,6 @@ class Judge(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        looked = len(range(0, FRAMES, EVERY))
         self.frame = nn.Sequential(
             nn.Conv2d(3, 16, 5, stride=2, padding=2),
             nn.SiLU(),
@@ -52,14 +52,14 @@ class Judge(nn.Module):
         self.shape = nn.Linear(64, len(SHAPES))
         self.where = nn.Conv2d(48, 4, 1)
         self.motion = nn.Sequential(
-            nn.Linear(looked * (4 * (SIDE_PX // 8) ** 2), 96), nn.SiLU(), nn.Linear(96, len(MOTIONS))
+            nn.Linear(LOOKED * (4 * (SIDE_PX // 8) ** 2), 96), nn.SiLU(), nn.Linear(96, len(MOTIONS))
         )
 
     def forward(self, clips: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Score clips.
 
         Args:
-            clips: [batch, every fourth of 33 frames, 3, 64, 64] in [-1, 1].
+            clips: [batch, `LOOKED` frames, 3, 64, 64] in [-1, 1].
 
         Returns:
             Scores, [batch, colours], [batch, shapes] and [batch, motions].
@@ -82,30 +82,38 @@ class Verdict:
 
 
 @torch.no_grad()
-def judged(judge: Judge, clip: NDArray[np.uint8]) -> Verdict:
+def judged(judge: Judge, clip: NDArray[np.uint8], every: int = EVERY) -> Verdict:
     """Return what a clip shows.
 
     Args:
         judge: a trained one.
-        clip: RGB, [33, 64, 64, 3].
+        clip: RGB, [8 every + 1 frames, 64, 64, 3].
+        every: frames from one that is looked at to the next, as in training.
     """
-    scores = judge(_as_tensor(clip[None, ::EVERY]))
+    scores = judge(_as_tensor(clip[None, ::every]))
     colour, shape, motion = (int(each.argmax()) for each in scores)
     return Verdict(_WORDS["colour"][colour], _WORDS["shape"][shape], _WORDS["motion"][motion])
 
 
-def train_judge(choice: Sequence[Subject], making: Making) -> Judge:
+def train_judge(
+    choice: Sequence[Subject], making: Making, footage: Footage = SHORT, every: int = EVERY
+) -> Judge:
     """Train a judge on rendered clips.
 
     Args:
         choice: the subjects that it sees.
         making: seed, threads and state.
+        footage: of which it sees pieces.
+        every: frames from one that is looked at to the next.
     """
+    last = (LOOKED - 1) * every
 
     def loss(network: nn.Module, step: int) -> Tensor:
         random = np.random.default_rng([making.seed, step])
-        scenes = [random_scene(random, choice, FRAMES) for _ in range(_BATCH)]
-        clips = np.stack([render(scene, range(0, FRAMES, EVERY), SIDE_PX) for scene in scenes])
+        scenes = [footage.scene(random, choice) for _ in range(_BATCH)]
+        begins = random.integers(footage.frames - last, size=_BATCH)
+        looked = [range(begin, begin + last + 1, every) for begin in begins.tolist()]
+        clips = np.stack([render(*what, SIDE_PX) for what in zip(scenes, looked, strict=True)])
         device = next(network.parameters()).device
         scores = network(_worsened(_as_tensor(clips).to(device)))
         found = torch.zeros((), device=device)

@@ -48,11 +48,32 @@ GROUNDS: dict[str, Rgb] = {
 ROUND = ("ball", "ring")
 # Of the combinations of colour, shape and motion every eighth is kept from training.
 _UNSEEN_EVERY = 8
-# Of the clip's side: centre and radius of a shape, and how far one moves in a clip.
+# Of the clip's side: the radius of a shape.
 _RADIUS = (0.16, 0.23)
-_REACH = (0.5, 0.62)
-_TURN_RAD = (0.8 * math.pi, 1.4 * math.pi)
-_HOP = (0.2, 0.3)
+# Of the radius, where a shape is largest.
+_LARGEST = 1.3
+
+
+@dataclass(frozen=True)
+class Ways:
+    """Between what a scene is drawn that words leave open; lengths are shares of the clip's side.
+
+    Args:
+        reach: how far a shape moves in a clip.
+        turn_rad: how far one turns in a clip.
+        hop: height of a bounce.
+        hops: bounces in a clip.
+        smallest: share of the radius where a shape that grows begins, and one that shrinks ends.
+    """
+
+    reach: tuple[float, float] = (0.5, 0.62)
+    turn_rad: tuple[float, float] = (0.8 * math.pi, 1.4 * math.pi)
+    hop: tuple[float, float] = (0.2, 0.3)
+    hops: tuple[float, float] = (2.2, 3.2)
+    smallest: tuple[float, float] = (0.35, 0.5)
+
+
+ANY_WAY = Ways()
 
 
 @dataclass(frozen=True)
@@ -119,17 +140,20 @@ def subjects(*, unseen: bool) -> list[Subject]:
     ]
 
 
-def random_scene(random: np.random.Generator, choice: Sequence[Subject], frames: int) -> Scene:
+def random_scene(
+    random: np.random.Generator, choice: Sequence[Subject], frames: int, ways: Ways = ANY_WAY
+) -> Scene:
     """Draw a scene.
 
     Args:
         random: decides everything.
         choice: the subjects to choose from.
         frames: in which the motion goes through its whole reach, at least 2; a longer clip goes on beyond.
+        ways: between what everything is drawn.
     """
     subject = choice[int(random.integers(len(choice)))]
     last = frames - 1
-    radius, reach = random.uniform(*_RADIUS), random.uniform(*_REACH)
+    radius, reach = random.uniform(*_RADIUS), random.uniform(*ways.reach)
     x, y = random.uniform(0.3, 0.7, size=2)
     velocity_x = velocity_y = spin = hop = growth = 0.0
     size = 1.0
@@ -139,18 +163,18 @@ def random_scene(random: np.random.Generator, choice: Sequence[Subject], frames:
         x = 0.5 - direction * (reach / 2 + random.uniform(-0.05, 0.05))
         velocity_x = direction * reach / last
         if motion.startswith("bounces"):
-            hop = random.uniform(*_HOP)
+            hop = random.uniform(*ways.hop)
             y = random.uniform(0.62, 0.76)
     elif motion in ("moves up", "moves down"):
         direction = 1.0 if motion == "moves down" else -1.0
         y = 0.5 - direction * (reach / 2 + random.uniform(-0.05, 0.05))
         velocity_y = direction * reach / last
     elif motion == "turns":
-        spin = random.uniform(*_TURN_RAD) / last
+        spin = random.uniform(*ways.turn_rad) / last
     else:
-        smallest = random.uniform(0.35, 0.5)
-        size = smallest if motion == "grows" else 1.3
-        growth = (1.3 - smallest) / last * (1 if motion == "grows" else -1)
+        smallest = random.uniform(*ways.smallest)
+        size = smallest if motion == "grows" else _LARGEST
+        growth = (_LARGEST - smallest) / last * (1 if motion == "grows" else -1)
     angle = random.uniform(-0.25, 0.25) if motion != "turns" else random.uniform(0, 2 * math.pi)
     return Scene(
         subject=subject,
@@ -161,6 +185,6 @@ def random_scene(random: np.random.Generator, choice: Sequence[Subject], frames:
         spin_rad=spin,
         sizes=(size, growth),
         hop=hop,
-        hop_frames=last / random.uniform(2.2, 3.2),
+        hop_frames=last / random.uniform(*ways.hops),
         horizon=random.uniform(0.66, 0.8),
     )

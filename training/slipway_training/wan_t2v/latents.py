@@ -70,12 +70,8 @@ def encode_clips(vae: AutoencoderKLWan, choice: Sequence[Subject], clips: int, m
 
 
 def _encoded(network: WholeClips, scenes: Sequence[Scene]) -> NDArray[np.float16]:
-    config = network.vae.config
-    mean, std = (
-        torch.tensor(values).view(-1, 1, 1, 1) for values in (config.latents_mean, config.latents_std)
-    )
     found = []
     for first in range(0, len(scenes), _BATCH):
         clips = np.stack([render(scene, range(FRAMES), SIDE_PX) for scene in scenes[first : first + _BATCH]])
-        found.append((latents_of(network, clips) - mean) / std)
+        found.append(network.form.normalize(network.vae, latents_of(network, clips)))
     return torch.cat(found).half().numpy()

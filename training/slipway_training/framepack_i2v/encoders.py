@@ -1,0 +1,215 @@
+"""Training of the encoders of prompts and pictures: each learns to tell what its input says or shows.
+
+The layers that tell are thrown away; the transformer then learns from what the encoders give, as it does from
+the public ones, which are not trained with it either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import (
+    CLIPTextConfig,
+    CLIPTextModel,
+    LlamaConfig,
+    LlamaModel,
+    PreTrainedTokenizerBase,
+    SiglipVisionConfig,
+    SiglipVisionModel,
+)
+
+from slipway_export.families.framepack_i2v import CROP_START, PROMPT_TEMPLATE
+from slipway_export.modeling.framepack_encoders import SKIPPED_LAYERS
+from slipway_serving.framepack_i2v.facts import Picture
+from slipway_serving.framepack_i2v.picture import seen
+from slipway_training.fitting import Schedule, fit
+from slipway_training.framepack_i2v.footage import LONG
+from slipway_training.recipe import Making
+from slipway_training.shapes.captions import caption
+from slipway_training.shapes.clips import SIDE_PX
+from slipway_training.shapes.render import render
+from slipway_training.shapes.scenes import COLOURS, GROUNDS, MOTIONS, SHAPES, Subject
+
+# Of a caption at most, with the one that ends it, and padding.
+TOKENS = 12
+_WORDS: Mapping[str, Sequence[str]] = {
+    "colour": tuple(COLOURS),
+    "shape": SHAPES,
+    "motion": MOTIONS,
+    # A caption may leave it out.
+    "ground": (*GROUNDS, ""),
+}
+_SHOWN = ("colour", "shape", "ground")
+_BATCH = 32
+_TEXT_SCHEDULE = Schedule(steps=300, learning_rate=3e-3, warmup=30, ema=0.98)
+_PICTURE_SCHEDULE = Schedule(steps=800, learning_rate=2e-3, warmup=50, ema=0.99)
+
+
+@dataclass(frozen=True)
+class Told:
+    """A prompt as the transformer takes it.
+
+    Args:
+        hidden: of LLaMA, [batch, `TOKENS`, width].
+        mask: 1 where there is text, [batch, `TOKENS`].
+        pooled: of CLIP, [batch, width].
+    """
+
+    hidden: Tensor
+    mask: Tensor
+    pooled: Tensor
+
+
+class _Teller(nn.Module):
+    """An encoder with a linear layer for each thing that it shall tell."""
+
+    def __init__(self, encoder: nn.Module, width: int, sizes: Mapping[str, int]) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.heads = nn.ModuleDict({name: nn.Linear(width, size) for name, size in sizes.items()})
+
+    def forward(self, encode: Callable[[nn.Module], Tensor]) -> dict[str, Tensor]:
+        """Return the scores of each thing, from one vector for each row of the batch."""
+        found = encode(self.encoder)
+        return {name: head(found) for name, head in self.heads.items()}
+
+
+def llama_hidden(llama: nn.Module, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Told:
+    """Return what the transformer sees of LLaMA; `pooled` is the mean."""
+    asked = [PROMPT_TEMPLATE.replace("{}", text) for text in texts]
+    length = CROP_START + TOKENS
+    tokens = tokenizer(asked, padding="max_length", max_length=length, return_tensors="pt")
+    device = next(llama.parameters()).device
+    states = llama(
+        input_ids=tokens["input_ids"].to(device),
+        attention_mask=tokens["attention_mask"].to(device),
+        output_hidden_states=True,
+        use_cache=False,
+    ).hidden_states
+    hidden = states[-(SKIPPED_LAYERS + 1)][:, CROP_START:]
+    mask = tokens["attention_mask"][:, CROP_START:].to(device)
+    counted = mask[..., None].float()
+    return Told(hidden, mask, (hidden * counted).sum(dim=1) / counted.sum(dim=1))
+
+
+def clip_pooled(clip: nn.Module, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Tensor:
+    """Return CLIP's vectors of texts, [batch, width]."""
+    # Padding follows what a row is read from, so that its length changes nothing.
+    tokens = tokenizer(list(texts), padding=True, return_tensors="pt")["input_ids"]
+    pooled: Tensor = clip(tokens.to(next(clip.parameters()).device)).pooler_output
+    return pooled
+
+
+def siglip_states(siglip: nn.Module, pictures: Sequence[NDArray[np.uint8]], picture: Picture) -> Tensor:
+    """Return SigLIP's states of pictures [height, width, 3] each, [batch, patches, width]."""
+    pixels = np.concatenate([seen(pixels, picture) for pixels in pictures])
+    states: Tensor = siglip(torch.from_numpy(pixels).to(next(siglip.parameters()).device)).last_hidden_state
+    return states
+
+
+def picture_of(config: Mapping[str, Any]) -> Picture:
+    """Return how pictures are prepared for an image encoder that is made here."""
+    half = (0.5, 0.5, 0.5)
+    return Picture(side_px=config["image_size"], mean=half, std=half, resample=3)
+
+
+def train_llama(
+    config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, choice: Sequence[Subject], making: Making
+) -> LlamaModel:
+    """Train LLaMA to tell a caption's words by the states that the transformer sees."""
+    torch.manual_seed(making.seed)
+    network = LlamaModel(LlamaConfig.from_dict(dict(config)))
+
+    def encode(llama: nn.Module, texts: Sequence[str]) -> Tensor:
+        return llama_hidden(llama, tokenizer, texts).pooled
+
+    trained = _train_text(network, config["hidden_size"], encode, choice, making, "text_encoder")
+    assert isinstance(trained, LlamaModel)
+    return trained
+
+
+def train_clip(
+    config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, choice: Sequence[Subject], making: Making
+) -> CLIPTextModel:
+    """Train CLIP to tell a caption's words by the vector that the transformer sees."""
+    torch.manual_seed(making.seed)
+    network = CLIPTextModel(CLIPTextConfig.from_dict(dict(config)))
+
+    def encode(clip: nn.Module, texts: Sequence[str]) -> Tensor:
+        return clip_pooled(clip, tokenizer, texts)
+
+    trained = _train_text(network, config["hidden_size"], encode, choice, making, "text_encoder_2")
+    assert isinstance(trained, CLIPTextModel)
+    return trained
+
+
+def _train_text(
+    network: nn.Module,
+    width: int,
+    encode: Callable[[nn.Module, Sequence[str]], Tensor],
+    choice: Sequence[Subject],
+    making: Making,
+    name: str,
+) -> nn.Module:
+    def loss(teller: nn.Module, step: int) -> Tensor:
+        random = np.random.default_rng([making.seed, step])
+        subjects = [choice[place] for place in random.integers(len(choice), size=_BATCH)]
+        texts = [caption(random, subject) for subject in subjects]
+        scores = teller(lambda encoder: encode(encoder, texts))
+        true = {
+            field: [
+                words.index(word if (word := getattr(subject, field)) in text or field != "ground" else "")
+                for subject, text in zip(subjects, texts, strict=True)
+            ]
+            for field, words in _WORDS.items()
+        }
+        return _cross_entropy(scores, true)
+
+    teller = _Teller(network, width, {field: len(words) for field, words in _WORDS.items()})
+    trained = fit(teller, loss, _TEXT_SCHEDULE, making, name)
+    assert isinstance(trained, _Teller)
+    return trained.encoder
+
+
+def train_siglip(config: Mapping[str, Any], choice: Sequence[Subject], making: Making) -> SiglipVisionModel:
+    """Train SigLIP to tell what first pictures show and where, by the states that the transformer sees."""
+    torch.manual_seed(making.seed)
+    picture = picture_of(config)
+
+    def loss(teller: nn.Module, step: int) -> Tensor:
+        random = np.random.default_rng([making.seed, step])
+        scenes = [LONG.scene(random, choice) for _ in range(_BATCH)]
+        pictures = [render(scene, range(1), SIDE_PX)[0] for scene in scenes]
+        scores = teller(lambda encoder: siglip_states(encoder, pictures, picture).mean(dim=1))
+        places = torch.tensor([(*scene.start, scene.radius * scene.sizes[0]) for scene in scenes])
+        where = scores.pop("place")
+        off = functional.mse_loss(where, places.to(where.device))
+        true = {
+            field: [_WORDS[field].index(getattr(scene.subject, field)) for scene in scenes]
+            for field in _SHOWN
+        }
+        # In shares of the side: a square error of 1 / 400 is 3 px.
+        return _cross_entropy(scores, true) + 20 * off
+
+    sizes = {field: len(_WORDS[field]) for field in _SHOWN} | {"place": 3}
+    network = SiglipVisionModel(SiglipVisionConfig.from_dict(dict(config)))
+    teller = _Teller(network, config["hidden_size"], sizes)
+    trained = fit(teller, loss, _PICTURE_SCHEDULE, making, "image_encoder")
+    assert isinstance(trained, _Teller) and isinstance(trained.encoder, SiglipVisionModel)
+    return trained.encoder
+
+
+def _cross_entropy(scores: Mapping[str, Tensor], true: Mapping[str, Sequence[int]]) -> Tensor:
+    """Return the sum over what is told."""
+    found = [
+        functional.cross_entropy(scores[field], torch.tensor(places, device=scores[field].device))
+        for field, places in true.items()
+    ]
+    return torch.stack(found).sum()

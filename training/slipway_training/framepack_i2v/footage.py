@@ -1,0 +1,51 @@
+"""Clips as long as a video of four sections, in which one motion goes on from begin to end.
+
+What words and picture leave open is fixed here: a section that is made first, far from the picture, can only
+be where the picture's shape will be if every shape has the same pace.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway_serving.framepack_i2v.request import FRAMES_PER_LATENT, SECTION_FRAMES
+from slipway_training.shapes.clips import SIDE_PX, Footage
+from slipway_training.shapes.scenes import Subject, Ways
+
+# 5 s, the default of a request.
+SECTIONS = 4
+LATENT_FRAMES = SECTIONS * SECTION_FRAMES + 1
+FRAMES = (LATENT_FRAMES - 1) * FRAMES_PER_LATENT + 1
+# A bounce is as long as a section; a turn is 4 degrees a frame.
+STEADY = Ways(
+    reach=(0.6, 0.6),
+    turn_rad=(3.2 * math.pi, 3.2 * math.pi),
+    hop=(0.25, 0.25),
+    hops=(SECTIONS, SECTIONS),
+    smallest=(0.5, 0.5),
+)
+LONG = Footage(FRAMES, STEADY)
+# What a VAE's step sees: clips, frames, side. In turn a tile of decoding, whole pictures, whose norms are
+# over as much as in use, and cut pieces, of which a step can see many; colours are learnt of many.
+_PICTURES, _TILE, _CUT = (12, 1, SIDE_PX), (1, 17, SIDE_PX), (8, 9, SIDE_PX // 2)
+_PIECES = (_TILE, _PICTURES, _CUT, _PICTURES)
+_MOVING = (_TILE, _CUT, (2, 9, SIDE_PX), _CUT)
+
+
+def pictures(random: np.random.Generator, choice: Sequence[Subject]) -> NDArray[np.uint8]:
+    """Draw pictures for a VAE's step, [pictures, 1 frame, side, side, 3]."""
+    return LONG.cut(random, choice, *_PICTURES)
+
+
+def pieces(random: np.random.Generator, step: int, choice: Sequence[Subject]) -> NDArray[np.uint8]:
+    """Draw pieces of clips for a VAE's step, [pieces, 4k + 1 frames, side, side, 3]; see `shapes.clips`."""
+    return LONG.cut(random, choice, *_PIECES[step % len(_PIECES)])
+
+
+def moving(random: np.random.Generator, step: int, choice: Sequence[Subject]) -> NDArray[np.uint8]:
+    """Draw pieces as :func:`pieces` does, without pictures."""
+    return LONG.cut(random, choice, *_MOVING[step % len(_MOVING)])

@@ -1,0 +1,143 @@
+"""What the transformer learns from, encoded once: clips' latents on the disk, their captions and pictures.
+
+A clip's first latent frame is the picture's, encoded alone as in serving; the others come from pieces as long
+as the VAE was trained on, each with the last frame of the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from slipway_serving.framepack_i2v.facts import Picture
+from slipway_training.causal_vae import WholeClips, latents_of
+from slipway_training.framepack_i2v.encoders import Told, clip_pooled, llama_hidden, siglip_states
+from slipway_training.framepack_i2v.footage import FRAMES, LONG
+from slipway_training.recipe import Making
+from slipway_training.shapes.captions import caption
+from slipway_training.shapes.clips import SIDE_PX
+from slipway_training.shapes.render import render
+from slipway_training.shapes.scenes import Scene, Subject
+from slipway_training.vae_forms import Vae
+
+# A chunk is drawn by a seed of its own, so encoding goes on where an earlier process ended.
+_CHUNK = 64
+_PIECE_FRAMES = 16
+# Captions of each clip, of which a step sees one.
+_WORDINGS = 3
+_BATCH = 64
+
+
+@dataclass(frozen=True)
+class Encoders:
+    """The trained encoders with their tokenizers."""
+
+    llama: torch.nn.Module
+    clip: torch.nn.Module
+    siglip: torch.nn.Module
+    llama_tokenizer: PreTrainedTokenizerBase
+    clip_tokenizer: PreTrainedTokenizerBase
+    picture: Picture
+
+    @torch.no_grad()
+    def told(self, texts: Sequence[str]) -> Told:
+        """Return texts as the transformer takes them."""
+        told = llama_hidden(self.llama, self.llama_tokenizer, texts)
+        return Told(told.hidden, told.mask, clip_pooled(self.clip, self.clip_tokenizer, texts))
+
+    @torch.no_grad()
+    def shown(self, pictures: Sequence[NDArray[np.uint8]]) -> Tensor:
+        """Return pictures as the transformer takes them."""
+        return siglip_states(self.siglip, pictures, self.picture)
+
+
+@dataclass(frozen=True)
+class Clips:
+    """Clips as the transformer sees them, one row of each tensor for one of them.
+
+    Args:
+        latents: [clips, channels, 37, height / 8, width / 8], the picture's first.
+        told: a caption of each.
+        image_embeds: [clips, patches, width].
+    """
+
+    latents: Tensor
+    told: Told
+    image_embeds: Tensor
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """All clips.
+
+    Args:
+        latents: [clips, channels, 37, height / 8, width / 8], float16, of variance 1.
+        told: a row for each wording of each clip's caption.
+        image_embeds: [clips, patches, width].
+    """
+
+    latents: NDArray[np.float16]
+    told: Told
+    image_embeds: Tensor
+
+    def draw(self, random: np.random.Generator, batch: int) -> Clips:
+        """Return clips chosen by chance, float32."""
+        places = random.integers(len(self.latents), size=batch)
+        said = torch.from_numpy(places * _WORDINGS + random.integers(_WORDINGS, size=batch))
+        told = Told(self.told.hidden[said], self.told.mask[said], self.told.pooled[said])
+        latents = torch.from_numpy(self.latents[places]).float()
+        return Clips(latents, told, self.image_embeds[torch.from_numpy(places)])
+
+
+def encode_clips(
+    vae: Vae, encoders: Encoders, choice: Sequence[Subject], clips: int, making: Making
+) -> Encoded:
+    """Draw clips and encode them, from where an earlier process of the same making left it.
+
+    Args:
+        vae: knows the spread of its latents.
+        encoders: of captions and pictures.
+        choice: the subjects to choose from.
+        clips: how many at least.
+        making: seed, threads and state.
+    """
+    torch.set_num_threads(making.threads)
+    folder = making.state / "latents"
+    folder.mkdir(parents=True, exist_ok=True)
+    network = WholeClips(vae)
+    found, texts, pictures = [], [], []
+    chunks = -(-clips // _CHUNK)
+    for chunk in range(chunks):
+        random = np.random.default_rng([making.seed, chunk])
+        scenes = [LONG.scene(random, choice) for _ in range(_CHUNK)]
+        texts += [caption(random, scene.subject) for scene in scenes for _ in range(_WORDINGS)]
+        pictures += [render(scene, range(1), SIDE_PX)[0] for scene in scenes]
+        file = folder / f"{chunk:04}.npy"
+        if not file.exists():
+            part = file.with_suffix(".part")
+            with part.open("wb") as stream:
+                np.save(stream, np.stack([encoded(network, scene) for scene in scenes]))
+            part.rename(file)
+            making.report(f"latents: {chunk + 1} of {chunks} chunks")
+        found.append(np.load(file))
+    told = [encoders.told(texts[first : first + _BATCH]) for first in range(0, len(texts), _BATCH)]
+    shown = [encoders.shown(pictures[first : first + _BATCH]) for first in range(0, len(pictures), _BATCH)]
+    fields = (torch.cat([getattr(each, name) for each in told]) for name in ("hidden", "mask", "pooled"))
+    return Encoded(np.concatenate(found), Told(*fields), torch.cat(shown))
+
+
+def encoded(network: WholeClips, scene: Scene) -> NDArray[np.float16]:
+    """Return the latents of a scene's clip, [channels, 37, height / 8, width / 8]."""
+    clip = render(scene, range(FRAMES), SIDE_PX)
+    picture = latents_of(network, clip[None, :1])
+    begins = range(0, FRAMES - 1, _PIECE_FRAMES)
+    later = latents_of(network, np.stack([clip[begin : begin + _PIECE_FRAMES + 1] for begin in begins]))
+    # The first of a piece stands for the frame that it shares with the one before.
+    latents = torch.cat([picture[0], *later[:, :, 1:]], dim=1)
+    return network.form.normalize(network.vae, latents).half().numpy()

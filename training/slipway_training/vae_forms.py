@@ -1,0 +1,157 @@
+"""What differs between the causal video VAEs that are trained here: Wan's and HunyuanVideo's.
+
+`causal_vae` trains either on whole clips. A form says how diffusers' network takes a clip at once, what lets
+its first weights pass one on, and where the spread of its latents is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from diffusers import AutoencoderKLHunyuanVideo, AutoencoderKLWan
+from diffusers.models.attention_processor import Attention
+from diffusers.models.autoencoders.autoencoder_kl_hunyuan_video import HunyuanVideoResnetBlockCausal3D
+from diffusers.models.autoencoders.autoencoder_kl_wan import WanAttentionBlock, WanResample, WanResidualBlock
+from torch import Tensor, nn
+
+Vae: TypeAlias = AutoencoderKLWan | AutoencoderKLHunyuanVideo
+
+
+@dataclass(frozen=True)
+class Form:
+    """A kind of causal video VAE.
+
+    Args:
+        network: diffusers' class.
+        channels: entry of the configuration with the number of latent channels.
+        whole: within it, encoder and decoder take whole clips.
+        branch_ends: the last layers of residual branches, to begin with adding little.
+        keep_frames: sets layers that change the number of frames so that each stands for those it becomes.
+        settle: from latents, [channels, any], writes their mean and spread to where users of the network find
+            them.
+        normalize: latents as a denoiser takes them, from those of the VAE.
+        tiled: a decoded run may begin with any latent frame, not the clip's first alone.
+    """
+
+    network: type[Any]
+    channels: str
+    whole: Callable[[], AbstractContextManager[None]]
+    branch_ends: Callable[[nn.Module], list[nn.Module]]
+    keep_frames: Callable[[nn.Module], None]
+    settle: Callable[[Vae, Tensor], None]
+    normalize: Callable[[Vae, Tensor], Tensor]
+    tiled: bool
+
+
+def form_of(vae: Vae) -> Form:
+    """Return the form of a network."""
+    return next(form for form in FORMS if isinstance(vae, form.network))
+
+
+def _wan_branch_ends(vae: nn.Module) -> list[nn.Module]:
+    blocks = [block.conv2 for block in vae.modules() if isinstance(block, WanResidualBlock)]
+    return blocks + [block.proj for block in vae.modules() if isinstance(block, WanAttentionBlock)]
+
+
+def _wan_keep_frames(vae: nn.Module) -> None:
+    for module in vae.modules():
+        if isinstance(module, WanResample) and hasattr(module, "time_conv"):
+            weight = module.time_conv.weight
+            same = torch.eye(weight.shape[1]).repeat(weight.shape[0] // weight.shape[1], 1)
+            weight.zero_()[:, :, -1, 0, 0] = same
+
+
+def _wan_settle(vae: Vae, columns: Tensor) -> None:
+    mean, std = columns.mean(dim=1).tolist(), columns.std(dim=1).tolist()
+    vae.register_to_config(latents_mean=mean, latents_std=std)
+
+
+def _wan_normalize(vae: Vae, latents: Tensor) -> Tensor:
+    mean, std = (
+        torch.tensor(values).view(-1, 1, 1, 1) for values in (vae.config.latents_mean, vae.config.latents_std)
+    )
+    normalized: Tensor = (latents - mean) / std
+    return normalized
+
+
+@contextmanager
+def _wan_whole() -> Iterator[None]:
+    """Let the layers that change the number of frames take a whole clip, without caches."""
+    own = WanResample.forward
+    WanResample.forward = _resample
+    try:
+        yield
+    finally:
+        WanResample.forward = own
+
+
+def _resample(
+    layer: WanResample, hidden: Tensor, feat_cache: object = None, feat_idx: object = None
+) -> Tensor:
+    """Do what :meth:`WanResample.forward` does with caches: the first frame stands for itself."""
+    first, later = hidden[:, :, :1], hidden[:, :, 1:]
+    if layer.mode == "upsample3d" and later.shape[2]:
+        doubled = layer.time_conv(later).unflatten(1, (2, hidden.shape[1]))
+        hidden = torch.cat([first, doubled.permute(0, 2, 3, 1, 4, 5).flatten(2, 3)], dim=2)
+    frames = layer.resample(hidden.transpose(1, 2).flatten(0, 1))
+    hidden = frames.unflatten(0, (hidden.shape[0], hidden.shape[2])).transpose(1, 2)
+    if layer.mode == "downsample3d" and hidden.shape[2] > 1:
+        hidden = torch.cat([hidden[:, :, :1], layer.time_conv(hidden)], dim=2)
+    return hidden
+
+
+def _hunyuan_branch_ends(vae: nn.Module) -> list[nn.Module]:
+    blocks: list[nn.Module] = [
+        block.conv2.conv for block in vae.modules() if isinstance(block, HunyuanVideoResnetBlockCausal3D)
+    ]
+    return blocks + [block.to_out[0] for block in vae.modules() if isinstance(block, Attention)]
+
+
+@torch.no_grad()
+def _hunyuan_settle(vae: Vae, columns: Tensor) -> None:
+    """Make each channel's mean 0 and its deviation 1, in the layers beside the latents.
+
+    The configuration has one factor for all channels, and so it is 1.
+    """
+    mean, std = columns.mean(dim=1), columns.std(dim=1)
+    into, out = vae.quant_conv, vae.post_quant_conv
+    own = slice(len(mean))
+    into.weight[own] /= std.view(-1, 1, 1, 1, 1)
+    into.bias[own] = (into.bias[own] - mean) / std
+    into.bias[len(mean) :] -= 2 * std.log()
+    out.bias += out.weight[:, :, 0, 0, 0] @ mean
+    out.weight *= std.view(1, -1, 1, 1, 1)
+    vae.register_to_config(scaling_factor=1.0)
+
+
+def _hunyuan_normalize(vae: Vae, latents: Tensor) -> Tensor:
+    normalized: Tensor = latents * float(vae.config.scaling_factor)
+    return normalized
+
+
+WAN = Form(
+    network=AutoencoderKLWan,
+    channels="z_dim",
+    whole=_wan_whole,
+    branch_ends=_wan_branch_ends,
+    keep_frames=_wan_keep_frames,
+    settle=_wan_settle,
+    normalize=_wan_normalize,
+    tiled=False,
+)
+# Its layers keep nothing between frames, and repeat frames where Wan's learn to make two of one.
+HUNYUAN_VIDEO = Form(
+    network=AutoencoderKLHunyuanVideo,
+    channels="latent_channels",
+    whole=nullcontext,
+    branch_ends=_hunyuan_branch_ends,
+    keep_frames=lambda vae: None,
+    settle=_hunyuan_settle,
+    normalize=_hunyuan_normalize,
+    tiled=True,
+)
+FORMS = (WAN, HUNYUAN_VIDEO)
