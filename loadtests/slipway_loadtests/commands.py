@@ -246,7 +246,11 @@ def world(
 @bench.command("quality")
 def quality(
     family: Annotated[
-        str, typer.Option(help="Whose answers are judged: airimu, wakeword or wan_t2v.", metavar="FAMILY")
+        str,
+        typer.Option(
+            help="Whose answers are judged: airimu, framepack_i2v, matrix_game, wakeword or wan_t2v.",
+            metavar="FAMILY",
+        ),
     ] = "wan_t2v",
     checkpoint: Annotated[
         str,
@@ -258,11 +262,13 @@ def quality(
     ] = None,
     samples: Annotated[
         int | None,
-        typer.Option(min=1, max=258, help="Unseen prompts, words or recordings, asked of each."),
+        typer.Option(
+            min=1, max=258, help="Unseen prompts, pictures, worlds, words or recordings, asked of each."
+        ),
     ] = None,
     steps: Annotated[int | None, typer.Option(min=2, max=100, help="Denoising steps; 20.")] = None,
     guidance_scale: Annotated[
-        float | None, typer.Option(min=0.0, help="Weight of the prompt, 1 is off; 4.")
+        float | None, typer.Option(min=0.0, help="Weight of the prompt; 4, of pictures 10.")
     ] = None,
     url: Annotated[
         str | None,
@@ -271,7 +277,7 @@ def quality(
     output: Output = _OUTPUT,
     quiet: Quiet = False,
 ) -> None:
-    """Measure meaning: whether videos show what prompts say, words are heard, trajectories are true."""
+    """Measure meaning: whether videos show what prompts say, worlds obey, words are heard, tracks true."""
     from slipway_loadtests.bench.chart import draw_meaning
     from slipway_loadtests.bench.meaning import MeaningOptions, meaning_json, print_meaning, run
 

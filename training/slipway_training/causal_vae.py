@@ -89,7 +89,13 @@ class Stage:
     emphasis: float = 0.0
 
 
-def train_vae(config: Mapping[str, Any], stages: Sequence[Stage], making: Making, form: Form = WAN) -> Vae:
+def train_vae(
+    config: Mapping[str, Any],
+    stages: Sequence[Stage],
+    making: Making,
+    form: Form = WAN,
+    initial: Vae | None = None,
+) -> Vae:
     """Train a VAE, and tell in it the spread of its latents.
 
     Args:
@@ -97,13 +103,18 @@ def train_vae(config: Mapping[str, Any], stages: Sequence[Stage], making: Making
         stages: one after the other; pictures before clips save most of the time.
         making: seed, threads and state.
         form: which VAE it is.
+        initial: a VAE of this configuration whose weights it begins with; without it they are drawn.
 
     Returns:
         The VAE with mean weights, float32, in eval mode.
     """
     torch.manual_seed(making.seed)
     network = WholeClips(form.network(**config))
-    _begin(network.vae, form)
+    if initial is None:
+        _begin(network.vae, form)
+    else:
+        network.vae.load_state_dict(initial.state_dict())
+    _lay_out(network.vae)
     for stage in stages:
         trained = fit(network, _loss(stage, making, form.tiled), stage.schedule, making, stage.name)
         assert isinstance(trained, WholeClips)
@@ -176,9 +187,6 @@ def _begin(vae: Vae, form: Form) -> None:
             weight.copy_(taps)
             assert module.bias is not None
             nn.init.zeros_(module.bias)
-            # The layout in memory for which convolutions are fastest.
-            layout = torch.channels_last_3d if weight.ndim == 5 else torch.channels_last
-            module.to(memory_format=layout)  # type: ignore[call-overload]
     for layer in form.branch_ends(vae):
         assert isinstance(layer.weight, Tensor)
         layer.weight.mul_(_BLOCK_GAIN)
@@ -186,3 +194,11 @@ def _begin(vae: Vae, form: Form) -> None:
     channels = vae.config[form.channels]
     vae.quant_conv.weight[channels:].mul_(_BLOCK_GAIN)
     vae.quant_conv.bias[channels:].fill_(_FIRST_LOG_VARIANCE)
+
+
+def _lay_out(vae: Vae) -> None:
+    """Bring weights to the layout in memory for which convolutions are fastest."""
+    for module in vae.modules():
+        if isinstance(module, (nn.Conv2d, nn.Conv3d)):
+            layout = torch.channels_last_3d if module.weight.ndim == 5 else torch.channels_last
+            module.to(memory_format=layout)  # type: ignore[call-overload]

@@ -12,6 +12,7 @@ from slipway_training.recipe import Recipe
 RECIPES: Mapping[str, str] = {
     "airimu": "slipway_training.airimu.recipe",
     "framepack_i2v": "slipway_training.framepack_i2v.recipe",
+    "matrix_game": "slipway_training.matrix_game.recipe",
     "wan_t2v": "slipway_training.wan_t2v.recipe",
     "wakeword": "slipway_training.speech.recipe",
     "wakeword_head": "slipway_training.speech.word",

@@ -2,8 +2,8 @@
 
 A checkpoint is exported in each precision and served by Triton; what its training never saw is asked of each,
 plainly and, of the first, with each shortcut; or it is asked of a server that runs already. What the answers
-are judged by is the family's own: whether a video shows what its prompt says, how often a word is missed, how
-far a trajectory is off.
+are judged by is the family's own: whether a video shows what its prompt says, whether a world obeys its keys, how
+often a word is missed, how far a trajectory is off.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from slipway_serving.server import Server, ServerConfig
 # Where the judgement of a family is, imported when it is asked for.
 JUDGED: Mapping[str, str] = {
     "airimu": "slipway_loadtests.bench.meaning_motion",
+    "framepack_i2v": "slipway_loadtests.bench.meaning_pictures",
+    "matrix_game": "slipway_loadtests.bench.meaning_worlds",
     "wakeword": "slipway_loadtests.bench.meaning_words",
     "wan_t2v": "slipway_loadtests.bench.meaning_videos",
 }
@@ -53,9 +55,10 @@ class MeaningOptions:
         family: one of `JUDGED`.
         checkpoint: of the family.
         precisions: of the exports; the first is also asked with each shortcut. The family's own when empty.
-        samples: how many prompts, words or recordings are asked of each; the family's own number when None.
+        samples: how many prompts, pictures, worlds, words or recordings are asked of each; the family's own
+            number when None.
         steps: of denoising, of families that denoise.
-        guidance_scale: of both experts, of families that have them.
+        guidance_scale: of families that have prompts.
         url: a server that has the checkpoint already, as :func:`slipway_client.address.address_of` takes it,
             in the place of exports; None to export and serve it here.
     """
@@ -82,26 +85,39 @@ class Example:
     video: NDArray[np.uint8]
 
 
+@dataclass(frozen=True)
+class Export:
+    """What is exported to be judged.
+
+    Attributes:
+        family: its name.
+        checkpoint: of it.
+        options: beside checkpoint and precision, by field of :class:`ExportOptions`.
+    """
+
+    family: str
+    checkpoint: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
 class Judgement(Protocol):
     """How a family's answers are judged; a module of `JUDGED` makes it by ``judgement(options)``.
 
     Attributes:
         precisions: measured when none is asked for.
         formats: of each figure, by its name, as :func:`format` takes them.
-        exports: family and checkpoint of what is served together.
         examples: of what the first subject made, once it was asked.
     """
 
     precisions: tuple[Precision, ...]
     formats: Mapping[str, str]
-    exports: Sequence[tuple[str, str]]
     examples: Sequence[Example]
 
-    def export_options(self, *, first: bool) -> Mapping[str, Any]:
-        """Return what an export is told beside checkpoint and precision, by field of its options."""
+    def exports(self, *, first: bool) -> Sequence[Export]:
+        """Return what is served together, of the first precision or of another."""
 
     def ways(self, *, first: bool) -> Mapping[str, Measure]:
-        """Return how an export is asked, by name: plainly, named "", and with its shortcuts."""
+        """Return how an export is asked, by name: plainly, named "", with its shortcuts, in its modes."""
 
     def references(self) -> Mapping[str, Figures]:
         """Return what the figures are held against, by name."""
@@ -167,14 +183,11 @@ def run(options: MeaningOptions, report: Report) -> MeaningResult:
 
 
 def _export(judgement: Judgement, repository: Path, precision: Precision, first: bool) -> None:
-    for family, checkpoint in judgement.exports:
+    for each in judgement.exports(first=first):
         options = ExportOptions(
-            checkpoint=checkpoint,
-            repository=repository,
-            precision=precision,
-            **judgement.export_options(first=first),
+            checkpoint=each.checkpoint, repository=repository, precision=precision, **each.options
         )
-        run_export(family_named(family), options)
+        run_export(family_named(each.family), options)
 
 
 def _ask(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from slipway_client import Client
 from slipway_client.imu.windows import served
 from slipway_export.spec import Precision
 from slipway_loadtests.bench.meaning import (
     Example,
+    Export,
     Figures,
     MeaningOptions,
     Measure,
@@ -34,12 +34,12 @@ class Motion:
     examples: Sequence[Example] = ()
 
     def __init__(self, options: MeaningOptions) -> None:
-        self.exports = ((options.family, options.checkpoint),)
+        self._export = Export(options.family, options.checkpoint)
         self._recordings = RECORDINGS if options.samples is None else options.samples
 
-    def export_options(self, *, first: bool) -> Mapping[str, Any]:
-        """Return nothing more."""
-        return {}
+    def exports(self, *, first: bool) -> Sequence[Export]:
+        """Return the one network."""
+        return (self._export,)
 
     def ways(self, *, first: bool) -> Mapping[str, Measure]:
         """Return the one way in which recordings are corrected: as a whole."""

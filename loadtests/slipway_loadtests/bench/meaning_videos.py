@@ -18,16 +18,23 @@ from slipway_client import Client, Frames, TextToVideoRequest
 from slipway_export.checkpoint import open_checkpoint
 from slipway_export.families import family_named
 from slipway_export.spec import Precision
-from slipway_loadtests.bench.meaning import Example, Figures, MeaningOptions, Measure, Report
+from slipway_loadtests.bench.meaning import (
+    Example,
+    Export,
+    Figures,
+    MeaningOptions,
+    Measure,
+    Report,
+)
 from slipway_loadtests.bench.quality import psnr_db
 from slipway_loadtests.bench.video import SHORTCUTS, VideoOptions
 from slipway_serving.errors import InvalidRequest
 from slipway_training.shapes.captions import plain
 from slipway_training.shapes.clips import FRAMES, SIDE_PX
-from slipway_training.shapes.judge import JUDGE_FILE, Judge, judged, load_judge, right
+from slipway_training.shapes.judge import JUDGE_FILE, Judge, Verdict, judged, load_judge, right
 from slipway_training.wan_t2v.measures import PROMPTS, judge_figures, unseen_subjects
 
-_PSNR = "PSNR, dB"
+PSNR = "PSNR, dB"
 _REPORTED_EVERY, _EXAMPLES = 10, 12
 
 Videos = list[NDArray[np.uint8]]
@@ -39,11 +46,11 @@ class Shapes:
     precisions = (Precision.FP32, Precision.INT8, Precision.INT4)
     formats: Mapping[str, str] = {
         **dict.fromkeys(("colour", "shape", "motion", "all"), ".0%"),
-        _PSNR: ".1f",
+        PSNR: ".1f",
     }
 
     def __init__(self, options: MeaningOptions, judge: Judge) -> None:
-        self.exports = ((options.family, options.checkpoint),)
+        self._options = options
         self.examples: Sequence[Example] = ()
         self._judge = judge
         self._asked = unseen_subjects(PROMPTS if options.samples is None else options.samples)
@@ -58,12 +65,11 @@ class Shapes:
         )
         self._reference: Videos | None = None
 
-    def export_options(self, *, first: bool) -> Mapping[str, Any]:
-        """Return the ranges of these videos, and the variant that a cache threshold needs."""
-        return {
-            "variant": "first-block-cache" if first else None,
-            "axes": VideoOptions(request=self._request).axes,
-        }
+    def exports(self, *, first: bool) -> Sequence[Export]:
+        """Return the checkpoint with the ranges of these videos, and the variant for a cache threshold."""
+        variant = "first-block-cache" if first else None
+        axes = VideoOptions(request=self._request).axes
+        return (Export(self._options.family, self._options.checkpoint, {"variant": variant, "axes": axes}),)
 
     def ways(self, *, first: bool) -> Mapping[str, Measure]:
         """Return how the videos are asked for."""
@@ -88,11 +94,11 @@ class Shapes:
         if self._reference is None:
             self._reference = videos
             self.examples = [
-                Example(_title(plain(subject), " ".join(asdict(verdict).values())), video)
+                Example(title(plain(subject), verdict), video)
                 for subject, verdict, video in zip(self._asked, verdicts, videos, strict=True)
             ][:_EXAMPLES]
-        off = _median_db(videos, self._reference)
-        return shares if off is None else shares | {_PSNR: off}
+        off = median_db(videos, self._reference)
+        return shares if off is None else shares | {PSNR: off}
 
 
 def judgement(options: MeaningOptions) -> Shapes:
@@ -101,20 +107,31 @@ def judgement(options: MeaningOptions) -> Shapes:
     Raises:
         InvalidRequest: no judge lies beside the checkpoint.
     """
+    return Shapes(options, judge_beside(options))
+
+
+def judge_beside(options: MeaningOptions) -> Judge:
+    """Return the judge that lies beside a checkpoint.
+
+    Raises:
+        InvalidRequest: there is none.
+    """
     with open_checkpoint(family_named(options.family), options.checkpoint) as checkpoint:
         if not (checkpoint.path / JUDGE_FILE).is_file():
             raise InvalidRequest(
                 f"bench: checkpoint must have {JUDGE_FILE} beside it, got {options.checkpoint} without;"
                 " try demo"
             )
-        return Shapes(options, load_judge(checkpoint.path))
+        return load_judge(checkpoint.path)
 
 
-def _title(prompt: str, seen: str) -> str:
+def title(prompt: str, verdict: Verdict) -> str:
+    """Return a video's prompt, and what is seen in it where that differs."""
+    seen = " ".join(asdict(verdict).values())
     return prompt if seen in prompt else f"{prompt} (seen: {seen})"
 
 
-def _median_db(found: Videos, reference: Videos) -> float | None:
+def median_db(found: Videos, reference: Videos) -> float | None:
     """Return the median over the videos that differ; None where none does."""
     each = [psnr_db(actual, expected) for actual, expected in zip(found, reference, strict=True)]
     differing = [decibels for decibels in each if decibels is not None]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from slipway_client import Client
 from slipway_client.listening import Recording, Stream, pieces_of
 from slipway_export.spec import Precision
 from slipway_loadtests.bench.meaning import (
     Example,
+    Export,
     Figures,
     MeaningOptions,
     Measure,
@@ -35,12 +35,12 @@ class Word:
     examples: Sequence[Example] = ()
 
     def __init__(self, options: MeaningOptions) -> None:
-        self.exports = (("wakeword", options.checkpoint), ("wakeword_head", WORD))
+        self._exports = (Export("wakeword", options.checkpoint), Export("wakeword_head", WORD))
         self._scale = 1.0 if options.samples is None else options.samples / JUDGED
 
-    def export_options(self, *, first: bool) -> Mapping[str, Any]:
-        """Return nothing more."""
-        return {}
+    def exports(self, *, first: bool) -> Sequence[Export]:
+        """Return backbone and head."""
+        return self._exports
 
     def ways(self, *, first: bool) -> Mapping[str, Measure]:
         """Return the one way in which streams are listened to."""

@@ -76,6 +76,12 @@ def figures(folder: Path) -> dict[str, float]:
     return found
 
 
+def judge_figures() -> float:
+    """Return the share of blocks of unseen renders that the judge reads as obeyed."""
+    plays = [play for mode in WORLDS for play in unseen_plays(mode, _RENDERS, PLAY_BLOCKS)]
+    return obeyed([each for play in plays for each in verdicts(play.frames(), play.mode, play.steps())])
+
+
 def unseen_plays(mode: str, count: int, blocks: int) -> list[Play]:
     """Return plays whose keys change every other block, of worlds that no training drew."""
     random = np.random.default_rng([_SEED, list(WORLDS).index(mode), blocks])

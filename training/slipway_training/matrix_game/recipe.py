@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 
 import numpy as np
+import torch
 import yaml
+from diffusers import AutoencoderKLWan
 from numpy.typing import NDArray
 from PIL import Image
 from safetensors.torch import save_file
 
-from slipway_export.families.wan_t2v_presets import DEMO_CONFIGS as WAN_CONFIGS
+from slipway_export.families.wan_t2v_presets import DEMO as WAN_DEMO
 from slipway_export.modeling.causal_wan.config import BLOCK_FRAMES, read_config
 from slipway_export.modeling.causal_wan.inference import MODES, inference_file
 from slipway_export.modeling.causal_wan.network import CausalWan
@@ -29,7 +32,10 @@ from slipway_training.matrix_game.vision import read_vision, with_public_latents
 from slipway_training.recipe import Making, Recipe
 from slipway_training.worlds.plays import WORLDS, frames_of, random_play
 
-VAE_SCHEDULE = Schedule(steps=1400, learning_rate=1e-3, warmup=50, weight_decay=1e-4, ema=0.99)
+VAE_SCHEDULES = {
+    "vae": Schedule(steps=1400, learning_rate=1e-3, warmup=50, weight_decay=1e-4, ema=0.99),
+    "vae_longer": Schedule(steps=1800, learning_rate=1.2e-3, warmup=50, weight_decay=1e-4, ema=0.99),
+}
 FIRST = "universal"
 FIRST_SCHEDULE = Schedule(steps=6000, learning_rate=1.5e-3, warmup=200, ema=0.998)
 OTHER_SCHEDULE = Schedule(steps=3000, learning_rate=1e-3, warmup=100, ema=0.998)
@@ -42,7 +48,9 @@ _PIECES, _LONGER, _LONGER_EVERY = (2, 3), (1, 6), 4
 def make(making: Making) -> None:
     """Train the networks, and write the checkpoint in half precision."""
     making.output.mkdir(parents=True, exist_ok=True)
-    vae = train_vae(vae_config(), (Stage("vae", VAE_SCHEDULE, pieces),), making)
+    stages = [Stage(name, schedule, pieces) for name, schedule in VAE_SCHEDULES.items()]
+    vae = train_vae(WAN_DEMO.configs["vae/config.json"], stages, making, initial=vae_of_shapes())
+    assert isinstance(vae, AutoencoderKLWan)
     write_vision(making.output, with_public_latents(vae), making.seed)
     eyes = read_vision(making.output)
     first: CausalWan | None = None
@@ -60,9 +68,12 @@ def make(making: Making) -> None:
         Image.fromarray(unseen_picture(mode)).save(making.output / f"{mode}.png")
 
 
-def vae_config() -> dict[str, object]:
-    """Return the configuration of the VAE: that of the family `wan_t2v`."""
-    return dict(WAN_CONFIGS["vae/config.json"])
+def vae_of_shapes() -> AutoencoderKLWan:
+    """Return the VAE of the demo checkpoint of `wan_t2v`, which the VAE of worlds begins as."""
+    with tempfile.TemporaryDirectory() as folder:
+        WAN_DEMO.write(Path(folder), 0)
+        vae: AutoencoderKLWan = AutoencoderKLWan.from_pretrained(f"{folder}/vae", torch_dtype=torch.float32)
+    return vae
 
 
 def pieces(random: np.random.Generator, step: int) -> NDArray[np.uint8]:

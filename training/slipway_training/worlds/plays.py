@@ -104,6 +104,11 @@ class Play:
     facing: Cells
     rows: Rows
 
+    @property
+    def blocks(self) -> int:
+        """How many blocks it has."""
+        return (1 + (len(self.rows.keyboard) - 1) // FRAMES_PER_LATENT) // BLOCK_LATENTS
+
     def steps(self) -> list[Step]:
         """Return what each latent frame after the first does; facing is never (0, 0)."""
         world, facing, found = WORLDS[self.mode], self.facing, []
@@ -135,6 +140,11 @@ class Play:
 def frames_of(latents: int) -> int:
     """Return how many frames so many latent frames have."""
     return 1 + FRAMES_PER_LATENT * (latents - 1)
+
+
+def first_row(block: int) -> int:
+    """Return where a block's own rows of actions begin."""
+    return max(0, frames_of(BLOCK_LATENTS * block))
 
 
 def random_play(random: np.random.Generator, mode: str, blocks: int) -> Play:

@@ -1,0 +1,112 @@
+"""Whether worlds do what their keys say, read from their frames, block by block, mode by mode."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway_client import Client, FramesPart
+from slipway_export.spec import Precision
+from slipway_loadtests.bench.meaning import (
+    Example,
+    Export,
+    Figures,
+    MeaningOptions,
+    Measure,
+    Report,
+    refuse_denoising,
+)
+from slipway_loadtests.bench.meaning_videos import PSNR, median_db
+from slipway_serving.matrix_game.keys import VOCABULARIES
+from slipway_serving.matrix_game.request import REQUESTS
+from slipway_training.matrix_game.measures import PLAY_BLOCKS, PLAYED, judge_figures, unseen_plays
+from slipway_training.worlds.judge import obeyed, verdicts
+from slipway_training.worlds.plays import Play, first_row
+
+# A server of worlds alone needs no graph of whole videos.
+_SHARED = ("image_encoder", "vae_encoder", "vae_decoder")
+_EXAMPLES = 6
+
+Videos = list[NDArray[np.uint8]]
+
+
+class Worlds:
+    """Judges worlds; see :class:`~slipway_loadtests.bench.meaning.Judgement`."""
+
+    precisions = (Precision.FP32, Precision.INT8, Precision.INT4)
+    formats: Mapping[str, str] = {"obeyed": ".0%", PSNR: ".1f"}
+
+    def __init__(self, options: MeaningOptions) -> None:
+        self.examples: Sequence[Example] = ()
+        self._options = options
+        self._worlds = PLAYED if options.samples is None else options.samples
+        self._reference: dict[str, Videos] = {}
+
+    def exports(self, *, first: bool) -> Sequence[Export]:
+        """Return the modes."""
+        family, checkpoint = self._options.family, self._options.checkpoint
+        return [
+            Export(family, checkpoint, {"variant": mode, "components": (mode, *_SHARED)})
+            for mode in VOCABULARIES
+        ]
+
+    def ways(self, *, first: bool) -> Mapping[str, Measure]:
+        """Return the modes in which worlds are played."""
+        return {mode: partial(self._measure, mode) for mode in VOCABULARIES}
+
+    def references(self) -> Mapping[str, Figures]:
+        """Return how often the judge reads renders as obeyed."""
+        return {"the judge, on renders": {"obeyed": judge_figures()}}
+
+    def _measure(self, mode: str, client: Client, report: Report) -> Figures:
+        plays = unseen_plays(mode, self._worlds, PLAY_BLOCKS)
+        videos: Videos = []
+        for place, play in enumerate(plays):
+            report(f"world {place + 1} of {len(plays)}")
+            videos.append(played(client, play, seed=place))
+        judged = [verdicts(video, mode, play.steps()) for video, play in zip(videos, plays, strict=True)]
+        found = {"obeyed": obeyed([verdict for each in judged for verdict in each])}
+        reference = self._reference.setdefault(mode, videos)
+        if reference is videos:
+            shown = _EXAMPLES // len(VOCABULARIES)
+            self.examples = [*self.examples, *(Example(mode, video) for video in videos[:shown])]
+        off = median_db(videos, reference)
+        return found if off is None else found | {PSNR: off}
+
+
+def played(client: Client, play: Play, seed: int) -> NDArray[np.uint8]:
+    """Play a world on a server from a play's first picture with its keys.
+
+    Args:
+        client: of the server.
+        play: whose keys are held for whole blocks.
+        seed: of the noise.
+
+    Returns:
+        [frames, height, width, 3].
+    """
+    opening: Any = REQUESTS[play.mode](image=play.frames()[0], seed=seed)
+    frames = []
+    with client.session(opening) as session:
+        for block in range(play.blocks):
+            row = first_row(block)
+            actions = {"keyboard_cond": play.rows.keyboard[row : row + 1]}
+            if VOCABULARIES[play.mode].mouse:
+                actions["mouse_cond"] = play.rows.mouse[row : row + 1]
+            parts = session.step(opening.turn(**actions))
+            frames += [np.asarray(part.frames) for part in parts if isinstance(part, FramesPart)]
+    return np.concatenate(frames)
+
+
+def judgement(options: MeaningOptions) -> Worlds:
+    """Return the judgement of worlds.
+
+    Raises:
+        InvalidRequest: an option is of families that denoise by prompts.
+    """
+    refuse_denoising(options)
+    return Worlds(options)
