@@ -2,8 +2,8 @@
 
 A checkpoint is exported in each precision and served by Triton; what its training never saw is asked of each,
 plainly and, of the first, with each shortcut; or it is asked of a server that runs already. What the answers
-are judged by is the family's own: whether a video shows what its prompt says, whether a world obeys its keys, how
-often a word is missed, how far a trajectory is off.
+are judged by is the family's own: whether a video shows what its prompt says, whether a world obeys its keys,
+how often a word is missed, how far a trajectory is off.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ CARD = Card(
     title="Matrix-Game worlds seen from above",
     is_of=(
         "A small checkpoint in the layout of Skywork/Matrix-Game-2.0 with upstream's configs, in half"
-        " precision: a network of 5 layers of 3 x 32 for each mode, the VAE of the demo checkpoint of"
+        " precision: a network of 3 layers of 4 x 32 for each mode, the VAE of the demo checkpoint of"
         " `wan_t2v` trained on these worlds, and a CLIP of random weights. Frames are of 48 x 80 pixels; a"
         " first picture of each mode lies beside it."
     ),

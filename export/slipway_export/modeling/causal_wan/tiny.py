@@ -70,10 +70,10 @@ def tiny_config(mode: str) -> dict[str, Any]:
 def demo_config(mode: str) -> dict[str, Any]:
     """Return the content of a `config.json` of a mode, of the size of the trained checkpoint `demo`."""
     # A token is 64 numbers of noise and as many of the picture: a narrower network cannot hold both.
-    dim = 160
+    dim = 128
     content = tiny_config(mode)
-    content |= {"dim": dim, "ffn_dim": 384, "freq_dim": 64, "num_heads": 5, "num_layers": 3}
-    content["action_config"] |= {"img_hidden_size": dim}
+    content |= {"dim": dim, "ffn_dim": 384, "freq_dim": 64, "num_heads": 4, "num_layers": 3}
+    content["action_config"] |= {"blocks": [0], "img_hidden_size": dim}
     return content
 
 
