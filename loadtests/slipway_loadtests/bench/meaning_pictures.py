@@ -71,7 +71,7 @@ class Pictures:
         self._scenes = unseen_scenes(PICTURES if options.samples is None else options.samples)
         self._request = ImageToVideoRequest(
             image=rendered(self._scenes[:1], 1)[0, 0],
-            prompt="",
+            prompt=plain(self._scenes[0].subject),
             seconds=MEASURED_SECTIONS * SECTION_FRAMES * FRAMES_PER_LATENT / FPS,
             height=SIDE_PX,
             width=SIDE_PX,

@@ -128,7 +128,7 @@ CARD = Card(
     ),
     data=(
         "Plays that a program draws: open country for `universal`, a road for `gta_drive`, ruins for"
-        " `templerun`, in four colours of land, a new map for each play. A key that is held slides the view"
+        " `templerun`, in three colours of land, a new map for each play. A key that is held slides the view"
         " by 2 pixels a frame: W, A, S, D walk, and the mouse slides the view as well; in `templerun` turns"
         " run to the side, side steps run aslant, and jumps and slides show in the runner."
     ),

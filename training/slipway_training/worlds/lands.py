@@ -25,12 +25,12 @@ LANDS: dict[str, Rgb] = {
     "meadow": (104, 158, 70),
     "desert": (214, 180, 116),
     "snow": (226, 232, 240),
-    "moor": (122, 98, 84),
 }
 _PLAIN = "plain"
-_WILD = {_PLAIN: 0.46, "tree": 0.2, "rock": 0.12, "pond": 0.12, "hut": 0.1}
-_RUINS = {_PLAIN: 0.3, "tree": 0.2, "slab": 0.3, "pond": 0.08, "pillar": 0.12}
-_BESIDE = {_PLAIN: 0.5, "tree": 0.25, "hut": 0.25}
+# What is new at an edge is invented in few steps, where a land that is mostly plain would soon be all plain.
+_WILD = {_PLAIN: 0.2, "tree": 0.3, "rock": 0.15, "pond": 0.2, "hut": 0.15}
+_RUINS = {_PLAIN: 0.15, "tree": 0.25, "slab": 0.35, "pond": 0.1, "pillar": 0.15}
+_BESIDE = {_PLAIN: 0.3, "tree": 0.35, "hut": 0.35}
 _LANES = ("left lane", "right lane")
 _LANE = (78, 78, 86)
 
