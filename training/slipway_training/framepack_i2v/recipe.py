@@ -32,14 +32,14 @@ VAE, LLAMA, CLIP, SIGLIP, TRANSFORMER = (
     for part in ("vae", "text_encoder", "text_encoder_2", "image_encoder", "transformer")
 )
 FLOW_SHIFT = 3.0
-CLIPS = 1024
+CLIPS = 1536
 EXAMPLES = 3
 PICTURES_SCHEDULE = Schedule(steps=400, learning_rate=2e-3, weight_decay=1e-4)
 CLIPS_SCHEDULE = Schedule(steps=3600, learning_rate=1.5e-3, weight_decay=1e-4)
 MOVING_SCHEDULE = Schedule(steps=1400, learning_rate=8e-4, warmup=50, weight_decay=1e-4)
 # A shape is small beside its ground, and what tells it from others is its outline.
 SHAPE_EMPHASIS, OUTLINE_EMPHASIS = 6.0, 10.0
-COURSE = Course(Schedule(5600, 1.5e-3, warmup=200, ema=0.998), Noise(0.0, 1.0, shift=2.0), emphasis=4.0)
+COURSE = Course(Schedule(5900, 1.5e-3, warmup=200, ema=0.998), Noise(0.0, 1.0, shift=2.0), emphasis=4.0)
 
 
 def make(making: Making) -> None:
