@@ -39,7 +39,7 @@ CLIPS_SCHEDULE = Schedule(steps=3600, learning_rate=1.5e-3, weight_decay=1e-4)
 MOVING_SCHEDULE = Schedule(steps=1400, learning_rate=8e-4, warmup=50, weight_decay=1e-4)
 # A shape is small beside its ground, and what tells it from others is its outline.
 SHAPE_EMPHASIS, OUTLINE_EMPHASIS = 6.0, 10.0
-COURSE = Course(Schedule(5900, 1.5e-3, warmup=200, ema=0.998), Noise(0.0, 1.0, shift=2.0), emphasis=4.0)
+COURSE = Course(Schedule(5200, 1.5e-3, warmup=200, ema=0.998), Noise(0.0, 1.0, shift=2.0), emphasis=4.0)
 
 
 def make(making: Making) -> None:
@@ -138,7 +138,7 @@ CARD = Card(
 RECIPE = Recipe(
     family="framepack_i2v",
     summary="a video VAE, encoders and a transformer on rendered clips of coloured shapes in motion",
-    hours=2.0,
+    hours=1.5,
     make=make,
     measure=figures,
     card=CARD,
