@@ -112,7 +112,8 @@ CARD = Card(
         "The VAE on pictures, then on pieces of clips (absolute and squared error, a small divergence from"
         " unit noise); LLaMA, CLIP and SigLIP to tell what captions say and pictures show; the transformer by"
         " flow matching on sections of encoded clips in both orders, with history that is worn at times."
-        " `judge.safetensors` is the classifier of these figures."
+        " `judge.safetensors` is the classifier of these figures. Steps, pieces and clips were settled while it"
+        " trained, so what is made again is like these weights, not the same."
     ),
     results={
         "judge_all": "the judge on 200 renders of unseen combinations: all words right, share",
@@ -130,8 +131,8 @@ CARD = Card(
         "inverted_all": "all of them right, share",
     },
     limits=(
-        "It knows no other words, sizes or paces, one shape at a time, guidance 10, and no more than four"
-        " sections."
+        "Shapes with corners grow round as a video goes on; colour, ground and motion stay. It knows no other"
+        " words, sizes or paces, one shape at a time, guidance 10, and no more than four sections."
     ),
 )
 
