@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from slipway_export.demo import demo_preset
 from slipway_export.spec import Axis, Preset
 
 IMAGE_TOKENS = 729
@@ -235,8 +236,15 @@ DEMO_CONFIGS = _configs(
     }
 )
 """Of the checkpoint that `slipway train weights framepack_i2v` makes."""
+DEMO = demo_preset(
+    "framepack_i2v",
+    "trained on coloured shapes that go on moving; 64 x 64 pixels, 1 to 4 sections, as it was trained for",
+    axes(tokens=(1, 4, 4), text_tokens=(1, 12, 256), tile_frames=(1, 5, 5)),
+    configs=DEMO_CONFIGS,
+)
 PRESETS = {
     "tiny": TINY,
+    "demo": DEMO,
     "public": _public(
         "random weights at the sizes of FramePackI2V_HY and its encoders; 42.8 GB on disk", 20, 40, 32, 27
     ),
