@@ -28,6 +28,17 @@ def test_videos_show_what_unseen_prompts_say_plainly_and_with_shortcuts(tmp_path
     assert (tmp_path / "quality_videos.png").stat().st_size > 10_000
 
 
+def test_pictures_go_on_as_unseen_prompts_say_in_both_orders_and_with_shortcuts(tmp_path: Path) -> None:
+    found = measured("--family framepack_i2v --precision fp32 --samples 2", tmp_path)
+    ways = ("forward", "cache_threshold 0.1", "cache_threshold 0.2")
+    assert list(found["subjects"]) == ["fp32", *(f"fp32, {each}" for each in ways)]
+    assert found["references"]["the judge, on renders"]["all"] > 0.95
+    for way in ("fp32", "fp32, forward"):
+        assert found["subjects"][way]["colour"] == found["subjects"][way]["motion"] == 1
+    assert found["not_run"] == {}
+    assert (tmp_path / "quality_videos.png").stat().st_size > 10_000
+
+
 def test_ready_word_is_heard_and_little_else(tmp_path: Path) -> None:
     found = measured("--family wakeword --precision fp32 --samples 10", tmp_path)
     heard = found["subjects"]["fp32"]

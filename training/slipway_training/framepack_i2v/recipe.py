@@ -112,8 +112,8 @@ CARD = Card(
         "The VAE on pictures, then on pieces of clips (absolute and squared error, a small divergence from"
         " unit noise); LLaMA, CLIP and SigLIP to tell what captions say and pictures show; the transformer by"
         " flow matching on sections of encoded clips in both orders, with history that is worn at times."
-        " `judge.safetensors` is the classifier of these figures. Steps, pieces and clips were settled while it"
-        " trained, so what is made again is like these weights, not the same."
+        " `judge.safetensors` is the classifier of these figures. Steps, pieces and clips were settled while"
+        " it trained, so what is made again is like these weights, not the same."
     ),
     results={
         "judge_all": "the judge on 200 renders of unseen combinations: all words right, share",
