@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from slipway_export.checkpoint import open_checkpoint
+from slipway_export.checkpoint import axes_of, open_checkpoint
 from slipway_export.demo import demo_preset
 from slipway_export.families.airimu import FAMILY
 from slipway_serving.errors import InvalidRequest
@@ -111,7 +111,11 @@ def test_demo_checkpoint_is_refused_when_another_seed_is_asked_for(tmp_path: Pat
 def test_demo_checkpoint_has_its_familys_layout_and_a_card(name: str) -> None:
     from slipway_export.families import family_named
 
-    with open_checkpoint(family_named(name), "demo") as checkpoint:
+    family = family_named(name)
+    with open_checkpoint(family, "demo") as checkpoint:
         assert checkpoint.has(CARD_FILE)
+        assert (
+            not (preset := family.presets["demo"]).configs or axes_of(family, checkpoint, {}) == preset.axes
+        )
         files = [path for path in checkpoint.path.rglob("*") if path.is_file()]
         assert sum(path.stat().st_size for path in files) < 9e6
