@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch
@@ -79,8 +80,16 @@ def make(making: Making) -> None:
     }
     for name, part in parts.items():
         part.half().save_pretrained(making.output / name)
+        _state(making.output, f"{name}/config.json")
     save_file({key: value.half() for key, value in judge.state_dict().items()}, making.output / JUDGE_FILE)
     write_examples(making.output)
+
+
+def _state(folder: Path, file: str) -> None:
+    """State in a saved configuration what it was made of: newer libraries nest some of it elsewhere."""
+    path = folder / file
+    stated = json.loads(path.read_text(encoding="utf-8")) | DEMO_CONFIGS[file]
+    path.write_text(json.dumps(stated, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def write_examples(folder: Path) -> None:
@@ -112,8 +121,8 @@ CARD = Card(
         "The VAE on pictures, then on pieces of clips (absolute and squared error, a small divergence from"
         " unit noise); LLaMA, CLIP and SigLIP to tell what captions say and pictures show; the transformer by"
         " flow matching on sections of encoded clips in both orders, with history that is worn at times."
-        " `judge.safetensors` is the classifier of these figures. Steps, pieces and clips were settled while it"
-        " trained, so what is made again is like these weights, not the same."
+        " `judge.safetensors` is the classifier of these figures. Steps, pieces and clips were settled while"
+        " it trained, so what is made again is like these weights, not the same."
     ),
     results={
         "judge_all": "the judge on 200 renders of unseen combinations: all words right, share",
