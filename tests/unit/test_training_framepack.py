@@ -14,7 +14,7 @@ from diffusers import AutoencoderKLHunyuanVideo, HunyuanVideoFramepackTransforme
 from numpy.typing import NDArray
 from transformers import AutoTokenizer, CLIPTextModel, LlamaModel, PreTrainedTokenizerBase, SiglipVisionModel
 
-from slipway_export.checkpoint import Checkpoint
+from slipway_export.checkpoint import Checkpoint, axes_of
 from slipway_export.families.framepack_i2v import CROP_START, FAMILY, PROMPT_TEMPLATE
 from slipway_export.families.framepack_presets import DEMO_CONFIGS, TINY
 from slipway_export.modeling.framepack_encoders import ClipText, LlamaText
@@ -274,6 +274,7 @@ def test_recipe_writes_a_checkpoint_that_the_export_loads(
     recipe.make(making)
     checkpoint = Checkpoint(making.output, "made")
     checkpoint.check_layout(FAMILY)
+    assert axes_of(FAMILY, checkpoint, {}) == FAMILY.presets["demo"].axes
     plan = FAMILY.plan(checkpoint, TINY.axes)
     assert {component.name for component in plan.components} == {
         "transformer",

@@ -231,8 +231,14 @@ DEMO_CONFIGS = _configs(
             "num_attention_heads": 4,
             "image_size": 56,
         },
-        # With one group of channels, a colour that fills the picture is not divided away.
-        "vae": {"block_out_channels": [8, 16, 32, 32], "layers_per_block": 1, "norm_num_groups": 1},
+        # With one group of channels, a colour that fills the picture is not divided away; its latents are of
+        # deviation 1.
+        "vae": {
+            "block_out_channels": [8, 16, 32, 32],
+            "layers_per_block": 1,
+            "norm_num_groups": 1,
+            "scaling_factor": 1.0,
+        },
     }
 )
 """Of the checkpoint that `slipway train weights framepack_i2v` makes."""

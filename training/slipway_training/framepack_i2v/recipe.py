@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch
@@ -79,8 +80,16 @@ def make(making: Making) -> None:
     }
     for name, part in parts.items():
         part.half().save_pretrained(making.output / name)
+        _state(making.output, f"{name}/config.json")
     save_file({key: value.half() for key, value in judge.state_dict().items()}, making.output / JUDGE_FILE)
     write_examples(making.output)
+
+
+def _state(folder: Path, file: str) -> None:
+    """State in a saved configuration what it was made of: newer libraries nest some of it elsewhere."""
+    path = folder / file
+    stated = json.loads(path.read_text(encoding="utf-8")) | DEMO_CONFIGS[file]
+    path.write_text(json.dumps(stated, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def write_examples(folder: Path) -> None:
