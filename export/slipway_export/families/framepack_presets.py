@@ -246,8 +246,7 @@ DEMO = demo_preset(
     "framepack_i2v",
     "trained on coloured shapes that go on moving; 64 x 64 pixels, 1 to 4 sections, as it was trained for",
     axes(tokens=(1, 4, 4), text_tokens=(1, 12, 256), tile_frames=(1, 5, 5)),
-    # The others are written anew by their libraries, under keys of these' day.
-    configs={file: DEMO_CONFIGS[file] for file in ("transformer/config.json",)},
+    configs=DEMO_CONFIGS,
 )
 PRESETS = {
     "tiny": TINY,
