@@ -107,7 +107,7 @@ def test_demo_checkpoint_is_refused_when_another_seed_is_asked_for(tmp_path: Pat
         FAMILY.presets["demo"].write(tmp_path, 1)
 
 
-@pytest.mark.parametrize("name", ["airimu", "framepack_i2v", "wakeword", "wan_t2v"])
+@pytest.mark.parametrize("name", ["airimu", "framepack_i2v", "matrix_game", "wakeword", "wan_t2v"])
 def test_demo_checkpoint_has_its_familys_layout_and_a_card(name: str) -> None:
     from slipway_export.families import family_named
 

@@ -1,13 +1,19 @@
-"""The checkpoints that the family `matrix_game` can write: a small one of all modes, one of public size."""
+"""The checkpoints that the family `matrix_game` can write: small ones of all modes, one of public size."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from slipway_export.demo import demo_preset
 from slipway_export.families.matrix_game_vision import CLIP_FILE, VAE_FILE
 from slipway_export.modeling.causal_wan.config import POSITIONS
 from slipway_export.modeling.causal_wan.inference import MODES
-from slipway_export.modeling.causal_wan.tiny import config_folder, public_config, tiny_config
+from slipway_export.modeling.causal_wan.tiny import (
+    config_folder,
+    demo_config,
+    public_config,
+    tiny_config,
+)
 from slipway_export.spec import Axis, Preset
 
 
@@ -44,6 +50,13 @@ TINY = Preset(
     _write_tiny,
 )
 
+DEMO = demo_preset(
+    "matrix_game",
+    "trained on small worlds seen from above, all modes; frames of 48 x 80 pixels",
+    axes(latent_frames=(1, 4, 9)),
+    configs={f"{config_folder(mode)}/config.json": demo_config(mode) for mode in MODES},
+)
+
 
 def _write_public(folder: Path, seed: int) -> None:
     from slipway_export.modeling.causal_wan.presets import stream_denoiser
@@ -62,4 +75,4 @@ PUBLIC = Preset(
     _write_public,
 )
 
-PRESETS = {"tiny": TINY, "public": PUBLIC}
+PRESETS = {"tiny": TINY, "demo": DEMO, "public": PUBLIC}

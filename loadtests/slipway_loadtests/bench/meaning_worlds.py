@@ -21,7 +21,7 @@ from slipway_loadtests.bench.meaning import (
     refuse_denoising,
 )
 from slipway_loadtests.bench.meaning_videos import PSNR, median_db
-from slipway_serving.matrix_game.keys import VOCABULARIES
+from slipway_serving.matrix_game.keys import VOCABULARIES, actions_of
 from slipway_serving.matrix_game.request import REQUESTS
 from slipway_training.matrix_game.measures import PLAY_BLOCKS, PLAYED, judge_figures, unseen_plays
 from slipway_training.worlds.judge import obeyed, verdicts
@@ -73,7 +73,7 @@ class Worlds:
         reference = self._reference.setdefault(mode, videos)
         if reference is videos:
             shown = _EXAMPLES // len(VOCABULARIES)
-            self.examples = [*self.examples, *(Example(mode, video) for video in videos[:shown])]
+            self.examples = [*self.examples, *_examples(plays[:shown], videos)]
         off = median_db(videos, reference)
         return found if off is None else found | {PSNR: off}
 
@@ -100,6 +100,25 @@ def played(client: Client, play: Play, seed: int) -> NDArray[np.uint8]:
             parts = session.step(opening.turn(**actions))
             frames += [np.asarray(part.frames) for part in parts if isinstance(part, FramesPart)]
     return np.concatenate(frames)
+
+
+def _examples(plays: Sequence[Play], videos: Videos) -> list[Example]:
+    return [
+        Example(f"{play.mode}: {_script(play)}", video) for play, video in zip(plays, videos, strict=False)
+    ]
+
+
+def _script(play: Play) -> str:
+    """Return the keys that are held in each block."""
+    held = []
+    for row in map(first_row, range(play.blocks)):
+        told = {"keyboard_cond": play.rows.keyboard[row], "mouse_cond": play.rows.mouse[row]}
+        for key in VOCABULARIES[play.mode].keys:
+            means = actions_of(key, play.mode)
+            if all((told[name] == values[0]).all() for name, values in means.items()):
+                held.append(key)
+                break
+    return "".join(held)
 
 
 def judgement(options: MeaningOptions) -> Worlds:
