@@ -221,7 +221,7 @@ def test_a_clip_s_first_latent_frame_is_its_picture_s_and_encoding_goes_on_where
     said: list[str] = []
     making = Making(tmp_path, tmp_path / "state", threads=1, report=said.append)
     first = encode_clips(vae, encoders, SEEN, 3, making)
-    (tmp_path / "state/latents/0001.npy").unlink()
+    (tmp_path / "state/latents/0001.npz").unlink()
     again = encode_clips(vae, encoders, SEEN, 3, making)
     assert said == ["latents: 1 of 2 chunks", "latents: 2 of 2 chunks", "latents: 2 of 2 chunks"]
     assert (again.latents == first.latents).all()

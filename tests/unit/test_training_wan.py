@@ -124,7 +124,7 @@ def test_encoding_goes_on_where_it_was_ended(tmp_path: Path, monkeypatch: pytest
     said: list[str] = []
     making = Making(tmp_path, tmp_path / "state", threads=1, report=said.append)
     first = encode_clips(vae, SEEN, 3, making)
-    (tmp_path / "state/latents/0001.npy").unlink()
+    (tmp_path / "state/latents/0001.npz").unlink()
     again = encode_clips(vae, SEEN, 3, making)
     assert said == ["latents: 1 of 2 chunks", "latents: 2 of 2 chunks", "latents: 2 of 2 chunks"]
     assert first.latents.shape == (4, 16, 9, 8, 8)

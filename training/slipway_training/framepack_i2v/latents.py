@@ -19,6 +19,7 @@ from slipway_serving.framepack_i2v.facts import Picture
 from slipway_training.causal_vae import WholeClips, latents_of
 from slipway_training.framepack_i2v.encoders import Told, clip_pooled, llama_hidden, siglip_states
 from slipway_training.framepack_i2v.footage import FRAMES, LONG
+from slipway_training.kept import Arrays, kept_chunks
 from slipway_training.recipe import Making
 from slipway_training.shapes.captions import caption
 from slipway_training.shapes.clips import SIDE_PX
@@ -108,28 +109,23 @@ def encode_clips(
         making: seed, threads and state.
     """
     torch.set_num_threads(making.threads)
-    folder = making.state / "latents"
-    folder.mkdir(parents=True, exist_ok=True)
     network = WholeClips(vae)
-    found, texts, pictures = [], [], []
-    chunks = -(-clips // _CHUNK)
-    for chunk in range(chunks):
+    drawn, texts, pictures = [], [], []
+    for chunk in range(-(-clips // _CHUNK)):
         random = np.random.default_rng([making.seed, chunk])
         scenes = [LONG.scene(random, choice) for _ in range(_CHUNK)]
         texts += [caption(random, scene.subject) for scene in scenes for _ in range(_WORDINGS)]
         pictures += [render(scene, range(1), SIDE_PX)[0] for scene in scenes]
-        file = folder / f"{chunk:04}.npy"
-        if not file.exists():
-            part = file.with_suffix(".part")
-            with part.open("wb") as stream:
-                np.save(stream, np.stack([encoded(network, scene) for scene in scenes]))
-            part.rename(file)
-            making.report(f"latents: {chunk + 1} of {chunks} chunks")
-        found.append(np.load(file))
+        drawn.append(scenes)
+
+    def make(chunk: int) -> Arrays:
+        return {"latents": np.stack([encoded(network, scene) for scene in drawn[chunk]])}
+
+    found = kept_chunks(making.state / "latents", len(drawn), make, making.report)
     told = [encoders.told(texts[first : first + _BATCH]) for first in range(0, len(texts), _BATCH)]
     shown = [encoders.shown(pictures[first : first + _BATCH]) for first in range(0, len(pictures), _BATCH)]
     fields = (torch.cat([getattr(each, name) for each in told]) for name in ("hidden", "mask", "pooled"))
-    return Encoded(np.concatenate(found), Told(*fields), torch.cat(shown))
+    return Encoded(found["latents"], Told(*fields), torch.cat(shown))
 
 
 def encoded(network: WholeClips, scene: Scene) -> NDArray[np.float16]:

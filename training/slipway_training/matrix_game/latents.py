@@ -16,7 +16,9 @@ from slipway_export.modeling.wan_encoder import PictureEncoder
 from slipway_serving.matrix_game.facts import Latents
 from slipway_serving.matrix_game.picture import conditions, samples
 from slipway_training.causal_vae import WholeClips, latents_of
+from slipway_training.kept import Arrays, kept_chunks
 from slipway_training.recipe import Making
+from slipway_training.vae_forms import WAN
 from slipway_training.worlds.plays import BLOCK_LATENTS, WORLDS, random_play
 
 # A chunk is drawn by a seed of its own, so encoding goes on where an earlier process ended.
@@ -58,7 +60,7 @@ class Encoded:
         mouse: whether the mode has one.
     """
 
-    arrays: dict[str, NDArray[Any]]
+    arrays: Arrays
     mouse: bool
 
     def draw(self, random: np.random.Generator, batch: int) -> Plays:
@@ -100,24 +102,14 @@ def encode_plays(
         count: how many at least.
         making: seed, threads and state.
     """
-    folder = making.state / "plays" / mode
-    folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(making.threads)
-    found = []
-    chunks = -(-count // _CHUNK)
-    for chunk in range(chunks):
-        file = folder / f"{chunk:04}.npz"
-        if not file.exists():
-            random = np.random.default_rng([making.seed, list(WORLDS).index(mode), chunk])
-            part = file.with_suffix(".part")
-            with part.open("wb") as stream:
-                np.savez(stream, **_encoded(eyes, mode, action, blocks, random))
-            part.rename(file)
-            making.report(f"plays of {mode}: {chunk + 1} of {chunks} chunks")
-        with np.load(file) as arrays:
-            found.append(dict(arrays))
-    joined = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
-    return Encoded(joined, action.enable_mouse)
+
+    def make(chunk: int) -> Arrays:
+        random = np.random.default_rng([making.seed, list(WORLDS).index(mode), chunk])
+        return _encoded(eyes, mode, action, blocks, random)
+
+    found = kept_chunks(making.state / "plays" / mode, -(-count // _CHUNK), make, making.report)
+    return Encoded(found, action.enable_mouse)
 
 
 @torch.no_grad()
@@ -125,15 +117,11 @@ def _encoded(
     eyes: Eyes, mode: str, action: ActionConfig, blocks: int, random: np.random.Generator
 ) -> dict[str, NDArray[Any]]:
     network, pictures = WholeClips(eyes.vae), PictureEncoder(eyes.vae)
-    mean, std = (
-        torch.tensor(values).view(-1, 1, 1, 1)
-        for values in (eyes.vae.config.latents_mean, eyes.vae.config.latents_std)
-    )
     plays = [random_play(random, mode, blocks) for _ in range(_CHUNK)]
     found: dict[str, list[NDArray[Any]]] = {"latents": [], "picture": [], "visual_context": []}
     for first in range(0, _CHUNK, _BATCH):
         clips = np.stack([play.frames() for play in plays[first : first + _BATCH]])
-        found["latents"] += list(((latents_of(network, clips) - mean) / std).half().numpy())
+        found["latents"] += list(WAN.normalize(eyes.vae, latents_of(network, clips)).half().numpy())
         for clip in clips:
             picture = torch.from_numpy(samples(clip[0]))
             found["picture"].append(pictures(picture)[0].half().numpy())

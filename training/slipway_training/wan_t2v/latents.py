@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from slipway_training.causal_vae import WholeClips, latents_of
+from slipway_training.kept import Arrays, kept_chunks
 from slipway_training.recipe import Making
 from slipway_training.shapes.clips import FRAMES, SIDE_PX
 from slipway_training.shapes.render import render
@@ -48,25 +49,18 @@ def encode_clips(vae: AutoencoderKLWan, choice: Sequence[Subject], clips: int, m
         clips: how many at least.
         making: seed, threads and state.
     """
-    folder = making.state / "latents"
-    folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(making.threads)
     network = WholeClips(vae)
-    found, subjects = [], []
-    chunks = -(-clips // _CHUNK)
-    for chunk in range(chunks):
-        random = np.random.default_rng([making.seed, chunk])
-        scenes = [random_scene(random, choice, FRAMES) for _ in range(_CHUNK)]
-        file = folder / f"{chunk:04}.npy"
-        if not file.exists():
-            part = file.with_suffix(".part")
-            with part.open("wb") as stream:
-                np.save(stream, _encoded(network, scenes))
-            part.rename(file)
-            making.report(f"latents: {chunk + 1} of {chunks} chunks")
-        found.append(np.load(file))
-        subjects += [scene.subject for scene in scenes]
-    return Encoded(np.concatenate(found), tuple(subjects))
+    drawn = [
+        [random_scene(random, choice, FRAMES) for _ in range(_CHUNK)]
+        for random in (np.random.default_rng([making.seed, chunk]) for chunk in range(-(-clips // _CHUNK)))
+    ]
+
+    def make(chunk: int) -> Arrays:
+        return {"latents": _encoded(network, drawn[chunk])}
+
+    found = kept_chunks(making.state / "latents", len(drawn), make, making.report)
+    return Encoded(found["latents"], tuple(scene.subject for scenes in drawn for scene in scenes))
 
 
 def _encoded(network: WholeClips, scenes: Sequence[Scene]) -> NDArray[np.float16]:
