@@ -52,6 +52,26 @@ def form_of(vae: Vae) -> Form:
     return next(form for form in FORMS if isinstance(vae, form.network))
 
 
+@torch.no_grad()
+def move_latents(vae: Vae, factor: Tensor, offset: Tensor) -> None:
+    """Make a VAE's latents ``factor * latents + offset``, by the two convolutions of one pixel beside them.
+
+    What it decodes of its own latents stays the same, but for rounding.
+
+    Args:
+        vae: it is changed.
+        factor: of each channel, above 0.
+        offset: of each channel.
+    """
+    into, out = vae.quant_conv, vae.post_quant_conv
+    own = slice(len(factor))
+    into.weight[own] *= factor.view(-1, 1, 1, 1, 1)
+    into.bias[own] = into.bias[own] * factor + offset
+    into.bias[len(factor) :] += 2 * factor.log()
+    out.weight /= factor.view(1, -1, 1, 1, 1)
+    out.bias -= out.weight[:, :, 0, 0, 0] @ offset
+
+
 def _wan_branch_ends(vae: nn.Module) -> list[nn.Module]:
     blocks = [block.conv2 for block in vae.modules() if isinstance(block, WanResidualBlock)]
     return blocks + [block.proj for block in vae.modules() if isinstance(block, WanAttentionBlock)]
@@ -111,20 +131,10 @@ def _hunyuan_branch_ends(vae: nn.Module) -> list[nn.Module]:
     return blocks + [block.to_out[0] for block in vae.modules() if isinstance(block, Attention)]
 
 
-@torch.no_grad()
 def _hunyuan_settle(vae: Vae, columns: Tensor) -> None:
-    """Make each channel's mean 0 and its deviation 1, in the layers beside the latents.
-
-    The configuration has one factor for all channels, and so it is 1.
-    """
+    """Make each channel's mean 0 and its deviation 1; the configuration's one factor for all is then 1."""
     mean, std = columns.mean(dim=1), columns.std(dim=1)
-    into, out = vae.quant_conv, vae.post_quant_conv
-    own = slice(len(mean))
-    into.weight[own] /= std.view(-1, 1, 1, 1, 1)
-    into.bias[own] = (into.bias[own] - mean) / std
-    into.bias[len(mean) :] -= 2 * std.log()
-    out.bias += out.weight[:, :, 0, 0, 0] @ mean
-    out.weight *= std.view(1, -1, 1, 1, 1)
+    move_latents(vae, 1 / std, -mean / std)
     vae.register_to_config(scaling_factor=1.0)
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 from diffusers import AutoencoderKLWan
-from torch import Tensor
 
 from slipway_export.families.matrix_game_vision import CLIP_FILE, VAE_FILE
 from slipway_export.modeling import wan_pth
@@ -18,16 +17,14 @@ from slipway_export.modeling.clip_vision import ImageEncoder, load_vision
 from slipway_export.modeling.matrix_game_vision_presets import write_clip
 from slipway_export.renamed_weights import renamed_weights
 from slipway_training.matrix_game.latents import Eyes
+from slipway_training.vae_forms import move_latents
 
 # Its features have no training: of a picture they are what a fixed network of random weights makes of it.
 _CLIP = {"channels": 80, "blocks": 2, "image_px": 224}
 
 
-@torch.no_grad()
 def with_public_latents(vae: AutoencoderKLWan) -> AutoencoderKLWan:
     """Bring a VAE's latents to the mean and the spread that upstream's code has for those of the public one.
-
-    What it decodes of its own latents stays the same, but for rounding.
 
     Args:
         vae: with mean and spread of its latents in its configuration; it is changed.
@@ -37,21 +34,9 @@ def with_public_latents(vae: AutoencoderKLWan) -> AutoencoderKLWan:
     mean, std = (torch.tensor(getattr(config, name)) for name in names)
     wanted_mean, wanted_std = (torch.tensor(getattr(public, name)) for name in names)
     factor = wanted_std / std
-    into, out = vae.quant_conv, vae.post_quant_conv
-    channels = config.z_dim
-    into.weight[:channels].mul_(_along(factor, 0))
-    into.bias[:channels].copy_((into.bias[:channels] - mean) * factor + wanted_mean)
-    into.bias[channels:].add_(2 * factor.log())
-    out.bias.add_(out.weight.flatten(1) @ (mean - wanted_mean / factor))
-    out.weight.div_(_along(factor, 1))
+    move_latents(vae, factor, wanted_mean - mean * factor)
     vae.register_to_config(**{name: getattr(public, name) for name in names})
     return vae
-
-
-def _along(values: Tensor, dimension: int) -> Tensor:
-    shape = [1] * 5
-    shape[dimension] = -1
-    return values.view(shape)
 
 
 def write_vision(folder: Path, vae: AutoencoderKLWan, seed: int) -> None:
