@@ -11,6 +11,7 @@ import pytest
 from safetensors.torch import save_file
 
 from slipway_cli import root
+from slipway_loadtests.bench.meaning import JUDGED
 from slipway_loadtests.bench.video import DIFFUSERS, IN_PROCESS, TRITON
 from slipway_serving.server import Server
 from slipway_training.shapes.judge import JUDGE_FILE, Judge
@@ -103,7 +104,7 @@ def test_quality_tells_what_videos_of_a_server_show_plainly_and_with_shortcuts(
     [
         ("", f"checkpoint must have {JUDGE_FILE} beside it"),
         ("--url localhost:1 --precision int8", "precision must be left out with --url"),
-        ("--family matrix_game", "family must be one of airimu, wakeword, wan_t2v, got matrix_game"),
+        ("--family wan", f"family must be one of {', '.join(JUDGED)}, got wan"),
         ("--family airimu --steps 4", "steps must be left out for airimu, got 4"),
     ],
 )

@@ -29,6 +29,8 @@ _KL_WEIGHT = 3e-4
 # As diffusers keeps it: further off a variance counts as this one.
 _LOG_VARIANCE = (-30.0, 20.0)
 _FIRST_LOG_VARIANCE, _BLOCK_GAIN = -6.0, 0.1
+# Noise on the latents that a decoder learns to forgive, at most.
+_WORN = 0.4
 _MEASURED_STEPS = 64
 _FRAMES_PER_LATENT = 4
 
@@ -109,12 +111,12 @@ def train_vae(
         The VAE with mean weights, float32, in eval mode.
     """
     torch.manual_seed(making.seed)
-    network = WholeClips(form.network(**config))
+    vae = form.network(**config)
     if initial is None:
-        _begin(network.vae, form)
+        _begin(vae, form)
     else:
-        network.vae.load_state_dict(initial.state_dict())
-    _lay_out(network.vae)
+        vae.load_state_dict(initial.state_dict())
+    network = _laid_out(vae)
     for stage in stages:
         trained = fit(network, _loss(stage, making, form.tiled), stage.schedule, making, stage.name)
         assert isinstance(trained, WholeClips)
@@ -124,28 +126,69 @@ def train_vae(
     steps = range(last.schedule.steps, last.schedule.steps + _MEASURED_STEPS)
     clips = (last.draw(np.random.default_rng([making.seed, step]), step) for step in steps)
     columns = torch.cat([latents_of(network, clip).transpose(0, 1).flatten(1) for clip in clips], dim=1)
-    vae = network.vae
-    form.settle(vae, columns)
-    # As files have them.
-    vae.to(memory_format=torch.contiguous_format)
-    return vae
+    form.settle(network.vae, columns)
+    return _as_files_have(network.vae)
+
+
+def train_decoder(vae: Vae, stage: Stage, making: Making) -> Vae:
+    """Train a VAE's decoder further, on latents that are not quite right; its encoder and its latents stay.
+
+    What a network makes of noise is never quite what the encoder gives, and an outline suffers first.
+
+    Args:
+        vae: whose latents are of deviation 1; it is changed.
+        stage: the training.
+        making: seed, threads and state.
+    """
+    network = _laid_out(vae)
+    for part in (vae.encoder, vae.quant_conv):
+        part.requires_grad_(False)
+    trained = fit(network, _decoder_loss(stage, making), stage.schedule, making, stage.name)
+    assert isinstance(trained, WholeClips)
+    return _as_files_have(trained.vae)
+
+
+def _decoder_loss(stage: Stage, making: Making) -> Loss:
+    def loss(network: nn.Module, step: int) -> Tensor:
+        assert isinstance(network, WholeClips)
+        random = np.random.default_rng([making.seed, step])
+        clips = as_tensor(stage.draw(random, step)).to(next(network.parameters()).device)
+        with torch.autocast(clips.device.type, torch.bfloat16):
+            with torch.no_grad():
+                latents, _ = network.encode(clips)
+            worn = _WORN * torch.rand(len(latents), 1, 1, 1, 1, device=latents.device)
+            first = _first_decoded(random, clips)
+            decoded = network.decode((latents + worn * torch.randn_like(latents))[:, :, first:])
+        return _error(decoded, clips[:, :, _FRAMES_PER_LATENT * first :], stage)
+
+    return loss
 
 
 def _loss(stage: Stage, making: Making, tiled: bool) -> Loss:
     def loss(network: nn.Module, step: int) -> Tensor:
         random = np.random.default_rng([making.seed, step])
         clips = as_tensor(stage.draw(random, step)).to(next(network.parameters()).device)
-        first = int(random.integers((clips.shape[2] - 1) // _FRAMES_PER_LATENT + 1)) if tiled else 0
+        first = _first_decoded(random, clips) if tiled else 0
         with torch.autocast(clips.device.type, torch.bfloat16):
             decoded, mean, log_variance = network(clips, first)
-        wanted = clips[:, :, _FRAMES_PER_LATENT * first :]
-        weights = weights_of(wanted, ground_of(wanted), stage.emphasis)
-        off = decoded - wanted
         kl = (mean.square() + log_variance.exp() - 1 - log_variance).mean() / 2
-        error: Tensor = (weights * (off.abs() + off.square())).mean() + _KL_WEIGHT * kl
-        return error
+        return _error(decoded, clips[:, :, _FRAMES_PER_LATENT * first :], stage) + _KL_WEIGHT * kl
 
     return loss
+
+
+def _first_decoded(random: np.random.Generator, clips: Tensor) -> int:
+    """Draw the latent frame with which a tile of decoding begins."""
+    return int(random.integers((clips.shape[2] - 1) // _FRAMES_PER_LATENT + 1))
+
+
+def _error(decoded: Tensor, wanted: Tensor, stage: Stage) -> Tensor:
+    off = decoded - wanted
+    each = off.abs() + off.square()
+    if stage.emphasis:
+        each = each * weights_of(wanted, ground_of(wanted), stage.emphasis)
+    error: Tensor = each.mean()
+    return error
 
 
 @torch.no_grad()
@@ -196,9 +239,15 @@ def _begin(vae: Vae, form: Form) -> None:
     vae.quant_conv.bias[channels:].fill_(_FIRST_LOG_VARIANCE)
 
 
-def _lay_out(vae: Vae) -> None:
+def _laid_out(vae: Vae) -> WholeClips:
     """Bring weights to the layout in memory for which convolutions are fastest."""
     for module in vae.modules():
         if isinstance(module, (nn.Conv2d, nn.Conv3d)):
             layout = torch.channels_last_3d if module.weight.ndim == 5 else torch.channels_last
             module.to(memory_format=layout)  # type: ignore[call-overload]
+    return WholeClips(vae)
+
+
+def _as_files_have(vae: Vae) -> Vae:
+    vae.to(memory_format=torch.contiguous_format)
+    return vae

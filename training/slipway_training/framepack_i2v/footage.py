@@ -49,3 +49,8 @@ def pieces(random: np.random.Generator, step: int, choice: Sequence[Subject]) ->
 def moving(random: np.random.Generator, step: int, choice: Sequence[Subject]) -> NDArray[np.uint8]:
     """Draw pieces as :func:`pieces` does, without pictures."""
     return LONG.cut(random, choice, *_MOVING[step % len(_MOVING)])
+
+
+def tiles(random: np.random.Generator, step: int, choice: Sequence[Subject]) -> NDArray[np.uint8]:
+    """Draw tiles of decoding, as in use, and every fourth step whole pictures."""
+    return LONG.cut(random, choice, *(_PICTURES if step % 4 == 3 else (4, *_TILE[1:])))
