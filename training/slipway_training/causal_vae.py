@@ -172,7 +172,8 @@ def _loss(stage: Stage, making: Making, tiled: bool) -> Loss:
         with torch.autocast(clips.device.type, torch.bfloat16):
             decoded, mean, log_variance = network(clips, first)
         kl = (mean.square() + log_variance.exp() - 1 - log_variance).mean() / 2
-        return _error(decoded, clips[:, :, _FRAMES_PER_LATENT * first :], stage) + _KL_WEIGHT * kl
+        error: Tensor = _error(decoded, clips[:, :, _FRAMES_PER_LATENT * first :], stage) + _KL_WEIGHT * kl
+        return error
 
     return loss
 
