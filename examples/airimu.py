@@ -10,7 +10,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from slipway_cli import root
+from shell import slipway
+
 from slipway_export.families import family_named
 from slipway_export.run import ExportOptions, run_export
 from slipway_serving.server import Server, ServerConfig
@@ -24,16 +25,10 @@ def main() -> None:
     repository = OUT / "repository"
     run_export(family_named("airimu"), ExportOptions(checkpoint="demo", repository=repository))
     recording = OUT / "recording"
-    run("imu-recording", str(recording), "--seconds", "30")
+    slipway("imu-recording", str(recording), "--seconds", "30")
     with Server(ServerConfig(repository, http_port=0, grpc_port=0, metrics_port=0)) as server:
         files = ("--output", str(OUT / "corrected.csv"), "--plot", str(OUT / "trajectory.png"))
-        run("imu", str(recording), *files, "--window-size", "6000", "--url", server.grpc_url)
-
-
-def run(*arguments: str) -> None:
-    """Run a `slipway` command as the shell would."""
-    if code := root.run(arguments):
-        raise SystemExit(code)
+        slipway("imu", str(recording), *files, "--window-size", "6000", "--url", server.grpc_url)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from slipway_cli import root
+from shell import slipway
+
 from slipway_export.commands import quiet_libraries
 from slipway_export.families import family_named
 from slipway_export.run import ExportOptions, run_export
@@ -27,16 +28,10 @@ def main() -> None:
     with quiet_libraries():
         for family, checkpoint in (("wakeword", "demo"), ("wakeword_head", WORD)):
             run_export(family_named(family), ExportOptions(checkpoint=checkpoint, repository=repository))
-    run("checkpoint", "wakeword_head", "--preset", WORD, "--output", str(OUT / "word"))
+    slipway("checkpoint", "wakeword_head", "--preset", WORD, "--output", str(OUT / "word"))
     with Server(ServerConfig(repository, http_port=0, grpc_port=0, metrics_port=0)) as server:
         heard = ("--stream", "--word", WORD, "--plot", str(OUT / "heard.png"))
-        run("listen", str(OUT / "word/said.ogg"), *heard, "--url", server.grpc_url)
-
-
-def run(*arguments: str) -> None:
-    """Run a `slipway` command as the shell would."""
-    if code := root.run(arguments):
-        raise SystemExit(code)
+        slipway("listen", str(OUT / "word/said.ogg"), *heard, "--url", server.grpc_url)
 
 
 if __name__ == "__main__":

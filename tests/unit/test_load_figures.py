@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -195,10 +197,16 @@ def test_queues_are_what_was_added_since() -> None:
 
 def test_payloads_are_the_same_for_the_same_seed_and_others_for_another() -> None:
     assert payloads.prompt(np.random.default_rng(3)) == payloads.prompt(np.random.default_rng(3))
-    for make in (payloads.picture, lambda seed: payloads.speech(seed, 0.5, 16_000).tobytes()):
+    makers: tuple[Callable[[int], object], ...] = (
+        payloads.picture,
+        payloads.said,
+        *(partial(payloads.land, mode=mode) for mode in VOCABULARIES),
+        lambda seed: payloads.speech(seed, 0.5, 16_000).tobytes(),
+    )
+    for make in makers:
         first = make(1)
-        payloads.picture.cache_clear()
-        payloads.speech.cache_clear()
+        for kept in (payloads.picture, payloads.land, payloads.speech):
+            kept.cache_clear()
         assert make(1) == first != make(2)
 
 

@@ -37,7 +37,7 @@ class Card:
             f"# {self.title}\n\n{self.is_of}\n\n"
             f"**Data.** {self.data}\n\n"
             f"**Training.** {self.training}\n"
-            f"`slipway train weights {family} --seed {seed}` makes it again.\n\n"
+            f"`slipway train weights {family} --seed {seed}` makes one anew by this recipe.\n\n"
             f"**Results**, on data that the training never drew:\n\n| | |\n|---|---|\n{rows}\n\n"
             f"**Limits.** {self.limits}\n\n"
             "**Licence.** Apache-2.0; data and weights were made by this project's programs.\n"

@@ -20,7 +20,7 @@ from slipway_loadtests.bench.meaning import (
     Report,
     refuse_denoising,
 )
-from slipway_loadtests.bench.meaning_videos import PSNR, median_db
+from slipway_loadtests.bench.meaning_shapes import PSNR, median_db
 from slipway_serving.matrix_game.keys import VOCABULARIES, actions_of
 from slipway_serving.matrix_game.request import REQUESTS
 from slipway_training.matrix_game.measures import PLAY_BLOCKS, PLAYED, judge_figures, unseen_plays

@@ -1,4 +1,6 @@
-"""Seeded data that looks like the real: prompts, pictures, speech, steps of a walk, keys of a player.
+"""Seeded data as users send it: prompts, pictures, speech, steps of a walk, keys of a player.
+
+Prompts and pictures are such as the demo checkpoints know; other checkpoints take them as well.
 
 What takes milliseconds to make is made once for each seed: whoever makes load shares the processor with its
 other users, and perhaps with the server.
@@ -15,54 +17,43 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from slipway_serving.matrix_game.keys import NOTHING, VOCABULARIES
+from slipway_training.framepack_i2v.footage import LONG
+from slipway_training.shapes.captions import caption, plain
+from slipway_training.shapes.render import render
+from slipway_training.shapes.scenes import Scene, subjects
+from slipway_training.worlds.plays import random_play
 
 IMU_HZ = 200
 SEEDS = 32
 """Of pictures, sounds and motions there are so many of each kind."""
 _KEPT = 4 * SEEDS
 _GRAVITY_M_S2 = 9.81
-_SUBJECTS = (
-    "an old fisherman",
-    "two red foxes",
-    "a paper boat",
-    "a violinist",
-    "a small robot",
-    "a grey horse",
-)
-_DOINGS = ("crosses a wooden bridge", "waits in the rain", "turns around slowly", "runs through tall grass")
-_PLACES = (
-    "at sunset",
-    "in a narrow street at night",
-    "under falling snow",
-    "on a beach in the morning light",
-)
-_STYLES = ("", ", hand-held camera", ", shallow depth of field, 35 mm", ", slow aerial shot")
+_SUBJECTS = subjects(unseen=True)
+# Of a camera: what is decoded and sent is as large as what people send.
+_SIDE_PX, _QUALITY = 640, 90
 
 
 def prompt(random: np.random.Generator) -> str:
-    """Return a sentence such as people write."""
-    parts = (random.choice(words) for words in (_SUBJECTS, _DOINGS, _PLACES, _STYLES))
-    return "{} {} {}{}".format(*parts)
+    """Return what somebody asks for who knows the demo checkpoints: a coloured shape in motion."""
+    return caption(random, _SUBJECTS[int(random.integers(len(_SUBJECTS)))])
+
+
+def said(seed: int) -> str:
+    """Return how the picture of a seed is to go on."""
+    return plain(_scene(seed).subject)
 
 
 @lru_cache(_KEPT)
-def picture(seed: int, height: int = 352, width: int = 640) -> bytes:
-    """Return a landscape, as a camera's JPEG: sky, sun and hills under grain, in RGB."""
-    random = np.random.default_rng(seed)
-    rows, columns = np.mgrid[0 : 1 : height * 1j, 0 : 1 : width * 1j]
-    sky, ground = random.uniform(90, 255, 3), random.uniform(20, 140, 3)
-    pixels = sky * (1 - 0.5 * rows[..., None]) + 0 * columns[..., None]
-    centre_y, centre_x = random.uniform(0.1, 0.4), random.uniform(0.1, 0.9)
-    sun = np.exp(-((rows - centre_y) ** 2 + (columns - centre_x) ** 2) / 0.005)
-    pixels = pixels + 120 * sun[..., None]
-    for layer in range(1, 4):
-        waves = np.sin(2 * np.pi * (columns * random.uniform(1, 4) + random.uniform()))
-        hills = rows > 0.45 + 0.13 * layer + 0.06 * waves
-        pixels[hills] = ground / layer
-    grainy = np.clip(pixels + random.normal(0, 4, pixels.shape), 0, 255).astype(np.uint8)
-    file = BytesIO()
-    Image.fromarray(grainy).save(file, "JPEG", quality=90)
-    return file.getvalue()
+def picture(seed: int) -> bytes:
+    """Return a picture of a coloured shape, 640 x 640, as a camera's JPEG."""
+    return _jpeg(Image.fromarray(render(_scene(seed), range(1), _SIDE_PX)[0]))
+
+
+@lru_cache(_KEPT)
+def land(seed: int, mode: str) -> bytes:
+    """Return a picture with which a world of a mode begins, 640 px wide, as a camera's JPEG."""
+    frame = Image.fromarray(random_play(np.random.default_rng(seed), mode, 1).frames()[0])
+    return _jpeg(frame.resize((_SIDE_PX, _SIDE_PX * frame.height // frame.width)))
 
 
 @lru_cache(_KEPT)
@@ -108,3 +99,13 @@ def keys(random: np.random.Generator, mode: str) -> str:
         free = [key for key in known if key != NOTHING and key not in known[held].against and key != held]
         held = str(random.choice(free)) + held if held != NOTHING and free else held
     return held
+
+
+def _scene(seed: int) -> Scene:
+    return LONG.scene(np.random.default_rng(seed), _SUBJECTS)
+
+
+def _jpeg(image: Image.Image) -> bytes:
+    file = BytesIO()
+    image.save(file, "JPEG", quality=_QUALITY)
+    return file.getvalue()

@@ -111,16 +111,16 @@ def text_to_video(visitor: Visitor, due_s: float) -> None:
 
 def image_to_video(visitor: Visitor, due_s: float) -> None:
     """Have a video made of a picture and a text."""
-    random = visitor.random
-    sent = {"image": payloads.picture(visitor.data_seed()), "prompt": payloads.prompt(random)}
-    _video(visitor, due_s, visitor.asked(ImageToVideoRequest, **sent, seed=int(random.integers(2**31))))
+    shown, seed = visitor.data_seed(), int(visitor.random.integers(2**31))
+    sent = {"image": payloads.picture(shown), "prompt": payloads.said(shown)}
+    _video(visitor, due_s, visitor.asked(ImageToVideoRequest, **sent, seed=seed))
 
 
 def world(visitor: Visitor, due_s: float, mode: str) -> None:
     """Play a world for a time."""
     opening = visitor.asked(
         REQUESTS[mode],
-        image=payloads.picture(visitor.data_seed()),
+        image=payloads.land(visitor.data_seed(), mode),
         seed=int(visitor.random.integers(2**31)),
         fps=WORLD_FPS,
     )

@@ -149,17 +149,16 @@ def _text_to_video(limit_s: float, seed: int) -> Ask:
 
 
 def _image_to_video(limit_s: float, seed: int) -> Ask:
-    prompt = payloads.prompt(np.random.default_rng(seed))
     return Ask(
         ImageToVideoRequest(
-            payloads.picture(seed), prompt, seconds=1.2, height=32, width=48, steps=2, seed=seed,
+            payloads.picture(seed), payloads.said(seed), seconds=1.2, height=32, width=48, steps=2, seed=seed,
             output="frames", timeout_s=limit_s,
         )
     )  # fmt: skip
 
 
 def _world(mode: str, seed: int) -> Ask:
-    random, opening = np.random.default_rng(seed), REQUESTS[mode](image=payloads.picture(seed), seed=seed)
+    random, opening = np.random.default_rng(seed), REQUESTS[mode](image=payloads.land(seed, mode), seed=seed)
     turn: Any = opening.turn
     held = [payloads.keys(random, mode) for _ in range(_TURNS)]
     return Ask(opening, tuple(turn(**actions_of(each, mode)) for each in held))

@@ -27,6 +27,8 @@ from slipway_training.shapes.scenes import COLOURS, MOTIONS, SHAPES, Subject
 EVERY = 4
 LOOKED = len(range(0, FRAMES, EVERY))
 JUDGE_FILE = "judge.safetensors"
+# Channels that tell where a shape is, and numbers that tell how it moves; most of its weights are between.
+_PLACES, _MOVES = 3, 24
 _BATCH = 32
 _SCHEDULE = Schedule(steps=1000, learning_rate=3e-3, warmup=50)
 _WORDS = {"colour": tuple(COLOURS), "shape": SHAPES, "motion": MOTIONS}
@@ -50,9 +52,11 @@ class Judge(nn.Module):
         self.what = nn.Sequential(nn.Conv2d(48, 64, 3), nn.SiLU(), nn.AdaptiveMaxPool2d(1), nn.Flatten(1))
         self.colour = nn.Linear(64, len(COLOURS))
         self.shape = nn.Linear(64, len(SHAPES))
-        self.where = nn.Conv2d(48, 4, 1)
+        self.where = nn.Conv2d(48, _PLACES, 1)
         self.motion = nn.Sequential(
-            nn.Linear(LOOKED * (4 * (SIDE_PX // 8) ** 2), 96), nn.SiLU(), nn.Linear(96, len(MOTIONS))
+            nn.Linear(LOOKED * _PLACES * (SIDE_PX // 8) ** 2, _MOVES),
+            nn.SiLU(),
+            nn.Linear(_MOVES, len(MOTIONS)),
         )
 
     def forward(self, clips: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,0 +1,121 @@
+"""Videos of coloured shapes: asked for, judged by a network that lies beside the checkpoint, compared."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway_client import Client, Frames, TextToVideoRequest
+from slipway_export.checkpoint import open_checkpoint
+from slipway_export.families import family_named
+from slipway_export.spec import Precision
+from slipway_loadtests.bench.meaning import (
+    Example,
+    Export,
+    Figures,
+    MeaningOptions,
+    Measure,
+    Report,
+)
+from slipway_loadtests.bench.quality import psnr_db
+from slipway_serving.errors import InvalidRequest
+from slipway_serving.framepack_i2v.request import ImageToVideoRequest
+from slipway_training.shapes.judge import JUDGE_FILE, Judge, load_judge
+
+PSNR = "PSNR, dB"
+_REPORTS, _EXAMPLES = 10, 12
+
+Videos = list[NDArray[np.uint8]]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of a checkpoint whose videos show coloured shapes.
+
+    Args:
+        requests: one for each video, each with a seed of its own; their output is frames.
+        ways: further fields of each, by name; asked of the first precision only.
+        options: of every export, by field of :class:`ExportOptions`.
+        renders: tells how often the judge is right on renders.
+        judged: from videos to the share in which each word is right, and the title of each.
+    """
+
+    requests: Sequence[TextToVideoRequest | ImageToVideoRequest]
+    ways: Mapping[str, Mapping[str, Any]]
+    options: Mapping[str, Any]
+    renders: Callable[[], Figures]
+    judged: Callable[[Videos], tuple[Figures, Sequence[str]]]
+
+
+class Shapes:
+    """Judges videos of coloured shapes; see :class:`~slipway_loadtests.bench.meaning.Judgement`."""
+
+    precisions = (Precision.FP32, Precision.INT8, Precision.INT4)
+    formats: Mapping[str, str] = {
+        **dict.fromkeys(("colour", "shape", "motion", "all"), ".0%"),
+        PSNR: ".1f",
+    }
+
+    def __init__(self, options: MeaningOptions, asked: Asked) -> None:
+        self._options, self._asked = options, asked
+        self.examples: Sequence[Example] = ()
+        self._reference: Videos | None = None
+
+    def exports(self, *, first: bool) -> Sequence[Export]:
+        """Return the checkpoint for the size of these videos, first with a graph for the caches."""
+        made = {**self._asked.options, "variant": "first-block-cache" if first else None}
+        return (Export(self._options.family, self._options.checkpoint, made),)
+
+    def ways(self, *, first: bool) -> Mapping[str, Measure]:
+        """Return how the videos are asked for: plainly, and at first in the other ways."""
+        ways: dict[str, Mapping[str, Any]] = {"": {}} | (dict(self._asked.ways) if first else {})
+        return {way: partial(self._measure, fields) for way, fields in ways.items()}
+
+    def references(self) -> Mapping[str, Figures]:
+        """Return how often the judge is right on renders."""
+        return {"the judge, on renders": self._asked.renders()}
+
+    def _measure(self, fields: Mapping[str, Any], client: Client, report: Report) -> Figures:
+        videos: Videos = []
+        requests = self._asked.requests
+        for place, request in enumerate(requests):
+            if place % -(-len(requests) // _REPORTS) == 0:
+                report(f"video {place + 1} of {len(requests)}")
+            *_, result = client.generate(replace(request, **fields))
+            if not isinstance(result, Frames):
+                raise TypeError(f"a request for frames must end with them, got {type(result).__name__}")
+            videos.append(result.array)
+        shares, titles = self._asked.judged(videos)
+        if self._reference is None:
+            self._reference = videos
+            self.examples = [Example(*pair) for pair in zip(titles, videos, strict=True)][:_EXAMPLES]
+        off = median_db(videos, self._reference)
+        return shares if off is None else {**shares, PSNR: off}
+
+
+def judge_beside(options: MeaningOptions) -> Judge:
+    """Return the judge that lies beside a checkpoint.
+
+    Raises:
+        InvalidRequest: there is none.
+    """
+    with open_checkpoint(family_named(options.family), options.checkpoint) as checkpoint:
+        if not (checkpoint.path / JUDGE_FILE).is_file():
+            raise InvalidRequest(
+                f"bench: checkpoint must have {JUDGE_FILE} beside it, got {options.checkpoint} without;"
+                " try demo"
+            )
+        return load_judge(checkpoint.path)
+
+
+def median_db(found: Videos, reference: Videos) -> float | None:
+    """Return the median over the videos that differ; None where none does."""
+    each = [psnr_db(actual, expected) for actual, expected in zip(found, reference, strict=True)]
+    differing = [decibels for decibels in each if decibels is not None]
+    return statistics.median(differing) if differing else None
