@@ -257,8 +257,12 @@ def quality(
         typer.Option(help="Of that family; a judge of videos lies beside it.", metavar="PRESET|DIR|HUB_ID"),
     ] = "demo",
     precision: Annotated[
-        list[Precision] | None,
-        typer.Option(help="Of an export, may be repeated; the first is asked with shortcuts too."),
+        list[str] | None,
+        typer.Option(
+            help="Of an export, may be repeated; the first is asked with shortcuts too. NAME=PRECISION is"
+            " that of one component in all of them.",
+            metavar="[NAME=]PRECISION",
+        ),
     ] = None,
     samples: Annotated[
         int | None,
@@ -278,16 +282,19 @@ def quality(
     quiet: Quiet = False,
 ) -> None:
     """Measure meaning: whether videos show what prompts say, worlds obey, words are heard, tracks true."""
+    from slipway_export.commands import parse_precisions
     from slipway_loadtests.bench.chart import draw_meaning
     from slipway_loadtests.bench.meaning import MeaningOptions, meaning_json, print_meaning, run
 
     if url is not None and precision:
         raise InvalidRequest(
             "bench: precision must be left out with --url, where the server's own is measured, got"
-            f" {', '.join(each.value for each in precision)}"
+            f" {', '.join(precision)}"
         )
-    precisions = tuple(precision or ())
-    options = MeaningOptions(family, checkpoint, precisions, samples, steps, guidance_scale, url)
+    whole = [text for text in precision or () if "=" not in text]
+    precisions = tuple(parse_precisions([text])[0] for text in whole)
+    _, kept = parse_precisions([text for text in precision or () if "=" in text])
+    options = MeaningOptions(family, checkpoint, precisions, samples, steps, guidance_scale, url, kept)
     _measure("quality", partial(run, options), meaning_json, draw_meaning, print_meaning, output, quiet)
 
 

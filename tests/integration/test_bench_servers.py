@@ -104,6 +104,7 @@ def test_quality_tells_what_videos_of_a_server_show_plainly_and_with_shortcuts(
     [
         ("", f"checkpoint must have {JUDGE_FILE} beside it"),
         ("--url localhost:1 --precision int8", "precision must be left out with --url"),
+        ("--precision text_encoder=fp31", "or NAME=PRECISION for a component, got 'text_encoder=fp31'"),
         ("--family wan", f"family must be one of {', '.join(JUDGED)}, got wan"),
         ("--family airimu --steps 4", "steps must be left out for airimu, got 4"),
     ],

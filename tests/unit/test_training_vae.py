@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from slipway_training.causal_vae import Stage, WholeClips, as_tensor, train_vae
+from slipway_training.causal_vae import Stage, WholeClips, as_tensor, train_decoder, train_vae
 from slipway_training.fitting import Schedule
 from slipway_training.recipe import Making
 from slipway_training.shapes.clips import pictures, pieces
@@ -104,6 +105,24 @@ def test_training_states_the_spread_of_the_latents(hardly_trained: Vae) -> None:
     columns = normalized.transpose(0, 1).flatten(1)
     assert columns.mean(dim=1).abs().max() < 0.3
     assert (columns.std(dim=1) - 1).abs().max() < 0.35
+
+
+@FORMS
+def test_decoder_is_trained_on_while_latents_stay(form: Form, config: dict[str, Any], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    vae = form.network(**config)
+    before = {name: weight.clone() for name, weight in vae.state_dict().items()}
+    stage = Stage(
+        "decoder",
+        Schedule(steps=2, learning_rate=1e-2, warmup=1, ema=0.0),
+        lambda random, step: pieces(random, 1, SEEN)[:2],
+        emphasis=2.0,
+    )
+    trained = train_decoder(vae, stage, Making(tmp_path, tmp_path / "state", threads=1))
+    changed = {name for name, weight in trained.state_dict().items() if not weight.equal(before[name])}
+    own = {name for name in before if name.startswith(("decoder.", "post_quant_conv."))}
+    assert changed <= own
+    assert len(changed) > len(own) / 2
 
 
 @FORMS

@@ -55,6 +55,7 @@ class MeaningOptions:
         family: one of `JUDGED`.
         checkpoint: of the family.
         precisions: of the exports; the first is also asked with each shortcut. The family's own when empty.
+        kept: precisions of components, by name, whatever that of the export is.
         samples: how many prompts, pictures, worlds, words or recordings are asked of each; the family's own
             number when None.
         steps: of denoising, of families that denoise.
@@ -70,6 +71,7 @@ class MeaningOptions:
     steps: int | None = None
     guidance_scale: float | None = None
     url: str | None = None
+    kept: Mapping[str, Precision] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -167,27 +169,33 @@ def run(options: MeaningOptions, report: Report) -> MeaningResult:
     else:
         for precision in options.precisions or judgement.precisions:
             first = not subjects
+            kept = (f"{name} {each.value}" for name, each in options.kept.items())
+            subject = ", ".join((precision.value, *kept))
             try:
                 with tempfile.TemporaryDirectory(prefix="slipway-bench-") as folder:
                     repository = Path(folder) / "repository"
-                    report(f"exporting {precision.value}")
-                    _export(judgement, repository, precision, first)
+                    report(f"exporting {subject}")
+                    for each in judgement.exports(first=first):
+                        _export(each, repository, precision, options.kept)
                     config = ServerConfig(repository, http_port=0, grpc_port=0, metrics_port=0)
                     with Server(config) as server, Client(server.grpc_url) as client:
-                        _ask(client, precision.value, judgement.ways(first=first), report, subjects, not_run)
+                        _ask(client, subject, judgement.ways(first=first), report, subjects, not_run)
             except SlipwayError as error:
                 if first:
                     raise
-                not_run[precision.value] = str(error)
+                not_run[subject] = str(error)
     return MeaningResult(subjects, references, judgement.formats, judgement.examples, not_run, options)
 
 
-def _export(judgement: Judgement, repository: Path, precision: Precision, first: bool) -> None:
-    for each in judgement.exports(first=first):
-        options = ExportOptions(
-            checkpoint=each.checkpoint, repository=repository, precision=precision, **each.options
-        )
-        run_export(family_named(each.family), options)
+def _export(each: Export, repository: Path, precision: Precision, kept: Mapping[str, Precision]) -> None:
+    options = ExportOptions(
+        checkpoint=each.checkpoint,
+        repository=repository,
+        precision=precision,
+        precisions=kept,
+        **each.options,
+    )
+    run_export(family_named(each.family), options)
 
 
 def _ask(

@@ -14,11 +14,11 @@ from transformers import AutoTokenizer
 from slipway_export.families.framepack_presets import DEMO_CONFIGS
 from slipway_export.modeling.framepack_presets import write_settings
 from slipway_training.card import Card
-from slipway_training.causal_vae import Stage, train_vae
+from slipway_training.causal_vae import Stage, train_decoder, train_vae
 from slipway_training.fitting import Schedule
 from slipway_training.flow_matching import Noise
 from slipway_training.framepack_i2v.encoders import picture_of, train_clip, train_llama, train_siglip
-from slipway_training.framepack_i2v.footage import LONG, moving, pictures, pieces
+from slipway_training.framepack_i2v.footage import LONG, moving, pictures, pieces, tiles
 from slipway_training.framepack_i2v.latents import Encoders, encode_clips
 from slipway_training.framepack_i2v.measures import EVERY, figures, rendered, unseen_scenes
 from slipway_training.framepack_i2v.transformer import Course, train_transformer
@@ -38,9 +38,10 @@ EXAMPLES = 3
 PICTURES_SCHEDULE = Schedule(steps=400, learning_rate=2e-3, weight_decay=1e-4)
 CLIPS_SCHEDULE = Schedule(steps=3600, learning_rate=1.5e-3, weight_decay=1e-4)
 MOVING_SCHEDULE = Schedule(steps=1400, learning_rate=8e-4, warmup=50, weight_decay=1e-4)
+TILES_SCHEDULE = Schedule(steps=2400, learning_rate=1.2e-3, warmup=50, weight_decay=1e-4)
 # A shape is small beside its ground, and what tells it from others is its outline.
 SHAPE_EMPHASIS, OUTLINE_EMPHASIS = 6.0, 10.0
-COURSE = Course(Schedule(5200, 1.5e-3, warmup=200, ema=0.998), Noise(0.0, 1.0, shift=2.0), emphasis=4.0)
+COURSE = Course(Schedule(7800, 1.5e-3, warmup=200, ema=0.998), Noise(0.0, 1.0, shift=2.0), emphasis=4.0)
 
 
 def make(making: Making) -> None:
@@ -54,6 +55,10 @@ def make(making: Making) -> None:
         Stage("vae", MOVING_SCHEDULE, lambda random, step: moving(random, step, seen), OUTLINE_EMPHASIS),
     )
     vae = train_vae(VAE, stages, making, HUNYUAN_VIDEO)
+    last = Stage(
+        "vae_decoder", TILES_SCHEDULE, lambda random, step: tiles(random, step, seen), OUTLINE_EMPHASIS
+    )
+    vae = train_decoder(vae, last, making)
     write_settings(making.output, DEMO_CONFIGS, sentences=examples(), flow_shift=FLOW_SHIFT)
     llama_words, clip_words = (
         AutoTokenizer.from_pretrained(str(making.output / name), local_files_only=True)
@@ -119,10 +124,11 @@ CARD = Card(
     ),
     training=(
         "The VAE on pictures, then on pieces of clips (absolute and squared error, a small divergence from"
-        " unit noise); LLaMA, CLIP and SigLIP to tell what captions say and pictures show; the transformer by"
-        " flow matching on sections of encoded clips in both orders, with history that is worn at times."
-        " `judge.safetensors` is the classifier of these figures. Steps, pieces and clips were settled while"
-        " it trained, so what is made again is like these weights, not the same."
+        " unit noise), at last its decoder alone, on latents with noise; LLaMA, CLIP and SigLIP to tell what"
+        " captions say and pictures show; the transformer by flow matching on sections of encoded clips in"
+        " both orders, with history that is worn at times. `judge.safetensors` is the classifier of these"
+        " figures. Steps, pieces and clips were settled while it trained, so what is made again is like these"
+        " weights, not the same."
     ),
     results={
         "judge_all": "the judge on 200 renders of unseen combinations: all words right, share",
