@@ -30,8 +30,10 @@ $(LOAD_VENV)/installed: pyproject.toml requirements-load.lock
 	  --editable '.[load]'
 	@touch $@
 
-demo: $(VENV)/installed ## Export small trained checkpoints, serve them: out/wan_t2v.mp4, out/wakeword, out/airimu
+demo: $(VENV)/installed ## Export, serve and call a small trained checkpoint of each family: videos, plots in out/
 	$(BIN)/python examples/wan_t2v.py
+	$(BIN)/python examples/matrix_game.py
+	$(BIN)/python examples/framepack_i2v.py
 	$(BIN)/python examples/wakeword.py
 	$(BIN)/python examples/airimu.py
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from slipway_loadtests.soak.running import Result
 
 _PANEL_INCHES = (5.0, 3.6)
+_GAP_PX = 3
 _EXAMPLE_FRAMES = 9
 
 
@@ -124,7 +125,9 @@ def _draw_examples(examples: Sequence[Example], path: Path) -> None:
     FigureCanvasAgg(figure)
     for place, example in enumerate(examples):
         axes = figure.add_subplot((len(examples) + 1) // 2, 2, place + 1)
-        axes.imshow(np.concatenate(list(example.video[:: _frames_apart(len(example.video))]), axis=1))
+        frames = example.video[:: _frames_apart(len(example.video))]
+        white = np.full_like(frames[0, :, :_GAP_PX], 255)
+        axes.imshow(np.concatenate([part for frame in frames for part in (frame, white)], axis=1))
         axes.set_title(example.title, fontsize="medium")
         axes.axis("off")
     figure.savefig(path)
