@@ -389,9 +389,12 @@ def _selected(
 
 
 def _check_precisions(components: Sequence[Component], options: ExportOptions) -> None:
-    """Refuse a precision that was asked for a component by name and that it has not."""
+    """Refuse a precision that a component named with it has not, or that none of all has."""
     known = {component.name: component for component in components}
     problems = []
+    if not any(options.precision in component.tolerance for component in components):
+        had = [each for each in Precision if any(each in component.tolerance for component in components)]
+        problems.append(f"precision must be one of {', '.join(had)}, got {options.precision.value}")
     for name, precision in options.precisions.items():
         if name not in known:
             problems.append(

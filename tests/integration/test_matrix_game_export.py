@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import onnx
+import pytest
 
 from slipway_export.families import family_named
 from slipway_export.run import ExportOptions, run_export
+from slipway_export.spec import Precision
 
 
 def test_block_denoiser_is_within_bounds_over_eight_blocks_at_opset_17(tmp_path: Path) -> None:
@@ -22,3 +24,21 @@ def test_block_denoiser_is_within_bounds_over_eight_blocks_at_opset_17(tmp_path:
     assert not any(row.failures for row in rows)
     assert all(row.max_abs < 1e-4 for row in steps)
     assert onnx.load(output, load_external_data=False).opset_import[0].version == 17
+
+
+@pytest.mark.parametrize(
+    ("precision", "operator"), [(Precision.INT8, "MatMulInteger"), (Precision.INT4, "MatMulNBits")]
+)
+def test_block_denoiser_has_integer_weights(tmp_path: Path, precision: Precision, operator: str) -> None:
+    output = tmp_path / "block.onnx"
+    options = ExportOptions(
+        "tiny",
+        output=output,
+        precision=precision,
+        variant="templerun",
+        components=("templerun/block_denoiser",),
+    )
+    rows = run_export(family_named("matrix_game"), options).rows
+    assert not any(row.failures for row in rows)
+    assert all(row.relative_l2 > 1e-3 for row in rows)
+    assert operator in {node.op_type for node in onnx.load(output, load_external_data=False).graph.node}

@@ -43,7 +43,7 @@ def test_blocks_of_unseen_worlds_obey_their_keys_in_every_mode(tmp_path: Path) -
     found = measured("--family matrix_game --precision fp32 --samples 2", tmp_path)
     assert list(found["subjects"]) == ["fp32, universal", "fp32, gta_drive", "fp32, templerun"]
     assert found["references"]["the judge, on renders"]["obeyed"] > 0.95
-    for mode, least in {"universal": 0.9, "gta_drive": 0.9, "templerun": 0.5}.items():
+    for mode, least in {"universal": 0.9, "gta_drive": 0.9, "templerun": 0.75}.items():
         assert found["subjects"][f"fp32, {mode}"]["obeyed"] >= least
     assert found["not_run"] == {}
     assert (tmp_path / "quality_videos.png").stat().st_size > 10_000

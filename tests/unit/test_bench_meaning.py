@@ -23,9 +23,9 @@ def test_component_keeps_its_precision_in_every_export(
         raise InvalidRequest("that is enough")
 
     monkeypatch.setattr(meaning, "run_export", refuse)
-    line = "bench quality --family airimu --precision int8 --precision codenet=fp32 --samples 1"
+    line = "bench quality --family airimu --precision fp64 --precision codenet=fp32 --samples 1"
     assert root.run([*line.split(), "--output", str(tmp_path)]) == 2
     assert [(options.precision, options.precisions) for options in asked] == [
-        (Precision.INT8, {"codenet": Precision.FP32})
+        (Precision.FP64, {"codenet": Precision.FP32})
     ]
-    assert "exporting int8, codenet fp32" in capsys.readouterr().err
+    assert "exporting fp64, codenet fp32" in capsys.readouterr().err

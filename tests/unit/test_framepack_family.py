@@ -378,6 +378,9 @@ def test_precision_is_refused_by_name_when_a_component_does_not_have_it(
     target = ["--checkpoint", str(tiny), "--repository", str(tmp_path / "models")]
     assert run(["export", "framepack_i2v", *target, "--precision", "vae_decoder=int8"]) == 2
     assert "precision of vae_decoder must be one of fp32, fp16, bf16, got int8" in capsys.readouterr().err
+    alone = ["--precision", "int8", "--component", "vae_decoder"]
+    assert run(["export", "framepack_i2v", *target, *alone]) == 2
+    assert "precision must be one of fp32, fp16, bf16, got int8" in capsys.readouterr().err
     # Asked for all, it leaves the VAE in float32.
     assert planned(tiny)["vae_decoder"].precision(Precision.INT8) is Precision.FP32
 

@@ -47,6 +47,7 @@ TOLERANCE = {
     Precision.FP16: Tolerance(max_abs=1.0, relative_l2=2e-2, cosine=0.999),
     Precision.BF16: Tolerance(max_abs=5.0, relative_l2=5e-2, cosine=0.998),
     Precision.INT8: Tolerance(max_abs=5.0, relative_l2=8e-2, cosine=0.997),
+    Precision.INT4: Tolerance(max_abs=20.0, relative_l2=0.3, cosine=0.96),
 }
 # What embeds timesteps, picture and keys, and what projects, is small and moves everything after it.
 KEEP_FLOAT = ("*.time_embedding", "*.time_projection", "*.img_emb", "*.keyboard_embed", "*.head.head")

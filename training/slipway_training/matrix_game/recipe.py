@@ -40,7 +40,7 @@ VAE_SCHEDULES = {
 SCHEDULES = {
     "universal": Schedule(steps=5000, learning_rate=2e-3, ema=0.998),
     "gta_drive": Schedule(steps=900, learning_rate=1e-3, ema=0.998),
-    "templerun": Schedule(steps=3500, learning_rate=1.2e-3, ema=0.998),
+    "templerun": Schedule(steps=5000, learning_rate=1.2e-3, ema=0.998),
 }
 PLAYS, BLOCKS = 512, 6
 VISUAL_DIM = 80
@@ -160,7 +160,7 @@ CARD = Card(
 RECIPE = Recipe(
     family="matrix_game",
     summary="a video VAE and a network for each mode, on plays of small worlds seen from above",
-    hours=1.75,
+    hours=2.0,
     make=make,
     measure=figures,
     card=CARD,
