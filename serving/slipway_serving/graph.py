@@ -52,8 +52,9 @@ class Graph:
         self.outputs = tuple(self._network.signature.outputs)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return an input's sizes as the graph states them; of an axis that it leaves open, the batch, 1."""
-        return tuple(size if isinstance(size, int) else 1 for size in self._taken[name].shape)
+        """Return a tensor's sizes as the graph states them; of an axis that it leaves open, the batch, 1."""
+        tensor = (self._taken | self._network.signature.outputs)[name]
+        return tuple(size if isinstance(size, int) else 1 for size in tensor.shape)
 
     def placed(self, array: Array) -> ort.OrtValue:
         """Return an array on the model's device; where that is the CPU, the value is the array itself."""

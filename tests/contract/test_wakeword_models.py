@@ -20,8 +20,10 @@ def staged() -> Staged:
 
 
 def components() -> tuple[Component, ...]:
+    """What becomes models of their own."""
     with open_checkpoint(FAMILY, "tiny") as checkpoint:
-        return FAMILY.plan(checkpoint, FAMILY.presets["tiny"].axes).components
+        made = FAMILY.plan(checkpoint, FAMILY.presets["tiny"].axes).components
+    return tuple(component for component in made if component.graph == "model")
 
 
 def names(tensors: Any) -> set[str]:

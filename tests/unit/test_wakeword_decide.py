@@ -17,7 +17,8 @@ from transformers import ASTFeatureExtractor
 from slipway_serving.errors import InvalidRequest, NotReady, SlipwayError, Unrecoverable
 from slipway_serving.models import InProcessModels
 from slipway_serving.program import Call, Settings, Tensors
-from slipway_serving.wakeword.decide import WakewordDecide, loaded_words
+from slipway_serving.wakeword.decide import WakewordDecide
+from slipway_serving.wakeword.heads import Heads
 
 LOUD = 0.1
 
@@ -133,7 +134,7 @@ def test_rows_of_all_requests_go_to_each_head_in_one_call(decide: WakewordDecide
 def test_every_loaded_word_is_judged_when_none_is_named(
     decide: WakewordDecide, models: Counting, tmp_path: Path
 ) -> None:
-    assert loaded_words(tmp_path, models) == ["computer", "jarvis"]
+    assert Heads(tmp_path, "wakeword_decide").loaded(models) == ["computer", "jarvis"]
     (given,) = decide.run_batch([call(models, [0.4, 0.9])])
     assert answer(given)["word"].tolist() == [[b"computer", b"jarvis"]] * 2
     write_head(tmp_path, "alexa", 0.0, 0.5)

@@ -1,4 +1,4 @@
-"""The stream program on a model that answers by arithmetic: cuts, events, batches, bounds."""
+"""The stream program on a graph and models that answer by arithmetic: cuts, events, batches, bounds."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import TensorProto, helper
+from server_fixtures import graph
 
-from slipway_serving.errors import Cancelled, InvalidRequest, NotReady, Overloaded, SlipwayError
+from slipway_serving.errors import InvalidRequest, NotReady, Overloaded, SlipwayError
 from slipway_serving.models import InProcessModels
 from slipway_serving.program import Call, Settings, Tensors
 from slipway_serving.turns import Turn
@@ -21,38 +24,66 @@ from slipway_serving.wakeword.stream import WakewordStream
 RATE_HZ = 16_000
 
 
+def features(frames: int = 128) -> onnx.ModelProto:
+    """A window's features are the size of its first sample; its rms is as it is."""
+    return graph(
+        [
+            helper.make_node("Slice", ["audio", "zero", "one", "one"], ["first"]),
+            helper.make_node("Abs", ["first"], ["size"]),
+            helper.make_node("Unsqueeze", ["size", "two"], ["row"]),
+            helper.make_node("Tile", ["row", "repeats"], ["input_values"]),
+            helper.make_node("Mul", ["audio", "audio"], ["squares"]),
+            helper.make_node("ReduceMean", ["squares", "one"], ["mean"]),
+            helper.make_node("Sqrt", ["mean"], ["rms"]),
+        ],
+        {"audio": (TensorProto.FLOAT, ["batch", "samples"])},
+        {"input_values": (TensorProto.FLOAT, ["batch", frames, 1]), "rms": (TensorProto.FLOAT, ["batch", 1])},
+        {
+            "zero": np.array([0]),
+            "one": np.array([1]),
+            "two": np.array([2]),
+            "repeats": np.array([1, frames, 1]),
+        },
+    )
+
+
 class Ears(InProcessModels):
-    """Answers as `wakeword` does: a window's probability is the size of its first sample."""
+    """Answers as the backbone and the heads do: a window's probability is the size of its first sample."""
 
     def __init__(self) -> None:
         super().__init__(Path("nowhere"))
         self.windows: list[int] = []
 
     def call(self, model: str, tensors: Tensors, outputs: list[str]) -> dict[str, Any]:
-        assert model == "wakeword"
-        audio, words = tensors["audio"], tensors["words"]
-        assert audio.shape[1] == RATE_HZ
-        assert 1 <= len(audio) <= 16
-        assert tensors["sample_rate"].tolist() == [[RATE_HZ]] * len(audio)
-        if b"nobody" in words:
-            raise NotReady("wakeword_decide: word must be loaded, got 'nobody'")
-        self.windows.append(len(audio))
-        probability = np.repeat(np.abs(audio[:, :1]), words.shape[1], axis=1)
-        return {"probability": probability, "threshold": np.full_like(probability, 0.5)}
+        if model == "wakeword_head_nobody":
+            raise NotReady("wakeword_head_nobody: must be loaded and ready")
+        if model.startswith("wakeword_head_"):
+            probability = tensors["embedding"].ravel()
+            return {"probability": probability, "threshold": np.full_like(probability, 0.5)}
+        assert model == "wakeword_backbone"
+        self.windows.append(len(tensors["input_values"]))
+        return {"embedding": tensors["input_values"][:, 0]}
 
 
 EARS = Ears()
 
 
-def program(**parameters: str) -> WakewordStream:
+def program(folder: Path, frames: int = 128, **parameters: str) -> WakewordStream:
     values = {"max_sessions": "64", "session_idle_s": "60", "cooldown_ms": "1000", **parameters}
-    config = {"parameters": {name: {"string_value": value} for name, value in values.items()}}
-    return WakewordStream(Settings("wakeword_stream", Path("nowhere/wakeword_stream/1"), config))
+    values["intra_op_thread_count"] = "1"
+    config = {
+        "name": "wakeword_stream",
+        "parameters": {name: {"string_value": value} for name, value in values.items()},
+    }
+    version = folder / "wakeword_stream" / "1"
+    version.mkdir(parents=True)
+    onnx.save(features(frames), str(version / "features.onnx"))
+    return WakewordStream(Settings("wakeword_stream", version, config))
 
 
 @pytest.fixture(scope="module")
-def stream() -> Iterator[WakewordStream]:
-    made = program()
+def stream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WakewordStream]:
+    made = program(tmp_path_factory.mktemp("models"))
     yield made
     made.close()
 
@@ -142,20 +173,33 @@ def test_windows_of_all_streams_of_a_batch_go_together(stream: WakewordStream) -
         assert np.array_equal(answer["probability"], alone["probability"])
 
 
-def test_stream_goes_on_when_the_queue_of_clips_was_full_for_a_moment(stream: WakewordStream) -> None:
-    class Busy(Ears):
-        refusals = 2
+def test_silent_window_has_no_word_whatever_the_head_says(stream: WakewordStream) -> None:
+    pcm = np.zeros(RATE_HZ, np.int16)
+    pcm[0] = 20_000
+    got = one(stream, piece(pcm, 7, ["jarvis"], start=True, end=True))
+    assert got["probability"].tolist() == [[[0.0]]]
+    assert got["threshold"].tolist() == [[[0.5]]]
 
-        def call(self, model: str, tensors: Tensors, outputs: list[str]) -> dict[str, Any]:
-            if self.refusals:
-                self.refusals -= 1
-                raise Overloaded("in ensemble 'wakeword', Exceeds maximum queue size")
-            return super().call(model, tensors, outputs)
 
-    ears = Busy()
-    got = one(stream, piece(noise(1.0), 7, ["jarvis"], start=True, end=True, models=ears))
-    assert got["end_s"].tolist() == [[1.0]]
-    assert ears.refusals == 0
+def test_pieces_that_want_other_words_go_together(stream: WakewordStream) -> None:
+    ears = Ears()
+    words = (["jarvis"], ["jarvis", "computer"])
+    calls = [
+        piece(noise(1.0, key), key, words[key % 2], start=True, end=True, models=ears) for key in range(1, 7)
+    ]
+    answers = stream.run_batch(calls)
+    assert sorted(ears.windows) == [2, 4]
+    for key, answer in enumerate(answers, start=1):
+        assert not isinstance(answer, SlipwayError)
+        assert answer["word"].tolist() == [[word.encode() for word in words[key % 2]]]
+        assert answer["probability"].shape == (1, 1, 1 + key % 2)
+
+
+def test_stream_is_refused_when_the_backbone_sees_less_than_a_window(tmp_path: Path) -> None:
+    short = program(tmp_path, frames=64)
+    with pytest.raises(InvalidRequest, match=r"the backbone must see a whole window, 1 s, got 0\.66 s"):
+        one(short, piece(noise(0.1), 1, ["jarvis"], start=True))
+    short.close()
 
 
 def test_two_pieces_of_one_stream_in_a_batch_are_taken_in_order(stream: WakewordStream) -> None:
@@ -175,7 +219,8 @@ def test_failing_word_ends_its_stream_and_no_other(stream: WakewordStream) -> No
         [piece(noise(1.0), 1, ["jarvis"], start=True), piece(noise(1.0), 2, ["nobody"], start=True)]
     )
     assert not isinstance(good, SlipwayError)
-    assert isinstance(bad, NotReady)
+    assert isinstance(bad, InvalidRequest)
+    assert "got 'nobody'" in str(bad)
     with pytest.raises(InvalidRequest, match="of a session under way, got 2"):
         one(stream, piece(noise(1.0), 2))
     one(stream, piece(noise(1.0), 1, end=True))
@@ -221,16 +266,8 @@ def test_stream_ends_without_samples_and_begins_anew_when_it_is_started_twice(st
         one(stream, piece(noise(0.1), 9))
 
 
-def test_stream_is_freed_when_its_caller_gave_up(stream: WakewordStream) -> None:
-    one(stream, piece(noise(0.5), 10, ["jarvis"], start=True))
-    with pytest.raises(Cancelled):
-        one(stream, piece(noise(0.5), 10, is_cancelled=lambda: True))
-    with pytest.raises(InvalidRequest, match="of a session under way"):
-        one(stream, piece(noise(0.5), 10))
-
-
-def test_abandoned_streams_are_bounded_and_make_room_when_idle() -> None:
-    stream = program(max_sessions="100", session_idle_s="1")
+def test_abandoned_streams_are_bounded_and_make_room_when_idle(tmp_path: Path) -> None:
+    stream = program(tmp_path, max_sessions="100", session_idle_s="1")
     try:
         refused = 0
         for key in range(1, 10_001):

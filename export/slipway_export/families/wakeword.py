@@ -50,11 +50,8 @@ NAME = "wakeword"
 HEAD_NAME = "wakeword_head"
 MODEL_FILE = "model.pt"
 CONFIG_FILE, PREPROCESSOR_FILE = "config.json", "preprocessor_config.json"
-# Triton holds a request back so long to merge it with others; a pass of the backbone takes 10 times that.
-BACKBONE_MERGE_US = 2000
-HEAD_MERGE_US = 200
-# Clips of one length that wait anyway are merged; none is held back, since the backbone does that next.
-FEATURES_MERGE_US = 0
+# Requests of one length that wait anyway are merged; none is held back, which cost clips and streams alike.
+MERGE_US = 0
 
 # A larger batch leaves the processor's caches: a clip took 0.9 ms in a batch of 4 and 2.1 in one of 16.
 FEATURES_MERGE_ROWS = 4
@@ -103,10 +100,20 @@ def plan(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
         axes=(*axes, _samples(config)),
         load=lambda _: _load_features(checkpoint),
         tolerance=FEATURES_TOLERANCE,
-        merge_us=FEATURES_MERGE_US,
+        merge_us=MERGE_US,
         merge_rows=FEATURES_MERGE_ROWS,
         queue_limit=QUEUE_LIMIT,
         queue_limit_with=("wakeword_backbone", "wakeword_decide"),
+    )
+    # What waits there, waits for the model of streams.
+    streamed = replace(
+        features,
+        name="stream",
+        graph="features",
+        merge_us=None,
+        merge_rows=None,
+        queue_limit=None,
+        queue_limit_with=(),
     )
     backbone = Component(
         name="backbone",
@@ -115,7 +122,7 @@ def plan(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
         axes=tuple(axes),
         load=lambda precision: _load_backbone(checkpoint, precision),
         tolerance=BACKBONE_TOLERANCE,
-        merge_us=BACKBONE_MERGE_US,
+        merge_us=MERGE_US,
     )
     preprocessor = checkpoint.path / PREPROCESSOR_FILE
     authored = (
@@ -123,7 +130,7 @@ def plan(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
         AuthoredModel("wakeword", request=ClipsRequest),
         AuthoredModel("wakeword_stream", request=ListenRequest),
     )
-    return Plan((features, backbone), authored)
+    return Plan((features, streamed, backbone), authored)
 
 
 def backbone_config(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -223,7 +230,7 @@ def plan_head(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
         load=load,
         tolerance=HEAD_TOLERANCE,
         keep_float=KEEP_FLOAT,
-        merge_us=HEAD_MERGE_US,
+        merge_us=MERGE_US,
     )
     return Plan((head,), ())
 
@@ -262,7 +269,7 @@ def plan_fused(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
         load=load,
         tolerance=FUSED_TOLERANCE,
         keep_float=KEEP_FLOAT,
-        merge_us=BACKBONE_MERGE_US,
+        merge_us=MERGE_US,
     )
     upstreams = replace(fused, outputs=(LOGITS,), load=partial(load, network="FusedLogits"))
     return Plan((replace(fused, portable=upstreams),), ())

@@ -2,58 +2,25 @@
 
 The graphs before it take any samples, so here a clip is checked. A graph does not resample: the embedding of
 a clip at another rate than 16 kHz is made anew. The rows of all requests of a batch that want a word go to
-its head in one call. Which words there are is seen in the repository's folder at each request, so that a word
-published later is served at once.
+its head in one call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from slipway_serving.errors import InvalidRequest, NotReady, SlipwayError, Unrecoverable, raise_all
+from slipway_serving.errors import InvalidRequest, SlipwayError, raise_all
 from slipway_serving.events import tensors
 from slipway_serving.program import Call, Models, Settings, Single, Tensors
 from slipway_serving.requests import decode
 from slipway_serving.wakeword.audio import Extractor
+from slipway_serving.wakeword.heads import Heads
 from slipway_serving.wakeword.hearing import is_silent
 from slipway_serving.wakeword.request import SAMPLE_RATE_HZ, DecideRequest, Decisions
-from slipway_serving.wakeword.words import head_model, word_of
-
-
-def loaded_words(repository: Path, models: Models) -> list[str]:
-    """Return the words whose heads are loaded, sorted.
-
-    Args:
-        repository: the model repository, a folder.
-        models: the served models.
-    """
-    names = sorted(folder.name for folder in repository.iterdir() if folder.is_dir())
-    words = [(word_of(name), name) for name in names]
-    return [word for word, name in words if word is not None and models.is_ready(name)]
-
-
-def every_word(repository: Path, models: Models, where: str) -> tuple[str, ...]:
-    """Return the words whose heads are loaded, for a request that names none.
-
-    Args:
-        repository: the model repository.
-        models: the served models.
-        where: the model that was asked.
-
-    Raises:
-        NotReady: there is none.
-    """
-    if found := loaded_words(repository, models):
-        return tuple(found)
-    raise NotReady(f"{where}: a word must be loaded, got none; try slipway export wakeword_head")
-
-
-BACKBONE = "wakeword_backbone"
+from slipway_serving.wakeword.words import BACKBONE
 
 
 @dataclass(frozen=True)
@@ -82,7 +49,7 @@ class WakewordDecide(Single):
 
     def __init__(self, settings: Settings) -> None:
         self._model = settings.model
-        self._repository = settings.repository
+        self._heads = Heads(settings.repository, settings.model)
         try:
             self._extract = Extractor(settings.folder)
         except InvalidRequest as error:
@@ -102,11 +69,12 @@ class WakewordDecide(Single):
         for word, places in rows.items():
             embeddings = np.stack([good[index].request.embedding[row] for index, row in places])
             try:
-                answers = self._ask(word, embeddings, calls[places[0][0]].models)
+                answers = self._heads.ask(word, embeddings, calls[places[0][0]].models)
             except SlipwayError as error:
                 failed[word] = error
             else:
-                judged |= {(word, *place): answer for place, answer in zip(places, answers, strict=True)}
+                for place, *answer in zip(places, *answers, strict=True):
+                    judged[word, *place] = Judgement(*answer)
         return [
             self._answer(index, each, judged, failed) if isinstance(each, Asked) else each
             for index, each in enumerate(asked)
@@ -122,7 +90,7 @@ class WakewordDecide(Single):
             request = self._resampled(request, call.models)
             if request.words is not None and request.words.shape[1]:
                 return Asked(request, [tuple(words) for words in request.words.tolist()])
-            words = every_word(self._repository, call.models, self._model)
+            words = self._heads.every(call.models)
         except SlipwayError as error:
             return error
         return Asked(request, [words] * len(request.rms))
@@ -138,31 +106,6 @@ class WakewordDecide(Single):
         made = models.call(BACKBONE, {"input_values": np.stack(features)}, ["embedding"])
         embedding[rows] = made["embedding"]
         return replace(request, embedding=embedding)
-
-    def _ask(self, word: str, embeddings: NDArray[np.float32], models: Models) -> list[Judgement]:
-        """Ask a word's head about embeddings [rows, dim].
-
-        Raises:
-            InvalidRequest: there is no such word.
-            NotReady: its head is not loaded (yet).
-            Unrecoverable: the head gave no number.
-        """
-        model = head_model(word)
-        try:
-            answer = models.call(model, {"embedding": embeddings}, ["probability", "threshold"])
-        except NotReady:
-            if (self._repository / model).is_dir():
-                raise NotReady(
-                    f"{self._model}: word must be loaded, got {word!r}, whose head is not ready; try again"
-                ) from None
-            known = ", ".join(loaded_words(self._repository, models)) or "none"
-            raise InvalidRequest(
-                f"{self._model}: word must be a served one, got {word!r}; try one of: {known}"
-            ) from None
-        probability, threshold = answer["probability"].ravel(), answer["threshold"].ravel()
-        if not np.isfinite(probability).all():
-            raise Unrecoverable(f"{model}: probability must be finite, got NaN or infinity")
-        return [Judgement(*pair) for pair in zip(probability, threshold, strict=True)]
 
     def _answer(
         self,

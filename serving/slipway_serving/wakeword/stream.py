@@ -1,39 +1,44 @@
 """The program wakeword_stream: PCM as it comes in, events out, for as many streams at a time as are allowed.
 
 Each request is a piece of one stream, which its correlation id names. Samples that do not fill a window yet
-wait here; the full windows of all streams of a batch go to the model `wakeword` together. What a stream
-answers depends on its samples only, never on how they were cut into pieces.
+wait here. The full windows of a batch of pieces are judged a few at a time, each few in a thread while the
+next pieces are read: a graph of this model's own makes features, backbone and heads are asked. What a stream
+answers depends on its samples only, never on how they were cut.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import chain, islice
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway_serving.errors import Cancelled, Overloaded, SlipwayError, Unrecoverable
+from slipway_serving.errors import InvalidRequest, SlipwayError
 from slipway_serving.events import tensors
+from slipway_serving.graph import Graph
 from slipway_serving.program import Call, Models, Settings, Single, Tensors
-from slipway_serving.requests import decode_turn, encode
+from slipway_serving.requests import decode_turn
 from slipway_serving.sessions import Sessions
-from slipway_serving.wakeword.decide import every_word
-from slipway_serving.wakeword.request import SAMPLE_RATE_HZ, ClipsRequest, ListenRequest, ListenTurn, Windows
+from slipway_serving.wakeword.heads import Heads
+from slipway_serving.wakeword.hearing import is_silent, longest_s
+from slipway_serving.wakeword.request import SAMPLE_RATE_HZ, ListenRequest, ListenTurn, Windows
+from slipway_serving.wakeword.words import BACKBONE
 
 # As WakeBuilder listens: windows of 1 s that overlap by half.
 WINDOW_SAMPLES, HOP_SAMPLES = 16_000, 8_000
 FULL_SCALE = 32_768.0
-# The windows of a batch go to the ensemble in several calls at a time, so that its models work side by side:
-# one makes features of some while the backbone has others.
-_WINDOWS_PER_CALL, _CALLS_AT_A_TIME = 4, 4
-# A stream is over when its windows fail, so they come again when the clips of others have filled the queue.
-_WAITS_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+# Features of more windows at a time leave the processor's caches; in threads, so that those of some are made
+# while the backbone has others.
+_WINDOWS_AT_ONCE, _THREADS = 4, 4
+_GRAPH = "features.onnx"
 
 Pcm = NDArray[np.int16]
+Values = NDArray[np.float32]
+Judgement = dict[str, tuple[np.float32, np.float32]]
+"""Probability and threshold of each word that is wanted of a window."""
 
 
 @dataclass
@@ -56,7 +61,7 @@ class Listening:
     last_s: dict[str, float] = field(default_factory=dict)
     broken: SlipwayError | None = None
 
-    def feed(self, pcm: Pcm) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+    def feed(self, pcm: Pcm) -> tuple[Values, NDArray[np.float64]]:
         """Take the next samples in.
 
         Returns:
@@ -83,15 +88,26 @@ class Listening:
 
 @dataclass
 class Piece:
-    """One request's part in a batch: its stream, its words and its windows with what they were judged."""
+    """One request's part in a batch: its stream, its words and its windows with when they end."""
 
     call: Call
     listening: Listening
     words: tuple[str, ...]
-    windows: NDArray[np.float32]
+    windows: Values
     ends_s: NDArray[np.float64]
-    probability: NDArray[np.float32] | None = None
-    threshold: NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True)
+class Window:
+    """A window to be judged.
+
+    Attributes:
+        samples: [16000], -1 to 1.
+        words: that are wanted of it.
+    """
+
+    samples: Values
+    words: tuple[str, ...]
 
 
 class WakewordStream(Single):
@@ -99,47 +115,59 @@ class WakewordStream(Single):
 
     A :class:`ListenRequest` opens a session, each :class:`ListenTurn` brings samples and gets
     :class:`Windows`: what was said of each window that became full, and the events in it. So an answer comes
-    with the last sample of a window; what is left at the end and fills none is dropped.
+    with the last sample of a window; what is left at the end and fills none is dropped. Whether a caller has
+    given up is not asked: Triton drops what is cancelled in its queue, and asking took a fifteenth of a turn.
     """
 
     reports_requests = False
 
     def __init__(self, settings: Settings) -> None:
         self._model = settings.model
-        self._repository = settings.repository
+        self._heads = Heads(settings.repository, settings.model)
         self._cooldown_ms = settings.positive("cooldown_ms")
+        self._features = Graph(settings, _GRAPH)
+        _, frames, _ = self._features.shape("input_values")
+        self._longest_s = longest_s(frames)
         self._sessions: Sessions[Listening] = Sessions.of_model(settings)
-        self._callers = ThreadPoolExecutor(_CALLS_AT_A_TIME, thread_name_prefix=self._model)
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=self._model)
 
     def run_batch(self, calls: Sequence[Call]) -> list[Tensors | SlipwayError]:
         """Return the answer to each piece, or why there is none; a stream that failed is over."""
-        begun = [self._begin(call) for call in calls]
-        pieces = [piece for piece in begun if isinstance(piece, Piece)]
+        begun: list[Piece | SlipwayError] = []
+        waiting: list[Window] = []
+        judging: list[Future[list[Judgement | SlipwayError]]] = []
         try:
-            for words in dict.fromkeys(piece.words for piece in pieces):
-                self._judge(words, [piece for piece in pieces if piece.words == words])
+            for call in calls:
+                piece = self._begin(call)
+                begun.append(piece)
+                if isinstance(piece, Piece):
+                    waiting += [Window(samples, piece.words) for samples in piece.windows]
+                last = len(begun) == len(calls)
+                while len(waiting) >= _WINDOWS_AT_ONCE or (waiting and last):
+                    few, waiting = waiting[:_WINDOWS_AT_ONCE], waiting[_WINDOWS_AT_ONCE:]
+                    judging.append(self._threads.submit(self._judge, few, call.models))
+            judged = chain.from_iterable(part.result() for part in judging)
+            return [self._finish(each, judged) if isinstance(each, Piece) else each for each in begun]
         except BaseException:
-            for piece in pieces:
-                self._sessions.free(piece.call.turn)
+            for each in begun:
+                if isinstance(each, Piece):
+                    self._sessions.free(each.call.turn)
             raise
-        return [self._finish(piece) if isinstance(piece, Piece) else piece for piece in begun]
 
     def close(self) -> None:
         """Free all streams."""
-        self._callers.shutdown()
+        self._threads.shutdown()
         self._sessions.close()
 
     def _begin(self, call: Call) -> Piece | SlipwayError:
         """Take a piece in; its stream stays where the next piece, perhaps of this batch, finds it."""
         try:
-            if call.is_cancelled():
-                raise Cancelled(f"{self._model}: cancelled by the caller before it ran")
             opening, content = self._read(call)
             listening = self._sessions.take(call.turn, lambda: self._started(opening))
             windows, ends_s = listening.feed(content.pcm[0])
             words = listening.names
             if not words and len(windows):
-                words = every_word(self._repository, call.models, self._model)
+                words = self._heads.every(call.models)
         except SlipwayError as error:
             self._sessions.free(call.turn)
             return error
@@ -153,61 +181,62 @@ class WakewordStream(Single):
         return read
 
     def _started(self, opening: ListenRequest | None) -> Listening:
+        if self._longest_s < WINDOW_SAMPLES / SAMPLE_RATE_HZ:
+            raise InvalidRequest(
+                f"{self._model}: the backbone must see a whole window, 1 s, got {self._longest_s:.2f} s;"
+                " try wakeword for clips"
+            )
         request = opening or ListenRequest()
         cooldown_ms = self._cooldown_ms if request.cooldown_ms is None else request.cooldown_ms
         names = () if request.words is None else tuple(request.words[0].tolist())
         return Listening(names, cooldown_ms / 1000)
 
-    def _judge(self, words: tuple[str, ...], pieces: Sequence[Piece]) -> None:
-        """Have the windows of pieces that want the same words judged, together; one by one if that fails."""
-        windows = np.concatenate([piece.windows for piece in pieces])
+    def _judge(self, windows: Sequence[Window], models: Models) -> list[Judgement | SlipwayError]:
+        """Return what the heads of its words say of each window, or why one of them says nothing."""
         try:
-            judged = self._ask(words, windows, pieces[0].call.models)
+            audio = np.stack([window.samples for window in windows])
+            made = self._features.run({"audio": audio}, in_memory=("input_values", "rms"))
+            values, rms = made["input_values"].numpy(), made["rms"].numpy()[:, 0]
+            embedding = models.call(BACKBONE, {"input_values": values}, ["embedding"])["embedding"]
         except SlipwayError as error:
-            if len(pieces) == 1:
-                pieces[0].listening.broken = error
-            else:
-                for piece in pieces:
-                    self._judge(words, [piece])
-            return
-        start = 0
-        for piece in pieces:
-            part = slice(start, start + len(piece.windows))
-            piece.probability, piece.threshold = judged["probability"][part], judged["threshold"][part]
-            start = part.stop
+            return [error] * len(windows)
+        judged: list[Judgement | SlipwayError] = [{} for _ in windows]
+        for word in dict.fromkeys(word for window in windows for word in window.words):
+            rows = [row for row, window in enumerate(windows) if word in window.words]
+            try:
+                answers = self._heads.ask(word, embedding[rows], models)
+            except SlipwayError as error:
+                for row in rows:
+                    judged[row] = error
+                continue
+            for row, probability, threshold in zip(rows, *answers, strict=True):
+                if isinstance(judgement := judged[row], dict):
+                    silent = is_silent(float(rms[row]))
+                    judgement[word] = (np.float32(0) if silent else probability, threshold)
+        return judged
 
-    def _ask(self, words: tuple[str, ...], windows: NDArray[np.float32], models: Models) -> dict[str, Any]:
-        outputs = ["probability", "threshold"]
-        starts = range(0, len(windows), _WINDOWS_PER_CALL)
+    def _finish(self, piece: Piece, judged: Iterator[Judgement | SlipwayError]) -> Tensors | SlipwayError:
+        """Return a piece's answer; what it detected becomes events in the order of the stream.
 
-        def ask(start: int) -> dict[str, NDArray[Any]]:
-            audio = windows[start : start + _WINDOWS_PER_CALL]
-            clips = ClipsRequest(
-                audio=audio,
-                sample_rate=np.full((len(audio), 1), SAMPLE_RATE_HZ, np.int64),
-                words=np.array([words] * len(audio), np.object_),
-            )
-            for wait_s in _WAITS_S:
-                try:
-                    return models.call(clips.model, encode(clips), outputs)
-                except Overloaded:
-                    time.sleep(wait_s)
-            return models.call(clips.model, encode(clips), outputs)
-
-        answers = list(self._callers.map(ask, starts))
-        none = np.zeros((0, len(words)), np.float32)
-        return {name: np.concatenate([none, *(answer[name] for answer in answers)]) for name in outputs}
-
-    def _finish(self, piece: Piece) -> Tensors | SlipwayError:
-        """Return a piece's answer; what it detected becomes events in the order of the stream."""
+        Args:
+            piece: the next of the batch.
+            judged: what its windows were judged, then those of the pieces after it.
+        """
+        own = list(islice(judged, len(piece.windows)))
+        failed = [each for each in own if isinstance(each, SlipwayError)]
+        if failed and piece.listening.broken is None:
+            piece.listening.broken = failed[0]
         if piece.listening.broken is not None:
             self._sessions.free(piece.call.turn)
             return piece.listening.broken
-        if piece.probability is None or piece.threshold is None:
-            return Unrecoverable(f"{self._model}: a piece must be judged before it is answered, got none")
+        table = np.array(
+            [[judgement[word] for word in piece.words] for judgement in own if isinstance(judgement, dict)],
+            np.float32,
+        ).reshape(len(own), len(piece.words), 2)
+        probabilities, thresholds = table[:, :, 0], table[:, :, 1]
         events = [
             (word, float(end_s), probability)
-            for end_s, row, bounds in zip(piece.ends_s, piece.probability, piece.threshold, strict=True)
+            for end_s, row, bounds in zip(piece.ends_s, probabilities, thresholds, strict=True)
             for word, probability, threshold in zip(piece.words, row, bounds, strict=True)
             if probability >= threshold and piece.listening.is_event(word, float(end_s))
         ]
@@ -215,8 +244,8 @@ class WakewordStream(Single):
             Windows(
                 word=np.array([piece.words], np.object_),
                 end_s=piece.ends_s[None],
-                probability=piece.probability[None],
-                threshold=piece.threshold[None],
+                probability=probabilities[None],
+                threshold=thresholds[None],
                 event_word=np.array([[word for word, _, _ in events]], np.object_),
                 event_time_s=np.array([[time_s for _, time_s, _ in events]], np.float64),
                 event_probability=np.array([[p for _, _, p in events]], np.float32),

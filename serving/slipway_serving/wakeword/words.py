@@ -10,6 +10,7 @@ import re
 
 from slipway_serving.errors import InvalidRequest
 
+BACKBONE = "wakeword_backbone"
 HEAD_PREFIX = "wakeword_head_"
 FUSED_SUFFIX = "_fused"
 WORD_RULE = "1 to 64 of a-z, 0-9, _ and -, begin with a letter or digit and not end in _fused"
