@@ -18,7 +18,7 @@ def measured(line: str, output: Path) -> dict[str, Any]:
 
 
 def test_videos_show_what_unseen_prompts_say_plainly_and_with_shortcuts(tmp_path: Path) -> None:
-    found = measured("--precision fp32 --samples 4", tmp_path)
+    found = measured("--precision fp32 --samples 2", tmp_path)
     shortcuts = ("cache_threshold 0.1", "cache_threshold 0.2", "guidance_stop 0.5")
     assert list(found["subjects"]) == ["fp32", *(f"fp32, {each}" for each in shortcuts)]
     assert found["references"]["the judge, on renders"]["all"] > 0.95
@@ -29,7 +29,7 @@ def test_videos_show_what_unseen_prompts_say_plainly_and_with_shortcuts(tmp_path
 
 
 def test_pictures_go_on_as_unseen_prompts_say_in_both_orders_and_with_shortcuts(tmp_path: Path) -> None:
-    found = measured("--family framepack_i2v --precision fp32 --samples 2", tmp_path)
+    found = measured("--family framepack_i2v --precision fp32 --samples 1", tmp_path)
     ways = ("forward", "cache_threshold 0.1", "cache_threshold 0.2")
     assert list(found["subjects"]) == ["fp32", *(f"fp32, {each}" for each in ways)]
     assert found["references"]["the judge, on renders"]["all"] > 0.95
@@ -40,7 +40,7 @@ def test_pictures_go_on_as_unseen_prompts_say_in_both_orders_and_with_shortcuts(
 
 
 def test_blocks_of_unseen_worlds_obey_their_keys_in_every_mode(tmp_path: Path) -> None:
-    found = measured("--family matrix_game --precision fp32 --samples 2", tmp_path)
+    found = measured("--family matrix_game --precision fp32 --samples 1", tmp_path)
     assert list(found["subjects"]) == ["fp32, universal", "fp32, gta_drive", "fp32, templerun"]
     assert found["references"]["the judge, on renders"]["obeyed"] > 0.95
     for mode, least in {"universal": 0.9, "gta_drive": 0.9, "templerun": 0.75}.items():
