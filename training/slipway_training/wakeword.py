@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 TABLE, PLOT = "calibration.csv", "calibration.png"
 FEWEST_CLIPS = 8
 _BATCH = 32
+# Features of more windows at once leave the processor's caches: 1.4 ms each in 32s, 0.6 in fours (a core).
+_FEATURES_AT_ONCE = 4
 _NOISE_PEAK = 0.5
 
 Report = Callable[[str], None]
@@ -297,9 +299,11 @@ class _Listener:
 
         while batch := list(islice(windows, _BATCH)):
             for _, alike in groupby(batch, key=len):
+                heard = torch.from_numpy(np.stack(list(alike)))
+                parts = range(0, len(heard), _FEATURES_AT_ONCE)
                 with torch.no_grad():
-                    values, _ = self.features(torch.from_numpy(np.stack(list(alike))))
-                    yield self.backbone(values)
+                    values = [self.features(heard[start : start + _FEATURES_AT_ONCE])[0] for start in parts]
+                    yield self.backbone(torch.cat(values))
 
 
 def _save(
