@@ -179,4 +179,4 @@ def test_plan_of_an_export_is_refused_by_name_when_the_checkpoint_or_component_i
     assert run(["export", "wakeword", "--checkpoint", str(tmp_path / "none"), "--plan"]) == 2
     assert "checkpoint must be a preset" in capsys.readouterr().err
     assert run(["export", "wakeword", "--checkpoint", "tiny", "--plan", "--component", "x"]) == 2
-    assert "component must be one of features, backbone, got x" in capsys.readouterr().err
+    assert "component must be one of features, stream, backbone, got x" in capsys.readouterr().err
