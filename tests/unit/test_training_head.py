@@ -49,6 +49,14 @@ def test_fit_ends_early_when_held_out_windows_get_no_better() -> None:
     assert len(lines) <= 2
 
 
+def test_last_head_is_kept_when_the_rate_falls_to_nothing() -> None:
+    training, held_out = examples(80, 0), examples(40, 1)
+    contrary = Examples(held_out.embeddings, 1 - held_out.labels)
+    best, last = (fit(CONFIG, training, contrary, Schedule(epochs=6, anneal=each)) for each in (False, True))
+    assert best.epoch < 6 == last.epoch
+    assert best.loss < last.loss
+
+
 def test_standardize_gives_each_channel_mean_0_and_spread_1() -> None:
     head = WakeWordHead(CONFIG)
     embeddings = examples(300, 0).embeddings

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from slipway_serving.errors import InvalidRequest
 
 # Closer near 1: an hour has thousands of windows, so few false accepts an hour are a matter of thousandths.
-THRESHOLDS = (*(each / 100 for each in range(1, 100)), *(each / 1000 for each in range(991, 1000)))
+THRESHOLDS = (*(each / 100 for each in range(1, 90)), *(each / 1000 for each in range(900, 1000)))
 
 
 @dataclass(frozen=True)

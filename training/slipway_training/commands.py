@@ -63,6 +63,9 @@ def wakeword(
     se_block: Annotated[bool, typer.Option("--se-block", help="Head with squeeze-excitation.")] = False,
     tcn: Annotated[bool, typer.Option("--tcn", help="Head with temporal convolutions.")] = False,
     epochs: Annotated[int, typer.Option(help="Passes over the recordings at most, 1 or more.")] = 150,
+    anneal: Annotated[
+        bool, typer.Option("--anneal", help="Let the learning rate fall to nothing, and keep the last head.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Of the split, the variations and the weights, 0 or more.")] = 0,
     force: Annotated[bool, typer.Option("--force", help="Replace a trained model of that id.")] = False,
     repository: Annotated[
@@ -99,6 +102,7 @@ def wakeword(
         use_se_block=se_block,
         use_tcn=tcn,
         epochs=epochs,
+        anneal=anneal,
         seed=seed,
         force=force,
     )

@@ -43,6 +43,8 @@ class Schedule:
     Args:
         epochs: passes over the training windows at most.
         patience: epochs without a better held-out loss after which fitting ends.
+        anneal: let the learning rate fall along a cosine to nothing after all epochs, and keep the last head,
+            not that of the best held-out loss. Of hours of recordings it tells the word from others better.
         batch: windows of one step.
         learning_rate: of AdamW.
         weight_decay: of AdamW.
@@ -51,6 +53,7 @@ class Schedule:
 
     epochs: int = 150
     patience: int = 25
+    anneal: bool = False
     batch: int = 64
     learning_rate: float = 1e-3
     weight_decay: float = 1e-2
@@ -62,8 +65,8 @@ class Fitted:
     """A fitted head.
 
     Args:
-        head: in eval mode, as it was at its best epoch.
-        epoch: the best one, from 1.
+        head: in eval mode, as it was at its best epoch, or at its last one where the rate fell to nothing.
+        epoch: that one, from 1.
         loss: cross-entropy of the held-out windows at that epoch, windows weighing as in the fitting.
     """
 
@@ -123,6 +126,7 @@ def _descend(
     optimizer = torch.optim.AdamW(
         head.parameters(), lr=schedule.learning_rate, weight_decay=schedule.weight_decay
     )
+    rates = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, schedule.epochs)
     best = Fitted(head, 0, float("inf"))
     for epoch in range(1, schedule.epochs + 1):
         head.train()
@@ -139,9 +143,11 @@ def _descend(
             optimizer.zero_grad()
             torch.autograd.backward(loss)
             optimizer.step()
+        if schedule.anneal:
+            rates.step()
         head.eval()
         now = _loss(head, held_out)
-        if now < best.loss:
+        if now < best.loss or schedule.anneal:
             best = Fitted(copy.deepcopy(head), epoch, now)
         if epoch - best.epoch >= schedule.patience:
             break

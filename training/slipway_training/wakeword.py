@@ -63,6 +63,7 @@ class TrainOptions:
         use_se_block: see `use_attention`.
         use_tcn: see `use_attention`.
         epochs: passes over the training windows at most.
+        anneal: see :class:`~slipway_training.head.Schedule`.
         seed: of the split, the variations and the weights.
         force: replace a trained model of that id.
     """
@@ -81,6 +82,7 @@ class TrainOptions:
     use_se_block: bool = False
     use_tcn: bool = False
     epochs: int = 150
+    anneal: bool = False
     seed: int = 0
     force: bool = False
 
@@ -104,7 +106,7 @@ class Trained:
     Args:
         folder: the model's folder.
         calibration: the rates of the held-out windows at every threshold, and the chosen one.
-        epoch: the best one.
+        epoch: of the head that is kept.
         windows: number of windows by use and kind, variations included.
         elapsed_s: of the whole training.
     """
@@ -191,7 +193,7 @@ def train(family: Family, options: TrainOptions, report: Report = lambda _: None
         use_se_block=options.use_se_block,
         use_tcn=options.use_tcn,
     )
-    schedule = Schedule(epochs=options.epochs, seed=options.seed)
+    schedule = Schedule(epochs=options.epochs, anneal=options.anneal, seed=options.seed)
     report(f"fitting the head to {len(known.labels)} windows")
     fitted = fit(config, known, unseen, schedule, report)
     scores = probabilities(fitted.head, unseen.embeddings).numpy()

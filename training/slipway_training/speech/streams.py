@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from slipway_serving.wakeword.request import SAMPLE_RATE_HZ
 from slipway_training.clips import WINDOW_SAMPLES
 from slipway_training.speech.espeak import Samples, say
 from slipway_training.speech.rooms import echoed, noisy
-from slipway_training.speech.voices import HEARD, drawn_voice
+from slipway_training.speech.voices import HEARD, drawn_voice, otherwise
 
 # How much of a word a window must hold to be said to hold it.
 _WHOLE = 0.85
@@ -73,22 +74,84 @@ def window(
     if random.random() < _NOISE_SHARE:
         return noisy(np.zeros(WINDOW_SAMPLES, np.float32), random), []
     easy = random.random() >= hardness
-    known = random.random(1 if easy else int(random.integers(1, 4))) >= _OTHERS_SHARE
+    saying = _said(random, told, variants, 1 if easy else int(random.integers(1, 4)))
+    if easy:
+        return _around(saying, told, random, aside=0)
+    return _heard(saying, told, random, variants)
+
+
+def hearings(random: np.random.Generator, told: Sequence[str], count: int) -> list[tuple[Samples, list[int]]]:
+    """Return windows as :func:`window` does, of which each is heard of two speakers, in two rooms.
+
+    What is said twice costs a voice's time once, and the speakers are none of espeak-ng's variants, which are
+    too few for a network to learn what all voices share: each is one with other formants and another timbre.
+
+    Args:
+        random: of all of it.
+        told: words that are to be told apart.
+        count: of the windows.
+    """
+    found: list[tuple[Samples, list[int]]] = []
+    while len(found) < count:
+        if random.random() < _NOISE_SHARE:
+            found.append((noisy(np.zeros(WINDOW_SAMPLES, np.float32), random), []))
+            continue
+        saying = _said(random, told, HEARD, int(random.integers(1, 4)))
+        found += [_heard(_by_another(saying, random), told, random, HEARD) for _ in range(2)]
+    return found[:count]
+
+
+@dataclass(frozen=True)
+class _Saying:
+    """Words that somebody says.
+
+    Args:
+        samples: [samples], 16 kHz.
+        words: one after the other.
+        places: first sample and that after the last of each.
+    """
+
+    samples: Samples
+    words: Sequence[str]
+    places: Sequence[tuple[int, int]]
+
+
+def _said(random: np.random.Generator, told: Sequence[str], variants: tuple[str, ...], count: int) -> _Saying:
+    known = random.random(count) >= _OTHERS_SHARE
     chosen = [str(random.choice(told if each else words())) for each in known]
-    said, places = spoken(chosen, random, variants)
-    # The window lies about the middle of one of the words, so that many are whole.
-    begin, end = places[int(random.integers(len(places)))]
-    start = (begin + end - WINDOW_SAMPLES) // 2 + int(random.integers(-_ASIDE, _ASIDE + 1)) * (not easy)
+    samples, places = spoken(chosen, random, variants)
+    return _Saying(samples, chosen, places)
+
+
+def _by_another(saying: _Saying, random: np.random.Generator) -> _Saying:
+    """Return the same as another speaker says it: see :func:`otherwise`."""
+    samples, stretched = otherwise(saying.samples, random)
+    places = [(round(begin * stretched), round(end * stretched)) for begin, end in saying.places]
+    return _Saying(samples, saying.words, places)
+
+
+def _around(
+    saying: _Saying, told: Sequence[str], random: np.random.Generator, aside: int
+) -> tuple[Samples, list[int]]:
+    """Return the second about the middle of one of the words, so that many are whole, and what it holds."""
+    begin, end = saying.places[int(random.integers(len(saying.places)))]
+    start = (begin + end - WINDOW_SAMPLES) // 2 + int(random.integers(-aside, aside + 1))
     around = np.zeros(WINDOW_SAMPLES, np.float32)
-    first, last = max(start, 0), min(start + WINDOW_SAMPLES, said.size)
-    around[first - start : last - start] = said[first:last]
+    first, last = max(start, 0), min(start + WINDOW_SAMPLES, saying.samples.size)
+    around[first - start : last - start] = saying.samples[first:last]
     held = [
         told.index(word)
-        for word, (begin, end) in zip(chosen, places, strict=True)
+        for word, (begin, end) in zip(saying.words, saying.places, strict=True)
         if word in told and min(end, last) - max(begin, first) >= _WHOLE * (end - begin)
     ]
-    if easy:
-        return around, held
+    return around, held
+
+
+def _heard(
+    saying: _Saying, told: Sequence[str], random: np.random.Generator, variants: tuple[str, ...]
+) -> tuple[Samples, list[int]]:
+    """Return a second of it in a room, and what it holds."""
+    around, held = _around(saying, told, random, _ASIDE)
     if random.random() < _ECHO_SHARE:
         around = echoed(around, random)
     behind = None
