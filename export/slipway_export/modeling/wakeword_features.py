@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers.audio_utils import mel_filter_bank, window_function
@@ -22,13 +23,28 @@ if TYPE_CHECKING:
     from transformers import ASTFeatureExtractor
 
 # The extractor's own, of Kaldi's filter banks.
-_FFT_SAMPLES = 512
+FFT_SAMPLES = 512
 _HALF = FRAME_SAMPLES // 2
-_PREEMPHASIS = 0.97
+PREEMPHASIS = 0.97
 _LOWEST_HZ = 20
-_SMALLEST_ENERGY = 1.192092955078125e-07
+SMALLEST_ENERGY = 1.192092955078125e-07
 # A longer clip is refused whatever its rate, so that nothing beyond is looked at.
 _MOST_SAMPLES = int(LONGEST_S * SAMPLE_RATES_HZ[1])
+
+
+def mel_filters(bands: int) -> NDArray[np.float64]:
+    """Return the extractor's filters, [frequencies, bands]."""
+    filters: NDArray[np.float64] = mel_filter_bank(
+        num_frequency_bins=FFT_SAMPLES // 2 + 1,
+        num_mel_filters=bands,
+        min_frequency=_LOWEST_HZ,
+        max_frequency=SAMPLE_RATE_HZ // 2,
+        sampling_rate=SAMPLE_RATE_HZ,
+        norm=None,
+        mel_scale="kaldi",
+        triangularize_in_mel_space=True,
+    )
+    return filters
 
 
 class Features(nn.Module):
@@ -52,20 +68,11 @@ class Features(nn.Module):
         self.frames = extractor.max_length
         self.mean: float = extractor.mean if extractor.do_normalize else 0.0
         self.scale: float = 2 * extractor.std if extractor.do_normalize else 1.0
-        filters = mel_filter_bank(
-            num_frequency_bins=_FFT_SAMPLES // 2 + 1,
-            num_mel_filters=extractor.num_mel_bins,
-            min_frequency=_LOWEST_HZ,
-            max_frequency=SAMPLE_RATE_HZ // 2,
-            sampling_rate=SAMPLE_RATE_HZ,
-            norm=None,
-            mel_scale="kaldi",
-            triangularize_in_mel_space=True,
-        )
+        filters = mel_filters(extractor.num_mel_bins)
         # Of the samples beside the middle, outwards; rows are samples, columns frequencies that a filter has.
         beside = np.arange(_HALF) + 0.5
         frequencies = np.flatnonzero(filters.any(axis=1))
-        angles = 2 * np.pi / _FFT_SAMPLES * np.outer(beside, frequencies)
+        angles = 2 * np.pi / FFT_SAMPLES * np.outer(beside, frequencies)
         window = window_function(FRAME_SAMPLES, "hann", periodic=False)[_HALF:, None]
         cosines = window * np.cos(angles)
         self.register_buffer("cosines", torch.from_numpy(cosines))
@@ -110,7 +117,7 @@ class Features(nn.Module):
         count = rows + 2
         audio = audio[:, : count * HOP_SAMPLES].double()
         # What precedes a frame's first sample does not count: there the window is zero.
-        emphasized = audio - _PREEMPHASIS * functional.pad(audio, (1, -1))
+        emphasized = audio - PREEMPHASIS * functional.pad(audio, (1, -1))
         # A frame is two and a half hops: blocks of samples, of which its first half is read backwards.
         blocks = emphasized.view(-1, count, HOP_SAMPLES)
         reversed_ = blocks.flip(2)
@@ -121,7 +128,7 @@ class Features(nn.Module):
         imaginary = (after - before) @ self.sines
         real, imaginary = real.float(), imaginary.float()
         power = real * real + imaginary * imaginary
-        energies: Tensor = (power @ self.filters).clamp(min=_SMALLEST_ENERGY).log()
+        energies: Tensor = (power @ self.filters).clamp(min=SMALLEST_ENERGY).log()
         return energies
 
     def _means(self, audio: Tensor, rows: int) -> Tensor:
@@ -132,5 +139,5 @@ class Features(nn.Module):
         whole = sums[:, 0:ends:2]
         for start in range(1, FRAME_SAMPLES // half):
             whole = whole + sums[:, start : start + ends : 2]
-        means: Tensor = whole[:, :, None] * ((1 - _PREEMPHASIS) / FRAME_SAMPLES)
+        means: Tensor = whole[:, :, None] * ((1 - PREEMPHASIS) / FRAME_SAMPLES)
         return means

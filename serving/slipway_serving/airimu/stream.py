@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from slipway_serving.airimu.correct import check_finite, corrected
 from slipway_serving.airimu.facts import Facts
 from slipway_serving.airimu.request import CorrectionStreamRequest, CorrectionTurn, frames_of
-from slipway_serving.errors import SlipwayError
+from slipway_serving.errors import Cancelled, SlipwayError
 from slipway_serving.events import tensors
 from slipway_serving.graph import Graph
 from slipway_serving.program import Call, Settings, Single, Tensors
@@ -94,6 +94,8 @@ class CorrectorStream(Single):
 
     def _receive(self, call: Call) -> Stream:
         """Check a chunk and add it to its stream, which is taken out of the store."""
+        if call.is_cancelled():
+            raise Cancelled(f"{self._model}: cancelled by the caller before it began")
         opening, chunk = self._read(call)
         stream = self._sessions.take(call.turn, lambda: self._begun(opening))
         stream.kept = np.concatenate([stream.kept, frames_of(chunk)[0]])

@@ -116,7 +116,8 @@ class WakewordStream(Single):
     A :class:`ListenRequest` opens a session, each :class:`ListenTurn` brings samples and gets
     :class:`Windows`: what was said of each window that became full, and the events in it. So an answer comes
     with the last sample of a window; what is left at the end and fills none is dropped. Whether a caller has
-    given up is not asked: Triton drops what is cancelled in its queue, and asking took a fifteenth of a turn.
+    given up is not asked, which took a fifteenth of a turn: Triton drops what is cancelled in its queue, but
+    for the next batch, whose answer nobody takes then.
     """
 
     reports_requests = False

@@ -9,16 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from transformers import ASTFeatureExtractor
-from transformers.audio_utils import mel_filter_bank, window_function
+from transformers.audio_utils import window_function
 
+from slipway_export.modeling.wakeword_features import FFT_SAMPLES, PREEMPHASIS, SMALLEST_ENERGY, mel_filters
 from slipway_serving.wakeword.hearing import FRAME_SAMPLES, HOP_SAMPLES, PEAK, QUIET_PEAK
-from slipway_serving.wakeword.request import SAMPLE_RATE_HZ
-
-# The extractor's own, of Kaldi's filter banks.
-_FFT_SAMPLES = 512
-_PREEMPHASIS = 0.97
-_LOWEST_HZ = 20
-_SMALLEST_ENERGY = 1.192092955078125e-07
 
 
 class QuickFeatures:
@@ -32,17 +26,7 @@ class QuickFeatures:
         self._frames: int = extractor.max_length
         self._mean: float = extractor.mean
         self._scale: float = 2 * extractor.std
-        filters = mel_filter_bank(
-            num_frequency_bins=_FFT_SAMPLES // 2 + 1,
-            num_mel_filters=extractor.num_mel_bins,
-            min_frequency=_LOWEST_HZ,
-            max_frequency=SAMPLE_RATE_HZ // 2,
-            sampling_rate=SAMPLE_RATE_HZ,
-            norm=None,
-            mel_scale="kaldi",
-            triangularize_in_mel_space=True,
-        )
-        self._filters = torch.from_numpy(filters).float()
+        self._filters = torch.from_numpy(mel_filters(extractor.num_mel_bins)).float()
         self._window = torch.from_numpy(window_function(FRAME_SAMPLES, "hann", periodic=False)).float()
 
     def __call__(self, windows: Tensor) -> Tensor:
@@ -52,9 +36,9 @@ class QuickFeatures:
         frames = windows.unfold(1, FRAME_SAMPLES, HOP_SAMPLES)[:, : self._frames]
         frames = frames - frames.mean(dim=2, keepdim=True)
         before = torch.cat([frames[:, :, :1], frames[:, :, :-1]], dim=2)
-        spectrum = torch.fft.rfft((frames - _PREEMPHASIS * before) * self._window, _FFT_SAMPLES)
+        spectrum = torch.fft.rfft((frames - PREEMPHASIS * before) * self._window, FFT_SAMPLES)
         power = spectrum.real.square() + spectrum.imag.square()
-        energies: Tensor = (power @ self._filters).clamp(min=_SMALLEST_ENERGY).log()
+        energies: Tensor = (power @ self._filters).clamp(min=SMALLEST_ENERGY).log()
         beyond = -self._mean / self._scale
         heard = torch.full((len(windows), self._frames, energies.shape[2]), beyond)
         heard[:, : energies.shape[1]] = (energies - self._mean) / self._scale
