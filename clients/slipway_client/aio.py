@@ -276,8 +276,8 @@ class AsyncSession:
             async with aclosing(self._send(self._talk, turn, place, timeout_s)) as events:
                 async for event in events:
                     yield event
-        except BaseException:
-            self._turns.failed()
+        except BaseException as error:
+            self._turns.failed(place, error)
             raise
 
     async def snapshot(self) -> AsyncGenerator[bytes, None]:

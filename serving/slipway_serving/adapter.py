@@ -44,7 +44,8 @@ from slipway_serving.program import (
 from slipway_serving.requests import SHAPE_PARAMETER
 from slipway_serving.triton_metrics import Publisher, Running, tell_restarts
 from slipway_serving.triton_models import EndedStreams, TritonModels
-from slipway_serving.turns import Turn
+from slipway_serving.turns import NO_SESSION, Turn
+from slipway_serving.waiting import first_to_go
 
 # What Triton 2.51 itself puts into a request's parameters: HTTP's generate endpoints repeat "id" there and
 # hand on "timeout" (microseconds) and a session's turn unheeded, which we heed. gRPC consumes its own ones.
@@ -114,10 +115,14 @@ class Adapter:
                 for request in requests:
                     self._stream(request)
                 return None
-            beyond = self._waiting.beyond(len(requests))
-            answers = [self._refuse() for _ in range(beyond)] + self._answers(requests[beyond:])
+            beyond = self._beyond(requests)
+            admitted = [request for place, request in enumerate(requests) if place not in beyond]
+            answers = iter(self._answers(admitted))
+            responses = [
+                self._refuse() if place in beyond else next(answers) for place in range(len(requests))
+            ]
             self._waiting.ended()
-            return answers
+            return responses
 
     def is_ready(self) -> bool:
         """Tell Triton, which asks since a release after 2.51, whether this process can still serve."""
@@ -130,6 +135,14 @@ class Adapter:
             self._program.close()
         if self._publisher is not None:
             self._publisher.close()
+
+    def _beyond(self, requests: Sequence[Any]) -> frozenset[int]:
+        """Return the places of those requests that are too many."""
+        count = self._waiting.beyond()
+        if not count:
+            return frozenset()
+        found = [self._tried(partial(self._turn_of, request)) for request in requests]
+        return first_to_go([NO_SESSION if isinstance(turn, Exception) else turn for turn in found], count)
 
     def _answers(self, requests: Sequence[Any]) -> list[Any]:
         """Return the one response to each request of a model that is not decoupled."""
@@ -237,6 +250,9 @@ class Adapter:
             limit_s=timeout_us * _MICROSECONDS if timeout_us else None,
             turn=turn,
         )
+
+    def _turn_of(self, request: Any) -> Turn:
+        return self._turn(request, _parameters(request, self._model))
 
     def _turn(self, request: Any, parameters: Mapping[str, Any]) -> Turn:
         """Return a request's place in a session: HTTP's generate endpoints leave it in the parameters."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from slipway_serving.errors import InvalidRequest, SlipwayError
+from slipway_serving.errors import InvalidRequest, Overloaded, SlipwayError
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -82,12 +82,19 @@ class Turns:
         """Take note that the session has ended."""
         self._ended = True
 
-    def failed(self) -> None:
+    def failed(self, turn: Turn, error: BaseException) -> None:
         """Take note that a turn failed: whether a first one began or a last one ended anything is not known.
 
-        What may be under way is ended once more.
+        What may be under way is ended once more. A server that has enough has begun nothing: there the next
+        turn is the first again.
+
+        Args:
+            turn: that failed.
+            error: why.
         """
         self._ended = False
+        if turn.start and isinstance(error, Overloaded):
+            self._begun = False
 
 
 class Session(Generic[T, A]):
@@ -127,8 +134,8 @@ class Session(Generic[T, A]):
         turn = self._turns.next(last=last)
         try:
             yield from self._send(content, turn)
-        except BaseException:
-            self._turns.failed()
+        except BaseException as error:
+            self._turns.failed(turn, error)
             raise
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ import queue
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +29,7 @@ from slipway_client.retry import RetryPolicy
 from slipway_export.queues import QueueLimits
 from slipway_serving.errors import Overloaded, from_wire
 from slipway_serving.server import Server
+from slipway_serving.turns import Turn
 
 WAITING, WAIT_S = 2, 1.0
 HINT = "try again in a few seconds, or fewer requests at a time"
@@ -79,6 +81,14 @@ class Slow:
     def close(self):
         pass
 """
+TOGETHER = (
+    SLOW
+    + """
+    def run_batch(self, calls):
+        time.sleep(0.1)
+        return [{"twice": 2 * call.tensors["given"]} for call in calls]
+"""
+)
 Kind = Literal["merging", "streaming", "impatient", "program", "graph"]
 MODELS: dict[Kind, str] = {
     "merging": "max_batch_size: 8",
@@ -122,10 +132,13 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tensors = tensor("input", "given", "FP32", "[1]") + tensor("output", "twice", "FP32", "[1]")
     write_model(folder, "graph", slow(), SHORT + tensors)
     program = "parameters { key: 'program' value { string_value: 'slow_program:Slow' } }\n"
-    version = write_model(folder, "program", None, SHORT + tensors + program, backend="python")
-    (version / "slow_program.py").write_text(SLOW)
-    shutil.copy(Path(slipway_models.__file__).parent / "airimu" / "1" / "model.py", version)
-    for name in ("graph", "program"):
+    batches = "dynamic_batching { max_queue_delay_microseconds: 20000 }\n"
+    merged = SHORT.replace("max_batch_size: 0", "max_batch_size: 8") + batches
+    for name, text, config in (("program", SLOW, SHORT), ("sessions", TOGETHER, merged)):
+        version = write_model(folder, name, None, config + tensors + program, backend="python")
+        (version / "slow_program.py").write_text(text)
+        shutil.copy(Path(slipway_models.__file__).parent / "airimu" / "1" / "model.py", version)
+    for name in ("graph", "program", "sessions"):
         QueueLimits(WAITING).write(folder / name / "config.pbtxt")
     return folder
 
@@ -234,6 +247,24 @@ def test_model_of_short_requests_refuses_those_beyond_its_limit_and_answers_the_
         assert str(error) == f"{model}: at most {WAITING} requests may wait; {HINT}"
     answers = {given: other.result() for given, other in asked.items() if other.exception() is None}
     assert answers == {given: 2 * given for given in answers}
+
+
+def test_sessions_end_however_many_requests_wait(health: Health, server: Server) -> None:
+    kinds = [Turn(1, start=True), Turn(1), Turn(1, end=True)]
+    with ThreadPoolExecutor(48) as pool, Client(server.grpc_url, retry=ONCE) as client:
+
+        def ask(number: int) -> float:
+            given = np.full((1, 1), number, np.float32)
+            turn = replace(kinds[number % len(kinds)], id=number + 1)
+            return float(client.infer("sessions", {"given": given}, turn=turn)["twice"].item())
+
+        asked = {number: pool.submit(ask, number) for number in range(48)}
+        errors = {number: each.exception(120) for number, each in asked.items()}
+    refusals = [error for error in errors.values() if error is not None]
+    assert refusals
+    assert all(isinstance(error, Overloaded) for error in refusals)
+    assert [errors[number] for number in asked if kinds[number % len(kinds)].end] == [None] * 16
+    assert all(asked[number].result() == 2 * number for number, error in errors.items() if error is None)
 
 
 def test_request_that_waits_longer_than_its_queue_allows_is_refused(

@@ -61,8 +61,7 @@ def test_closing_turn_ends_what_is_under_way_and_what_may_be_after_a_failure() -
     turns = Turns(1)
     turns.next()
     assert turns.closing == Turn(1, end=True)
-    turns.next(last=True)
-    turns.failed()
+    turns.failed(turns.next(last=True), Cancelled("left"))
     assert turns.closing == Turn(1, end=True)
     turns.closed()
     assert turns.closing is None
@@ -113,6 +112,22 @@ def test_session_ends_when_a_turn_fails(last: bool) -> None:
         list(session.step("a"))
         list(session.step("b", last=last))
     assert model.sent == [("a", True, False), ("b", False, last), END]
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_session_that_a_server_with_enough_refused_was_never_begun(last: bool) -> None:
+    model = Model()
+
+    def fail(content: str | None) -> None:
+        if content == "a":
+            raise Overloaded("a: too many")
+
+    model.before = fail
+    with session_of(model) as session:
+        with pytest.raises(Overloaded):
+            list(session.step("a", last=last))
+        assert list(session.step("b", last=True)) == ["b", "B"]
+    assert model.sent == [("a", True, last), ("b", True, True)]
 
 
 @pytest.mark.parametrize("last", [False, True])

@@ -8,7 +8,8 @@ from threading import Thread
 
 import pytest
 
-from slipway_serving.waiting import METRICS_VARIABLE, Waiting, pending_by_metrics
+from slipway_serving.turns import NO_SESSION, Turn
+from slipway_serving.waiting import METRICS_VARIABLE, Waiting, first_to_go, pending_by_metrics
 
 PAGE = b"""# TYPE nv_inference_pending_request_count gauge
 nv_inference_pending_request_count{model="other",version="1"} 40
@@ -36,9 +37,16 @@ class Queue:
     def batch(self, requests: int, *, after_s: float = 0.0) -> int:
         """Give the model a batch some time after its last; return how many are refused."""
         self.now_s += after_s
-        refused = self.waiting.beyond(requests)
+        refused = self.refuse(requests)
         self.now_s += 0.1
         self.waiting.ended()
+        return refused
+
+    def refuse(self, requests: int) -> int:
+        """Refuse those of a batch that are too many; return how many these are."""
+        refused = min(self.waiting.beyond(), requests)
+        for _ in range(refused):
+            self.waiting.refusal()
         return refused
 
 
@@ -57,10 +65,29 @@ def test_queue_is_not_asked_about_more_often_than_it_changes() -> None:
     queue = Queue(limit=4)
     queue.length = 14
     queue.batch(4)
-    for _ in range(5):
-        queue.waiting.beyond(2)
+    assert [queue.refuse(2) for _ in range(6)] == [2, 2, 2, 2, 2, 0]  # ten were beyond
     assert queue.asked == 1
-    assert queue.waiting.beyond(2) == 0  # the ten that were beyond have been refused
+
+
+def test_queue_that_grows_is_foreseen_to_grow_until_it_is_seen_again() -> None:
+    queue = Queue(limit=4)
+    queue.batch(4)
+    queue.length = 14
+    assert queue.batch(4) == 4  # it has grown by ten in 0.1 s, the model's own time of a batch
+    queue.length = 20
+    assert queue.batch(4) == 4  # again by ten, for four were refused
+    queue.now_s -= 0.06
+    assert queue.waiting.beyond() == 16 - 4 + 4  # 4 of each ten in 0.04 s
+    assert queue.asked == 2
+
+
+def test_queue_that_has_room_is_not_foreseen_to_be_full() -> None:
+    queue = Queue(limit=8)
+    queue.batch(4)
+    queue.length = 7
+    queue.batch(4)
+    queue.now_s -= 0.06
+    assert (queue.waiting.beyond(), queue.asked) == (0, 1)
 
 
 def test_model_that_pauses_asks_nobody_and_refuses_nobody() -> None:
@@ -74,6 +101,17 @@ def test_model_without_a_limit_refuses_nobody() -> None:
     queue = Queue(limit=None)
     queue.length = 1000
     assert [queue.batch(4) for _ in range(4)] == [0] * 4
+
+
+@pytest.mark.parametrize(
+    ("count", "places"),
+    [(0, set()), (1, {1}), (2, {1, 4}), (3, {0, 1, 4}), (4, {0, 1, 3, 4}), (9, {0, 1, 3, 4})],
+)
+def test_those_that_begin_sessions_go_first_and_those_that_end_them_never(
+    count: int, places: set[int]
+) -> None:
+    turns = [Turn(1), Turn(2, start=True), Turn(3, end=True), NO_SESSION, Turn(4, start=True, end=True)]
+    assert first_to_go(turns, count) == places
 
 
 @pytest.fixture

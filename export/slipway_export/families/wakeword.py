@@ -56,8 +56,8 @@ MERGE_US = 0
 # A larger batch leaves the processor's caches: a clip took 0.9 ms in a batch of 4 and 2.1 in one of 16.
 FEATURES_MERGE_ROWS = 4
 # Requests that may wait on their way through the ensemble, of whose models the first refuses those beyond:
-# a sixth of a second's work of the tiny checkpoint on 2 cores.
-QUEUE_LIMIT = 64
+# two batches, so that at three times what is carried clips wait no longer than at the most that is.
+QUEUE_LIMIT = 32
 
 FEATURES_TOLERANCE = {Precision.FP32: Tolerance(max_abs=1e-4, relative_l2=1e-5, cosine=0.999999)}
 BACKBONE_TOLERANCE = {

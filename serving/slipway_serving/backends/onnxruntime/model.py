@@ -69,7 +69,7 @@ class TritonPythonModel:
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Answer requests; none of them can fail another."""
         with self._footprint.working(len(requests)):
-            beyond = self._waiting.beyond(len(requests))
+            beyond = min(self._waiting.beyond(), len(requests))
             refused = [self._refused(self._waiting.refusal()) for _ in range(beyond)]
             admitted = requests[beyond:]
             answers = self._executor.execute([self._request(request) for request in admitted])
