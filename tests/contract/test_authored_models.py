@@ -203,7 +203,7 @@ def test_short_requests_wait_without_a_queue_policy_which_would_stall_them(stage
 
 
 @pytest.mark.parametrize(
-    ("model", "waiting"), [("airimu", "16"), ("airimu_stream", "32"), ("wakeword_stream", "32")]
+    ("model", "waiting"), [("airimu", "16"), ("airimu_stream", "16"), ("wakeword_stream", "32")]
 )
 def test_models_of_short_requests_keep_a_limit_of_their_own(staged: Staged, model: str, waiting: str) -> None:
     assert staged.configs[model].parameters["queue_limit"].string_value == waiting
