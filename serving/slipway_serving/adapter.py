@@ -29,6 +29,7 @@ from slipway_serving.errors import (
 )
 from slipway_serving.footprints import NO_FOOTPRINT, Footprint
 from slipway_serving.going import Door, Refused
+from slipway_serving.inherited import close_sockets
 from slipway_serving.lost_device import end_soon, loses_device
 from slipway_serving.metrics import HEARTBEATS, INSTANCES, OK, REFUSED, REQUESTS, Recorder
 from slipway_serving.program import (
@@ -84,6 +85,7 @@ class Adapter:
         Raises:
             TritonModelException: it could not be built; the text says why.
         """
+        close_sockets()
         try:
             settings = Settings.from_triton(args)
         except SlipwayError as error:

@@ -253,6 +253,18 @@ def test_model_serves_again_when_its_idle_process_is_killed(
     assert metric(server, "slipway_model_restarts", "graph") == 2
 
 
+@pytest.mark.parametrize("model", ["sum", "graph"])
+def test_process_started_anew_holds_none_of_the_servers_connections(server: Server, model: str) -> None:
+    with httpx.Client(base_url=f"http://{server.http_url}", trust_env=False) as http:
+        http.get("/v2/health/live").raise_for_status()  # and the connection stays
+        with healed(server, model):
+            os.kill(pid_of(server, model), signal.SIGKILL)
+        held = [str(each.readlink()) for each in Path(f"/proc/{pid_of(server, model)}/fd").iterdir()]
+        assert http.get("/v2/health/live").is_success
+    assert len(held) > 3
+    assert [each for each in held if each.startswith("socket:")] == []
+
+
 def test_session_of_a_dead_process_is_lost_and_not_unknown(
     server: Server, client: triton.InferenceServerClient
 ) -> None:

@@ -19,6 +19,7 @@ from slipway_serving.backends.onnxruntime import session, sharing, signature
 from slipway_serving.backends.onnxruntime.execution import Arrays, Executor, Request
 from slipway_serving.backends.onnxruntime.sharing import Loaded, SharedGraph
 from slipway_serving.errors import InvalidRequest, SlipwayError
+from slipway_serving.inherited import close_sockets
 from slipway_serving.program import Settings
 from slipway_serving.triton_metrics import tell_restarts
 
@@ -45,6 +46,7 @@ class TritonPythonModel:
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Load the graph on the instance's device, or find it loaded, and check the config against it."""
+        close_sockets()
         try:
             settings = Settings.from_triton(args)
             config, self._footprint = settings.config, settings.footprint
