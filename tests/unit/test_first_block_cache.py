@@ -75,9 +75,10 @@ class SmallModels:
         assert turn.id and turn.start == (key not in self.under_way)
         assert tensors["cache_threshold"].tolist() == [np.float32(0.1)]
         assert len(tensors["hidden_states"]) == len(tensors["timestep"]) == 1
+        sample = self._denoise(model, tensors)  # a model that has enough begins nothing
         done = self.under_way[key] = self.under_way.get(key, 0) + 1
         self.most = max(self.most, len(self.under_way))
-        yield {"sample": self._denoise(model, tensors), "cached": np.array([done % 3 != 1])}
+        yield {"sample": sample, "cached": np.array([done % 3 != 1])}
 
     def _denoise(self, model: str, tensors: Tensors) -> NDArray[Any]:
         if len(self.asked) == self.fail_at:
