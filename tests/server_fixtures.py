@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import onnx
 import tritonclient.grpc as triton
@@ -215,6 +216,13 @@ def infer_all(
         client.async_infer(model, inputs, callback=answer(index))
     got = dict(answers.get(timeout=300) for _ in requests)
     return [got[index] for index in range(len(requests))]
+
+
+def metric(server: Server, name: str, model: str) -> float | None:
+    """Return a gauge of ours that is counted for each model; None where it is not there."""
+    page = httpx.get(server.metrics_url, trust_env=False).text
+    found = re.search(rf'^{name}{{model="{model}"}} (\S+)$', page, re.MULTILINE)
+    return float(found[1]) if found else None
 
 
 def wait_until(condition: Callable[[], bool], what: str, limit_s: float = 600.0) -> None:

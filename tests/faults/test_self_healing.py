@@ -27,6 +27,7 @@ from server_fixtures import (
     infer,
     infer_input,
     logged,
+    metric,
     tensor,
     wait_until,
     write_model,
@@ -205,12 +206,6 @@ def healed(server: Server, model: str) -> Iterator[None]:
     before = restarts(server, model)
     yield
     wait_until(lambda: restarts(server, model) > before, f"another start of {model}")
-
-
-def metric(server: Server, name: str, model: str) -> float | None:
-    """Return a gauge of a model."""
-    found = re.search(rf'^{name}{{model="{model}"}} (\S+)$', httpx.get(server.metrics_url).text, re.MULTILINE)
-    return float(found[1]) if found else None
 
 
 def test_failed_request_leaves_nothing_in_memory(client: triton.InferenceServerClient) -> None:

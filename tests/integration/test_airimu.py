@@ -18,10 +18,12 @@ import psutil
 import pytest
 import torch
 import tritonclient.grpc as triton
+from google.protobuf import text_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from load_environment import assert_all_answered, load_environment
-from server_fixtures import infer_input, loading_warnings, wait_until
+from server_fixtures import infer_input, loading_warnings, metric, wait_until
+from tritonclient.grpc import model_config_pb2 as pb
 
 from slipway_cli.root import run
 from slipway_client import AsyncClient, Client, InvalidRequest, Overloaded, SlipwayError, Turn
@@ -30,6 +32,7 @@ from slipway_export.checkpoint import open_checkpoint
 from slipway_export.families.airimu import FAMILY
 from slipway_export.modeling.airimu import Network, Whole, load_network
 from slipway_export.modeling.airimu_conf import CONF_FILE, WEIGHTS_FILE
+from slipway_export.queues import QueueLimits
 from slipway_export.run import ExportOptions, run_export
 from slipway_export.spec import Axis
 from slipway_serving.airimu.facts import Facts
@@ -59,13 +62,14 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("airimu") / "repository"
     # A step graph that is short, so that long chunks take several runs.
     axes = (Axis("frames", 1, 1000, 5000), Axis("steps", 1, 12, 64))
-    run_export(FAMILY, ExportOptions("tiny", folder, axes=axes))
+    # 48 are sent at once, of which none may be refused.
+    run_export(FAMILY, ExportOptions("tiny", folder, axes=axes, queues=QueueLimits(requests=64)))
     config = folder / "airimu_stream/config.pbtxt"
-    text = config.read_text()
+    parsed = text_format.Parse(config.read_text(), pb.ModelConfig())
     for name, value in (("max_sessions", MAX_SESSIONS), ("session_idle_s", IDLE_S)):
-        text, changed = re.subn(rf'("{name}" value {{ string_value: ")\d+', rf"\g<1>{value}", text)
-        assert changed == 1
-    config.write_text(text)
+        assert name in parsed.parameters
+        parsed.parameters[name].string_value = str(value)
+    config.write_text(text_format.MessageToString(parsed))
     return folder
 
 
@@ -537,17 +541,16 @@ def test_abandoned_streams_are_bounded_and_expire(server: Server, client: Client
 
     def is_full() -> bool:
         begin(3_000_000, 500)
-        return not has_room()
-
-    def has_room() -> bool:
         try:
             client.infer("airimu_stream", chunk, turn=Turn(4_000_000, start=True, end=True))
-        except Overloaded:
-            return False
-        return True
+        except Overloaded as error:
+            return "sessions must be" in str(error)
+        return False
 
     wait_until(is_full, "a client is refused")
-    wait_until(has_room, "idle streams are freed")
+    wait_until(
+        lambda: metric(server, "slipway_sessions_open", "airimu_stream") == 0, "idle streams are freed"
+    )
     with pytest.raises(InvalidRequest, match=f"a session ends after {IDLE_S} s without a request"):
         client.infer("airimu_stream", chunk, turn=Turn(1_000_000))
     given = signals(100)
