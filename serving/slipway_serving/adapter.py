@@ -26,6 +26,7 @@ from slipway_serving.errors import (
     NotReady,
     SlipwayError,
     Unrecoverable,
+    without_traceback,
 )
 from slipway_serving.footprints import NO_FOOTPRINT, Footprint
 from slipway_serving.going import Door, Refused
@@ -143,8 +144,7 @@ class Adapter:
         count = self._waiting.beyond()
         if not count:
             return frozenset()
-        found = [self._tried(partial(self._turn_of, request)) for request in requests]
-        return first_to_go([NO_SESSION if isinstance(turn, Exception) else turn for turn in found], count)
+        return first_to_go([self._turn_if_any(request) for request in requests], count)
 
     def _answers(self, requests: Sequence[Any]) -> list[Any]:
         """Return the one response to each request of a model that is not decoupled."""
@@ -253,8 +253,12 @@ class Adapter:
             turn=turn,
         )
 
-    def _turn_of(self, request: Any) -> Turn:
-        return self._turn(request, _parameters(request, self._model))
+    def _turn_if_any(self, request: Any) -> Turn:
+        """Return a request's place in a session; none where its parameters are wrong, as it is told later."""
+        try:
+            return self._turn(request, _parameters(request, self._model))
+        except Exception:  # noqa: BLE001 - whatever they are, others wait beside it
+            return NO_SESSION
 
     def _turn(self, request: Any, parameters: Mapping[str, Any]) -> Turn:
         """Return a request's place in a session: HTTP's generate endpoints leave it in the parameters."""
@@ -277,6 +281,7 @@ class Adapter:
         if self._has_device and loses_device(error):
             self._has_device = False
             end_soon()
+        without_traceback(error)
         if not isinstance(error, SlipwayError):
             error = Unrecoverable(
                 f"{self._model}: the request must not break the model, got {type(error).__name__}; "

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, TypeVar
+
+E = TypeVar("E", bound=Exception)
 
 
 class SlipwayError(Exception):
@@ -143,6 +145,17 @@ def from_wire(text: str, status: str | int | None = None) -> SlipwayError:
         )
     name = str(status).removeprefix("StatusCode.") if status is not None else ""
     return _BY_STATUS.get(name, Unrecoverable)(text.strip())
+
+
+def without_traceback(error: E) -> E:
+    """Return an error that was caught, without its traceback and the errors that led to it.
+
+    An error that is kept for later is held by the frame that keeps it, which its traceback leads back to: a
+    cycle. Whatever these frames hold, a request's tensors in shared memory too, would stay until Python looks
+    for cycles, which may be thousands of requests later.
+    """
+    error.__traceback__ = error.__context__ = error.__cause__ = None
+    return error
 
 
 def raise_all(where: str, problems: Sequence[str]) -> None:

@@ -3,8 +3,8 @@
 Triton 2.51 never replaces a Python process that died, and answers what its instance would get with errors
 while every health endpoint says 200. So :class:`ModelSupervisor` looks at the processes: a model that is
 ready with fewer of them than instances lost one, and is loaded anew, all of its instances beside the old
-ones. What depends on it goes on; other models notice nothing. When `tritonserver` itself dies,
-:class:`Supervisor` has it started again. Each step is a line of JSON in the log
+ones. What depends on it goes on; other models notice nothing. When `tritonserver` itself dies, or stands
+still while it does, :class:`Supervisor` has it started again. Each step is a line of JSON in the log
 (:func:`slipway_serving.triton_log.record`).
 """
 
@@ -22,6 +22,7 @@ from slipway_serving import footprints
 from slipway_serving.control import ModelControl
 from slipway_serving.errors import SlipwayError, Unrecoverable
 from slipway_serving.footprints import Stage
+from slipway_serving.triton_log import Crash
 from slipway_serving.triton_process import stubs
 
 DEATHS = 5
@@ -33,6 +34,8 @@ SERVER_STEADY_S = 60.0
 REPLACED_IDLE_S = 5.0
 """A process of a model that was loaded anew is ended after this long without work: Triton takes up to 2 s for
 it, of each instance in turn, and never where it still counts a request that died with another process."""
+CRASH_S = 5.0
+"""A `tritonserver` that has said that a signal ends it, and has not ended after this long, is killed."""
 LOOK_S = 0.25
 """Seconds between two looks at the processes."""
 
@@ -92,6 +95,7 @@ class Supervisor:
         look_after: returns what looks after the models of the process of now.
         restart: starts another process; returns whether it serves.
         tell: called with the name of an event and its facts.
+        log: of the server.
 
     Attributes:
         failure: why the server died and is not started anew; None as long as that is not so.
@@ -104,8 +108,10 @@ class Supervisor:
         look_after: Callable[[], ModelSupervisor],
         restart: Callable[[], bool],
         tell: Callable[..., object],
+        log: Path,
     ) -> None:
         self._process, self._look_after, self._restart, self._tell = process, look_after, restart, tell
+        self._log = log
         self._deaths = Deaths(SERVER_STEADY_S)
         self.failure: SlipwayError | None = None
         self.closing = threading.Event()
@@ -119,12 +125,28 @@ class Supervisor:
 
     def _run(self) -> None:
         while self.failure is None and not self.closing.is_set():
-            models = self._look_after()
+            models, crash = self._look_after(), Crash(self._log)
+            reason = ""
             while self._code() is None and not self.closing.wait(LOOK_S):
+                reason = reason or self._killed_of(crash)
                 models.look()
             models.close()
             while (code := self._code()) is not None and self.failure is None and not self.closing.is_set():
-                self._died(ended_by(code))
+                self._died(reason or ended_by(code))
+                reason = ""
+
+    def _killed_of(self, crash: Crash) -> str:
+        """Kill a process that said it dies, and stands still; return of what it would have died, or ""."""
+        number, process = crash.look(), self._process()
+        if number is None or process is None:
+            return ""
+        try:
+            process.wait(CRASH_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            return f"{ended_by(-number)}, killed as it stood still for {CRASH_S:g} s"
+        return ""
 
     def _code(self) -> int | None:
         """Return the return code of the process if it has ended."""

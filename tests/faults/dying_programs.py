@@ -7,11 +7,12 @@ import os
 import signal
 import time
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from slipway_serving.errors import InvalidRequest
+from slipway_serving.errors import InvalidRequest, SlipwayError
 from slipway_serving.program import Call, Models, Responses, Settings, Tensors
 from slipway_serving.sessions import Sessions
 
@@ -55,6 +56,20 @@ class Failing:
 
     def close(self) -> None:
         """Hold nothing."""
+
+
+class FailingTogether(Failing):
+    """The same for batches, whose errors are kept until all calls have their answers."""
+
+    def run_batch(self, calls: Sequence[Call]) -> list[Tensors | SlipwayError]:
+        """Fail or answer each call."""
+        answers: list[Tensors | SlipwayError] = []
+        for call in calls:
+            try:
+                answers += self.run(call)
+            except SlipwayError as error:
+                answers.append(error)
+        return answers
 
 
 class Pipeline:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from slipway_serving.errors import InvalidRequest, SlipwayError, raise_all
+from slipway_serving.errors import InvalidRequest, SlipwayError, raise_all, without_traceback
 from slipway_serving.events import tensors
 from slipway_serving.program import Call, Models, Settings, Single, Tensors
 from slipway_serving.requests import decode
@@ -71,7 +71,7 @@ class WakewordDecide(Single):
             try:
                 answers = self._heads.ask(word, embeddings, calls[places[0][0]].models)
             except SlipwayError as error:
-                failed[word] = error
+                failed[word] = without_traceback(error)
             else:
                 for place, *answer in zip(places, *answers, strict=True):
                     judged[word, *place] = Judgement(*answer)

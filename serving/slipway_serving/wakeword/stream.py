@@ -16,7 +16,7 @@ from itertools import chain, islice
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway_serving.errors import InvalidRequest, SlipwayError
+from slipway_serving.errors import InvalidRequest, SlipwayError, without_traceback
 from slipway_serving.events import tensors
 from slipway_serving.graph import Graph
 from slipway_serving.program import Call, Models, Settings, Single, Tensors
@@ -208,7 +208,7 @@ class WakewordStream(Single):
                 answers = self._heads.ask(word, embedding[rows], models)
             except SlipwayError as error:
                 for row in rows:
-                    judged[row] = error
+                    judged[row] = without_traceback(error)
                 continue
             for row, probability, threshold in zip(rows, *answers, strict=True):
                 if isinstance(judgement := judged[row], dict):

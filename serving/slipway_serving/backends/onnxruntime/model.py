@@ -18,7 +18,7 @@ import triton_python_backend_utils as pb_utils
 from slipway_serving.backends.onnxruntime import session, sharing, signature
 from slipway_serving.backends.onnxruntime.execution import Arrays, Executor, Request
 from slipway_serving.backends.onnxruntime.sharing import Loaded, SharedGraph
-from slipway_serving.errors import InvalidRequest, SlipwayError
+from slipway_serving.errors import InvalidRequest, SlipwayError, without_traceback
 from slipway_serving.inherited import close_sockets
 from slipway_serving.program import Settings
 from slipway_serving.triton_metrics import tell_restarts
@@ -102,7 +102,7 @@ class TritonPythonModel:
         if answer.__cause__ is not None:
             trace = "".join(traceback.format_exception(answer.__cause__))
             pb_utils.Logger.log_error(f"{self._model}: request {request.request_id()!r} failed\n{trace}")
-        return self._refused(answer)
+        return self._refused(without_traceback(answer))
 
     def _refused(self, error: SlipwayError) -> Any:
         code = getattr(pb_utils.TritonError, error.triton_code)
