@@ -56,17 +56,23 @@ def ready(
 
 
 def _check_processes(url: str) -> None:
-    """Raise NotReady where a model's process is gone, or where the server is not on this machine."""
+    """Raise NotReady where a process is gone or about to be, or where the server is not on this machine."""
     from slipway_serving.footprints import lost
-    from slipway_serving.server_folder import folder_at
+    from slipway_serving.server_folder import folder_of_process, tritonserver_at
+    from slipway_serving.triton_process import dies_of
 
     port = url.rpartition(":")[2]
-    folder = folder_at(int(port)) if port.isdigit() else None
-    if folder is None:
+    process = tritonserver_at(int(port)) if port.isdigit() else None
+    if process is None:
         raise NotReady(
             f"ready: server must run on this machine for --processes, got none at {url}; try it there"
         )
-    if gone := lost(folder):
+    if number := dies_of(process.pid):
+        raise NotReady(
+            f"ready: tritonserver must live, got one that dies of {number.name}, if it ends at all;"
+            " try the server's log, and a restart of it"
+        )
+    if gone := lost(folder_of_process(process)):
         raise NotReady(
             f"ready: every model must have its processes, got none any more of {', '.join(gone)};"
             " try the server's log, and a restart of it"

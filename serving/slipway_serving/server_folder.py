@@ -40,7 +40,12 @@ def folder_of(pid: int, private: str | None) -> Path:
 def folder_at(port: int) -> Path | None:
     """Return the folder of the server of this machine that listens on a port; None where none does."""
     process = tritonserver_at(port)
-    return None if process is None else folder_of(process.pid, process.environ().get(FOLDER_VARIABLE))
+    return None if process is None else folder_of_process(process)
+
+
+def folder_of_process(process: psutil.Process) -> Path:
+    """Return the folder of the server that a running `tritonserver` is."""
+    return folder_of(process.pid, process.environ().get(FOLDER_VARIABLE))
 
 
 def tritonserver_at(port: int) -> psutil.Process | None:

@@ -111,9 +111,8 @@ def fatal(log: str) -> str | None:
 class Crash:
     """Looks for what `tritonserver` writes first when a signal such as SIGABRT ends it.
 
-    A stack trace is to follow, for each line of which its handler forks. Where the signal comes from within
-    malloc, as it does when memory was freed twice, that waits for malloc's lock for ever: the process neither
-    serves nor ends, and goes on saying that it lives.
+    A stack trace is to follow, then its end, which may never come:
+    :func:`slipway_serving.triton_process.dies_of`.
 
     Args:
         path: of the log; what it has now is of no interest.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import time
@@ -19,6 +20,8 @@ import psutil
 ID_VARIABLE = "SLIPWAY_SERVER_ID"
 SHARED_MEMORY = Path("/dev/shm")
 STUB = "triton_python_backend_stub"
+_BLOCKED = re.compile(rb"^SigBlk:\t(\w+)$", re.MULTILINE)
+_ALONE = {1 << number - 1: number for number in (signal.SIGABRT, signal.SIGSEGV)}
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,21 @@ def stubs(pid: int) -> dict[int, str]:
                     # REPOSITORY/MODEL/VERSION/FILE
                     found[child.pid] = Path(command[1]).parent.parent.name
     return found
+
+
+def dies_of(pid: int) -> signal.Signals | None:
+    """Return the signal that a process is dying of: one of its threads is in Triton's handler of it.
+
+    The handler writes a stack trace, for each line of which it forks. Where the signal comes from within
+    malloc, as it does when memory was freed twice, that waits for malloc's lock for ever: the process neither
+    serves nor ends, and goes on saying that it lives. Seen by what signals the thread blocks: that one alone.
+    """
+    for status in Path(f"/proc/{pid}/task").glob("*/status"):
+        with contextlib.suppress(OSError):  # It may end meanwhile.
+            blocked = int(_BLOCKED.findall(status.read_bytes())[0], 16)
+            if found := _ALONE.get(blocked):
+                return found
+    return None
 
 
 def sweep(belongings: Belongings) -> None:

@@ -37,6 +37,7 @@ from slipway_cli.root import run
 from slipway_client.over_grpc import GrpcTransport
 from slipway_client.retry import Deadline
 from slipway_serving import server as server_module
+from slipway_serving import triton_process
 from slipway_serving.errors import DeadlineExceeded, InvalidRequest, NotReady
 from slipway_serving.server import Server
 from slipway_serving.server_folder import folder_at
@@ -77,6 +78,9 @@ def assert_ready_tells_lost_processes(server: Server) -> None:
             assert run(["ready", *flags, "--processes", "--url", port]) == 1
             assert run(["ready", *flags, "--url", port]) == 0
     shutil.rmtree(killed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton_process, "dies_of", {server.pid: signal.SIGABRT}.get)
+        assert run(["ready", "--live", "--processes", "--url", server.grpc_url]) == 1
     assert run(["ready", "--live", "--processes", "--url", server.grpc_url]) == 0
 
 

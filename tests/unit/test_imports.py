@@ -28,6 +28,7 @@ ALLOWED = {
         # `slipway ready --processes` looks at the server's own processes.
         "slipway_serving.footprints",
         "slipway_serving.server_folder",
+        "slipway_serving.triton_process",
         "slipway_serving.snapshots.parts",
         "slipway_serving.snapshots.requests",
         "slipway_serving.turns",
