@@ -95,7 +95,8 @@ def test_failures_are_explained_when_a_server_that_is_not_ours_dies_and_is_start
         result = soak_at(*server_at(server.grpc_url), [replace(COUNTING, make=make)], options)
     broken = [words for words in result.broken if not words.startswith("memory at the end")]
     assert not broken and counts(result.run)["good, failed"] > 0
-    assert [death.back_s is not None for death in result.run.deaths] == [True]
+    # Triton 2.51 may die of cut calls as well.
+    assert result.run.deaths and all(death.back_s is not None for death in result.run.deaths)
 
 
 @pytest.fixture(scope="module")
