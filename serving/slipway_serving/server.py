@@ -189,7 +189,6 @@ class Server:
                     lambda: self._look_after(models),
                     lambda: self._restart(models),
                     self._tell,
-                    self.log_path,
                 )
                 return
 

@@ -22,8 +22,7 @@ from slipway_serving import footprints
 from slipway_serving.control import ModelControl
 from slipway_serving.errors import SlipwayError, Unrecoverable
 from slipway_serving.footprints import Stage
-from slipway_serving.triton_log import Crash
-from slipway_serving.triton_process import stubs
+from slipway_serving.triton_process import dies_of, stubs
 
 DEATHS = 5
 """This many deaths in a row end the attempts: a model stays unloaded, a server is given up."""
@@ -34,10 +33,12 @@ SERVER_STEADY_S = 60.0
 REPLACED_IDLE_S = 5.0
 """A process of a model that was loaded anew is ended after this long without work: Triton takes up to 2 s for
 it, of each instance in turn, and never where it still counts a request that died with another process."""
-CRASH_S = 5.0
-"""A `tritonserver` that has said that a signal ends it, and has not ended after this long, is killed."""
+DYING_S = 5.0
+"""A `tritonserver` that is dying of a signal and has not ended after this long is killed."""
 LOOK_S = 0.25
 """Seconds between two looks at the processes."""
+_LOOKS_FOR_DYING = 20
+"""Looks between two at all threads of `tritonserver`, a thousand, which take 13 ms of a core."""
 
 
 class Deaths:
@@ -95,7 +96,6 @@ class Supervisor:
         look_after: returns what looks after the models of the process of now.
         restart: starts another process; returns whether it serves.
         tell: called with the name of an event and its facts.
-        log: of the server.
 
     Attributes:
         failure: why the server died and is not started anew; None as long as that is not so.
@@ -108,10 +108,8 @@ class Supervisor:
         look_after: Callable[[], ModelSupervisor],
         restart: Callable[[], bool],
         tell: Callable[..., object],
-        log: Path,
     ) -> None:
         self._process, self._look_after, self._restart, self._tell = process, look_after, restart, tell
-        self._log = log
         self._deaths = Deaths(SERVER_STEADY_S)
         self.failure: SlipwayError | None = None
         self.closing = threading.Event()
@@ -125,27 +123,29 @@ class Supervisor:
 
     def _run(self) -> None:
         while self.failure is None and not self.closing.is_set():
-            models, crash = self._look_after(), Crash(self._log)
-            reason = ""
+            models, looks, reason = self._look_after(), 0, ""
             while self._code() is None and not self.closing.wait(LOOK_S):
-                reason = reason or self._killed_of(crash)
                 models.look()
+                looks += 1
+                if looks % _LOOKS_FOR_DYING == 0:
+                    reason = self._killed_of()
             models.close()
             while (code := self._code()) is not None and self.failure is None and not self.closing.is_set():
                 self._died(reason or ended_by(code))
                 reason = ""
 
-    def _killed_of(self, crash: Crash) -> str:
-        """Kill a process that said it dies, and stands still; return of what it would have died, or ""."""
-        number, process = crash.look(), self._process()
-        if number is None or process is None:
+    def _killed_of(self) -> str:
+        """Kill a process that stands still while it dies; return of what it would have died, or ""."""
+        process = self._process()
+        number = dies_of(process.pid) if process is not None else None
+        if process is None or number is None:
             return ""
         try:
-            process.wait(CRASH_S)
+            process.wait(DYING_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-            return f"{ended_by(-number)}, killed as it stood still for {CRASH_S:g} s"
+            return f"{number.name}, killed as it stood still for {DYING_S:g} s"
         return ""
 
     def _code(self) -> int | None:

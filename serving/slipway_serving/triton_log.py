@@ -2,9 +2,8 @@ r"""Read what `tritonserver` writes to its log.
 
 A record of the server's own is one line, severity first (`E1120 22:14:09.123456 77 file.cc:12] "text"`,
 line ends written as `\n`); lines that models print lie between. :func:`load_failures` says per model why
-it could not be loaded, :func:`still_loading` which models have not answered, :class:`Crash` that the server
-dies, and :func:`follow` hands new text on while a server runs. :func:`record` adds what the server's
-supervisor has to say.
+it could not be loaded, :func:`still_loading` which models have not answered, and :func:`follow` hands
+new text on while a server runs. :func:`record` adds what the server's supervisor has to say.
 """
 
 from __future__ import annotations
@@ -46,8 +45,6 @@ _FATAL = tuple(
         r"^(?P<text>Bad option: .*\n.+)$",
     )
 )
-# A stop is told as "Interrupt signal".
-_CRASH = re.compile(rb"Signal \((\d+)\) received\.$")
 _STACK = re.compile(r"\s*\n+(?:At:|Traceback ).*", re.DOTALL)
 _STATUS = re.compile(r"^(?:Internal|Invalid argument|Unavailable|Not found|Unsupported|Unknown): ")
 _WRAPPED = re.compile(r"^TritonModelException: |^\[[A-Z_]+\] ")
@@ -106,34 +103,6 @@ def fatal(log: str) -> str | None:
     """Return why the server itself could not start, where the log says so."""
     found = [match["text"] for pattern in _FATAL if (match := pattern.search(log))]
     return " ".join(found[0].split()) if found else None
-
-
-class Crash:
-    """Looks for what `tritonserver` writes first when a signal such as SIGABRT ends it.
-
-    A stack trace is to follow, then its end, which may never come:
-    :func:`slipway_serving.triton_process.dies_of`.
-
-    Args:
-        path: of the log; what it has now is of no interest.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._read = path, path.stat().st_size
-
-    def look(self) -> int | None:
-        """Return the signal if the lines since the last look have one."""
-        with self._path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size < self._read:  # it was emptied
-                self._read = 0
-            file.seek(self._read)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                self._read += len(line)
-                if found := _CRASH.match(line):
-                    return int(found[1])
-        return None
 
 
 def record(path: Path, event: str, **facts: Any) -> None:

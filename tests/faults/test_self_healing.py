@@ -399,13 +399,11 @@ def test_server_serves_again_on_its_ports_when_tritonserver_dies(
 def test_server_that_stands_still_in_its_death_is_killed_and_serves_again(
     server: Server, client: triton.InferenceServerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when the signal comes from within malloc, whose lock its handler waits for; here it is stopped."""
-    monkeypatch.setattr(supervision, "CRASH_S", 0.5)
-    before = len(events(server))
-    assert server.pid is not None
-    os.kill(server.pid, signal.SIGSTOP)
-    with server.log_path.open("a") as log:
-        log.write("double free or corruption (out)\nSignal (6) received.\n")
+    """By hand it was seen of a real one: debuggers, which could hold malloc's lock, are not everywhere."""
+    before, pid = len(events(server)), server.pid
+    assert pid is not None
+    monkeypatch.setattr(supervision, "DYING_S", 0.5)
+    monkeypatch.setattr(supervision, "dies_of", {pid: signal.SIGABRT}.get)
     wait_until(lambda: len(events(server)) == before + 2, "another start")
     died, restarted = events(server)[before:]
     assert restarted["event"] == "server_restarted"

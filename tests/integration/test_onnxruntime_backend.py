@@ -32,7 +32,7 @@ from tritonclient.utils import InferenceServerException
 from slipway_serving.control import CONTROL_HEADER
 from slipway_serving.errors import InvalidRequest, NotReady, Unrecoverable, from_wire
 from slipway_serving.server import Server
-from slipway_serving.triton_process import processes
+from slipway_serving.triton_process import processes, shared_memory
 
 X4 = tensor("input", "x", "FP32", "[4]")
 Y4 = tensor("output", "y", "FP32", "[4]")
@@ -184,6 +184,21 @@ def test_requests_of_other_lengths_are_answered_beside_each_other(
     answers = infer_all(client, "masked", [{"ids": x, "mask": x} for x in requests])
     for x, answer in zip(requests, answers, strict=True):
         np.testing.assert_array_equal(answer.as_numpy("y"), x * x)
+
+
+def test_refused_requests_leave_nothing_in_shared_memory(
+    client: triton.InferenceServerClient, server: Server
+) -> None:
+    before = shared_mib(server)
+    for _ in range(16):
+        with pytest.raises(InferenceServerException, match="mask must"):
+            infer(client, "masked", ids=np.zeros((1, 2**17), np.int64), mask=np.zeros((1, 2), np.int64))
+    # Each has 1 MiB, which it keeps for as long as its error is in memory.
+    assert shared_mib(server) - before < 4
+
+
+def shared_mib(server: Server) -> float:
+    return sum(region.stat().st_size for region in shared_memory(server.server_id)) / 2**20
 
 
 def test_only_the_bad_request_of_a_batch_fails(client: triton.InferenceServerClient, server: Server) -> None:

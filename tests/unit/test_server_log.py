@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slipway_serving.triton_log import Crash, bound, fatal, follow, load_failures, still_loading, tail
+from slipway_serving.triton_log import fatal, follow, load_failures, still_loading, tail
 
 LOG = r"""
 I1120 22:20:10.567780 4696 model_lifecycle.cc:472] "loading: slow:1"
@@ -91,26 +91,3 @@ USAGE = "Usage: tritonserver [options]\n  --help\n\tPrint usage\n"
 )
 def test_fatal_names_an_argument_that_triton_does_not_take(log: str, reason: str) -> None:
     assert fatal(log) == reason
-
-
-def test_signal_that_ends_the_server_is_told_once_its_line_is_whole(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    path.write_text("Signal (11) received.\n")  # of the process before
-    crash = Crash(path)
-    with path.open("a", buffering=1) as log:
-        log.write("Interrupt signal (15) received.\nmy model says: Signal (11) received.\nSignal (1")
-        log.flush()
-        assert crash.look() is None
-        log.write("1) received.\n 0# 0x0000 in tritonserver\n")
-        assert crash.look() == 11
-
-
-def test_signal_is_told_when_the_log_began_anew(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    path.write_text("a line\n" * 100)
-    crash = Crash(path)
-    bound(path, limit_bytes=0)
-    with path.open("a") as log:
-        log.write("Signal (6) received.\n")
-    assert crash.look() == 6
-    assert crash.look() is None
