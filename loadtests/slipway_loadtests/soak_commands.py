@@ -111,8 +111,8 @@ def _check(
         problems.append("repository or url must be given, one of them; try --repository DIR")
     if minutes is not None and (requests is not None or not minutes > 0):
         problems.append(f"minutes must be above 0 and without requests, got {minutes:g}; try one of them")
-    if kill_every is not None and (requests is None or repository is None):
-        problems.append(f"kill_every must come with repository and requests, got {kill_every} without")
+    if kill_every is not None and requests is None:
+        problems.append(f"kill_every must come with requests, got {kill_every} without; try --requests 3000")
     if leak and (requests is not None or repository is None):
         problems.append("leak must come with repository and minutes, got it without; try --minutes 5")
     if not limit_s > 0:

@@ -99,6 +99,17 @@ def test_failures_are_explained_when_a_server_that_is_not_ours_dies_and_is_start
     assert result.run.deaths and all(death.back_s is not None for death in result.run.deaths)
 
 
+def test_every_failure_is_explained_when_processes_of_a_server_that_is_not_ours_are_killed(
+    counting: Path,
+) -> None:
+    with Server(any_port(counting)) as server:
+        options = Options(requests=300, callers=4, kill_every=100, rest_s=0)
+        result = soak_at(*server_at(server.grpc_url), [COUNTING], options)
+    broken = [words for words in result.broken if not words.startswith("memory at the end")]
+    assert not broken, [each for each in result.run.sent if each.ended == FAILED]
+    assert result.run.kills and all(each.back_s is not None for each in result.run.kills)
+
+
 @pytest.fixture(scope="module")
 def without_traffic(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository of a model that no soak asks."""
@@ -130,8 +141,8 @@ def test_leak_is_caught_and_reported(
         ("--repository r --url localhost:1", "repository or url must be given, one of them"),
         ("--repository r --minutes 0", "minutes must be above 0 and without requests"),
         ("--repository r --minutes 1 --requests 5", "minutes must be above 0 and without requests"),
-        ("--repository r --kill-every 5", "kill_every must come with repository and requests"),
-        ("--url localhost:1 --requests 50 --kill-every 5", "kill_every must come with repository"),
+        ("--repository r --kill-every 5", "kill_every must come with requests, got 5 without"),
+        ("--url localhost:1 --kill-every 5", "kill_every must come with requests, got 5 without"),
         ("--url localhost:1 --leak", "leak must come with repository and minutes"),
         ("--repository r --limit-s 0", "limit_s must be above 0, got 0"),
         ("--repository r --field frames=5", "soak: field must be MODEL.FIELD=VALUE"),

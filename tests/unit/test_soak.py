@@ -21,6 +21,7 @@ from slipway_loadtests.soak.verdict import (
     memory_broken,
     memory_ratio,
     requests_broken,
+    shared_per_kill,
     slopes_broken,
 )
 from slipway_serving.airimu.request import Corrections
@@ -181,6 +182,30 @@ def test_kill_is_over_when_the_server_says_that_the_model_is_back() -> None:
     assert not kills.all_back
     kills.told("model restarted: model sum, restarts 1, after_s 0.1")
     assert kills.all_back and len(kills.words) == 2
+
+
+def test_kill_is_over_when_no_instance_of_its_model_lacks_a_process() -> None:
+    kills = Kills(10, np.random.default_rng(0))
+    kills.done.append(Kill("sum", 0.0))
+    kills.lacks(["sum_0_0", "other_0_0"])
+    assert not kills.all_back
+    kills.lacks(["sum_other_0_0"])  # of another model, whose name begins alike
+    assert kills.all_back
+
+
+def test_shared_memory_is_counted_per_kill_since_the_last_death() -> None:
+    shared = {0: 30, 9: 31, 50: 33, 61: 30, 69: 30, 80: 31, 90: 34}
+    samples = [Held(float(at), 0, mib * MIB, 0) for at, mib in shared.items()]
+    kills = [
+        Kill("sum", 10.0, 11.0),
+        Kill("sum", 40.0, 41.0),
+        Kill("sum", 70.0, 71.0),
+        Kill("sum", 75.0, 76.0),
+    ]
+    run = replace(run_of(flat), samples=samples, kills=kills)
+    assert shared_per_kill(run) == 3 * MIB / 4  # 34 - 31
+    assert shared_per_kill(replace(run, deaths=[Kill(TRITON, 55.0, 60.0)])) == 2 * MIB  # (34 - 30) / 2
+    assert shared_per_kill(replace(run, kills=[])) is None
 
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -12,7 +12,8 @@ import psutil
 
 from slipway_loadtests.load.outcomes import now_s
 from slipway_serving.errors import InvalidRequest
-from slipway_serving.server_folder import tritonserver_at
+from slipway_serving.footprints import lost
+from slipway_serving.server_folder import folder_of_process, tritonserver_at
 from slipway_serving.triton_process import ID_VARIABLE, processes, shared_memory
 
 _LOOK_S = 0.5
@@ -29,6 +30,7 @@ class Held:
         descriptors: open in these processes.
         tritonserver: process id of the one that listens, which it does once its models are loaded; None where
             none does.
+        zombies: Number of ended processes of Python models that `tritonserver` has not waited for.
     """
 
     at_s: float
@@ -36,6 +38,7 @@ class Held:
     shared_bytes: int
     descriptors: int
     tritonserver: int | None = None
+    zombies: int = 0
 
 
 def held_by(server_id: str) -> Held:
@@ -44,7 +47,7 @@ def held_by(server_id: str) -> Held:
     Args:
         server_id: see :mod:`slipway_serving.triton_process`.
     """
-    memory_bytes = shared_bytes = descriptors = 0
+    memory_bytes = shared_bytes = descriptors = zombies = 0
     tritonserver = None
     for pid in processes(server_id):
         with contextlib.suppress(psutil.Error):  # It may end meanwhile.
@@ -55,10 +58,11 @@ def held_by(server_id: str) -> Held:
                 each.status == psutil.CONN_LISTEN for each in process.net_connections("tcp")
             ):
                 tritonserver = pid
+                zombies = sum(child.status() == psutil.STATUS_ZOMBIE for child in process.children())
     for region in shared_memory(server_id):
         with contextlib.suppress(FileNotFoundError):
             shared_bytes += region.stat().st_size
-    return Held(now_s(), memory_bytes, shared_bytes, descriptors, tritonserver)
+    return Held(now_s(), memory_bytes, shared_bytes, descriptors, tritonserver, zombies)
 
 
 def changed(before: Held, now: Held) -> list[str]:
@@ -98,13 +102,20 @@ class Watched:
         server_id: whose processes are looked at.
         told: takes the words in which a server of one's own says that it died and was started anew; without
             it nothing is said.
+        lacks: Function that takes the names of the instances that have no process; None where the server
+            itself says when a model is back.
 
     Attributes:
         samples: what was seen so far.
     """
 
-    def __init__(self, server_id: str, told: Callable[[str], None] | None = None) -> None:
-        self._server_id, self._told = server_id, told
+    def __init__(
+        self,
+        server_id: str,
+        told: Callable[[str], None] | None = None,
+        lacks: Callable[[Iterable[str]], None] | None = None,
+    ) -> None:
+        self._server_id, self._told, self._lacks = server_id, told, lacks
         self.samples: list[Held] = []
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="watched", daemon=True)
@@ -125,5 +136,8 @@ class Watched:
             if self._told is not None and len(self.samples) > 1:
                 for words in changed(*self.samples[-2:]):
                     self._told(words)
+            if self._lacks is not None and (pid := self.samples[-1].tritonserver) is not None:
+                with contextlib.suppress(psutil.Error):  # The process may end meanwhile.
+                    self._lacks(lost(folder_of_process(psutil.Process(pid))))
             if self._done.wait(_LOOK_S):
                 return

@@ -10,9 +10,10 @@ kill does, and is counted apart.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -86,14 +87,31 @@ class Kills:
             elif self.done and words.startswith(f"model restarted: model {self.done[-1].model},"):
                 self.done[-1] = replace(self.done[-1], back_s=now_s())
 
-    def after(self, requests: int, tritonserver: int | None) -> None:
-        """Kill a process where it is time to.
+    def lacks(self, instances: Iterable[str]) -> None:
+        """Note which instances of another's server have no process.
+
+        The model that was killed last serves again once none of its instances is among them.
 
         Args:
-            requests: that were sent so far; each number comes once.
-            tritonserver: process id; None where it does not run.
+            instances: Names of the instances, as :func:`slipway_serving.footprints.lost` returns them.
         """
-        if self._every is None or requests % self._every or tritonserver is None:
+        missing = list(instances)
+        with self._lock:
+            if not self.done or self.done[-1].back_s is not None:
+                return
+            last = self.done[-1]
+            own = re.compile(rf"{re.escape(last.model)}_\d+(_\d+)?")
+            if now_s() - last.at_s > _NOTICED_S and not any(own.fullmatch(name) for name in missing):
+                self.done[-1] = replace(last, back_s=now_s())
+
+    def after(self, requests: int, server_pid: Callable[[], int | None]) -> None:
+        """Kill a model's process if it is time to.
+
+        Args:
+            requests: Number of requests sent so far; each number comes once.
+            server_pid: Function that returns the process id of `tritonserver`, or None while it does not run.
+        """
+        if self._every is None or requests % self._every or (tritonserver := server_pid()) is None:
             return
         with self._lock:
             # One at a time, and no row of deaths of one model: after some of these it would be given up.

@@ -9,7 +9,7 @@ from typing import Any
 from slipway_loadtests.soak.kills import unexplained
 from slipway_loadtests.soak.running import Result
 from slipway_loadtests.soak.traffic import FAILED, RIGHT
-from slipway_loadtests.soak.verdict import counts, memory_ratio
+from slipway_loadtests.soak.verdict import counts, memory_ratio, shared_per_kill
 
 
 def lines(result: Result) -> Iterator[str]:
@@ -34,6 +34,10 @@ def lines(result: Result) -> Iterator[str]:
         left = len(unexplained(failed, run.interruptions))
         happened = f"{len(run.kills)} kills, {len(run.deaths)} deaths of tritonserver"
         yield f"  {happened}, {len(failed) - left} failures explained by them, {left} not"
+        zombies = run.samples[-1].zombies if run.samples else 0
+        per_kill = shared_per_kill(run)
+        grown = "not known" if per_kill is None else f"{per_kill / (1 << 20):+.2f} MiB"
+        yield f"  shared memory for each kill {grown}; {zombies} ended processes not waited for"
     if (ratio := memory_ratio(run)) is not None:
         yield f"  memory at the end {ratio:.3f} of that after the first tenth"
     if run.stop_s is not None:
@@ -54,6 +58,7 @@ def soak_json(result: Result, machine: Mapping[str, Any]) -> dict[str, Any]:
         "requests": len(run.sent),
         "counts": counts(run),
         "memory_end_to_first_tenth": memory_ratio(run),
+        "shared_bytes_per_kill": shared_per_kill(run),
         "stop_s": run.stop_s,
         "unended_callers": run.unended,
         "lines": {

@@ -104,7 +104,7 @@ def soak(repository: Path, kinds: Sequence[Kind], options: Options, log: Path | 
         NotReady: it serves none of the models.
         SlipwayError: it does not start, or does not answer a good request before the traffic.
     """
-    kills = Kills(options.kill_every, np.random.default_rng((options.seed, _RANDOM_OF_KILLS)))
+    kills = _kills(options)
     with ExitStack() as opened:
         if options.leaks:
             folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))
@@ -118,21 +118,26 @@ def soak(repository: Path, kinds: Sequence[Kind], options: Options, log: Path | 
 
 
 def soak_at(url: str, server_id: str, kinds: Sequence[Kind], options: Options) -> Result:
-    """Soak a server of this machine that runs.
+    """Soak a running server of this machine.
+
+    Nobody hears what this server says of deaths, so the processes themselves tell of them.
 
     Args:
         url: its gRPC address.
         server_id: whose processes are watched.
         kinds: of traffic; those whose model it serves are sent.
-        options: what is done, without kills and leaks.
+        options: what is done, without leaks.
 
     Raises:
         NotReady: it serves none of the models.
         SlipwayError: it does not answer a good request before the traffic.
     """
-    kills = Kills(None, np.random.default_rng())
-    target = _Target(url, server_id, kills, lambda: None, kills.told)
+    target = _Target(url, server_id, _kills(options), None)
     return _judged(options, *target.soaked(kinds, options))
+
+
+def _kills(options: Options) -> Kills:
+    return Kills(options.kill_every, np.random.default_rng((options.seed, _RANDOM_OF_KILLS)))
 
 
 def _judged(options: Options, kinds: Sequence[Kind], run: Run) -> Result:
@@ -156,15 +161,14 @@ class _Target:
         url: its gRPC address.
         server_id: whose processes are watched.
         kills: of its processes.
-        pid: returns the process id of `tritonserver`; None where nothing is killed.
-        told: takes what is seen of its deaths; None where the server itself tells of them.
+        pid: Function that returns the process id of a `tritonserver` that tells `kills` of deaths by itself;
+            None for another's server, whose processes are watched instead.
     """
 
     url: str
     server_id: str
     kills: Kills
-    pid: Callable[[], int | None]
-    told: Callable[[str], None] | None = None
+    pid: Callable[[], int | None] | None
 
     def soaked(self, kinds: Sequence[Kind], options: Options) -> tuple[Sequence[Kind], Run]:
         """Send the traffic; return what was sent of, and what was seen."""
@@ -175,8 +179,8 @@ class _Target:
                 raise NotReady(f"soak: server must serve one of {names}, got none at {self.url}")
             firsts = first_answers(client, served, options.limit_s)
             sent: list[Sent] = []
-            keep = self._keeper(sent)
-            with Watched(self.server_id, self.told) as watched:
+            with self._watched() as watched:
+                keep = self._keeper(sent, watched)
                 begun_s, wanted = now_s(), _wanted(options)
                 randoms = [np.random.default_rng((options.seed, number)) for number in range(options.callers)]
                 callers = _Callers(
@@ -193,15 +197,21 @@ class _Target:
             seen, samples=[*watched.samples, self._at_rest(seen, options)], unended=unended
         )
 
-    def _keeper(self, sent: list[Sent]) -> Callable[[Sent], None]:
+    def _watched(self) -> Watched:
+        if self.pid is not None:
+            return Watched(self.server_id)
+        return Watched(self.server_id, self.kills.told, self.kills.lacks)
+
+    def _keeper(self, sent: list[Sent], watched: Watched) -> Callable[[Sent], None]:
         """Return what takes the requests as they end, and kills a process where it is time to."""
         lock = threading.Lock()
+        pid = self.pid or (lambda: watched.samples[-1].tritonserver if watched.samples else None)
 
         def keep(each: Sent) -> None:
             with lock:
                 sent.append(each)
                 count = len(sent)
-            self.kills.after(count, self.pid())
+            self.kills.after(count, pid)
 
         return keep
 

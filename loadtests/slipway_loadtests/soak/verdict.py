@@ -169,6 +169,21 @@ def memory_ratio(run: Run) -> float | None:
     return run.samples[-1].memory_bytes / median if median else None
 
 
+def shared_per_kill(run: Run) -> float | None:
+    """Return by how many bytes shared memory grew for each interruption; None where there was none.
+
+    Shared memory at rest is compared with that before the first interruption. A death of `tritonserver`
+    frees what earlier kills left, so the figure counts the interruptions since the last death only.
+    """
+    since_s = max((death.at_s for death in run.deaths), default=run.begun_s)
+    kills = [kill for kill in run.kills if kill.at_s > since_s]
+    back_s = max((death.back_s or since_s for death in run.deaths), default=run.begun_s)
+    if not kills or not (samples := [each for each in run.samples if each.at_s >= back_s]):
+        return None
+    before = [each.shared_bytes for each in samples if each.at_s < kills[0].at_s] or [samples[0].shared_bytes]
+    return (run.samples[-1].shared_bytes - before[-1]) / len(kills)
+
+
 def memory_broken(run: Run) -> list[str]:
     """Return a sentence where the memory did not come back."""
     ratio = memory_ratio(run)
