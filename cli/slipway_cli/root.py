@@ -13,11 +13,12 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from slipway_cli.generate import generate
 from slipway_client import listen_commands, ready_commands
@@ -36,6 +37,14 @@ from slipway_training import commands as training_commands
 _INTERRUPTED = 130
 
 
+EXPORTS = "Checkpoints and exports"
+SERVERS = "Servers"
+CLIENTS = "Clients of a running server"
+MEASUREMENTS = "Training and measurements"
+PANELS = {EXPORTS: "export", SERVERS: "serve", CLIENTS: "generate", MEASUREMENTS: "bench"}
+"""The sections of the help in their order, each with the command whose example it shows."""
+
+
 @dataclass(frozen=True)
 class Command:
     """One command of `slipway`.
@@ -43,58 +52,149 @@ class Command:
     Attributes:
         name: after `slipway`.
         run: what it does, or the commands below it.
+        panel: Title of the section of the help that lists it.
+        example: A command line that works as it stands, shown at the end of the command's own help.
         extra: the one extra that installs all it imports; None where the bare install has it.
         parsed_by: reads its arguments.
     """
 
     name: str
     run: Callable[..., None] | typer.Typer
+    panel: str
+    example: str
     extra: str | None = None
     parsed_by: type[TyperCommand] = TyperCommand
 
 
 COMMANDS = (
-    Command("families", export_commands.families),
-    Command("checkpoint", export_commands.checkpoint, "export"),
-    Command("export", export_commands.export, "export", export_commands.WithCompile),
-    Command("verify", verify_commands.verify, "export"),
-    Command("plan", plan_commands.plan, "export"),
-    Command("serve", server_commands.serve, "server"),
-    Command("ready", ready_commands.ready),
-    Command("drain", server_commands.drain),
-    Command("generate", generate),
-    Command("play", play_commands.play, "play"),
-    Command("imu", imu_commands.imu, "signals"),
-    Command("imu-recording", imu_commands.imu_recording, "signals"),
-    Command("listen", listen_commands.listen, "signals"),
-    Command("train", training_commands.train, "training"),
-    Command("manage", management_commands.manage, "management"),
-    Command("bench", loadtest_commands.bench, "loadtests"),
-    Command("load", load_commands.load, "load"),
-    Command("saturate", load_commands.saturate, "load"),
-    Command("soak", soak_commands.soak, "loadtests"),
-    Command("capacity", loadtest_commands.capacity, "capacity"),
+    Command("families", export_commands.families, EXPORTS, "slipway families --json"),
+    Command(
+        "checkpoint",
+        export_commands.checkpoint,
+        EXPORTS,
+        "slipway checkpoint wan_t2v --preset tiny --output checkpoint",
+        "export",
+    ),
+    Command(
+        "export",
+        export_commands.export,
+        EXPORTS,
+        "slipway export wan_t2v --checkpoint demo --repository models",
+        "export",
+        export_commands.WithCompile,
+    ),
+    Command("verify", verify_commands.verify, EXPORTS, "slipway verify models --points min,opt", "export"),
+    Command("plan", plan_commands.plan, EXPORTS, "slipway plan models", "export"),
+    Command("serve", server_commands.serve, SERVERS, "slipway serve --repository models", "server"),
+    Command("ready", ready_commands.ready, SERVERS, "slipway ready --url localhost:8000"),
+    Command("drain", server_commands.drain, SERVERS, "slipway drain --metrics localhost:8002"),
+    Command(
+        "manage",
+        management_commands.manage,
+        SERVERS,
+        "slipway manage --repository models --models trained",
+        "management",
+    ),
+    Command(
+        "generate",
+        generate,
+        CLIENTS,
+        'slipway generate wan_t2v "a red ball grows on sand" --size 64x64 --output ball.mp4',
+    ),
+    Command(
+        "play",
+        play_commands.play,
+        CLIENTS,
+        'slipway play matrix_game --image first.png --actions "w*3 a*3" --output world.mp4',
+        "play",
+    ),
+    Command("listen", listen_commands.listen, CLIENTS, "slipway listen said.wav --plot heard.png", "signals"),
+    Command("imu", imu_commands.imu, CLIENTS, "slipway imu recording --plot trajectory.png", "signals"),
+    Command(
+        "imu-recording",
+        imu_commands.imu_recording,
+        CLIENTS,
+        "slipway imu-recording recording --seconds 30",
+        "signals",
+    ),
+    Command(
+        "train",
+        training_commands.train,
+        MEASUREMENTS,
+        "slipway train wakeword --name jarvis --positive jarvis/ --negative noise/ --backbone demo",
+        "training",
+    ),
+    Command("bench", loadtest_commands.bench, MEASUREMENTS, "slipway bench video", "loadtests"),
+    Command(
+        "load",
+        load_commands.load,
+        MEASUREMENTS,
+        "slipway load --family wan_t2v --users 4 --seconds 60 --html load.html",
+        "load",
+    ),
+    Command("saturate", load_commands.saturate, MEASUREMENTS, "slipway saturate --family wakeword", "load"),
+    Command(
+        "soak",
+        soak_commands.soak,
+        MEASUREMENTS,
+        "slipway soak --repository models --minutes 30",
+        "loadtests",
+    ),
+    Command(
+        "capacity",
+        loadtest_commands.capacity,
+        MEASUREMENTS,
+        "slipway capacity --service-s 2 --each-s 60 --p95-s 4 --users 100",
+        "capacity",
+    ),
 )
 """The commands in the order of the help."""
 
+
+class _Panels(TyperGroup):
+    """List the commands in the help by panel, and show one example of each panel."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write a section for each panel.
+
+        Args:
+            ctx: Context of the help that is printed.
+            formatter: Writer of the help's lines.
+        """
+        examples = {command.name: command.example for command in COMMANDS}
+        for panel, typical in PANELS.items():
+            with formatter.section(panel):
+                names = [command.name for command in COMMANDS if command.panel == panel]
+                formatter.write_dl([(name, _first_line(self.commands[name].help)) for name in names])
+                # Unlike a paragraph, a written line is not wrapped, so that it can be copied.
+                formatter.write(f"\n    $ {examples[typical]}\n")
+
+
+def _first_line(text: str | None) -> str:
+    return (text or "").strip().partition("\n")[0]
+
+
 app = typer.Typer(
     name="slipway",
+    cls=_Panels,
     help="PyTorch checkpoints of generative models, exported, verified and served by NVIDIA Triton.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     # `--guidance_scale` means `--guidance-scale`; contexts below inherit it.
     context_settings={
         "token_normalize_func": lambda token: token.replace("_", "-"),
         "max_content_width": 100,
+        "help_option_names": ["-h", "--help"],
     },
 )
 for _command in COMMANDS:
+    # A line with \b before it is not wrapped.
+    _epilog = f"\b\nExample:\n  {_command.example}"
     if isinstance(_command.run, typer.Typer):
-        app.add_typer(_command.run, name=_command.name)
+        app.add_typer(_command.run, name=_command.name, epilog=_epilog)
     else:
-        app.command(_command.name, cls=_command.parsed_by)(_command.run)
+        app.command(_command.name, cls=_command.parsed_by, epilog=_epilog)(_command.run)
 
 
 @dataclass
@@ -103,6 +203,7 @@ class Invocation:
 
     debug: bool = False
     command: str = ""
+    interrupted: bool = False
 
 
 def _print_version(wanted: bool) -> None:
@@ -130,16 +231,23 @@ def root(
 
 def main() -> None:
     """Run the command line of this process and exit."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _interrupt)
-    sys.exit(run(sys.argv[1:]))
+    invocation = Invocation()
+    # A shell starts a background process with SIGINT ignored; that stays.
+    interruptible = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+    if interruptible:
+        signal.signal(signal.SIGINT, partial(_interrupt, invocation))
+    code = _run(sys.argv[1:], invocation)
+    if interruptible:
+        signal.signal(signal.SIGINT, lambda number, frame: os._exit(code))
+    sys.exit(code)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
+def _interrupt(invocation: Invocation, number: int, frame: FrameType | None) -> None:
     """End the command; a second signal ends it at once.
 
     gRPC never ends where the closing of a connection is interrupted.
     """
+    invocation.interrupted = True
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(_INTERRUPTED))
     raise KeyboardInterrupt
 
@@ -153,17 +261,32 @@ def run(arguments: Sequence[str]) -> int:
     Returns:
         The exit code: 0, or 2 for bad usage and invalid requests, 130 when cancelled, else 1.
     """
-    invocation = Invocation()
+    return _run(arguments, Invocation())
+
+
+def _run(arguments: Sequence[str], invocation: Invocation) -> int:
     try:
         typer.main.get_command(app).main(args=list(arguments), prog_name="slipway", obj=invocation)
+    except KeyboardInterrupt:
+        return _say_interrupted()
     except SystemExit as leaving:
-        return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        # typer turns a KeyboardInterrupt into this code, without a word.
+        return _say_interrupted() if code == _INTERRUPTED else code
     except Exception as error:  # noqa: BLE001  (the last line of defence: no traceback reaches a user)
         if invocation.debug:
             traceback.print_exc()
+        if invocation.interrupted and not isinstance(error, SlipwayError):
+            # An interrupted import may raise another error, as extension modules do.
+            return _say_interrupted()
         print(f"error: {' '.join(describe(error, invocation).split())}", file=sys.stderr)
         return error.exit_code if isinstance(error, SlipwayError) else 1
     return 0
+
+
+def _say_interrupted() -> int:
+    print("interrupted", file=sys.stderr)
+    return _INTERRUPTED
 
 
 def describe(error: Exception, invocation: Invocation) -> str:

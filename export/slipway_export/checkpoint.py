@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -19,10 +18,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from slipway_export.named_files import linked
+from slipway_export.named_files import CHECKPOINT_PREFIX, linked
 from slipway_export.reads import Digests, Notes, note, noting
 from slipway_export.spec import Axis, Family, Part, Precision
 from slipway_serving.errors import InvalidRequest, raise_all
+from slipway_serving.temporary_folders import TemporaryFolder
 
 if TYPE_CHECKING:
     import torch
@@ -445,17 +445,17 @@ def open_checkpoint(
             yield Checkpoint(folder, name)
         return
     if places and not source:
-        with tempfile.TemporaryDirectory(prefix="slipway-checkpoint-") as folder:
-            checkpoint = Checkpoint(Path(folder), source, places)
+        with TemporaryFolder(CHECKPOINT_PREFIX) as folder:
+            checkpoint = Checkpoint(folder, source, places)
             checkpoint.check_layout(
                 replace(family, layout=tuple(p for p in family.parts if p.name in places))
             )
             yield checkpoint
         return
     if preset := family.presets.get(source):
-        with tempfile.TemporaryDirectory(prefix="slipway-checkpoint-") as folder:
-            preset.write(Path(folder), 0)
-            checkpoint = Checkpoint(Path(folder), source, places)
+        with TemporaryFolder(CHECKPOINT_PREFIX) as folder:
+            preset.write(folder, 0)
+            checkpoint = Checkpoint(folder, source, places)
             checkpoint.check_layout(family)
             yield checkpoint
         return

@@ -16,14 +16,14 @@ from slipway_export.config_file import config_option
 from slipway_export.device import Device
 from slipway_export.optional_value import with_optional
 from slipway_export.spec import DEFAULT_BUDGET, Axis, Engine, Precision
-from slipway_serving.errors import InvalidRequest, raise_all
+from slipway_serving.errors import Cancelled, InvalidRequest, raise_all
 from slipway_serving.torch_engine.options import COMPILE_MODES, Offload, Weights
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from slipway_export.budget import LeftOut
-    from slipway_export.run import ExportResult, Publish
+    from slipway_export.run import ExportOptions, ExportResult, Publish
     from slipway_export.spec import Family
     from slipway_export.verify import ParityRow
 
@@ -292,15 +292,28 @@ def export(
     publish = publisher(triton, control_token_file, repository)
     # The stream itself: the exporter's own words to whatever is stderr by then are kept away.
     progress = Console(file=sys.stderr, quiet=quiet)
-    with quiet_libraries(), reporting(progress) as report:
-        if model is None:
-            result = run_export(chosen, options, report, publish)
-        else:
-            result = export_model(trained_family(chosen), Library(models), model, options, report, publish)
+    try:
+        with quiet_libraries(), reporting(progress) as report:
+            if model is None:
+                result = run_export(chosen, options, report, publish)
+            else:
+                family_of_model, library = trained_family(chosen), Library(models)
+                result = export_model(family_of_model, library, model, options, report, publish)
+    except KeyboardInterrupt:
+        raise Cancelled(f"export: interrupted; {after_interrupt(options)}") from None
     if not quiet:
         print_parity(result.rows)
         print_left_out(result.left_out, repository)
         print_done(result, repository, output)
+
+
+def after_interrupt(options: ExportOptions) -> str:
+    """Return what an interrupted export has left, and what the same command would do."""
+    if options.output is not None:
+        return f"{options.output} is as it was before, and the same command begins anew"
+    if options.fresh:
+        return "without --fresh the same command continues after the last finished graph"
+    return "the same command continues after the last finished graph"
 
 
 def engine_option() -> OptionInfo:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from slipway_export.repository import library_versions
 from slipway_serving.errors import InvalidRequest
+from slipway_serving.temporary_folders import TemporaryFolder
 
 _SUFFIX = ".onnx"
 
@@ -32,15 +31,13 @@ def staged_file(output: Path) -> Iterator[Path]:
         raise InvalidRequest(f"output must be a file FILE{_SUFFIX}, got {output}")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.part-", dir=output.parent))
+        opened = TemporaryFolder(f".{output.name}.unfinished-", output.parent)
     except OSError as error:
         raise InvalidRequest(
             f"output must be in a folder that can be written, got {output} ({error})"
         ) from None
-    try:
+    with opened as folder:
         yield folder / output.name
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def write_report(graph: Path, facts: Mapping[str, Any]) -> None:

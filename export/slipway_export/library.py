@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipway_export.spec import Engine
 from slipway_serving.errors import InvalidRequest, SlipwayError
+from slipway_serving.temporary_folders import TemporaryFolder
 from slipway_serving.wakeword.words import check_word, is_word
 
 if TYPE_CHECKING:
@@ -297,8 +297,8 @@ def _sha256(path: Path) -> str | None:
 @contextmanager
 def _sibling(folder: Path) -> Iterator[Path]:
     """Make a folder on the same file system, for files that are moved into place when whole."""
-    with tempfile.TemporaryDirectory(prefix=".part-", dir=folder) as part:
-        yield Path(part)
+    with TemporaryFolder(".unfinished-", folder) as part:
+        yield part
 
 
 def _now() -> str:

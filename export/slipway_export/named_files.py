@@ -7,13 +7,16 @@ layout, so that nothing else of an export knows the difference.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from slipway_export.spec import Family
 from slipway_serving.errors import raise_all
+from slipway_serving.temporary_folders import TemporaryFolder
+
+CHECKPOINT_PREFIX = "slipway-export-checkpoint-"
+"""The start of the names of the temporary folders in which checkpoints are written or linked."""
 
 
 def checked_files(family: Family, files: Mapping[str, Path]) -> dict[str, Path]:
@@ -60,9 +63,9 @@ def linked(family: Family, files: Mapping[str, Path]) -> Iterator[tuple[Path, st
     for role, path in given.items():
         file = family.files[role]
         places |= {file.path: path} | (dict(file.leads_to(path)) if file.leads_to else {})
-    with tempfile.TemporaryDirectory(prefix="slipway-checkpoint-") as folder:
+    with TemporaryFolder(CHECKPOINT_PREFIX) as folder:
         for name, path in places.items():
-            link = Path(folder) / name
+            link = folder / name
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(path.resolve())
-        yield Path(folder), ", ".join(f"{family.files[role].path}={path}" for role, path in given.items())
+        yield folder, ", ".join(f"{family.files[role].path}={path}" for role, path in given.items())

@@ -11,7 +11,6 @@ import contextlib
 import json
 import math
 import struct
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -22,6 +21,8 @@ import numpy as np
 import torch
 from safetensors import safe_open
 from torch.utils.weak import WeakTensorKeyDictionary
+
+from slipway_serving.temporary_folders import TemporaryFolder
 
 # Of an empty file in place of weights.
 _EMPTY_BYTES = 2**30
@@ -146,8 +147,7 @@ def stand_in(
     }
     shards = list(_shards(tensors))
     weights = {tensor.file.name for tensor in stored.values()}
-    with tempfile.TemporaryDirectory(prefix="slipway-empty-") as name:
-        empty = Path(name)
+    with TemporaryFolder("slipway-empty-weights-") as empty:
         for path in folder.iterdir():
             if path.name not in weights and not path.name.endswith(INDEX_END):
                 (empty / path.name).symlink_to(path.resolve())

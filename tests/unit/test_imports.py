@@ -57,6 +57,7 @@ ALLOWED = {
         "slipway_serving.framepack_i2v.facts",
         "slipway_serving.matrix_game.facts",
         "slipway_serving.control",
+        "slipway_serving.temporary_folders",
         # What PyTorch serves is verified by the very program that serves it.
         "slipway_serving.torch_engine",
         "slipway_serving.graph",
@@ -122,6 +123,7 @@ LIGHT = [
         for root in PACKAGES.values()
         for path in root.rglob("*commands.py")
     ),
+    "slipway_cli.__main__",
     "slipway_cli.root",
     "slipway_client.aio",
     "slipway_client.client",

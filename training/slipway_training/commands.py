@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -23,7 +22,8 @@ from slipway_export.commands import (
 )
 from slipway_export.config_file import config_option
 from slipway_export.spec import Precision
-from slipway_serving.errors import InvalidRequest, SlipwayError
+from slipway_serving.errors import Cancelled, InvalidRequest, SlipwayError
+from slipway_serving.temporary_folders import TemporaryFolder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -151,8 +151,13 @@ def weights(
 
     recipe = recipe_named(family)
     kept = output.with_name(f"{output.name}.state") if state is None else state
-    with quiet_libraries(), reporting(Console(file=sys.stderr, quiet=quiet)) as report:
-        figures = recipe.run(Making(output, kept, seed, threads, scale, report))
+    try:
+        with quiet_libraries(), reporting(Console(file=sys.stderr, quiet=quiet)) as report:
+            figures = recipe.run(Making(output, kept, seed, threads, scale, report))
+    except KeyboardInterrupt:
+        raise Cancelled(
+            f"train: interrupted; the same command continues from the state that was saved last in {kept}"
+        ) from None
     typer.echo(json.dumps(figures, indent=2))
 
 
@@ -162,8 +167,8 @@ def _repository(given: Path | None) -> Iterator[Path]:
     if given is not None:
         yield given
         return
-    with tempfile.TemporaryDirectory(prefix="slipway-train-") as folder:
-        yield Path(folder) / "repository"
+    with TemporaryFolder("slipway-training-") as folder:
+        yield folder / "repository"
 
 
 def _print_rates(trained: Trained) -> None:

@@ -8,7 +8,6 @@ A subject that cannot run leaves its reason in the result and does not stop the 
 from __future__ import annotations
 
 import gc
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -36,6 +35,7 @@ from slipway_serving.diffusion.noise import make_noise
 from slipway_serving.diffusion.schedules import diffusers_schedule
 from slipway_serving.errors import SlipwayError, Unrecoverable, raise_all
 from slipway_serving.models import InProcessModels
+from slipway_serving.temporary_folders import TemporaryFolder
 from slipway_serving.wan_t2v.experts import Expert, predict
 
 if TYPE_CHECKING:
@@ -137,14 +137,14 @@ def run(options: DenoiserOptions, report: Report) -> DenoiserResult:
     threads = torch.get_num_threads()
     torch.set_num_threads(options.case.threads)
     try:
-        with tempfile.TemporaryDirectory(prefix="slipway-bench-") as folder:
+        with TemporaryFolder("slipway-measurement-") as folder:
             checkpoint = options.checkpoint
             if checkpoint is None:
                 report("writing a random checkpoint")
-                checkpoint = Path(folder) / "checkpoint"
+                checkpoint = folder / "checkpoint"
                 checkpoint.mkdir()
                 write_checkpoint(options.case, checkpoint)
-            return _Run(options, checkpoint, Path(folder), report).result()
+            return _Run(options, checkpoint, folder, report).result()
     finally:
         torch.set_num_threads(threads)
 

@@ -9,7 +9,6 @@ and does not stop the others.
 from __future__ import annotations
 
 import gc
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -36,6 +35,7 @@ from slipway_loadtests.bench.stats import Summary, ratios, summarize
 from slipway_loadtests.bench.timing import reason_of, timed
 from slipway_serving.errors import SlipwayError, Unrecoverable, raise_all
 from slipway_serving.models import InProcessModels, read_config
+from slipway_serving.temporary_folders import TemporaryFolder
 
 Report = Callable[[str], None]
 Array = NDArray[Any]
@@ -168,9 +168,9 @@ def run(options: EnginesOptions, report: Report) -> EnginesResult:
     try:
         with (
             open_checkpoint(family, options.checkpoint) as checkpoint,
-            tempfile.TemporaryDirectory(prefix="slipway-bench-") as folder,
+            TemporaryFolder("slipway-measurement-") as folder,
         ):
-            return _Run(options, checkpoint, Path(folder), report).result()
+            return _Run(options, checkpoint, folder, report).result()
     finally:
         torch.set_num_threads(threads)
 

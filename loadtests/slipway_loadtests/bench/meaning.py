@@ -9,7 +9,6 @@ how often a word is missed, how far a trajectory is off.
 from __future__ import annotations
 
 import importlib
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -29,6 +28,7 @@ from slipway_export.run import ExportOptions, run_export
 from slipway_export.spec import Precision
 from slipway_serving.errors import InvalidRequest, SlipwayError
 from slipway_serving.server import Server, ServerConfig
+from slipway_serving.temporary_folders import TemporaryFolder
 
 # Where the judgement of a family is, imported when it is asked for.
 JUDGED: Mapping[str, str] = {
@@ -172,8 +172,8 @@ def run(options: MeaningOptions, report: Report) -> MeaningResult:
             kept = (f"{name} {each.value}" for name, each in options.kept.items())
             subject = ", ".join((precision.value, *kept))
             try:
-                with tempfile.TemporaryDirectory(prefix="slipway-bench-") as folder:
-                    repository = Path(folder) / "repository"
+                with TemporaryFolder("slipway-measurement-") as folder:
+                    repository = folder / "repository"
                     report(f"exporting {subject}")
                     for each in judgement.exports(first=first):
                         _export(each, repository, precision, options.kept)

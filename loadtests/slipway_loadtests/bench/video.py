@@ -12,7 +12,6 @@ from __future__ import annotations
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing
@@ -44,6 +43,7 @@ from slipway_serving.errors import InvalidRequest
 from slipway_serving.events import FramesPart
 from slipway_serving.models import InProcessModels
 from slipway_serving.server import Server, ServerConfig
+from slipway_serving.temporary_folders import TemporaryFolder
 from slipway_serving.wan_t2v.facts import PipelineFacts
 from slipway_serving.wan_t2v.pipeline import generate
 from slipway_serving.wan_t2v.request import FRAMES_PER_LATENT, PIXELS_PER_TOKEN
@@ -164,9 +164,9 @@ def run(options: VideoOptions, report: Callable[[str], None]) -> VideoResult:
     family = family_named("wan_t2v")
     with (
         open_checkpoint(family, options.checkpoint or "small") as checkpoint,
-        tempfile.TemporaryDirectory(prefix="slipway-bench-") as folder,
+        TemporaryFolder("slipway-measurement-") as folder,
     ):
-        repository = Path(folder) / "repository"
+        repository = folder / "repository"
         report(f"exporting {checkpoint.source}")
         export = ExportOptions(
             checkpoint=str(checkpoint.path),

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -42,6 +41,7 @@ from slipway_loadtests.bench.report import spread
 from slipway_loadtests.bench.stats import Summary, ratios, summarize
 from slipway_serving.requests import encode
 from slipway_serving.server import Server, ServerConfig
+from slipway_serving.temporary_folders import TemporaryFolder
 from slipway_serving.turns import NO_SESSION, Turn, Turns
 from slipway_serving.wakeword.audio import Extractor
 from slipway_serving.wakeword.request import SAMPLE_RATE_HZ, ClipsRequest, ListenRequest, ListenTurn
@@ -137,8 +137,7 @@ def run(options: WakewordOptions, report: Report) -> WakewordResult:
         options: what to measure.
         report: called with a line before each long piece of work.
     """
-    with tempfile.TemporaryDirectory(prefix="slipway-bench-") as name:
-        folder = Path(name)
+    with TemporaryFolder("slipway-measurement-") as folder:
         report("exporting the tiny presets")
         repository = export_tiny(folder)
         served = measure_servers(repository, folder, options, report)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -38,6 +37,7 @@ from slipway_serving.matrix_game.facts import Facts
 from slipway_serving.matrix_game.keys import actions_of
 from slipway_serving.matrix_game.request import REQUESTS, BlockMade
 from slipway_serving.requests import Request
+from slipway_serving.temporary_folders import TemporaryFolder
 
 FAMILY = "matrix_game"
 # From the third on a block's window is full; so many at either end are compared.
@@ -117,8 +117,7 @@ def run(options: WorldOptions, report: Report) -> WorldResult:
         options: what to measure.
         report: called with a line before each long piece of work.
     """
-    with tempfile.TemporaryDirectory(prefix="slipway-bench-") as name:
-        folder = Path(name)
+    with TemporaryFolder("slipway-measurement-") as folder:
         repository = folder / "models"
         report(f"exporting {options.checkpoint}")
         exported = ExportOptions(options.checkpoint, repository, variant=options.mode)

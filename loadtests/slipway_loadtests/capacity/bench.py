@@ -7,7 +7,6 @@ questions: how many replicas for N users, what scaling down does to long jobs, h
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -52,6 +51,7 @@ from slipway_loadtests.capacity.plan import (
 from slipway_loadtests.capacity.scaling import Scaled, SessionBound, Traffic, scale_long_jobs, session_bound
 from slipway_loadtests.load.visits import BLOCK_FRAMES, WORLD_FPS
 from slipway_serving.server import Server, ServerConfig
+from slipway_serving.temporary_folders import TemporaryFolder
 
 WORLDS = "universal"
 """The mode that is played."""
@@ -174,8 +174,8 @@ def run(options: CapacityOptions, report: Report) -> CapacityResult:
 
 
 def _measure(options: CapacityOptions, report: Report) -> tuple[dict[str, Checked], dict[str, Service]]:
-    with tempfile.TemporaryDirectory(prefix="slipway-bench-") as folder:
-        repository = export_subjects(Path(folder), report)
+    with TemporaryFolder("slipway-measurement-") as folder:
+        repository = export_subjects(folder, report)
         services = {}
         with Server(ServerConfig(repository, http_port=0, grpc_port=0, metrics_port=0)) as server:
             for subject in merged_subjects():
@@ -196,8 +196,8 @@ def check_model(
     repository: Path, subjects: Sequence[Subject], options: CapacityOptions, report: Report
 ) -> dict[str, Checked]:
     """Put the model beside a server, for each subject, in turn."""
-    with tempfile.TemporaryDirectory(prefix="slipway-bench-") as folder:
-        trace = Path(folder) / "trace.json"
+    with TemporaryFolder("slipway-measurement-") as folder:
+        trace = folder / "trace.json"
         config = ServerConfig(
             repository, http_port=0, grpc_port=0, metrics_port=0, arguments=trace_arguments(trace)
         )

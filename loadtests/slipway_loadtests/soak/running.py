@@ -7,7 +7,6 @@ one of this machine as it runs.
 from __future__ import annotations
 
 import itertools
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -37,6 +36,7 @@ from slipway_loadtests.soak.verdict import (
 )
 from slipway_serving.errors import NotReady
 from slipway_serving.server import Server, ServerConfig
+from slipway_serving.temporary_folders import TemporaryFolder
 
 _BACK_S = 120.0
 _POLL_S = 0.5
@@ -107,7 +107,7 @@ def soak(repository: Path, kinds: Sequence[Kind], options: Options, log: Path | 
     kills = _kills(options)
     with ExitStack() as opened:
         if options.leaks:
-            folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))
+            folder = opened.enter_context(TemporaryFolder("slipway-soak-"))
             repository, kinds = leak.stage(repository, folder), (*kinds, leak.KIND)
         config = ServerConfig(repository, http_port=0, grpc_port=0, metrics_port=0, log_path=log)
         with Server(config, warn=kills.told) as server:

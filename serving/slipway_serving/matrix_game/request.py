@@ -165,21 +165,21 @@ class WorldRequest(Request):
 
 
 class UniversalRequest(WorldRequest):
-    """A world with 4 keys and a mouse; see :class:`WorldRequest`."""
+    """A world that 4 keys and a mouse steer."""
 
     model: ClassVar[str] = "matrix_game_universal"
     turn: ClassVar[type[Request] | None] = UniversalActions
 
 
 class GtaDriveRequest(WorldRequest):
-    """A drive with 2 keys and a mouse; see :class:`WorldRequest`."""
+    """A drive that 2 keys and a mouse steer."""
 
     model: ClassVar[str] = "matrix_game_gta_drive"
     turn: ClassVar[type[Request] | None] = GtaDriveActions
 
 
 class TempleRunRequest(WorldRequest):
-    """A run with 7 keys; see :class:`WorldRequest`."""
+    """A run that 7 keys steer."""
 
     model: ClassVar[str] = "matrix_game_templerun"
     turn: ClassVar[type[Request] | None] = TempleRunActions

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from fractions import Fraction
 from functools import cache
@@ -13,6 +12,7 @@ import av
 from av.container import OutputContainer
 from av.video.stream import VideoStream
 
+from slipway_serving.temporary_folders import TemporaryFolder
 from slipway_serving.video.frames import Frames
 
 # x264 is deterministic for a given number of threads, and writes that number into the stream: it is fixed
@@ -84,8 +84,8 @@ class Mp4Encoder:
 
     def __init__(self, width: int, height: int, fps: int) -> None:
         # A file, not a buffer: moving the index to the front reads the output again.
-        self._folder = tempfile.TemporaryDirectory(prefix="slipway-mp4-")
-        self._path = Path(self._folder.name) / "video.mp4"
+        self._folder = TemporaryFolder("slipway-video-")
+        self._path = self._folder.path / "video.mp4"
         self._container = av.open(str(self._path), "w", format="mp4", options=_MP4_OPTIONS)
         self._stream = h264_stream(self._container, width, height, fps)
         self._frames = 0
@@ -97,7 +97,7 @@ class Mp4Encoder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._container.close()
-        self._folder.cleanup()
+        self._folder.remove()
 
     def add(self, frames: Frames) -> None:
         """Encode further frames, [frames, height, width, 3], uint8."""

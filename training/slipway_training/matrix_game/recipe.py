@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +21,7 @@ from slipway_export.modeling.causal_wan.tiny import config_folder, demo_config, 
 from slipway_export.modeling.causal_wan.weights import PREFIX
 from slipway_serving.diffusion.noise import Noise
 from slipway_serving.diffusion.schedules import FewStep
+from slipway_serving.temporary_folders import TemporaryFolder
 from slipway_training.card import Card
 from slipway_training.causal_vae import Stage, train_vae
 from slipway_training.fitting import Schedule
@@ -72,8 +72,8 @@ def make(making: Making) -> None:
 
 def vae_of_shapes() -> AutoencoderKLWan:
     """Return the VAE of the demo checkpoint of `wan_t2v`, which the VAE of worlds begins as."""
-    with tempfile.TemporaryDirectory() as folder:
-        WAN_DEMO.write(Path(folder), 0)
+    with TemporaryFolder("slipway-training-wan-") as folder:
+        WAN_DEMO.write(folder, 0)
         vae: AutoencoderKLWan = AutoencoderKLWan.from_pretrained(f"{folder}/vae", torch_dtype=torch.float32)
     return vae
 

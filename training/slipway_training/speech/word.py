@@ -6,7 +6,6 @@ and hours of other speech of theirs, and of noise.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from slipway_export.checkpoint import open_checkpoint
 from slipway_export.families.wakeword import FAMILY, MODEL_FILE
 from slipway_export.modeling.wakeword import ServedHead, load_backbone, read_head
 from slipway_export.modeling.wakeword_features import Features
+from slipway_serving.temporary_folders import TemporaryFolder
 from slipway_serving.wakeword.audio import loudness
 from slipway_serving.wakeword.hearing import is_silent
 from slipway_serving.wakeword.request import SAMPLE_RATE_HZ
@@ -59,8 +59,7 @@ _UNSEEN = 2**63
 
 def make(making: Making) -> None:
     """Record the word and other speech, train the word as a user does, and keep its file."""
-    with tempfile.TemporaryDirectory(prefix="slipway-word-") as folder:
-        place = Path(folder)
+    with TemporaryFolder("slipway-training-word-") as place:
         making.report(f"{WORD}: recording")
         record(place, np.random.default_rng([making.seed, 0]), making.scale)
         options = TrainOptions(
