@@ -1,4 +1,5 @@
-# `make help` lists the targets. Everything runs in .venv, which the first target that needs it creates.
+# `make help` lists the targets. Everything runs in .venv, which the first target that needs it creates:
+# `make demo` installs what the demo needs, every other target all that developers need.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
@@ -19,10 +20,18 @@ COMPILE := --quiet --strip-extras --no-emit-index-url --no-emit-find-links --no-
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable
+
+$(VENV)/installed-demo: pyproject.toml requirements.lock
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) '.[export,play,server,signals]'
+	@touch $@
+
+# The extra dev contains what the demo needs.
 $(VENV)/installed: pyproject.toml requirements.lock
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[dev]'
-	@touch $@
+	$(INSTALL) '.[dev]'
+	@touch $@ $(VENV)/installed-demo
 
 $(LOAD_VENV)/installed: pyproject.toml requirements-load.lock
 	$(PYTHON) -m venv $(LOAD_VENV)
@@ -30,12 +39,15 @@ $(LOAD_VENV)/installed: pyproject.toml requirements-load.lock
 	  --editable '.[load]'
 	@touch $@
 
-demo: $(VENV)/installed ## Export, serve and call a small trained checkpoint of each family: videos, plots in out/
+demo: $(VENV)/installed-demo ## Export, serve and call a small trained checkpoint of each family: videos, plots in out/
 	$(BIN)/python examples/wan_t2v.py
 	$(BIN)/python examples/matrix_game.py
 	$(BIN)/python examples/framepack_i2v.py
 	$(BIN)/python examples/wakeword.py
 	$(BIN)/python examples/airimu.py
+	@echo
+	@echo 'The results are in out/. To call `slipway` in this shell, type:'
+	@echo '  . $(BIN)/activate'
 
 test: $(VENV)/installed $(LOAD_VENV)/installed ## Run every test, against a real Triton: two files at a time, then the containers
 	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "not docker"

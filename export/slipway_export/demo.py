@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway_export.spec import Axis, Preset
-from slipway_serving.distribution import install_hint
+from slipway_serving.distribution import DEMO_HINT
 from slipway_serving.errors import InvalidRequest
 
 DEMO = "demo"
@@ -49,5 +49,5 @@ def _folder(family: str) -> Path:
         return folder(family)
     except (ModuleNotFoundError, FileNotFoundError):
         raise InvalidRequest(
-            f"checkpoint {DEMO} must be installed for {family}, got none; try {install_hint(DEMO)}"
+            f"checkpoint {DEMO} must be installed for {family}, got none; try {DEMO_HINT}"
         ) from None

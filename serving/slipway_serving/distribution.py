@@ -1,13 +1,20 @@
-"""Under which name this product is published: what an error tells people to install."""
+"""The name of this product's distribution, and what an error tells people to install.
+
+No package index has the distribution, so the commands install from a checkout.
+"""
 
 from __future__ import annotations
 
 NAME = "slipway-triton"
+_WHERE = "in a checkout of Slipway"
+DEMO_HINT = f"pip install ./training/slipway_demo {_WHERE}"
+"""The command that installs the trained checkpoints, which are a distribution of their own."""
 
 
 def install_hint(*extras: str) -> str:
     """Return the command that installs extras, or without any the bare product, for an error's "try"."""
-    return f'pip install "{NAME}[{",".join(extras)}]"' if extras else f"pip install {NAME}"
+    what = f'".[{",".join(extras)}]"' if extras else "."
+    return f"pip install {what} {_WHERE}"
 
 
 def missing(what: str, error: ModuleNotFoundError, extra: str | None) -> str | None:

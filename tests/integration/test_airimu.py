@@ -669,7 +669,7 @@ def test_imu_command_by_a_graph_needs_no_export_libraries(repository: Path, reco
     with_checkpoint = ["imu", str(recorded), *graph, "--checkpoint", "tiny", "--verbose"]
     refused = without_heavy_libraries(with_checkpoint)
     assert refused.returncode == 2
-    assert 'which is not installed; try pip install "slipway-triton[export,signals]"' in refused.stderr
+    assert 'which is not installed; try pip install ".[export,signals]" in a checkout' in refused.stderr
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def test_bare_install_names_the_one_extra_when_a_command_needs_it(
         return
     for line in LACKING[command.name]:
         done = bare.slipway(line)
-        hint = re.escape(f'try pip install "slipway-triton[{command.extra}]"')
+        hint = re.escape(f'try pip install ".[{command.extra}]" in a checkout of Slipway')
         assert done.returncode == 1, done
         assert re.fullmatch(rf"error: [^\n]+{hint}\n", done.stderr), done.stderr
 

@@ -126,13 +126,50 @@ def test_every_extra_that_is_named_exists_when_pyproject_is_read() -> None:
 def test_missing_package_names_its_extra_when_a_command_needs_it(command: str, extra: str) -> None:
     error = ModuleNotFoundError("No module named 'torch'", name="torch.nn")
     text = root.describe(error, root.Invocation(command=command))
-    assert text == f'{command} needs torch, which is not installed; try pip install "slipway-triton[{extra}]"'
+    fix = f'pip install ".[{extra}]" in a checkout of Slipway'
+    assert text == f"{command} needs torch, which is not installed; try {fix}"
 
 
 def test_missing_package_of_the_bare_install_names_it_when_a_command_needs_it() -> None:
     error = ModuleNotFoundError("No module named 'httpx'", name="httpx")
     text = root.describe(error, root.Invocation(command="ready"))
-    assert text == "ready needs httpx, which is not installed; try pip install slipway-triton"
+    assert text == "ready needs httpx, which is not installed; try pip install . in a checkout of Slipway"
+
+
+def test_no_text_tells_to_install_from_an_index_when_none_has_slipway() -> None:
+    texts = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/slipway_*/**/*.py")]
+    wrong = [
+        f"{path.relative_to(ROOT)}: {found[0]}"
+        for path in texts
+        for found in re.finditer(
+            r"pip install [^\n]*slipway-triton\b[^\n]*", path.read_text(encoding="utf-8")
+        )
+    ]
+    assert wrong == []
+
+
+def test_demo_says_how_to_call_slipway_when_it_ends() -> None:
+    shown = subprocess.run(
+        ["make", "--no-print-directory", "--dry-run", "demo"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    assert "  . .venv/bin/activate" in shown[-1]
+    assert "\n. .venv/bin/activate" in (ROOT / "README.md").read_text().split("## Two commands")[1]
+
+
+def test_demo_installs_the_extras_of_its_commands_and_no_others() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    assert "\ndemo: $(VENV)/installed-demo ##" in makefile
+    (asked,) = re.findall(r"installed-demo: .*\n.*\n\t\$\(INSTALL\) '\.\[([\w,]+)\]'", makefile)
+    examples = "".join(path.read_text() for path in (ROOT / "examples").glob("*.py"))
+    called = set(re.findall(r"slipway\(\"([\w-]+)\"", examples))
+    assert {"checkpoint", "generate", "play", "listen", "imu"} <= called
+    # Each example exports and serves by the library.
+    needed = {command.extra for command in root.COMMANDS if command.name in {*called, "export", "serve"}}
+    assert set(asked.split(",")) == needed - {None}
 
 
 def test_missing_module_of_ours_is_a_defect_when_raised() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from slipway_serving.distribution import install_hint
 from slipway_serving.errors import InvalidRequest
 from slipway_serving.torch_engine.options import Weights
 
@@ -39,7 +40,7 @@ def quantize(module: nn.Module, weights: Weights, products: Collection[str], dev
     except ModuleNotFoundError:
         raise InvalidRequest(
             f"weights must be bf16 or left out where torchao is not installed, got {weights.value}; try"
-            ' pip install "slipway-triton[torch]"'
+            f" {install_hint('torch')}"
         ) from None
     divisor = GROUP if weights is Weights.INT4 else 1
     wanted = {
