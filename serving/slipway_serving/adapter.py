@@ -18,14 +18,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
+from slipway_serving.caller_ids import request_id_problem, session_id_problem, shown
 from slipway_serving.cancelling.under_way import UnderWay, under_way
 from slipway_serving.errors import (
     Cancelled,
     DeadlineExceeded,
-    InvalidRequest,
     NotReady,
     SlipwayError,
     Unrecoverable,
+    raise_all,
     without_traceback,
 )
 from slipway_serving.footprints import NO_FOOTPRINT, Footprint
@@ -43,15 +44,13 @@ from slipway_serving.program import (
     Tensors,
     load_program,
 )
-from slipway_serving.requests import SHAPE_PARAMETER
+from slipway_serving.request_parameters import read_parameters, shaped
+from slipway_serving.texts import shortened
 from slipway_serving.triton_metrics import Publisher, Running, tell_restarts
 from slipway_serving.triton_models import EndedStreams, TritonModels
 from slipway_serving.turns import NO_SESSION, Turn
 from slipway_serving.waiting import first_to_go
 
-# What Triton 2.51 itself puts into a request's parameters: HTTP's generate endpoints repeat "id" there and
-# hand on "timeout" (microseconds) and a session's turn unheeded, which we heed. gRPC consumes its own ones.
-_OWN_PARAMETERS = frozenset({"id", "timeout", "sequence_id", "sequence_start", "sequence_end"})
 T = TypeVar("T")
 _MICROSECONDS = 1e-6
 _EVENTS: dict[type[Exception], str] = {
@@ -240,13 +239,15 @@ class Adapter:
                 f"{self._model}: device must be usable by the model's process, got an error that CUDA keeps;"
                 " try again in a few seconds"
             )
-        parameters = _parameters(request, self._model)
+        problem = request_id_problem(report.request_id)
+        raise_all(self._model, [problem] if problem else [])
+        parameters = read_parameters(request, self._model)
         timeout_us = request.timeout() or parameters.get("timeout", 0)
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         turn = self._turn(request, parameters)
         self._limits.check(self._model, tensors, opening=turn.start or not turn.id)
         return Call(
-            tensors=_shaped(tensors, parameters, self._model),
+            tensors=shaped(tensors, parameters, self._model),
             models=TritonModels(self.pb, report.request_id, request, self._ended),
             is_cancelled=lambda: (ours is not None and ours.is_ended()) or request.is_cancelled(),
             limit_s=timeout_us * _MICROSECONDS if timeout_us else None,
@@ -256,19 +257,26 @@ class Adapter:
     def _turn_if_any(self, request: Any) -> Turn:
         """Return a request's place in a session; none where its parameters are wrong, as it is told later."""
         try:
-            return self._turn(request, _parameters(request, self._model))
+            return self._turn(request, read_parameters(request, self._model))
         except Exception:  # noqa: BLE001 - whatever they are, others wait beside it
             return NO_SESSION
 
     def _turn(self, request: Any, parameters: Mapping[str, Any]) -> Turn:
-        """Return a request's place in a session: HTTP's generate endpoints leave it in the parameters."""
+        """Return a request's place in a session: HTTP's generate endpoints leave it in the parameters.
+
+        Raises:
+            InvalidRequest: The id of the session is too long, or neither a text nor a number.
+        """
         flags = request.flags()
         start, end = (
             bool(flags & getattr(self.pb, f"TRITONSERVER_REQUEST_FLAG_{name.upper()}"))
             or bool(parameters.get(name))
             for name in ("sequence_start", "sequence_end")
         )
-        return Turn(request.correlation_id() or parameters.get("sequence_id", 0), start=start, end=end)
+        session_id = request.correlation_id() or parameters.get("sequence_id") or 0
+        problem = session_id_problem(session_id) if session_id else ""
+        raise_all(self._model, [problem] if problem else [])
+        return Turn(session_id, start=start, end=end)
 
     def _response(self, tensors: Tensors) -> Any:
         return self.pb.InferenceResponse(self._tensors(tensors))
@@ -305,7 +313,7 @@ class _Report:
     ) -> None:
         self._log, self._recorder, self._under_way = pb_utils.Logger, recorder, under_way
         self.request_id = request.request_id() or secrets.token_hex(8)
-        self._facts: dict[str, Any] = {"model": model, "request_id": self.request_id}
+        self._facts: dict[str, Any] = {"model": model, "request_id": shown(self.request_id)}
         if trace_id := _trace_id(request):
             self._facts["trace_id"] = trace_id
         self._started_s = time.monotonic()
@@ -347,8 +355,10 @@ class _Report:
             self._log.log_error(self._line("traceback", traceback=trace))
 
     def _line(self, event: str, **more: str) -> str:
+        """Return a line of the log; texts that a caller could make long are shortened."""
         elapsed_s = round(time.monotonic() - self._started_s, 4)
-        return json.dumps({"event": event, **self._facts, "elapsed_s": elapsed_s, **more})
+        texts = {name: shortened(text) for name, text in more.items()}
+        return json.dumps({"event": event, **self._facts, "elapsed_s": elapsed_s, **texts})
 
 
 def instances_of(config: Mapping[str, Any]) -> int:
@@ -362,47 +372,3 @@ def _trace_id(request: Any) -> str:
     context: dict[str, str] = json.loads(request.trace().get_context() or "{}")
     # version-trace-span-flags, https://www.w3.org/TR/trace-context/#traceparent-header
     return context.get("traceparent", "--").split("-")[1]
-
-
-def _parameters(request: Any, model: str) -> dict[str, Any]:
-    """Return a request's parameters.
-
-    HTTP's generate endpoints turn JSON fields that are no input into parameters, so an unknown one is most
-    likely a misspelt field.
-
-    Raises:
-        InvalidRequest: naming the unknown ones, or a timeout that is no number of microseconds.
-    """
-    parameters: dict[str, Any] = json.loads(request.parameters() or "{}")
-    given = {name for name in parameters if not name.startswith(SHAPE_PARAMETER)}
-    if unknown := sorted(given - _OWN_PARAMETERS):
-        raise InvalidRequest(
-            f"{model}: fields must be inputs of the model, got unknown {', '.join(unknown)}; "
-            "try the input names of the model's metadata"
-        )
-    timeout_us = parameters.get("timeout", 0)
-    if isinstance(timeout_us, bool) or not isinstance(timeout_us, int) or timeout_us < 0:
-        raise InvalidRequest(
-            f"{model}: timeout must be a number of microseconds, got {timeout_us!r}; try timeout_s"
-        )
-    return parameters
-
-
-def _shaped(tensors: Tensors, parameters: Mapping[str, Any], model: str) -> Tensors:
-    """Return tensors in the shapes that the parameters tell: HTTP's generate endpoints take flat arrays only.
-
-    Raises:
-        InvalidRequest: a shape is none, or not that of its input.
-    """
-    shaped = dict(tensors)
-    for key, text in parameters.items():
-        if not key.startswith(SHAPE_PARAMETER):
-            continue
-        name = key.removeprefix(SHAPE_PARAMETER)
-        try:
-            shaped[name] = tensors[name].reshape([int(size) for size in str(text).split(",")])
-        except (KeyError, ValueError):
-            raise InvalidRequest(
-                f"{model}: {key} must be the shape of an input, sizes with commas between, got {text!r}"
-            ) from None
-    return shaped

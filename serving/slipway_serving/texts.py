@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _SHOWN_CHARACTERS = 40
+_KEPT_CHARACTERS = 8192
 
 
 def read(name: str, element: Any) -> tuple[str | None, str]:
@@ -55,6 +56,14 @@ def problem(name: str, value: str) -> str:
 def to_bytes(element: Any) -> bytes:
     """Return an element as the bytes that cross."""
     return element.encode() if isinstance(element, str) else bytes(element)
+
+
+def shortened(text: str) -> str:
+    """Return a text for the log; one of more than 16,384 characters loses its middle."""
+    left_out = len(text) - 2 * _KEPT_CHARACTERS
+    if left_out <= 0:
+        return text
+    return f"{text[:_KEPT_CHARACTERS]}... ({left_out} characters left out) ...{text[-_KEPT_CHARACTERS:]}"
 
 
 def short(value: Any) -> str:

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from slipway_serving.errors import InvalidRequest, Overloaded, SlipwayError
+from slipway_serving.caller_ids import session_id_problem
+from slipway_serving.errors import InvalidRequest, Overloaded, SlipwayError, raise_all
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -51,11 +52,16 @@ class Turns:
 
     Attributes:
         id: of the session.
+
+    Raises:
+        InvalidRequest: The id is neither a text of 1 to 128 bytes nor a whole number above 0.
     """
 
     def __init__(self, session_id: int | str | None = None, *, numbered: bool = False) -> None:
         made = secrets.randbits(63) | 1 if numbered else uuid.uuid4().hex
         self.id: int | str = made if session_id is None else session_id
+        problem = session_id_problem(self.id)
+        raise_all("session", [problem] if problem else [])
         self._begun = self._ended = False
 
     def next(self, *, last: bool = False) -> Turn:

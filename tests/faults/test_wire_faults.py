@@ -97,6 +97,69 @@ def test_bytes_that_are_not_as_many_as_said_are_refused(
     assert 400 <= status < 600
 
 
+INPUTS = {
+    "told": {"name": "steps", "datatype": "INT64", "shape": [1], "data": [1]},
+    "affine": entry(data=[1] * 4),
+}
+
+
+@pytest.mark.usefixtures("health")
+@pytest.mark.parametrize("model", ["told", "affine"])
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_request_id_is_refused_and_shortened_in_the_log_when_it_is_too_long(
+    cheap: Server, model: str, protocol: str
+) -> None:
+    """Python models run by the adapter and graphs of the onnxruntime backend limit ids in the same way."""
+
+    def ask_with(request_id: str) -> tuple[int, str]:
+        if protocol == "http":
+            return ask(cheap, {"id": request_id, "inputs": [INPUTS[model]]}, f"/v2/models/{model}/infer")
+        array = {"told": np.array([1]), "affine": ONES}[model]
+        inputs = [infer_input(INPUTS[model]["name"], array)]
+        with triton.InferenceServerClient(cheap.grpc_url) as client:
+            try:
+                client.infer(model, inputs, request_id=request_id, client_timeout=120)
+            except InferenceServerException as error:
+                return {"StatusCode.INVALID_ARGUMENT": 400}[error.status() or ""], str(error)
+        return 200, ""
+
+    assert ask_with("i" * 128)[0] == 200
+    before = len(cheap.log_text())
+    status, text = ask_with("i" * 2**16)
+    assert status == 400
+    said = f"{model}: id must be at most 128 bytes, got '{'i' * 24}... (65536 characters)'; try a UUID"
+    assert f"[INVALID_ARGUMENT] {said}" in text
+    assert len(cheap.log_text()) - before < 4096
+
+
+@pytest.mark.usefixtures("health")
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (
+            {"sequence_id": "s" * 2**16},
+            f"correlation id must be a text of 1 to 128 bytes or a whole number of 1 to {2**64 - 1}, got"
+            f" '{'s' * 24}... (65536 characters)'; try a UUID",
+        ),
+        ({"sequence_id": 1.5}, "got 1.5; try a UUID"),
+        ({"f" * 2**16: 1}, f"got unknown {'f' * 24}... (65536 characters); try the input names"),
+        ({f"f{n}": 1 for n in range(2000)}, "got unknown f0, f1, f10, f100, f1000 and 1995 more; try"),
+        ({"timeout": "t" * 2**16}, f"timeout must be a number of microseconds, got '{'t' * 39}..."),
+        ({"shape_steps": "1" * 2**16}, "shape_steps must be the shape of an input, sizes with commas"),
+    ],
+    ids=["session", "fraction", "field", "fields", "timeout", "shape"],
+)
+def test_text_beside_the_inputs_is_shortened_in_answer_and_log(
+    cheap: Server, fields: dict[str, Any], said: str
+) -> None:
+    before = len(cheap.log_text())
+    answer = httpx.post(f"http://{cheap.http_url}/v2/models/told/generate", json={"steps": 1, **fields})
+    assert answer.status_code == 400
+    assert said in answer.json()["error"]
+    assert len(answer.text) < 1024
+    assert len(cheap.log_text()) - before < 4096
+
+
 def call(server: Server, request: Any) -> Any:
     with triton.InferenceServerClient(server.grpc_url) as client:
         return client._client_stub.ModelInfer(request, timeout=120)

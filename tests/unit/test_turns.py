@@ -1,6 +1,7 @@
 """Sessions on their caller's side: turns in order, and an end however the caller's work ends."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -47,6 +48,17 @@ def test_turns_begin_and_end_once_when_the_last_is_told() -> None:
 
 def test_only_turn_begins_and_ends_its_session() -> None:
     assert Turns(3).next(last=True) == Turn(3, start=True, end=True)
+
+
+@pytest.mark.parametrize("session_id", ["", "s" * 129, "ü" * 65, 0, -1, 2**64, 1.5, True, ["a"]])
+def test_turns_refuse_an_id_that_no_server_takes(session_id: Any) -> None:
+    with pytest.raises(InvalidRequest, match="session: correlation id must be a text of 1 to 128 bytes or a"):
+        Turns(session_id)
+
+
+@pytest.mark.parametrize("session_id", ["s", "s" * 128, "ü" * 64, 1, 2**64 - 1])
+def test_turns_take_an_id_within_the_limits_of_triton(session_id: int | str) -> None:
+    assert Turns(session_id).id == session_id
 
 
 @pytest.mark.parametrize("numbered", [False, True])

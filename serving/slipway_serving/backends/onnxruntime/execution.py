@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway_serving.backends.onnxruntime.signature import GraphTensor, Signature
+from slipway_serving.caller_ids import request_id_problem
 from slipway_serving.errors import (
     Cancelled,
     InvalidRequest,
@@ -37,11 +38,13 @@ class Request:
         inputs: arrays by input name, with the batch axis where the model batches.
         outputs: names of the wanted outputs.
         is_cancelled: asks whether its caller has given up.
+        id: Id that the caller gave it, or an empty text.
     """
 
     inputs: Arrays
     outputs: tuple[str, ...]
     is_cancelled: Callable[[], bool]
+    id: str = ""
 
 
 class Executor:
@@ -98,12 +101,15 @@ class Executor:
 
         Raises:
             Cancelled: its caller has given up.
-            InvalidRequest: an input is missing, has another shape than the graph, differs from another
-                input in an axis that the graph calls by one name, or holds text that is not UTF-8.
+            InvalidRequest: the id is too long; an input is missing, has another shape than the graph, differs
+                from another input in an axis that the graph calls by one name, or holds text that is not
+                UTF-8.
         """
         if request.is_cancelled():
             raise Cancelled(f"{self._model}: cancelled by the caller before it ran")
-        problems = [
+        problem = request_id_problem(request.id)
+        problems = [problem] if problem else []
+        problems += [
             f"{name} must be given, got none" for name in self._required if name not in request.inputs
         ]
         axes: dict[str, tuple[int, str]] = {}  # size and first input of each named axis

@@ -18,9 +18,11 @@ import triton_python_backend_utils as pb_utils
 from slipway_serving.backends.onnxruntime import session, sharing, signature
 from slipway_serving.backends.onnxruntime.execution import Arrays, Executor, Request
 from slipway_serving.backends.onnxruntime.sharing import Loaded, SharedGraph
+from slipway_serving.caller_ids import shown
 from slipway_serving.errors import InvalidRequest, SlipwayError, without_traceback
 from slipway_serving.inherited import close_sockets
 from slipway_serving.program import Settings
+from slipway_serving.texts import shortened
 from slipway_serving.triton_metrics import tell_restarts
 
 
@@ -93,6 +95,7 @@ class TritonPythonModel:
             inputs={name: tensor.as_numpy() for name, tensor in given if tensor is not None},
             outputs=tuple(name for name in self._output_names if name in wanted),
             is_cancelled=request.is_cancelled,
+            id=request.request_id(),
         )
 
     def _response(self, request: Any, answer: Arrays | SlipwayError) -> Any:
@@ -100,8 +103,9 @@ class TritonPythonModel:
         if not isinstance(answer, SlipwayError):
             return pb_utils.InferenceResponse([pb_utils.Tensor(*output) for output in answer.items()])
         if answer.__cause__ is not None:
-            trace = "".join(traceback.format_exception(answer.__cause__))
-            pb_utils.Logger.log_error(f"{self._model}: request {request.request_id()!r} failed\n{trace}")
+            trace = shortened("".join(traceback.format_exception(answer.__cause__)))
+            request_id = shown(request.request_id())
+            pb_utils.Logger.log_error(f"{self._model}: request {request_id!r} failed\n{trace}")
         return self._refused(without_traceback(answer))
 
     def _refused(self, error: SlipwayError) -> Any:

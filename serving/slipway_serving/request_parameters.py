@@ -1,0 +1,68 @@
+"""The parameters that come with a request beside its tensors, read and checked.
+
+HTTP's generate endpoints have no other place for a time limit, a session's turn and the shapes of arrays:
+Triton turns every JSON field that is no input into a parameter.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from slipway_serving.caller_ids import shown
+from slipway_serving.errors import InvalidRequest
+from slipway_serving.program import Tensors
+from slipway_serving.requests import SHAPE_PARAMETER
+from slipway_serving.texts import short
+
+# What Triton 2.51 itself puts into a request's parameters: HTTP's generate endpoints repeat "id" there and
+# hand on "timeout" (microseconds) and a session's turn unheeded, which we heed. gRPC consumes its own ones.
+_OWN_PARAMETERS = frozenset({"id", "timeout", "sequence_id", "sequence_start", "sequence_end"})
+_NAMED = 5
+
+
+def read_parameters(request: Any, model: str) -> dict[str, Any]:
+    """Return a request's parameters.
+
+    HTTP's generate endpoints turn JSON fields that are no input into parameters, so an unknown one is most
+    likely a misspelt field.
+
+    Raises:
+        InvalidRequest: naming the unknown ones, or a timeout that is no number of microseconds.
+    """
+    parameters: dict[str, Any] = json.loads(request.parameters() or "{}")
+    given = {name for name in parameters if not name.startswith(SHAPE_PARAMETER)}
+    if unknown := sorted(given - _OWN_PARAMETERS):
+        more = f" and {len(unknown) - _NAMED} more" if len(unknown) > _NAMED else ""
+        raise InvalidRequest(
+            f"{model}: fields must be inputs of the model, got unknown"
+            f" {', '.join(map(shown, unknown[:_NAMED]))}{more}; try the input names of the model's metadata"
+        )
+    timeout_us = parameters.get("timeout", 0)
+    if isinstance(timeout_us, bool) or not isinstance(timeout_us, int) or timeout_us < 0:
+        raise InvalidRequest(
+            f"{model}: timeout must be a number of microseconds, got {short(timeout_us)}; try timeout_s"
+        )
+    return parameters
+
+
+def shaped(tensors: Tensors, parameters: Mapping[str, Any], model: str) -> Tensors:
+    """Return tensors in the shapes that the parameters tell: HTTP's generate endpoints take flat arrays only.
+
+    Raises:
+        InvalidRequest: a shape is none, or not that of its input.
+    """
+    found = dict(tensors)
+    for key, text in parameters.items():
+        if not key.startswith(SHAPE_PARAMETER):
+            continue
+        name = key.removeprefix(SHAPE_PARAMETER)
+        try:
+            found[name] = tensors[name].reshape([int(size) for size in str(text).split(",")])
+        except (KeyError, ValueError):
+            raise InvalidRequest(
+                f"{model}: {shown(key)} must be the shape of an input, sizes with commas between, got"
+                f" {short(text)}"
+            ) from None
+    return found
