@@ -20,6 +20,7 @@ from slipway_cli import options, saving
 from slipway_client.address import Address, address_of
 from slipway_client.generation import Protocol
 from slipway_client.options import Quiet, SpokenProtocol, TlsFolder, Url
+from slipway_client.progress import notes
 from slipway_serving.errors import Cancelled
 from slipway_serving.requests import Request
 
@@ -77,8 +78,9 @@ def _command(request: type[Request]) -> Callable[..., None]:
         **given: Any,
     ) -> None:
         form = saving.form_of(output_file, request.events)
-        asked = request(**options.values(request, given), **({"output": form} if form else {}))
-        turns = list(options.turns(request, given)) if request.turn is not None else None
+        say = notes(quiet)
+        asked = request(**options.values(request, given, say), **({"output": form} if form else {}))
+        turns = list(options.turns(request, given, say)) if request.turn is not None else None
         started_s = time.monotonic()
         try:
             answers = _answers(asked, turns, address_of(url, protocol), tls, quiet)

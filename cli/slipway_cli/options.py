@@ -16,6 +16,8 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from slipway_client.pictures import CONVERTED, read_picture
+from slipway_client.progress import Say, silent
 from slipway_serving.errors import InvalidRequest
 from slipway_serving.fields import Array, Field, Image, Rule, fields_of
 from slipway_serving.requests import Request
@@ -43,20 +45,30 @@ def parameters(request: type[Request]) -> list[inspect.Parameter]:
     return found
 
 
-def values(request: type[Request], given: Given) -> dict[str, Any]:
+def values(request: type[Request], given: Given, say: Say = silent) -> dict[str, Any]:
     """Return the values of a request's fields as they were given; what was left out is left to its default.
+
+    Args:
+        request: Request whose fields are options.
+        given: Values of the options by their names.
+        say: Callback that receives a sentence about every change of a picture.
 
     Raises:
         InvalidRequest: a file cannot be read, or --size is no size.
     """
-    found = _values([field for field in _offered(request) if not _is_side(request, field)], given)
+    found = _values([field for field in _offered(request) if not _is_side(request, field)], given, say)
     if _is_sized(request) and given["size"] is not None:
         found["width"], found["height"] = parse_size(given["size"])
     return found
 
 
-def turns(request: type[Request], given: Given) -> Iterator[Request]:
+def turns(request: type[Request], given: Given, say: Say = silent) -> Iterator[Request]:
     """Yield the content of each turn of a session.
+
+    Args:
+        request: Request that opens the session.
+        given: Values of the options by their names.
+        say: Callback that receives a sentence about every change of a picture.
 
     Raises:
         InvalidRequest: a file cannot be read, files differ in their turns, or none says how many there are.
@@ -64,7 +76,7 @@ def turns(request: type[Request], given: Given) -> Iterator[Request]:
     turn = request.turn
     if turn is None:
         return
-    content = _values(_offered(turn), given)
+    content = _values(_offered(turn), given, say)
     arrays = {field.name for field in _offered(turn) if isinstance(field.rule, Array)} & set(content)
     counts = {len(content[name]) if content[name].ndim else 0 for name in arrays}
     asked = given["turns"] or max(counts, default=0)
@@ -121,7 +133,7 @@ def _parameter(field: Field, *, in_turn: bool = False) -> inspect.Parameter:
         shape = ", ".join(map(str, ("turns", *rule.shape) if in_turn else rule.shape))
         told = typer.Option(flag, help=f"{text}; {rule.dtype} [{shape}].", metavar="FILE.npy")
     elif isinstance(rule, Image):
-        told = typer.Option(flag, help=f"{text}; {rule.must}.", metavar="FILE")
+        told = typer.Option(flag, help=f"{text}; {rule.must}. {CONVERTED}", metavar="FILE")
     elif field.kind is str and not field.optional:
         told = typer.Argument(help=f"{text}.", metavar=field.name.upper())
     else:
@@ -139,18 +151,18 @@ def _dashed(field: Field) -> str:
     return (field.flag or field.name).replace("_", "-")
 
 
-def _values(fields: list[Field], given: Given) -> dict[str, Any]:
-    found = {field.name: _value(field, given[field.name]) for field in fields}
+def _values(fields: list[Field], given: Given, say: Say) -> dict[str, Any]:
+    found = {field.name: _value(field, given[field.name], say) for field in fields}
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _value(field: Field, given: Any) -> Any:
+def _value(field: Field, given: Any, say: Say) -> Any:
     """Return a field's value: what a file holds, or what was typed."""
     if given is None or not isinstance(field.rule, Array | Image):
         return given
+    if isinstance(field.rule, Image):
+        return read_picture(given, field.rule, say)
     try:
-        if isinstance(field.rule, Image):
-            return given.read_bytes()
         loaded = np.load(given, allow_pickle=False)
     except (OSError, ValueError) as error:
         raise InvalidRequest(

@@ -1,4 +1,8 @@
-"""How a long command shows on stderr that it moves: a bar on a terminal, a few plain lines elsewhere."""
+"""What a command tells people on stderr while it works.
+
+A long command shows that it moves by a bar on a terminal, and by a few plain lines elsewhere. A command that
+changed its user's input before it was sent says so in a sentence.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Report = Callable[[int, int], None]
+Say = Callable[[str], None]
 
 _PLAIN_LINES = 10
+
+
+def silent(sentence: str) -> None:
+    """Pass over a sentence."""
+
+
+def notes(quiet: bool) -> Say:
+    """Return what prints a sentence to stderr, or what passes over it where only errors are wanted."""
+    return silent if quiet else _print
+
+
+def _print(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)
 
 
 @contextmanager

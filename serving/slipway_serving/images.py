@@ -10,7 +10,9 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import struct
 import warnings
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +27,11 @@ _FIX = "a PNG, JPEG or WebP file, or uint8 pixels [height, width, 3]"
 _MODES = ("RGB", "L", "P", "1")
 # The header's byte that tells the bits of a channel: of 16, Pillow would drop half without a word.
 _PNG_DEPTH, _DEPTH_BITS = 24, 8
+DAMAGED = (
+    *(ArithmeticError, AttributeError, EOFError, LookupError, OSError, RuntimeError, SyntaxError, TypeError),
+    *(ValueError, struct.error, zlib.error),
+)
+"""What Pillow raises for a file that is damaged: whatever its parsers meet in it."""
 
 
 def problem(value: Any, sides_px: range, largest_bytes: int) -> str:
@@ -72,10 +79,51 @@ def pixels(value: bytes | NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Return a picture that keeps its rules as RGB pixels [height, width, 3], uint8, the right way up."""
     if isinstance(value, np.ndarray):
         return value
-    from PIL import ImageOps
+    picture = _opened(value)
+    return np.array(turned(picture.convert("RGB"), orientation(picture)), dtype=np.uint8)
 
-    upright = ImageOps.exif_transpose(_opened(value)).convert("RGB")
-    return np.array(upright, dtype=np.uint8)
+
+def bits(picture: Image, value: bytes) -> int:
+    """Return how many bits each channel has in a picture's file."""
+    return value[_PNG_DEPTH] if picture.format == "PNG" else _DEPTH_BITS
+
+
+def orientation(picture: Image) -> int:
+    """Return the orientation that a picture's EXIF or XMP data state, 1 to 8; 1 is upright.
+
+    Raises:
+        ValueError: The data are damaged, so that nothing is known of the orientation.
+    """
+    from PIL import Image as Pillow
+    from PIL.ExifTags import Base
+
+    # Pillow passes over damaged EXIF data while it opens a JPEG file. Another picture reads them again.
+    other = Pillow.new("1", (1, 1))
+    other.info = dict(picture.info)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow warns of an entry that it skips.
+            stated = other.getexif().get(Base.Orientation, 1)
+    except DAMAGED as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from None
+    # Cameras write 0 where they do not know the orientation.
+    return stated if stated in range(1, 9) else 1
+
+
+def turned(picture: Image, stated: int) -> Image:
+    """Return a picture the right way up, without any EXIF data.
+
+    Args:
+        picture: Pixels as the file holds them.
+        stated: Orientation, 1 to 8.
+    """
+    from PIL import ImageOps
+    from PIL.ExifTags import Base
+
+    bare = picture.copy()
+    bare.info = {}
+    bare.getexif()[Base.Orientation] = stated
+    return ImageOps.exif_transpose(bare)
 
 
 def _file_problem(value: bytes, sides_px: range) -> str:
@@ -88,22 +136,38 @@ def _file_problem(value: bytes, sides_px: range) -> str:
         if not wrong:
             # A file that was cut short opens; its pixels tell. The size is known to be small enough.
             picture.load()
+            wrong = _orientation_problem(picture)
     except DecompressionBombError as error:
         return f"{_sides_rule(sides_px)}, got far more ({error}); try resizing it"
     except UnidentifiedImageError:
         return f"{_FIX}, got bytes that begin with {value[:8]!r}; try another file"
-    except (OSError, SyntaxError, ValueError) as error:
+    except DAMAGED as error:
         return f"a whole picture, got one that breaks off or is damaged ({error}); try sending it anew"
     return wrong
 
 
 def _mode_problem(picture: Image, value: bytes) -> str:
     frames, transparent = getattr(picture, "n_frames", 1), "transparency" in picture.info
-    bits = value[_PNG_DEPTH] if picture.format == "PNG" else _DEPTH_BITS
-    if picture.mode not in _MODES or transparent or bits > _DEPTH_BITS:
-        got = f"mode {picture.mode} of {bits} bits" + (" with transparency" if transparent else "")
+    if picture.mode not in _MODES or transparent or bits(picture, value) > _DEPTH_BITS:
+        got = f"mode {picture.mode} of {bits(picture, value)} bits" + (
+            " with transparency" if transparent else ""
+        )
         return f"RGB or grey of {_DEPTH_BITS} bits without transparency, got {got}; try converting it to RGB"
-    return "" if frames == 1 else f"one picture, got {frames} frames; try one of them"
+    # Phones write JPEG files that hold previews and depth after the picture itself, which Pillow calls MPO.
+    if frames == 1 or picture.format == "MPO":
+        return ""
+    return f"one picture, got {frames} frames; try one of them"
+
+
+def _orientation_problem(picture: Image) -> str:
+    try:
+        orientation(picture)
+    except ValueError as error:
+        return (
+            "a picture whose EXIF data can be read, since they say which side is up, got damaged data"
+            f" ({error}); try saving it without them"
+        )
+    return ""
 
 
 def _size_problem(width: int, height: int, sides_px: range) -> str:
@@ -121,6 +185,6 @@ def _opened(value: bytes) -> Image:
     from PIL import Image
 
     with warnings.catch_warnings():
-        # Its own bound on pixels only warns; ours is stricter and refuses.
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        # Pillow warns of pictures above its own bound, which ours refuses, and of metadata that it skips.
+        warnings.simplefilter("ignore")
         return Image.open(io.BytesIO(value), formats=FORMATS)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 from PIL import Image as Pillow
+from PIL import ImageOps
 
 from slipway_serving import images
 from slipway_serving.errors import InvalidRequest, Unrecoverable
@@ -268,6 +269,14 @@ BAD_PICTURES: list[tuple[Any, str]] = [
     (png_header(64, 64, depth=16), "got mode RGB of 16 bits"),
     (animated("WEBP"), "one picture, got 2 frames; try one of them"),
     (animated("PNG"), "one picture, got 2 frames; try one of them"),
+    *(
+        (
+            file_of(kind, exif=exif),
+            "a picture whose EXIF data can be read, since they say which side is up, got damaged",
+        )
+        for kind in ("PNG", "JPEG", "WEBP")
+        for exif in (b"Exif\0\0no TIFF header", b"Exif\0\0MM\0*")
+    ),
     (bytes(1 << 20) + b"!", "at most 1048576 bytes, got 1048577; try a smaller picture"),
 ]
 
@@ -290,6 +299,25 @@ def test_picture_is_turned_upright_when_its_file_says_how() -> None:
     file = io.BytesIO()
     Pillow.fromarray(PIXELS).save(file, format="PNG", exif=exif)
     np.testing.assert_array_equal(images.pixels(file.getvalue()), np.rot90(PIXELS, -1))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+@pytest.mark.parametrize("orientation", range(10))
+def test_picture_of_any_orientation_is_what_pillow_makes_of_it(kind: str, orientation: int) -> None:
+    exif = Pillow.Exif()
+    exif[0x0112] = orientation
+    file = file_of(kind, exif=exif)
+    with Pillow.open(io.BytesIO(file)) as picture:
+        expected = np.asarray(ImageOps.exif_transpose(picture).convert("RGB"))
+    np.testing.assert_array_equal(images.pixels(Pictured(file).image), expected)
+
+
+def test_first_picture_of_a_phones_file_is_used() -> None:
+    flat = [Pillow.new("RGB", (40, 24), colour) for colour in ("red", "blue")]
+    file = io.BytesIO()
+    flat[0].save(file, format="MPO", save_all=True, append_images=flat[1:])
+    pixels = images.pixels(pixels_of(file.getvalue()))
+    assert np.abs(pixels.astype(int) - (255, 0, 0)).max() < 5
 
 
 def test_grey_picture_becomes_rgb() -> None:

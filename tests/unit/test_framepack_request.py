@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from pathlib import Path
 from typing import Any
 
 import av
@@ -21,6 +22,7 @@ from slipway_serving.events import VideoPart
 from slipway_serving.framepack_i2v.facts import Picture
 from slipway_serving.framepack_i2v.picture import fitted, samples, seen
 from slipway_serving.framepack_i2v.request import ImageToVideoRequest, Limits
+from slipway_serving.images import pixels
 from slipway_serving.video import delivery
 from slipway_serving.video.delivery import fragment_parts
 from slipway_serving.watch import Watch
@@ -102,6 +104,15 @@ def test_command_leaves_the_size_out_when_it_is_not_given() -> None:
     given = dict.fromkeys(parameters)
     assert options.values(ImageToVideoRequest, given) == {}
     assert options.values(ImageToVideoRequest, {**given, "size": "48x32"}) == {"width": 48, "height": 32}
+
+
+def test_command_says_how_it_changed_the_picture(tmp_path: Path) -> None:
+    file, said = tmp_path / "wide.bmp", list[str]()
+    Image.new("RGB", (5000, 32), "red").save(file)
+    given = {**dict.fromkeys(each.name for each in options.parameters(ImageToVideoRequest)), "image": file}
+    sent = options.values(ImageToVideoRequest, given, said.append)["image"]
+    assert pixels(sent).shape == (26, 4096, 3)
+    assert said == [f"{file}: BMP read, shrunk from 5000x32 to 4096x26; sent as a PNG"]
 
 
 def test_picture_equals_diffusers_when_it_has_the_aspect_of_the_video() -> None:

@@ -25,6 +25,8 @@ ALLOWED = {
         "slipway_serving.events",
         "slipway_serving.fields",
         "slipway_serving.requests",
+        # Pictures are converted here into the form that servers accept.
+        "slipway_serving.images",
         # `slipway ready --processes` looks at the server's own processes.
         "slipway_serving.footprints",
         "slipway_serving.server_folder",

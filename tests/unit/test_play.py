@@ -207,7 +207,7 @@ def test_no_file_is_left_when_the_server_refuses_a_block(
         ({"--mode": "flying"}, "mode must be one of universal, gta_drive, templerun, got 'flying'"),
         ({"--actions": "w%"}, "actions: block 2 must be keys of universal"),
         ({"--actions": "@none.txt"}, "actions must name a text file after @, got @none.txt"),
-        ({"--image": __file__}, "image must be"),
+        ({"--image": __file__}, "test_play.py: a picture must be a PNG, JPEG, WebP, GIF, BMP or TIFF file"),
         ({"family": "wan_t2v"}, "family must be matrix_game, got 'wan_t2v'"),
     ],
 )

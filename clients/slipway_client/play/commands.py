@@ -14,6 +14,7 @@ import typer
 from slipway_client.address import address_of
 from slipway_client.files import write_whole
 from slipway_client.options import Quiet, SpokenProtocol, TlsFolder, Url
+from slipway_client.progress import Say, notes
 from slipway_serving.errors import InvalidRequest, raise_all
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def play(
     family: Annotated[str, typer.Argument(help="A family of worlds: matrix_game.", metavar="FAMILY")],
     image: Annotated[
         Path | None,
-        typer.Option(help="The picture that the world begins with: PNG, JPEG or WebP.", metavar="FILE"),
+        typer.Option(help="The picture that the world begins with.", metavar="FILE"),
     ] = None,
     restore: Annotated[
         Path | None, typer.Option(help="Go on with the world of a snapshot instead.", metavar="FILE")
@@ -80,7 +81,7 @@ def play(
     script = None if actions is None else parse_script(_text(actions), mode)
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(Client(*address_of(url, protocol), tls=tls))
-        session = stack.enter_context(_world(client, mode, image, seed, restore))
+        session = stack.enter_context(_world(client, mode, image, seed, restore, notes(quiet)))
         if script is None:
             from slipway_client.play.terminal import Keys, Screen
 
@@ -102,13 +103,22 @@ def play(
             typer.echo(str(path))
 
 
-def _world(client: Client, mode: str, image: Path | None, seed: int, restore: Path | None) -> ClientSession:
+def _world(
+    client: Client,
+    mode: str,
+    image: Path | None,
+    seed: int,
+    restore: Path | None,
+    say: Say,
+) -> ClientSession:
     """Return the session of a world that a picture begins, or that a snapshot goes on with."""
+    from slipway_client.pictures import image_rule, read_picture
     from slipway_serving.matrix_game.request import REQUESTS
     from slipway_serving.snapshots.parts import read_parts
 
     if image is not None:
-        return client.session(REQUESTS[mode](image=image.read_bytes(), seed=seed))
+        kind = REQUESTS[mode]
+        return client.session(kind(image=read_picture(image, image_rule(kind), say), seed=seed))
     assert restore is not None
     with restore.open("rb") as file:
         return client.restore(REQUESTS[mode], read_parts(file, f"play: {restore}"))

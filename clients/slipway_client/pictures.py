@@ -1,0 +1,190 @@
+"""Picture files of any common kind, as the served models take them.
+
+A server accepts a few kinds of pictures within strict bounds. A file that keeps its rules is sent byte for
+byte. Any other file is decoded here, turned upright, put on white, brought to RGB of 8 bits and shrunk where
+it is too large; the result is a PNG. The caller is told of every change.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from slipway_client.progress import Say, silent
+from slipway_serving import images
+from slipway_serving.errors import InvalidRequest
+from slipway_serving.fields import Image, fields_of
+from slipway_serving.requests import Request
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+
+FORMATS = (*images.FORMATS, "GIF", "BMP", "TIFF")
+CONVERTED = "Other pictures, GIF, BMP and TIFF files too, are converted first."
+"""What the help of an option says about files that do not keep the rule."""
+_KINDS = "PNG, JPEG, WebP, GIF, BMP or TIFF"
+# Pillow turns these into RGB without clipping a value.
+_OPAQUE = ("1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr")
+_16_BIT = ("I;16", "I;16L", "I;16B", "I;16N")
+_WHITE = (255, 255, 255)
+# A PNG is larger than its pixels where they are noise: by 5 bytes for 32 kB, and by one for each row.
+_PNG_OVERHEAD = 1.001
+
+
+def read_picture(path: Path, rule: Image | None = None, say: Say = silent) -> bytes:
+    """Read a picture file for the image field of a request.
+
+    Args:
+        path: File of a PNG, JPEG, WebP, GIF, BMP or TIFF picture.
+        rule: Rule of the field; by default the usual bounds of a picture.
+        say: Callback that receives a sentence about every change.
+
+    Returns:
+        The bytes of the file itself where it keeps the rule, otherwise those of a PNG.
+
+    Raises:
+        InvalidRequest: The file cannot be read, or no picture that keeps the rule can be made of it.
+    """
+    rule = Image("a picture") if rule is None else rule
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InvalidRequest(f"{path}: a picture must be a file that can be read, got {error}") from None
+    if not rule.problem("a picture", content):
+        return content
+    converted = _converted(path, content, rule)
+    if problem := rule.problem("a picture", converted.png):
+        raise InvalidRequest(f"{path}: {problem}")
+    say(f"{path}: {', '.join(converted.changes)}; sent as a PNG")
+    return converted.png
+
+
+def image_rule(request: type[Request], name: str = "image") -> Image:
+    """Return the rule of a request's image field."""
+    (rule,) = (field.rule for field in fields_of(request) if field.name == name)
+    assert isinstance(rule, Image)
+    return rule
+
+
+@dataclass(frozen=True)
+class _Converted:
+    """A picture that was brought into the form that servers accept, and what changed on the way."""
+
+    png: bytes
+    changes: list[str]
+
+
+def _converted(path: Path, content: bytes, rule: Image) -> _Converted:
+    from PIL import Image as Pillow
+    from PIL import UnidentifiedImageError
+
+    changes: list[str] = []
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow's bound warns first; twice of it is an error.
+            picture = Pillow.open(io.BytesIO(content), formats=FORMATS)
+            _check_one_picture(path, picture)
+            picture.load()
+        if picture.format not in images.FORMATS and picture.format != "MPO":
+            changes.append(f"{picture.format} read")
+        stated = _orientation(picture, changes)
+        rgb = _to_rgb(path, picture, images.bits(picture, content), changes)
+        shrunk = _shrunk(images.turned(rgb, stated), rule, changes)
+    except Pillow.DecompressionBombError as error:
+        raise InvalidRequest(
+            f"{path}: a picture must have fewer pixels, got far too many ({error})"
+        ) from None
+    except UnidentifiedImageError:
+        raise InvalidRequest(
+            f"{path}: a picture must be a {_KINDS} file, got bytes that begin with {content[:8]!r};"
+            " try saving it as a PNG or JPEG file"
+        ) from None
+    except images.DAMAGED as error:
+        raise InvalidRequest(
+            f"{path}: a picture must be whole, got one that breaks off or is damaged ({error})"
+        ) from None
+    file = io.BytesIO()
+    shrunk.save(file, format="PNG")
+    return _Converted(file.getvalue(), changes or ["written anew"])
+
+
+def _check_one_picture(path: Path, picture: Picture) -> None:
+    frames = getattr(picture, "n_frames", 1)
+    if frames != 1 and picture.format != "MPO":
+        raise InvalidRequest(f"{path}: a picture must be one, got {frames} frames; try saving one of them")
+
+
+def _orientation(picture: Picture, changes: list[str]) -> int:
+    try:
+        stated = images.orientation(picture)
+    except ValueError:
+        changes.append(
+            "its EXIF data are damaged, so its pixels are taken as they lie, perhaps on their side"
+        )
+        return 1
+    if stated != 1:
+        changes.append(f"turned upright from EXIF orientation {stated}")
+    return stated
+
+
+def _to_rgb(path: Path, picture: Picture, bits: int, changes: list[str]) -> Picture:
+    """Return a picture as RGB of 8 bits.
+
+    Args:
+        path: File, for the error.
+        picture: Picture as it was opened.
+        bits: Bits of a channel in the file.
+        changes: List to which a change is added.
+
+    Raises:
+        InvalidRequest: The picture's values have no known range or no colours.
+    """
+    from PIL import Image as Pillow
+
+    if bits > 8 or picture.mode in _16_BIT:
+        changes.append("16 bits a channel brought to 8")
+    if picture.mode in _16_BIT:
+        # The full range of 16 bits becomes the full range of 8.
+        eight = np.round(np.asarray(picture, np.uint16) / 257).astype(np.uint8)
+        return Pillow.fromarray(eight).convert("RGB")
+    if picture.has_transparency_data:
+        return _on_white(picture.convert("RGBA"), changes)
+    if picture.mode not in _OPAQUE:
+        raise InvalidRequest(
+            f"{path}: a picture must be grey or in colours of 8 or 16 bits, got mode {picture.mode};"
+            " try saving it as RGB"
+        )
+    if picture.mode == "CMYK":
+        changes.append("CMYK turned into RGB without its colour profile")
+    return picture.convert("RGB")
+
+
+def _on_white(picture: Picture, changes: list[str]) -> Picture:
+    from PIL import Image as Pillow
+
+    if picture.getchannel("A").getextrema() == (255, 255):
+        changes.append("its transparency, which hides nothing, left out")
+        return picture.convert("RGB")
+    changes.append("transparent parts put on white")
+    ground = Pillow.new("RGBA", picture.size, (*_WHITE, 255))
+    return Pillow.alpha_composite(ground, picture).convert("RGB")
+
+
+def _shrunk(picture: Picture, rule: Image, changes: list[str]) -> Picture:
+    """Return a picture whose sides, and whose pixels as a PNG, are within a rule; never enlarged."""
+    from PIL import Image as Pillow
+
+    width, height = picture.size
+    most_pixels = rule.largest_bytes / (3 * _PNG_OVERHEAD)
+    scale = min(1.0, rule.largest_px / max(width, height), math.sqrt(most_pixels / (width * height)))
+    if scale == 1.0:
+        return picture
+    size = max(1, int(width * scale)), max(1, int(height * scale))
+    changes.append(f"shrunk from {width}x{height} to {size[0]}x{size[1]}")
+    return picture.resize(size, Pillow.Resampling.LANCZOS)
