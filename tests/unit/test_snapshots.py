@@ -15,7 +15,7 @@ import pytest
 
 from slipway_serving.errors import InvalidRequest, Overloaded
 from slipway_serving.program import Settings
-from slipway_serving.snapshots.parts import MAGIC, Header, digest_of, make, parse, read_parts
+from slipway_serving.snapshots.parts import MAGIC, PART_BYTES, Header, digest_of, make, parse, read_parts
 from slipway_serving.snapshots.requests import Restore, Restored, Snapshot, SnapshotPart
 from slipway_serving.snapshots.sessions import MovableSessions, Packed
 from slipway_serving.snapshots.states import Arriving, Snapshots, Spec
@@ -44,7 +44,7 @@ def taken(known: Snapshots[State], parts: list[bytes]) -> State | None:
     return state
 
 
-@pytest.mark.parametrize("part_bytes", [1, 10, 60, 83, 84, 1000])
+@pytest.mark.parametrize("part_bytes", [1, 10, 25, 60, 83, 84, 1000])
 def test_state_is_whole_again_when_all_its_parts_came(part_bytes: int) -> None:
     known = snapshots(part_bytes)
     parts = parts_of(known)
@@ -55,6 +55,75 @@ def test_state_is_whole_again_when_all_its_parts_came(part_bytes: int) -> None:
     assert state is not None and state[0] == TOLD
     for name, array in ARRAYS.items():
         np.testing.assert_array_equal(state[1].get(name, np.zeros((0, 2))), array)
+
+
+def test_part_is_taken_when_it_is_exactly_full_and_holds_the_end_of_an_array() -> None:
+    sizes = {"large": PART_BYTES + 5, "small": 3}
+    arrays = {name: np.arange(size, dtype=np.uint32).astype(np.uint8) for name, size in sizes.items()}
+    known: Snapshots[State] = Snapshots(
+        "sums",
+        "abc",
+        {name: Spec((size,), "uint8") for name, size in sizes.items()},
+        lambda told, arrays: (told, arrays),
+    )
+    assert known.parts == 2
+    parts = [known.part(number, "one", TOLD, arrays.__getitem__) for number in range(2)]
+    assert [parse(part, "sums")[0].size for part in parts] == [PART_BYTES, 8]
+    assert list(read_parts(io.BytesIO(b"".join(parts)), "w.world")) == parts
+    state = taken(known, parts)
+    assert state is not None
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(state[1][name], array)
+
+
+def test_array_is_read_only_for_the_parts_that_have_a_piece_of_it() -> None:
+    known = snapshots(10)
+    read: list[str] = []
+
+    def reading(name: str) -> np.ndarray:
+        read.append(name)
+        return ARRAYS[name]
+
+    for number in range(known.parts):
+        known.part(number, "one", TOLD, reading)
+    # Keys end with the sixth part, the bytes and the first values are in the seventh.
+    assert read == ["keys"] * 6 + ["bytes", "values", "values", "values"]
+    assert list(known.pieces(6)) == [("bytes", slice(0, 7)), ("values", slice(0, 3))]
+
+
+@pytest.mark.parametrize("size", [-1, PART_BYTES + 1])
+def test_part_is_refused_when_its_size_is_beyond_a_bound(size: int) -> None:
+    part = make(Header("sums", "abc", "one", 0, 1, size, {}), b"")
+    with pytest.raises(InvalidRequest, match=f"must have 0 to {PART_BYTES} bytes in a part, got {size} in"):
+        parse(part, "sums")
+
+
+@pytest.mark.parametrize("field", ["part", "parts", "size"])
+def test_part_is_refused_when_a_number_of_its_header_is_none(field: str) -> None:
+    header = replace(Header("sums", "abc", "one", 0, 1, 0, {}), **{field: True})
+    with pytest.raises(InvalidRequest, match="bytes in a part, got"):
+        parse(make(header, b""), "sums")
+
+
+def test_header_is_taken_up_to_the_largest_size() -> None:
+    def part(length: int) -> bytes:
+        bare = Header("sums", "abc", "one", 0, 1, 0, {"text": ""})
+        missing = length - int.from_bytes(make(bare, b"")[10:14], "little")
+        return make(replace(bare, told={"text": "x" * missing}), b"")
+
+    assert len(parse(part(1 << 20), "sums")[0].told["text"]) > 1_000_000
+    with pytest.raises(InvalidRequest, match="of format 1, got 1 with a header of 1048577 bytes"):
+        parse(part((1 << 20) + 1), "sums")
+
+
+def test_part_is_refused_when_it_is_as_long_as_a_head_less_one_byte() -> None:
+    head = parts_of(snapshots())[0][:14]
+    with pytest.raises(
+        InvalidRequest, match=r"sums: restore must be a part of a snapshot, got 13 bytes that"
+    ):
+        parse(head[:13], "sums")
+    with pytest.raises(InvalidRequest, match="sums: restore must have a header as it was given"):
+        parse(head, "sums")
 
 
 def test_state_without_arrays_is_one_part() -> None:
@@ -204,3 +273,56 @@ def test_session_is_not_begun_when_there_is_nothing_to_begin_from(sessions: Mova
 def test_turn_is_refused_by_field_when_it_is_made(make_it: Any, problem: str) -> None:
     with pytest.raises(InvalidRequest, match=problem):
         make_it()
+
+
+def test_session_is_asked_for_its_state_once_for_each_part(tmp_path: Path) -> None:
+    numbers = {"max_sessions": {"string_value": "1"}, "session_idle_s": {"string_value": "60"}}
+    made: list[str] = []
+
+    def make_snapshots() -> Snapshots[State]:
+        made.append("made")
+        return snapshots()
+
+    sessions: MovableSessions[State] = MovableSessions(
+        Settings("sums", tmp_path, {"parameters": numbers}),
+        make_snapshots,
+        lambda state: Packed("named", {**state[0], "more": 1}, state[1].__getitem__),
+    )
+    begin(sessions, "a")
+    assert made == []
+    for number in (0, 6):
+        part = sessions.answer(Snapshot(number), Turn("a"))
+        assert isinstance(part, SnapshotPart)
+        header, content = parse(part.data, "sums")
+        assert header == Header("sums", "abc", "named", number, 9, 10, {"blocks": 3, "more": 1})
+        whole = b"".join(ARRAYS[name].tobytes() for name in SPECS)
+        assert bytes(content) == whole[10 * number : 10 * number + 10]
+    assert made == ["made"]
+    sessions.held.close()
+
+
+def test_session_ends_when_its_last_turn_is_a_snapshot(sessions: MovableSessions[State]) -> None:
+    begin(sessions, "a")
+    sessions.answer(Snapshot(0), Turn("a", end=True))
+    assert sessions.held.under_way() == 0
+
+
+def test_turn_of_the_session_is_checked_and_named_when_it_is_its_own(
+    sessions: MovableSessions[State],
+) -> None:
+    begin(sessions, "a")
+
+    def refuse(state: State) -> None:
+        raise InvalidRequest(f"refused {state[0]}")
+
+    with (
+        pytest.raises(InvalidRequest, match="refused .*3"),
+        sessions.turn(Turn("a"), lambda: (TOLD, {}), refuse),
+    ):
+        pass
+    with pytest.raises(InvalidRequest) as failure:
+        sessions.answer(Snapshot(0), Turn("b", start=True))
+    text = "snapshot_part must be of a session under way, got SEQUENCE_START"
+    assert str(failure.value) == f"sums: {text}"
+    with pytest.raises(InvalidRequest, match="^sums: snapshot_part must be 0 to 8, got 9$"):
+        sessions.answer(Snapshot(9), Turn("a"))

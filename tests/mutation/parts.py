@@ -1,0 +1,69 @@
+"""What `make mutants` changes, and by which unit tests each change must be noticed.
+
+A part is some files of the product with the unit tests that are about them. mutmut runs of those tests, for
+each mutant, only the ones that reach the changed function.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Part:
+    """Files of the product with their tests.
+
+    Attributes:
+        files: Patterns of paths, relative to the folders of the packages.
+        tests: Names of the files in tests/unit, without `test_` and `.py`.
+    """
+
+    files: tuple[str, ...]
+    tests: tuple[str, ...]
+
+
+def _export(*modules: str) -> tuple[str, ...]:
+    return tuple(f"slipway_export/{module}.py" for module in modules)
+
+
+PARTS = {
+    "diffusion": Part(
+        ("slipway_serving/diffusion/*.py",),
+        (
+            "cached_denoiser",
+            "diffusion_schedules",
+            "first_block_cache",
+            "framepack_sections",
+            "prompt",
+            "tokenizer",
+            "wan_pipeline",
+            "window",
+        ),
+    ),
+    "video": Part(
+        ("slipway_serving/video/*.py",),
+        ("delivery", "mp4", "video_decode", "video_decoder", "wan_pipeline"),
+    ),
+    "snapshots": Part(("slipway_serving/snapshots/*.py",), ("snapshots",)),
+    "sessions": Part(("slipway_serving/sessions.py",), ("sessions", "snapshots", "turns")),
+    "adapter": Part(("slipway_serving/adapter.py",), ("requests", "requests_running", "metrics")),
+    "verify": Part(_export("verify*", "budget"), ("verify", "stepped", "budget", "resume")),
+    "repository": Part(
+        _export("repository", "placement", "staging", "record", "resume", "identity", "config", "queues"),
+        ("placement", "queues", "repository", "resume"),
+    ),
+    "client": Part(
+        ("slipway_client/*.py",),
+        (
+            "address",
+            "cli_generate",
+            "cli_ready",
+            "client_protocols",
+            "client_results",
+            "client_retry",
+            "connections",
+            "latest",
+            "wakeword_listening",
+        ),
+    ),
+}
