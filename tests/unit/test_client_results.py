@@ -11,6 +11,7 @@ import pytest
 from slipway_client.results import Assembler, Frames, Video, join_frames
 from slipway_serving.errors import Unrecoverable
 from slipway_serving.events import FramesPart, Progress, VideoPart, read, tensors
+from slipway_serving.snapshots.requests import Restored
 from slipway_serving.wan_t2v.request import TextToVideoRequest
 
 
@@ -117,6 +118,99 @@ def test_result_is_refused_when_the_stream_brought_none() -> None:
         assembler().result()
 
 
+def test_result_is_refused_when_the_stream_brought_progress_alone() -> None:
+    parts = assembler()
+    parts.add(progress())
+    with pytest.raises(Unrecoverable) as failure:
+        parts.result()
+    text = "stream must end with a result, got none; try again, and see the server's log"
+    assert str(failure.value) == f"wan_t2v: {text}"
+
+
+def test_stream_is_whole_when_its_one_event_is_an_answer_of_another_kind() -> None:
+    made = Assembler(TextToVideoRequest(prompt="x"), "wan_t2v")
+    made.add(Progress(1, 2, 0.5))
+    event = Restored(1, 3)
+    assert made.add(event) is event
+    made.add(Progress(2, 2, 0.5))
+    assert made.results() == []
+
+
+def test_result_has_the_numbers_of_its_last_part() -> None:
+    for kind in ("video", "frames"):
+        parts = assembler(output=kind)
+        for index, rate in enumerate((0.25, 0.75)):
+            part = video_chunk(index, 2, b"x")
+            if kind == "frames":
+                first, count = (0, 2) if index == 0 else (2, 3)
+                part = frames_chunk(index, 2, np.zeros((count, 32, 64, 3), np.uint8), first)
+            rates = {"cache_hit_rate": np.array([rate], np.float32)}
+            parts.add({**part, **rates, "elapsed_s": np.array([index + 0.5], np.float32)})
+        result = parts.result()
+        assert (result.elapsed_s, result.cache_hit_rate) == (1.5, 0.75)
+
+
+def test_missing_chunks_are_named_up_to_the_eighth_when_many_are_missing() -> None:
+    parts = assembler()
+    parts.add(video_chunk(0, 11, b"x"))
+    with pytest.raises(
+        Unrecoverable, match="must have 11 chunks, got 1, without 1, 2, 3, 4, 5, 6, 7, 8; try"
+    ):
+        parts.result()
+
+
+def fragment(first: int, frames: int, data: bytes, chunk: int, total: int = 6) -> VideoPart:
+    return VideoPart(chunk, None, 1.0, data, first_frame=first, part_frames=frames, frames_total=total)
+
+
+def fragments(*parts: VideoPart) -> Any:
+    made = Assembler(TextToVideoRequest(prompt="x"), "wan_t2v")
+    for each in parts:
+        made.add(each)
+    (result,) = made.results()
+    return result
+
+
+def test_fragments_are_in_the_order_of_time_when_they_came_in_another() -> None:
+    video = fragments(fragment(4, 2, b"c", 0), fragment(0, 1, b"a", 1), fragment(1, 3, b"b", 2))
+    assert video.data == b"abc"
+    assert fragments(fragment(0, 6, b"one", 0)).data == b"one"
+
+
+@pytest.mark.parametrize(
+    ("parts", "runs"),
+    [
+        ([(0, 2), (3, 3)], "0 to 1, 3 to 5"),
+        ([(1, 5)], "1 to 5"),
+        ([(0, 5)], "0 to 4"),
+        ([(0, 7)], "0 to 6"),
+        ([(0, 4), (3, 3)], "0 to 3, 3 to 5"),
+    ],
+    ids=["a gap", "no beginning", "no end", "too long", "twice"],
+)
+def test_fragments_are_refused_when_they_make_no_whole_video(parts: list[tuple[int, int]], runs: str) -> None:
+    with pytest.raises(
+        Unrecoverable, match=f"wan_t2v: video must have each of its 6 frames once, got {runs}; try"
+    ):
+        fragments(*(fragment(first, count, b"x", chunk) for chunk, (first, count) in enumerate(parts)))
+
+
+def test_chunks_of_a_file_are_in_their_order_when_one_has_no_place_in_time() -> None:
+    made = fragments(fragment(0, 3, b"b", 1), VideoPart(0, None, 1.0, b"a"))
+    assert made.data == b"ab"
+
+
+def test_parts_are_refused_when_a_number_of_theirs_comes_twice_or_is_of_another_count() -> None:
+    parts = assembler()
+    parts.add(video_chunk(0, 2, b"x"))
+    with pytest.raises(Unrecoverable, match="chunk must be a new one of 2, got 0 of 2"):
+        parts.add(video_chunk(0, 2, b"x"))
+    with pytest.raises(Unrecoverable, match="chunk must be a new one of 2, got 1 of 3"):
+        parts.add(video_chunk(1, 3, b"x"))
+    parts.add(video_chunk(1, 2, b"y"))
+    assert parts.result().data == b"xy"
+
+
 @pytest.mark.parametrize("shape", [(4, 32, 64, 3), (5, 64, 32, 3), (6, 32, 64, 3)])
 def test_frames_are_refused_when_they_are_not_what_was_asked(shape: tuple[int, ...]) -> None:
     parts = assembler(output="frames")
@@ -170,7 +264,10 @@ def test_later_part_holds_when_two_have_the_same_frame() -> None:
         ([part(0, 2, 1, frames_total=2), part(2, 1, 1, frames_total=2)], "of one video of 2"),
         ([part(-1, 2, 1)], "of one video"),
         ([part(0, 1, 1, frames_total=2), part(1, 1, 1, frames_total=3)], "of one video"),
-        ([part(0, 1, 1), FramesPart(np.zeros((1, 2, 4, 3), np.uint8), 1, 1.0)], "of one video"),
+        (
+            [part(0, 1, 1), FramesPart(np.zeros((1, 2, 4, 3), np.uint8), 1, 1.0)],
+            r"here: frames must be of one video of 2, got parts \[\[1, 2, 2, 3\], \[1, 2, 4, 3\]\]",
+        ),
     ],
     ids=[
         "no beginning",

@@ -9,8 +9,8 @@ from slipway_serving.diffusion.denoise import denoise
 from slipway_serving.diffusion.guidance import combined, embedded
 from slipway_serving.diffusion.noise import Noise, make_noise
 from slipway_serving.diffusion.schedules import DiffusersSchedule, FewStep, diffusers_schedule
-from slipway_serving.errors import InvalidRequest, Unrecoverable
-from slipway_serving.metrics import Recorder
+from slipway_serving.errors import Cancelled, InvalidRequest, Unrecoverable
+from slipway_serving.metrics import DENOISE_STEP, Recorder
 from slipway_serving.watch import Watch
 
 SHAPE = (1, 16, 3, 4, 5)
@@ -135,3 +135,38 @@ def test_loop_names_whose_latents_are_not_finite_and_at_which_step() -> None:
         Unrecoverable, match="world: latents must be finite, .* after step 2 of 2 at timestep 833"
     ):
         next(loop)
+
+
+def test_denoise_records_what_each_step_took_when_the_clock_has_gone_on() -> None:
+    clock = iter([100.0, 101.0, 103.5, 110.0, 110.25])
+    watch = Watch("world", lambda: False, clock=lambda: next(clock))
+    recorder, points = Recorder(), []
+    schedule, latents = few_step(1000, 500), make_noise(1, SHAPE)
+
+    def predict(latents: torch.Tensor, timestep: torch.Tensor, step: int) -> torch.Tensor:
+        points.append((step, float(timestep)))
+        return torch.zeros_like(latents)
+
+    first, last = denoise(schedule, latents, predict, watch, recorder, "world")
+    (told,) = recorder.changes()
+    assert (told.metric, told.amounts) == (DENOISE_STEP, (2.5, 0.25))
+    assert points == [(0, 1000.0), (1, pytest.approx(833.33, abs=0.01))]
+    # The last step gives the clean latents: those before it where nothing is predicted.
+    torch.testing.assert_close(last, first)
+
+
+def test_denoise_says_before_which_step_it_was_stopped() -> None:
+    done: list[int] = []
+    watch = Watch("world", lambda: bool(done))
+    loop = denoise(
+        few_step(1000, 500),
+        make_noise(1, SHAPE),
+        lambda latents, _, step: (done.append(step), torch.zeros_like(latents))[1],
+        watch,
+        Recorder(),
+        "world",
+    )
+    next(loop)
+    with pytest.raises(Cancelled, match="world: cancelled by the caller before step 2 of 2"):
+        next(loop)
+    assert done == [0]
