@@ -1,10 +1,32 @@
 """Parity rows: what they measure, and that a difference is not let through."""
 
-import numpy as np
-import pytest
+from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import nn
+
+from slipway_export.onnx import example_inputs
 from slipway_export.spec import Axis, Component, DType, Precision, TensorSpec, Tolerance
-from slipway_export.verify import EXACT, ParityFailed, ParityRow, bound_of, check, compare
+from slipway_export.verify import (
+    EXACT,
+    ParityFailed,
+    ParityRow,
+    bound_of,
+    check,
+    compare,
+    compute_reference,
+    load_graph,
+    load_reference,
+    run_at,
+    verify,
+)
+from slipway_serving.errors import InvalidRequest
 
 BOUND = Tolerance(max_abs=1e-3, relative_l2=1e-4, cosine=0.9999)
 TENSOR = TensorSpec("sample", DType.FLOAT32, ("rows",))
@@ -117,3 +139,163 @@ def test_check_names_all_failing_outputs() -> None:
 def test_compare_refuses_other_shape() -> None:
     with pytest.raises(ParityFailed, match=r"shape \[2\], got \[3\]"):
         row(np.ones(3), np.ones(2))
+
+
+def test_row_passes_when_its_values_are_exactly_its_bounds() -> None:
+    bound = Tolerance(max_abs=0.5, relative_l2=0.25, cosine=0.75, row_cosine=0.5)
+    kept = ParityRow("net", "sample", "opt", (1,), 0.5, 0.25, 0.75, bound, "here", 0.5)
+    assert kept.failures == []
+    for change, said in [
+        ({"max_abs": 0.51}, "max abs must be <= 0.5, got 0.51"),
+        ({"relative_l2": 0.26}, "relative L2 must be <= 0.25, got 0.26"),
+        ({"cosine": 0.74}, "cosine must be >= 0.75, got 0.74"),
+        ({"row_cosine": 0.49}, "cosine of the worst row must be >= 0.5, got 0.49"),
+    ]:
+        assert replace(kept, **change).failures == [said]  # type: ignore[arg-type]
+    assert replace(kept, row_cosine=None).failures == []
+
+
+def test_compare_says_what_it_compared_and_measures_against_the_reference() -> None:
+    measured = row(np.array([[2.0, 0.0]]), np.array([[0.0, 0.0]]))
+    assert (measured.graph, measured.output, measured.point) == ("net", "sample", "opt (rows=4)")
+    assert (measured.shape, measured.bound, measured.verified_on) == ((1, 2), BOUND, "here")
+    # Without a norm to relate to, the error itself.
+    assert (measured.max_abs, measured.relative_l2, measured.cosine) == (2.0, 2.0, 0.0)
+    assert row(np.zeros((1, 2)), np.array([[0.0, 4.0]])).relative_l2 == 1.0
+    empty = row(np.zeros((0, 2)), np.zeros((0, 2)))
+    assert (empty.max_abs, empty.relative_l2, empty.cosine) == (0.0, 0.0, 1.0)
+
+
+def linear(*, dtype: DType = DType.FLOAT32, width: int = 3) -> Component:
+    """Describe y = 2 x + 1 of rows, and how many rows there are."""
+
+    class Line(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.full((1,), 2.0))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return x * self.weight + 1, torch.tensor([len(x)])
+
+    return Component(
+        "line",
+        (TensorSpec("x", DType.FLOAT32, ("rows", 3)),),
+        (TensorSpec("y", dtype, ("rows", width)), TensorSpec("count", DType.INT64, (1,), exact=True)),
+        (Axis("rows", 1, 4, 8),),
+        lambda _: Line(),
+        {Precision.FP32: BOUND, Precision.BF16: Tolerance(0.1, 0.01, 0.99)},
+    )
+
+
+def write_graph(path: Path, weight: float = 2.0, bfloat16: bool = False) -> Path:
+    """Write the graph of :func:`linear`."""
+    kind = onnx.TensorProto.BFLOAT16 if bfloat16 else onnx.TensorProto.FLOAT
+    values = {"weight": weight, "one": 1.0}
+    weights = [onnx.helper.make_tensor(name, kind, [1], [value]) for name, value in values.items()]
+    nodes = [
+        onnx.helper.make_node("Cast", ["x"], ["own"], to=kind),
+        onnx.helper.make_node("Mul", ["own", "weight"], ["scaled"]),
+        onnx.helper.make_node("Constant", [], ["more"], value=onnx.helper.make_tensor("c", kind, [1], [1.0])),
+        onnx.helper.make_node("Add", ["scaled", "more"], ["sum"]),
+        onnx.helper.make_node("Cast", ["sum"], ["y"], to=onnx.TensorProto.FLOAT),
+        onnx.helper.make_node("Shape", ["x"], ["count"], start=0, end=1),
+    ]
+    tensor = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        nodes,
+        "line",
+        [tensor("x", onnx.TensorProto.FLOAT, ["rows", 3])],
+        [tensor("y", onnx.TensorProto.FLOAT, ["rows", 3]), tensor("count", onnx.TensorProto.INT64, [1])],
+        weights,
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=10)
+    onnx.save(model, path)
+    return path
+
+
+def test_reference_is_of_all_points_when_none_are_given() -> None:
+    component = linear()
+    network = load_reference(component)
+    reference = compute_reference(component, network)
+    assert reference.points == component.points()
+    for name, point in component.points().items():
+        x = reference.inputs[name]["x"]
+        np.testing.assert_array_equal(x, example_inputs(component, point, seed=1)["x"])
+        np.testing.assert_allclose(reference.outputs[name]["y"], 2 * x + 1, rtol=1e-6)
+        assert reference.outputs[name]["count"].tolist() == [point["rows"]]
+    chosen = compute_reference(component, network, {"one": {"rows": 2}})
+    assert list(chosen.outputs) == ["one"]
+    assert chosen.outputs["one"]["y"].shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("component", "said"),
+    [
+        (linear(width=4), "y at min (rows=1) must be float32 [1, 4] as described, got float32 [1, 3]"),
+        (
+            linear(dtype=DType.INT64),
+            "y at min (rows=1) must be int64 [1, 3] as described, got float32 [1, 3]",
+        ),
+    ],
+    ids=["shape", "dtype"],
+)
+def test_reference_is_refused_when_the_network_gives_something_else(component: Component, said: str) -> None:
+    with pytest.raises(InvalidRequest) as failure:
+        compute_reference(component, load_reference(component))
+    text = str(failure.value)
+    assert text.startswith(f"line: {said} | y at opt (rows=4) must be ")
+    # Each point is named once, and the count is as described.
+    assert text.count(" | ") == len(component.points()) - 1
+    assert "count" not in text
+
+
+def test_graph_is_compared_at_every_point_when_it_is_verified(tmp_path: Path) -> None:
+    component = linear()
+    reference = compute_reference(component, load_reference(component))
+    rows = verify(component, write_graph(tmp_path / "model.onnx"), reference, Precision.FP32)
+    check(rows)
+    points = [f"{name} (rows={point['rows']})" for name, point in component.points().items()]
+    assert [(row.output, row.point) for row in rows] == [
+        (output, point) for point in points for output in ("y", "count")
+    ]
+    assert {row.output: row.bound for row in rows} == {"y": BOUND, "count": EXACT}
+    assert {row.verified_on for row in rows} == {"ONNX Runtime CPU"}
+    wrong = verify(component, write_graph(tmp_path / "wrong.onnx", 2.5), reference, Precision.FP32)
+    assert [bool(row.failures) for row in wrong] == [True, False] * len(points)
+
+
+def test_bfloat16_graph_is_widened_beside_what_it_is_of_when_the_cpu_runs_it(tmp_path: Path) -> None:
+    component = linear()
+    reference = compute_reference(component, load_reference(component))
+    path = write_graph(tmp_path / "model.onnx", 2.0078125, bfloat16=True)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    for folder in (None, scratch):
+        rows = verify(component, path, reference, Precision.BF16, scratch=folder)
+        check(rows)
+        assert {row.verified_on for row in rows} == {"ONNX Runtime CPU, bfloat16 widened to float32"}
+        # The weight is what bfloat16 makes of it: 2.0078125 becomes 2.
+        assert max(row.max_abs for row in rows) < 1e-5
+        assert rows[0].bound == component.tolerance[Precision.BF16]
+        assert ((folder or tmp_path) / "model.widened").exists()
+    widened = onnx.load(scratch / "model.widened")
+    kinds = {weight.data_type for weight in widened.graph.initializer}
+    assert kinds == {onnx.TensorProto.FLOAT}
+
+
+def test_graph_is_refused_when_it_does_not_load_or_run(tmp_path: Path) -> None:
+    component = linear()
+    (tmp_path / "broken.onnx").write_bytes(b"no graph")
+    with pytest.raises(ParityFailed, match=r"^line: the graph must load in ONNX Runtime, got .*; nothing"):
+        load_graph(component, tmp_path / "broken.onnx", Precision.FP32)
+    run, place = load_graph(component, write_graph(tmp_path / "model.onnx"), Precision.FP32)
+    assert place == "ONNX Runtime CPU"
+    found = run({"x": np.zeros((2, 3), np.float32)})
+    assert found["y"].tolist() == [[1.0] * 3] * 2
+    assert found["count"].tolist() == [2]
+    with pytest.raises(ParityFailed, match=r"line: the graph must run at max, got .*; nothing was placed$"):
+        run_at(component, run, {"x": np.zeros((2, 4), np.float32)}, "max")
+    with pytest.raises(ParityFailed, match=r"line: the graph must run at max, got KeyError; nothing"):
+        run_at(component, lambda _: (_ for _ in ()).throw(KeyError()), {}, "max")
+    with pytest.raises(ParityFailed, match=r"line: the graph must run at max, got first; nothing"):
+        run_at(component, lambda _: (_ for _ in ()).throw(ValueError("first\nsecond")), {}, "max")
