@@ -1,8 +1,8 @@
-"""Change the product in small ways, one at a time, and say which changes no unit test notices: `make mutants`.
+"""Change the product in small ways, one at a time, and say which changes no test notices: `make mutants`.
 
-The packages of the chosen parts and their tests are copied to out/mutants. mutmut writes the mutants there and
-runs, for each of the sampled ones, the tests that reach the changed function. The table gives the score of
-each module: the share of mutants with which a test fails or does not end.
+The packages of the chosen parts and their tests are copied to out/mutants. mutmut writes the mutants there
+and runs, for each of the sampled ones, the tests that reach the changed function. The table gives the score
+of each module: the share of mutants with which a test fails or does not end.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable
-from fnmatch import fnmatch
 from pathlib import Path
 
 from mutmut.mutation.data import SourceFileMutationData
@@ -48,7 +47,7 @@ timeout_multiplier=4
 def main() -> int:
     """Run the mutants that the command line asks for and print the table."""
     arguments = _parser().parse_args()
-    parts = {name: PARTS[name] for name in arguments.modules}
+    parts = {name: PARTS[name] for name in arguments.parts}
     workspace = ROOT / "out/mutants"
     _prepare(workspace, parts.values())
     os.chdir(workspace)  # mutmut reads its configuration from there
@@ -68,17 +67,20 @@ def main() -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("modules", nargs="*", default=list(PARTS), metavar="PART", help=f"of {', '.join(PARTS)}")
+    names = ", ".join(PARTS)
+    parser.add_argument(
+        "parts", nargs="*", default=list(PARTS), metavar="PART", help=f"of {names}; all if none"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the sample, an integer")
     parser.add_argument("--mutants", type=int, default=30, help="number of mutants of each part")
-    parser.add_argument("--seconds", type=float, default=3600.0, help="longest time of the whole run, in s")
-    parser.add_argument("--processes", type=int, default=2, help="number of mutants that are tested at a time")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="time limit of the whole run, in s")
+    parser.add_argument("--processes", type=int, default=2, help="number of mutants tested at a time")
     return parser
 
 
 def _files(workspace: Path, part: Part) -> list[str]:
-    paths = sorted(str(path.relative_to(workspace)) for name in PACKAGES for path in (workspace / name).rglob("*.py"))
-    return [path for path in paths if any(fnmatch(path, pattern) for pattern in part.files)]
+    found = {path for pattern in part.files for path in workspace.glob(pattern)}
+    return sorted(path.relative_to(workspace).as_posix() for path in found)
 
 
 def _prepare(workspace: Path, parts: Iterable[Part]) -> None:
@@ -102,7 +104,7 @@ def _prepare(workspace: Path, parts: Iterable[Part]) -> None:
 
     configuration = _CONFIGURATION.format(
         packages=listed(PACKAGES),
-        files=listed(pattern for part in parts for pattern in part.files),
+        files=listed(path for part in parts for path in _files(workspace, part)),
         tests=listed(tests),
     )
     (workspace / "setup.cfg").write_text(configuration)

@@ -66,8 +66,10 @@ def _mutant(path: str, code: str, mutated: MutatedFile, function: str) -> Mutant
     mangled = mangled_name_from_mutant_name(function)
     name = mangled.rpartition("ǁ")[2].removeprefix("x_")
     # The name of the function differs too, in its first line.
-    before = [line.replace(f"{mangled}__mutmut_orig(", f"{name}(") for line in source(f"{mangled}__mutmut_orig")]
-    after = [line.replace(f"{function}(", f"{name}(") for line in source(function)]
+    before, after = (
+        [line.replace(f"{own}(", f"{name}(") for line in source(own)]
+        for own in (f"{mangled}__mutmut_orig", function)
+    )
     if _without_wording(before) == _without_wording(after):
         return None
     pairs = zip_longest(before, after)
@@ -82,9 +84,7 @@ def _without_wording(source: list[str]) -> str:
     tree = ast.parse(textwrap.dedent("\n".join(source)))
     for node in ast.walk(tree):
         if isinstance(node, ast.Raise | ast.JoinedStr) or (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr in _LOGGING
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _LOGGING
         ):
             for part in ast.walk(node):
                 if isinstance(part, ast.Constant) and isinstance(part.value, str):
