@@ -1,11 +1,13 @@
 """Frames to events: rounding, runs below the limit, order, text."""
 
 import base64
+import io
 import itertools
 
+import av
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipway_serving import images
@@ -19,6 +21,7 @@ from slipway_serving.video.delivery import (
     base64_chunks,
     byte_chunks,
     deliver,
+    fragment_parts,
     frame_parts,
 )
 from slipway_serving.video.frames import Frames, to_uint8
@@ -42,6 +45,7 @@ def test_to_uint8_rounds_as_diffusers_does() -> None:
     assert np.array_equal(to_uint8(samples), (video * 255).round().astype(np.uint8))
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 60), st.integers(1, 9), st.sampled_from([(64, 64), (720, 1280), (512, 512), (1088, 1920)])
 )
@@ -131,3 +135,83 @@ def test_jpeg_files_show_the_frames_in_their_places(as_text: bool) -> None:
     assert [file.jpeg.isascii() for file in files] == [as_text] * 3
     shown = np.stack([images.pixels(file.data) for file in files])
     assert np.abs(shown.astype(int) - frames).max() <= 3
+
+
+def timed() -> Watch:
+    """A watch whose clock says one second more each time that it is asked."""
+    seconds = itertools.count()
+    return Watch("a model", lambda: False, clock=lambda: float(next(seconds)))
+
+
+def test_frames_fill_a_run_when_they_are_exactly_as_many_bytes() -> None:
+    chunks = FrameChunks(5, 2, 4, most_bytes=2 * 24)
+    assert chunks.count == 3
+    assert [len(run) for run in chunks.add(_frames(4, 2, 4))] == [2, 2]
+    assert [len(run) for run in chunks.add(_frames(1, 2, 4))] == [1]
+    assert FrameChunks(5, 2, 4, most_bytes=2 * 24 - 1).count == 5
+    # One frame is a run, however large it is.
+    assert FrameChunks(5, 2, 4, most_bytes=1).count == 5
+
+
+def test_parts_of_a_file_say_their_number_and_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipway_serving.video.delivery.CHUNK_BYTES", 1000)
+    parts = list(deliver(Delivery("a model", "video", 5, 64, 64, fps=12), [_frames(5)], timed()))
+    assert len(parts) > 2
+    for number, part in enumerate(parts):
+        assert isinstance(part, VideoPart)
+        assert (part.chunk, part.chunks, part.elapsed_s) == (number, len(parts), number + 1.0)
+        assert len(part.video) == 1000 or number == len(parts) - 1
+        assert part.first_frame is None
+    with av.open(io.BytesIO(b"".join(part.video for part in parts if isinstance(part, VideoPart)))) as file:
+        assert (file.streams.video[0].average_rate, len(list(file.decode(video=0)))) == (12, 5)
+
+
+def test_part_of_neighbouring_frames_is_final_and_not_text_unless_it_is_said() -> None:
+    (part,) = frame_parts(_frames(2), 0, timed())
+    assert (part.final, part.frames_total, part.elapsed_s) == (True, None, 1.0)
+    assert part.frames is not None and part.frames_base64 is None
+    (told,) = frame_parts(_frames(2), 0, timed(), final=False, frames_total=9)
+    assert (told.final, told.frames_total) == (False, 9)
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_fragments_are_cut_in_halves_until_each_is_small_enough(
+    monkeypatch: pytest.MonkeyPatch, as_text: bool
+) -> None:
+    monkeypatch.setattr("slipway_serving.video.delivery.CHUNK_BYTES", 22_000)
+    monkeypatch.setattr("slipway_serving.video.delivery.BASE64_CHUNK_BYTES", 22_000)
+    frames = _frames(7, 64, 96)
+    parts = list(fragment_parts(frames[:5], 0, 4, 16, 7, timed(), as_text=as_text))
+    after = list(fragment_parts(frames[5:], 5, 9, 16, 7, timed(), as_text=as_text))
+    assert [part.chunk for part in parts] == list(range(4, 4 + len(parts)))
+    assert after[0].chunk == 9
+    ends = [0, *itertools.accumulate(part.part_frames or 0 for part in parts)]
+    assert ([part.first_frame for part in parts], ends[-1]) == (ends[:-1], 5)
+    assert 1 < len(parts) < 5
+    assert {(part.frames_total, part.chunks) for part in parts} == {(7, None)}
+    data = [base64.b64decode(part.video) if as_text else part.video for part in (*parts, *after)]
+    for part, fragment in zip((*parts, *after), data, strict=True):
+        assert len(fragment) <= 22_000 or part.part_frames == 1
+        assert part.elapsed_s > 0
+    with av.open(io.BytesIO(b"".join(data))) as file:
+        assert [round(frame.time * 16) for frame in file.decode(video=0)] == list(range(7))
+
+
+def test_jpeg_is_bytes_of_good_quality_unless_text_is_asked_for() -> None:
+    from PIL import Image
+
+    frames = _frames(1)
+    (file,) = jpeg_frames(frames, 3, timed())
+    assert (file.first_frame, file.elapsed_s, file.jpeg[:3]) == (3, 1.0, b"\xff\xd8\xff")
+    wanted = io.BytesIO()
+    Image.fromarray(frames[0]).save(wanted, format="JPEG", quality=90)
+    assert file.jpeg == wanted.getvalue()
+
+
+def test_to_uint8_keeps_the_order_of_frames_and_colours() -> None:
+    samples = np.full((1, 3, 2, 1, 2), -1.0, np.float16)
+    samples[0, 1, 1, 0, 1] = 1.0
+    samples[0, 2, 0, 0, 0] = 0.0
+    found = to_uint8(samples)
+    assert found.tolist() == [[[[0, 0, 128], [0, 0, 0]]], [[[0, 0, 0], [0, 255, 0]]]]
+    assert found.flags.c_contiguous

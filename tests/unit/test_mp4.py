@@ -9,7 +9,8 @@ import av
 import numpy as np
 import pytest
 
-from slipway_serving.video.fragments import mp4_fragment
+from slipway_serving.errors import Unrecoverable
+from slipway_serving.video.fragments import _boxes, mp4_fragment
 from slipway_serving.video.frames import Frames
 from slipway_serving.video.mp4 import Mp4Encoder
 from slipway_serving.watch import Watch
@@ -99,3 +100,47 @@ def test_fragments_have_the_same_bytes_when_the_frames_are_the_same() -> None:
     frames = np.random.default_rng(0).integers(0, 256, (9, 64, 96, 3), np.uint8)
     first = _fragments(frames, [0, 1, 5])
     assert all(_fragments(frames, [0, 1, 5]) == first for _ in range(10))
+
+
+def test_mp4_says_that_its_colours_are_bt709_of_the_limited_range() -> None:
+    with av.open(io.BytesIO(_encode(_frames(), 16))) as container:
+        stream = container.streams.video[0]
+        context = stream.codec_context
+        assert (context.colorspace, context.color_primaries, context.color_trc) == (1, 1, 1)
+        assert context.color_range == 1
+        assert (context.width, context.height) == (64, 48)
+        times = [frame.time for frame in container.decode(stream)]
+    assert times == pytest.approx([place / 16 for place in range(9)])
+
+
+def test_fragment_says_its_place_and_its_time_and_is_bytes_unless_text_is_asked_for() -> None:
+    seconds = itertools.count()
+    watch = Watch("a model", lambda: False, clock=lambda: float(next(seconds)))
+    frames = _frames(3)
+    first, later = mp4_fragment(frames, 0, 0, 25, watch), mp4_fragment(frames, 7, 7, 25, watch)
+    assert (later.first_frame, first.elapsed_s, later.elapsed_s) == (7, 1.0, 2.0)
+    assert first.fragment[4:8] == b"ftyp" and first.fragment.count(b"moov") == 1
+    assert later.fragment[4:8] == b"moof" and b"moov" not in later.fragment
+    # Fragments count from 1.
+    place = later.fragment.index(b"mfhd")
+    assert int.from_bytes(later.fragment[place + 8 : place + 12], "big") == 8
+    assert first.data == first.fragment
+
+
+@pytest.mark.parametrize("sizes", [[7], [8, 0], [8, 20], [8, 8, 3]])
+def test_file_is_refused_when_its_boxes_are_not_whole(sizes: list[int]) -> None:
+    data = b"".join(size.to_bytes(4, "big") + b"free" for size in sizes)
+    with pytest.raises(
+        Unrecoverable, match=f"MP4: boxes must be whole, got one of {sizes[-1]} bytes of 8 left"
+    ):
+        list(_boxes(data))
+
+
+def test_boxes_of_a_file_are_told_apart_to_its_end() -> None:
+    data = b"\0\0\0\x08free\0\0\0\x0bmdatabc\0\0\0\x08\xa9nam"
+    assert list(_boxes(data)) == [
+        ("free", data[:8]),
+        ("mdat", data[8:19]),
+        ("\xa9nam", data[19:]),
+    ]
+    assert list(_boxes(b"")) == []

@@ -30,8 +30,10 @@ class Decoder(InProcessModels):
     def stream(
         self, model: str, tensors: Tensors, outputs: list[str], *, turn: Turn = NO_SESSION
     ) -> Iterator[dict[str, Any]]:
+        assert (model, outputs) == ("decoder", ["frames"])
         self.turns.append(turn)
         if "latents" in tensors:
+            assert tensors["latents"].flags.c_contiguous
             self.sums[turn.id] = self.sums.get(turn.id, 0) + float(tensors["latents"].item())
             count = 1 if turn.start else 4
             yield {"frames": np.full((count, 2, 2, 3), self.sums[turn.id], np.uint8)}
@@ -61,3 +63,22 @@ def test_session_that_goes_on_is_ended_when_a_call_stops_early() -> None:
     assert models.sums == {}
     with pytest.raises(InvalidRequest, match="a turn after its end"):
         list(decode(LATENTS, "decoder", models, NOBODY, Recorder(), turns))
+
+
+def test_session_is_the_calls_own_and_ends_with_it_when_no_turns_are_handed_in() -> None:
+    models = Decoder()
+    parts = [len(part) for part in decode(LATENTS[:, :, :3], "decoder", models, NOBODY, Recorder())]
+    assert parts == [1, 4, 4]
+    assert models.sums == {}
+    (own,) = {turn.id for turn in models.turns}
+    assert isinstance(own, int)
+    assert [(turn.start, turn.end) for turn in models.turns] == [(True, False), (False, False), (False, True)]
+
+
+def test_session_is_ended_when_its_caller_leaves_in_the_middle() -> None:
+    models = Decoder()
+    parts = decode(LATENTS, "decoder", models, NOBODY, Recorder())
+    next(parts)
+    assert len(models.sums) == 1
+    parts.close()
+    assert models.sums == {}

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 from slipway_serving.errors import Cancelled, InvalidRequest, Overloaded, Unrecoverable
 from slipway_serving.models import InProcessModels
-from slipway_serving.program import Call, Settings
+from slipway_serving.program import Call, Last, Settings
 from slipway_serving.turns import Turn
 from slipway_serving.video.decoder import VideoDecoder
 
@@ -134,3 +134,17 @@ def test_frames_that_are_not_finite_are_an_error(decoder: VideoDecoder) -> None:
     largest = np.full_like(LATENTS, np.finfo(np.float32).max)
     with pytest.raises(Unrecoverable, match="frames must be finite, got NaN or infinity in latent 1"):
         ask(decoder, largest)
+
+
+def test_last_response_of_a_request_is_marked_as_the_last(decoder: VideoDecoder) -> None:
+    marked = [isinstance(answer, Last) for answer in decoder.run(Call({"latents": LATENTS}, NOBODY))]
+    assert marked == [False, False, False, True]
+    assert decoder.reports_requests is False
+
+
+def test_session_stays_when_another_size_was_refused(decoder: VideoDecoder) -> None:
+    ask(decoder, LATENTS[:, :, :1], turn=Turn(1, start=True))
+    with pytest.raises(InvalidRequest) as failure:
+        ask(decoder, LATENTS[:, :, :, :1], turn=Turn(1))
+    text = "latents must be [2, 3] in height and width as the session began, got [1, 3]; try a new session"
+    assert str(failure.value) == f"wan_t2v_vae_decoder: {text}"
