@@ -15,7 +15,7 @@ export DOCKER ?= $(firstword $(wildcard /usr/bin/docker) docker)
 COMPILE := --quiet --strip-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-header \
   --no-annotate
 
-.PHONY: help demo test check docs fuzz bench soak weights real-size audit wheels image image-test lock clean
+.PHONY: help demo test check docs fuzz mutants bench soak weights real-size audit wheels image image-test lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -65,6 +65,11 @@ docs: $(VENV)/installed ## Write the tables of fields in docs/ anew
 fuzz: $(VENV)/installed ## Try 2,000 examples of whatever may come on every parser; EXAMPLES=N
 	SLIPWAY_FUZZ_EXAMPLES=$(or $(EXAMPLES),2000) $(BIN)/pytest tests/unit/test_fuzz.py
 
+mutants: $(VENV)/installed ## Change the code at random, one place at a time: does a test notice? MODULES="client video" SEED=0 MUTANTS=30
+	$(INSTALL) '.[mutation]'
+	$(BIN)/python tests/mutation/run.py $(MODULES) --seed $(or $(SEED),0) --mutants $(or $(MUTANTS),30) \
+	  --minutes $(or $(MINUTES),60)
+
 bench: $(VENV)/installed ## Whole videos: diffusers, our loop, Triton, shortcuts; memory of decoding
 	$(BIN)/slipway bench video
 
@@ -94,8 +99,8 @@ image-test: $(VENV)/installed $(LOAD_VENV)/installed ## Build, run, compose, ref
 
 lock: $(VENV)/installed ## Write requirements.lock anew from pyproject.toml
 	$(BIN)/pip install --quiet pip-tools
-	# dev and play together are every extra but load, which has a lock of its own.
-	$(BIN)/pip-compile $(COMPILE) --extra dev --extra play --output-file requirements.lock pyproject.toml
+	# These extras together are every extra but load, which has a lock of its own.
+	$(BIN)/pip-compile $(COMPILE) --extra dev --extra mutation --extra play --output-file requirements.lock pyproject.toml
 	# The CPU build's local version is not on the public index, nor is this project.
 	sed -i -E '/^slipway/d; s/^(torch==[0-9.]+)\+cpu/\1/; /^#/d; /^$$/d' requirements.lock
 	# In the same versions, but for what Triton's wheel holds back.

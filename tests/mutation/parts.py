@@ -42,15 +42,15 @@ PARTS = {
     ),
     "video": Part(
         ("slipway_serving/video/*.py",),
-        ("delivery", "mp4", "video_decode", "video_decoder", "wan_pipeline"),
+        ("delivery", "mp4", "video_decode", "video_decoder", "video_tiles", "wan_pipeline"),
     ),
     "snapshots": Part(("slipway_serving/snapshots/*.py",), ("snapshots",)),
-    "sessions": Part(("slipway_serving/sessions.py",), ("sessions", "snapshots", "turns")),
-    "adapter": Part(("slipway_serving/adapter.py",), ("requests", "requests_running", "metrics")),
-    "verify": Part(_export("verify*", "budget"), ("verify", "stepped", "budget", "resume")),
+    "sessions": Part(("slipway_serving/sessions.py",), ("sessions", "snapshots")),
+    "adapter": Part(("slipway_serving/adapter.py",), ("adapter",)),
+    "verify": Part(_export("verify*", "budget"), ("budget", "verify", "verify_steps")),
     "repository": Part(
         _export("repository", "placement", "staging", "record", "resume", "identity", "config", "queues"),
-        ("placement", "queues", "repository", "resume"),
+        ("model_config", "placement", "queues", "repository", "resume"),
     ),
     "client": Part(
         ("slipway_client/*.py",),

@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the sample, an integer")
     parser.add_argument("--mutants", type=int, default=30, help="number of mutants of each part")
-    parser.add_argument("--seconds", type=float, default=3600.0, help="time limit of the whole run, in s")
+    parser.add_argument("--minutes", type=float, default=60.0, help="time limit of the whole run")
     parser.add_argument("--processes", type=int, default=2, help="number of mutants tested at a time")
     return parser
 
@@ -120,10 +120,13 @@ def _run(names: list[str], workspace: Path, arguments: argparse.Namespace) -> No
             [*command, *names], env=environment, stdout=log, stderr=log, start_new_session=True
         )
         try:
-            if process.wait(arguments.seconds):
+            if process.wait(arguments.minutes * 60):
                 print(f"mutmut ended with {process.returncode}; its output is in {log.name}", file=sys.stderr)
         except subprocess.TimeoutExpired:
-            print(f"the time of {arguments.seconds:g} s is over; what is left was not run", file=sys.stderr)
+            print(
+                f"the {arguments.minutes:g} minutes are over; the remaining mutants were not run",
+                file=sys.stderr,
+            )
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)

@@ -193,8 +193,8 @@ def test_foreign_model_is_told_by_what_is_foreign_about_it(tmp_path: Path) -> No
         check_replaceable(tmp_path, ["net", "good", "other", "absent"])
     assert str(failure.value) == (
         f"repository {tmp_path}: model net must have been written by slipway to be replaced, got no"
-        " manifest.json | model other must have been written by slipway to be replaced, got files changed since the export:"
-        " config.pbtxt; try --force"
+        " manifest.json | model other must have been written by slipway to be replaced, got files changed"
+        " since the export: config.pbtxt; try --force"
     )
 
 
