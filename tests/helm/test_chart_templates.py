@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from helm_chart import CHART, Manifest, example, of_kind, only, render, server, server_pod
+from server_fixtures import wait_until
 
 GPU: Manifest = {"image": {"kind": "ngc", "repository": "slipway/server-gpu"}, "gpu": {"count": 1}}
 CLAIM: Manifest = {"models": {"store": "claim"}, "prepare": {"by": "job"}}
@@ -113,17 +116,17 @@ def test_image_tag_is_the_charts_version_unless_given() -> None:
 @pytest.mark.parametrize(
     ("values", "volume", "repository"),
     [
-        ({}, {"emptyDir": {"sizeLimit": "20Gi"}}, "/store/models"),
-        (CLAIM, {"persistentVolumeClaim": {"claimName": "shop-slipway-models-1eb5a5"}}, "/store/models"),
+        ({}, {"emptyDir": {"sizeLimit": "20Gi"}}, "/store/models-set-"),
+        (CLAIM, {"persistentVolumeClaim": {"claimName": "shop-slipway-models-1eb5a5"}}, "/store/models-set-"),
         (
-            {"models": {"store": "claim", "claim": "own", "path": "v2"}},
+            {"models": {"store": "claim", "claim": "own", "path": "v2"}, "prepare": {"exports": []}},
             {"persistentVolumeClaim": {"claimName": "own"}},
             "/store/v2",
         ),
         (
             {"models": {"store": "hostPath", "hostPath": "/data"}},
             {"hostPath": {"path": "/data", "type": "Directory"}},
-            "/store/models",
+            "/store/models-set-",
         ),
         ({"models": {"store": "image"}, "prepare": {"exports": []}}, None, "/models"),
     ],
@@ -133,7 +136,9 @@ def test_store_is_mounted_read_only_and_served_from_its_folder(
 ) -> None:
     pod = server_pod(values)
     (container,) = pod["containers"]
-    assert container["args"][:2] == ["--repository", repository]
+    flag, served = container["args"][:2]
+    assert flag == "--repository" and served.startswith(repository)
+    assert len(served) == len(repository) + 10 * repository.endswith("-set-")
     volumes = {v.pop("name"): v for v in pod["volumes"]}
     assert volumes.get("store") == volume
     mounts = {mount["name"]: mount for mount in container["volumeMounts"]}
@@ -149,8 +154,8 @@ def test_object_store_is_read_by_triton_itself_with_the_secrets_variables() -> N
         "volumeMounts"
     ]
     assert "initContainers" not in server_pod(example("s3"))
-    ports = [rule["ports"] for rule in only(render(example("s3")), "NetworkPolicy")["spec"]["egress"]]
-    assert [{"port": 443}] in ports
+    policy = only(render(example("s3")), "NetworkPolicy", "shop-slipway")
+    assert [{"port": 443}] in [rule["ports"] for rule in policy["spec"]["egress"]]
 
 
 def test_claim_of_the_chart_outlives_its_release_and_an_own_one_is_not_made() -> None:
@@ -165,11 +170,16 @@ def test_job_prepares_once_and_pods_wait_for_its_mark() -> None:
     job = only(manifests, "Job")
     (prepare,) = job["spec"]["template"]["spec"]["containers"]
     script = prepare["args"][0]
-    mark = script.splitlines()[0].removeprefix("mark=")
-    assert "slipway export wan_t2v --checkpoint demo --repository /store/models" in script
-    assert script.rstrip().endswith('touch "$mark"')
+    folder = server(CLAIM)["args"][1]
+    assert f"models={folder}\n" in script
+    assert 'slipway export wan_t2v --checkpoint demo --repository "$models"' in script
     (wait,) = server_pod(CLAIM)["initContainers"]
-    assert wait["command"][2] == f"until [ -f {mark} ]; do sleep 2; done"
+    assert f"until [ -f {folder}/.prepared ]; do" in wait["args"][0]
+    selector = "app.kubernetes.io/instance=shop,app.kubernetes.io/component=prepare,slipway/pool=default"
+    assert f"kubectl get jobs,pods --selector {selector}" in wait["args"][0]
+    wanted = dict(each.split("=") for each in selector.split(",")).items()
+    assert wanted <= job["metadata"]["labels"].items()
+    assert wait["resources"]["limits"] == {"memory": "64Mi"}
     assert "readOnly" not in prepare["volumeMounts"][0]
     labels = job["spec"]["template"]["metadata"]["labels"]
     assert not only(manifests, "Service", "shop-slipway")["spec"]["selector"].items() <= labels.items()
@@ -181,7 +191,7 @@ def test_prepare_script_exports_once_and_again_only_after_a_failure(tmp_path: Pa
     (tmp_path / "store").mkdir()
     calls = tmp_path / "calls"
     stand_in = tmp_path / "bin" / "slipway"
-    stand_in.write_text(f'#!/bin/sh\necho "$@" >> {calls}\n[ ! -e {tmp_path}/broken ]\n')
+    stand_in.write_text(f'#!/bin/sh\necho "$@" >> {calls}\nmkdir -p "$6"\n[ ! -e {tmp_path}/broken ]\n')
     stand_in.chmod(0o755)
     script = prepare["args"][0].replace("/store", str(tmp_path / "store"))
 
@@ -194,15 +204,65 @@ def test_prepare_script_exports_once_and_again_only_after_a_failure(tmp_path: Pa
     assert run() == (1, 1)
     (tmp_path / "broken").unlink()
     assert [run(), run()] == [(0, 2), (0, 2)]
-    assert calls.read_text().splitlines()[-1] == (
-        f"export wan_t2v --checkpoint demo --repository {tmp_path}/store/models"
+    folder = Path(server()["args"][1].replace("/store", str(tmp_path / "store")))
+    assert calls.read_text().splitlines()[-1] == f"export wan_t2v --checkpoint demo --repository {folder}"
+    # A folder that is removed is prepared again: its mark goes with it.
+    shutil.rmtree(folder)
+    assert run() == (0, 3)
+
+
+def test_prepare_script_removes_all_but_the_newest_former_sets(tmp_path: Path) -> None:
+    (prepare,) = server_pod({"prepare": {"keep": 2}})["initContainers"]
+    own = Path(server()["args"][1].replace("/store", str(tmp_path)))
+    former = [tmp_path / f"models-set-{number}" for number in range(4)]
+    for age, folder in enumerate(former):
+        folder.mkdir()
+        (folder / ".prepared").touch()
+        os.utime(folder / ".prepared", (1000 - age, 1000 - age))
+    unfinished, foreign = tmp_path / "models-set-unfinished", tmp_path / "other-set-0"
+    unfinished.mkdir()
+    foreign.mkdir()
+    (foreign / ".prepared").touch()
+    own.mkdir()
+    (own / ".prepared").touch()
+    script = prepare["args"][0].replace("/store", str(tmp_path))
+    done = subprocess.run([*prepare["command"], script], capture_output=True, text=True, check=True)
+    assert f"prepared before: {own}" in done.stdout
+    assert {path for path in tmp_path.iterdir() if path.is_dir()} == {own, *former[:2], unfinished, foreign}
+
+
+def test_prepare_scripts_of_a_shared_store_run_one_after_the_other(tmp_path: Path) -> None:
+    (prepare,) = server_pod()["initContainers"]
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "store").mkdir()
+    program = tmp_path / "bin" / "slipway"
+    program.write_text(
+        f"#!/bin/sh\necho call >> {tmp_path}/calls\nwhile [ ! -e {tmp_path}/go ]; do sleep 0.05; done\n"
+        'mkdir -p "$6"\n'
     )
+    program.chmod(0o755)
+    script = prepare["args"][0].replace("/store", str(tmp_path / "store"))
+    env = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
+
+    def begin() -> subprocess.Popen[str]:
+        command = [*prepare["command"], script]
+        return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
+
+    with begin() as first:
+        wait_until((tmp_path / "calls").exists, "the first begins")
+        with begin() as second:
+            assert second.stdout is not None
+            assert second.stdout.readline() == "another pod prepares this store; waiting for it\n"
+            (tmp_path / "go").touch()
+            assert "prepared before" in second.stdout.read()
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert (tmp_path / "calls").read_text() == "call\n"
 
 
 def test_pod_prepares_its_own_store_when_there_is_none_to_share() -> None:
     (prepare,) = server_pod()["initContainers"]
     assert prepare["name"] == "prepare"
-    assert "slipway export wan_t2v --checkpoint demo --repository /store/models" in prepare["args"][0]
+    assert 'slipway export wan_t2v --checkpoint demo --repository "$models"' in prepare["args"][0]
     assert not of_kind(render(), "Job")
 
 
@@ -222,19 +282,18 @@ def test_job_has_another_name_when_it_prepares_something_else() -> None:
 def test_engines_lie_in_a_folder_of_their_compute_capability_and_tensorrt_and_run_on_such_nodes() -> None:
     manifests = render(example("gpu-tensorrt"))
     version = yaml.safe_load((CHART / "values.yaml").read_text())["gpu"]["tensorrt"]
-    folder = f"/store/models-sm90-trt{version}"
-    pods = [only(manifests, kind)["spec"]["template"]["spec"] for kind in ("Deployment", "Job")]
-    assert f"--model-repository={folder}" in pods[0]["containers"][0]["args"]
-    assert f"--repository {folder}\n" in pods[1]["containers"][0]["args"][0]
-    for pod in pods:
-        assert pod["nodeSelector"] == {
-            "nvidia.com/gpu.compute.major": "9",
-            "nvidia.com/gpu.compute.minor": "0",
-        }
-        assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 1
-        assert pod["runtimeClassName"] == "nvidia"
-        assert pod["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
-    assert pods[1]["containers"][0]["envFrom"] == [{"secretRef": {"name": "hugging-face"}}]
+    pod = only(manifests, "Deployment")["spec"]["template"]["spec"]
+    (prepare,), (triton,) = pod["initContainers"], pod["containers"]
+    folder = triton["args"][0].removeprefix("--model-repository=")
+    assert folder.startswith(f"/store/models-sm90-trt{version}-set-")
+    assert f"models={folder}\n" in prepare["args"][0]
+    assert pod["nodeSelector"] == {"nvidia.com/gpu.compute.major": "9", "nvidia.com/gpu.compute.minor": "0"}
+    assert pod["runtimeClassName"] == "nvidia"
+    assert pod["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    for container in (prepare, triton):
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
+    token = {"secretKeyRef": {"name": "hugging-face", "key": "token"}}
+    assert {"name": "HF_TOKEN", "valueFrom": token} in prepare["env"]
 
 
 def test_cpu_pods_ask_for_no_gpu() -> None:

@@ -14,6 +14,19 @@ scaleUp:
     - { type: Pods, value: 2, periodSeconds: 60 }
 {{- end }}
 
+{{/*
+The replicas of a workload. Under an autoscaler an upgrade states what runs now: without a number Kubernetes would take a
+workload that had one before back to one replica. Where manifests are rendered without a cluster, no number is stated.
+*/}}
+{{- define "slipway.replicas" -}}
+{{- if eq .pool.autoscaling.by "none" -}}
+{{ .pool.replicas }}
+{{- else -}}
+{{- $live := lookup "apps/v1" .kind .root.Release.Namespace .name | default dict }}
+{{- with (get $live "spec" | default dict) }}{{ .replicas }}{{ end }}
+{{- end }}
+{{- end }}
+
 {{/* The targets in use: metric for the HPA, query for KEDA (labels as the ServiceMonitor gives them), target. */}}
 {{- define "slipway.targets" -}}
 {{- $own := printf "{namespace=%q,service=%q}" .root.Release.Namespace (printf "%s-pods" .pool.name) }}

@@ -24,6 +24,9 @@
 {{- if and .prepare.exports (eq .prepare.by "job") (ne .models.store "claim") }}
 {{- $own = append $own (printf "models.store must be claim where a job prepares for all pods, got %s; try prepare.by pod" .models.store) }}
 {{- end }}
+{{- if and .prepare.exports (eq .prepare.by "job") (gt (int .gpu.count) 0) .prepare.gpu }}
+{{- $own = append $own "prepare.by must be pod with GPUs, got job, whose pod would wait for a GPU that the waiting servers hold; try by: pod, where one replica prepares for all, or prepare.gpu: false" }}
+{{- end }}
 {{- if and (eq .workload "StatefulSet") (ne .models.store "local") }}
 {{- $own = append $own (printf "models.store must be local with a StatefulSet, got %s; try workload Deployment" .models.store) }}
 {{- end }}
@@ -36,6 +39,12 @@
 {{- if ne .autoscaling.by "none" }}
 {{- if gt (int .autoscaling.minReplicas) (int .autoscaling.maxReplicas) }}
 {{- $own = append $own (printf "autoscaling.minReplicas must be at most maxReplicas, got %d and %d" (int .autoscaling.minReplicas) (int .autoscaling.maxReplicas)) }}
+{{- end }}
+{{- if and (eq (int .autoscaling.minReplicas) 0) (or (ne .autoscaling.by "keda") (not .autoscaling.triggers)) }}
+{{- $own = append $own (printf "autoscaling.minReplicas must be at least 1 without KEDA and a trigger of your own, got 0 with %s: the queue that calls for replicas is in the replicas; try autoscaling.triggers" .autoscaling.by) }}
+{{- end }}
+{{- if and (ne .autoscaling.by "keda") (or .autoscaling.triggers .autoscaling.fallback .autoscaling.authenticationRef) }}
+{{- $own = append $own (printf "autoscaling.by must be keda with triggers, fallback or authenticationRef, got %s" .autoscaling.by) }}
 {{- end }}
 {{- if gt (int .computed.stabilization) 3600 }}
 {{- $own = append $own (printf "timing.longestJob and autoscaling.stabilization must be at most 3600 with autoscaling, got %d and %d: Kubernetes waits no longer before it takes replicas away; try autoscaling.by none" (int .timing.longestJob) (int .autoscaling.stabilization)) }}
@@ -69,6 +78,9 @@
 {{- end }}
 {{- if and .ingress.enabled .ingress.nginx (not .ingress.tlsSecret) }}
 {{- $problems = append $problems "ingress.tlsSecret must be given with nginx, which speaks gRPC over TLS only, got none" }}
+{{- end }}
+{{- if and .ingress.enabled .ingress.grpc.enabled (not .ingress.nginx) (not .ingress.grpc.serviceAnnotations) }}
+{{- $problems = append $problems "ingress.grpc.serviceAnnotations must tell a controller that is not nginx to speak HTTP/2 without TLS to gRPC's port, got none; try traefik.ingress.kubernetes.io/service.serversscheme: h2c, or ingress.grpc.enabled: false" }}
 {{- end }}
 {{- if and .gateway.enabled (or (not .gateway.host) (not .gateway.parentRefs)) }}
 {{- $problems = append $problems "gateway.host and gateway.parentRefs must be given, got none; try parentRefs [{name: GATEWAY}]" }}

@@ -9,6 +9,8 @@ slipway.computed: what follows from a pool's settings. All seconds but sharedMem
                more than exitTimeout, and unloading the models of an idle server took up to 10 s
   startup      failures that the startup probe forgives; with the period at least the load time, rounded up
   start        of one replica: preparing, where its own pod does it, loading, and a minute for pulling
+  liveness     failures of the liveness probe before a restart: a model whose process died may take the load time to be
+               started again in place, and a restart would load every model
   progress     before a rollout counts as stuck: that, and what a Job prepares first
   proxy        a proxy's patience: the longest job and what waits before it begins
 */}}
@@ -26,6 +28,8 @@ exitTimeout: {{ $job }}
 grace: {{ add $moving $job $job 30 }}
 startupPeriod: {{ $period }}
 startupFailures: {{ $failures }}
+livenessPeriod: 20
+livenessFailures: {{ add 4 (div (add $load 19) 20) }}
 {{- $preparing := ternary (int .prepare.seconds) 0 (not (empty .prepare.exports)) }}
 start: {{ add (ternary $preparing 0 (eq .prepare.by "pod")) (mul $failures $period) 60 }}
 progress: {{ add $preparing (mul $failures $period) 60 }}
@@ -42,11 +46,20 @@ path: {{ $path }}
 repository: /models
 {{- else if eq .models.store "url" }}
 repository: {{ printf "%s/%s" (trimSuffix "/" .models.url) $path }}
+{{- else if .prepare.exports }}
+{{- /* Each set of exports has a folder of its own: pods of another revision go on serving theirs. */}}
+repository: /store/{{ $path }}-set-{{ list .prepare.exports .prepare.image | toJson | sha256sum | trunc 10 }}
 {{- else }}
 repository: /store/{{ $path }}
 {{- end }}
-{{- if .prepare.exports }}
-{{- /* A mark of what was prepared: other exports, images or folders are prepared anew. */}}
-mark: {{ list .prepare.exports .prepare.image $path | toJson | sha256sum | trunc 10 | printf "m%s" }}
+{{- $arguments := .test.arguments }}
+{{- if kindIs "invalid" $arguments }}
+{{- $arguments = list "ready" }}
+{{- range .prepare.exports }}
+{{- if hasPrefix "wan_t2v --checkpoint demo" . }}
+{{- $arguments = list "generate" "wan_t2v" "a red ball moves up on grass" "--frames" "5" "--size" "32x32" "--steps" "2" "--output" "/tmp/ball.mp4" }}
 {{- end }}
+{{- end }}
+{{- end }}
+testArguments: {{ $arguments | toJson }}
 {{- end }}

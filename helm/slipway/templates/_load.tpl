@@ -27,17 +27,15 @@ metadata:
     app.kubernetes.io/name: slipway
     app.kubernetes.io/instance: {{ $root.Release.Name }}
     app.kubernetes.io/component: {{ .component }}
+    {{- with $load.podLabels }}{{ toYaml . | nindent 4 }}{{ end }}
+  {{- with $load.podAnnotations }}
+  annotations: {{- toYaml . | nindent 4 }}
+  {{- end }}
 spec:
   {{- with .restart }}
   restartPolicy: {{ . }}
   {{- end }}
-  serviceAccountName: {{ include "slipway.fullname" $root }}
-  automountServiceAccountToken: false
-  enableServiceLinks: false
-  {{- with $root.Values.imagePullSecrets }}
-  imagePullSecrets: {{- toYaml . | nindent 4 }}
-  {{- end }}
-  securityContext: {{- include "slipway.podSecurity" $root | nindent 4 }}
+  {{- include "slipway.podBase" $root | nindent 2 }}
   containers:
     - name: load
       image: {{ include "slipway.image" (dict "root" $root "image" $load.image) }}
@@ -46,7 +44,10 @@ spec:
       ports: [{ name: load, containerPort: 5557 }]
       {{- end }}
       resources: {{- $load.resources | toYaml | nindent 8 }}
-      securityContext: {{- include "slipway.containerSecurity" $root | nindent 8 }}
+      {{- with $load.env }}
+      env: {{- toYaml . | nindent 8 }}
+      {{- end }}
+      securityContext: {{- toYaml $root.Values.securityContext | nindent 8 }}
       volumeMounts:
         - { name: tmp, mountPath: /tmp }
         {{- if $root.Values.tls.secret }}

@@ -33,8 +33,26 @@ app.kubernetes.io/component: {{ .component | default "server" }}
 slipway/pool: {{ .pool.key }}
 {{- end }}
 
+{{/* An image's reference: `global.imageRegistry` goes in front of the repository; a digest replaces the tag. */}}
 {{- define "slipway.image" -}}
-{{ .image.repository }}:{{ .image.tag | default .root.Chart.AppVersion }}
+{{- with (.root.Values.global | default dict).imageRegistry }}{{ trimSuffix "/" . }}/{{ end }}{{ .image.repository }}
+{{- if .image.digest }}@{{ .image.digest }}{{ else }}:{{ .image.tag | default .root.Chart.AppVersion }}{{ end }}
+{{- end }}
+
+{{/* The pull secrets of the chart and those of a parent chart, whose entries may be plain names. Takes $. */}}
+{{- define "slipway.pullSecrets" -}}
+{{- $secrets := .Values.imagePullSecrets }}
+{{- range (.Values.global | default dict).imagePullSecrets }}
+{{- $secrets = append $secrets (ternary . (dict "name" .) (kindIs "map" .)) }}
+{{- end }}
+{{- with $secrets | uniq }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* The Service behind the gRPC Ingress: one of its own where the controller needs annotations on it. */}}
+{{- define "slipway.grpcService" -}}
+{{ .pool.name }}{{ if .root.Values.ingress.grpc.serviceAnnotations }}-grpc{{ end }}
 {{- end }}
 
 {{- define "slipway.controlSecret" -}}

@@ -1,18 +1,23 @@
 {{/* The pods of a pool, its servers and what prepares for them; all take `root` and `pool`. */}}
 
-{{- define "slipway.podSecurity" -}}
-runAsNonRoot: true
-runAsUser: 1000
-runAsGroup: 1000
-fsGroup: 1000
-fsGroupChangePolicy: OnRootMismatch
-seccompProfile: { type: RuntimeDefault }
+{{/* What every pod of the release has: its service account, and the security context of the values. Takes $. */}}
+{{- define "slipway.podBase" -}}
+serviceAccountName: {{ include "slipway.fullname" . }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- include "slipway.pullSecrets" . }}
+securityContext: {{- toYaml .Values.podSecurityContext | nindent 2 }}
 {{- end }}
 
-{{- define "slipway.containerSecurity" -}}
-allowPrivilegeEscalation: false
-readOnlyRootFilesystem: true
-capabilities: { drop: [ALL] }
+{{/* The environment of the container that prepares: its own folder, the pool's, then its own variables. */}}
+{{- define "slipway.prepareEnv" -}}
+{{- $env := list (dict "name" "HF_HOME" "value" "/store/.huggingface") }}
+{{- with .pool.prepare.hubToken }}
+{{- if .secret }}
+{{- $env = append $env (dict "name" "HF_TOKEN" "valueFrom" (dict "secretKeyRef" (dict "name" .secret "key" .key))) }}
+{{- end }}
+{{- end }}
+{{- concat $env .pool.env .pool.prepare.env | toYaml }}
 {{- end }}
 
 {{/* Resources with the pool's GPUs, which are limits. */}}
@@ -52,16 +57,14 @@ affinity: {{- toYaml . | nindent 2 }}
 priorityClassName: {{ . }}
 {{- end }}
 {{- end }}
-{{- with .root.Values.imagePullSecrets }}
-imagePullSecrets: {{- toYaml . | nindent 2 }}
-{{- end }}
-serviceAccountName: {{ include "slipway.fullname" .root }}
-automountServiceAccountToken: false
-enableServiceLinks: false
-securityContext: {{- include "slipway.podSecurity" . | nindent 2 }}
+{{ include "slipway.podBase" .root }}
 {{- end }}
 
-{{/* The container that exports what the store lacks. */}}
+{{/*
+The container that exports into the folder of this set of exports. Pods that share a store prepare one after another: the first
+does the work, the others find it done. A mark inside the folder says that it is whole, and when it was last wanted; all but the
+newest folders of former sets are removed then.
+*/}}
 {{- define "slipway.prepare" -}}
 name: prepare
 image: {{ include "slipway.image" (dict "root" .root "image" .pool.prepare.image) }}
@@ -69,23 +72,56 @@ imagePullPolicy: {{ .pool.image.pullPolicy }}
 command: [/bin/sh, -euc]
 args:
   - |
-    mark=/store/.{{ .pool.computed.mark }}
-    if [ -f "$mark" ]; then echo "prepared before: $mark"; exit 0; fi
+    exec 9>/store/.prepare.lock
+    flock --nonblock 9 || { echo "another pod prepares this store; waiting for it"; flock 9; }
+    models={{ .pool.computed.repository }}
+    if [ -f "$models/.prepared" ]; then
+      echo "prepared before: $models"
+    else
     {{- range .pool.prepare.exports }}
-    slipway export {{ . }} --repository {{ $.pool.computed.repository }}
+      timeout {{ $.pool.prepare.seconds }} slipway export {{ . }} --repository "$models"
     {{- end }}
-    touch "$mark"
-env:
-  - { name: HF_HOME, value: /store/.huggingface }
+    fi
+    touch "$models/.prepared"
+    ls -dt /store/{{ .pool.computed.path }}-set-*/.prepared | tail -n +{{ add 2 .pool.prepare.keep }} | while read -r old; do
+      echo "removing former models: ${old%/.prepared}"
+      rm -rf "${old%/.prepared}"
+    done
+env: {{- include "slipway.prepareEnv" . | nindent 2 }}
 {{- with .pool.prepare.secret }}
 envFrom:
   - secretRef: { name: {{ . }} }
 {{- end }}
+{{- if .pool.prepare.gpu }}
 resources: {{- include "slipway.gpuResources" (dict "resources" .pool.prepare.resources "gpu" .pool.gpu) | nindent 2 }}
-securityContext: {{- include "slipway.containerSecurity" . | nindent 2 }}
+{{- else }}
+resources: {{- toYaml .pool.prepare.resources | nindent 2 }}
+{{- end }}
+securityContext: {{- toYaml .root.Values.securityContext | nindent 2 }}
 volumeMounts:
   - { name: store, mountPath: /store }
   - { name: tmp, mountPath: /tmp }
+  {{- with .pool.volumeMounts }}{{ toYaml . | nindent 2 }}{{ end }}
+{{- end }}
+
+{{/* The container that waits until the Job has prepared, and says what it waits for. */}}
+{{- define "slipway.wait" -}}
+{{- $mark := printf "%s/.prepared" .pool.computed.repository }}
+{{- $selector := printf "app.kubernetes.io/instance=%s,app.kubernetes.io/component=prepare,slipway/pool=%s" .root.Release.Name .pool.key }}
+name: wait
+image: {{ include "slipway.image" (dict "root" .root "image" .pool.image) }}
+imagePullPolicy: {{ .pool.image.pullPolicy }}
+command: [/bin/sh, -c]
+args:
+  - |
+    until [ -f {{ $mark }} ]; do
+      echo "waiting for {{ $mark }}, which the Job that prepares the models writes; kubectl get jobs,pods --selector {{ $selector }}"
+      for i in 1 2 3 4 5; do [ -f {{ $mark }} ] || sleep 2; done
+    done
+resources: {{- toYaml .pool.prepare.waitResources | nindent 2 }}
+securityContext: {{- toYaml .root.Values.securityContext | nindent 2 }}
+volumeMounts:
+  - { name: store, mountPath: /store, readOnly: true }
 {{- end }}
 
 {{/* A shared store as a volume; a local one is a claim of the StatefulSet or dies with the pod. */}}
@@ -143,18 +179,19 @@ readinessProbe:
   failureThreshold: 2
 livenessProbe:
   exec: { command: [slipway, ready, --live, --processes, --timeout-s, "5"] }
-  periodSeconds: 20
+  periodSeconds: {{ .computed.livenessPeriod }}
   timeoutSeconds: 20
-  failureThreshold: 4
+  failureThreshold: {{ .computed.livenessFailures }}
 lifecycle:
   preStop:
     # Told to end, Triton stops all models at once, inner ones of a pipeline under way too: so its work ends before.
     exec: { command: [/bin/sh, -c, sleep {{ .computed.moving }}; slipway drain --refuse --timeout-s {{ .computed.drain }}] }
 resources: {{- include "slipway.gpuResources" . | nindent 2 }}
-securityContext: {{- include "slipway.containerSecurity" $ | nindent 2 }}
+securityContext: {{- toYaml $values.securityContext | nindent 2 }}
 volumeMounts:
   - { name: tmp, mountPath: /tmp }
   - { name: shm, mountPath: /dev/shm }
+  {{- with .volumeMounts }}{{ toYaml . | nindent 2 }}{{ end }}
   {{- if has .models.store (list "local" "claim" "hostPath") }}
   - { name: store, mountPath: /store, readOnly: true }
   {{- end }}
@@ -198,19 +235,15 @@ spec:
       topologyKey: {{ $topology }}
       whenUnsatisfiable: {{ $otherwise }}
       labelSelector: { matchLabels: {{ include "slipway.selector" $ | fromYaml | toJson }} }
+      {{- with $.pool.spread.matchLabelKeys }}
+      matchLabelKeys: {{- toYaml . | nindent 8 }}
+      {{- end }}
     {{- end }}
-  {{- if .prepare.exports }}
+  {{- if or .prepare.exports .initContainers }}
   initContainers:
-    {{- if eq .prepare.by "pod" }}
-    - {{ include "slipway.prepare" $ | nindent 6 | trim }}
-    {{- else }}
-    - name: wait
-      image: {{ include "slipway.image" (dict "root" $.root "image" .image) }}
-      imagePullPolicy: {{ .image.pullPolicy }}
-      command: [/bin/sh, -c, "until [ -f /store/.{{ .computed.mark }} ]; do sleep 2; done"]
-      securityContext: {{- include "slipway.containerSecurity" $ | nindent 8 }}
-      volumeMounts:
-        - { name: store, mountPath: /store, readOnly: true }
+    {{- with .initContainers }}{{ toYaml . | nindent 4 }}{{ end }}
+    {{- if .prepare.exports }}
+    - {{ include (ternary "slipway.prepare" "slipway.wait" (eq .prepare.by "pod")) $ | nindent 6 | trim }}
     {{- end }}
   {{- end }}
   containers:
@@ -220,6 +253,7 @@ spec:
       emptyDir: {}
     - name: shm
       emptyDir: { medium: Memory, sizeLimit: {{ .computed.sharedMemoryMiB }}Mi }
+    {{- with .volumes }}{{ toYaml . | nindent 4 }}{{ end }}
     {{- with include "slipway.store" $ | trim }}{{ . | nindent 4 }}{{ end }}
     {{- if eq .image.kind "embedded" }}
     - name: control
