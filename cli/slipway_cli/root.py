@@ -32,6 +32,7 @@ from slipway_management import commands as management_commands
 from slipway_serving import commands as server_commands
 from slipway_serving import distribution
 from slipway_serving.errors import SlipwayError
+from slipway_serving.standard_streams import open_closed, say
 from slipway_training import commands as training_commands
 
 _INTERRUPTED = 130
@@ -231,6 +232,7 @@ def root(
 
 def main() -> None:
     """Run the command line of this process and exit."""
+    open_closed()
     invocation = Invocation()
     # A shell starts a background process with SIGINT ignored; that stays.
     interruptible = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
@@ -279,13 +281,13 @@ def _run(arguments: Sequence[str], invocation: Invocation) -> int:
         if invocation.interrupted and not isinstance(error, SlipwayError):
             # An interrupted import may raise another error, as extension modules do.
             return _say_interrupted()
-        print(f"error: {' '.join(describe(error, invocation).split())}", file=sys.stderr)
+        say(f"error: {' '.join(describe(error, invocation).split())}", err=True)
         return error.exit_code if isinstance(error, SlipwayError) else 1
     return 0
 
 
 def _say_interrupted() -> int:
-    print("interrupted", file=sys.stderr)
+    say("interrupted", err=True)
     return _INTERRUPTED
 
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from slipway_serving.standard_streams import say
+
 if TYPE_CHECKING:
     from slipway_serving.server import Server
 
@@ -110,9 +112,9 @@ def serve(
             arguments=tuple(arguments or ()),
         )
         shown = sys.stderr.isatty() if progress is None else progress
-        _run(Server(config, _say if shown else None, _say), verbose=verbose)
+        _run(Server(config, _warn if shown else None, _warn), verbose=verbose)
     except SlipwayError as error:
-        typer.echo(f"error: {error}", err=True)
+        _warn(f"error: {error}")
         raise typer.Exit(error.exit_code) from None
 
 
@@ -157,8 +159,8 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _say(line: str) -> None:
-    typer.echo(line, err=True)
+def _warn(line: str, end: str = "\n") -> None:
+    say(line, err=True, end=end)
 
 
 def _run(server: Server, *, verbose: bool) -> None:
@@ -170,9 +172,7 @@ def _run(server: Server, *, verbose: bool) -> None:
     from slipway_serving.triton_log import follow
 
     done = threading.Event()
-    follower = threading.Thread(
-        target=follow, args=(server.log_path, lambda line: typer.echo(line, err=True, nl=False), done)
-    )
+    follower = threading.Thread(target=follow, args=(server.log_path, lambda line: _warn(line, end=""), done))
     try:
         if verbose:
             server.log_path.touch()
@@ -183,7 +183,7 @@ def _run(server: Server, *, verbose: bool) -> None:
                 done.wait(0.2)
             raise server.failure
     except KeyboardInterrupt:
-        typer.echo("stopped", err=True)
+        _warn("stopped")
     finally:
         done.set()
         if verbose:
@@ -192,9 +192,6 @@ def _run(server: Server, *, verbose: bool) -> None:
 
 def _report(server: Server) -> None:
     """Say on stdout where the server listens and what it serves."""
-    from rich.console import Console
-
-    console = Console(soft_wrap=True, highlight=False)
     own_key = server.control_token_file
     for name, value in {
         "http": f"http://{server.http_url}",
@@ -203,7 +200,7 @@ def _report(server: Server) -> None:
         **({"key": f"{own_key}"} if own_key is not None else {}),
         "models": ", ".join(server.models()),
     }.items():
-        console.print(f"[dim]{name:8}[/] {value}")
+        say(f"{typer.style(f'{name:8}', dim=True)} {value}")
     if not server.token_hidden:
-        console.print("key is on tritonserver's command line: no process may be traced here")
-    console.print("ready")
+        say("key is on tritonserver's command line: no process may be traced here")
+    say("ready")

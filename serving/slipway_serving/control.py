@@ -133,18 +133,20 @@ class ModelControl:
             NotReady: the server cannot be reached, or refused.
         """
         answer = self._post("/v2/repository/index", {"ready": True}, _SHORT_S)
-        return frozenset(str(entry["name"]) for entry in answer.json())
+        return frozenset(str(entry["name"]) for entry in self._json(answer))
 
     def instances(self, model: str) -> int:
         """Return how many instances a model that is ready has; 0 where it is not ready.
 
+        The repository's index does not tell this: it leaves out a served model whose folder is missing.
+
         Raises:
             NotReady: the server cannot be reached, or refused.
         """
-        index = self._post("/v2/repository/index", {"ready": True}, _SHORT_S).json()
-        versions = sum(entry["name"] == model for entry in index)
-        if not versions:
+        answer = self._send("GET", f"/v2/models/{quote(model, safe='')}", None, _SHORT_S)
+        if answer.status_code in (httpx.codes.BAD_REQUEST, httpx.codes.NOT_FOUND):
             return 0
+        versions = len(self._json(self._checked(answer)).get("versions", ()))
         groups = self._config(model).get("instance_group", ())
         return sum(versions * int(group["count"]) * max(1, len(group["gpus"])) for group in groups)
 
@@ -192,7 +194,9 @@ class ModelControl:
 
     def _config(self, model: str) -> dict[str, Any]:
         """Return a served model's configuration in Triton's JSON form."""
-        config: dict[str, Any] = self._ask("GET", f"/v2/models/{model}/config", None, _SHORT_S).json()
+        config: dict[str, Any] = self._json(
+            self._ask("GET", f"/v2/models/{quote(model, safe='')}/config", None, _SHORT_S)
+        )
         return config
 
     def _change(self, model: str, change: str, body: dict[str, Any], timeout_s: float | None = None) -> None:
@@ -206,16 +210,30 @@ class ModelControl:
         return self._ask("POST", path, body, timeout_s)
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float) -> httpx.Response:
+        return self._checked(self._send(method, path, body, timeout_s))
+
+    def _json(self, answer: httpx.Response) -> Any:
+        try:
+            return answer.json()
+        except ValueError:
+            raise NotReady(f"triton {self.url}: must answer in JSON, got {answer.text[:80]!r}") from None
+
+    def _checked(self, answer: httpx.Response) -> httpx.Response:
+        """Return an answer that is not a refusal."""
+        if answer.status_code != httpx.codes.OK:
+            raise NotReady(
+                f"triton {self.url}: {answer.url.path.rpartition('/')[2]} failed, got {_reason(answer)}"
+            )
+        return answer
+
+    def _send(self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float) -> httpx.Response:
         headers = {self.header: self.token} if self.token else {}
         try:
             # A proxy of the environment is for the world outside, not for a server of our own.
             with httpx.Client(trust_env=False, timeout=timeout_s) as client:
-                answer = client.request(method, f"http://{self.url}{path}", json=body, headers=headers)
+                return client.request(method, f"http://{self.url}{path}", json=body, headers=headers)
         except httpx.HTTPError as error:
             raise NotReady(f"triton {self.url}: must answer, got {error or type(error).__name__}") from None
-        if answer.status_code != httpx.codes.OK:
-            raise NotReady(f"triton {self.url}: {path.rpartition('/')[2]} failed, got {_reason(answer)}")
-        return answer
 
 
 def _reason(answer: httpx.Response) -> str:

@@ -164,14 +164,19 @@ NO_FOOTPRINT = Footprint(None, "", "")
 def count_restart(folder: Path, model: str = "") -> int:
     """Count that a model, or the server, is started anew because it died; return how often by now.
 
+    A count that cannot be written stays as it was: what died is started anew all the same.
+
     Args:
         folder: of the server.
         model: its name; "" for the server.
     """
     place = folder / _FOLDER / model
-    place.mkdir(parents=True, exist_ok=True)
     count = _count(place) + 1
-    (place / _RESTARTS).write_text(str(count))
+    with contextlib.suppress(OSError):
+        place.mkdir(parents=True, exist_ok=True)
+        unseen = place / f"{_RESTARTS}.new"
+        unseen.write_text(str(count))
+        unseen.replace(place / _RESTARTS)
     return count
 
 
@@ -204,7 +209,8 @@ def end(folder: Path, pid: int) -> None:
     """
     for place in _all_places(folder):
         if _lives(place) and (work := _work(place)) and work.pid == pid:
-            (place / _WORK).write_bytes(_VALUES.pack(work.pipeline, 0, Stage.ENDS))
+            with (place / _WORK).open("r+b") as file:  # in place, which a full disk allows
+                file.write(_VALUES.pack(work.pipeline, 0, Stage.ENDS))
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 

@@ -77,8 +77,10 @@ class Loading:
 
     def _on_disk(self, model: str) -> str:
         folder = self._folders.get(model)
-        files = folder.rglob("*") if folder is not None else ()
-        return f"{_size(sum(file.stat().st_size for file in files if file.is_file()))} on disk"
+        size = 0
+        with contextlib.suppress(OSError):  # A file may be replaced while we look at it.
+            size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) if folder else 0
+        return f"{_size(size)} on disk"
 
     def _in_memory(self, model: str) -> int:
         """Return what the processes of a model's instances hold now, bytes."""

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 import httpx
 
@@ -28,6 +28,7 @@ from slipway_serving import footprints, hidden_arguments, server_folder, stoppin
 from slipway_serving.backends.onnxruntime.sharing import FOLDER_VARIABLE
 from slipway_serving.control import SUPERVISOR_HEADER, ModelControl
 from slipway_serving.errors import PROCESS_DIED, InvalidRequest, NotReady, SlipwayError
+from slipway_serving.leftovers import claim, end_leftovers
 from slipway_serving.limits import VARIABLE as LIMITS_VARIABLE
 from slipway_serving.loading import Loading
 from slipway_serving.places import (
@@ -39,12 +40,12 @@ from slipway_serving.places import (
     free_ports,
 )
 from slipway_serving.server_config import ServerConfig
-from slipway_serving.supervision import ModelSupervisor, Supervisor
+from slipway_serving.supervision import ModelSupervisor, Supervisor, has_folders
 from slipway_serving.triton_arguments import closed_apis, closed_but_to_us, response_cache, tracing
 from slipway_serving.triton_install import environment, find_triton, lay_out_backends, lay_out_interpreter
 from slipway_serving.triton_process import ID_VARIABLE, Belongings, end_processes, sweep
 from slipway_serving.waiting import METRICS_VARIABLE
-from slipway_serving.watcher import start_watcher
+from slipway_serving.watcher import Watcher
 
 __all__ = ["Server", "ServerConfig"]
 
@@ -75,14 +76,16 @@ class Server:
         warn: Callable[[str], object] = lambda _: None,
     ) -> None:
         self.config = config
-        self._say, self._warn = say, warn
+        self._say = self._unfailing(say) if say is not None else None
+        self._warn = self._unfailing(warn)
         self.control_token = config.control_token or secrets.token_urlsafe(32)
         self.token_hidden = True
         self._key = secrets.token_urlsafe(32)
         self._id = f"slipway-{os.getpid()}-{secrets.token_hex(4)}-"
         self.log_path = config.log_path or Path(tempfile.gettempdir()) / f"{self._id}tritonserver.log"
         self._process: subprocess.Popen[bytes] | None = None
-        self._watcher: subprocess.Popen[bytes] | None = None
+        self._watcher: Watcher | None = None
+        self._claim: IO[bytes] | None = None
         self._belongings: Belongings | None = None
         self._supervisor: Supervisor | None = None
         self._log_start = 0
@@ -157,6 +160,8 @@ class Server:
         models = check_repository(self.config.repository)
         if self.config.limits is not None:
             check_limits(self.config.limits, models)
+        for server_id in end_leftovers():
+            self._warn(f"leftovers of the server {server_id} ended: its launcher and its watcher were killed")
         check_shared_memory(len(models))
         check_programs_run(Path(tempfile.gettempdir()))
         wanted, self._supervisor = self.config, None
@@ -189,6 +194,7 @@ class Server:
                     lambda: self._look_after(models),
                     lambda: self._restart(models),
                     self._tell,
+                    self._keep_watcher,
                 )
                 return
 
@@ -201,10 +207,12 @@ class Server:
             return
         crashed = self.failure is not None
         try:
-            if self.is_alive():
-                stopping.finish_pipelines(self._belongings)
-            if self._supervisor is not None:
-                self._supervisor.close()
+            try:
+                if self.is_alive():
+                    stopping.finish_pipelines(self._belongings)
+            finally:
+                if self._supervisor is not None:
+                    self._supervisor.close()
             if self.is_alive():
                 stopping.end(self._belongings)
         finally:
@@ -229,8 +237,11 @@ class Server:
         assert self._supervisor is not None
         if self._watcher is not None:
             self._watcher.kill()  # in good order it would take the server's folder with it
-            self._watcher.wait()
         end_processes(self._belongings.server_id)
+        # With explicit control a model may be gone on purpose, and is not loaded then.
+        if self.config.model_control == "none" and not has_folders(models, self._supervisor.closing):
+            missing = ", ".join(model.name for model in models if not model.is_dir())
+            self._tell("server_starts_without", models=missing)
         restarts = footprints.count_restart(self._belongings.requests)
         started_s = time.monotonic()
         try:
@@ -247,15 +258,34 @@ class Server:
     def _look_after(self, models: Sequence[Path]) -> ModelSupervisor:
         """Return what looks after the models of the `tritonserver` that runs now."""
         assert self._belongings is not None
-        names = [model.name for model in models]
         pid, folder = self._belongings.pid, self._belongings.requests
-        return ModelSupervisor(pid, names, self._control, folder, self._tell)
+        names = [model.name for model in models]
+        return ModelSupervisor(
+            pid, self.config.repository.resolve(), names, self._control, folder, self._tell
+        )
+
+    def _keep_watcher(self) -> None:
+        """Start another watcher where this server's has died."""
+        if self._watcher is not None:
+            self._watcher.look()
 
     def _tell(self, event: str, **facts: Any) -> None:
         """Write an event of supervision to the log, and hand it on in words."""
-        triton_log.record(self.log_path, event, **facts)
-        told = ", ".join(f"{name} {value}" for name, value in facts.items() if name != "log")
-        self._warn(f"{event.replace('_', ' ')}: {told}")
+        unwritten = triton_log.record(self.log_path, event, **facts)
+        told = ", ".join(f"{name} {value}" for name, value in facts.items() if name != "traceback")
+        note = f" (not in the log, which cannot be written: {unwritten})" if unwritten is not None else ""
+        self._warn(f"{event.replace('_', ' ')}: {told}{note}")
+
+    def _unfailing(self, tell: Callable[[str], object]) -> Callable[[str], None]:
+        """Return a function of the caller's with its failures left to the log: supervision must go on."""
+
+        def tell_or_log(line: str) -> None:
+            try:
+                tell(line)
+            except Exception as error:  # noqa: BLE001 - the caller's function may raise anything
+                triton_log.record(self.log_path, "not_told", line=line, reason=repr(error))
+
+        return tell_or_log
 
     def _lay_out(self) -> None:
         """Make the server's private folder: its backends, their interpreter, and what its models share."""
@@ -263,6 +293,7 @@ class Server:
         folder = Path(tempfile.mkdtemp(prefix=self._id))
         timeout_s, traces = self.config.exit_timeout_s, self.config.traces
         self._belongings = Belongings(self._id, str(folder), 0, timeout_s, str(self.log_path), traces)
+        self._claim = claim(self._belongings)
         (folder / "graphs").mkdir()
         lay_out_backends(install, folder / "backends")
         lay_out_interpreter(folder / "interpreter", os.environ)
@@ -276,7 +307,7 @@ class Server:
         assert self._belongings is not None
         install, folder = find_triton(), Path(self._belongings.folder)
         self._log_start = len(self.log_text())
-        with self.log_path.open("ab") as log:  # appended to, as the watcher empties it when it is long
+        with triton_log.appending(self.log_path) as log:  # the watcher empties it when it is long
             # In a session of its own: a terminal's Ctrl-C is for us, and we stop it in good order.
             self._process, self.token_hidden = hidden_arguments.start(
                 [str(install.binary), *self._arguments(folder / "backends", install.caches)],
@@ -292,8 +323,8 @@ class Server:
                 cwd=folder,  # stubs look for modules in their working directory first
                 log=log,
             )
-            self._belongings = replace(self._belongings, pid=self._process.pid)
-            self._watcher = start_watcher(self._belongings, log)
+        self._belongings = replace(self._belongings, pid=self._process.pid)
+        self._watcher = Watcher(self._belongings, self._tell)
 
     def _closed_apis(self) -> Iterator[str]:
         """Return the arguments that close the administrative APIs; they hold secrets."""
@@ -371,15 +402,16 @@ class Server:
 
     def _end(self, *, keep_log: bool) -> None:
         """Kill what is left, free what it held, and let the watcher go."""
-        process, watcher, belongings = self._process, self._watcher, self._belongings
-        self._process = self._watcher = self._belongings = None
+        process, watcher, belongings, claimed = self._process, self._watcher, self._belongings, self._claim
+        self._process = self._watcher = self._belongings = self._claim = None
         if belongings:
             sweep(belongings)
         if process:
             process.wait()
-        if watcher and watcher.stdin:
-            watcher.stdin.close()
-            watcher.wait()
+        if watcher:
+            watcher.end()
+        if claimed:
+            claimed.close()
         if not keep_log and self.config.log_path is None:
             for path in (self.log_path, self.log_path.with_name(f"{self.log_path.name}.1")):
                 path.unlink(missing_ok=True)

@@ -11,18 +11,21 @@ still while it does, :class:`Supervisor` has it started again. Each step is a li
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from slipway_serving import footprints
 from slipway_serving.control import ModelControl
 from slipway_serving.errors import SlipwayError, Unrecoverable
 from slipway_serving.footprints import Stage
-from slipway_serving.triton_process import dies_of, stubs
+from slipway_serving.triton_process import dies_of, ended_by, is_stopped, stubs
 
 DEATHS = 5
 """This many deaths in a row end the attempts: a model stays unloaded, a server is given up."""
@@ -35,6 +38,11 @@ REPLACED_IDLE_S = 5.0
 it, of each instance in turn, and never where it still counts a request that died with another process."""
 DYING_S = 5.0
 """A `tritonserver` that is dying of a signal and has not ended after this long is killed."""
+STOPPED_S = 0.4
+"""A model's process that a signal has stopped is killed after this long, and so before Triton gives it up,
+which it does after a second."""
+FOLDER_MISSING_S = 60.0
+"""A model that died while its folder was missing is given up when the folder is not back after this long."""
 LOOK_S = 0.25
 """Seconds between two looks at the processes."""
 _LOOKS_FOR_DYING = 20
@@ -79,13 +87,20 @@ class Deaths:
         return self.count >= DEATHS
 
 
-def ended_by(code: int) -> str:
-    """Return how a process ended, in words, from its return code as `subprocess` gives it."""
-    if code >= 0:
-        return f"exit code {code}"
-    with contextlib.suppress(ValueError):
-        return signal.Signals(-code).name
-    return f"signal {-code}"
+def has_folders(models: Sequence[Path], closing: threading.Event) -> bool:
+    """Return whether models' folders are there, after a while in which missing ones may come back.
+
+    A model that others replace by moving folders has none for a moment. Triton cannot load it then.
+
+    Args:
+        models: Folders of the models.
+        closing: Event that ends the wait.
+    """
+    deadline = time.monotonic() + FOLDER_MISSING_S
+    while not all(model.is_dir() for model in models):
+        if time.monotonic() >= deadline or closing.wait(LOOK_S):
+            return False
+    return True
 
 
 class Supervisor:
@@ -96,9 +111,11 @@ class Supervisor:
         look_after: returns what looks after the models of the process of now.
         restart: starts another process; returns whether it serves.
         tell: called with the name of an event and its facts.
+        keep_watcher: Function that starts another watcher where the server's has died.
 
     Attributes:
-        failure: why the server died and is not started anew; None as long as that is not so.
+        failure: Error that ended supervision: the server died too often, or its supervisor itself failed;
+            None while the server is looked after.
         closing: set once it is being closed.
     """
 
@@ -108,8 +125,10 @@ class Supervisor:
         look_after: Callable[[], ModelSupervisor],
         restart: Callable[[], bool],
         tell: Callable[..., object],
+        keep_watcher: Callable[[], object] = lambda: None,
     ) -> None:
         self._process, self._look_after, self._restart, self._tell = process, look_after, restart, tell
+        self._keep_watcher = keep_watcher
         self._deaths = Deaths(SERVER_STEADY_S)
         self.failure: SlipwayError | None = None
         self.closing = threading.Event()
@@ -122,17 +141,35 @@ class Supervisor:
         self._thread.join()
 
     def _run(self) -> None:
+        try:
+            self._supervise()
+        except Exception as error:  # noqa: BLE001 - a server that nobody looks after must not seem to be well
+            self._tell("supervisor_failed", traceback="".join(traceback.format_exception(error)))
+            self.failure = Unrecoverable(
+                f"server: its supervisor must not end, got {type(error).__name__}: {error}; this is a defect,"
+                " whose traceback is in the server's log; start the server again"
+            )
+
+    def _supervise(self) -> None:
         while self.failure is None and not self.closing.is_set():
-            models, looks, reason = self._look_after(), 0, ""
-            while self._code() is None and not self.closing.wait(LOOK_S):
-                models.look()
-                looks += 1
-                if looks % _LOOKS_FOR_DYING == 0:
-                    reason = self._killed_of()
-            models.close()
+            reason = self._look_until_death()
             while (code := self._code()) is not None and self.failure is None and not self.closing.is_set():
                 self._died(reason or ended_by(code))
                 reason = ""
+
+    def _look_until_death(self) -> str:
+        """Look after the server until it dies or is stopped; return what it died of where that is known."""
+        models, looks, reason = self._look_after(), 0, ""
+        try:
+            while self._code() is None and not self.closing.wait(LOOK_S):
+                models.look()
+                self._keep_watcher()
+                looks += 1
+                if looks % _LOOKS_FOR_DYING == 0:
+                    reason = self._killed_of()
+        finally:
+            models.close()
+        return reason
 
     def _killed_of(self) -> str:
         """Kill a process that stands still while it dies; return of what it would have died, or ""."""
@@ -170,8 +207,12 @@ class Supervisor:
 class ModelSupervisor:
     """Loads the models of one running `tritonserver` anew when their processes die.
 
+    What asks the server has threads of its own, since a server that hangs answers nobody: one that looks for
+    models that lack a process, and one for each model that is loaded anew.
+
     Args:
         pid: of `tritonserver`.
+        repository: Folder of the model repository.
         models: that it has loaded; each may have lost a process already.
         control: orders to it.
         folder: of the server (:mod:`slipway_serving.server_folder`).
@@ -181,47 +222,89 @@ class ModelSupervisor:
     def __init__(
         self,
         pid: int,
+        repository: Path,
         models: Iterable[str],
         control: ModelControl,
         folder: Path,
         tell: Callable[..., object],
     ) -> None:
         self._pid, self._control, self._folder, self._tell = pid, control, folder, tell
-        self._known: dict[int, str] = {}
+        self._known = stubs(pid)
+        self._repository = repository
         self._suspects = dict.fromkeys(models, 0)
         self._deaths: dict[str, Deaths] = {}
         self._healing: dict[str, threading.Thread] = {}
         self._replaced: dict[int, float] = {}
+        self._stopped: dict[int, float] = {}
         self._closed = threading.Event()
+        self._error: Exception | None = None
+        self._thread("suspects", self._ask_for_suspects)
 
     def look(self) -> None:
-        """Look for models that lost a process; each is started anew by a thread of its own."""
+        """Take note of processes that ended, and end those that must not go on.
+
+        Raises:
+            Exception: The one that ended a thread of this object.
+        """
+        if self._error is not None:
+            raise self._error
         now = stubs(self._pid)
         for pid, model in self._known.items():
             if pid not in now:
                 self._suspects.setdefault(model, 0)
         self._known = now
         self._end_replaced(now)
-        for model in list(self._suspects):
-            if (thread := self._healing.get(model)) is not None and thread.is_alive():
-                continue
-            lacking = self._lacks(model)
-            if lacking is None:
-                continue
-            # Twice, since a model that is being loaded or unloaded on purpose changes its processes too.
-            self._suspects[model] += 1
-            if not lacking:
-                del self._suspects[model]
-            elif self._suspects[model] == 2:
-                del self._suspects[model]
-                self._healing[model] = threading.Thread(
-                    target=self._heal, args=(model,), name=f"{model}-healing", daemon=True
-                )
-                self._healing[model].start()
+        self._kill_stopped(now)
 
     def close(self) -> None:
         """Start no model any more, and be silent."""
         self._closed.set()
+
+    def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
+        """Start a thread, whose exception :meth:`look` raises."""
+
+        def run() -> None:
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001 - the supervisor's own thread raises it
+                self._error = error
+
+        thread = threading.Thread(target=run, name=f"{name}-supervision", daemon=True)
+        thread.start()
+        return thread
+
+    def _ask_for_suspects(self) -> None:
+        """Start anew, each by a thread of its own, the models that lack a process."""
+        while not self._closed.wait(LOOK_S):
+            for model in list(self._suspects):
+                if (thread := self._healing.get(model)) is not None and thread.is_alive():
+                    continue
+                lacking = self._lacks(model)
+                if self._closed.is_set():
+                    return
+                if lacking is None:
+                    continue
+                # Twice, since a model that is being loaded or unloaded on purpose changes its processes too.
+                self._suspects[model] += 1
+                if not lacking:
+                    del self._suspects[model]
+                elif self._suspects[model] == 2:
+                    del self._suspects[model]
+                    self._healing[model] = self._thread(model, partial(self._heal, model))
+
+    def _kill_stopped(self, now: Mapping[int, str]) -> None:
+        """Kill processes that a signal has stopped, before they go on.
+
+        Triton gives up a process that does not run for a second while it has a request. If the process then
+        goes on and answers, Triton uses memory that it has freed, and dies.
+        """
+        stopped = [pid for pid in now if is_stopped(pid)]
+        self._stopped = {pid: self._stopped.get(pid, time.monotonic()) for pid in stopped}
+        for pid, since_s in self._stopped.items():
+            if time.monotonic() - since_s >= STOPPED_S:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                self._say("stopped_process_killed", model=now[pid], pid=pid)
 
     def _lacks(self, model: str) -> bool | None:
         """Return whether a model that is ready has fewer processes than instances; None if nobody says so."""
@@ -257,11 +340,14 @@ class ModelSupervisor:
         self._say("model_died", model=model, deaths=deaths.count)
         reason = "its process ends soon after each start"
         while not deaths.too_many and not self._closed.wait(deaths.wait_s):
+            if not has_folders([self._repository / model], self._closed):
+                reason = f"its folder {self._repository / model} is missing"
+                break
             started_s = time.monotonic()
             before = [pid for pid, name in stubs(self._pid).items() if name == model]
             restarts = footprints.count_restart(self._folder, model)
             try:
-                self._control.replace(model, f"{self._pid}-{restarts}")
+                self._control.replace(model, f"{self._pid}-{time.monotonic_ns()}")
             except SlipwayError as error:
                 if self._closed.is_set():
                     return
@@ -275,7 +361,7 @@ class ModelSupervisor:
                 self._say("model_restarted", model=model, restarts=restarts, after_s=after_s)
                 self._suspects.setdefault(model, 0)
                 return
-        if deaths.too_many and not self._closed.is_set():
+        if not self._closed.is_set():
             del self._deaths[model]
             with contextlib.suppress(SlipwayError):  # The server is going.
                 self._control.give_up(model)

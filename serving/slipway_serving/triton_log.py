@@ -8,15 +8,16 @@ new text on while a server runs. :func:`record` adds what the server's superviso
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 LIMIT_BYTES = 32 * 2**20
 """Size at which a log begins anew, after some hundred thousand requests; in a container it may be memory."""
@@ -105,17 +106,43 @@ def fatal(log: str) -> str | None:
     return " ".join(found[0].split()) if found else None
 
 
-def record(path: Path, event: str, **facts: Any) -> None:
-    """Append a line of JSON to a server's log, in the form that those of its models have there."""
+def record(path: Path, event: str, **facts: Any) -> OSError | None:
+    """Append a line of JSON to a server's log, in the form that those of its models have there.
+
+    Returns:
+        The reason why the log could not be written, for example a full disk; None where it was. Whoever looks
+        after a server must go on in that case, so nothing is raised.
+    """
     now = datetime.now(UTC)
     line = json.dumps(json.dumps({"event": event, **facts}))
-    with path.open("a") as log:
-        log.write(f"W{now:%m%d %H:%M:%S.%f} {os.getpid()} supervision.py:1] {line}\n")
+    try:
+        with path.open("a") as log:
+            log.write(f"W{now:%m%d %H:%M:%S.%f} {os.getpid()} supervision.py:1] {line}\n")
+    except OSError as error:
+        return error
+    return None
+
+
+@contextlib.contextmanager
+def appending(path: Path) -> Iterator[IO[bytes]]:
+    """Open a log for a process that appends to it; one that cannot be opened takes nothing and keeps nothing.
+
+    A process that is started anew must not fail because the folder of its log is gone.
+    """
+    with contextlib.ExitStack() as opened:
+        try:
+            log = opened.enter_context(path.open("ab"))
+        except OSError:
+            log = opened.enter_context(Path(os.devnull).open("ab"))
+        yield log
 
 
 def text(path: Path) -> str:
-    """Return a log file's text; nothing where it does not exist."""
-    return path.read_text(errors="replace") if path.exists() else ""
+    """Return a log file's text; nothing where it does not exist or cannot be read."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def tail(path: Path, lines: int) -> str:
@@ -145,8 +172,23 @@ def follow(
 def bound(path: Path, limit_bytes: int = LIMIT_BYTES) -> None:
     """Keep a log that others append to from growing: a longer one becomes PATH.1, in place of an earlier one.
 
-    A line that is written in that moment may be in neither.
+    A line that is written in that moment may be in neither. Where PATH.1 cannot be written, say because the
+    disk is full, the log begins anew without it and says so in its first line.
     """
-    if path.exists() and path.stat().st_size > limit_bytes:
-        shutil.copyfile(path, path.with_name(f"{path.name}.1"))
+    try:
+        if path.stat().st_size <= limit_bytes:
+            return
+    except OSError:
+        return
+    earlier, lost = path.with_name(f"{path.name}.1"), None
+    try:
+        earlier.unlink(missing_ok=True)  # gives a full disk room for its successor
+        shutil.copyfile(path, earlier)
+    except OSError as error:
+        lost = error
+        with contextlib.suppress(OSError):
+            earlier.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
         os.truncate(path, 0)
+    if lost is not None:
+        record(path, "earlier_log_lost", reason=str(lost))

@@ -20,6 +20,8 @@ import psutil
 ID_VARIABLE = "SLIPWAY_SERVER_ID"
 SHARED_MEMORY = Path("/dev/shm")
 STUB = "triton_python_backend_stub"
+REQUESTS = "requests"
+"""What the name of :attr:`Belongings.requests` ends with."""
 _BLOCKED = re.compile(rb"^SigBlk:\t(\w+)$", re.MULTILINE)
 _ALONE = {1 << number - 1: number for number in (signal.SIGABRT, signal.SIGSEGV)}
 
@@ -46,8 +48,11 @@ class Belongings:
 
     @property
     def requests(self) -> Path:
-        """Folder of :mod:`slipway_serving.server_folder`."""
-        return Path(self.folder, "requests")
+        """Folder of :mod:`slipway_serving.server_folder`, in memory.
+
+        A model's process that is started anew writes there, which must not fail where the disk is full.
+        """
+        return SHARED_MEMORY / f"{self.server_id}{REQUESTS}"
 
 
 def processes(server_id: str) -> list[int]:
@@ -63,7 +68,7 @@ def processes(server_id: str) -> list[int]:
 
 def shared_memory(server_id: str) -> list[Path]:
     """Return the shared memory regions whose names start with a server's id."""
-    return sorted(SHARED_MEMORY.glob(f"{server_id}*"))
+    return sorted(path for path in SHARED_MEMORY.glob(f"{server_id}*") if not path.is_dir())
 
 
 def stubs(pid: int) -> dict[int, str]:
@@ -77,6 +82,22 @@ def stubs(pid: int) -> dict[int, str]:
                     # REPOSITORY/MODEL/VERSION/FILE
                     found[child.pid] = Path(command[1]).parent.parent.name
     return found
+
+
+def ended_by(code: int) -> str:
+    """Return how a process ended, in words, from its return code as `subprocess` gives it."""
+    if code >= 0:
+        return f"exit code {code}"
+    with contextlib.suppress(ValueError):
+        return signal.Signals(-code).name
+    return f"signal {-code}"
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a process was stopped by a signal and does not run; a debugger's hold does not count."""
+    with contextlib.suppress(OSError):  # It may end meanwhile.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    return False
 
 
 def dies_of(pid: int) -> signal.Signals | None:
@@ -95,9 +116,10 @@ def dies_of(pid: int) -> signal.Signals | None:
 
 
 def sweep(belongings: Belongings) -> None:
-    """Kill what is left of a server's processes; free its shared memory and its folder."""
+    """Kill what is left of a server's processes; free its shared memory and its folders."""
     end_processes(belongings.server_id)
-    shutil.rmtree(belongings.folder, ignore_errors=True)
+    for folder in (belongings.folder, belongings.requests):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def end_processes(server_id: str) -> None:

@@ -6,54 +6,104 @@ and gives in-flight work no time.)
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO
 
 from slipway_serving import stopping, triton_log
+from slipway_serving.leftovers import join_claim
 from slipway_serving.triton_install import python_path
-from slipway_serving.triton_process import Belongings, processes, sweep
+from slipway_serving.triton_process import Belongings, ended_by, processes, sweep
+
+PAUSE_S = 5.0
+"""Seconds between two starts of a watcher at least: one that always dies must not take a core."""
 
 
-def start_watcher(belongings: Belongings, log: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start the watcher; it ends when its standard input is closed or the calling process has died.
+class Watcher:
+    """The watcher of one running server, which is started again when it dies.
 
     Args:
-        belongings: what it watches over.
-        log: where it writes, should it fail; the caller's own pipes would be held open by it.
+        belongings: What the watcher looks after.
+        tell: Function that is called with the name of an event and its facts.
+
+    Raises:
+        OSError: The process cannot be started.
     """
-    watcher = subprocess.Popen(
-        [sys.executable, "-m", "slipway_serving.watcher"],
-        stdin=subprocess.PIPE,
-        stdout=log,
-        stderr=log,
-        cwd="/",
-        env={**os.environ, "PYTHONPATH": python_path(os.environ)},
-        start_new_session=True,  # a terminal's Ctrl-C is for the parent, which closes our input in time
-    )
-    if watcher.stdin is None:
+
+    def __init__(self, belongings: Belongings, tell: Callable[..., object]) -> None:
+        self._belongings, self._tell = belongings, tell
+        self._started_s = time.monotonic()
+        self._process = _start(belongings)
+
+    def look(self) -> None:
+        """Start another watcher where this one has ended, at most one every few seconds."""
+        code = self._process.poll()
+        if code is None or time.monotonic() - self._started_s < PAUSE_S:
+            return
+        self._started_s = time.monotonic()
+        try:
+            self._process = _start(self._belongings)
+        except OSError as error:
+            self._tell("watcher_start_failed", reason=str(error))
+        else:
+            self._tell("watcher_restarted", reason=ended_by(code))
+
+    def kill(self) -> None:
+        """End the watcher at once; what it looked after stays as it is."""
+        self._process.kill()
+        self._process.wait()
+
+    def end(self) -> None:
+        """Have the watcher end, which sweeps what is left of the server, and wait for it."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process.wait()
+
+
+def _start(belongings: Belongings) -> subprocess.Popen[bytes]:
+    """Start a watcher's process, which ends when its standard input is closed or the caller has died."""
+    # It writes to the log, should it fail: the caller's own pipes would be held open by it.
+    with triton_log.appending(Path(belongings.log)) as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "slipway_serving.watcher"],
+            stdin=subprocess.PIPE,
+            bufsize=0,
+            stdout=log,
+            stderr=log,
+            cwd="/",
+            env={**os.environ, "PYTHONPATH": python_path(os.environ)},
+            start_new_session=True,  # a terminal's Ctrl-C is for the parent, which closes our input in time
+        )
+    if process.stdin is None:
         raise RuntimeError("the watcher has no standard input")
-    watcher.stdin.write(json.dumps(asdict(belongings)).encode() + b"\n")
-    watcher.stdin.flush()
-    return watcher
+    with contextlib.suppress(BrokenPipeError):  # It died at once: it is started again as any that dies.
+        process.stdin.write(json.dumps(asdict(belongings)).encode() + b"\n")
+    return process
 
 
 def _watch() -> None:
     """Wait for the parent's end, then stop the server and sweep."""
     parent = os.getppid()
     belongings = Belongings(**json.loads(sys.stdin.buffer.readline()))
+    claim = join_claim(belongings)
     # A forked sibling may hold the pipe open after the parent's death, hence the second condition.
     while not select.select([sys.stdin], [], [], 1.0)[0] and os.getppid() == parent:
         triton_log.bound(Path(belongings.log))
-    if belongings.pid in processes(belongings.server_id):
-        stopping.finish_pipelines(belongings)
-        stopping.end(belongings)
-    sweep(belongings)
+    try:
+        if belongings.pid in processes(belongings.server_id):
+            stopping.finish_pipelines(belongings)
+            stopping.end(belongings)
+    finally:
+        sweep(belongings)
+        if claim is not None:
+            claim.close()
 
 
 if __name__ == "__main__":

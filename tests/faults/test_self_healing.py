@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,56 +12,41 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
 import psutil
 import pytest
 import tritonclient.grpc as triton
+from healing import (
+    FRAGILE,
+    GRAPH,
+    ONES,
+    TENSORS,
+    Got,
+    call,
+    events,
+    healed,
+    pid_of,
+    pids_of,
+    stream,
+    write_models,
+)
 from server_fixtures import (
-    ONE_INSTANCE,
     affine,
     any_port,
     infer,
-    infer_input,
-    logged,
     metric,
-    tensor,
     wait_until,
     write_model,
 )
 
 from slipway_serving import supervision
-from slipway_serving.errors import InvalidRequest, NotReady, SessionLost, SlipwayError, from_wire
+from slipway_serving.errors import InvalidRequest, NotReady, SessionLost, SlipwayError
 from slipway_serving.server import Server
 from slipway_serving.supervision import DEATHS
-from slipway_serving.triton_process import processes, shared_memory, stubs
+from slipway_serving.triton_process import processes, shared_memory
 
-TENSORS = tensor("input", "x", "FP32", "[1]") + tensor("output", "y", "FP32", "[1]")
-GRAPH = "max_batch_size: 8\n" + tensor("input", "x", "FP32", "[4]") + tensor("output", "y", "FP32", "[4]")
-ONES = np.ones((1, 4), np.float32)
-ADAPTER = """
-import triton_python_backend_utils as pb_utils
-
-from slipway_serving.adapter import model_class
-
-TritonPythonModel = model_class(pb_utils)
-"""
-# A model that is not ours, and ends at its start where a file is there.
-FRAGILE = """
-import os
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def initialize(self, args):
-        if os.path.exists({flag!r}):
-            os._exit(3)
-
-    def execute(self, requests):
-        inputs = [pb_utils.get_input_tensor_by_name(request, "x") for request in requests]
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", x.as_numpy())]) for x in inputs]
-"""
 DIES_ONCE = """
 import os
 import signal
@@ -82,41 +66,6 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse([pb_utils.Tensor("y", x.as_numpy())]) for x in inputs]
 """
 KILLS = [signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV]
-
-
-def write_models(repository: Path, flag: Path) -> None:
-    """Write two models that hold sessions, a pipeline and an ensemble on the first, and other kinds."""
-    parameters = {"max_sessions": "4", "session_idle_s": "3600", "gate": str(flag.with_name("gate"))}
-    for name, program, more in (
-        ("sum", "Sum", ""),
-        ("other", "Sum", ""),
-        ("failing", "Failing", ""),
-        ("failing_together", "FailingTogether", ""),
-        ("pipeline", "Pipeline", "model_transaction_policy { decoupled: true }\n"),
-        ("gated", "Gated", "model_transaction_policy { decoupled: true }\n"),
-    ):
-        settings = "".join(
-            f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
-            for key, value in (parameters | {"program": f"dying_programs:{program}"}).items()
-        )
-        version = write_model(repository, name, None, TENSORS + more + settings, "python")
-        (version / "model.py").write_text(ADAPTER)
-        shutil.copy(Path(__file__).with_name("dying_programs.py"), version)
-    fragile = write_model(repository, "fragile", None, TENSORS, "python")
-    (fragile / "model.py").write_text(FRAGILE.format(flag=str(flag)))
-    for name in ("fragile", "gated"):
-        config = repository / name / "config.pbtxt"
-        two = config.read_text().replace(ONE_INSTANCE, ONE_INSTANCE.replace("count: 1", "count: 2"))
-        config.write_text(two)
-    write_model(repository, "graph", affine(), GRAPH)
-    step = (
-        'model_name: "sum" model_version: -1 input_map { key: "x" value: "x" }'
-        ' output_map { key: "y" value: "y" }'
-    )
-    (repository / "ensemble" / "1").mkdir(parents=True)
-    (repository / "ensemble" / "config.pbtxt").write_text(
-        f'platform: "ensemble"\n{TENSORS}ensemble_scheduling {{ step [ {{ {step} }} ] }}\n'
-    )
 
 
 @pytest.fixture(scope="module")
@@ -146,67 +95,6 @@ def server(repository: Path) -> Iterator[Server]:
 def client(server: Server) -> Iterator[triton.InferenceServerClient]:
     with triton.InferenceServerClient(server.grpc_url) as connected:
         yield connected
-
-
-def call(client: triton.InferenceServerClient, model: str, x: float, **turn: Any) -> float:
-    """Ask a model; raise its error as our clients do."""
-    try:
-        result = client.infer(
-            model, [infer_input("x", np.array([x], np.float32))], client_timeout=300, **turn
-        )
-    except triton.InferenceServerException as error:
-        raise from_wire(error.message(), error.status()) from error
-    return float(result.as_numpy("y")[0])
-
-
-Got = list[float | SlipwayError]
-
-
-def stream(server: Server, x: float, model: str = "pipeline", into: Got | None = None) -> Got:
-    """Ask a model that streams; return its answers and its error, put `into` a list as they come."""
-    got: Got = [] if into is None else into
-
-    def take(result: Any, error: Any) -> None:
-        got.append(float(result.as_numpy("y")[0]) if error is None else from_wire(str(error)))
-
-    with triton.InferenceServerClient(server.grpc_url) as client:
-        client.start_stream(take)
-        client.async_stream_infer(model, [infer_input("x", np.array([x], np.float32))])
-        # Where a process died before its first answer, an error is all that comes.
-        wait_until(
-            lambda: len(got) == 2 or any(isinstance(each, SlipwayError) for each in got),
-            f"the answers of {model}",
-        )
-    return got
-
-
-def pids_of(server: Server, model: str) -> set[int]:
-    """Return the processes of a model's instances."""
-    assert server.pid is not None
-    return {pid for pid, name in stubs(server.pid).items() if name == model}
-
-
-def pid_of(server: Server, model: str) -> int:
-    """Return the process of an instance of a model."""
-    return min(pids_of(server, model))
-
-
-def events(server: Server) -> list[dict[str, Any]]:
-    """What the supervisor wrote to the log, in order."""
-    return logged(server, "supervision")
-
-
-def restarts(server: Server, model: str) -> int:
-    """How often a model was started anew."""
-    return sum(told["event"] == "model_restarted" and told["model"] == model for told in events(server))
-
-
-@contextlib.contextmanager
-def healed(server: Server, model: str) -> Iterator[None]:
-    """Wait, after a block in which a process of a model dies, until it was started anew."""
-    before = restarts(server, model)
-    yield
-    wait_until(lambda: restarts(server, model) > before, f"another start of {model}")
 
 
 @pytest.mark.parametrize("model", ["failing", "failing_together"])
@@ -331,6 +219,41 @@ def test_processes_end_that_worked_beside_one_that_died_once_a_model_was_loaded_
     assert metric(server, "slipway_requests_running", "gated") == 0
 
 
+def test_server_lives_when_a_process_at_work_is_stopped_and_goes_on(server: Server, flag: Path) -> None:
+    """Triton 2.51 gives such a process up after a second, and dies when it answers after all."""
+    flag.with_name("gate").unlink(missing_ok=True)
+    tritonserver, stopped, got = server.pid, pids_of(server, "gated"), list[float | SlipwayError]()
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(stream, server, 1, "gated", got)
+        wait_until(lambda: bool(got), "the first answer")
+        with healed(server, "gated"):
+            for pid in stopped:
+                os.kill(pid, signal.SIGSTOP)
+            wait_until(lambda: not stopped & pids_of(server, "gated"), "the end of the stopped processes")
+        flag.with_name("gate").touch()
+        _, error = asked.result()
+    assert isinstance(error, NotReady)
+    killed = [told["pid"] for told in events(server) if told["event"] == "stopped_process_killed"]
+    assert set(killed) == stopped
+    assert stream(server, 3, "gated")[1] == 3
+    assert server.pid == tritonserver
+
+
+def test_model_serves_again_when_its_folder_was_missing_while_its_process_died(
+    server: Server, client: triton.InferenceServerClient, repository: Path
+) -> None:
+    with healed(server, "graph"):
+        dead, told = pid_of(server, "graph"), len(events(server))
+        (repository / "graph").rename(repository.with_name("away"))
+        try:
+            os.kill(dead, signal.SIGKILL)
+            wait_until(lambda: len(events(server)) > told, "the notice of the death")
+            assert events(server)[told]["event"] == "model_died"
+        finally:
+            repository.with_name("away").rename(repository / "graph")
+    np.testing.assert_array_equal(infer(client, "graph", x=ONES)["y"], 2 * ONES + 1)
+
+
 @pytest.mark.parametrize("death", ["os._exit(3)", "os.kill(os.getppid(), signal.SIGABRT)"])
 def test_server_begins_its_start_again_when_a_process_dies_while_models_are_loaded(
     death: str, tmp_path: Path
@@ -409,6 +332,22 @@ def test_server_that_stands_still_in_its_death_is_killed_and_serves_again(
     assert restarted["event"] == "server_restarted"
     assert died["reason"] == "SIGABRT, killed as it stood still for 0.5 s"
     assert call(client, "sum", 5) == 5
+
+
+def test_model_is_given_up_when_its_folder_stays_away(
+    server: Server, client: triton.InferenceServerClient, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervision, "FOLDER_MISSING_S", 0.5)
+    folder = repository / "failing"
+    folder.rename(repository.with_name("away"))
+    os.kill(pid_of(server, "failing"), signal.SIGKILL)
+    wait_until(lambda: events(server)[-1]["event"] == "model_given_up", "the end of the wait")
+    assert (events(server)[-1]["model"], events(server)[-1]["reason"]) == (
+        "failing",
+        f"its folder {folder} is missing",
+    )
+    repository.with_name("away").rename(folder)
+    assert call(client, "sum", 1) == 1
 
 
 def test_stop_after_deaths_does_not_wait_for_what_died(repository: Path) -> None:

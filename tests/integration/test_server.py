@@ -62,7 +62,7 @@ def sleepers(tmp_path: Path) -> Path:
 
 
 def nothing_is_left(server_id: str) -> bool:
-    folders = list(Path("/tmp").glob(f"{server_id}*"))
+    folders = [path for place in ("/tmp", "/dev/shm") for path in Path(place).glob(f"{server_id}*")]
     return not (processes(server_id) or shared_memory(server_id) or [f for f in folders if f.is_dir()])
 
 
