@@ -33,6 +33,7 @@ from slipway_serving import commands as server_commands
 from slipway_serving import distribution
 from slipway_serving.errors import SlipwayError
 from slipway_serving.standard_streams import open_closed, say
+from slipway_serving.texts import printable
 from slipway_training import commands as training_commands
 
 _INTERRUPTED = 130
@@ -281,7 +282,9 @@ def _run(arguments: Sequence[str], invocation: Invocation) -> int:
         if invocation.interrupted and not isinstance(error, SlipwayError):
             # An interrupted import may raise another error, as extension modules do.
             return _say_interrupted()
-        say(f"error: {' '.join(describe(error, invocation).split())}", err=True)
+        # A server's text may be in it.
+        told = printable(" ".join(describe(error, invocation).split()))
+        say(f"error: {told}", err=True)
         return error.exit_code if isinstance(error, SlipwayError) else 1
     return 0
 

@@ -18,14 +18,17 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from slipway_client import generation
+from slipway_client.address import stated_protocol
 from slipway_client.client import END_S
+from slipway_client.decoding import decoding
 from slipway_client.generation import Conversation, Generation
 from slipway_client.metadata import ModelMetadata, check_tensors
 from slipway_client.results import Assembler, Result
-from slipway_client.retry import Attempts, Deadline, RetryPolicy
+from slipway_client.retry import UNLIMITED, Attempts, Deadline, RetryPolicy
 from slipway_client.snapshots import E, check_whole, expected
 from slipway_client.tensors import Tensors
-from slipway_serving.errors import InvalidRequest, NotReady, SlipwayError
+from slipway_serving import durations
+from slipway_serving.errors import NotReady, SlipwayError
 from slipway_serving.events import Event
 from slipway_serving.requests import Request
 from slipway_serving.snapshots.requests import Restore, Restored, Snapshot, SnapshotPart
@@ -36,23 +39,23 @@ class AsyncClient:
     """A connection to one Triton server, for one event loop.
 
     Attributes:
-        url: "HOST:PORT" of the server's gRPC or HTTP port; "grpcs://" or "https://" before it for TLS.
+        url: "HOST:PORT" of the server's gRPC or HTTP port; "grpc://" or "http://" before it states the
+            protocol, "grpcs://" or "https://" with TLS.
     """
 
     def __init__(
         self,
         url: str,
-        protocol: generation.Protocol = "grpc",
+        protocol: generation.Protocol | None = None,
         *,
         retry: RetryPolicy | None = None,
         connect_timeout_s: float = 10.0,
         tls: Path | None = None,
     ) -> None:
         """Prepare a connection; see :class:`Client`. It is made by the first call, in that call's loop."""
-        if protocol not in ("grpc", "http"):
-            raise InvalidRequest(f"client: protocol must be grpc or http, got {protocol!r}")
         self.url = url
-        self._protocol = protocol
+        self._protocol: generation.Protocol = stated_protocol(url, protocol) or "grpc"
+        durations.check("client", "connect_timeout_s", connect_timeout_s)
         self._retry = retry or RetryPolicy()
         self._connect_timeout_s = connect_timeout_s
         self._tls = tls
@@ -126,7 +129,7 @@ class AsyncClient:
         attempts = Attempts(self._retry, deadline)
         while True:
             try:
-                check_tensors(await self._ready_metadata(model), tensors)
+                check_tensors(await self._ready_metadata(model, deadline), tensors)
                 return await self._transport.infer(model, tensors, deadline, turn)
             except SlipwayError as error:
                 if turn.id:
@@ -136,18 +139,33 @@ class AsyncClient:
     async def is_ready(self, model: str | None = None) -> bool:
         """Tell whether the server answers and is ready, or one of its models is; without retries."""
         try:
-            if model is None:
-                return await self._transport.server_ready()
-            return await self._transport.model_ready(model)
+            await self.check_ready(model)
         except NotReady:
             return False
+        return True
+
+    async def check_ready(self, model: str | None = None) -> None:
+        """Check that the server is ready, or one of its models; as :meth:`Client.check_ready`."""
+        if model is None:
+            if not await self._transport.server_ready():
+                raise generation.server_not_ready(self.url)
+            return
+        await self._transport.metadata(model)
+        if not await self._transport.model_ready(model):
+            raise generation.not_ready(model, self.url)
 
     async def is_live(self) -> bool:
         """Tell whether the server answers, ready or not; without retries."""
         try:
-            return await self._transport.server_live()
+            await self.check_live()
         except NotReady:
             return False
+        return True
+
+    async def check_live(self) -> None:
+        """Check that the server answers, ready or not; as :meth:`Client.check_live`."""
+        if not await self._transport.server_live():
+            raise generation.not_live(self.url)
 
     async def model_metadata(self, model: str) -> ModelMetadata:
         """Ask for a model's tensors; without retries.
@@ -157,23 +175,33 @@ class AsyncClient:
         """
         return await self._transport.metadata(model)
 
+    async def model_parameters(self, model: str) -> dict[str, str]:
+        """Ask for the parameters of a model's configuration; as :meth:`Client.model_parameters`."""
+        return await self._transport.parameters(model)
+
     async def _generate(self, job: Generation) -> AsyncGenerator[Event | Result, None]:
         assembler = Assembler(job.request, job.model)
         async with aclosing(self._events(job)) as events:
             async for event in events:
-                if (whole := assembler.add(event)) is not None:
+                with decoding(self.url, job.model):
+                    whole = assembler.add(event)
+                if whole is not None:
                     yield whole
-        for result in assembler.results():
+        with decoding(self.url, job.model):
+            results = assembler.results()
+        for result in results:
             yield result
 
     async def _events(self, job: Generation) -> AsyncGenerator[Event, None]:
         while True:
             try:
-                job.check(await self._ready_metadata(job.model))
+                job.check(await self._ready_metadata(job.model, job.deadline))
                 responses = self._responses(job.request, job.model, job.tensors, job.deadline, NO_SESSION)
                 async with aclosing(responses):
                     async for response in responses:
-                        yield job.event(response)
+                        with decoding(self.url, job.model):
+                            event = job.event(response)
+                        yield event
             except SlipwayError as error:
                 await self._pause(job.model, job.wait_s(error))
             else:
@@ -185,11 +213,13 @@ class AsyncClient:
         """Send one turn of a session and yield its events; it is never tried again."""
         deadline = Deadline(timeout_s, talk.model)
         tensors = talk.tensors(content, turn)
-        check_tensors(await self._ready_metadata(talk.model), tensors)
+        check_tensors(await self._ready_metadata(talk.model, deadline), tensors)
         async with aclosing(self._responses(talk.kind, talk.model, tensors, deadline, turn)) as responses:
             async for response in responses:
                 if content is not None:
-                    yield talk.event(response)
+                    with decoding(self.url, talk.model):
+                        event = talk.event(response)
+                    yield event
 
     async def _responses(
         self,
@@ -206,13 +236,13 @@ class AsyncClient:
             async for response in responses:
                 yield response
 
-    async def _ready_metadata(self, model: str) -> ModelMetadata:
+    async def _ready_metadata(self, model: str, deadline: Deadline) -> ModelMetadata:
         """Return a model's metadata; the first time after asking whether server and model are ready."""
         if model not in self._known:
-            metadata = await self._transport.metadata(model)
-            if not await self._transport.model_ready(model):
+            metadata = await self._transport.metadata(model, deadline)
+            if not await self._transport.model_ready(model, deadline):
                 raise generation.not_ready(model, self.url)
-            if not await self._transport.server_ready():
+            if not await self._transport.server_ready(deadline):
                 raise generation.not_ready(f"{model}'s server", self.url)
             self._known[model] = metadata
         return self._known[model]
@@ -307,9 +337,10 @@ class _Transport(Protocol):
 
     async def close(self) -> None: ...
     async def server_live(self) -> bool: ...
-    async def server_ready(self) -> bool: ...
-    async def model_ready(self, model: str) -> bool: ...
-    async def metadata(self, model: str) -> ModelMetadata: ...
+    async def server_ready(self, deadline: Deadline = UNLIMITED) -> bool: ...
+    async def model_ready(self, model: str, deadline: Deadline = UNLIMITED) -> bool: ...
+    async def metadata(self, model: str, deadline: Deadline = UNLIMITED) -> ModelMetadata: ...
+    async def parameters(self, model: str) -> dict[str, str]: ...
     async def infer(
         self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION
     ) -> Tensors: ...

@@ -18,13 +18,16 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from slipway_client import generation
+from slipway_client.address import stated_protocol
+from slipway_client.decoding import decoding
 from slipway_client.generation import Conversation, Generation
 from slipway_client.metadata import ModelMetadata, check_tensors
 from slipway_client.results import Assembler, Result
-from slipway_client.retry import Attempts, Deadline, RetryPolicy
+from slipway_client.retry import UNLIMITED, Attempts, Deadline, RetryPolicy
 from slipway_client.snapshots import E, check_whole, expected
 from slipway_client.tensors import Tensors
-from slipway_serving.errors import InvalidRequest, NotReady, SlipwayError
+from slipway_serving import durations
+from slipway_serving.errors import NotReady, SlipwayError
 from slipway_serving.events import Event
 from slipway_serving.requests import Request
 from slipway_serving.snapshots.requests import Restore, Restored, Snapshot, SnapshotPart
@@ -38,13 +41,14 @@ class Client:
     """A connection to one Triton server.
 
     Attributes:
-        url: "HOST:PORT" of the server's gRPC or HTTP port; "grpcs://" or "https://" before it for TLS.
+        url: "HOST:PORT" of the server's gRPC or HTTP port; "grpc://" or "http://" before it states the
+            protocol, "grpcs://" or "https://" with TLS.
     """
 
     def __init__(
         self,
         url: str,
-        protocol: generation.Protocol = "grpc",
+        protocol: generation.Protocol | None = None,
         *,
         retry: RetryPolicy | None = None,
         connect_timeout_s: float = 10.0,
@@ -54,19 +58,22 @@ class Client:
 
         Args:
             url: of the server.
-            protocol: "grpc", or "http" for networks that know nothing else. Either streams and cancels.
+            protocol: "grpc", or "http" for networks that know nothing else. Either streams and cancels. By
+                default the scheme of `url` says it; without a scheme it is "grpc".
             retry: how refused requests are tried again.
             connect_timeout_s: longest wait for a connection and for an answer about readiness, seconds.
             tls: folder of certificates for a URL of TLS, see :mod:`slipway_client.tls`; by default whom the
                 system trusts, and no certificate of the client's own.
 
         Raises:
-            InvalidRequest: there is no such protocol, or the certificates are not as they must be.
+            InvalidRequest: there is no such protocol, it is not that of the URL, the URL or the time is none,
+                or the certificates are not as they must be.
         """
         self.url = url
-        self._protocol = protocol
+        self._protocol: generation.Protocol = stated_protocol(url, protocol) or "grpc"
+        durations.check("client", "connect_timeout_s", connect_timeout_s)
         self._retry = retry or RetryPolicy()
-        self._transport = _transport(url, protocol, connect_timeout_s, tls)
+        self._transport = _transport(url, self._protocol, connect_timeout_s, tls)
         self._known: dict[str, ModelMetadata] = {}
 
     def __enter__(self) -> Client:
@@ -192,7 +199,7 @@ class Client:
         attempts = Attempts(self._retry, deadline)
         while True:
             try:
-                check_tensors(self._ready_metadata(model), tensors)
+                check_tensors(self._ready_metadata(model, deadline), tensors)
                 return self._transport.infer(model, tensors, deadline, turn)
             except SlipwayError as error:
                 if turn.id:
@@ -202,16 +209,45 @@ class Client:
     def is_ready(self, model: str | None = None) -> bool:
         """Tell whether the server answers and is ready, or one of its models is; without retries."""
         try:
-            return self._transport.server_ready() if model is None else self._transport.model_ready(model)
+            self.check_ready(model)
         except NotReady:
             return False
+        return True
+
+    def check_ready(self, model: str | None = None) -> None:
+        """Check that the server is ready, or one of its models; without retries.
+
+        Args:
+            model: Name of a served model; None asks for the server with all of its models.
+
+        Raises:
+            NotReady: The error says why: nothing listens, the host is unknown, it is not Triton, TLS does not
+                fit, the server has no such model, or something is not loaded.
+        """
+        if model is None:
+            if not self._transport.server_ready():
+                raise generation.server_not_ready(self.url)
+            return
+        self._transport.metadata(model)
+        if not self._transport.model_ready(model):
+            raise generation.not_ready(model, self.url)
 
     def is_live(self) -> bool:
         """Tell whether the server answers, ready or not; without retries."""
         try:
-            return self._transport.server_live()
+            self.check_live()
         except NotReady:
             return False
+        return True
+
+    def check_live(self) -> None:
+        """Check that the server answers, ready or not; without retries.
+
+        Raises:
+            NotReady: As :meth:`check_ready`.
+        """
+        if not self._transport.server_live():
+            raise generation.not_live(self.url)
 
     def model_metadata(self, model: str) -> ModelMetadata:
         """Ask for a model's tensors; without retries.
@@ -221,22 +257,36 @@ class Client:
         """
         return self._transport.metadata(model)
 
+    def model_parameters(self, model: str) -> dict[str, str]:
+        """Ask for the parameters of a model's configuration, by name; without retries.
+
+        Raises:
+            NotReady: no server, or no such model.
+        """
+        return self._transport.parameters(model)
+
     def _generate(self, job: Generation) -> Generator[Event | Result, None, None]:
         assembler = Assembler(job.request, job.model)
         with closing(self._events(job)) as events:
             for event in events:
-                if (whole := assembler.add(event)) is not None:
+                with decoding(self.url, job.model):
+                    whole = assembler.add(event)
+                if whole is not None:
                     yield whole
-        yield from assembler.results()
+        with decoding(self.url, job.model):
+            results = assembler.results()
+        yield from results
 
     def _events(self, job: Generation) -> Generator[Event, None, None]:
         while True:
             try:
-                job.check(self._ready_metadata(job.model))
+                job.check(self._ready_metadata(job.model, job.deadline))
                 responses = self._responses(job.request, job.model, job.tensors, job.deadline, NO_SESSION)
                 with closing(responses):
                     for response in responses:
-                        yield job.event(response)
+                        with decoding(self.url, job.model):
+                            event = job.event(response)
+                        yield event
             except SlipwayError as error:
                 self._pause(job.model, job.wait_s(error))
             else:
@@ -248,11 +298,13 @@ class Client:
         """Send one turn of a session and yield its events; it is never tried again."""
         deadline = Deadline(timeout_s, talk.model)
         tensors = talk.tensors(content, turn)
-        check_tensors(self._ready_metadata(talk.model), tensors)
+        check_tensors(self._ready_metadata(talk.model, deadline), tensors)
         with closing(self._responses(talk.kind, talk.model, tensors, deadline, turn)) as responses:
             for response in responses:
                 if content is not None:
-                    yield talk.event(response)
+                    with decoding(self.url, talk.model):
+                        event = talk.event(response)
+                    yield event
 
     def _responses(
         self,
@@ -267,13 +319,13 @@ class Client:
         else:
             yield self._transport.infer(model, tensors, deadline, turn)
 
-    def _ready_metadata(self, model: str) -> ModelMetadata:
+    def _ready_metadata(self, model: str, deadline: Deadline) -> ModelMetadata:
         """Return a model's metadata; the first time after asking whether server and model are ready."""
         if model not in self._known:
-            metadata = self._transport.metadata(model)
-            if not self._transport.model_ready(model):
+            metadata = self._transport.metadata(model, deadline)
+            if not self._transport.model_ready(model, deadline):
                 raise generation.not_ready(model, self.url)
-            if not self._transport.server_ready():
+            if not self._transport.server_ready(deadline):
                 raise generation.not_ready(f"{model}'s server", self.url)
             self._known[model] = metadata
         return self._known[model]
@@ -367,9 +419,10 @@ class _Transport(Protocol):
 
     def close(self) -> None: ...
     def server_live(self) -> bool: ...
-    def server_ready(self) -> bool: ...
-    def model_ready(self, model: str) -> bool: ...
-    def metadata(self, model: str) -> ModelMetadata: ...
+    def server_ready(self, deadline: Deadline = UNLIMITED) -> bool: ...
+    def model_ready(self, model: str, deadline: Deadline = UNLIMITED) -> bool: ...
+    def metadata(self, model: str, deadline: Deadline = UNLIMITED) -> ModelMetadata: ...
+    def parameters(self, model: str) -> dict[str, str]: ...
     def infer(self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION) -> Tensors: ...
     def stream(
         self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION
@@ -382,8 +435,6 @@ def _transport(url: str, protocol: str, connect_timeout_s: float, tls: Path | No
         from slipway_client.over_grpc import GrpcTransport
 
         return GrpcTransport(url, connect_timeout_s, tls)
-    if protocol == "http":
-        from slipway_client.over_http import HttpTransport
+    from slipway_client.over_http import HttpTransport
 
-        return HttpTransport(url, connect_timeout_s, tls)
-    raise InvalidRequest(f"client: protocol must be grpc or http, got {protocol!r}")
+    return HttpTransport(url, connect_timeout_s, tls)

@@ -135,6 +135,19 @@ def not_ready(what: str, url: str) -> NotReady:
     return NotReady(f"{what}: not ready on {url}; try again when it has loaded, or see the server's log")
 
 
+def server_not_ready(url: str) -> NotReady:
+    """Return the error for a server that answers and says that it is not ready."""
+    return NotReady(
+        f"{url}: the server lives and is not ready: it starts or stops, or one of its models is not loaded;"
+        " try again, `slipway ready --model NAME` for each model, or see the server's log"
+    )
+
+
+def not_live(url: str) -> NotReady:
+    """Return the error for a server that answers and says that it does not live."""
+    return NotReady(f"{url}: the server says that it does not live; see its log, and start it anew")
+
+
 def _limited(request: Request, timeout_s: float | None) -> tuple[Any, bool]:
     """Return a request with its time limit, and whether its model heeds one."""
     heeded = any(field.name == "timeout_s" for field in fields_of(type(request)))

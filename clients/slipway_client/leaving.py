@@ -23,7 +23,7 @@ import numpy as np
 from slipway_client.retry import Deadline
 from slipway_client.tensors import Tensors
 from slipway_serving.cancelling.request import EndRequest
-from slipway_serving.errors import Cancelled, SlipwayError
+from slipway_serving.errors import Cancelled, Malformed, SlipwayError
 from slipway_serving.requests import encode
 
 CUT_S = 5.0
@@ -46,9 +46,10 @@ def ending(request_id: str) -> tuple[str, Tensors]:
     return EndRequest.model, encode(EndRequest(request_id))
 
 
-def was_found(answer: Tensors) -> bool:
-    """Tell from the answer whether the request is under way on the server."""
-    return bool(np.any(answer["found"]))
+def was_found(answer: Tensors) -> bool | None:
+    """Tell from the answer whether the request is under way on the server; None where it does not say so."""
+    found = answer.get("found")
+    return None if found is None else bool(np.any(found))
 
 
 def answers(
@@ -78,7 +79,11 @@ def answers(
                 # An error is the last message, but the server must end the call: cancelled in between,
                 # Triton 2.51 keeps the request for ever, and its model loaded.
                 if isinstance(found, SlipwayError):
-                    refusal = refusal or found
+                    if refusal is None:
+                        refusal = found
+                        leave.ends_soon()
+                    if isinstance(found, Malformed):
+                        break
                 elif refusal is None:
                     yield found
         finally:
@@ -103,7 +108,11 @@ async def async_answers(
         try:
             async for found in messages:
                 if isinstance(found, SlipwayError):
-                    refusal = refusal or found
+                    if refusal is None:
+                        refusal = found
+                        leave.ends_soon()
+                    if isinstance(found, Malformed):
+                        break
                 elif refusal is None:
                     yield found
         finally:
@@ -132,19 +141,19 @@ class Leave:
     ) -> None:
         self._end, self._cut = end, cut
         self._over = threading.Event()
-        self._timer = None if limit_s is None else threading.Timer(limit_s, self._expired)
+        self._limit_s = limit_s
+        self._timers: list[threading.Timer] = []
         self.is_late = False
 
     def __enter__(self) -> Leave:
-        if self._timer is not None:
-            self._timer.daemon = True
-            self._timer.start()
+        if self._limit_s is not None:
+            self._start(self._limit_s, self._expired)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in self._timers:
+            timer.cancel()
 
     def now(self) -> None:
         """Leave the call; whoever reads it comes to its end, at the latest when it is cut."""
@@ -153,15 +162,30 @@ class Leave:
         except RuntimeError:  # the interpreter ends
             self._cut()
 
+    def ends_soon(self) -> None:
+        """Cut the call after a while: its last message has come, so that its server must end it."""
+        self._start(CUT_S, self._cut_unless_over)
+
+    def _cut_unless_over(self) -> None:
+        if not self._over.is_set():
+            self._cut()
+
+    def _start(self, after_s: float, work: Callable[[], object]) -> None:
+        timer = threading.Timer(after_s, work)
+        timer.daemon = True
+        self._timers.append(timer)
+        timer.start()
+
     def _expired(self) -> None:
         self.is_late = True
         self._ask(LATE_S)
 
     def _ask(self, cut_s: float) -> None:
-        started_s = time.monotonic()
-        while not (found := self._end()):
-            if found is None or self._over.wait(_AGAIN_S) or time.monotonic() - started_s > KNOWN_S:
-                break
+        started_s, found = time.monotonic(), None
+        with contextlib.suppress(Exception):  # whatever the server answers: somebody waits for the call's end
+            while not (found := self._end()):
+                if found is None or self._over.wait(_AGAIN_S) or time.monotonic() - started_s > KNOWN_S:
+                    break
         left_s = started_s + cut_s - time.monotonic() if found else 0.0
         if not self._over.wait(max(0.0, left_s)):
             self._cut()
@@ -190,6 +214,10 @@ class AsyncLeave:
         """As :meth:`Leave.now`."""
         self._start(self._ask(CUT_S))
 
+    def ends_soon(self) -> None:
+        """As :meth:`Leave.ends_soon`."""
+        self._start(self._cut_later())
+
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.append(asyncio.get_running_loop().create_task(work))
 
@@ -198,12 +226,17 @@ class AsyncLeave:
         self.is_late = True
         await self._ask(LATE_S)
 
+    async def _cut_later(self) -> None:
+        await asyncio.sleep(CUT_S)
+        self._cut()
+
     async def _ask(self, cut_s: float) -> None:
-        started_s = time.monotonic()
-        while not (found := await self._end()):
-            if found is None or time.monotonic() - started_s > KNOWN_S:
-                break
-            await asyncio.sleep(_AGAIN_S)
+        started_s, found = time.monotonic(), None
+        with contextlib.suppress(Exception):  # whatever the server answers: somebody waits for the call's end
+            while not (found := await self._end()):
+                if found is None or time.monotonic() - started_s > KNOWN_S:
+                    break
+                await asyncio.sleep(_AGAIN_S)
         if found:
             await asyncio.sleep(max(0.0, started_s + cut_s - time.monotonic()))
         self._cut()

@@ -12,6 +12,7 @@ import typer
 from slipway_client.address import address_of
 from slipway_client.options import SpokenProtocol, TlsFolder, Url
 from slipway_serving.errors import InvalidRequest
+from slipway_serving.texts import printable
 
 if TYPE_CHECKING:
     from slipway_client.listening import Heard
@@ -94,8 +95,9 @@ def report(found: Iterable[Heard], source: str, quiet: bool) -> list[Heard]:
         for one in found:
             heard.append(one)
             if one.event:
+                word = printable(one.word)
                 typer.echo(
-                    f"{one.time_s:8.2f} s  {one.word}  {one.probability:.3f} (threshold {one.threshold:.3f})"
+                    f"{one.time_s:8.2f} s  {word}  {one.probability:.3f} (threshold {one.threshold:.3f})"
                 )
     except KeyboardInterrupt:  # how one ends a microphone
         source += ", interrupted"
@@ -105,5 +107,7 @@ def report(found: Iterable[Heard], source: str, quiet: bool) -> list[Heard]:
         typer.echo(f"{source}: {windows} windows, {sum(one.event for one in heard)} detections")
         for word in words:
             best = max((one for one in heard if one.word == word), key=lambda one: one.probability)
-            typer.echo(f"  {word}: highest probability {best.probability:.3f} at {best.time_s:.2f} s")
+            typer.echo(
+                f"  {printable(word)}: highest probability {best.probability:.3f} at {best.time_s:.2f} s"
+            )
     return heard

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway_client.client import Client
-from slipway_serving.errors import InvalidRequest
+from slipway_serving.errors import InvalidRequest, Malformed
 from slipway_serving.events import Event
 from slipway_serving.wakeword.request import (
     SAMPLE_RATE_HZ,
@@ -128,6 +128,11 @@ def in_clips(
         request = ClipsRequest(batch, rates, _named(words, len(batch)))
         for decisions in client.generate(request):
             assert isinstance(decisions, ClipDecisions)
+            if len(decisions.word) != len(batch):
+                raise Malformed(
+                    f"{request.model}: word must have a row for each of {len(batch)} clips, got"
+                    f" {len(decisions.word)}; see the server's log"
+                )
             for row in range(len(batch)):
                 end_s = ((first + row) * hop + window) / recording.rate_hz
                 for heard in _row(decisions, row, end_s):

@@ -19,12 +19,16 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import grpc
 import grpc.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from slipway_client import grpc_errors as errors
+from slipway_client import grpc_messages as messages
 from slipway_client.connections import Pools
+from slipway_client.decoding import ERRORS, decoding
 from slipway_client.leaving import (
     CUT_S,
     KNOWN_S,
@@ -35,24 +39,14 @@ from slipway_client.leaving import (
     made_id,
     was_found,
 )
-from slipway_client.metadata import ModelMetadata, TensorMetadata
-from slipway_client.retry import Deadline, UnknownModel
-from slipway_client.tensors import (
-    Tensors,
-    datatype_of,
-    from_bytes,
-    to_bytes,
-    turn_headers,
-    turn_parameters,
-)
+from slipway_client.metadata import ModelMetadata
+from slipway_client.retry import UNLIMITED, Deadline
+from slipway_client.tensors import Tensors, turn_headers
 from slipway_client.tls import checked
-from slipway_serving.errors import (
-    DeadlineExceeded,
-    InvalidRequest,
-    NotReady,
-    SlipwayError,
-    from_wire,
-)
+from slipway_client.unreachable import not_triton
+from slipway_serving.errors import Malformed, NotReady, SlipwayError
+from slipway_serving.identity import is_triton
+from slipway_serving.proxies import GRPC, Proxy, grpc_options, proxy_of
 from slipway_serving.turns import NO_SESSION, Turn
 
 _INT32_MAX = 2**31 - 1
@@ -67,28 +61,57 @@ _OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 _TLS = "grpcs://"
-# What gRPC says when something else than a gRPC server answers.
-_OTHER_SERVER = "http2 header with status"
-# What Triton and gRPC themselves say, where no status comes with it or it says too little.
-_TRITON_TEXTS: tuple[tuple[str, type[SlipwayError]], ...] = (
-    ("has no available versions", NotReady),
-    (UnknownModel.said, UnknownModel),
-    ("larger than max", InvalidRequest),
-    ("unexpected inference input", InvalidRequest),
-    ("unexpected shape for input", InvalidRequest),
-    ("input byte size mismatch", InvalidRequest),
-    ("inference inputs for model", InvalidRequest),
-)
 
 
-class GrpcTransport:
+class _Server:
+    """What both transports know of their server and of the way to it.
+
+    Attributes:
+        proxy: Proxy of the environment that gRPC takes to the server; None where the connection is direct.
+    """
+
+    def __init__(self, url: str, connect_timeout_s: float, certificates: Path | None, protocol: Any) -> None:
+        self._url = url
+        self._connect_timeout_s = connect_timeout_s
+        self.proxy: Proxy | None = proxy_of(urlsplit(f"//{_host(url)}").netloc, GRPC)
+        self._is_triton = False
+        options = (*_OPTIONS, *grpc_options(self.proxy))
+        made = partial(_connected, url, _credentials(url, certificates), options, count(), protocol)
+        self._pools: Pools[_Connection] = Pools(made)
+
+    def _take_identity(self, answer: Any) -> None:
+        """Take note of the answer to the question what the server is.
+
+        Raises:
+            NotTriton: It is not Triton.
+        """
+        if not is_triton(answer.extensions):
+            raise not_triton(self._url, "gRPC", self.proxy)
+        self._is_triton = True
+
+    def _tensors(self, answer: Any, model: str) -> Tensors:
+        with decoding(self._url, model):
+            return messages.tensors(answer)
+
+    def _answered(self, message: Any, model: str) -> Tensors | SlipwayError:
+        """Return what a message of a stream carries."""
+        try:
+            return messages.refusal(message) or self._tensors(message.infer_response, model)
+        except Malformed as error:
+            return error
+
+    def _call_error(self, error: grpc.RpcError, deadline: Deadline) -> SlipwayError:
+        return errors.call_error(self._url, error, deadline, self.proxy)
+
+    def _ask_error(self, error: grpc.RpcError, limit_s: float) -> SlipwayError:
+        return errors.ask_error(self._url, error, limit_s, self.proxy)
+
+
+class GrpcTransport(_Server):
     """Blocking calls of one server; may be used from several threads."""
 
     def __init__(self, url: str, connect_timeout_s: float, certificates: Path | None = None) -> None:
-        self._url = url
-        self._connect_timeout_s = connect_timeout_s
-        made = partial(_connected, url, _credentials(url, certificates), count(), grpc)
-        self._pools: Pools[_Connection] = Pools(made)
+        super().__init__(url, connect_timeout_s, certificates, grpc)
         self._left: set[Any] = set()
 
     def close(self) -> None:
@@ -99,39 +122,58 @@ class GrpcTransport:
         for connection in self._pools.all():
             connection.channel.close()
 
+    def check(self, deadline: Deadline = UNLIMITED) -> None:
+        """Ask whether the server is Triton; once it was, nothing is asked any more.
+
+        Raises:
+            NotReady: The server cannot be reached, or is not Triton.
+        """
+        if not self._is_triton:
+            self._take_identity(self._ask("ServerMetadata", service_pb2.ServerMetadataRequest(), deadline))
+
     def server_live(self) -> bool:
         """Ask whether the server answers at all."""
+        self.check()
         return bool(self._ask("ServerLive", service_pb2.ServerLiveRequest()).live)
 
-    def server_ready(self) -> bool:
+    def server_ready(self, deadline: Deadline = UNLIMITED) -> bool:
         """Ask whether all of the server's models are ready."""
-        return bool(self._ask("ServerReady", service_pb2.ServerReadyRequest()).ready)
+        self.check(deadline)
+        return bool(self._ask("ServerReady", service_pb2.ServerReadyRequest(), deadline).ready)
 
-    def model_ready(self, model: str) -> bool:
+    def model_ready(self, model: str, deadline: Deadline = UNLIMITED) -> bool:
         """Ask whether a model is ready; an unknown one is not."""
-        return bool(self._ask("ModelReady", service_pb2.ModelReadyRequest(name=model)).ready)
+        self.check(deadline)
+        return bool(self._ask("ModelReady", service_pb2.ModelReadyRequest(name=model), deadline).ready)
 
-    def metadata(self, model: str) -> ModelMetadata:
+    def metadata(self, model: str, deadline: Deadline = UNLIMITED) -> ModelMetadata:
         """Ask for a model's tensors."""
-        return _metadata(self._ask("ModelMetadata", service_pb2.ModelMetadataRequest(name=model)))
+        self.check(deadline)
+        message = service_pb2.ModelMetadataRequest(name=model)
+        return messages.metadata(self._ask("ModelMetadata", message, deadline))
+
+    def parameters(self, model: str) -> dict[str, str]:
+        """Ask for the parameters of a model's configuration."""
+        self.check()
+        return messages.parameters(self._ask("ModelConfig", service_pb2.ModelConfigRequest(name=model)))
 
     def infer(self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION) -> Tensors:
         """Call a model that answers once."""
-        request, left_s = _request(model, tensors, turn), deadline.remaining_s()
+        request, left_s = messages.request(model, tensors, turn), deadline.remaining_s()
         headers = tuple(turn_headers(turn).items())
         with self._stub() as stub:
             try:
                 if left_s is None:
-                    return _tensors(stub.ModelInfer(request, metadata=headers))
+                    return self._tensors(stub.ModelInfer(request, metadata=headers), model)
                 # The call itself ends later than we wait for it: one that ends by itself is none that is cut.
                 call = stub.ModelInfer.future(request, timeout=left_s + LATE_S, metadata=headers)
-                return _tensors(call.result(left_s))
+                return self._tensors(call.result(left_s), model)
             except grpc.FutureTimeoutError:
                 self._left.add(call)
                 call.add_done_callback(self._left.discard)
                 raise deadline.exceeded() from None
             except grpc.RpcError as error:
-                raise _call_error(self._url, error, deadline) from None
+                raise self._call_error(error, deadline) from None
 
     def stream(
         self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION
@@ -140,35 +182,38 @@ class GrpcTransport:
         request_id, left_s = made_id(), deadline.remaining_s()
         with self._stub() as stub:
             call = stub.ModelStreamInfer(
-                iter([_request(model, tensors, turn, request_id)]),
+                iter([messages.request(model, tensors, turn, request_id)]),
                 timeout=None if left_s is None else left_s + CUT_S,
                 metadata=tuple(turn_headers(turn).items()),
             )
             end = partial(self._end, stub, request_id)
-            yield from answers(self._messages(call, deadline), end, call.cancel, deadline, left_s)
+            yield from answers(self._messages(call, deadline, model), end, call.cancel, deadline, left_s)
 
-    def _messages(self, call: Any, deadline: Deadline) -> Iterator[Tensors | SlipwayError]:
+    def _messages(self, call: Any, deadline: Deadline, model: str) -> Iterator[Tensors | SlipwayError]:
         try:
             for message in call:
-                yield _refusal(message) or _tensors(message.infer_response)
+                yield self._answered(message, model)
         except grpc.RpcError as error:
-            yield _call_error(self._url, error, deadline)
+            yield self._call_error(error, deadline)
 
     @staticmethod
     def _end(stub: Any, request_id: str) -> bool | None:
         """Ask the server to end a request; tell whether it knows it, None where it cannot be asked."""
         model, tensors = ending(request_id)
         try:
-            return was_found(_tensors(stub.ModelInfer(_request(model, tensors), timeout=KNOWN_S)))
+            answer = stub.ModelInfer(messages.request(model, tensors), timeout=KNOWN_S)
         except (grpc.RpcError, ValueError):  # the latter when the connection was closed
             return None
+        return _was_found(answer)
 
-    def _ask(self, method: str, message: Any) -> Any:
+    def _ask(self, method: str, message: Any, deadline: Deadline = UNLIMITED) -> Any:
+        limit_s = deadline.within(self._connect_timeout_s)
         with self._stub() as stub:
             try:
-                return getattr(stub, method)(message, timeout=self._connect_timeout_s)
+                return getattr(stub, method)(message, timeout=limit_s)
             except grpc.RpcError as error:
-                raise _ask_error(self._url, error, self._connect_timeout_s) from None
+                deadline.remaining_s()
+                raise self._ask_error(error, limit_s) from None
 
     @contextlib.contextmanager
     def _stub(self) -> Iterator[Any]:
@@ -184,14 +229,11 @@ class GrpcTransport:
                 over.channel.close()
 
 
-class AsyncGrpcTransport:
+class AsyncGrpcTransport(_Server):
     """The same calls for asyncio; belongs to the event loop in which it was made."""
 
     def __init__(self, url: str, connect_timeout_s: float, certificates: Path | None = None) -> None:
-        self._url = url
-        self._connect_timeout_s = connect_timeout_s
-        made = partial(_connected, url, _credentials(url, certificates), count(), grpc.aio)
-        self._pools: Pools[_Connection] = Pools(made)
+        super().__init__(url, connect_timeout_s, certificates, grpc.aio)
         self._left: set[asyncio.Task[Any]] = set()
 
     async def close(self) -> None:
@@ -201,28 +243,45 @@ class AsyncGrpcTransport:
         for connection in self._pools.all():
             await connection.channel.close()
 
+    async def check(self, deadline: Deadline = UNLIMITED) -> None:
+        """As :meth:`GrpcTransport.check`."""
+        if not self._is_triton:
+            message = service_pb2.ServerMetadataRequest()
+            self._take_identity(await self._ask("ServerMetadata", message, deadline))
+
     async def server_live(self) -> bool:
         """Ask whether the server answers at all."""
+        await self.check()
         return bool((await self._ask("ServerLive", service_pb2.ServerLiveRequest())).live)
 
-    async def server_ready(self) -> bool:
+    async def server_ready(self, deadline: Deadline = UNLIMITED) -> bool:
         """Ask whether all of the server's models are ready."""
-        return bool((await self._ask("ServerReady", service_pb2.ServerReadyRequest())).ready)
+        await self.check(deadline)
+        return bool((await self._ask("ServerReady", service_pb2.ServerReadyRequest(), deadline)).ready)
 
-    async def model_ready(self, model: str) -> bool:
+    async def model_ready(self, model: str, deadline: Deadline = UNLIMITED) -> bool:
         """Ask whether a model is ready; an unknown one is not."""
-        return bool((await self._ask("ModelReady", service_pb2.ModelReadyRequest(name=model))).ready)
+        await self.check(deadline)
+        message = service_pb2.ModelReadyRequest(name=model)
+        return bool((await self._ask("ModelReady", message, deadline)).ready)
 
-    async def metadata(self, model: str) -> ModelMetadata:
+    async def metadata(self, model: str, deadline: Deadline = UNLIMITED) -> ModelMetadata:
         """Ask for a model's tensors."""
+        await self.check(deadline)
         message = service_pb2.ModelMetadataRequest(name=model)
-        return _metadata(await self._ask("ModelMetadata", message))
+        return messages.metadata(await self._ask("ModelMetadata", message, deadline))
+
+    async def parameters(self, model: str) -> dict[str, str]:
+        """Ask for the parameters of a model's configuration."""
+        await self.check()
+        answer = await self._ask("ModelConfig", service_pb2.ModelConfigRequest(name=model))
+        return messages.parameters(answer)
 
     async def infer(
         self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION
     ) -> Tensors:
         """Call a model that answers once."""
-        request, left_s = _request(model, tensors, turn), deadline.remaining_s()
+        request, left_s = messages.request(model, tensors, turn), deadline.remaining_s()
         async with self._stub() as stub:
             call = stub.ModelInfer(
                 request,
@@ -230,11 +289,11 @@ class AsyncGrpcTransport:
                 metadata=tuple(turn_headers(turn).items()),
             )
             try:
-                return _tensors(await asyncio.wait_for(self._shielded(call), left_s))
+                return self._tensors(await asyncio.wait_for(self._shielded(call), left_s), model)
             except TimeoutError:
                 raise deadline.exceeded() from None
             except grpc.RpcError as error:
-                raise _call_error(self._url, error, deadline) from None
+                raise self._call_error(error, deadline) from None
 
     async def stream(
         self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION
@@ -243,21 +302,23 @@ class AsyncGrpcTransport:
         request_id, left_s = made_id(), deadline.remaining_s()
         async with self._stub() as stub:
             call = stub.ModelStreamInfer(
-                [_request(model, tensors, turn, request_id)],
+                [messages.request(model, tensors, turn, request_id)],
                 timeout=None if left_s is None else left_s + CUT_S,
                 metadata=tuple(turn_headers(turn).items()),
             )
-            end, messages = partial(self._end, stub, request_id), self._messages(call, deadline)
-            async with contextlib.aclosing(async_answers(messages, end, deadline, left_s)) as answered:
+            end, brought = partial(self._end, stub, request_id), self._messages(call, deadline, model)
+            async with contextlib.aclosing(async_answers(brought, end, deadline, left_s)) as answered:
                 async for found in answered:
                     yield found
 
-    async def _messages(self, call: Any, deadline: Deadline) -> AsyncGenerator[Tensors | SlipwayError, None]:
+    async def _messages(
+        self, call: Any, deadline: Deadline, model: str
+    ) -> AsyncGenerator[Tensors | SlipwayError, None]:
         try:
             while (message := await call.read()) is not grpc.aio.EOF:
-                yield _refusal(message) or _tensors(message.infer_response)
+                yield self._answered(message, model)
         except grpc.RpcError as error:
-            yield _call_error(self._url, error, deadline)
+            yield self._call_error(error, deadline)
         finally:
             call.cancel()
 
@@ -265,10 +326,10 @@ class AsyncGrpcTransport:
         """As :meth:`GrpcTransport._end`."""
         model, tensors = ending(request_id)
         try:
-            answer = await self._shielded(stub.ModelInfer(_request(model, tensors), timeout=KNOWN_S))
+            answer = await self._shielded(stub.ModelInfer(messages.request(model, tensors), timeout=KNOWN_S))
         except (grpc.RpcError, grpc.aio.UsageError):
             return None
-        return was_found(_tensors(answer))
+        return _was_found(answer)
 
     def _shielded(self, call: Any) -> asyncio.Future[Any]:
         """Return the answer of a call that goes on where nobody waits for it any more, and ends by itself."""
@@ -286,12 +347,14 @@ class AsyncGrpcTransport:
         task.add_done_callback(ended)
         return asyncio.shield(task)
 
-    async def _ask(self, method: str, message: Any) -> Any:
+    async def _ask(self, method: str, message: Any, deadline: Deadline = UNLIMITED) -> Any:
+        limit_s = deadline.within(self._connect_timeout_s)
         async with self._stub() as stub:
             try:
-                return await getattr(stub, method)(message, timeout=self._connect_timeout_s)
+                return await getattr(stub, method)(message, timeout=limit_s)
             except grpc.RpcError as error:
-                raise _ask_error(self._url, error, self._connect_timeout_s) from None
+                deadline.remaining_s()
+                raise self._ask_error(error, limit_s) from None
 
     @contextlib.asynccontextmanager
     async def _stub(self) -> AsyncIterator[Any]:
@@ -316,11 +379,15 @@ class _Connection:
 
 
 def _connected(
-    url: str, credentials: grpc.ChannelCredentials | None, numbers: Iterator[int], protocol: Any
+    url: str,
+    credentials: grpc.ChannelCredentials | None,
+    options: tuple[tuple[str, int], ...],
+    numbers: Iterator[int],
+    protocol: Any,
 ) -> _Connection:
     """Return a new connection of `grpc` or `grpc.aio`; nothing is sent yet."""
     # Channels of equal options to one host would share what is connected.
-    options = (*_OPTIONS, ("slipway.connection", next(numbers)))
+    options = (*options, ("slipway.connection", next(numbers)))
     if credentials is not None:
         channel = protocol.secure_channel(_host(url), credentials, options=options)
     else:
@@ -341,62 +408,9 @@ def _host(url: str) -> str:
     return url.removeprefix(_TLS).removeprefix("grpc://").rstrip("/")
 
 
-def _request(model: str, tensors: Tensors, turn: Turn = NO_SESSION, request_id: str = "") -> Any:
-    message = service_pb2.ModelInferRequest(model_name=model, id=request_id)
-    for name, value in turn_parameters(turn).items():
-        kind = {bool: "bool_param", int: "int64_param", str: "string_param"}[type(value)]
-        setattr(message.parameters[name], kind, value)
-    for name, array in tensors.items():
-        message.inputs.add(name=name, datatype=datatype_of(array), shape=array.shape)
-        message.raw_input_contents.append(to_bytes(array))
-    return message
-
-
-def _tensors(response: Any) -> Tensors:
-    pairs = zip(response.outputs, response.raw_output_contents, strict=True)
-    return {output.name: from_bytes(raw, output.datatype, output.shape) for output, raw in pairs}
-
-
-def _refusal(message: Any) -> SlipwayError | None:
-    return _said(message.error_message) if message.error_message else None
-
-
-def _metadata(message: Any) -> ModelMetadata:
-    inputs, outputs = (
-        tuple(TensorMetadata(tensor.name, tensor.datatype, tuple(tensor.shape)) for tensor in tensors)
-        for tensors in (message.inputs, message.outputs)
-    )
-    return ModelMetadata(message.name, tuple(message.versions), inputs, outputs)
-
-
-def _said(text: str, status: str | None = None) -> SlipwayError:
-    """Return the error that a server's text means, with the call's status where there is one."""
-    error = from_wire(text, status)
-    if error.args[0] == text.strip():  # no code of ours in it
-        for part, kind in _TRITON_TEXTS:
-            if part in text:
-                return kind(text)
-    return error
-
-
-def _call_error(url: str, error: grpc.RpcError, deadline: Deadline) -> SlipwayError:
-    mapped = _error(url, error)
-    local = isinstance(mapped, DeadlineExceeded) and mapped.args[0] == "Deadline Exceeded"
-    return deadline.exceeded() if local else mapped
-
-
-def _ask_error(url: str, error: grpc.RpcError, limit_s: float) -> SlipwayError:
-    mapped = _error(url, error)
-    if isinstance(mapped, DeadlineExceeded):
-        return NotReady(f"{url}: no answer within {limit_s:g} s; try another url, or see the server's log")
-    return mapped
-
-
-def _error(url: str, error: Any) -> SlipwayError:
-    status, text = error.code().name, error.details() or ""
-    mapped = _said(text, status)
-    if isinstance(mapped, UnknownModel):
-        return UnknownModel(f"{url}: {text}")
-    if _OTHER_SERVER in text or (type(mapped) is NotReady and mapped.args[0] == text):
-        return NotReady(f"{url}: unavailable over gRPC: {text}; try another url, or `slipway serve` there")
-    return mapped
+def _was_found(answer: Any) -> bool | None:
+    """Return what the server says of the request that it was asked to end; None where that is no answer."""
+    try:
+        return was_found(messages.tensors(answer))
+    except (Malformed, *ERRORS):
+        return None

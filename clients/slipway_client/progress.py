@@ -85,6 +85,8 @@ def _plain(what: str) -> Report:
     start_s = time.monotonic()
 
     def report(step: int, steps: int) -> None:
+        if step < 1 or steps < 1:  # a server counts otherwise
+            return
         if step * _PLAIN_LINES // steps == (step - 1) * _PLAIN_LINES // steps:
             return
         elapsed_s = time.monotonic() - start_s

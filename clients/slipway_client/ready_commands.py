@@ -11,6 +11,7 @@ import typer
 
 from slipway_client.address import address_of
 from slipway_client.options import TlsFolder
+from slipway_serving.durations import checked_option
 from slipway_serving.errors import NotReady
 
 
@@ -38,18 +39,20 @@ def ready(
     live: Annotated[
         bool, typer.Option("--live", help="Ask whether the server lives, rather than whether it is ready.")
     ] = False,
-    timeout_s: Annotated[float, typer.Option(help="Longest wait for an answer, seconds.", min=0.1)] = 3.0,
+    timeout_s: Annotated[
+        float,
+        typer.Option(help="Longest wait for an answer, seconds.", min=0.1, callback=checked_option),
+    ] = 3.0,
 ) -> None:
     """Tell whether a running server is ready, or lives: exit 0, or 1 with the reason."""
     from slipway_client import Client
 
     address = address_of(url, None if url else "http", timeout_s)
     with Client(*address, connect_timeout_s=timeout_s, tls=tls) as client:
-        if not (client.is_live() if live else client.is_ready(model)):
-            raise NotReady(
-                f"ready: {model or 'the server'} must be {'live' if live else 'ready'} at {address.url},"
-                " got no or another answer; try the server's log"
-            )
+        if live:
+            client.check_live()
+        else:
+            client.check_ready(model)
     if processes:
         _check_processes(address.url)
     typer.echo("live" if live else "ready")

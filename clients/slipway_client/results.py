@@ -7,13 +7,15 @@ stream that ended early is an error, never a shorter video.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway_serving.errors import Unrecoverable
+from slipway_serving.errors import Malformed
 from slipway_serving.events import Event, FramesPart, Progress, VideoPart
 from slipway_serving.requests import Request
 
@@ -75,7 +77,7 @@ class Assembler:
             The event, or None for a part of a result to come.
 
         Raises:
-            Unrecoverable: it contradicts an earlier one.
+            Malformed: it contradicts an earlier one.
         """
         if isinstance(event, FramesPart | VideoPart):
             self._count(event)
@@ -88,15 +90,16 @@ class Assembler:
         """Put the parts together, after the stream's end.
 
         Raises:
-            Unrecoverable: there is no result, parts are missing, or they are not what was asked for.
+            Malformed: there is no result, parts are missing, or they are not what was asked for.
         """
         if not (self._frames or self._video or self._answered):
             raise self._broken("stream must end with a result, got none")
-        missing = [index for index in range(self._expected or 0) if index not in self._chunks]
-        if missing:
+        # The number of chunks is a claim of the server's: what is missing is looked for lazily.
+        missing = (index for index in range(self._expected or 0) if index not in self._chunks)
+        if first := list(islice(missing, 8)):
             raise self._broken(
                 f"result must have {self._expected} chunks, got {len(self._chunks)}, "
-                f"without {', '.join(map(str, missing[:8]))}"
+                f"without {', '.join(map(str, first))}"
             )
         made: list[Result] = []
         if self._video:
@@ -142,8 +145,8 @@ class Assembler:
             raise self._broken(f"frames must be {list(asked)} together, got {list(array.shape)}")
         return array
 
-    def _broken(self, text: str) -> Unrecoverable:
-        return Unrecoverable(f"{self._model}: {text}; try again, and see the server's log")
+    def _broken(self, text: str) -> Malformed:
+        return Malformed(f"{self._model}: {text}; try again, and see the server's log")
 
 
 def join_frames(parts: list[FramesPart], where: str) -> NDArray[np.uint8]:
@@ -157,7 +160,7 @@ def join_frames(parts: list[FramesPart], where: str) -> NDArray[np.uint8]:
         [frames, height, width, 3], uint8.
 
     Raises:
-        Unrecoverable: sizes differ, or a frame is missing or not final.
+        Malformed: sizes differ, or a frame is missing or not final.
     """
     arrays = [part.pixels for part in parts]
     sizes = {array.shape[1:] for array in arrays}
@@ -166,14 +169,32 @@ def join_frames(parts: list[FramesPart], where: str) -> NDArray[np.uint8]:
     total = max(told or set(ends), default=0)
     if len(sizes) != 1 or len(told) > 1 or max(ends) > total or min(p.first_frame for p in parts) < 0:
         shapes = [list(array.shape) for array in arrays[:8]]
-        raise Unrecoverable(f"{where}: frames must be of one video of {total}, got parts {shapes}")
+        raise Malformed(f"{where}: frames must be of one video of {total}, got parts {shapes}")
+    # The total is a claim of the server's: nothing of that size is made unless so many frames came.
+    came = _without_gap((part.first_frame, end) for part, end in zip(parts, ends, strict=True))
+    if came < total:
+        raise Malformed(f"{where}: frames must all come and be final, got none for {came} of {total}")
     whole = np.zeros((total, *sizes.pop()), np.uint8)
     final = np.zeros(total, np.bool_)
     for part, array, end in zip(parts, arrays, ends, strict=True):
         whole[part.first_frame : end] = array
         final[part.first_frame : end] = part.final
     if not final.all():
-        raise Unrecoverable(
+        raise Malformed(
             f"{where}: frames must all come and be final, got none for {int(np.argmin(final))} of {total}"
         )
     return whole
+
+
+def _without_gap(spans: Iterable[tuple[int, int]]) -> int:
+    """Return how many frames from the first on are there.
+
+    Args:
+        spans: First frame of each part, and the frame after its last.
+    """
+    end = 0
+    for first, after in sorted(spans):
+        if first > end:
+            break
+        end = max(end, after)
+    return end

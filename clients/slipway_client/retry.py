@@ -6,14 +6,14 @@ itself when another attempt would be wrong (it is not a refusal), or not worth i
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from slipway_serving.errors import DeadlineExceeded, InvalidRequest, NotReady, Overloaded, SlipwayError
+from slipway_serving import durations
+from slipway_serving.errors import DeadlineExceeded, NotReady, Overloaded, SlipwayError
 
 
 class UnknownModel(NotReady):
@@ -21,6 +21,13 @@ class UnknownModel(NotReady):
 
     # Triton answers NOT_FOUND for a model that is still loading too; only the text tells them apart.
     said: ClassVar[str] = "is not found"
+
+
+class NotTriton(NotReady):
+    """What answers at the address is not Triton; waiting does not change that."""
+
+
+_HOPELESS = (UnknownModel, NotTriton)
 
 
 @dataclass(frozen=True)
@@ -42,11 +49,7 @@ class RetryPolicy:
 
     def __post_init__(self) -> None:
         for name in ("budget_s", "base_s", "max_s"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise InvalidRequest(
-                    f"RetryPolicy: {name} must be finite and at least 0, got {value}; try 1.0"
-                )
+            durations.check("RetryPolicy", name, getattr(self, name), zero=True)
 
     def ceiling_s(self, attempt: int) -> float:
         """Return the longest wait after an attempt, counted from 0, in seconds."""
@@ -71,7 +74,11 @@ class Deadline:
             clock: seconds from any fixed point.
             grace_s: how much longer to listen to a server that knows the limit itself, seconds: it can say
                 how far it came.
+
+        Raises:
+            InvalidRequest: The limit is not a number above 0, or longer than 30 days.
         """
+        durations.check(where, "timeout_s", limit_s)
         self._limit_s = limit_s
         self._where = where
         self._clock = clock
@@ -91,9 +98,25 @@ class Deadline:
             raise self.exceeded()
         return left_s
 
+    def within(self, limit_s: float) -> float:
+        """Return the seconds that one question may take, the question's own limit included.
+
+        Args:
+            limit_s: Limit of the question itself, seconds.
+
+        Raises:
+            DeadlineExceeded: None are left.
+        """
+        left_s = self.remaining_s()
+        return limit_s if left_s is None else min(limit_s, left_s)
+
     def exceeded(self) -> DeadlineExceeded:
         """Return the error that says so."""
         return DeadlineExceeded(f"{self._where}: not done within {self._limit_s:g} s; try a longer timeout")
+
+
+UNLIMITED = Deadline(None, "")
+"""The deadline of what has none."""
 
 
 class Attempts:
@@ -124,7 +147,7 @@ class Attempts:
             DeadlineExceeded: the request's own time is over.
         """
         left_s = self._deadline.remaining_s()
-        if not isinstance(error, NotReady | Overloaded) or isinstance(error, UnknownModel):
+        if not isinstance(error, NotReady | Overloaded) or isinstance(error, _HOPELESS):
             raise error
         wait_s = self._uniform(0.0, self._policy.ceiling_s(self._failed))
         self._failed += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
@@ -15,7 +16,7 @@ from tritonclient.utils import (
     triton_to_np_dtype,
 )
 
-from slipway_serving.errors import Unrecoverable
+from slipway_serving.errors import Malformed
 from slipway_serving.turns import Turn
 
 Tensors = Mapping[str, NDArray[Any]]
@@ -51,13 +52,16 @@ def from_bytes(raw: bytes, datatype: str, shape: Sequence[int]) -> NDArray[Any]:
     """Return the array of Triton's raw bytes.
 
     Raises:
-        Unrecoverable: the bytes are not an array of that type and shape.
+        Malformed: The bytes are not an array of that type and shape. The shape that is claimed is compared
+            with the bytes that came before anything of that size is made.
     """
     dtype = triton_to_np_dtype(datatype)
     if dtype is None:
-        raise Unrecoverable(f"output: datatype must be one that NumPy knows, got {datatype}")
+        raise Malformed(f"output: datatype must be one that NumPy knows, got {datatype}")
+    if not all(isinstance(size, int) and size >= 0 for size in shape):
+        raise Malformed(f"output: shape must be whole numbers from 0 on, got {list(shape)}")
     try:
         flat = deserialize_bytes_tensor(raw) if datatype == "BYTES" else np.frombuffer(raw, dtype=dtype)
         return np.asarray(flat).reshape(tuple(shape))
-    except ValueError as error:
-        raise Unrecoverable(f"output: bytes must make {datatype} {list(shape)}, got {error}") from None
+    except (ValueError, OverflowError, struct.error) as error:
+        raise Malformed(f"output: bytes must make {datatype} {list(shape)}, got {error}") from None

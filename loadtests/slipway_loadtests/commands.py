@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import typer
 
 from slipway_export.spec import Precision
+from slipway_serving.durations import checked_option
 from slipway_serving.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -204,7 +205,9 @@ def video(
 def wakeword(
     clients: Annotated[int, typer.Option(min=1, help="At a time, each with one request under way.")] = 16,
     rounds: Rounds = 5,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Of load, for each server in each round.")] = 4.0,
+    seconds: Annotated[
+        float, typer.Option(min=0.1, help="Of load, for each server in each round.", callback=checked_option)
+    ] = 4.0,
     threads: Annotated[int, typer.Option(min=1, help="Of each ONNX Runtime session in each server.")] = 1,
     int8: Annotated[bool, typer.Option("--int8/--no-int8", help="Compare int8 graphs too.")] = True,
     output: Output = _OUTPUT,
@@ -371,10 +374,20 @@ def real_size(
 
 
 def capacity(
-    service_s: Annotated[float, typer.Option(help="Time of a request alone on a replica, seconds, above 0.")],
-    each_s: Annotated[float, typer.Option(help="Mean time between requests of a user, seconds, above 0.")],
+    service_s: Annotated[
+        float,
+        typer.Option(help="Time of a request alone on a replica, seconds, above 0.", callback=checked_option),
+    ],
+    each_s: Annotated[
+        float,
+        typer.Option(help="Mean time between requests of a user, seconds, above 0.", callback=checked_option),
+    ],
     p95_s: Annotated[
-        float, typer.Option(help="Delay beyond the service time that 95 of 100 may see, seconds, above 0.")
+        float,
+        typer.Option(
+            help="Delay beyond the service time that 95 of 100 may see, seconds, above 0.",
+            callback=checked_option,
+        ),
     ],
     users: Annotated[list[int], typer.Option(min=1, help="May be repeated.")],
     at_work: Annotated[

@@ -20,7 +20,9 @@ import yaml
 
 from slipway_client.address import Address, address_of
 from slipway_client.options import SpokenProtocol, TlsFolder, Url
+from slipway_serving.durations import checked_option
 from slipway_serving.errors import InvalidRequest, NotReady, Unrecoverable
+from slipway_serving.texts import printable
 
 if TYPE_CHECKING:
     from slipway_loadtests.load.plan import Plan
@@ -35,7 +37,9 @@ Models = Annotated[
     list[str] | None,
     typer.Option(help="Only this served model of the families; may be repeated.", metavar="NAME"),
 ]
-Timeout = Annotated[float, typer.Option(help="Limit of each request, seconds, above 0.")]
+Timeout = Annotated[
+    float, typer.Option(help="Limit of each request, seconds, above 0.", callback=checked_option)
+]
 Fields = Annotated[
     list[str] | None,
     typer.Option(
@@ -45,7 +49,10 @@ Fields = Annotated[
 ]
 Slo = Annotated[Path | None, typer.Option(help="YAML of what is promised, by model.")]
 Seed = Annotated[int, typer.Option(min=0, help="Of moments and data.")]
-Wait = Annotated[float, typer.Option(min=0, help="Longest wait for the server to be ready, seconds.")]
+Wait = Annotated[
+    float,
+    typer.Option(min=0, help="Longest wait for the server to be ready, seconds.", callback=checked_option),
+]
 _PORT = 5557
 
 
@@ -64,23 +71,35 @@ def load(
         typer.Option(help="closed: a user sends again when answered; else as often as --per-s says."),
     ] = "closed",
     per_s: Annotated[
-        float, typer.Option(min=0, help="Requests or sessions per second at most, where arrivals are open.")
+        float,
+        typer.Option(
+            min=0,
+            help="Requests or sessions per second at most, where arrivals are open.",
+            callback=checked_option,
+        ),
     ] = 1.0,
     burst: Annotated[
         float, typer.Option(help="Of gamma arrivals: squared variation of gaps, above 0; 1 is poisson.")
     ] = 4.0,
     seconds: Annotated[
-        float | None, typer.Option(help="Of the whole, above 0; by default 60, of a soak 1800.")
+        float | None,
+        typer.Option(help="Of the whole, above 0; by default 60, of a soak 1800.", callback=checked_option),
     ] = None,
     stages: Annotated[
         Path | None,
         typer.Option(help="YAML list of seconds and level (users, or per second) each, instead of a shape."),
     ] = None,
     think_s: Annotated[
-        float, typer.Option(min=0, help="Mean time between visits of a closed user, seconds.")
+        float,
+        typer.Option(
+            min=0, help="Mean time between visits of a closed user, seconds.", callback=checked_option
+        ),
     ] = 0.0,
     session_s: Annotated[
-        float, typer.Option(help="Length of a world's play, or of a stream, seconds, above 0.")
+        float,
+        typer.Option(
+            help="Length of a world's play, or of a stream, seconds, above 0.", callback=checked_option
+        ),
     ] = 10.0,
     cancel_share: Annotated[
         float, typer.Option(min=0, max=1, help="Share of videos that are cancelled after a step.")
@@ -160,7 +179,7 @@ def saturate(
     users: Annotated[
         int, typer.Option(min=1, help="At most at a time in the closed run, which begins with one.")
     ] = 8,
-    seconds: Annotated[float, typer.Option(help="Of each stage, above 0.")] = 5.0,
+    seconds: Annotated[float, typer.Option(help="Of each stage, above 0.", callback=checked_option)] = 5.0,
     timeout_s: Timeout = 30.0,
     field: Fields = None,
     slo: Slo = None,
@@ -197,7 +216,7 @@ def saturate(
         found.append(find(use, plan, users, seconds, run))
         report.write_saturation(output / f"{use.model}.json", found[-1])
     for line in lines(found):
-        typer.echo(line)
+        typer.echo(printable(line))
 
 
 def _require_locust() -> None:
@@ -231,10 +250,12 @@ def _served(
 
     with Client(*address, tls=tls) as client:
         until_s = time.monotonic() + wait_s
-        while not (ready := client.is_ready()) and time.monotonic() < until_s:
+        while not client.is_ready() and time.monotonic() < until_s:
             time.sleep(1.0)
-        if not ready:
-            raise NotReady(f"{where}: server must be ready at {address.url}, got no such answer; try --url")
+        try:
+            client.check_ready()
+        except NotReady as error:
+            raise NotReady(f"{where}: server must be ready at {address.url}, got: {error}") from None
         found = tuple(use for use in uses if client.is_ready(use.model))
     if not found:
         raise NotReady(

@@ -9,7 +9,9 @@ from typing import Annotated
 import typer
 
 from slipway_client.options import Url
+from slipway_serving.durations import checked_option
 from slipway_serving.errors import InvalidRequest, Unrecoverable, raise_all
+from slipway_serving.texts import printable
 
 _MINUTES = 30.0
 
@@ -20,7 +22,8 @@ def soak(
     ] = None,
     url: Url = None,
     minutes: Annotated[
-        float | None, typer.Option(help="Length of the traffic, minutes, above 0; by default 30.")
+        float | None,
+        typer.Option(help="Length of the traffic, minutes, above 0; by default 30.", callback=checked_option),
     ] = None,
     requests: Annotated[
         int | None, typer.Option(min=1, help="Send so many instead, and judge the memory by its end.")
@@ -34,7 +37,10 @@ def soak(
     ] = False,
     callers: Annotated[int, typer.Option(min=1, help="That send at a time.")] = 8,
     limit_s: Annotated[
-        float, typer.Option(help="Longest wait for an answer, seconds, above 0; a longer one hangs.")
+        float,
+        typer.Option(
+            help="Longest wait for an answer, seconds, above 0; a longer one hangs.", callback=checked_option
+        ),
     ] = 120.0,
     growth: Annotated[
         float, typer.Option(min=0, help="Growth of what is held that passes for flat, percent per hour.")
@@ -89,7 +95,7 @@ def soak(
     write_json(report.soak_json(result, machine), output / "soak.json")
     draw_soak(result, output / "soak.png")
     for line in report.lines(result):
-        print(line)
+        print(printable(line))
     print(f"report: {output / 'soak.json'}", file=sys.stderr)
     if result.broken:
         raise Unrecoverable(f"soak: {' | '.join(result.broken)}")

@@ -26,8 +26,9 @@ from slipway_export.repository import check_replaceable, remove
 from slipway_export.spec import Family, Precision
 from slipway_management.exports import Busy, Exports, State
 from slipway_management.worker import Job
-from slipway_serving.control import ModelControl, is_loopback
+from slipway_serving.control import ModelControl
 from slipway_serving.errors import InvalidRequest, NotReady, Overloaded, SlipwayError
+from slipway_serving.proxies import is_loopback
 
 MOST_BODY_BYTES = 1 << 16
 _STATUS_CODES: tuple[tuple[type[SlipwayError], int], ...] = (

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from slipway_export.commands import control_token_option, trained_family, triton_option
+from slipway_serving.durations import checked_option
 from slipway_serving.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def manage(
         Path | None, typer.Option(help="File with the token that callers must present as bearer token.")
     ] = None,
     export_timeout_s: Annotated[
-        float, typer.Option(help="Seconds that one export may take, above 0.", min=1)
+        float, typer.Option(help="Seconds that one export may take, above 0.", min=1, callback=checked_option)
     ] = 1800.0,
 ) -> None:
     """Serve the management API of trained models until SIGTERM or Ctrl-C; /docs documents it."""

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from slipway_serving.durations import checked_option
 from slipway_serving.standard_streams import say
+from slipway_serving.texts import printable
 
 if TYPE_CHECKING:
     from slipway_serving.server import Server
@@ -32,10 +34,16 @@ def serve(
         int, typer.Option(help="Prometheus metrics port, 0 picks a free one.", **_PORT)
     ] = 8002,
     exit_timeout_s: Annotated[
-        int, typer.Option(help="Seconds that in-flight requests get to finish on SIGTERM or Ctrl-C.", min=0)
+        int,
+        typer.Option(
+            help="Seconds that in-flight requests get to finish on SIGTERM or Ctrl-C.",
+            min=0,
+            callback=checked_option,
+        ),
     ] = 30,
     ready_timeout_s: Annotated[
-        float, typer.Option(help="Seconds that all models together get to load.", min=0)
+        float,
+        typer.Option(help="Seconds that all models together get to load.", min=0, callback=checked_option),
     ] = 600.0,
     model_control: Annotated[
         Literal["none", "explicit"],
@@ -114,7 +122,7 @@ def serve(
         shown = sys.stderr.isatty() if progress is None else progress
         _run(Server(config, _warn if shown else None, _warn), verbose=verbose)
     except SlipwayError as error:
-        _warn(f"error: {error}")
+        _warn(f"error: {printable(str(error))}")
         raise typer.Exit(error.exit_code) from None
 
 
@@ -123,7 +131,10 @@ def drain(
         str, typer.Option(help="Metrics endpoint of the server.", metavar="HOST:PORT")
     ] = "localhost:8002",
     timeout_s: Annotated[
-        float, typer.Option(help="Longest wait for the requests under way, seconds.", min=0)
+        float,
+        typer.Option(
+            help="Longest wait for the requests under way, seconds.", min=0, callback=checked_option
+        ),
     ] = 30.0,
     refuse: Annotated[
         bool,
@@ -172,7 +183,9 @@ def _run(server: Server, *, verbose: bool) -> None:
     from slipway_serving.triton_log import follow
 
     done = threading.Event()
-    follower = threading.Thread(target=follow, args=(server.log_path, lambda line: _warn(line, end=""), done))
+    follower = threading.Thread(
+        target=follow, args=(server.log_path, lambda line: _warn(printable(line.rstrip("\n"))), done)
+    )
     try:
         if verbose:
             server.log_path.touch()

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import ipaddress
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,9 @@ from urllib.parse import quote
 
 import httpx
 
+from slipway_serving import durations
 from slipway_serving.errors import InvalidRequest, NotReady
+from slipway_serving.identity import extensions, is_triton
 from slipway_serving.triton_log import plain
 
 CONTROL_HEADER = "slipway-control"
@@ -41,14 +43,6 @@ _IDLE_MODEL = {
 }
 _STATE = re.compile(r"^load failed for model '[^']*': (?:version -?\d+ is at \w+ state: )?")
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{16,512}")
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches a server that listens on `host`."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def read_token(path: Path) -> str:
@@ -87,6 +81,7 @@ class ModelControl:
     header: str = CONTROL_HEADER
 
     def __post_init__(self) -> None:
+        durations.check("triton", "load_timeout_s", self.load_timeout_s)
         host, _, port = self.url.rpartition(":")
         if not host or "/" in host or not port.isdigit():
             raise InvalidRequest(
@@ -132,8 +127,7 @@ class ModelControl:
         Raises:
             NotReady: the server cannot be reached, or refused.
         """
-        answer = self._post("/v2/repository/index", {"ready": True}, _SHORT_S)
-        return frozenset(str(entry["name"]) for entry in self._json(answer))
+        return frozenset(self._index())
 
     def instances(self, model: str) -> int:
         """Return how many instances a model that is ready has; 0 where it is not ready.
@@ -146,9 +140,12 @@ class ModelControl:
         answer = self._send("GET", f"/v2/models/{quote(model, safe='')}", None, _SHORT_S)
         if answer.status_code in (httpx.codes.BAD_REQUEST, httpx.codes.NOT_FOUND):
             return 0
-        versions = len(self._json(self._checked(answer)).get("versions", ()))
-        groups = self._config(model).get("instance_group", ())
-        return sum(versions * int(group["count"]) * max(1, len(group["gpus"])) for group in groups)
+        with self._decoding("metadata"):
+            versions = len(self._checked(answer).json().get("versions", ()))
+        config = self._config(model)
+        with self._decoding("config"):
+            groups = config.get("instance_group", ())
+            return sum(versions * int(group["count"]) * max(1, len(group["gpus"])) for group in groups)
 
     def replace(self, model: str, mark: str) -> None:
         """Load a model anew though nothing of it has changed; as :meth:`load` where something has.
@@ -192,31 +189,61 @@ class ModelControl:
             return self._ask("GET", "/v2/health/ready", None, _SHORT_S).is_success
         return False
 
+    def _index(self) -> list[str]:
+        """Return the name of each version of a model that is ready."""
+        answer = self._post("/v2/repository/index", {"ready": True}, _SHORT_S)
+        with self._decoding("index"):
+            entries = answer.json()
+            if not isinstance(entries, list):
+                raise TypeError(f"must be a list, got {type(entries).__name__}")
+            return [str(entry["name"]) for entry in entries]
+
     def _config(self, model: str) -> dict[str, Any]:
         """Return a served model's configuration in Triton's JSON form."""
-        config: dict[str, Any] = self._json(
-            self._ask("GET", f"/v2/models/{quote(model, safe='')}/config", None, _SHORT_S)
-        )
-        return config
+        answer = self._ask("GET", f"/v2/models/{quote(model, safe='')}/config", None, _SHORT_S)
+        with self._decoding("config"):
+            return dict(answer.json())
 
     def _change(self, model: str, change: str, body: dict[str, Any], timeout_s: float | None = None) -> None:
         if model in ("", ".", "..") or "/" in model:
             raise InvalidRequest(f"triton {self.url}: model must be a name of one, got {model!r}")
+        self._check_triton()  # whose answer to a change is empty
         self._post(
             f"/v2/repository/models/{quote(model, safe='')}/{change}", body, timeout_s or self.load_timeout_s
         )
+
+    def _check_triton(self) -> None:
+        """Check that Triton is at the address.
+
+        Raises:
+            NotReady: The server cannot be reached, or is something else.
+        """
+        if not is_triton(extensions(self._ask("GET", "/v2", None, _SHORT_S).content)):
+            raise NotReady(
+                f"triton {self.url}: this address answers HTTP, but it is not Triton; try Triton's port of"
+                " HTTP, by default 8000"
+            )
+
+    @contextlib.contextmanager
+    def _decoding(self, what: str) -> Iterator[None]:
+        """Tell of an answer that the block cannot decode: of something else than Triton, or of a broken one.
+
+        Raises:
+            NotReady: The block failed.
+        """
+        try:
+            yield
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            self._check_triton()
+            raise NotReady(
+                f"triton {self.url}: the answer is malformed: {what}: {error}; see the server's log"
+            ) from None
 
     def _post(self, path: str, body: dict[str, Any], timeout_s: float) -> httpx.Response:
         return self._ask("POST", path, body, timeout_s)
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float) -> httpx.Response:
         return self._checked(self._send(method, path, body, timeout_s))
-
-    def _json(self, answer: httpx.Response) -> Any:
-        try:
-            return answer.json()
-        except ValueError:
-            raise NotReady(f"triton {self.url}: must answer in JSON, got {answer.text[:80]!r}") from None
 
     def _checked(self, answer: httpx.Response) -> httpx.Response:
         """Return an answer that is not a refusal."""

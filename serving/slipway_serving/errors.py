@@ -87,6 +87,10 @@ class Unrecoverable(SlipwayError):
     triton_code = "INTERNAL"
 
 
+class Malformed(Unrecoverable):
+    """An answer is not what its model answers with: its sender is broken, hostile or of another version."""
+
+
 _TREE: tuple[type[SlipwayError], ...] = (
     InvalidRequest,
     NotReady,

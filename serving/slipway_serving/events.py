@@ -11,7 +11,6 @@ raised where the events are read.
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -20,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway_serving import texts
-from slipway_serving.errors import Unrecoverable
-from slipway_serving.fields import Array, Field, Rule, encode, fields_of
+from slipway_serving.errors import Malformed
+from slipway_serving.fields import Array, Field, Rule, agreement_problems, encode, fields_of
 
 E = TypeVar("E", bound="Event")
 Pixels = NDArray[np.uint8]
@@ -122,16 +121,16 @@ class FramesPart(Event):
         """The frames, [frames, height, width, 3], in whichever form they came.
 
         Raises:
-            Unrecoverable: there are none, or the text is no base64 of frames of that size.
+            Malformed: there are none, or the text is no base64 of frames of that size.
         """
         if self.frames is not None:
             return self.frames
         raw = _from_base64(self.frames_base64 or b"", "frames")
         try:
             return np.frombuffer(raw, np.uint8).reshape(-1, self.height or 0, self.width or 0, 3)
-        except ValueError:
+        except (ValueError, OverflowError):
             size = f"{self.height}x{self.width}"
-            raise Unrecoverable(f"frames must be whole ones of {size} pixels, got {len(raw)} bytes") from None
+            raise Malformed(f"frames must be whole ones of {size} pixels, got {len(raw)} bytes") from None
 
     def as_text(self) -> FramesPart:
         """Return the part with its frames as base64 text."""
@@ -174,7 +173,7 @@ class VideoPart(Event):
             form: of the result that was asked for; text if it ends in "_base64".
 
         Raises:
-            Unrecoverable: the text is no base64.
+            Malformed: the text is no base64.
         """
         return _from_base64(self.video, "video") if form.endswith(BASE64) else self.video
 
@@ -209,14 +208,14 @@ def read(events: Sequence[type[Event]], response: Mapping[str, NDArray[Any]], wh
         where: the model, for messages.
 
     Raises:
-        Unrecoverable: it is none of them, or lacks a field.
+        Malformed: it is none of them, or lacks a field.
     """
     for event in events:
         if not event.known_by or any(name in response for name in event.known_by):
             return _event(event, response, where)
     expected = ", ".join(name for event in events for name in event.known_by[:1])
     got = ", ".join(sorted(response)) or "nothing"
-    raise Unrecoverable(f"{where}: response must carry one of {expected}, got {got}; see the server's log")
+    raise Malformed(f"{where}: response must carry one of {expected}, got {got}; see the server's log")
 
 
 def _event(event: type[E], response: Mapping[str, NDArray[Any]], where: str) -> E:
@@ -225,7 +224,7 @@ def _event(event: type[E], response: Mapping[str, NDArray[Any]], where: str) -> 
         array = response.get(each.name)
         if array is None:
             if not each.optional and not each.nullable:
-                raise Unrecoverable(
+                raise Malformed(
                     f"{where}: {event.__name__} must carry {each.name}, got"
                     f" {', '.join(sorted(response)) or 'nothing'}; see the server's log"
                 )
@@ -234,41 +233,85 @@ def _event(event: type[E], response: Mapping[str, NDArray[Any]], where: str) -> 
             values[each.name] = _shaped(each.rule, array, response, where, each.name)
         else:
             values[each.name] = _scalar(each, array, where)
+    if problems := agreement_problems(values, fields_of(event)):
+        raise Malformed(f"{where}: {problems[0]}")
     return event(**values)
+
+
+_KINDS: dict[type, str] = {str: "OSU", bytes: "OS", int: "iu", float: "fiu", bool: "b"}
+"""Kinds of NumPy's types that a scalar of each type may come as; JSON writes 2.0 as 2."""
 
 
 def _scalar(each: Field, array: NDArray[Any], where: str) -> Any:
     if array.size != 1:
-        raise Unrecoverable(f"{where}: {each.name} must be one value, got shape {list(array.shape)}")
+        raise Malformed(f"{where}: {each.name} must be one value, got shape {list(array.shape)}")
     value = array.reshape(-1)[0]
+    if array.dtype.kind not in _KINDS[each.kind]:
+        raise Malformed(
+            f"{where}: {each.name} must be {each.datatype}, got {array.dtype} {texts.short(value)}"
+        )
+    if each.kind is str:
+        text, problem = texts.read(each.name, value)
+        if text is None:
+            raise Malformed(f"{where}: {problem}")
+        return text
+    if each.kind is bytes and not isinstance(value, bytes):
+        raise Malformed(f"{where}: {each.name} must be bytes, got {texts.short(value)}")
     convert: Callable[[Any], Any] = each.kind
-    return value.decode() if each.kind is str and isinstance(value, bytes) else convert(value)
+    return convert(value)
 
 
 def _shaped(
     rule: Array, array: NDArray[Any], response: Mapping[str, NDArray[Any]], where: str, name: str
 ) -> NDArray[Any]:
     """Return an array in its shape: an axis has the size that the field of its name tells."""
-    array = array.astype(rule.numpy, copy=False)
+    array = _typed(rule, array, where, name)
+    if array.ndim != len(rule.shape):
+        shape = [_axis(axis, name, response, where) for axis in rule.shape]
+        try:
+            array = array.reshape(shape)
+        except (ValueError, OverflowError):
+            raise Malformed(
+                f"{where}: {name} must have the shape {shape} that comes with it, got {array.size} values"
+            ) from None
+    if not rule.fits(array.shape):
+        raise Malformed(
+            f"{where}: {name} must be [{', '.join(map(str, rule.shape))}], got {list(array.shape)}"
+        )
+    return array
+
+
+def _typed(rule: Array, array: NDArray[Any], where: str, name: str) -> NDArray[Any]:
+    """Return an array with the element type of its rule; JSON carries wider ones."""
     if rule.dtype == "text":
         read_texts, problem = texts.read_all(name, array)
         if read_texts is None:
-            raise Unrecoverable(f"{where}: {problem}")
-        array = read_texts
-    if array.ndim == len(rule.shape):
-        return array
-    told_sizes = {
-        axis: int(response[axis].reshape(-1)[0])
-        for axis in rule.shape
-        if isinstance(axis, str) and axis != name and axis in response
-    }
-    shape = [told_sizes.get(axis, -1) if isinstance(axis, str) else axis for axis in rule.shape]
-    try:
-        return array.reshape(shape)
-    except ValueError:
-        raise Unrecoverable(
-            f"{where}: {name} must have the shape {shape} that comes with it, got {array.size} values"
-        ) from None
+            raise Malformed(f"{where}: {problem}")
+        return read_texts
+    wanted = np.dtype(rule.numpy)
+    allowed = "fiu" if wanted.kind == "f" else "b" if wanted.kind == "b" else "iu"
+    # JSON carries an empty array without a type.
+    if array.size and array.dtype.kind not in allowed:
+        raise Malformed(f"{where}: {name} must be {rule.dtype}, got {array.dtype}")
+    if array.size and wanted.kind in "iu":
+        bounds = np.iinfo(wanted)
+        if int(array.min()) < bounds.min or int(array.max()) > bounds.max:
+            raise Malformed(
+                f"{where}: {name} must be {rule.dtype}, got values from {array.min()} to {array.max()}"
+            )
+    return array.astype(wanted, copy=False)
+
+
+def _axis(axis: int | str, name: str, response: Mapping[str, NDArray[Any]], where: str) -> int:
+    """Return the size of an axis as an output of its name tells it; -1 where none does."""
+    if isinstance(axis, int):
+        return axis
+    told_size = response.get(axis) if axis != name else None
+    if told_size is None:
+        return -1
+    if told_size.size != 1 or told_size.dtype.kind not in "iu" or told_size.reshape(-1)[0] < 0:
+        raise Malformed(f"{where}: {axis} must be one whole number from 0 on, got {texts.short(told_size)}")
+    return int(told_size.reshape(-1)[0])
 
 
 def _tell_size(event: Progress | FramesPart, pixels: Pixels | None) -> None:
@@ -281,5 +324,5 @@ def _tell_size(event: Progress | FramesPart, pixels: Pixels | None) -> None:
 def _from_base64(text: bytes, name: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
-    except binascii.Error as error:
-        raise Unrecoverable(f"{name} must be base64 text, got something else ({error})") from None
+    except ValueError as error:  # binascii.Error is one, and so is what it says of other characters
+        raise Malformed(f"{name} must be base64 text, got something else ({error})") from None

@@ -123,7 +123,7 @@ class Array:
 
     def problem(self, name: str, value: Any, limits: Mapping[str, range]) -> str:
         """Return the sentence about an array that breaks the rule; "" for one that keeps it."""
-        if not isinstance(value, np.ndarray) or not self._typed(value) or not self._fits(value.shape):
+        if not isinstance(value, np.ndarray) or not self._typed(value) or not self.fits(value.shape):
             got = f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else short(value)
             want = f"{self.dtype} [{', '.join(map(str, self.shape))}]"
             return f"{name} must be {want}, got {got}; try an array of that type and shape"
@@ -132,7 +132,8 @@ class Array:
     def _typed(self, value: NDArray[Any]) -> bool:
         return bool(value.dtype == self.numpy) or (self.dtype == "text" and value.dtype.kind == "U")
 
-    def _fits(self, shape: Sequence[int]) -> bool:
+    def fits(self, shape: Sequence[int]) -> bool:
+        """Return whether a shape has the axes of the rule, and the sizes of those that are fixed."""
         return len(shape) == len(self.shape) and all(
             isinstance(want, str) or want == size for want, size in zip(self.shape, shape, strict=True)
         )

@@ -8,14 +8,25 @@ model's error, of the same class.
 from __future__ import annotations
 
 import numpy as np
-from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedOutput, KeepAliveOptions
+from tritonclient.grpc import (
+    MAX_GRPC_MESSAGE_SIZE,
+    InferenceServerClient,
+    InferInput,
+    InferRequestedOutput,
+)
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from slipway_serving.errors import DeadlineExceeded, InvalidRequest, NotReady, Unrecoverable, from_wire
 from slipway_serving.program import Call, Responses, Settings
+from slipway_serving.proxies import GRPC, grpc_options, proxy_of
 
-# A host that died in silence is noticed by a ping; Triton closes connections that ping more often.
-_KEEPALIVE = KeepAliveOptions(keepalive_time_ms=310_000, keepalive_timeout_ms=20_000)
+_OPTIONS = (
+    ("grpc.max_send_message_length", MAX_GRPC_MESSAGE_SIZE),
+    ("grpc.max_receive_message_length", MAX_GRPC_MESSAGE_SIZE),
+    # A host that died in silence is noticed by a ping; Triton closes connections that ping more often.
+    ("grpc.keepalive_time_ms", 310_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+)
 
 
 class RemoteModel:
@@ -37,7 +48,9 @@ class RemoteModel:
                 f"{self._model}: parameter server of config.pbtxt must be HOST:PORT, got {self._server!r}"
             )
         self._outputs = [entry["name"] for entry in settings.config["output"]]
-        self._client = InferenceServerClient(self._server, keepalive_options=_KEEPALIVE)
+        self._proxy = proxy_of(self._server, GRPC)
+        options = [*_OPTIONS, *grpc_options(self._proxy)]
+        self._client = InferenceServerClient(self._server, channel_args=options)
 
     def run(self, call: Call) -> Responses:
         """Yield the other server's answer.
@@ -56,7 +69,8 @@ class RemoteModel:
             said = from_wire(error.message(), error.status())
             if isinstance(said, DeadlineExceeded):
                 said = NotReady(f"must answer within {self._timeout_s} s, got nothing")
-            raise type(said)(f"{self._model} on {self._server}: {said}") from error
+            through = self._proxy.told if self._proxy and isinstance(said, NotReady) else ""
+            raise type(said)(f"{self._model} on {self._server}: {said}{through}") from error
         tensors = {name: answer.as_numpy(name) for name in self._outputs}
         if missing := sorted(name for name, array in tensors.items() if array is None):
             raise Unrecoverable(

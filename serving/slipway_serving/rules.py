@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from slipway_serving.durations import LONGEST_S
 from slipway_serving.fields import Rule
 
 
@@ -72,6 +73,17 @@ def above_zero(help_text: str, example: str, default: str = "") -> Rule:
     return Rule(
         "finite and above 0",
         lambda value: bool(np.isfinite(_as_float32(value)) and _as_float32(value) > 0),
+        lambda _: example,
+        help_text,
+        default=default,
+    )
+
+
+def duration(help_text: str, example: str, default: str = "") -> Rule:
+    """Return the rule of a number of seconds above 0 that timers can wait."""
+    return Rule(
+        f"above 0 and at most {LONGEST_S:.0f}",
+        lambda value: bool(_as_float32(value) > 0 and value <= LONGEST_S),
         lambda _: example,
         help_text,
         default=default,

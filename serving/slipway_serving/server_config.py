@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
+from slipway_serving import durations
 from slipway_serving.errors import raise_all
 from slipway_serving.triton_arguments import further_problems, tracing_problems
 
@@ -73,9 +74,11 @@ class ServerConfig:
         given = [port for port in self.ports.values() if port]
         if len(set(given)) < len(given):
             problems.append(f"ports must be three different ones, got {given}")
-        for name in ("exit_timeout_s", "ready_timeout_s", "log_verbose"):
-            if getattr(self, name) < 0:
-                problems.append(f"{name} must be 0 or more, got {getattr(self, name)}")
+        for name in ("exit_timeout_s", "ready_timeout_s"):
+            if wrong := durations.problem(name, getattr(self, name), zero=True):
+                problems.append(wrong)
+        if self.log_verbose < 0:
+            problems.append(f"log_verbose must be 0 or more, got {self.log_verbose}")
         if self.model_control not in get_args(ModelControlMode):
             problems.append(
                 f"model_control must be one of {', '.join(get_args(ModelControlMode))}, got"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from typing import Any
 
 import numpy as np
@@ -70,3 +71,17 @@ def short(value: Any) -> str:
     """Return a value's repr, shortened."""
     text = repr(value)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
+
+
+def printable(value: str) -> str:
+    """Return a text that a terminal shows and does not obey: control and format characters as escapes.
+
+    Whoever serves or sends a text could otherwise move the cursor, change the window's title or hide what is
+    printed.
+    """
+    return "".join(
+        each
+        if each.isprintable() or unicodedata.category(each) == "Zs"
+        else each.encode("unicode_escape").decode()
+        for each in value
+    )

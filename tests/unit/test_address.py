@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import pytest
 
+from slipway_client import AsyncClient, Client
 from slipway_client.address import address_of
 from slipway_client.generation import Protocol
 from slipway_serving.errors import InvalidRequest
@@ -34,10 +38,19 @@ def test_url_says_what_is_spoken_there_when_it_has_a_scheme(
         ("ftp://a:1", None, "url: scheme must be one of grpc, grpcs, http, https, got 'ftp://a:1'"),
         ("http://a:1", "grpc", "url: scheme must be of the protocol grpc, got 'http://a:1'"),
         ("grpcs://a:1", "http", "url: scheme must be of the protocol http, got 'grpcs://a:1'"),
+        ("a:1", "ftp", "client: protocol must be grpc or http, got 'ftp'"),
+        ("", None, "url: must be HOST:PORT or SCHEME://HOST:PORT, got ''"),
+        ("http://", None, "url: must be HOST:PORT or"),
+        (":8001", None, "url: must be HOST:PORT or"),
+        ("a:port", None, "url: must be HOST:PORT or"),
+        ("a:65536", None, "url: must be HOST:PORT or"),
+        ("a:0", None, "url: must be HOST:PORT or"),
+        ("a b:1", None, "url: must be HOST:PORT or"),
+        ("http://a\x1b:1", None, "url: must be HOST:PORT or"),
+        ("http://[::1:1", None, "url: must be HOST:PORT or"),
     ],
 )
-def test_url_is_refused_when_its_scheme_is_unknown_or_contradicts(
-    url: str, protocol: Protocol | None, said: str
-) -> None:
-    with pytest.raises(InvalidRequest, match=said):
-        address_of(url, protocol)
+def test_url_is_refused_when_its_scheme_is_unknown_or_contradicts(url: str, protocol: Any, said: str) -> None:
+    for take in (address_of, Client, AsyncClient):
+        with pytest.raises(InvalidRequest, match=re.escape(said)):
+            take(url, protocol)

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from slipway_client import over_grpc, over_http
+from slipway_client import grpc_errors, grpc_messages, http_messages
 from slipway_client.client import Client
+from slipway_client.decoding import decoding
 from slipway_client.generation import Generation
 from slipway_client.metadata import ModelMetadata, TensorMetadata, check_tensors
 from slipway_client.retry import Deadline, RetryPolicy, UnknownModel
@@ -64,7 +65,7 @@ class RpcError(grpc.RpcError):
     ids=["float32", "not contiguous", "text", "bool", "empty", "no text"],
 )
 def test_array_survives_when_sent_and_read_back(array: np.ndarray) -> None:
-    datatype = over_grpc.datatype_of(array)
+    datatype = grpc_messages.datatype_of(array)
     back = from_bytes(to_bytes(array), datatype, array.shape)
     assert back.dtype == array.dtype
     np.testing.assert_array_equal(back, array)
@@ -101,7 +102,7 @@ def test_grpc_stream_raises_the_class_of_the_server_when_an_error_arrives(
     kind: type[errors.SlipwayError],
 ) -> None:
     text = f"in ensemble 'x', {kind('wan_t2v: why').to_wire()}"
-    refusal = over_grpc._refusal(service_pb2.ModelStreamInferResponse(error_message=text))
+    refusal = grpc_messages.refusal(service_pb2.ModelStreamInferResponse(error_message=text))
     assert type(refusal) is kind
     assert str(refusal) == "wan_t2v: why"
 
@@ -119,7 +120,7 @@ def test_grpc_stream_raises_the_class_of_the_server_when_an_error_arrives(
 def test_grpc_stream_raises_the_right_class_when_triton_itself_refuses(
     text: str, kind: type[errors.SlipwayError]
 ) -> None:
-    refusal = over_grpc._refusal(service_pb2.ModelStreamInferResponse(error_message=text))
+    refusal = grpc_messages.refusal(service_pb2.ModelStreamInferResponse(error_message=text))
     assert type(refusal) is kind
 
 
@@ -141,13 +142,13 @@ def test_grpc_stream_raises_the_right_class_when_triton_itself_refuses(
 def test_grpc_call_raises_the_right_class_when_it_fails(
     status: str, text: str, kind: type[errors.SlipwayError]
 ) -> None:
-    error = over_grpc._call_error("host:1", RpcError(grpc.StatusCode[status], text), Deadline(3, "wan_t2v"))
+    error = grpc_errors.call_error("host:1", RpcError(grpc.StatusCode[status], text), Deadline(3, "wan_t2v"))
     assert type(error) is kind
 
 
 def test_grpc_question_is_a_server_not_ready_when_no_answer_comes_in_time() -> None:
     silent = RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
-    error = over_grpc._ask_error("host:1", silent, 10)
+    error = grpc_errors.ask_error("host:1", silent, 10)
     assert type(error) is errors.NotReady
     assert "host:1: no answer within 10 s" in str(error)
 
@@ -159,7 +160,7 @@ def test_http_raises_the_class_of_the_server_when_an_error_is_answered(
 ) -> None:
     body = json.dumps({"error": kind("wan_t2v: why").to_wire()})
     response = httpx.Response(400, text=f"data: {body}\n\n" if sse else body)
-    error = over_http._answer_error("host:1", response)
+    error = http_messages.answer_error("host:1", response)
     assert type(error) is kind
     assert str(error) == "wan_t2v: why"
 
@@ -178,17 +179,25 @@ def test_http_raises_the_class_of_the_server_when_an_error_is_answered(
 def test_http_raises_by_the_status_when_the_answer_has_no_code_of_ours(
     status: int, body: str, kind: type[errors.SlipwayError]
 ) -> None:
-    assert type(over_http._answer_error("host:1", httpx.Response(status, text=body))) is kind
+    assert type(http_messages.answer_error("host:1", httpx.Response(status, text=body))) is kind
 
 
-@pytest.mark.parametrize("data", ["", "not json", '{"video": "cut of', "[1]", '{"error": "boom"}'])
-def test_http_stream_is_broken_when_an_event_is_no_response(data: str) -> None:
-    assert type(over_http._streamed(data)) is errors.Unrecoverable
+@pytest.mark.parametrize(
+    "data", ["", "not json", '{"video": "cut of', "[1]", '{"x": [[1], [1, 2]]}', '{"x": null}', "[" * 100_000]
+)
+def test_http_stream_is_malformed_when_an_event_is_no_response(data: str) -> None:
+    malformed = pytest.raises(errors.Malformed, match="host:1: the answer is malformed: wan_t2v: ")
+    with malformed, decoding("host:1", "wan_t2v"):
+        http_messages.streamed(data)
+
+
+def test_http_stream_raises_the_error_of_the_server_when_it_has_no_code_of_ours() -> None:
+    assert type(http_messages.streamed('{"error": "boom"}')) is errors.Unrecoverable
 
 
 def test_http_body_has_one_scalar_per_field_when_a_request_is_sent() -> None:
     request = TextToVideoRequest(prompt="ż\n", frames=5, guidance_scale=4.5, preview=True)
-    body = json.loads(json.dumps(over_http._generate_body(encode(request), NO_SESSION)))
+    body = json.loads(json.dumps(http_messages.generate_body(encode(request), NO_SESSION)))
     assert body["prompt"] == "ż\n" and body["frames"] == 5
     assert body["guidance_scale"] == 4.5 and body["preview"] is True
     assert "timeout_s" not in body and "flow_shift" not in body
@@ -196,7 +205,7 @@ def test_http_body_has_one_scalar_per_field_when_a_request_is_sent() -> None:
 
 def test_http_body_tells_turn_and_shapes_when_a_session_brings_arrays() -> None:
     tensors = {"acc": np.ones((1, 2, 3), np.float32), "picture": np.array([b"\x89PNG"], np.object_)}
-    body = json.loads(json.dumps(over_http._generate_body(tensors, Turn("kitchen", start=True))))
+    body = json.loads(json.dumps(http_messages.generate_body(tensors, Turn("kitchen", start=True))))
     assert body["acc"] == [1.0] * 6 and body["shape_acc"] == "1,2,3"
     assert (body["sequence_id"], body["sequence_start"], body["sequence_end"]) == ("kitchen", True, False)
     assert base64.b64decode(body["picture"]) == b"\x89PNG" and "shape_picture" not in body

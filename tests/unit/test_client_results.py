@@ -69,7 +69,7 @@ def test_preview_has_the_shape_of_the_video_when_sent_as_tensor_or_as_json(flat:
 def test_preview_is_refused_when_its_size_fits_no_shape() -> None:
     size = {"height": np.array([4]), "width": np.array([8])}
     with pytest.raises(Unrecoverable, match=r"preview must have the shape \[4, 8, 3\].*got 7 values"):
-        assembler().add(progress(preview=np.zeros(7), **size))
+        assembler().add(progress(preview=np.zeros(7, np.int64), **size))
 
 
 def test_video_is_joined_in_order_when_chunks_arrive_out_of_order() -> None:

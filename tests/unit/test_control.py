@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from slipway_serving.control import ModelControl, is_loopback, read_token
+from slipway_serving.control import ModelControl, read_token
 from slipway_serving.errors import InvalidRequest, NotReady
+from slipway_serving.proxies import is_loopback
 from slipway_serving.server import Server, ServerConfig
 
 TOKEN = "0123456789abcdef"

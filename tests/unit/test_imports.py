@@ -21,12 +21,16 @@ ALLOWED = {
     "slipway_serving": set(),
     "slipway_client": {
         "slipway_serving.distribution",
+        "slipway_serving.durations",
         "slipway_serving.errors",
         "slipway_serving.events",
         "slipway_serving.fields",
+        "slipway_serving.identity",
+        "slipway_serving.proxies",
         "slipway_serving.requests",
         # Pictures are converted here into the form that servers accept.
         "slipway_serving.images",
+        "slipway_serving.texts",
         # `slipway ready --processes` looks at the server's own processes.
         "slipway_serving.footprints",
         "slipway_serving.server_folder",

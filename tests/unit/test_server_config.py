@@ -22,7 +22,11 @@ from slipway_serving.triton_install import environment, find_triton, lay_out_bac
     [
         ({"http_port": 70000}, "http_port must be a port number 0 to 65535, got 70000"),
         ({"http_port": 9000, "grpc_port": 9000}, "ports must be three different ones"),
-        ({"exit_timeout_s": -1, "log_verbose": -2}, "exit_timeout_s must be 0 or more, got -1 | log_verbose"),
+        (
+            {"exit_timeout_s": -1, "log_verbose": -2},
+            "exit_timeout_s must be at least 0 and at most 2592000 seconds",
+        ),
+        ({"exit_timeout_s": -1, "log_verbose": -2}, "got -1; try 60 | log_verbose must be 0 or more, got -2"),
     ],
 )
 def test_config_names_all_bad_fields(fields: dict[str, int], text: str) -> None:

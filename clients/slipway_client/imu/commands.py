@@ -14,6 +14,7 @@ from slipway_client.address import address_of
 from slipway_client.generation import Protocol
 from slipway_client.options import SpokenProtocol, TlsFolder, Url
 from slipway_serving.distribution import install_hint
+from slipway_serving.durations import checked_option
 from slipway_serving.errors import InvalidRequest, raise_all
 
 if TYPE_CHECKING:
@@ -113,10 +114,20 @@ def imu(
 
 def imu_recording(
     output: Annotated[Path, typer.Argument(help="Folder to write; must be empty or new.", metavar="DIR")],
-    seconds: Annotated[float, typer.Option(help="Duration, seconds.", min=0.01, max=3600)] = 60.0,
-    rate: Annotated[float, typer.Option(help="Frames per second, Hz.", min=1, max=10_000)] = 200.0,
+    seconds: Annotated[
+        float, typer.Option(help="Duration, seconds.", min=0.01, max=3600, callback=checked_option)
+    ] = 60.0,
+    rate: Annotated[
+        float, typer.Option(help="Frames per second, Hz.", min=1, max=10_000, callback=checked_option)
+    ] = 200.0,
     rest_s: Annotated[
-        float, typer.Option(help="How long the sensor rests before it moves, seconds.", min=0, max=3600)
+        float,
+        typer.Option(
+            help="How long the sensor rests before it moves, seconds.",
+            min=0,
+            max=3600,
+            callback=checked_option,
+        ),
     ] = 2.0,
     seed: Annotated[int, typer.Option(help="Of motion and noise; the sensor's bias stays.", min=0)] = 0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,

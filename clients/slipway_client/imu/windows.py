@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from slipway_client.client import Client
 from slipway_client.imu.recording import Array, Recording
 from slipway_serving.airimu.request import CorrectionRequest, Corrections
-from slipway_serving.errors import raise_all
+from slipway_serving.errors import Malformed, raise_all
 
 Signal = NDArray[np.float32]
 Correct = Callable[[Signal, Signal, Signal], Mapping[str, Signal]]
@@ -116,6 +116,11 @@ def served(client: Client) -> Correct:
         request = CorrectionRequest(acc[None], gyro[None], rotation[None])
         (done,) = client.generate(request)
         assert isinstance(done, Corrections)
+        if done.correction_acc.shape[:2] != (1, len(acc)):
+            raise Malformed(
+                f"{request.model}: correction_acc must have the {len(acc)} frames of the request, got shape"
+                f" {list(done.correction_acc.shape)}; see the server's log"
+            )
         outputs = {
             "correction_acc": done.correction_acc,
             "correction_gyro": done.correction_gyro,

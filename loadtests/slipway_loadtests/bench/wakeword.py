@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 from tritonclient.grpc import model_config_pb2
 
-from slipway_client.over_http import infer_body
+from slipway_client.http_messages import infer_body
 from slipway_export.families import family_named
 from slipway_export.families.wakeword import TINY_CONFIG, TINY_PREPROCESSOR
 from slipway_export.run import ExportOptions, run_export

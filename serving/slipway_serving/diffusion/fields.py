@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Annotated
 
 from slipway_serving.fields import Rule
-from slipway_serving.rules import above_zero, from_zero, share, text, within
+from slipway_serving.rules import above_zero, duration, from_zero, share, text, within
 
 MAX_PROMPT_CHARACTERS = 16_384
 MAX_STEPS = 100
@@ -49,4 +49,4 @@ CacheThreshold = Annotated[
         "relative change of the first block below which the others are not computed anew", "0.05", "off"
     ),
 ]
-TimeoutS = Annotated[float | None, replace(above_zero("time limit, seconds", "600.0"), flag="timeout")]
+TimeoutS = Annotated[float | None, replace(duration("time limit, seconds", "600.0"), flag="timeout")]

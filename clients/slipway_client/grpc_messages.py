@@ -1,0 +1,74 @@
+"""What gRPC carries: messages from tensors, and tensors, metadata and errors from messages.
+
+Nothing here is input or output; what is malformed raises one of :data:`slipway_client.decoding.ERRORS`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tritonclient.grpc import service_pb2
+
+from slipway_client.metadata import ModelMetadata, TensorMetadata
+from slipway_client.retry import UnknownModel
+from slipway_client.tensors import Tensors, datatype_of, from_bytes, to_bytes, turn_parameters
+from slipway_serving.errors import InvalidRequest, NotReady, SlipwayError, from_wire
+from slipway_serving.turns import NO_SESSION, Turn
+
+# What Triton and gRPC themselves say, where no status comes with it or it says too little.
+_TRITON_TEXTS: tuple[tuple[str, type[SlipwayError]], ...] = (
+    ("has no available versions", NotReady),
+    (UnknownModel.said, UnknownModel),
+    ("larger than max", InvalidRequest),
+    ("unexpected inference input", InvalidRequest),
+    ("unexpected shape for input", InvalidRequest),
+    ("input byte size mismatch", InvalidRequest),
+    ("inference inputs for model", InvalidRequest),
+)
+
+
+def request(model: str, tensors: Tensors, turn: Turn = NO_SESSION, request_id: str = "") -> Any:
+    """Return the message of a request."""
+    message = service_pb2.ModelInferRequest(model_name=model, id=request_id)
+    for name, value in turn_parameters(turn).items():
+        kind = {bool: "bool_param", int: "int64_param", str: "string_param"}[type(value)]
+        setattr(message.parameters[name], kind, value)
+    for name, array in tensors.items():
+        message.inputs.add(name=name, datatype=datatype_of(array), shape=array.shape)
+        message.raw_input_contents.append(to_bytes(array))
+    return message
+
+
+def tensors(response: Any) -> Tensors:
+    """Return the tensors of an answer."""
+    pairs = zip(response.outputs, response.raw_output_contents, strict=True)
+    return {output.name: from_bytes(raw, output.datatype, output.shape) for output, raw in pairs}
+
+
+def refusal(message: Any) -> SlipwayError | None:
+    """Return the error that a message of a stream carries; None where it carries tensors."""
+    return said(message.error_message) if message.error_message else None
+
+
+def metadata(message: Any) -> ModelMetadata:
+    """Return a model's metadata from Triton's answer."""
+    inputs, outputs = (
+        tuple(TensorMetadata(tensor.name, tensor.datatype, tuple(tensor.shape)) for tensor in side)
+        for side in (message.inputs, message.outputs)
+    )
+    return ModelMetadata(message.name, tuple(message.versions), inputs, outputs)
+
+
+def parameters(message: Any) -> dict[str, str]:
+    """Return the parameters in a model's configuration."""
+    return {name: value.string_value for name, value in message.config.parameters.items()}
+
+
+def said(text: str, status: str | None = None) -> SlipwayError:
+    """Return the error that a server's text means, with the call's status where there is one."""
+    error = from_wire(text, status)
+    if error.args[0] == text.strip():  # no code of ours in it
+        for part, kind in _TRITON_TEXTS:
+            if part in text:
+                return kind(text)
+    return error
