@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import queue
 import re
+import stat
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,8 +18,11 @@ import tritonclient.grpc as triton
 from onnx import TensorProto, helper
 
 from slipway_serving.server import Server, ServerConfig
+from slipway_serving.triton_process import processes, shared_memory
 
 OPSET = 18
+# A shell executes, splits or refuses each of these; two are not of ASCII.
+ODD = "a b (1) & 'q' \"d\" $(touch RAN) `touch RAN` ; * é 動画"
 
 
 def graph(
@@ -223,6 +227,16 @@ def metric(server: Server, name: str, model: str) -> float | None:
     page = httpx.get(server.metrics_url, trust_env=False).text
     found = re.search(rf'^{name}{{model="{model}"}} (\S+)$', page, re.MULTILINE)
     return float(found[1]) if found else None
+
+
+def mode(path: Path) -> int:
+    """Return the permissions of a file."""
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+def nothing_is_left(server_id: str) -> bool:
+    folders = [path for place in ("/tmp", "/dev/shm") for path in Path(place).glob(f"{server_id}*")]
+    return not (processes(server_id) or shared_memory(server_id) or [f for f in folders if f.is_dir()])
 
 
 def wait_until(condition: Callable[[], bool], what: str, limit_s: float = 600.0) -> None:

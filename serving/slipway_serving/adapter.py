@@ -31,7 +31,7 @@ from slipway_serving.errors import (
 )
 from slipway_serving.footprints import NO_FOOTPRINT, Footprint
 from slipway_serving.going import Door, Refused
-from slipway_serving.inherited import close_sockets
+from slipway_serving.inherited import close_sockets, restrict_shared_memory
 from slipway_serving.lost_device import end_soon, loses_device
 from slipway_serving.metrics import HEARTBEATS, INSTANCES, OK, REFUSED, REQUESTS, Recorder
 from slipway_serving.program import (
@@ -86,6 +86,7 @@ class Adapter:
             TritonModelException: it could not be built; the text says why.
         """
         close_sockets()
+        restrict_shared_memory()
         try:
             settings = Settings.from_triton(args)
         except SlipwayError as error:

@@ -188,7 +188,6 @@ def _run(server: Server, *, verbose: bool) -> None:
     )
     try:
         if verbose:
-            server.log_path.touch()
             follower.start()
         with server:
             _report(server)

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
+from slipway_serving.private_files import make_folder
 from slipway_serving.server_folder import folder_here
 
 _FOLDER = "footprints"
@@ -73,7 +74,7 @@ class Footprint:
         self._requests, self._pipeline, self._stage = 0, False, Stage.STARTS
         if folder is None:
             return
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(folder)
         self._model = folder / _FOLDER / model
         self._model.mkdir(parents=True, exist_ok=True)
         self._own = self._model / f"{_told(os.getpid())}-{instance}"

@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from slipway_serving.private_files import UMASK
+
 # <sys/ptrace.h>
 _SEIZE, _CONT, _DETACH, _TRACE_EXEC, _EVENT_EXEC = 0x4206, 7, 17, 0x10, 4
 _WALL = 0x40000000
@@ -30,6 +32,8 @@ def start(
     arguments: Sequence[str], hidden: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: IO[bytes]
 ) -> tuple[subprocess.Popen[bytes], bool]:
     """Start a program in a session of its own, with no input and its output in a file.
+
+    What it writes can be read by its user alone.
 
     Args:
         arguments: the program's path and the arguments that anybody may see.
@@ -55,6 +59,7 @@ def start(
         cwd=cwd,
         env={**env, **dict(zip(names, hidden, strict=True))},
         start_new_session=True,
+        umask=UMASK,
     )
     if _becomes_program(process, arguments[0]):
         try:
@@ -75,6 +80,7 @@ def start(
         cwd=cwd,
         env=env,
         start_new_session=True,
+        umask=UMASK,
     )
     return plain, False
 
@@ -87,10 +93,11 @@ def _becomes_program(process: subprocess.Popen[bytes], program: str) -> bool:
         if not _ptrace(_SEIZE, process.pid, _TRACE_EXEC):
             return False
         line.write(b"\n")
+    started = os.fsencode(program) + b"\0"
     # Seized early enough, it halts where it becomes the shell too.
     while os.WIFSTOPPED(status := os.waitpid(process.pid, _WALL)[1]):
         line_now = Path(f"/proc/{process.pid}/cmdline").read_bytes()
-        if status >> 8 == signal.SIGTRAP | _EVENT_EXEC << 8 and line_now.startswith(program.encode() + b"\0"):
+        if status >> 8 == signal.SIGTRAP | _EVENT_EXEC << 8 and line_now.startswith(started):
             return True
         _ptrace(_CONT, process.pid, 0)
     return False
@@ -103,7 +110,7 @@ def _point_at_environment(pid: int, stand_ins: Mapping[str, str]) -> None:
         pid: of a process at its first instruction: its stack begins with the pointers to its arguments.
         stand_ins: names of variables by the arguments to be replaced.
     """
-    maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")
+    maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
     found = re.search(r"^([0-9a-f]+)-([0-9a-f]+) .*\[stack\]$", maps, re.MULTILINE)
     if found is None:
         raise RuntimeError(f"process {pid} has no stack")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,10 @@ from slipway_serving.limits import read_limits
 from slipway_serving.triton_process import SHARED_MEMORY
 
 _MIB = 1 << 20
+_NAME_MARKS = ". _ - + , @ %"
+_SAFE_MARKS = f"/ : {_NAME_MARKS}"
+_SAFE_PATH = re.compile(r"[\w/.+,:@%-]+", re.ASCII)
+_SAFE_NAME = re.compile(r"[\w.+,@%-]+", re.ASCII)
 # A stub starts with 1 MiB of shared memory (Triton's default); a response of frames or video is at most
 # 3 MiB and several are under way at once.
 _SHARED_MEMORY_BASE_BYTES = 32 * _MIB
@@ -27,7 +32,8 @@ def check_repository(repository: Path) -> list[Path]:
     """Return the repository's model folders.
 
     Raises:
-        InvalidRequest: it does not exist, is not a folder, or holds no model.
+        InvalidRequest: it does not exist, is not a folder, or holds no model, or the name of a model has a
+            character that a shell would take for more than a character.
     """
     if not repository.exists():
         raise InvalidRequest(f"server: repository must exist, got {repository}; try `slipway export` first")
@@ -38,6 +44,15 @@ def check_repository(repository: Path) -> list[Path]:
         raise InvalidRequest(
             f"server: repository must hold a model, got the empty {repository}; try `slipway export` first"
         )
+    raise_all(
+        "server",
+        [
+            f"name of a model must have only characters of A-Z a-z 0-9 {_NAME_MARKS} (Triton hands it to a"
+            f" shell), got {model.name!r}; try another name for the folder {model}"
+            for model in models
+            if not _SAFE_NAME.fullmatch(model.name)
+        ],
+    )
     return models
 
 
@@ -62,6 +77,18 @@ def check_shared_memory(models: int) -> None:
         raise NotReady(
             f"server: {SHARED_MEMORY} must have {needed // _MIB} MiB free for {models} models, "
             f"got {free // _MIB} MiB; try `docker run --shm-size=1g`"
+        )
+
+
+def check_path_is_safe(folder: Path) -> None:
+    """Raise NotReady where a shell would take a character of a folder's path for more than a character.
+
+    Triton's Python backend starts its processes from this folder through `bash -c` without quotes.
+    """
+    if not _SAFE_PATH.fullmatch(str(folder)):
+        raise NotReady(
+            f"server: the path of the temporary folder must have only characters of A-Z a-z 0-9 {_SAFE_MARKS}"
+            f" (Triton hands it to a shell), got {str(folder)!r}; try another folder by TMPDIR"
         )
 
 

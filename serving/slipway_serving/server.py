@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import secrets
-import signal
+import shutil
 import subprocess
 import tempfile
 import time
@@ -24,22 +24,34 @@ from typing import IO, Any
 
 import httpx
 
-from slipway_serving import footprints, hidden_arguments, server_folder, stopping, triton_log
+from slipway_serving import (
+    footprints,
+    hidden_arguments,
+    kept_logs,
+    private_files,
+    server_folder,
+    start_errors,
+    stopping,
+    triton_log,
+)
 from slipway_serving.backends.onnxruntime.sharing import FOLDER_VARIABLE
 from slipway_serving.control import SUPERVISOR_HEADER, ModelControl
-from slipway_serving.errors import PROCESS_DIED, InvalidRequest, NotReady, SlipwayError
+from slipway_serving.errors import InvalidRequest, NotReady, SlipwayError
+from slipway_serving.launches import Launches
 from slipway_serving.leftovers import claim, end_leftovers
 from slipway_serving.limits import VARIABLE as LIMITS_VARIABLE
 from slipway_serving.loading import Loading
 from slipway_serving.places import (
     address,
     check_limits,
+    check_path_is_safe,
     check_programs_run,
     check_repository,
     check_shared_memory,
     free_ports,
 )
 from slipway_serving.server_config import ServerConfig
+from slipway_serving.start_errors import DiedLoading, PortTaken
 from slipway_serving.supervision import ModelSupervisor, Supervisor, has_folders
 from slipway_serving.triton_arguments import closed_apis, closed_but_to_us, response_cache, tracing
 from slipway_serving.triton_install import environment, find_triton, lay_out_backends, lay_out_interpreter
@@ -51,7 +63,7 @@ __all__ = ["Server", "ServerConfig"]
 
 _POLL_S = 0.05
 _ATTEMPTS = 3
-_CRASHES = (-signal.SIGABRT, -signal.SIGSEGV)
+_MODELS = "models"
 
 
 class Server:
@@ -82,7 +94,7 @@ class Server:
         self.token_hidden = True
         self._key = secrets.token_urlsafe(32)
         self._id = f"slipway-{os.getpid()}-{secrets.token_hex(4)}-"
-        self.log_path = config.log_path or Path(tempfile.gettempdir()) / f"{self._id}tritonserver.log"
+        self.log_path = config.log_path or kept_logs.place(self._id)
         self._process: subprocess.Popen[bytes] | None = None
         self._watcher: Watcher | None = None
         self._claim: IO[bytes] | None = None
@@ -139,10 +151,6 @@ class Server:
         """Return the log so far."""
         return triton_log.text(self.log_path)
 
-    def log_tail(self, lines: int = 20) -> str:
-        """Return the last lines of the log."""
-        return triton_log.tail(self.log_path, lines)
-
     def models(self) -> list[str]:
         """Return the names of the models that are ready."""
         return sorted(self._control.ready_models())
@@ -163,7 +171,9 @@ class Server:
         for server_id in end_leftovers():
             self._warn(f"leftovers of the server {server_id} ended: its launcher and its watcher were killed")
         check_shared_memory(len(models))
+        check_path_is_safe(Path(tempfile.gettempdir()))
         check_programs_run(Path(tempfile.gettempdir()))
+        kept_logs.remove_old()
         wanted, self._supervisor = self.config, None
         for attempt in range(1, _ATTEMPTS + 1):
             ports = free_ports(wanted.host, wanted.ports)
@@ -180,11 +190,11 @@ class Server:
                 self._wait_until_ready(models)
             except BaseException as error:
                 # A port that was free when it was picked may be taken by now; only ours to pick again.
-                again = isinstance(error, _DiedLoading) or (
-                    isinstance(error, _PortTaken) and self.config.ports != wanted.ports
+                again = isinstance(error, DiedLoading) or (
+                    isinstance(error, PortTaken) and self.config.ports != wanted.ports
                 )
                 again = again and attempt < _ATTEMPTS
-                self._end(keep_log=isinstance(error, Exception) and not again)
+                self._end(keep_log=isinstance(error, Exception))
                 if not again:
                     raise
                 self._warn(f"server start failed, begun again: {error}")
@@ -295,12 +305,30 @@ class Server:
         self._belongings = Belongings(self._id, str(folder), 0, timeout_s, str(self.log_path), traces)
         self._claim = claim(self._belongings)
         (folder / "graphs").mkdir()
+        # Triton hands the paths of models to a shell without quotes, so it gets one that any shell takes.
+        (folder / _MODELS).symlink_to(self.config.repository.resolve())
         lay_out_backends(install, folder / "backends")
         lay_out_interpreter(folder / "interpreter", os.environ)
         if (key_file := self.control_token_file) is not None:
             key_file.touch(mode=0o600)
             key_file.write_text(f"{self.control_token}\n", encoding="ascii")
-        self.log_path.write_bytes(b"")
+        self._make_log()
+
+    def _make_log(self) -> None:
+        """Make the log, empty, for its user alone.
+
+        Raises:
+            InvalidRequest: The path that was given cannot be written, or belongs to another user.
+        """
+        if self.config.log_path is None:
+            private_files.make_folder(self.log_path.parent)
+        try:
+            private_files.make_empty(self.log_path)
+        except OSError as error:
+            raise InvalidRequest(
+                f"server: log must be a file that this user owns and may write, got {self.log_path}"
+                f" ({error.strerror}); try another --log-file"
+            ) from None
 
     def _launch(self) -> None:
         """Start `tritonserver` and its watcher."""
@@ -310,7 +338,7 @@ class Server:
         with triton_log.appending(self.log_path) as log:  # the watcher empties it when it is long
             # In a session of its own: a terminal's Ctrl-C is for us, and we stop it in good order.
             self._process, self.token_hidden = hidden_arguments.start(
-                [str(install.binary), *self._arguments(folder / "backends", install.caches)],
+                [str(install.binary), *self._arguments(folder, install.caches)],
                 tuple(self._closed_apis()),
                 env={
                     **environment(install, folder / "interpreter", os.environ),
@@ -332,11 +360,11 @@ class Server:
             return closed_apis(self.control_token)
         return closed_but_to_us(self._key, self.control_token)
 
-    def _arguments(self, backends: Path, caches: Path) -> Iterator[str]:
+    def _arguments(self, folder: Path, caches: Path) -> Iterator[str]:
         """Yield the arguments of `tritonserver` that anybody may see."""
         config = self.config
-        yield f"--model-repository={config.repository.resolve()}"
-        yield f"--backend-directory={backends}"
+        yield f"--model-repository={folder / _MODELS}"
+        yield f"--backend-directory={folder / 'backends'}"
         yield f"--backend-config=python,shm-region-prefix-name={self._id}"
         for service in ("http", "grpc", "metrics"):
             yield f"--{service}-address={config.host}"
@@ -353,6 +381,12 @@ class Server:
             yield from tracing(config.trace_otlp, config.trace_every)
         yield from config.arguments
 
+    def _log_since_launch(self) -> str:
+        """Return what the log got since the last launch, with paths as the user knows them."""
+        assert self._belongings is not None
+        link = str(Path(self._belongings.folder) / _MODELS)
+        return self.log_text()[self._log_start :].replace(link, str(self.config.repository.resolve()))
+
     def _wait_until_ready(self, models: Sequence[Path]) -> None:
         """Poll until the server answers ready; raise NotReady as soon as it cannot become so."""
         # Endpoints open when all models have loaded or failed. Without exit_on_error a failed model would
@@ -360,45 +394,27 @@ class Server:
         endpoint = "ready" if self.config.exit_on_error else "live"
         deadline = time.monotonic() + self.config.ready_timeout_s
         loading = Loading(models, self._id, self._say) if self._say is not None else None
+        launches = Launches(self._process.pid if self._process else 0)
         # One client for all looks: to make one takes longer than to wait between two. A proxy of the
         # environment is for the world outside, not for a server of our own.
         with httpx.Client(base_url=f"http://{self.http_url}", timeout=2, trust_env=False) as client:
             while not _answers(client, f"/v2/health/{endpoint}"):
-                log = self.log_text()[self._log_start :]
+                log = self._log_since_launch()
                 if self._supervisor is not None and self._supervisor.closing.is_set():
                     raise NotReady("server: it was stopped before it was ready")
                 if loading is not None:
                     loading.look(log)
-                if not self.is_alive():
-                    raise self._start_error(log)
-                if "Failed to preinitialize Python stub" in log and self.config.exit_on_error:
-                    raise self._start_error(log)
+                code_missing = self.config.exit_on_error and start_errors.says_code_is_missing(log)
+                if code_missing or not self.is_alive():
+                    code = self._process.poll() if self._process else None
+                    raise start_errors.of_server(code, log, self.log_path)
+                if died := launches.died():
+                    raise start_errors.of_launch(died, log, self.log_path)
                 if time.monotonic() > deadline:
-                    waiting = ", ".join(triton_log.still_loading(log)) or "none, but it does not answer"
-                    raise NotReady(
-                        f"server: models must load within {self.config.ready_timeout_s:g} s, still loading: "
-                        f"{waiting}; log: {self.log_path}"
-                    )
+                    raise start_errors.of_time(self.config.ready_timeout_s, log, self.log_path)
                 time.sleep(_POLL_S)
         if loading is not None:
-            loading.look(self.log_text()[self._log_start :])
-
-    def _start_error(self, log: str) -> NotReady:
-        """Say why the server could not start: per failed model, else in Triton's words."""
-        failures = triton_log.load_failures(log)
-        error: type[NotReady] = NotReady
-        if failures:
-            if any(PROCESS_DIED.search(reason) for reason in failures.values()):
-                error = _DiedLoading
-            lines = "".join(f"\n  {model}: {reason}" for model, reason in failures.items())
-            return error(f"server: {len(failures)} model(s) failed to load:{lines}\n  log: {self.log_path}")
-        reason = triton_log.fatal(log) or self.log_tail(5)
-        code = self._process.poll() if self._process else None
-        if "already in use" in reason:
-            error = _PortTaken
-        elif code in _CRASHES:
-            error = _DiedLoading
-        return error(f"server: tritonserver ended with code {code}: {reason}\n  log: {self.log_path}")
+            loading.look(self._log_since_launch())
 
     def _end(self, *, keep_log: bool) -> None:
         """Kill what is left, free what it held, and let the watcher go."""
@@ -413,20 +429,7 @@ class Server:
         if claimed:
             claimed.close()
         if not keep_log and self.config.log_path is None:
-            for path in (self.log_path, self.log_path.with_name(f"{self.log_path.name}.1")):
-                path.unlink(missing_ok=True)
-
-
-class _PortTaken(NotReady):
-    """Another process took a port between our look and Triton's."""
-
-
-class _DiedLoading(NotReady):
-    """A model's process, or Triton, died while models were loaded.
-
-    Triton 2.51 takes a process that does not run for a second while it loads, as happens on a busy machine,
-    for dead, and frees the memory that both use: the process dies of that, or Triton itself.
-    """
+            shutil.rmtree(self.log_path.parent, ignore_errors=True)
 
 
 def _reachable(host: str) -> str:

@@ -97,7 +97,8 @@ def lay_out_interpreter(folder: Path, base: Mapping[str, str]) -> None:
     The stub's interpreter takes the virtual environment whose `bin` comes first on PATH, but ignores
     PYTHONPATH (in Triton 2.51 its `sys.flags.ignore_environment` is 1). So it gets an environment of its own,
     which names the folders of PYTHONPATH and then the site-packages of this Python, whose .pth files count
-    too (editable installs).
+    too (editable installs). It also ignores the locale and takes only ASCII in the names of files, so a path
+    with other characters is reached through a link, and texts are read as UTF-8 from here on.
 
     Args:
         folder: created; to be given to :func:`environment`.
@@ -105,16 +106,40 @@ def lay_out_interpreter(folder: Path, base: Mapping[str, str]) -> None:
     """
     (folder / "bin").mkdir(parents=True)
     (folder / "bin" / "python3").symlink_to(sys.executable)
-    home = Path(sys.base_prefix) / "bin"
-    (folder / "pyvenv.cfg").write_text(f"home = {home}\ninclude-system-site-packages = false\n")
+    links = _Links(folder / "links")
+    home = Path(links.ascii(sys.base_prefix)) / "bin"
+    text = f"home = {home}\ninclude-system-site-packages = false\n"
+    (folder / "pyvenv.cfg").write_text(text, encoding="utf-8")
     packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}))
     packages.mkdir(parents=True)
     own = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
     lines = [
-        *python_path(base).split(os.pathsep),
-        *(f"import site; site.addsitedir({path!r})" for path in own),
+        'import locale; locale.setlocale(locale.LC_CTYPE, "C.UTF-8")',
+        *map(links.ascii, python_path(base).split(os.pathsep)),
+        *(f"import site; site.addsitedir({links.ascii(path)!r})" for path in own),
     ]
-    (packages / "slipway.pth").write_text("\n".join(lines) + "\n")
+    (packages / "slipway.pth").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+class _Links:
+    """Symbolic links to paths that have other characters than those of ASCII.
+
+    Args:
+        folder: Folder of the links; made for the first of them.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._count = folder, 0
+
+    def ascii(self, path: str) -> str:
+        """Return a path that has only characters of ASCII and leads to the same place."""
+        if path.isascii():
+            return path
+        self._folder.mkdir(exist_ok=True)
+        link = self._folder / str(self._count)
+        link.symlink_to(path)
+        self._count += 1
+        return str(link)
 
 
 def environment(install: TritonInstall, interpreter: Path, base: Mapping[str, str]) -> dict[str, str]:

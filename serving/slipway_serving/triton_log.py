@@ -19,9 +19,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
+from slipway_serving import private_files
+
 LIMIT_BYTES = 32 * 2**20
 """Size at which a log begins anew, after some hundred thousand requests; in a container it may be memory."""
 _RECORD = re.compile(r"^[EWIF]\d{4} [\d:.]+ \d+ [\w.]+:\d+\]\s+\"?(?P<text>.*?)\"?$", re.MULTILINE)
+_ANY_RECORD = re.compile(r"[EWIF]\d{4} ")
 _FAILURES = tuple(
     re.compile(pattern, re.DOTALL)
     for pattern in (
@@ -100,6 +103,11 @@ def _found(pattern: str, log: str) -> list[str]:
     return list(dict.fromkeys(re.findall(f"^{pattern}", texts, re.MULTILINE)))
 
 
+def printed(log: str) -> list[str]:
+    """Return the lines that are no records of the server: processes of models, or a shell, printed them."""
+    return [line for line in log.splitlines() if line.strip() and not _ANY_RECORD.match(line)]
+
+
 def fatal(log: str) -> str | None:
     """Return why the server itself could not start, where the log says so."""
     found = [match["text"] for pattern in _FATAL if (match := pattern.search(log))]
@@ -116,7 +124,7 @@ def record(path: Path, event: str, **facts: Any) -> OSError | None:
     now = datetime.now(UTC)
     line = json.dumps(json.dumps({"event": event, **facts}))
     try:
-        with path.open("a") as log:
+        with open(path, "a", opener=private_files.open_private) as log:
             log.write(f"W{now:%m%d %H:%M:%S.%f} {os.getpid()} supervision.py:1] {line}\n")
     except OSError as error:
         return error
@@ -131,7 +139,7 @@ def appending(path: Path) -> Iterator[IO[bytes]]:
     """
     with contextlib.ExitStack() as opened:
         try:
-            log = opened.enter_context(path.open("ab"))
+            log = opened.enter_context(open(path, "ab", opener=private_files.open_private))
         except OSError:
             log = opened.enter_context(Path(os.devnull).open("ab"))
         yield log
@@ -145,18 +153,16 @@ def text(path: Path) -> str:
         return ""
 
 
-def tail(path: Path, lines: int) -> str:
-    """Return the last lines of a log file; nothing where it does not exist."""
-    return "\n".join(text(path).splitlines()[-lines:])
-
-
 def follow(
     path: Path, write: Callable[[str], object], stop: threading.Event, interval_s: float = 0.2
 ) -> None:
     """Hand the lines of a growing file to `write` until `stop` is set and all of them are handed on.
 
-    A file that :func:`bound` emptied is read from its beginning.
+    A file that does not exist yet is waited for; one that :func:`bound` emptied is read from its beginning.
     """
+    while not path.exists():
+        if stop.wait(interval_s):
+            return
     with path.open("rb") as file:
         while True:
             ending = stop.is_set()
@@ -183,6 +189,7 @@ def bound(path: Path, limit_bytes: int = LIMIT_BYTES) -> None:
     earlier, lost = path.with_name(f"{path.name}.1"), None
     try:
         earlier.unlink(missing_ok=True)  # gives a full disk room for its successor
+        private_files.make_empty(earlier)
         shutil.copyfile(path, earlier)
     except OSError as error:
         lost = error

@@ -141,8 +141,11 @@ class Serving:
 
 
 def left(server_id: str, temporary: Path) -> list[object]:
-    """Return what is left of a server: processes, shared memory, folders."""
-    folders = [path for place in (temporary, SHARED_MEMORY) for path in place.glob(f"{server_id}*/")]
+    """Return what is left of a server: processes, shared memory, folders; the log of a killed one stays."""
+    places = (temporary, SHARED_MEMORY)
+    folders = {path for place in places for path in place.glob(f"{server_id}*/")} - {
+        temporary / f"{server_id}log"
+    }
     return [*processes(server_id), *shared_memory(server_id), *folders]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -373,7 +374,7 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     server = Server(any_port(repository))
     with pytest.raises(NotReady) as caught:
         server.start()
-    server.log_path.unlink()
+    shutil.rmtree(server.log_path.parent)
     first, *lines, last = str(caught.value).splitlines()
     assert (first, last) == (
         f"server: {len(BAD)} model(s) failed to load:",

@@ -23,10 +23,13 @@ import psutil
 import pytest
 import tritonclient.grpc as triton
 from server_fixtures import (
+    ODD,
     affine,
     any_port,
     infer,
     infer_input,
+    mode,
+    nothing_is_left,
     tensor,
     wait_until,
     write_model,
@@ -36,8 +39,8 @@ from server_fixtures import (
 from slipway_cli.root import run
 from slipway_client.over_grpc import GrpcTransport
 from slipway_client.retry import Deadline
+from slipway_serving import kept_logs, triton_process
 from slipway_serving import server as server_module
-from slipway_serving import triton_process
 from slipway_serving.errors import DeadlineExceeded, InvalidRequest, NotReady
 from slipway_serving.server import Server
 from slipway_serving.server_folder import folder_at
@@ -59,11 +62,6 @@ def sleepers(tmp_path: Path) -> Path:
     """A repository with a model that sleeps."""
     write_sleeper(tmp_path / "models")
     return tmp_path / "models"
-
-
-def nothing_is_left(server_id: str) -> bool:
-    folders = [path for place in ("/tmp", "/dev/shm") for path in Path(place).glob(f"{server_id}*")]
-    return not (processes(server_id) or shared_memory(server_id) or [f for f in folders if f.is_dir()])
 
 
 def assert_ready_tells_lost_processes(server: Server) -> None:
@@ -92,12 +90,19 @@ def test_start_and_stop_leave_nothing(repository: Path) -> None:
         assert len(processes(server.server_id)) >= 2  # the server and a stub
         assert_ready_tells_lost_processes(server)
         assert shared_memory(server.server_id)
+        # Requests pass through these: no other user of the machine may read them.
+        private = [
+            *shared_memory(server.server_id),
+            *Path("/tmp").glob(f"{server.server_id}*"),
+            server.log_path,
+        ]
+        assert {path: mode(path) & 0o077 for path in private} == dict.fromkeys(private, 0)
         with triton.InferenceServerClient(server.grpc_url) as client:
             np.testing.assert_array_equal(infer(client, "affine", x=ONES)["y"], 2 * ONES + 1)
         assert listening_addresses(server.pid) == {"127.0.0.1"}
     assert not server.is_alive()
     assert nothing_is_left(server.server_id)
-    assert not server.log_path.exists()
+    assert not list(Path("/tmp").glob(f"{server.server_id}*"))
     server.stop()  # a second one does nothing
 
 
@@ -134,8 +139,12 @@ def test_start_fails_naming_each_model_when_models_cannot_load(repository: Path)
     assert "\n  wrong: input x must have dims [3] as in the graph, got [4]" in text
     assert "TritonModelException" not in text
     assert str(server.log_path) in text
-    assert server.log_path.exists()
-    server.log_path.unlink()
+    # The path is the user's, not that of the server's link to it.
+    assert f"{repository}/corrupt/1/model.onnx" in text
+    assert "corrupt" in server.log_path.read_text()
+    assert mode(server.log_path.parent) == 0o700
+    assert mode(server.log_path) == 0o600
+    shutil.rmtree(server.log_path.parent)
     assert nothing_is_left(server.server_id)
 
 
@@ -144,7 +153,7 @@ def test_start_fails_soon_when_a_python_model_has_no_code(repository: Path) -> N
     server = Server(any_port(repository))
     with pytest.raises(NotReady, match=r"empty: Python model file not found in '.*/empty/1/model\.py'"):
         server.start()
-    server.log_path.unlink()
+    shutil.rmtree(server.log_path.parent)
     assert nothing_is_left(server.server_id)
 
 
@@ -305,9 +314,11 @@ def test_killed_parent_leaves_nothing(repository: Path) -> None:
         assert processes(server_id)
         command.kill()
         command.communicate()
-        wait_until(lambda: nothing_is_left(server_id), "the watcher's work")
-    for log in Path("/tmp").glob(f"{server_id}*.log"):
-        log.unlink()
+        log = kept_logs.place(server_id)
+        assert "Started" in log.read_text()  # for whoever asks why the command was killed
+        wait_until(lambda: not processes(server_id), "the watcher's work")
+        wait_until(lambda: set(Path("/tmp").glob(f"{server_id}*")) == {log.parent}, "the end of its work")
+    shutil.rmtree(log.parent)
 
 
 def test_other_ports_are_picked_when_a_picked_one_is_taken(
@@ -358,7 +369,7 @@ def test_start_fails_when_a_model_imports_what_is_nowhere(outsider: Path) -> Non
     server = Server(any_port(outsider))
     with pytest.raises(NotReady, match="No module named 'outside_family'"):
         server.start()
-    server.log_path.unlink()
+    shutil.rmtree(server.log_path.parent)
 
 
 @pytest.mark.parametrize("relative", [False, True])
@@ -366,7 +377,8 @@ def test_model_finds_a_package_when_it_is_on_the_pythonpath(
     outsider: Path, monkeypatch: pytest.MonkeyPatch, relative: bool
 ) -> None:
     monkeypatch.chdir(outsider.parent)
-    folders = ["nowhere", "source" if relative else str(outsider.parent / "source")]
+    (outsider.parent / "source").rename(outsider.parent / ODD)
+    folders = ["nowhere", ODD if relative else str(outsider.parent / ODD)]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(folders))
     with Server(any_port(outsider)) as server, triton.InferenceServerClient(server.grpc_url) as client:
         np.testing.assert_array_equal(infer(client, "outsider", x=ONES)["y"], 3 * ONES)
@@ -374,10 +386,11 @@ def test_model_finds_a_package_when_it_is_on_the_pythonpath(
 
 def test_model_finds_a_package_when_it_is_installed_editable(outsider: Path, tmp_path: Path) -> None:
     """An editable install is a .pth file in the virtual environment that the server is started from."""
-    venv.create(tmp_path / "venv", symlinks=True)
-    (packages,) = (tmp_path / "venv" / "lib").glob("python3.*/site-packages")
+    environment = tmp_path / ODD
+    venv.create(environment, symlinks=True)
+    (packages,) = (environment / "lib").glob("python3.*/site-packages")
     (packages / "outside_family.pth").write_text(f"{outsider.parent / 'source'}\n")
     # Everything else is this environment's.
     (packages / "others.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
-    with serve(outsider, python=str(tmp_path / "venv" / "bin" / "python")) as command:
+    with serve(outsider, python=str(environment / "bin" / "python")) as command:
         assert re.search(r"^models +outsider$", read_until_ready(command), re.MULTILINE)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slipway_serving.triton_log import fatal, follow, load_failures, still_loading, tail
+from slipway_serving.triton_log import fatal, follow, load_failures, printed, still_loading
 
 LOG = r"""
 I1120 22:20:10.567780 4696 model_lifecycle.cc:472] "loading: slow:1"
@@ -37,6 +37,35 @@ def test_each_failed_model_is_told_with_its_reason() -> None:
     }
 
 
+def test_lines_that_models_print_are_told_from_records() -> None:
+    assert printed(LOG) == [
+        '[libprotobuf ERROR /build/text_format.cc:337] Error parsing text-format inference.ModelConfig: 2:6: no field "bogus".',
+        "a line that a model printed",
+    ]
+
+
+def test_follow_waits_for_a_file_that_does_not_exist_yet(tmp_path: Path) -> None:
+    log, lines, stop, seen = tmp_path / "log", list[str](), threading.Event(), threading.Event()
+
+    def write(line: str) -> None:
+        lines.append(line)
+        seen.set()
+
+    follower = threading.Thread(target=follow, args=(log, write, stop, 0.01))
+    follower.start()
+    log.write_text("first\n")
+    assert seen.wait(60)
+    stop.set()
+    follower.join(60)
+    assert lines == ["first\n"]
+
+
+def test_follow_ends_when_the_file_never_comes(tmp_path: Path) -> None:
+    stop = threading.Event()
+    stop.set()
+    follow(tmp_path / "none", lambda _: None, stop)
+
+
 def test_no_failure_is_told_when_there_is_none() -> None:
     assert load_failures("I1120 22:23:45.6 5 a.cc:8] \"successfully loaded 'good'\"\n") == {}
 
@@ -50,10 +79,6 @@ def test_reason_is_told_when_the_server_itself_cannot_start() -> None:
     assert fatal(f'{LOG}E1120 22:23:45.6 5 main.cc:8] "{text}"\n') == text
     assert fatal(f"{LOG}error: {text}\n") == text
     assert fatal(LOG) is None
-
-
-def test_tail_is_empty_when_there_is_no_log(tmp_path: Path) -> None:
-    assert tail(tmp_path / "none", 3) == ""
 
 
 def test_follow_hands_on_lines_that_come_later(tmp_path: Path) -> None:

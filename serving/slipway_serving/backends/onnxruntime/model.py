@@ -20,7 +20,7 @@ from slipway_serving.backends.onnxruntime.execution import Arrays, Executor, Req
 from slipway_serving.backends.onnxruntime.sharing import Loaded, SharedGraph
 from slipway_serving.caller_ids import shown
 from slipway_serving.errors import InvalidRequest, SlipwayError, without_traceback
-from slipway_serving.inherited import close_sockets
+from slipway_serving.inherited import close_sockets, restrict_shared_memory
 from slipway_serving.program import Settings
 from slipway_serving.texts import shortened
 from slipway_serving.triton_metrics import tell_restarts
@@ -49,6 +49,7 @@ class TritonPythonModel:
     def initialize(self, args: Mapping[str, str]) -> None:
         """Load the graph on the instance's device, or find it loaded, and check the config against it."""
         close_sockets()
+        restrict_shared_memory()
         try:
             settings = Settings.from_triton(args)
             config, self._footprint = settings.config, settings.footprint

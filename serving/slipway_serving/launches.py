@@ -1,0 +1,59 @@
+"""Notice processes of models that ended at their launch, for which Triton 2.51 waits without an end.
+
+Triton starts each model's process through a shell and waits for its first message. Until that message has
+come, Triton does not look whether the process still lives: a process that cannot be executed, or that is
+killed in its first moments, stays a zombie.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+GRACE_S = 10.0
+"""Seconds in which Triton reaps a process that it has ended itself, even on a busy machine."""
+
+
+class Launches:
+    """The processes that one `tritonserver` starts while its models load.
+
+    Args:
+        pid: Process id of `tritonserver`.
+        clock: Function that returns monotonic seconds.
+    """
+
+    def __init__(self, pid: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._pid, self._clock = pid, clock
+        self._ended_s: dict[int, float] = {}
+
+    def died(self) -> str:
+        """Return how a process ended that nobody has waited for in a while, or an empty string."""
+        now_s = self._clock()
+        zombies = _zombies(self._pid)
+        self._ended_s = {pid: self._ended_s.get(pid, now_s) for pid in zombies}
+        over = [pid for pid, since_s in self._ended_s.items() if now_s - since_s >= GRACE_S]
+        return _how(zombies[over[0]]) if over else ""
+
+
+def _zombies(pid: int) -> dict[int, int]:
+    """Return the wait status of each child that has ended and was not waited for, by process id."""
+    found = {}
+    with contextlib.suppress(psutil.Error):
+        for child in psutil.Process(pid).children():
+            with contextlib.suppress(OSError, psutil.Error):  # It may be waited for meanwhile.
+                fields = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
+                if fields[0] == "Z":
+                    found[child.pid] = int(fields[-1])
+    return found
+
+
+def _how(status: int) -> str:
+    """Return in words how a process with a wait status ended."""
+    if number := status & 0x7F:
+        return f"one was ended by {signal.Signals(number).name}"
+    return f"one ended with code {status >> 8}"
