@@ -11,6 +11,7 @@ import typer
 
 from slipway_client.address import address_of
 from slipway_client.options import SpokenProtocol, TlsFolder, Url
+from slipway_client.progress import notes
 from slipway_serving.errors import InvalidRequest
 from slipway_serving.texts import printable
 
@@ -25,9 +26,9 @@ def listen(
     source: Annotated[
         str,
         typer.Argument(
-            help="A WAV file, or - for raw 16-bit little-endian mono samples at 16 kHz from stdin, "
-            "which are always streamed.",
-            metavar="FILE.wav|-",
+            help="An audio file (WAV, FLAC, Ogg, MP3, ...), resampled to 16 kHz; or - for raw 16-bit "
+            "little-endian mono samples at 16 kHz from stdin, which are always streamed.",
+            metavar="FILE|-",
         ),
     ],
     word: Annotated[
@@ -35,7 +36,7 @@ def listen(
         typer.Option(help="A wake word; may be repeated. By default every loaded one.", metavar="WORD"),
     ] = None,
     stream: Annotated[
-        bool, typer.Option("--stream", help="Send the file as a stream of PCM pieces; it must be at 16 kHz.")
+        bool, typer.Option("--stream", help="Send the file as a stream of PCM pieces.")
     ] = False,
     mono: Annotated[bool, typer.Option("--mono", help="Take the mean of a file's channels.")] = False,
     cooldown_ms: Annotated[
@@ -53,7 +54,8 @@ def listen(
 ) -> None:
     """Listen for wake words in a recording with a running server."""
     from slipway_client import Client
-    from slipway_client.listening import Stream, in_clips, pieces_from, pieces_of, read_recording
+    from slipway_client.listening import Stream, in_clips, pieces_from, pieces_of
+    from slipway_client.sound import read_recording
 
     check_plot(plot)
     if plot is not None:  # before anybody listens: it may lack its library
@@ -65,6 +67,8 @@ def listen(
             heard = report(streamed.listen(pieces_from(sys.stdin.buffer)), "stdin", quiet)
         else:
             recording = read_recording(Path(source), mono=mono)
+            if recording.peak > 1:
+                notes(quiet)(f"{source}: divided by its peak, {recording.peak:.3f}, to be within full scale")
             if stream:
                 found = streamed.listen(pieces_of(recording))
             else:

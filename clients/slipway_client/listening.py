@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slipway_client.client import Client
+from slipway_client.sound import Recording
 from slipway_serving.errors import InvalidRequest, Malformed
 from slipway_serving.events import Event
 from slipway_serving.wakeword.request import (
@@ -31,8 +31,6 @@ PIECE_SAMPLES = 8_000
 _CLIPS_PER_REQUEST = 16
 _FULL_SCALE = 32_768
 _INT16 = np.dtype("<i2")
-
-Samples = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -52,53 +50,6 @@ class Heard:
     probability: float
     threshold: float
     event: bool
-
-
-@dataclass(frozen=True)
-class Recording:
-    """Mono audio.
-
-    Attributes:
-        samples: [samples], float32, -1 to 1.
-        rate_hz: of the samples.
-    """
-
-    samples: Samples
-    rate_hz: int
-
-    @property
-    def seconds(self) -> float:
-        """How long it is."""
-        return self.samples.size / self.rate_hz
-
-
-def read_recording(path: Path, *, mono: bool = False) -> Recording:
-    """Read an audio file.
-
-    Args:
-        path: WAV, or what else soundfile reads.
-        mono: take the mean of several channels.
-
-    Raises:
-        InvalidRequest: no such file, not audio, empty, not finite, or several channels without `mono`.
-    """
-    import soundfile
-
-    try:
-        samples, rate_hz = soundfile.read(path, dtype="float32", always_2d=True)
-    except (soundfile.SoundFileError, OSError) as error:
-        raise InvalidRequest(f"listen: file must be a readable audio file, got {path} ({error})") from None
-    if samples.shape[1] > 1 and not mono:
-        raise InvalidRequest(
-            f"listen: file must be mono, got {samples.shape[1]} channels in {path}; try --mono for their mean"
-        )
-    if not samples.size:
-        raise InvalidRequest(f"listen: file must hold audio, got an empty {path}")
-    averaged = samples.mean(axis=1)
-    peak = float(np.abs(averaged).max())
-    if not peak <= 1:
-        raise InvalidRequest(f"listen: samples must be within -1 to 1, got {peak:g} in {path}")
-    return Recording(averaged, rate_hz)
 
 
 def filled_up(size: int, window: int, hop: int) -> int:
@@ -200,8 +151,8 @@ def pieces_of(recording: Recording) -> Iterator[NDArray[np.int16]]:
     """
     if recording.rate_hz != SAMPLE_RATE_HZ:
         raise InvalidRequest(
-            f"listen: --stream must have a file at {SAMPLE_RATE_HZ} Hz, got {recording.rate_hz} Hz; try it"
-            " without --stream, where the server resamples"
+            f"listen: a stream must be at {SAMPLE_RATE_HZ} Hz, got a recording at {recording.rate_hz} Hz;"
+            " try read_recording, which resamples a file"
         )
     scaled = np.minimum(np.round(recording.samples * _FULL_SCALE), _FULL_SCALE - 1).astype(np.int16)
     yield from (scaled[at : at + PIECE_SAMPLES] for at in range(0, scaled.size, PIECE_SAMPLES))

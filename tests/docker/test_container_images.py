@@ -45,7 +45,7 @@ def test_client_image_has_no_server_when_looked_into(engine: Engine, images: dic
 
 def test_client_image_has_what_its_commands_import_when_run(engine: Engine, images: dict[str, str]) -> None:
     run = ("run", "--rm", *CONFINED, "--entrypoint")
-    libraries = "import matplotlib, scipy, soundfile"
+    libraries = "import matplotlib, scipy, soundfile, soxr"
     engine.run(*run, "python", images["client"], "-c", libraries)
     commands = (
         "cd /tmp && slipway imu-recording recording --seconds 1 && ! slipway imu recording --url localhost:1"

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from slipway_client import Client
-from slipway_client.listening import Stream, in_clips, pieces_of, read_recording
+from slipway_client.listening import Stream, in_clips, pieces_of
+from slipway_client.sound import read_recording
 from slipway_demo import folder
 from slipway_export.families import family_named
 from slipway_export.run import ExportOptions, run_export

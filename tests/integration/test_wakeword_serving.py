@@ -27,7 +27,8 @@ from wakeword_fixtures import RATE_HZ, THRESHOLD, Exported, Reference, export_al
 
 from slipway_client import AsyncClient, Client, InvalidRequest, SlipwayError, Turn
 from slipway_client.listen_commands import listen
-from slipway_client.listening import Heard, Recording, Stream, in_clips, pieces_of
+from slipway_client.listening import Heard, Stream, in_clips, pieces_of
+from slipway_client.sound import Recording, read_recording
 from slipway_export.families import family_named
 from slipway_export.modeling.wakeword import HeadConfig
 from slipway_export.modeling.wakeword_presets import write_word
@@ -526,28 +527,36 @@ def test_listen_refuses_stereo_unless_its_mean_is_asked_for(
 ) -> None:
     path = tmp_path / "stereo.wav"
     soundfile.write(path, np.stack([pcm_of(1.0, 0)] * 2, axis=1), RATE_HZ)
-    with pytest.raises(InvalidRequest, match="file must be mono, got 2 channels .*; try --mono"):
+    with pytest.raises(InvalidRequest, match="stereo.wav must be mono, got 2 channels; try --mono"):
         listen(str(path), url=fresh.grpc_url)
     listen(str(path), mono=True, url=fresh.grpc_url)
     assert "stereo.wav (1.0 s): 1 windows" in capsys.readouterr().out
 
 
-def test_listen_resamples_in_the_server_but_not_in_a_stream(
+def test_loud_mp3_of_another_rate_says_the_same_as_clips_and_as_stream(
     fresh: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "fast.wav"
-    soundfile.write(path, sounds(2.0, 0, 44_100), 44_100)
-    listen(str(path), url=fresh.grpc_url)
-    assert "fast.wav (2.0 s): 3 windows" in capsys.readouterr().out
-    with pytest.raises(InvalidRequest, match="--stream must have a file at 16000 Hz, got 44100 Hz"):
-        listen(str(path), stream=True, url=fresh.grpc_url)
+    path = tmp_path / "loud.mp3"
+    soundfile.write(path, np.clip(20 * sounds(2.2, 0, 44_100), -1, 1), 44_100)
+    recording = read_recording(path)
+    assert recording.peak > 1.01
+    in_parts, streamed = heard_in(fresh, recording)
+    assert [one.time_s for one in streamed[::2]] == [1.0, 1.5, 2.0, 2.5]
+    for one, other in zip(in_parts, streamed, strict=True):
+        assert (one.word, one.time_s, one.event) == (other.word, other.time_s, other.event)
+        assert one.probability == pytest.approx(other.probability, abs=1e-3)
+    for stream in (False, True):
+        listen(str(path), stream=stream, url=fresh.grpc_url)
+        said = capsys.readouterr()
+        assert "loud.mp3 (2.2 s): 4 windows" in said.out
+        assert said.err == f"{path}: divided by its peak, {recording.peak:.3f}, to be within full scale\n"
 
 
 @pytest.mark.parametrize(
     ("name", "content", "text"),
     [
-        ("none.wav", None, "must be a readable audio file"),
-        ("bad.wav", b"RIFF", "must be a readable audio file"),
+        ("none.wav", None, "must be an audio file that can be read, got No such file"),
+        ("bad.wav", b"RIFF", "must be an audio file, got"),
     ],
 )
 def test_listen_refuses_what_is_no_audio(

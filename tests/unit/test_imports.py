@@ -75,8 +75,8 @@ ALLOWED = {
         "slipway_serving.wakeword.words",
         "slipway_serving.wakeword.hearing",
     },
-    # Trajectories are made and measured as `slipway imu` does it.
-    "slipway_training": {"slipway_client.imu", "slipway_export", "slipway_serving"},
+    # Training measures trajectories as `slipway imu` does, and reads recordings as `slipway listen` does.
+    "slipway_training": {"slipway_client.imu", "slipway_client.sound", "slipway_export", "slipway_serving"},
     "slipway_demo": set(),
     "slipway_management": {"slipway_export", "slipway_serving"},
 }

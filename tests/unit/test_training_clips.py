@@ -9,7 +9,7 @@ import pytest
 import soundfile
 
 from slipway_serving.errors import InvalidRequest
-from slipway_training.clips import read_clips, read_recording, varied
+from slipway_training.clips import read_clips, read_samples, varied
 
 RATE_HZ = 16_000
 
@@ -45,14 +45,14 @@ def test_long_positive_is_its_loudest_second(tmp_path: Path) -> None:
 
 def test_channels_are_averaged_and_other_rates_resampled(tmp_path: Path) -> None:
     stereo = np.stack([hum(0.5, rate_hz=44_100), np.zeros(22_050, np.float32)], axis=1)
-    samples = read_recording(write(tmp_path / "stereo.flac", stereo, 44_100, "PCM_16"))
+    samples = read_samples(write(tmp_path / "stereo.flac", stereo, 44_100, "PCM_16"))
     assert samples.shape == (RATE_HZ // 2,)
     assert samples.dtype == np.float32
     np.testing.assert_allclose(samples[800:-800], hum(0.5, 0.25)[800:-800], atol=2e-3)
 
 
 def test_samples_beyond_full_scale_are_brought_within_it(tmp_path: Path) -> None:
-    samples = read_recording(write(tmp_path / "hot.wav", hum(0.5, 3.0)))
+    samples = read_samples(write(tmp_path / "hot.wav", hum(0.5, 3.0)))
     assert np.abs(samples).max() == pytest.approx(1.0)
 
 
@@ -68,13 +68,27 @@ def test_recordings_that_cannot_be_used_are_refused_by_name(tmp_path: Path) -> N
     text = str(caught.value)
     for part in (
         "nan.wav must be finite",
-        "short.wav must be 0.1 to 3600 s long, got 0.05 s",
+        "short.wav must be at least 0.1 s long, got 0.05 s",
         "slow.wav must be of 8000 to 192000 Hz, got 4000",
         "still.wav must be louder than silence",
-        "text.wav must be audio",
+        "text.wav must be an audio file, got Format not recognised",
     ):
         assert part in text
     assert "good.wav" not in text
+
+
+def test_recordings_that_cannot_be_decoded_are_not_left_out(tmp_path: Path) -> None:
+    write(tmp_path / "good.wav", hum(0.5))
+    (tmp_path / "phone.m4a").write_bytes(b"\0\0\0\x18ftypM4A ")
+    write(tmp_path / "integers.wav", hum(0.5, 20_000))
+    with pytest.raises(InvalidRequest) as caught:
+        read_clips(tmp_path, positive=False)
+    assert "phone.m4a must be an audio file, got Format not recognised; try converting it" in str(
+        caught.value
+    )
+    assert "integers.wav must be within -1 to 1, but for a decoder's overshoot of up to 4, got 2" in str(
+        caught.value
+    )
 
 
 def test_more_than_five_bad_recordings_are_counted(tmp_path: Path) -> None:

@@ -15,14 +15,32 @@ import numpy as np
 import soxr
 from numpy.typing import NDArray
 
+from slipway_client.sound import read_recording
 from slipway_serving.errors import InvalidRequest, raise_all
 from slipway_serving.wakeword.audio import loudness
 from slipway_serving.wakeword.hearing import is_silent
-from slipway_serving.wakeword.request import SAMPLE_RATE_HZ, SAMPLE_RATES_HZ, SHORTEST_S
+from slipway_serving.wakeword.request import SAMPLE_RATE_HZ, SHORTEST_S
 
 WINDOW_S, OVERLAP = 1.0, 0.5
 LONGEST_RECORDING_S = 3600.0
-SUFFIXES = (".flac", ".mp3", ".ogg", ".wav")
+# Of these some cannot be decoded. A recording that is there is refused by name rather than left out.
+SUFFIXES = (
+    *(
+        ".aac",
+        ".aif",
+        ".aiff",
+        ".amr",
+        ".flac",
+        ".m4a",
+        ".mp3",
+        ".oga",
+        ".ogg",
+        ".opus",
+        ".wav",
+        ".webm",
+        ".wma",
+    ),
+)
 WINDOW_SAMPLES = round(WINDOW_S * SAMPLE_RATE_HZ)
 _HOP_SAMPLES = round(WINDOW_SAMPLES * (1 - OVERLAP))
 # The middle of a word lies no further than half a hop from that of a stream's nearest window.
@@ -56,7 +74,7 @@ def read_clips(folder: Path, *, positive: bool) -> list[Clip]:
     """Read all recordings of a folder and of those inside it; channels are averaged.
 
     Args:
-        folder: with wav, flac, ogg or mp3 files.
+        folder: Folder with WAV, FLAC, Ogg, MP3 or AIFF files.
         positive: each recording is one utterance of the word, else it is anything but the word.
 
     Raises:
@@ -73,7 +91,7 @@ def read_clips(folder: Path, *, positive: bool) -> list[Clip]:
     clips, problems = [], []
     for path in files:
         try:
-            samples = read_recording(path)
+            samples = read_samples(path)
             clips.append(_clip(path, samples, positive=positive))
             if positive and not clips[-1].windows:
                 problems.append(f"{path} must be louder than silence, got an rms of {loudness(samples):.4f}")
@@ -86,35 +104,19 @@ def read_clips(folder: Path, *, positive: bool) -> list[Clip]:
     return [clip for clip in clips if clip.windows]
 
 
-def read_recording(path: Path) -> Samples:
-    """Read a recording as mono at 16 kHz.
+def read_samples(path: Path) -> Samples:
+    """Read a recording as `slipway listen` does, as mono at 16 kHz.
 
     Returns:
         [samples], float32, -1 to 1.
 
     Raises:
-        InvalidRequest: it is no audio, not finite, or its rate or length is outside what is served.
+        InvalidRequest: The file is no audio or not finite, or its rate or length is outside what is served.
     """
-    import soundfile
-
-    try:
-        with soundfile.SoundFile(path) as file:
-            rate, seconds = file.samplerate, file.frames / file.samplerate
-            if not SAMPLE_RATES_HZ[0] <= rate <= SAMPLE_RATES_HZ[1]:
-                raise InvalidRequest(f"{path} must be of 8000 to 192000 Hz, got {rate}")
-            if not SHORTEST_S <= seconds <= LONGEST_RECORDING_S:
-                raise InvalidRequest(
-                    f"{path} must be {SHORTEST_S:g} to {LONGEST_RECORDING_S:g} s long, got {seconds:.2f} s"
-                )
-            channels = file.read(dtype="float32", always_2d=True)
-    except soundfile.LibsndfileError as error:
-        raise InvalidRequest(f"{path} must be audio, got {error}") from None
-    mono = channels.mean(axis=1, dtype=np.float32)
-    if not np.isfinite(mono).all():
-        raise InvalidRequest(f"{path} must be finite, got NaN or infinity")
-    if rate != SAMPLE_RATE_HZ:
-        mono = soxr.resample(mono, rate, SAMPLE_RATE_HZ).astype(np.float32)
-    return _within(mono)
+    recording = read_recording(path, mono=True, longest_s=LONGEST_RECORDING_S)
+    if recording.seconds < SHORTEST_S:
+        raise InvalidRequest(f"{path} must be at least {SHORTEST_S:g} s long, got {recording.seconds:.2f} s")
+    return recording.samples
 
 
 def varied(span: Samples, random: np.random.Generator) -> Samples:
@@ -188,9 +190,3 @@ def _all_windows(samples: Samples) -> Iterator[Samples]:
         return
     for start in range(0, samples.size - WINDOW_SAMPLES + 1, _HOP_SAMPLES):
         yield samples[start : start + WINDOW_SAMPLES]
-
-
-def _within(samples: Samples) -> Samples:
-    """Return samples within -1 to 1, which resampling and float files may leave; peaks do not matter."""
-    peak = float(np.abs(samples).max())
-    return samples / peak if peak > 1 else samples

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from slipway_client import Client
-from slipway_client.listening import Recording, Stream, pieces_of
+from slipway_client.listening import Stream, pieces_of
+from slipway_client.sound import Recording
 from slipway_export.spec import Precision
 from slipway_loadtests.bench.meaning import (
     Example,

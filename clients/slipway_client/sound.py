@@ -1,0 +1,104 @@
+"""Audio files as they are heard, by `slipway listen` and in training alike.
+
+A file is decoded, its channels become one, and the whole of it is resampled to 16 kHz. Whatever cuts it into
+windows afterwards therefore cuts the same samples: clips, streams and training hear the same.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway_serving.errors import InvalidRequest
+from slipway_serving.wakeword.request import SAMPLE_RATE_HZ, SAMPLE_RATES_HZ
+
+# Decoders of lossy files overshoot full scale: clipped noise came to 1.85 from MP3, to 1.68 from Ogg Vorbis.
+# Numbers that are no audio at all, such as int16 in a float file, are far beyond.
+LARGEST_PEAK = 4.0
+_FIX = "try converting it to WAV, FLAC, Ogg or MP3, for example by ffmpeg -i FILE out.wav"
+
+Samples = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Mono audio.
+
+    Attributes:
+        samples: [samples], float32, -1 to 1.
+        rate_hz: Sampling rate, Hz.
+        peak: Largest magnitude as it was decoded; above 1 the samples were divided by it.
+    """
+
+    samples: Samples
+    rate_hz: int
+    peak: float = 1.0
+
+    @property
+    def seconds(self) -> float:
+        """How long it is."""
+        return self.samples.size / self.rate_hz
+
+
+def read_recording(path: Path, *, mono: bool = False, longest_s: float = math.inf) -> Recording:
+    """Read an audio file as mono at 16 kHz.
+
+    Args:
+        path: File of any kind that libsndfile reads: WAV, FLAC, Ogg, MP3, AIFF and others, of 8 to 32 bits.
+        mono: Whether the mean of several channels is taken; a file of several is refused otherwise.
+        longest_s: Longest duration, seconds; known before the samples are decoded.
+
+    Raises:
+        InvalidRequest: The file is missing, no audio, empty, too long, not finite or far beyond full scale,
+            or its rate or its channels are not allowed.
+    """
+    samples, rate_hz = _decoded(path, mono, longest_s)
+    if not np.isfinite(samples).all():
+        raise InvalidRequest(f"{path} must be finite, got NaN or infinity")
+    if (peak := _peak(samples)) > LARGEST_PEAK:
+        raise InvalidRequest(
+            f"{path} must be within -1 to 1, but for a decoder's overshoot of up to {LARGEST_PEAK:g},"
+            f" got {peak:g}; try dividing int16 samples by 32768"
+        )
+    if rate_hz != SAMPLE_RATE_HZ:
+        import soxr
+
+        samples = soxr.resample(samples, rate_hz, SAMPLE_RATE_HZ).astype(np.float32)
+    peak = _peak(samples)
+    return Recording(samples / np.float32(peak) if peak > 1 else samples, SAMPLE_RATE_HZ, peak)
+
+
+def _decoded(path: Path, mono: bool, longest_s: float) -> tuple[Samples, int]:
+    """Return a file's samples, [samples], and its rate."""
+    import soundfile
+
+    try:
+        # By its descriptor: soundfile would otherwise take *.raw for headerless samples, whatever is inside.
+        with path.open("rb") as opened, soundfile.SoundFile(opened.fileno(), closefd=False) as file:
+            rate_hz, seconds = file.samplerate, file.frames / file.samplerate
+            if not SAMPLE_RATES_HZ[0] <= rate_hz <= SAMPLE_RATES_HZ[1]:
+                low, high = SAMPLE_RATES_HZ
+                raise InvalidRequest(f"{path} must be of {low} to {high} Hz, got {rate_hz}")
+            if file.channels > 1 and not mono:
+                raise InvalidRequest(
+                    f"{path} must be mono, got {file.channels} channels; try --mono for their mean"
+                )
+            if seconds > longest_s:
+                raise InvalidRequest(f"{path} must be at most {longest_s:g} s long, got {seconds:.2f} s")
+            channels = file.read(dtype="float32", always_2d=True)
+    except OSError as error:
+        raise InvalidRequest(f"{path} must be an audio file that can be read, got {error.strerror}") from None
+    except soundfile.SoundFileError as error:
+        reason = str(getattr(error, "error_string", error)).rstrip(".")
+        raise InvalidRequest(f"{path} must be an audio file, got {reason}; {_FIX}") from None
+    if not channels.size:
+        raise InvalidRequest(f"{path} must hold audio, got no samples")
+    return channels.mean(axis=1, dtype=np.float32), rate_hz
+
+
+def _peak(samples: Samples) -> float:
+    return float(np.abs(samples).max(initial=0.0))
