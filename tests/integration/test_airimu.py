@@ -618,6 +618,30 @@ def test_imu_command_by_a_graph_gives_what_the_server_gives(
     np.testing.assert_allclose(found[0], found[1], rtol=0, atol=BOUND)
 
 
+def test_imu_command_takes_units_that_are_stated(
+    repository: Path, recorded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = recorded / "mav0/imu0/data.csv"
+    rows = np.loadtxt(data, delimiter=",", comments="#")[1000:1400]
+    rows[200:, 0] += 1e9
+    other = recorded / "other.csv"
+    scaled = np.hstack([rows[:, :1] / 1e3, np.degrees(rows[:, 1:4]), rows[:, 4:] / 9.80665])
+    np.savetxt(other, scaled, fmt=["%d"] + ["%.15g"] * 6, delimiter=";")
+    command = ["imu", str(other), "--onnx", str(repository / "airimu_codenet/1/model.onnx")]
+    output = recorded / "out.csv"
+    assert run([*command, "-o", str(output)]) == 2
+    refused = capsys.readouterr().err
+    for fix in ("--time-unit us, which makes it 200 Hz", "--acceleration-unit g", "--rate-unit"):
+        assert fix in refused
+    units = ["--time-unit", "us", "--rate-unit", "deg/s", "--acceleration-unit", "g"]
+    assert run([*command, "-o", str(output), *units]) == 0
+    assert (
+        "other.csv: 1 gaps of more than 15 ms, the longest of 1 s after frame 199" in capsys.readouterr().err
+    )
+    # The network of `tiny` corrects by less than a thousandth.
+    np.testing.assert_allclose(np.loadtxt(output, delimiter=",", comments="#")[:, :7], rows, atol=1e-2)
+
+
 def test_imu_command_compares_with_files_of_any_name(
     repository: Path, recorded: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -685,6 +709,7 @@ def test_imu_command_by_a_graph_needs_no_export_libraries(repository: Path, reco
         (["--plot", "x.txt"], "--plot must end in .png, .svg, .pdf"),
         (["--onnx", "x.onnx"], "onnx must be REPOSITORY/airimu_codenet/1/model.onnx"),
         (["--ground-truth", "none.csv"], "none.csv: must be a CSV of numbers"),
+        (["--acceleration-unit", "mg"], "'mg' is not one of 'm/s^2', 'g'"),
     ],
 )
 def test_imu_command_refuses_bad_options(

@@ -72,12 +72,15 @@ def test_recording_is_cut_to_what_the_ground_truth_covers(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ("#t,a\n", "must have 7 or 13 columns, got no rows"),
+        ("#t,a\n", "must have rows of numbers, got none"),
         ("#t\n1,2,3\n", "must have 7 or 13 columns, got 3 columns"),
-        ("1,2,3,4,5,6,seven\n", "must be a CSV of numbers"),
-        ("1,2,3,4,5,6,7\n2,2,3\n", "must be a CSV of numbers"),
+        ("1,2,3,4,5,6,seven\n", "row 1 must be numbers, got 'seven' in column 7"),
+        ("\n1,2,3,4,5,6,7\n2,2,3,4,5,6,7\n2,2,3\n", "row 4 has 3 columns, expected 7"),
         ("1,1,1,1,1,1,nan\n", "acc must be finite, got nan in frame 0"),
-        ("5,1,1,1,1,1,1\n5,1,1,1,1,1,1\n", "time must rise from frame to frame.*after frame 0"),
+        (
+            "5,1,1,1,1,1,1\n5,1,1,1,1,1,1\n",
+            "time must rise from row to row, got the same time as .* in row 2",
+        ),
     ],
 )
 def test_file_that_is_no_recording_is_refused(tmp_path: Path, content: str, problem: str) -> None:
@@ -103,6 +106,7 @@ def test_signals_of_different_lengths_are_refused() -> None:
 def write_kitti(folder: Path, angles: np.ndarray, rows: np.ndarray) -> None:
     data = folder / "oxts/data"
     data.mkdir(parents=True)
+    rows[:, 13] += 9.8
     stamps = [f"2011-09-26 13:02:{25 + i // 10:02}.{i % 10}64389445" for i in range(len(rows))]
     (folder / "oxts/timestamps.txt").write_text("\n".join(stamps) + "\n")
     for i, row in enumerate(rows):
@@ -143,10 +147,10 @@ def test_kitti_rotations_are_pyposes(tmp_path: Path) -> None:
 
 
 def write_turn(folder: Path, times: list[int], truth: list[list[float]]) -> tuple[Path, Path]:
-    """A recording at such times, and ground truth of such times and quaternions (w, x, y, z)."""
+    """A recording at such times, ms, and ground truth of such times and quaternions (w, x, y, z)."""
     signals, poses = folder / "data.csv", folder / "truth.csv"
-    signals.write_text("".join(f"{time},0,0,0,0,0,9.8\n" for time in times))
-    poses.write_text("".join(f"{time:.0f},0,0,0,{w},{x},{y},{z},0,0,0\n" for time, w, x, y, z in truth))
+    signals.write_text("".join(f"{time}000000,0,0,0,0,0,9.8\n" for time in times))
+    poses.write_text("".join(f"{time:.0f}e6,0,0,0,{w},{x},{y},{z},0,0,0\n" for time, w, x, y, z in truth))
     return signals, poses
 
 
@@ -163,10 +167,18 @@ def test_rotations_between_turn_at_constant_speed_the_short_way(tmp_path: Path) 
 
 
 def test_ground_truth_is_refused_when_nothing_lies_between_its_rows(tmp_path: Path) -> None:
-    problem = "time must rise.*after row 2.*rotation must be a unit quaternion, got zeros in row 1"
-    truth = [[0, 0, 0, 0, 0], [100, 1, 0, 0, 0], [100, 1, 0, 0, 0]]
-    with pytest.raises(InvalidRequest, match=problem):
-        read_recording(*write_turn(tmp_path, [0, 25], truth))
+    unit = [1, 0, 0, 0]
+    for truth, problem in (
+        ([[0, 0, 0, 0, 0], [100, *unit]], "rotation must be a unit quaternion, got a norm of 0 in row 1"),
+        (
+            [[0, *unit], [100, 0.5, 0.5, 0, 0]],
+            "rotation must be a unit quaternion, got a norm of 0.707 in row 2",
+        ),
+        ([[0, *unit], [100, *unit], [100, *unit]], "time must rise.*got the same time as .* in row 3"),
+        ([[0, *unit], [1500, *unit]], "ground truth must have no gap over 1 s, got 1.5 s after row 1"),
+    ):
+        with pytest.raises(InvalidRequest, match=problem):
+            read_recording(*write_turn(tmp_path, [0, 25], truth))
 
 
 @pytest.mark.parametrize("direction", [[0, 0, 1], [0, 0, -1], [1, 0, 0], [-0.6, 0, 0.8], [0.1, -0.9, -0.2]])

@@ -12,6 +12,7 @@ import typer
 
 from slipway_client.address import address_of
 from slipway_client.generation import Protocol
+from slipway_client.imu.units import AccelerationUnit, RateUnit, TimeUnit, Units
 from slipway_client.options import SpokenProtocol, TlsFolder, Url
 from slipway_serving.distribution import install_hint
 from slipway_serving.durations import checked_option
@@ -29,7 +30,8 @@ def imu(
     data: Annotated[
         Path,
         typer.Argument(
-            help="EuRoC's imu0/data.csv or a folder around it, or a drive of KITTI's raw data.",
+            help="A CSV file of signals, a folder around EuRoC's or TUM-VI's imu0, or a drive of KITTI's raw "
+            "data.",
             metavar="FILE.csv|DIR",
         ),
     ],
@@ -43,9 +45,21 @@ def imu(
     ground_truth: Annotated[
         Path | None,
         typer.Option(
-            help="EuRoC's state_groundtruth_estimate0/data.csv; found by itself beside a folder's imu0.",
+            help="EuRoC's state_groundtruth_estimate0/data.csv or TUM-VI's mocap0/data.csv; found by itself "
+            "beside a folder's imu0.",
             metavar="FILE.csv",
         ),
+    ] = None,
+    time_unit: Annotated[
+        TimeUnit | None, typer.Option(help="Unit of the times; by default the header's, or ns.")
+    ] = None,
+    rate_unit: Annotated[
+        RateUnit | None,
+        typer.Option(help="Unit of the rates of rotation; by default the header's, or rad/s."),
+    ] = None,
+    acceleration_unit: Annotated[
+        AccelerationUnit | None,
+        typer.Option(help="Unit of the accelerations; by default the header's, or m/s^2."),
     ] = None,
     window_size: Annotated[int, typer.Option(help="Frames that are corrected at once, 1 or more.")] = 1000,
     step_size: Annotated[
@@ -85,13 +99,15 @@ def imu(
     from slipway_client.files import write_whole
     from slipway_client.imu.read import read_recording, write_signals
     from slipway_client.imu.windows import correct, window_inputs, windows_of
-    from slipway_client.progress import progress
+    from slipway_client.progress import notes, progress
 
     files = {role: path for role, path in (("conf", conf), ("ckpt", ckpt)) if path is not None}
     _check(output, plot, onnx, url)
     _check_comparison(checkpoint, files, verbose)
     step = window_size if step_size is None else step_size
-    recording = read_recording(data, ground_truth)
+    recording = read_recording(
+        data, ground_truth, Units(time_unit, rate_unit, acceleration_unit), notes(quiet)
+    )
     start_s = time.monotonic()
     with _corrector(onnx, url, protocol, tls) as correct_window:
         if verbose:
@@ -118,7 +134,7 @@ def imu_recording(
         float, typer.Option(help="Duration, seconds.", min=0.01, max=3600, callback=checked_option)
     ] = 60.0,
     rate: Annotated[
-        float, typer.Option(help="Frames per second, Hz.", min=1, max=10_000, callback=checked_option)
+        float, typer.Option(help="Frames per second, Hz.", min=10, max=10_000, callback=checked_option)
     ] = 200.0,
     rest_s: Annotated[
         float,

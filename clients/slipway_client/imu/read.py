@@ -1,17 +1,27 @@
-"""Reads recordings in the layouts of EuRoC MAV and of KITTI's raw data, and writes EuRoC's."""
+"""Reads recordings of inertial sensors, and writes them in EuRoC's layout.
+
+A recording is a CSV file in the layout of EuRoC MAV and TUM-VI or with a header that names its columns, or a
+drive of KITTI's raw data. Signals are brought to ns, rad/s and m/s², and refused where they cannot be in the
+units that they are taken for.
+"""
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation, Slerp
 
+from slipway_client.imu.columns import SIGNALS, TRUTH
+from slipway_client.imu.kitti import read_kitti
+from slipway_client.imu.plausibility import check_units, gaps
 from slipway_client.imu.recording import Array, Motion, Recording
+from slipway_client.imu.table import read_table
+from slipway_client.imu.units import ACCELERATIONS, RATES, Units
+from slipway_client.progress import Say, silent
 from slipway_serving.errors import InvalidRequest, raise_all
 
 _EUROC_COLUMNS = (
@@ -31,38 +41,45 @@ _TRUTH_COLUMNS = (
 )
 _EUROC_SIGNALS = ("mav0/imu0/data.csv", "imu0/data.csv")
 _EUROC_TRUTH = "state_groundtruth_estimate0/data.csv"
-_EARTH_RADIUS_M = 6378137.0
+_TRUTHS = (_EUROC_TRUTH, "mocap0/data.csv")
+_NORM_TOLERANCE, _LONGEST_TRUTH_GAP_S = 0.01, 1.0
 
 
-def read_recording(path: Path, ground_truth: Path | None = None) -> Recording:
+def read_recording(
+    path: Path, ground_truth: Path | None = None, units: Units | None = None, say: Say = silent
+) -> Recording:
     """Read a recording.
 
     Args:
-        path: EuRoC's `imu0/data.csv` or a folder around it, or a drive of KITTI's raw data, whose `oxts`
-            holds both the signals and the ground truth.
-        ground_truth: EuRoC's `state_groundtruth_estimate0/data.csv`; found by itself beside `imu0` where
-            `path` is a folder. The recording is cut to the time that it covers.
+        path: CSV file of signals, a folder around EuRoC's or TUM-VI's `imu0/data.csv`, or a drive of KITTI's
+            raw data, whose `oxts` holds both the signals and the ground truth.
+        ground_truth: CSV file of the ground truth, such as EuRoC's `state_groundtruth_estimate0/data.csv` or
+            TUM-VI's `mocap0/data.csv`; found by itself beside `imu0` where `path` is a folder. The recording
+            is cut to the time that it covers.
+        units: Units that the user states; None states none.
+        say: Callback that receives a sentence about gaps and about frames that are left out.
 
     Raises:
-        InvalidRequest: there is no such recording, or a file of it cannot be read.
+        InvalidRequest: There is no such recording, a file of it cannot be read, or its values cannot be in
+            the units that they are taken for.
     """
+    stated = units or Units()
     if (path / "oxts").is_dir():
+        _check_kitti_options(path, ground_truth, stated)
+        recording, time_unit = read_kitti(path / "oxts", path.name), None
+        recording = recording.with_signals(
+            recording.acc * ACCELERATIONS[stated.acceleration or "m/s^2"],
+            recording.gyro * RATES[stated.rate or "rad/s"],
+        )
+    else:
+        signals, ground_truth = _files(path, ground_truth)
+        recording, time_unit = _signals(signals, path.name, stated)
         if ground_truth is not None:
-            raise InvalidRequest(f"{path}: --ground-truth must be left out for KITTI, got {ground_truth}")
-        return _kitti(path / "oxts", path.name)
-    signals = path
-    if path.is_dir():
-        found = [path / name for name in _EUROC_SIGNALS if (path / name).is_file()]
-        if not found:
-            raise InvalidRequest(
-                f"{path}: must be EuRoC's imu0/data.csv or have it as {' or '.join(_EUROC_SIGNALS)}, or have"
-                " KITTI's oxts, got a folder without them"
-            )
-        signals = found[0]
-        beside = signals.parents[1] / _EUROC_TRUTH
-        if ground_truth is None and beside.is_file():
-            ground_truth = beside
-    return _euroc(signals, ground_truth, path.name)
+            recording = _with_truth(recording, signals, ground_truth, stated, say)
+    check_units(recording, stated, time_unit)
+    if found := gaps(recording):
+        say(found)
+    return recording
 
 
 def write_signals(file: BinaryIO, recording: Recording, variances: Sequence[Array] = ()) -> None:
@@ -98,57 +115,90 @@ def _write(file: BinaryIO, columns: Sequence[str], time_ns: NDArray[np.int64], v
         file.write(",".join([str(time), *(f"{value:.12g}" for value in row)]).encode() + b"\n")
 
 
-def _euroc(signals: Path, ground_truth: Path | None, name: str) -> Recording:
-    allowed = (len(_EUROC_COLUMNS), len(_EUROC_COLUMNS) + len(_VARIANCE_COLUMNS))
-    time_ns, values = _read_csv(signals, allowed)
-    gyro, acc = values[:, :3], values[:, 3:6]
-    if ground_truth is None:
-        return Recording(name, time_ns, acc, gyro)
-    truth_ns, truth = _read_csv(ground_truth, (len(_TRUTH_COLUMNS), len(_TRUTH_COLUMNS) + 6))
-    _check_truth(ground_truth, truth_ns, truth)
-    covered = (time_ns >= truth_ns[0]) & (time_ns <= truth_ns[-1])
+def _files(path: Path, ground_truth: Path | None) -> tuple[Path, Path | None]:
+    """Return the files of signals and of the ground truth."""
+    if not path.is_dir():
+        return path, ground_truth
+    found = [path / name for name in _EUROC_SIGNALS if (path / name).is_file()]
+    if not found:
+        raise InvalidRequest(
+            f"{path}: must be EuRoC's imu0/data.csv or have it as {' or '.join(_EUROC_SIGNALS)}, or have"
+            " KITTI's oxts, got a folder without them"
+        )
+    beside = (found[0].parents[1] / name for name in _TRUTHS)
+    return found[0], ground_truth or next((truth for truth in beside if truth.is_file()), None)
+
+
+def _check_kitti_options(path: Path, ground_truth: Path | None, stated: Units) -> None:
+    problems = []
+    if ground_truth is not None:
+        problems.append(f"--ground-truth must be left out for KITTI, got {ground_truth}")
+    if stated.time is not None:
+        problems.append(f"--time-unit must be left out for KITTI, whose times are dates, got {stated.time}")
+    raise_all(str(path), problems)
+
+
+def _signals(path: Path, name: str, stated: Units) -> tuple[Recording, str]:
+    """Return the signals of a file, and the unit that its times have."""
+    table = read_table(path, SIGNALS)
+    rate, rate_problem = table.columns.unit("gyro", stated.rate)
+    acceleration, acceleration_problem = table.columns.unit("acc", stated.acceleration)
+    options = {"--rate-unit": rate_problem, "--acceleration-unit": acceleration_problem}
+    raise_all(str(path), [f"{problem}; try {option}" for option, problem in options.items() if problem])
+    time_ns, time_unit = table.times_ns(stated.time)
+    acc = table.group("acc", ACCELERATIONS[acceleration])
+    return Recording(name, time_ns, acc, table.group("gyro", RATES[rate])), time_unit
+
+
+def _with_truth(recording: Recording, signals: Path, path: Path, stated: Units, say: Say) -> Recording:
+    """Return a recording with its ground truth, cut to the time that this covers."""
+    table = read_table(path, TRUTH)
+    truth_ns, _ = table.times_ns(table.columns.units.get("time") or stated.time)
+    positions, rotations = table.group("position"), table.group("rotation")
+    _check_truth(path, truth_ns, rotations, table.lines)
+    velocities = _velocities(truth_ns, positions)
+    if "velocity" in table.columns.groups:
+        velocities = table.group("velocity")
+    covered = (recording.time_ns >= truth_ns[0]) & (recording.time_ns <= truth_ns[-1])
     if not covered.any():
-        raise InvalidRequest(f"{ground_truth}: must cover the time of {signals}, got no frame in common")
-    time_ns, acc, gyro = time_ns[covered], acc[covered], gyro[covered]
+        raise InvalidRequest(f"{path}: must cover the time of {signals}, got no frame in common")
+    time_ns = recording.time_ns[covered]
+    if left_out := len(recording) - len(time_ns):
+        say(f"{path}: {left_out} of {len(recording)} frames lie outside the ground truth and are left out")
     motion = Motion(
-        positions=_interpolate(time_ns, truth_ns, truth[:, :3]),
-        rotations=_turn(time_ns, truth_ns, np.roll(truth[:, 3:7], -1, axis=1)),
-        velocities=_interpolate(time_ns, truth_ns, truth[:, 7:10]),
+        positions=_interpolate(time_ns, truth_ns, positions),
+        rotations=_turn(time_ns, truth_ns, np.roll(rotations, -1, axis=1)),
+        velocities=_interpolate(time_ns, truth_ns, velocities),
     )
-    return Recording(name, time_ns, acc, gyro, motion)
+    return Recording(recording.name, time_ns, recording.acc[covered], recording.gyro[covered], motion)
 
 
-def _read_csv(path: Path, allowed: Sequence[int]) -> tuple[NDArray[np.int64], Array]:
-    """Return the times and the other columns of a file whose first line is a comment.
-
-    Raises:
-        InvalidRequest: it cannot be read, or has another number of columns.
-    """
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = [row for row in csv.reader(file) if row and not row[0].startswith("#")]
-        # Nanoseconds since 1970 have more digits than a float64.
-        times = np.array([int(row[0]) for row in rows], np.int64)
-        values = np.array([[float(value) for value in row[1:]] for row in rows])
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise InvalidRequest(f"{path}: must be a CSV of numbers, got {error}") from None
-    if not rows or values.shape[1] + 1 not in allowed:
-        got = f"{values.shape[1] + 1} columns" if rows else "no rows"
-        raise InvalidRequest(f"{path}: must have {' or '.join(map(str, allowed))} columns, got {got}")
-    return times, values
+def _velocities(time_ns: NDArray[np.int64], positions: Array) -> Array:
+    """Return the central differences of positions, m/s: what stands for velocities that a file lacks."""
+    if len(positions) < 2:
+        return np.zeros_like(positions)
+    time_s = (time_ns - time_ns[0]) / 1e9
+    return np.asarray(np.gradient(positions, time_s, axis=0))
 
 
-def _check_truth(path: Path, time_ns: NDArray[np.int64], truth: Array) -> None:
+def _check_truth(path: Path, time_ns: NDArray[np.int64], rotations: Array, lines: Sequence[int]) -> None:
     """Refuse states between which nothing can be interpolated.
 
     Raises:
-        InvalidRequest: naming every rule that a row breaks.
+        InvalidRequest: Every rule that a row breaks is named.
     """
     problems = []
-    if len(back := np.flatnonzero(np.diff(time_ns) <= 0)):
-        problems.append(f"time must rise from row to row, got a step back after row {back[0] + 1}")
-    if len(zero := np.flatnonzero(~truth[:, 3:7].any(axis=1))):
-        problems.append(f"rotation must be a unit quaternion, got zeros in row {zero[0] + 1}")
+    norms = np.linalg.norm(rotations, axis=1)
+    if len(bad := np.flatnonzero(~(np.abs(norms - 1) <= _NORM_TOLERANCE))):
+        problems.append(
+            f"rotation must be a unit quaternion, got a norm of {norms[bad[0]]:.3g} in row {lines[bad[0]]}"
+        )
+    steps_s = np.diff(time_ns) / 1e9
+    if len(steps_s) and (longest := steps_s[at := int(steps_s.argmax())]) > _LONGEST_TRUTH_GAP_S:
+        problems.append(
+            f"ground truth must have no gap over {_LONGEST_TRUTH_GAP_S:g} s, got {longest:.3g} s after row"
+            f" {lines[at]}; try a part without a gap, or the file of signals alone, without ground truth"
+        )
     raise_all(str(path), problems)
 
 
@@ -169,36 +219,3 @@ def _turn(time_ns: NDArray[np.int64], known_ns: NDArray[np.int64], rotations: Ar
 def _since_first(time_ns: NDArray[np.int64], known_ns: NDArray[np.int64]) -> tuple[Array, Array]:
     # Relative, since float64 holds no nanoseconds of today.
     return (time_ns - known_ns[0]).astype(float), (known_ns - known_ns[0]).astype(float)
-
-
-def _kitti(oxts: Path, name: str) -> Recording:
-    """Read a drive: each line is latitude, longitude, altitude, roll, pitch, yaw, velocities, signals, ..."""
-    files = sorted((oxts / "data").glob("*.txt"))
-    try:
-        stamps = (oxts / "timestamps.txt").read_text(encoding="utf-8").split("\n")
-        times = np.array([np.datetime64(line.strip().replace(" ", "T"), "ns") for line in stamps if line])
-        values = np.array([np.loadtxt(file, ndmin=1)[:20] for file in files])
-    except (OSError, ValueError) as error:
-        raise InvalidRequest(f"{oxts}: must have timestamps.txt and data/*.txt, got {error}") from None
-    if values.ndim != 2 or values.shape[1] != 20:
-        raise InvalidRequest(f"{oxts}: data/*.txt must have 20 numbers or more each, got {values.shape}")
-    rotations = Rotation.from_euler("xyz", values[:, 3:6])
-    motion = Motion(
-        positions=_mercator(values[:, :3]),
-        rotations=rotations.as_quat(),
-        # Forward, left and up are the body's axes.
-        velocities=rotations.apply(values[:, 8:11]),
-    )
-    return Recording(name, times.astype(np.int64), values[:, 11:14], values[:, 17:20], motion)
-
-
-def _mercator(places: Array) -> Array:
-    """Return metres from the first of places [frames, 3] in latitude and longitude, degrees, and altitude, m.
-
-    A Mercator projection at the scale of the first latitude, as in KITTI's development kit.
-    """
-    latitude, longitude, altitude = np.radians(places[:, 0]), np.radians(places[:, 1]), places[:, 2]
-    scale = _EARTH_RADIUS_M * np.cos(latitude[0])
-    east, north = scale * longitude, scale * np.log(np.tan(np.pi / 4 + latitude / 2))
-    metres: Any = np.stack([east, north, altitude], axis=1)
-    return np.asarray(metres - metres[0])

@@ -1,0 +1,159 @@
+"""Which column of a file holds what, by the names and units in its header."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from slipway_client.imu.units import ACCELERATIONS, RATES, TIME_NS
+
+TIME = "time"
+# As a header may write them, without spaces, slashes, powers and signs.
+_SPELLINGS: dict[str, dict[str, str]] = {
+    TIME: {
+        **{unit: unit for unit in TIME_NS},
+        **{"nsec": "ns", "nanoseconds": "ns", "usec": "us", "µs": "us", "μs": "us", "microseconds": "us"},
+        **{"msec": "ms", "milliseconds": "ms", "sec": "s", "secs": "s", "seconds": "s"},
+    },
+    "gyro": {
+        **dict.fromkeys(("rads", "rads1", "radsec", "radianss"), "rad/s"),
+        **dict.fromkeys(("degs", "degs1", "dps", "°s", "degsec", "degreess"), "deg/s"),
+    },
+    "acc": {**dict.fromkeys(("ms2", "mss", "mps2", "msec2", "ms²"), "m/s^2"), "g": "g", "gs": "g"},
+}
+UNITS: dict[str, Sequence[str]] = {TIME: tuple(TIME_NS), "gyro": tuple(RATES), "acc": tuple(ACCELERATIONS)}
+_DEFAULTS = {TIME: "ns", "gyro": "rad/s", "acc": "m/s^2"}
+_NAMES = {
+    "gyro": "w_rs_s|w|omega|g|gyr|gyro|gyroscope|ang_vel|angular_?velocity|rotation_?rate",
+    "acc": "a_rs_s|a|acc|accel|accelerometer|acceleration|lin_acc|linear_?acceleration",
+    "position": "p_rs_r|p|pos|position|t|translation",
+    "rotation": "q_rs|q|quat|quaternion|orientation|rotation",
+    "velocity": "v_rs_r|v|vel|velocity",
+}
+_TIME_NAMES = "(?:field_header_)?stamp|time_?stamp|time|t"
+_UNIT = re.compile(r"(?P<name>.*?)\s*[\[(](?P<unit>[^\])]*)[\])]")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a file holds.
+
+    Attributes:
+        groups: Axes of each group of columns, in the order in which they follow the time where no header says
+            otherwise.
+        counts: Numbers of columns that a file without a header may have.
+        optional: Groups that may be missing in a file with a header.
+    """
+
+    groups: Mapping[str, str]
+    counts: tuple[int, ...]
+    optional: tuple[str, ...] = ()
+
+
+SIGNALS = Layout({"gyro": "xyz", "acc": "xyz"}, (7, 13))
+TRUTH = Layout({"position": "xyz", "rotation": "wxyz", "velocity": "xyz"}, (11, 17), ("velocity",))
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Places of columns in a row.
+
+    Attributes:
+        time: Place of the time.
+        groups: Places of each group's axes, in the order of the layout.
+        units: Unit that the header states of the time and of a group, where it states one; as it is written
+            there where it is none that we know.
+    """
+
+    time: int
+    groups: Mapping[str, tuple[int, ...]]
+    units: Mapping[str, str]
+
+    def unit(self, quantity: str, stated: str | None) -> tuple[str, str]:
+        """Return the unit of a quantity: stated by the user, by the header, or the usual one.
+
+        Returns:
+            The unit, and what is wrong with the header's ("" if nothing).
+        """
+        unit = stated or self.units.get(quantity) or _DEFAULTS[quantity]
+        known = UNITS[quantity]
+        if unit in known:
+            return unit, ""
+        return known[0], f"unit of {quantity} must be {' or '.join(known)}, got {unit!r} in the header"
+
+
+def in_order(layout: Layout) -> Columns:
+    """Return the places of columns in a file without a header."""
+    at, groups = 1, {}
+    for group, axes in layout.groups.items():
+        groups[group] = tuple(range(at, at + len(axes)))
+        at += len(axes)
+    return Columns(0, groups, {})
+
+
+def by_header(layout: Layout, header: Sequence[str]) -> tuple[Columns | None, list[str]]:
+    """Return the places of columns that a header names.
+
+    Args:
+        layout: Layout of the file.
+        header: Names of all columns.
+
+    Returns:
+        The places, or None where the header names nothing that we know; and what is wrong with it.
+    """
+    found: dict[tuple[str, str], list[int]] = {}
+    units: dict[str, str] = {}
+    for place, text in enumerate(header):
+        for role, unit in _roles(layout, text):
+            found.setdefault(role, []).append(place)
+            if unit and role[0] in UNITS:
+                units.setdefault(role[0], unit)
+    if not found:
+        return None, []
+    wanted = [(TIME, ""), *((group, axis) for group, axes in layout.groups.items() for axis in axes)]
+    has = {group for group, _ in found}
+    missing = [
+        role for role in wanted if role not in found and (role[0] in has or role[0] not in layout.optional)
+    ]
+    problems = []
+    if missing:
+        names = ", ".join(f"{group} {axis}".strip() for group, axis in missing)
+        problems.append(
+            f"header must name a column for {names}, got {', '.join(header)}; try renaming columns"
+        )
+    for (group, axis), places in found.items():
+        if len(places) > 1:
+            both = " and ".join(header[place] for place in places)
+            problems.append(f"header must name one column for {f'{group} {axis}'.strip()}, got {both}")
+    if problems:
+        return None, problems
+    groups = {
+        group: tuple(found[group, axis][0] for axis in axes)
+        for group, axes in layout.groups.items()
+        if group in has
+    }
+    return Columns(found[TIME, ""][0], groups, units), []
+
+
+def _roles(layout: Layout, text: str) -> list[tuple[tuple[str, str], str]]:
+    """Return what a column is by its name, and its unit: nothing for one that we do not know."""
+    bracketed = _UNIT.fullmatch(text.strip())
+    name, unit = (bracketed["name"], bracketed["unit"]) if bracketed else (text, "")
+    name = re.sub(r"[\s.\-/]+", "_", name.strip().lower()).strip("_")
+    if time := re.fullmatch(rf"(?:{_TIME_NAMES})(?:_(?P<unit>\w+))?|(?P<alone>seconds|sec)", name):
+        written = unit or time["unit"] or time["alone"] or ""
+        if not time["unit"] or _spelled(TIME, time["unit"]) in UNITS[TIME]:
+            return [((TIME, ""), _spelled(TIME, written))]
+    for group, axes in layout.groups.items():
+        if match := re.fullmatch(
+            rf"(?:imu_)?(?:{_NAMES[group]})_?(?P<axis>[{axes}])(?:_(?P<unit>\w+))?", name
+        ):
+            return [((group, match["axis"]), _spelled(group, unit or match["unit"] or ""))]
+    return []
+
+
+def _spelled(quantity: str, written: str) -> str:
+    """Return a unit by its usual name; as it is written where it is none that we know."""
+    bare = re.sub(r"[\s^_/*·-]", "", written.lower())
+    return _SPELLINGS.get(quantity, {}).get(bare, written)

@@ -1,0 +1,201 @@
+"""Files of numbers: a row for each moment, separated by commas, semicolons, tabs or spaces.
+
+A header may be a comment or a plain first row. Rows are counted as an editor counts lines.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from statistics import mode
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway_client.imu.columns import TIME, Columns, Layout, by_header, in_order
+from slipway_client.imu.recording import Array
+from slipway_client.imu.units import TIME_NS
+from slipway_serving.errors import InvalidRequest, raise_all
+
+_COMMENTS = ("#", "%")
+_INT64 = np.iinfo(np.int64)
+_FAR = 10**20
+
+
+@dataclass(frozen=True)
+class Table:
+    """A file of numbers.
+
+    Attributes:
+        path: File.
+        lines: Number of each row's line in the file, from 1.
+        rows: Cells of each row, as many as the columns.
+        columns: Places of the columns.
+    """
+
+    path: Path
+    lines: list[int]
+    rows: list[list[str]]
+    columns: Columns
+
+    def times_ns(self, stated: str | None) -> tuple[NDArray[np.int64], str]:
+        """Return the rows' times in nanoseconds, [rows], and the unit that the file has them in.
+
+        Args:
+            stated: Unit that the user stated.
+
+        Raises:
+            InvalidRequest: A time is no number, no whole number of nanoseconds, or does not rise.
+        """
+        unit, problem = self.columns.unit(TIME, stated)
+        raise_all(str(self.path), [f"{problem}; try --time-unit"] if problem else [])
+        texts = [row[self.columns.time] for row in self.rows]
+        # Nanoseconds since 1970 have more digits than a float64.
+        try:
+            exact = [int(text) * TIME_NS[unit] for text in texts]
+        except ValueError:
+            exact = [self._fraction(line, text, unit) for line, text in zip(self.lines, texts, strict=True)]
+        self._check_range(exact, texts, unit)
+        times = np.array(exact, np.int64)
+        if len(wrong := np.flatnonzero(np.diff(times) <= 0)):
+            at = int(wrong[0]) + 1
+            got = "the same time as" if times[at] == times[at - 1] else "a time before"
+            lost = "e" in texts[at].lower()
+            cause = f"; times such as {texts[at]} have lost digits, try writing them in full" if lost else ""
+            raise InvalidRequest(
+                f"{self.path}: time must rise from row to row, got {got} that of the row before in row"
+                f" {self.lines[at]}, and {len(wrong) - 1} more such rows{cause}"
+            )
+        return times, unit
+
+    def group(self, name: str, scale: float = 1.0) -> Array:
+        """Return the values of a group of columns, [rows, axes], times a factor.
+
+        Raises:
+            InvalidRequest: A value is no number.
+        """
+        places = self.columns.groups[name]
+        try:
+            values = np.array([[float(row[place]) for place in places] for row in self.rows])
+        except ValueError:
+            for line, row in zip(self.lines, self.rows, strict=True):
+                for place in places:
+                    if not _is_number(row[place]):
+                        raise self._no_number(line, place, row[place]) from None
+            raise
+        return values * scale
+
+    def _fraction(self, line: int, text: str, unit: str) -> int:
+        """Return a time that may have a point or an exponent, in whole nanoseconds.
+
+        Raises:
+            InvalidRequest: It is no number, or a part of a nanosecond, which tells of another unit.
+        """
+        try:
+            exact = Decimal(text) * TIME_NS[unit]
+        except ArithmeticError:
+            exact = Decimal("NaN")
+        if not exact.is_finite():
+            raise self._no_number(line, self.columns.time, text)
+        whole = exact.to_integral_value()
+        if unit == "ns" and exact != whole:
+            raise InvalidRequest(
+                f"{self.path}: time must be whole nanoseconds, got {text} in row {line}; try --time-unit s"
+            )
+        # Beyond the range anyway; such a number may have millions of digits.
+        return int(whole) if abs(whole) < _FAR else _FAR
+
+    def _check_range(self, exact: Sequence[int], texts: Sequence[str], unit: str) -> None:
+        if _INT64.min <= min(exact) and max(exact) <= _INT64.max:
+            return
+        at = next(i for i, time in enumerate(exact) if not _INT64.min <= time <= _INT64.max)
+        raise InvalidRequest(
+            f"{self.path}: time must lie within 292 years of 0, got {texts[at]} {unit} in row"
+            f" {self.lines[at]}; try another --time-unit"
+        )
+
+    def _no_number(self, line: int, place: int, text: str) -> InvalidRequest:
+        return InvalidRequest(f"{self.path}: row {line} must be numbers, got {text!r} in column {place + 1}")
+
+
+def read_table(path: Path, layout: Layout) -> Table:
+    """Read a file of numbers.
+
+    Args:
+        path: File.
+        layout: Layout of the file.
+
+    Raises:
+        InvalidRequest: The file cannot be read, a row has too few or too many columns, or the columns are not
+            known.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{path}: must be a CSV of numbers, got {error}") from None
+    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    comments = [line for _, line in numbered if line.lstrip().startswith(_COMMENTS)]
+    kept = [(number, line) for number, line in numbered if not line.lstrip().startswith(_COMMENTS)]
+    separator = next((sign for sign in ";,\t" if kept and sign in kept[0][1]), None)
+    rows = [_cells(line, separator) for _, line in kept]
+    places = [number for number, _ in kept]
+    plain = bool(rows) and not _is_number(rows[0][0])
+    header = rows.pop(0) if plain else _cells(comments[-1].lstrip(" #%"), separator) if comments else []
+    if plain:
+        places.pop(0)
+    if not rows:
+        raise InvalidRequest(f"{path}: must have rows of numbers, got none")
+    count = len(header) if plain else mode(map(len, rows))
+    if len(header) != count:
+        header = []  # a comment and no header
+    columns = _columns(path, layout, header, count, plain=plain)
+    _check_rows(path, places, rows, count)
+    return Table(path, places, rows, columns)
+
+
+def _columns(path: Path, layout: Layout, header: Sequence[str], count: int, *, plain: bool) -> Columns:
+    found, problems = by_header(layout, header)
+    raise_all(str(path), problems)
+    if found is not None:
+        return found
+    if plain:
+        raise InvalidRequest(
+            f"{path}: header must name the columns, such as time, gyro_x and acc_x, got {', '.join(header)}"
+        )
+    if count not in layout.counts:
+        raise InvalidRequest(
+            f"{path}: must have {' or '.join(map(str, layout.counts))} columns, got {count} columns without a"
+            " header that names them"
+        )
+    return in_order(layout)
+
+
+def _check_rows(path: Path, places: Sequence[int], rows: Sequence[Sequence[str]], count: int) -> None:
+    wrong = [(place, len(row)) for place, row in zip(places, rows, strict=True) if len(row) != count]
+    if wrong:
+        more = f", and {len(wrong) - 1} rows more" if len(wrong) > 1 else ""
+        raise InvalidRequest(f"{path}: row {wrong[0][0]} has {wrong[0][1]} columns, expected {count}{more}")
+
+
+def _cells(line: str, separator: str | None) -> list[str]:
+    """Return a line's cells; where commas do not separate them, a comma stands for the decimal point."""
+    if separator is None:
+        return line.split()
+    if separator != ",":
+        line = line.replace(",", ".")
+    quoted = '"' in line  # The library is slow, and hardly any file of numbers has quotes.
+    cells = next(csv.reader([line], delimiter=separator)) if quoted else line.split(separator)
+    if len(cells) > 1 and not cells[-1].strip():  # a separator ends the line
+        cells.pop()
+    return cells
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
