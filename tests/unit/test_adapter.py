@@ -616,7 +616,9 @@ def test_model_is_not_loaded_when_the_file_of_limits_is_wrong(
 
 
 def test_model_is_freed_when_it_was_never_built() -> None:
-    adapter = model_class(Backend())()
+    kind = model_class(Backend())
+    assert (kind.__name__, issubclass(kind, Adapter)) == ("TritonPythonModel", True)
+    adapter = kind()
     adapter.finalize()
     assert adapter.is_ready()
 

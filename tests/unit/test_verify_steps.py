@@ -167,10 +167,13 @@ def test_steps_have_the_sizes_of_a_point_when_one_is_given() -> None:
 
 def test_first_step_is_run_by_its_own_graph_when_there_is_one() -> None:
     first, graph = Graph(), Graph()
-    described = stepped(first=net(1, "first", carries=False), reference=partial(whole, first=1))
+    own = replace(net(1, "first", carries=False), axes=(*net().axes, Axis("one", 1, 1, 1)))
+    described = stepped(first=own, reference=partial(whole, first=1))
     rows = rows_of(described, graph, first)
     check(rows)
     assert [row.graph for row in rows] == ["net/first"] * 4 + ["net"] * 8
+    assert rows[0].point == "step 1 of 3, run 1 of 2 (batch=2, one=1)"
+    assert rows[4].point == "step 2 of 3, run 1 of 2 (batch=2)"
     assert [row.verified_on for row in rows] == ["there"] * 4 + ["here"] * 8
     assert [row.shape for row in rows[::2]] == [(2, 1, WIDTH)] * 2 + [(2, FRAMES, WIDTH)] * 4
     assert all("total" not in given for given in first.given)
