@@ -215,3 +215,13 @@ def test_to_uint8_keeps_the_order_of_frames_and_colours() -> None:
     found = to_uint8(samples)
     assert found.tolist() == [[[[0, 0, 128], [0, 0, 0]]], [[[0, 0, 0], [0, 255, 0]]]]
     assert found.flags.c_contiguous
+
+
+@pytest.mark.parametrize(("as_text", "lengths"), [(False, [4, 4, 1]), (True, [3, 3, 3])])
+def test_part_has_fewer_frames_when_it_is_text(as_text: bool, lengths: list[int]) -> None:
+    frames = _frames(9, 256, 1024)  # 0.75 MiB each: four are 3 MiB, and so are three as text
+    parts = list(frame_parts(frames, 0, WATCH, as_text=as_text))
+    assert [len(part.pixels) for part in parts] == lengths
+    output = "frames_base64" if as_text else "frames"
+    whole = deliver(Delivery("a model", output, 9, 256, 1024, fps=16), [frames], WATCH)
+    assert [len(part.pixels) for part in whole if isinstance(part, FramesPart)] == lengths

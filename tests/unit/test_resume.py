@@ -1,8 +1,10 @@
 """What need not be made again: by files, descriptions, options; with graphs that are one line of text."""
 
+import importlib
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -665,11 +667,11 @@ def test_identity_is_another_when_the_code_of_a_function_is(
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "mine_of_one_file.py").write_text("def make():\n    return 1\n")
-    import mine_of_one_file  # type: ignore[import-not-found]
-
-    before = identity(mine_of_one_file.make, {})
+    sys.modules.pop("mine_of_one_file", None)
+    mine = importlib.import_module("mine_of_one_file")
+    before = identity(mine.make, {})
     (tmp_path / "mine_of_one_file.py").write_text("def make():\n    return 2\n")
-    assert identity(mine_of_one_file.make, {}) == before  # A process has one code.
+    assert identity(mine.make, {}) == before  # A process has one code.
     _code.cache_clear()
-    assert identity(mine_of_one_file.make, {}) != before
+    assert identity(mine.make, {}) != before
     assert identity(of_closure, {}) != before
