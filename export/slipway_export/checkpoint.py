@@ -122,7 +122,7 @@ class Checkpoint:
             content = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise InvalidRequest(f"{self.where(file)}: file {file} is missing") from None
-        except ValueError as error:
+        except (ValueError, OSError, RecursionError) as error:
             raise InvalidRequest(f"{self.where(file)}: {file} must be JSON, got {error}") from None
         if not isinstance(content, dict):
             raise InvalidRequest(

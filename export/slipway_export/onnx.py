@@ -106,6 +106,7 @@ def export_graph(
     graph_weights.bind(model, module)
     _optimize(model)
     graph_weights.fold_transposes(model)
+    rewrite.unify_norm_types(model)
     _name_tensors(component, model)
     name_dimensions(component, model)
     if engine is Engine.ONNXRUNTIME:

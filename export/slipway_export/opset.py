@@ -15,7 +15,19 @@ from slipway_serving.errors import InvalidRequest
 
 # From 23 on RMSNorm is one operator: 168 nodes a denoiser block became 68 at opset 20 and 44 at 23.
 DEFAULT_OPSET = 23
-LARGEST_OPSET = 23
+_STANDARD_OPSET = 22
+LARGEST_OPSET = {
+    Engine.ONNXRUNTIME: DEFAULT_OPSET,
+    Engine.TORCH: DEFAULT_OPSET,  # of the components beside those that PyTorch serves
+    Engine.TENSORRT: _STANDARD_OPSET,
+    Engine.PORTABLE: _STANDARD_OPSET,
+}
+"""The highest operator set of an engine's graphs.
+
+From 23 on attention is one standard operator. ONNX Runtime 1.31 refuses that operator where a mask is
+broadcast over the queries, and TensorRT-RTX 1.7 builds no engine with it in float32. Up to 22 attention is
+written as products and a softmax, which both take.
+"""
 EXPORTED_OPSET = 18
 """The lowest that torch's exporter writes."""
 # Of the years of opset 17; its readers refuse files of a later one.
@@ -43,22 +55,24 @@ def choose_opset(
         usual: the default of a graph that upstream has an exporter for, where the precision allows it.
 
     Raises:
-        InvalidRequest: the asked one is outside the range of the exporter, or below the lowest of a
-            component, each of which the message names with its own.
+        InvalidRequest: the asked one is above the highest of the engine, or below the lowest of a component,
+            each of which the message names with its own.
     """
     lowest = {c.label: c.lowest_opset.get(c.precision(precision_of(c)), EXPORTED_OPSET) for c in components}
     if not lowest:  # All that was asked for is on other servers.
         return DEFAULT_OPSET
     least = max(lowest.values())
-    default = DEFAULT_OPSET if usual is None else max(usual, least)
+    largest = LARGEST_OPSET[engine]
+    default = largest if usual is None else max(usual, least)
     if engine is Engine.PORTABLE:
         default = least
     opset = default if asked is None else asked
-    if not least <= opset <= LARGEST_OPSET:
+    if not least <= opset <= largest:
         each = ", ".join(f"{label} {value}" for label, value in lowest.items())
         precisions = ", ".join(dict.fromkeys(precision_of(component).value for component in components))
         raise InvalidRequest(
-            f"opset-version must be {least} to {LARGEST_OPSET} for {precisions}, got {opset};"
+            f"opset-version must be {least} to {largest} for {precisions}, got {opset} with engine"
+            f" {engine.value};"
             f" the lowest of each component: {each}"
         )
     return opset

@@ -37,6 +37,58 @@ def drop_reshapes(model: ir.Model) -> int:
     return dropped
 
 
+def unify_norm_types(model: ir.Model) -> int:
+    """Compute each RMSNormalization in one element type, and cast its result to the type that it had.
+
+    A network in half precision may normalize float32 activations with a weight in half precision. ONNX allows
+    the two types, but ONNX Runtime 1.31 expands the operator into a product of both and refuses the graph.
+
+    Returns:
+        Number of operators that had two types.
+    """
+    changed = 0
+    for node in list(model.graph):
+        if node.op_type != "RMSNormalization" or node.domain:
+            continue
+        narrow, wide = sorted((_dtype(value) for value in node.inputs[:2]), key=lambda dtype: dtype.itemsize)
+        if narrow is wide:
+            continue
+        for place, value in enumerate(node.inputs[:2]):
+            if value is not None and _dtype(value) is not wide:
+                node.replace_input_with(place, _cast(model, node, value, wide))
+        out = node.outputs[0]
+        asked = _dtype(out)
+        if asked is not wide:
+            out.dtype = wide
+            uses = list(out.uses())
+            back = _cast(model, node, out, asked, after=True)
+            for user, place in uses:
+                user.replace_input_with(place, back)
+        changed += 1
+    return changed
+
+
+def _cast(
+    model: ir.Model, node: ir.Node, value: ir.Value, dtype: ir.DataType, *, after: bool = False
+) -> ir.Value:
+    """Return a value in another element type, cast before a node or after it."""
+    cast = ir.node("Cast", [value], {"to": dtype})
+    out = cast.outputs[0]
+    out.dtype, out.shape = dtype, value.shape
+    (model.graph.insert_after if after else model.graph.insert_before)(node, cast)
+    return out
+
+
+def _dtype(value: ir.Value | None) -> ir.DataType:
+    """Return the element type of a value, which every value of a traced graph has."""
+    dtype = None if value is None else value.dtype
+    if dtype is None and value is not None and value.const_value is not None:
+        dtype = value.const_value.dtype
+    if dtype is None:
+        raise TypeError(f"rewrite: an input of RMSNormalization must have an element type, got {value}")
+    return dtype
+
+
 def _drop_unused_weights(model: ir.Model) -> None:
     """Remove the shapes that the dropped nodes took; ONNX Runtime warns of weights that nothing takes."""
     outputs = {out.name for out in model.graph.outputs}

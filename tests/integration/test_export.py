@@ -195,6 +195,14 @@ def _broken_json(checkpoint: Path) -> str:
     return "transformer_2/config.json must be JSON"
 
 
+def _heun(checkpoint: Path) -> str:
+    path = checkpoint / "scheduler/scheduler_config.json"
+    path.write_text(json.dumps({"_class_name": "FlowMatchHeunDiscreteScheduler"}))
+    return (
+        f"{checkpoint}: scheduler/scheduler_config.json: _class_name must be a scheduler that solves a flow"
+    )
+
+
 @pytest.mark.parametrize(
     ("damage", "component"),
     [
@@ -207,6 +215,7 @@ def _broken_json(checkpoint: Path) -> str:
         (_other_pipeline, "text_encoder"),
         (_no_boundary, "text_encoder"),
         (_broken_json, "text_encoder"),
+        (_heun, "text_encoder"),
     ],
 )
 def test_export_names_what_is_wrong_when_the_checkpoint_is_damaged(

@@ -309,8 +309,9 @@ def test_opset_below_the_lowest_names_each_component_with_its_own(checkpoint: Pa
     with pytest.raises(InvalidRequest) as refused:
         run_export(WAN, ExportOptions(str(checkpoint), tmp_path, precision=Precision.BF16, opset=17))
     assert str(refused.value) == (
-        "opset-version must be 22 to 23 for bf16, got 17; the lowest of each component: text_encoder 22,"
-        " denoiser_high 22, denoiser_low 22, vae_decoder/first 17, vae_decoder/next 17"
+        "opset-version must be 22 to 23 for bf16, got 17 with engine onnxruntime; the lowest of each"
+        " component: text_encoder 22, denoiser_high 22, denoiser_low 22, vae_decoder/first 17,"
+        " vae_decoder/next 17"
     )
 
 

@@ -103,6 +103,15 @@ def test_facts_say_what_a_served_pipeline_must_know(tiny: Path, tmp_path: Path) 
     assert facts.scheduler["shift"] == 7.0
 
 
+def test_scheduler_is_refused_when_no_request_could_use_it(copy: Path) -> None:
+    edit(copy / "scheduler/scheduler_config.json", stochastic_sampling=True)
+    with pytest.raises(
+        InvalidRequest,
+        match=r"scheduler/scheduler_config\.json: stochastic_sampling must be False, .* got True",
+    ):
+        planned(copy)
+
+
 def test_template_has_so_many_tokens_before_the_prompt_as_are_cropped(tiny: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny / "tokenizer")
     before, _ = PROMPT_TEMPLATE.split("{}")

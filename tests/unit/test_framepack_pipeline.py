@@ -204,7 +204,7 @@ def test_prompt_is_named_when_its_tokenizer_refuses_it() -> None:
     [
         ({"section_frames": 5}, "section_frames must be 9 or null, got 5"),
         ({"frames_per_latent": 8}, "frames_per_latent must be 4, got 8"),
-        ({"scheduler": {"_class_name": "Nothing"}}, "scheduler must be one of diffusers' flow schedulers"),
+        ({"scheduler": {"_class_name": "Nothing"}}, "scheduler: _class_name must be one of diffusers'"),
     ],
 )
 def test_facts_are_refused_when_the_pipeline_cannot_run_them(

@@ -62,6 +62,9 @@ ALLOWED = {
         "slipway_serving.framepack_i2v.denoising",
         "slipway_serving.framepack_i2v.facts",
         "slipway_serving.matrix_game.facts",
+        # An export tries a checkpoint's scheduler as the pipelines will.
+        "slipway_serving.framepack_i2v.pipeline",
+        "slipway_serving.wan_t2v.pipeline",
         "slipway_serving.control",
         "slipway_serving.temporary_folders",
         # What PyTorch serves is verified by the very program that serves it.

@@ -35,7 +35,7 @@ def write_configurations(folder: Path, preset: str, experts: int) -> None:
         **{f"{name}/config.json": configs["transformer/config.json"] for name in names},
         "text_encoder/config.json": configs["text_encoder/config.json"],
         "vae/config.json": configs["vae/config.json"],
-        "scheduler/scheduler_config.json": {},
+        "scheduler/scheduler_config.json": {"_class_name": "FlowMatchEulerDiscreteScheduler"},
         "model_index.json": {
             "_class_name": "WanPipeline",
             "boundary_ratio": 0.875 if experts == 2 else None,

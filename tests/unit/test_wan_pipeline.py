@@ -3,9 +3,11 @@
 import base64
 import contextlib
 import io
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import av
@@ -21,11 +23,11 @@ from slipway_serving.diffusion.schedules import make_scheduler
 from slipway_serving.errors import Cancelled, DeadlineExceeded, InvalidRequest, Overloaded, Unrecoverable
 from slipway_serving.events import Event, FramesPart, Progress, VideoPart, tensors
 from slipway_serving.metrics import Recorder
-from slipway_serving.program import Tensors
+from slipway_serving.program import Settings, Tensors
 from slipway_serving.turns import NO_SESSION, Turn
 from slipway_serving.video.decode import decode
 from slipway_serving.wan_t2v.facts import PipelineFacts
-from slipway_serving.wan_t2v.pipeline import generate
+from slipway_serving.wan_t2v.pipeline import TextToVideo, generate
 from slipway_serving.wan_t2v.request import TextToVideoRequest
 from slipway_serving.watch import Watch
 
@@ -368,10 +370,17 @@ def test_scheduler_takes_the_shift_under_its_own_name() -> None:
 
 def test_scheduler_is_refused_when_it_is_unknown_or_has_no_shift() -> None:
     for name in ("NoSuchScheduler", "os", "None"):
-        with pytest.raises(InvalidRequest, match="scheduler must be one of diffusers'"):
+        with pytest.raises(InvalidRequest, match="scheduler: _class_name must be one of diffusers'"):
             make_scheduler({"_class_name": name}, None, "x")
     with pytest.raises(InvalidRequest, match="^x: flow_shift must be left out"):
         make_scheduler({**RAW["scheduler"], "use_flow_sigmas": False}, 5.0, "x")
+
+
+def test_pipeline_does_not_load_when_no_request_could_use_its_scheduler(tmp_path: Path) -> None:
+    euler = {"_class_name": "FlowMatchEulerDiscreteScheduler", "use_dynamic_shifting": True}
+    (tmp_path / "pipeline.json").write_text(json.dumps({**RAW, "scheduler": euler}))
+    with pytest.raises(InvalidRequest, match="^pipeline.json: scheduler: use_dynamic_shifting must be False"):
+        TextToVideo(Settings("wan_t2v", tmp_path, {}))
 
 
 @pytest.mark.parametrize(

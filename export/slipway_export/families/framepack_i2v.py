@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 NAME = "framepack_i2v"
 TRANSFORMER = "lllyasviel/FramePackI2V_HY"
 TOKENIZERS = ("tokenizer", "tokenizer_2")
+SCHEDULER_FILE = "scheduler/scheduler_config.json"
 PATCH = vae.PATCH
 # What a section sees beside itself, in latent frames: the picture and the nearest of history in full, then
 # history at half size, then at a quarter.
@@ -124,7 +125,11 @@ def _pipeline(
         return ()
     if not all(checkpoint.has(name) for name in TOKENIZERS):
         return ()
-    facts = replace(facts_of(checkpoint, axes), first_block_cache=first_block_cache).to_json
+    from slipway_serving.framepack_i2v.pipeline import check_schedules
+
+    known = replace(facts_of(checkpoint, axes), first_block_cache=first_block_cache)
+    check_schedules(known, f"{checkpoint.where(SCHEDULER_FILE)}: {SCHEDULER_FILE}")
+    facts = known.to_json
     tokenizers = {f"1/{name}": checkpoint.file(name) for name in TOKENIZERS}
     return (
         AuthoredModel(TokensRequest.model, {f"1/{FACTS_FILE}": facts, **tokenizers}, request=TokensRequest),
@@ -289,7 +294,7 @@ def facts_of(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Facts:
         history_2x_frames=HISTORY_2X_FRAMES,
         history_4x_frames=HISTORY_4X_FRAMES,
         tiles=TILES,
-        scheduler=checkpoint.config("scheduler/scheduler_config.json"),
+        scheduler=checkpoint.config(SCHEDULER_FILE),
         axes={axis.name: (axis.min, axis.opt, axis.max) for axis in axes},
         models=ModelNames(
             **{name: f"{NAME}_{name}" for name in FAMILY.parts_alone}, tokenizer=TokensRequest.model

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 NAME = "wan_t2v"
 # WanPipeline's max_sequence_length: prompts are padded with zeros to so many embeddings.
 TEXT_TOKENS = 512
+SCHEDULER_FILE = "scheduler/scheduler_config.json"
 
 TRANSFORMER_TOLERANCE = {
     Precision.FP32: Tolerance(max_abs=1e-3, relative_l2=1e-4, cosine=0.99999),
@@ -87,6 +88,7 @@ def plan(checkpoint: Checkpoint, axes: Sequence[Axis], *, first_block_cache: boo
     index = checkpoint.config("model_index.json")
     experts = _experts(checkpoint, index)
     _check_widths(checkpoint, experts)
+    _check_schedules(checkpoint)
     by_name = {axis.name: axis for axis in axes}
     vae = partial(_load_vae, checkpoint)
     first, following, stepped = video_decoder(checkpoint.config("vae/config.json"), vae, by_name)
@@ -151,6 +153,16 @@ def _check_widths(checkpoint: Checkpoint, experts: dict[str, str]) -> None:
                 )
     if problems:
         raise InvalidRequest(" | ".join(problems))
+
+
+def _check_schedules(checkpoint: Checkpoint) -> None:
+    """Refuse a scheduler that the served pipeline could not use, by the pipeline's own check."""
+    from slipway_serving.wan_t2v.pipeline import check_schedules
+
+    # The files of a network that PyTorch serves may lack the scheduler, which only an export needs.
+    if checkpoint.has(SCHEDULER_FILE):
+        where = f"{checkpoint.where(SCHEDULER_FILE)}: {SCHEDULER_FILE}"
+        check_schedules(checkpoint.config(SCHEDULER_FILE), where)
 
 
 def _text_encoder(checkpoint: Checkpoint) -> Component:
@@ -314,7 +326,7 @@ def _pipeline_facts(
         name: f"{NAME}_{name}" if name in experts else None for name in ("denoiser_high", "denoiser_low")
     }
     facts = {
-        "scheduler": checkpoint.config("scheduler/scheduler_config.json"),
+        "scheduler": checkpoint.config(SCHEDULER_FILE),
         "boundary_ratio": index.get("boundary_ratio"),
         "latent_channels": vae.config.z_dim,
         "vae_scale_factor_spatial": vae.config.scale_factor_spatial,

@@ -8,6 +8,7 @@ clean latents, which are noised anew for the next.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Protocol
@@ -57,6 +58,30 @@ class DiffusersSchedule:
         return after
 
 
+def scheduler_class(config: Mapping[str, Any], where: str) -> Any:
+    """Return the diffusers class of a scheduler's configuration.
+
+    Args:
+        config: Contents of scheduler_config.json, ``_class_name`` included.
+        where: Name of the file, for messages.
+
+    Raises:
+        InvalidRequest: The configuration is no mapping, or diffusers has no such scheduler.
+    """
+    import diffusers.schedulers  # lazily loads the one scheduler that is asked for
+
+    name = config.get("_class_name") if isinstance(config, Mapping) else None
+    # A scheduler whose library is not installed is a placeholder, whose attributes raise ImportError.
+    kind: Any = getattr(diffusers.schedulers, name, None) if isinstance(name, str) else None
+    if not isinstance(kind, type) or "set_begin_index" not in {
+        key for base in kind.__mro__ for key in vars(base)
+    }:
+        raise InvalidRequest(
+            f"{where}: _class_name must be one of diffusers' schedulers for flows, got {name!r}"
+        )
+    return kind
+
+
 def make_scheduler(config: Mapping[str, Any], flow_shift: float | None, where: str) -> Any:
     """Build a diffusers scheduler.
 
@@ -68,14 +93,7 @@ def make_scheduler(config: Mapping[str, Any], flow_shift: float | None, where: s
     Raises:
         InvalidRequest: the scheduler has no flow shift, or diffusers no such scheduler.
     """
-    import diffusers.schedulers  # lazily loads the one scheduler that is asked for
-
-    name = str(config.get("_class_name"))
-    kind: Any = getattr(diffusers.schedulers, name, None)
-    if not hasattr(kind, "set_begin_index"):
-        raise InvalidRequest(
-            f"pipeline.json: scheduler must be one of diffusers' flow schedulers, got {name}"
-        )
+    kind = scheduler_class(config, f"{where}: scheduler")
     if flow_shift is None:
         return kind.from_config(config)
     known = inspect.signature(kind).parameters
@@ -83,7 +101,7 @@ def make_scheduler(config: Mapping[str, Any], flow_shift: float | None, where: s
     key = "flow_shift" if "flow_shift" in known and config.get("use_flow_sigmas") else "shift"
     if key not in known:
         raise InvalidRequest(
-            f"{where}: flow_shift must be left out with this checkpoint's {name}, got {flow_shift}"
+            f"{where}: flow_shift must be left out with this checkpoint's {kind.__name__}, got {flow_shift}"
         )
     return kind.from_config(config, **{key: flow_shift})
 
@@ -107,16 +125,22 @@ class FewStep:
         noise: gives fresh numbers; goes on over the blocks of a session.
         train_steps: entries of the table.
 
+    Raises:
+        InvalidRequest: The steps do not descend within the table, or the shift is not above 0.
+
     Attributes:
         timesteps: sigma times `train_steps`, float32, descending.
     """
 
     def __init__(self, steps: Sequence[int], shift: float, noise: Noise, train_steps: int = 1000) -> None:
-        falling = all(earlier > later for earlier, later in pairwise(steps))
+        whole = all(type(step) is int for step in steps)
+        falling = whole and all(earlier > later for earlier, later in pairwise(steps))
         if not steps or not falling or steps[0] > train_steps or steps[-1] < 1:
             raise InvalidRequest(
                 f"few-step schedule: steps must be descending, {train_steps} to 1, got {list(steps)}"
             )
+        if type(shift) not in (int, float) or not (shift > 0 and math.isfinite(shift)):
+            raise InvalidRequest(f"few-step schedule: shift must be a finite number above 0, got {shift!r}")
         plain = torch.linspace(1.0, 0.0, train_steps + 1)[:-1]
         self._sigmas = shift * plain / (1 + (shift - 1) * plain)
         self._table = self._sigmas * train_steps

@@ -23,6 +23,7 @@ from slipway_serving import images
 from slipway_serving.diffusion.denoise import denoise
 from slipway_serving.diffusion.first_block_cache import FirstBlockCache, ask, first_block_cache
 from slipway_serving.diffusion.noise import Noise
+from slipway_serving.diffusion.scheduler_check import check_scheduler
 from slipway_serving.diffusion.schedules import DiffusersSchedule, diffusers_schedule
 from slipway_serving.errors import InvalidRequest, Unrecoverable
 from slipway_serving.events import BASE64, Event, FramesPart, Progress, VideoPart, tensors
@@ -156,6 +157,26 @@ def schedule_of(facts: Facts, steps: int, latent_size: tuple[int, int]) -> Diffu
     return diffusers_schedule(config, None, steps, WHERE, sigmas=sigmas, mu=mu)
 
 
+def check_schedules(facts: Facts, where: str) -> None:
+    """Refuse a scheduler that cannot make the schedule of every request, for the smallest and largest videos.
+
+    Args:
+        facts: Facts of the checkpoint and of its exported axes.
+        where: Name of the scheduler's file, for messages.
+
+    Raises:
+        InvalidRequest: See :func:`slipway_serving.diffusion.scheduler_check.check_scheduler`.
+    """
+    patch = PIXELS_PER_TOKEN // facts.pixels_per_latent
+    height, width = facts.axes["token_height"], facts.axes["token_width"]
+    for size in {(patch * height[i], patch * width[i]) for i in (0, -1)}:
+
+        def make(config: Mapping[str, Any], steps: int, size: tuple[int, int] = size) -> DiffusersSchedule:
+            return schedule_of(replace(facts, scheduler=config), steps, size)
+
+        check_scheduler(facts.scheduler, make, where)
+
+
 @dataclass(frozen=True)
 class _Work:
     """What every section of a video needs."""
@@ -252,4 +273,4 @@ def _check(facts: Facts) -> None:
         raise InvalidRequest(
             f"{FACTS_FILE}: frames_per_latent must be {FRAMES_PER_LATENT}, got {facts.frames_per_latent}"
         )
-    schedule_of(facts, 1, (2, 2))
+    check_schedules(facts, f"{FACTS_FILE}: scheduler")

@@ -9,8 +9,9 @@ decoder is told to free what it holds, and so are denoisers with a cache.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +21,8 @@ from slipway_serving.diffusion.denoise import Predict, denoise
 from slipway_serving.diffusion.first_block_cache import FirstBlockCache, first_block_cache
 from slipway_serving.diffusion.noise import make_noise
 from slipway_serving.diffusion.prompt import encode_prompts
-from slipway_serving.diffusion.schedules import DiffusersSchedule, diffusers_schedule, make_scheduler
+from slipway_serving.diffusion.scheduler_check import check_scheduler
+from slipway_serving.diffusion.schedules import DiffusersSchedule, diffusers_schedule
 from slipway_serving.events import Event, Progress, tensors
 from slipway_serving.metrics import DENOISE_STEP, FRAMES, Recorder
 from slipway_serving.program import Call, Models, Responses, Settings
@@ -46,7 +48,7 @@ class TextToVideo:
         torch.set_num_threads(1)
         self._model = settings.model
         self._facts = PipelineFacts.read(settings.folder / "pipeline.json")
-        make_scheduler(self._facts.scheduler, None, WHERE)
+        check_schedules(self._facts.scheduler, "pipeline.json: scheduler")
         self._recorder = settings.recorder
         self._recorder.declare(DENOISE_STEP, FRAMES)
 
@@ -108,6 +110,23 @@ def generate(
     with contextlib.closing(decoded):
         for part in deliver(asked, decoded, watch):
             yield replace(part, cache_hit_rate=hit_rate)
+
+
+def check_schedules(config: Mapping[str, Any], where: str) -> None:
+    """Refuse a scheduler that cannot make the schedule of every request.
+
+    Args:
+        config: Contents of scheduler_config.json.
+        where: Name of the file, for messages.
+
+    Raises:
+        InvalidRequest: See :func:`slipway_serving.diffusion.scheduler_check.check_scheduler`.
+    """
+
+    def make(config: Mapping[str, Any], steps: int) -> DiffusersSchedule:
+        return diffusers_schedule(config, None, steps, WHERE)
+
+    check_scheduler(config, make, where)
 
 
 def guided_prediction(

@@ -68,6 +68,8 @@ class ToyWorld:
         torch.set_num_threads(1)
         self._model = settings.model
         self._facts = read_facts(Facts, settings.folder / "facts.json")
+        # The first request must not be the first to try the steps of the facts.
+        FewStep(self._facts.steps, self._facts.shift, Noise(0))
         self._graph = Graph(settings, "block.onnx")
         self._sessions: Sessions[Place] = Sessions.of_model(settings)
         self._recorder = settings.recorder

@@ -1,0 +1,148 @@
+"""Check that a checkpoint's scheduler can take every number of steps that a request may ask for.
+
+An export calls :func:`check_scheduler` before any work, and a served pipeline calls it while it loads, so
+that no request is the first to try a configuration. The scheduler takes several numbers of steps along a
+constant flow, where the result is known: a scheduler for flows ends at the clean latents.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from slipway_serving.diffusion.fields import MAX_STEPS
+from slipway_serving.diffusion.schedules import Schedule, scheduler_class
+from slipway_serving.errors import InvalidRequest, raise_all
+
+Make = Callable[[Mapping[str, Any], int], Schedule]
+"""Builds the schedule of a configuration for a number of steps, as the pipeline builds it for a request."""
+
+STEP_COUNTS = (1, 2, 40, MAX_STEPS)
+SUPPORTED = (
+    "FlowMatchEulerDiscreteScheduler, or UniPCMultistepScheduler with prediction_type flow_prediction and"
+    " use_flow_sigmas true"
+)
+# What a scheduler has to be told so that it takes the network's output as a flow.
+_OF_FLOWS: Mapping[str, Any] = {"prediction_type": "flow_prediction", "use_flow_sigmas": True}
+# Share of the noise that may be left: schedules begin a little below a noise level of 1.
+_LEFT = 0.05
+_SHAPE = (1, 4, 1, 2, 2)
+
+
+def check_scheduler(config: Mapping[str, Any], make: Make, where: str) -> None:
+    """Refuse a scheduler that a pipeline cannot use for every number of steps.
+
+    Args:
+        config: Contents of scheduler_config.json, ``_class_name`` included.
+        make: Builder of the schedule.
+        where: Name of the file, for messages.
+
+    Raises:
+        InvalidRequest: The class is unknown, or a value has another type than the class expects, or the
+            scheduler fails, draws random numbers, or does not end at the clean latents; the message names the
+            key, its value and what is supported.
+    """
+    kind = scheduler_class(config, where)
+    known = {
+        name: parameter.default
+        for name, parameter in inspect.signature(kind).parameters.items()
+        if parameter.default is not inspect.Parameter.empty
+    }
+    raise_all(where, [*_type_problems(config, known), *_flow_problems(config, known)])
+    fault = _fault(config, make)
+    if fault is None:
+        return
+    for key in [key for key in config if key != "_class_name"]:
+        if _fault({other: value for other, value in config.items() if other != key}, make) is None:
+            rule = f"{known[key]!r}" if key in known else "left out"
+            raise InvalidRequest(
+                f"{where}: {key} must be {rule}, with which {kind.__name__} works here, got"
+                f" {config[key]!r}: {fault}"
+            )
+    raise InvalidRequest(
+        f"{where}: _class_name must be a scheduler that solves a flow in as many steps as a request asks for,"
+        f" such as {SUPPORTED}; got {kind.__name__}: {fault}"
+    )
+
+
+def _type_problems(config: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:
+    """Return which values are not of the type of the class's own default."""
+    problems = []
+    for key, default in known.items():
+        value = config.get(key, default)
+        if default is None or value is None:
+            continue
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        kind = type(default)
+        fits = is_number if kind in (int, float) else isinstance(value, kind)
+        if kind is int and isinstance(value, float):
+            fits = value.is_integer()
+        if not fits:
+            problems.append(f"{key} must be of type {kind.__name__}, such as {default!r}, got {value!r}")
+    return problems
+
+
+def _flow_problems(config: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:
+    """Return which keys say that the network predicts something else than a flow.
+
+    A class without ``use_flow_sigmas`` is for flows alone or not for flows at all, as :func:`_fault` tells.
+    """
+    if "use_flow_sigmas" not in known:
+        return []
+    return [
+        f"{key} must be {wanted!r}, since the network predicts a flow, got {config.get(key, known[key])!r};"
+        f" supported is {SUPPORTED}"
+        for key, wanted in _OF_FLOWS.items()
+        if key in known and config.get(key, known[key]) != wanted
+    ]
+
+
+def _fault(config: Mapping[str, Any], make: Make) -> str | None:
+    """Return why a configuration cannot be used, or None."""
+    try:
+        for steps in STEP_COUNTS:
+            _try(config, make, steps)
+    except _Unusable as error:
+        return str(error)
+    return None
+
+
+class _Unusable(Exception):
+    """A scheduler cannot be used; the message says why."""
+
+
+def _try(config: Mapping[str, Any], make: Make, steps: int) -> None:
+    """Take a number of steps twice; raise where the result is wrong or differs."""
+    try:
+        left, again = (_noise_left(make(config, steps), seed) for seed in (0, 1))
+    except Exception as error:  # The errors of diffusers have no common base.
+        reason = " ".join(str(error).split())[:300]
+        raise _Unusable(f"{steps} steps end with {type(error).__name__}: {reason}") from error
+    if left != again:
+        raise _Unusable(
+            f"its steps draw random numbers that the seed of a request does not decide ({steps} steps)"
+        )
+    if not left < _LEFT:
+        raise _Unusable(
+            f"{steps} steps along a constant flow must remove the noise, but {left:.3g} of it is left"
+        )
+
+
+def _noise_left(schedule: Schedule, seed: int) -> float:
+    """Return which share of the noise a schedule leaves where the flow is constant.
+
+    Args:
+        schedule: The schedule; used up by the call.
+        seed: Seed of torch's own random numbers, which no scheduler should use.
+    """
+    generator = torch.Generator().manual_seed(0)
+    clean, noise = torch.randn((2, *_SHAPE), generator=generator)
+    latents = noise
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for timestep in schedule.timesteps:
+            latents = schedule.step(noise - clean, timestep, latents)
+    return float((latents - clean).norm() / (noise - clean).norm())
