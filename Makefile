@@ -15,7 +15,7 @@ export DOCKER ?= $(firstword $(wildcard /usr/bin/docker) docker)
 COMPILE := --quiet --strip-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-header \
   --no-annotate
 
-.PHONY: help demo test check docs fuzz mutants bench soak weights real-size audit wheels image image-test lock clean
+.PHONY: help demo test check docs fuzz matrix mutants bench soak weights real-size audit wheels image image-test lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -69,6 +69,9 @@ mutants: $(VENV)/installed ## Change the code at random, one place at a time: do
 	$(INSTALL) '.[mutation]'
 	$(BIN)/python tests/mutation/run.py $(MODULES) --seed $(or $(SEED),0) --mutants $(or $(MUTANTS),30) \
 	  --minutes $(or $(MINUTES),60)
+
+matrix: $(VENV)/installed ## Run every combination of component, precision and engine at tiny; continues; docs/precisions.md
+	$(BIN)/python -m slipway_export.precision_matrix $(foreach each,$(FAMILY),--family $(each))
 
 bench: $(VENV)/installed ## Whole videos: diffusers, our loop, Triton, shortcuts; memory of decoding
 	$(BIN)/slipway bench video

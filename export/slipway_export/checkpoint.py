@@ -18,6 +18,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from slipway_export.config_entries import ConfigEntries, LastRead, refusing_malformed
 from slipway_export.named_files import CHECKPOINT_PREFIX, linked
 from slipway_export.reads import Digests, Notes, note, noting
 from slipway_export.spec import Axis, Family, Part, Precision
@@ -73,6 +74,7 @@ class Checkpoint:
     folder: Path
     source: str
     places: Mapping[str, Place] = field(default_factory=dict)
+    _last: LastRead = field(default_factory=LastRead, repr=False, compare=False)
 
     @property
     def path(self) -> Path:
@@ -128,7 +130,14 @@ class Checkpoint:
             raise InvalidRequest(
                 f"{self.where(file)}: {file} must be a JSON object, got {type(content).__name__}"
             )
-        return content
+        where = f"{self.where(file)}: {file}"
+        self._last.text = where
+        return ConfigEntries(content, where, self._last)
+
+    def describing(self, family: str) -> AbstractContextManager[None]:
+        """Refuse the configuration files where the work inside fails over what they hold."""
+        what = f"checkpoint {self.source}: configuration files must describe networks of family {family}"
+        return refusing_malformed(what, self._last)
 
     def has(self, file: str) -> bool:
         """Whether the checkpoint has a file or folder of that path."""
@@ -184,9 +193,11 @@ class Checkpoint:
 
         from slipway_export.weights import are_left_on_disk, are_left_out, remember, stand_in
 
-        with torch.device("meta"):
+        file = f"{part}/config.json"
+        what = f"{self.where(file)}: {file} must describe a {network.__name__}"
+        with refusing_malformed(what, self._last), torch.device("meta"):
             skeleton = (
-                build() if build else network.from_config(self.config(f"{part}/config.json"))  # type: ignore[attr-defined]
+                build() if build else network.from_config(self.config(file))  # type: ignore[attr-defined]
             )
         dtype = torch_dtype(precision)
         stored = self._checked(part, skeleton, prefix)

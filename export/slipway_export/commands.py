@@ -194,7 +194,9 @@ def export(
     verify_device: Annotated[
         Device, typer.Option(help="What PyTorch and ONNX Runtime verify the graphs on.")
     ] = Device.CPU,
-    opset_version: Annotated[int | None, typer.Option(help="ONNX operator set, 17 to 23.")] = None,
+    opset_version: Annotated[
+        int | None, typer.Option(help="ONNX operator set, 17 to 23; 22 at most for tensorrt and portable.")
+    ] = None,
     simplify: Annotated[bool, typer.Option("--simplify", help="Run onnxslim over the graphs.")] = False,
     check_only: Annotated[
         bool, typer.Option("--check-only", help="Export and verify, place nothing.")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slipway_export.spec import Engine, Precision
+from slipway_export.spec import Component, Engine, Precision
 from slipway_serving.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -52,6 +52,25 @@ def check_precision(engine: Engine, precision: Precision) -> None:
             f"export: precision must be one of {names} for engine {engine.value}, whose readers do not know"
             f" the operators of others, got {precision.value}; try --precision fp16, or --engine onnxruntime"
         )
+
+
+def offered(component: Component, engine: Engine) -> tuple[Precision, ...]:
+    """Return the precisions in which an engine has a component: those of both."""
+    return tuple(precision for precision in PRECISIONS[engine] if precision in component.tolerance)
+
+
+def refusal(component: Component, precision: Precision, engine: Engine) -> str | None:
+    """Return why a component is not exported in a precision for an engine; None where it is."""
+    able = offered(component, engine)
+    if precision in able:
+        return None
+    fix = ""
+    if engine is Engine.TORCH and precision.is_integer:
+        fix = f"; try --weights {component.name}={precision.value}"
+    return (
+        f"precision of {component.name} must be one of {', '.join(able)} with engine {engine.value},"
+        f" got {precision.value}{fix}"
+    )
 
 
 def check_operators(path: Path, engine: Engine, label: str) -> None:

@@ -8,9 +8,14 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from slipway_serving.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from slipway_export.checkpoint import Checkpoint
 
 Array = np.ndarray[Any, Any]
 
@@ -39,6 +44,40 @@ def prompt_ids(tokenizer: Path, shape: tuple[int, ...]) -> Array:
     batch, tokens = shape
     texts = _tokenized(tokenizer)
     return np.stack([np.append(np.resize(ids[:-1], tokens - 1), ids[-1]) for ids in _rows(texts, batch)])
+
+
+def check_vocabulary(checkpoint: Checkpoint, tokenizer: str, config: str, embeddings: int) -> None:
+    """Refuse a tokenizer whose ids go beyond the embedding of the network that takes them.
+
+    Args:
+        checkpoint: The checkpoint with both.
+        tokenizer: Folder of the tokenizer in the checkpoint.
+        config: File of the network's configuration in the checkpoint.
+        embeddings: Number of the network's embeddings, ``vocab_size`` of that file.
+
+    Raises:
+        InvalidRequest: The tokenizer cannot be loaded, or has ids that the network has no embedding for.
+    """
+    largest = max(_loaded(checkpoint, tokenizer).get_vocab().values())
+    if largest >= embeddings:
+        raise InvalidRequest(
+            f"{checkpoint.where(tokenizer)}: {tokenizer} must have token ids below {embeddings}, which is"
+            f" vocab_size of {config} ({checkpoint.where(config)}), got {largest}; try the tokenizer and the"
+            " encoder of one checkpoint"
+        )
+
+
+def _loaded(checkpoint: Checkpoint, tokenizer: str) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(checkpoint.file(tokenizer)), local_files_only=True)
+    except Exception as error:  # The errors of transformers and tokenizers have no common base.
+        reason = " ".join(str(error).split())[:300]
+        raise InvalidRequest(
+            f"{checkpoint.where(tokenizer)}: {tokenizer} must be a tokenizer that transformers can load, got"
+            f" {type(error).__name__}: {reason}"
+        ) from error
 
 
 def _rows(texts: tuple[Array, ...], batch: int) -> list[Array]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from slipway_export.budget import LeftOut, Verification, choose_measured, whole
 from slipway_export.checkpoint import Checkpoint, axes_of, open_checkpoint
 from slipway_export.device import Device
-from slipway_export.dialect import check_precision
+from slipway_export.dialect import check_precision, refusal
 from slipway_export.engines import TorchAsked, TorchChoice, check_engines, choose_torch
 from slipway_export.graph_file import check_own, place_file, staged_file, write_report
 from slipway_export.machine import check_device
@@ -368,7 +368,8 @@ def plan_of(
     Raises:
         InvalidRequest: the family has no such variant, or the checkpoint is none of it.
     """
-    plan = family.variant(variant).plan(checkpoint, axes)
+    with checkpoint.describing(family.name):
+        plan = family.variant(variant).plan(checkpoint, axes)
     if engine is not Engine.PORTABLE:
         return plan
     return replace(plan, components=tuple(component.portable or component for component in plan.components))
@@ -389,21 +390,25 @@ def _selected(
 
 
 def _check_precisions(components: Sequence[Component], options: ExportOptions) -> None:
-    """Refuse a precision that a component named with it has not, or that none of all has."""
-    known = {component.name: component for component in components}
-    problems = []
-    if not any(options.precision in component.tolerance for component in components):
-        had = [each for each in Precision if any(each in component.tolerance for component in components)]
-        problems.append(f"precision must be one of {', '.join(had)}, got {options.precision.value}")
+    """Refuse a precision that none of all components has, or that a component named with it has not."""
+    known = {component.name for component in components}
+    problems = [
+        f"precision must be of a component that is exported ({', '.join(sorted(known))}), got {name}"
+        for name in options.precisions
+        if name not in known
+    ]
+    asked = [each for each in components if each.name not in options.precisions]
+    refused = [refusal(each, options.precision, options.engine_of(each)) for each in asked]
+    if all(refused):
+        problems += [reason for reason in refused if reason is not None]
     for name, precision in options.precisions.items():
-        if name not in known:
-            problems.append(
-                f"precision must be of a component that is exported ({', '.join(known)}), got {name}"
-            )
-        elif precision not in known[name].tolerance:
-            able = ", ".join(known[name].tolerance)
-            problems.append(f"precision of {name} must be one of {able}, got {precision.value}")
-    raise_all("export", problems)
+        reasons = [
+            refusal(each, precision, options.engine_of(each)) for each in components if each.name == name
+        ]
+        # Of the graphs of one component, those that lack a precision stay in float32.
+        if reasons and all(reasons):
+            problems += [reason for reason in reasons if reason is not None]
+    raise_all("export", list(dict.fromkeys(problems)))
 
 
 def _selected_graph(family: Family, plan: Plan, options: ExportOptions) -> Component:

@@ -195,6 +195,12 @@ def _broken_json(checkpoint: Path) -> str:
     return "transformer_2/config.json must be JSON"
 
 
+def _few_embeddings(checkpoint: Path) -> str:
+    path = checkpoint / "text_encoder/config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"vocab_size": 100}))
+    return f"{checkpoint}: tokenizer must have token ids below 100, which is vocab_size of text_encoder/"
+
+
 def _heun(checkpoint: Path) -> str:
     path = checkpoint / "scheduler/scheduler_config.json"
     path.write_text(json.dumps({"_class_name": "FlowMatchHeunDiscreteScheduler"}))
@@ -216,6 +222,7 @@ def _heun(checkpoint: Path) -> str:
         (_no_boundary, "text_encoder"),
         (_broken_json, "text_encoder"),
         (_heun, "text_encoder"),
+        (_few_embeddings, "denoiser_high"),
     ],
 )
 def test_export_names_what_is_wrong_when_the_checkpoint_is_damaged(

@@ -213,11 +213,27 @@ def build_of(folder: Path, **entries: str) -> Network:
         ({"more": "acc_std: 0, gyro_std: much"}, r"acc_std must be a number.*gyro_std must be a number"),
         ({"more": 'a: { include url("http://localhost/x") }'}, "include must be .* on a line of its own"),
         ({"more": "a: ["}, "must be HOCON"),
+        ({"network": "{ a: 1 }"}, r"train\.network must be codenet or codenetkitti, got ConfigTree"),
+        ({"network": "[codenet]"}, r"train\.network must be codenet or codenetkitti, got \['codenet'\]"),
+        (
+            {"collate": "{ a: 1 }"},
+            r"dataset\.collate must be padding9 or Gpadding for codenet, got ConfigTree",
+        ),
+        ({"collate": "[padding9]"}, r"dataset\.collate must be padding9 or Gpadding for codenet"),
+        ({"propcov": "{ a: 1 }"}, r"train\.propcov must be True or False, got ConfigTree"),
+        ({"more": "gyro_std: { a: 1 }"}, r"train\.gyro_std must be a number above 0, got ConfigTree"),
     ],
 )
 def test_conf_of_another_kind_is_refused(tmp_path: Path, entries: dict[str, str], problem: str) -> None:
     with pytest.raises(InvalidRequest, match=problem):
         facts_of(written(tmp_path, **entries), AXES)
+
+
+@pytest.mark.parametrize("text", ["train: 5", "train: [1]", "train: codenet", "[1, 2]"])
+def test_conf_is_refused_when_what_holds_an_entry_is_no_mapping(tmp_path: Path, text: str) -> None:
+    (tmp_path / "codenet.conf").write_text(text)
+    with pytest.raises(InvalidRequest, match=r"codenet\.conf: (train|the file) must be a mapping, got"):
+        facts_of(Checkpoint(tmp_path, "here"), AXES)
 
 
 def test_conf_without_a_network_of_its_own_is_refused(tmp_path: Path) -> None:

@@ -309,7 +309,7 @@ def test_network_follows_from_its_configuration_when_that_is_enough(written: Pat
         ({"model_type": "t2v"}, "model_type must be 'i2v', got 't2v'"),
         ({"depth": 3}, "depth must be left out, got 3"),
         ({"dim": "wide"}, "dim must be a whole number from 1, got 'wide'"),
-        ({"eps": 0}, "eps must be a number above 0, got 0"),
+        ({"eps": 0}, "eps must be a finite number above 0, got 0"),
         ({"local_attn_size": 2}, "local_attn_size must be -1, or 3 or more, got 2"),
         ({"num_heads": 5}, "dim must be a multiple of 10, got 96"),
         ({"freq_dim": 31}, "freq_dim must be even, got 31"),
@@ -368,7 +368,7 @@ def test_inference_file_of_a_preset_says_where_its_config_is(written: Path, mode
         ({"image_or_video_shape": [1, 16, 15, 7, 10]}, "image_or_video_shape must be"),
         (
             {"model_kwargs": {"timestep_shift": 0, "model_config": "c"}},
-            "timestep_shift must be a number above 0",
+            "timestep_shift must be a finite number above 0",
         ),
         (
             {"model_kwargs": {"timestep_shift": 5.0, "model_config": "../c"}},

@@ -103,6 +103,23 @@ def test_facts_say_what_a_served_pipeline_must_know(tiny: Path, tmp_path: Path) 
     assert facts.scheduler["shift"] == 7.0
 
 
+@pytest.mark.parametrize(
+    ("tokenizer", "encoder", "embeddings"),
+    [("tokenizer", "text_encoder", 300), ("tokenizer_2", "text_encoder_2", 500)],
+)
+def test_tokenizer_is_refused_when_its_ids_have_no_embedding(
+    copy: Path, tokenizer: str, encoder: str, embeddings: int
+) -> None:
+    largest = max(AutoTokenizer.from_pretrained(copy / tokenizer).get_vocab().values())
+    edit(copy / encoder / "config.json", vocab_size=embeddings)
+    with pytest.raises(
+        InvalidRequest,
+        match=rf"{copy}: {tokenizer} must have token ids below {embeddings}, which is vocab_size of"
+        rf" {encoder}/config\.json \(checkpoint {copy}\), got {largest};",
+    ):
+        planned(copy)
+
+
 def test_scheduler_is_refused_when_no_request_could_use_it(copy: Path) -> None:
     edit(copy / "scheduler/scheduler_config.json", stochastic_sampling=True)
     with pytest.raises(
@@ -386,10 +403,11 @@ def test_precision_is_refused_by_name_when_a_component_does_not_have_it(
 ) -> None:
     target = ["--checkpoint", str(tiny), "--repository", str(tmp_path / "models")]
     assert run(["export", "framepack_i2v", *target, "--precision", "vae_decoder=int8"]) == 2
-    assert "precision of vae_decoder must be one of fp32, fp16, bf16, got int8" in capsys.readouterr().err
+    refused = "precision of vae_decoder must be one of fp32, fp16, bf16 with engine onnxruntime, got int8"
+    assert refused in capsys.readouterr().err
     alone = ["--precision", "int8", "--component", "vae_decoder"]
     assert run(["export", "framepack_i2v", *target, *alone]) == 2
-    assert "precision must be one of fp32, fp16, bf16, got int8" in capsys.readouterr().err
+    assert refused in capsys.readouterr().err
     # Asked for all, it leaves the VAE in float32.
     assert planned(tiny)["vae_decoder"].precision(Precision.INT8) is Precision.FP32
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from slipway_export.checkpoint import Checkpoint
-from slipway_export.prompts import prompt_ids
+from slipway_export.prompts import check_vocabulary, prompt_ids
 from slipway_export.spec import Axis, Component, DType, Precision, TensorSpec, Tolerance
 from slipway_serving.errors import InvalidRequest
 
@@ -52,9 +52,10 @@ def _some_ids(vocabulary: int, shape: tuple[int, ...]) -> Array:
     return ids
 
 
-def _input_ids(checkpoint: Checkpoint, tokenizer: str, vocabulary: int) -> TensorSpec:
+def _input_ids(checkpoint: Checkpoint, tokenizer: str, config: str, vocabulary: int) -> TensorSpec:
     example = partial(_some_ids, vocabulary)
     if checkpoint.has(tokenizer):
+        check_vocabulary(checkpoint, tokenizer, config, vocabulary)
         example = partial(prompt_ids, checkpoint.file(tokenizer))
     return TensorSpec("input_ids", DType.INT64, ("batch", "tokens"), example=example)
 
@@ -82,7 +83,7 @@ def llama_text(checkpoint: Checkpoint) -> Component:
     return Component(
         name="llama_text",
         inputs=(
-            _input_ids(checkpoint, "tokenizer", config.vocab_size),
+            _input_ids(checkpoint, "tokenizer", file, config.vocab_size),
             TensorSpec("attention_mask", DType.INT64, ("batch", "tokens"), example=lengths_mask),
         ),
         outputs=(TensorSpec("hidden_states", DType.FLOAT32, ("batch", "tokens", config.hidden_size)),),
@@ -102,10 +103,11 @@ def clip_text(checkpoint: Checkpoint) -> Component:
     """
     from transformers import CLIPTextConfig
 
-    config = CLIPTextConfig.from_dict(checkpoint.config("text_encoder_2/config.json"))
+    file = "text_encoder_2/config.json"
+    config = CLIPTextConfig.from_dict(checkpoint.config(file))
     return Component(
         name="clip_text",
-        inputs=(_input_ids(checkpoint, "tokenizer_2", config.vocab_size),),
+        inputs=(_input_ids(checkpoint, "tokenizer_2", file, config.vocab_size),),
         outputs=(TensorSpec("pooler_output", DType.FLOAT32, ("batch", config.hidden_size)),),
         axes=(
             Axis("batch", 1, 1, 2),

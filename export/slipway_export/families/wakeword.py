@@ -184,8 +184,9 @@ def _load_features(checkpoint: Checkpoint) -> Features:
 
     from slipway_export.modeling.wakeword_features import Features
 
-    extractor = ASTFeatureExtractor.from_dict(checkpoint.config(PREPROCESSOR_FILE))
-    return Features(extractor).eval()
+    with checkpoint.describing("wakeword"):
+        extractor = ASTFeatureExtractor.from_dict(checkpoint.config(PREPROCESSOR_FILE))
+        return Features(extractor).eval()
 
 
 def _load_backbone(checkpoint: Checkpoint, precision: Precision) -> Backbone:
@@ -198,7 +199,7 @@ def _load_backbone(checkpoint: Checkpoint, precision: Precision) -> Backbone:
         return ASTModel(ASTConfig.from_dict(checkpoint.config(CONFIG_FILE)))
 
     # Names a cut-off file, before the library's loader.
-    with checkpoint.readable(".", build) as folder:
+    with checkpoint.describing("wakeword"), checkpoint.readable(".", build) as folder:
         backbone = load_backbone(folder, checkpoint.source)
     half = {Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}
     return backbone.to(half[precision]) if precision in half else backbone

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from slipway_export.checkpoint import Checkpoint
 from slipway_export.families.wan_t2v_presets import PATCH, PRESETS, PUBLIC_AXES
 from slipway_export.families.wan_vae import video_decoder
-from slipway_export.prompts import prompt_ids
+from slipway_export.prompts import check_vocabulary, prompt_ids
 from slipway_export.spec import (
     AuthoredModel,
     Axis,
@@ -166,8 +166,11 @@ def _check_schedules(checkpoint: Checkpoint) -> None:
 
 
 def _text_encoder(checkpoint: Checkpoint) -> Component:
-    config = checkpoint.config("text_encoder/config.json")
+    file = "text_encoder/config.json"
+    config = checkpoint.config(file)
     shape = ("batch", "tokens")
+    if checkpoint.has("tokenizer"):
+        check_vocabulary(checkpoint, "tokenizer", file, config["vocab_size"])
 
     def load(precision: Precision) -> nn.Module:
         from transformers import UMT5Config, UMT5EncoderModel

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ def read_conf(folder: Path, source: str) -> Conf:
     entries = _parse(folder / CONF_FILE, where)
     problems = []
     network = entries("train.network", None)
-    if network not in LEAD_GRAVITY_M_S2:
+    if not isinstance(network, str) or network not in LEAD_GRAVITY_M_S2:
         known = " or ".join(LEAD_GRAVITY_M_S2)
         raise InvalidRequest(
             f"{where}: train.network must be {known}, got {network!r}; includes are not followed,"
@@ -69,7 +70,7 @@ def read_conf(folder: Path, source: str) -> Conf:
         )
     collates = LEAD_GRAVITY_M_S2[network]
     collate = entries("dataset.collate", "base")
-    if collate not in collates:
+    if not isinstance(collate, str) or collate not in collates:
         problems.append(f"dataset.collate must be {' or '.join(collates)} for {network}, got {collate!r}")
     covariance = entries("train.propcov", None)
     if not isinstance(covariance, bool):
@@ -84,7 +85,7 @@ def read_conf(folder: Path, source: str) -> Conf:
     return Conf(network, covariance, collates[collate], **{name: float(x) for name, x in scales.items()})
 
 
-def _parse(path: Path, where: str) -> Any:
+def _parse(path: Path, where: str) -> Callable[[str, Any], Any]:
     """Return a function from the dotted name of an entry and a default to its value."""
     from pyhocon import ConfigFactory
     from pyhocon.exceptions import ConfigException
@@ -97,6 +98,27 @@ def _parse(path: Path, where: str) -> Any:
     if _OTHER_INCLUDE.search(text):
         raise InvalidRequest(f'{where}: include must be "FILE" on a line of its own, got another one')
     try:
-        return ConfigFactory.parse_string(text).get
-    except (ParseBaseException, ConfigException, TypeError, AttributeError) as error:
+        conf = ConfigFactory.parse_string(text)
+    except (
+        ParseBaseException,
+        ConfigException,
+        TypeError,
+        AttributeError,
+        ValueError,
+        RecursionError,
+    ) as error:
         raise InvalidRequest(f"{where} must be HOCON, got {error}") from None
+
+    def entry(name: str, default: Any) -> Any:
+        value, names = conf, name.split(".")
+        for depth, part in enumerate(names):
+            if not isinstance(value, Mapping):
+                raise InvalidRequest(
+                    f"{where}: {'.'.join(names[:depth]) or 'the file'} must be a mapping, got {value!r}"
+                )
+            value = value.get(part, None)
+            if value is None:
+                return default
+        return value
+
+    return entry

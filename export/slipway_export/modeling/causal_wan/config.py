@@ -7,6 +7,7 @@ values that upstream's network takes when they are not.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -200,7 +201,7 @@ def _broken(key: str, value: object) -> list[str]:
     elif key == "local_attn_size":
         fits, rule = whole and (value == -1 or value >= BLOCK_FRAMES), f"-1, or {BLOCK_FRAMES} or more"  # type: ignore[operator]
     elif key in ("eps", "rope_theta"):
-        fits, rule = number and value > 0, "a number above 0"  # type: ignore[operator]
+        fits, rule = number and 0 < value < math.inf, "a finite number above 0"  # type: ignore[operator]
     else:
         fits, rule = whole and value >= 1, "a whole number from 1"  # type: ignore[operator]
     return [] if fits else [rule]

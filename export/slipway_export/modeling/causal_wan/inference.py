@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,7 +105,7 @@ def read_inference(path: Path, where: str) -> Inference:
     options = options if isinstance(options, dict) else {}
     shift, folder = options.get("timestep_shift"), options.get("model_config")
     rules = (
-        (mode in MODES, f"mode must be one of {', '.join(MODES)}, got {mode!r}"),
+        (isinstance(mode, str) and mode in MODES, f"mode must be one of {', '.join(MODES)}, got {mode!r}"),
         (
             _are_steps(steps),
             f"denoising_step_list must descend from 1000 at most to 1 at least, got {steps!r}",
@@ -115,8 +116,8 @@ def read_inference(path: Path, where: str) -> Inference:
             f" divides, got {shape!r}",
         ),
         (
-            isinstance(shift, int | float) and not isinstance(shift, bool) and shift > 0,
-            f"model_kwargs.timestep_shift must be a number above 0, got {shift!r}",
+            isinstance(shift, int | float) and not isinstance(shift, bool) and 0 < shift < math.inf,
+            f"model_kwargs.timestep_shift must be a finite number above 0, got {shift!r}",
         ),
         (
             isinstance(folder, str) and not Path(folder).is_absolute() and ".." not in Path(folder).parts,
@@ -141,7 +142,7 @@ def _are_steps(steps: object) -> bool:
     return (
         isinstance(steps, list)
         and bool(steps)
-        and all(isinstance(step, int) and 1 <= step <= 1000 for step in steps)
+        and all(type(step) is int and 1 <= step <= 1000 for step in steps)
         and sorted(set(steps), reverse=True) == steps
     )
 
