@@ -22,9 +22,10 @@ help: ## List the targets
 
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable
 
+# Without compiling: Python compiles what the demo imports, a part of what is installed.
 $(VENV)/installed-demo: pyproject.toml requirements.lock
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) '.[export,play,server,signals]'
+	$(INSTALL) '.[export,play,server,signals]' --no-compile
 	@touch $@
 
 # The extra dev contains what the demo needs.

@@ -19,8 +19,9 @@ from typer.core import TyperGroup
 from slipway_cli import options, saving
 from slipway_client.address import Address, address_of
 from slipway_client.generation import Protocol
-from slipway_client.options import Quiet, SpokenProtocol, TlsFolder, Url
+from slipway_client.options import Overwrite, Quiet, SpokenProtocol, TlsFolder, Url
 from slipway_client.progress import notes
+from slipway_serving.command_output import Json, print_json
 from slipway_serving.errors import Cancelled
 from slipway_serving.requests import Request
 
@@ -74,10 +75,12 @@ def _command(request: type[Request]) -> Callable[..., None]:
         url: str | None,
         protocol: Protocol | None,
         tls: Path | None,
+        overwrite: bool,
+        json: bool,
         quiet: bool,
         **given: Any,
     ) -> None:
-        form = saving.form_of(output_file, request.events)
+        form = saving.form_of(output_file, request.events, overwrite=overwrite)
         say = notes(quiet)
         asked = request(**options.values(request, given, say), **({"output": form} if form else {}))
         turns = list(options.turns(request, given, say)) if request.turn is not None else None
@@ -86,10 +89,16 @@ def _command(request: type[Request]) -> Callable[..., None]:
             answers = _answers(asked, turns, address_of(url, protocol), tls, quiet)
         except KeyboardInterrupt:
             raise Cancelled(f"{request.model}: cancelled, here and on the server") from None
-        said = saving.write(asked, answers, output_file)
-        if not quiet:
-            elapsed_s = time.monotonic() - started_s
-            typer.echo(f"{output_file}: {said}, generated in {elapsed_s:.1f} s{saving.hits(answers)}")
+        elapsed_s = time.monotonic() - started_s
+        content = saving.write(asked, answers, output_file)
+        rate = saving.cache_hit_rate(answers)
+        if json:
+            document = {"model": request.model, "output": str(output_file), "elapsed_s": elapsed_s}
+            print_json({**document, "content": content, "cache_hit_rate": rate})
+        elif not quiet:
+            hits = "" if rate is None else f", cache hit rate {rate:.0%}"
+            said = saving.described(content)
+            typer.echo(f"{output_file}: {said}, generated in {elapsed_s:.1f} s{hits}")
 
     told = [*options.parameters(request), *_common(request)]
     # Those without a default come first, as Python has it.
@@ -107,6 +116,8 @@ def _common(request: type[Request]) -> list[inspect.Parameter]:
         options.option("url", Url, None),
         options.option("protocol", SpokenProtocol, None),
         options.option("tls", TlsFolder, None),
+        options.option("overwrite", Overwrite, False),
+        options.option("json", Json, False),
         options.option("quiet", Quiet, False),
     ]
 

@@ -6,16 +6,16 @@ Which of these a request can give follows from the events that answer it. A file
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway_client.files import write_whole
+from slipway_client.files import replaced_files, write_whole
 from slipway_client.results import Frames, Video, join_frames
-from slipway_serving.errors import InvalidRequest, Unrecoverable
+from slipway_serving.errors import InvalidRequest, Unrecoverable, raise_all
 from slipway_serving.events import Event, FramesPart, Progress, VideoPart
 from slipway_serving.events import tensors as event_tensors
 from slipway_serving.requests import Request
@@ -32,18 +32,19 @@ def suffixes(events: Sequence[type[Event]]) -> list[str]:
     return [*found, *([_ARRAYS] if others else [])]
 
 
-def form_of(path: Path, events: Sequence[type[Event]]) -> str:
+def form_of(path: Path, events: Sequence[type[Event]], *, overwrite: bool = False) -> str:
     """Check, before any work, that a result can be written to a path; return the form to ask for.
 
     Args:
         path: of the file.
         events: that answer the request.
+        overwrite: Whether the file may replace one that exists.
 
     Returns:
         "video" or "frames" where a request has the choice, else "".
 
     Raises:
-        InvalidRequest: another suffix, or a folder that is missing or read-only.
+        InvalidRequest: another suffix, a folder that is missing or read-only, or a file that exists.
     """
     allowed = suffixes(events)
     problem = ""
@@ -57,11 +58,12 @@ def form_of(path: Path, events: Sequence[type[Event]]) -> str:
         problem = "must be in a folder that can be written"
     if problem:
         raise InvalidRequest(f"generate: --output {problem}, got {path}; try --output out{allowed[0]}")
+    raise_all("generate", replaced_files({"--output": path}, overwrite=overwrite))
     forms = [form for event, (suffix, form) in _FORMS.items() if event in events and suffix == path.suffix]
     return forms[0] if len([event for event in events if event in _FORMS]) > 1 and forms else ""
 
 
-def write(request: Request, answers: Sequence[Any], path: Path) -> str:
+def write(request: Request, answers: Sequence[Any], path: Path) -> dict[str, Any]:
     """Write what a generation gave.
 
     Args:
@@ -70,7 +72,7 @@ def write(request: Request, answers: Sequence[Any], path: Path) -> str:
         path: of the file.
 
     Returns:
-        What is in it, for people.
+        What the file holds: the size of a video or of frames, or the shape of each array by its name.
 
     Raises:
         Unrecoverable: there is nothing of that kind.
@@ -78,27 +80,38 @@ def write(request: Request, answers: Sequence[Any], path: Path) -> str:
     video = next((answer for answer in answers if isinstance(answer, Video)), None)
     if path.suffix == ".mp4" and video is not None:
         write_whole(path, lambda file: file.write(video.data))
-        return _described(request, request.result_shape())
+        return _content(request, request.result_shape())
     if path.suffix == _ARRAYS:
         arrays = _arrays(answers)
         write_whole(path, lambda file: np.savez(file, **arrays))
-        return ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
+        return {"arrays": {name: list(array.shape) for name, array in arrays.items()}}
     frames = _frames(request, answers)
     write_whole(path, lambda file: np.save(file, frames))
-    return _described(request, frames.shape)
+    return _content(request, frames.shape)
 
 
-def hits(answers: Sequence[Any]) -> str:
-    """Return what to say of a cache, if there was one."""
-    rates = [rate for answer in answers if (rate := getattr(answer, "cache_hit_rate", None)) is not None]
-    return f", cache hit rate {rates[-1]:.0%}" if rates else ""
-
-
-def _described(request: Request, shape: tuple[int, ...] | None) -> str:
-    if shape is None:
+def described(content: Mapping[str, Any]) -> str:
+    """Return in words what a file holds, as :func:`write` returns it."""
+    if "arrays" in content:
+        return ", ".join(f"{name} {shape}" for name, shape in content["arrays"].items())
+    if "frames" not in content:
         return "a video"
+    size = f"{content['frames']} frames, {content['width']}x{content['height']}"
+    return f"{size}, {content['fps']} fps" if "fps" in content else size
+
+
+def cache_hit_rate(answers: Sequence[Any]) -> float | None:
+    """Return the share of denoiser calls that a cache saved, if the answers tell of one."""
+    rates = [rate for answer in answers if (rate := getattr(answer, "cache_hit_rate", None)) is not None]
+    return rates[-1] if rates else None
+
+
+def _content(request: Request, shape: tuple[int, ...] | None) -> dict[str, Any]:
+    if shape is None:
+        return {}
     fps = getattr(request, "fps", None)
-    return f"{shape[0]} frames, {shape[2]}x{shape[1]}" + (f", {fps} fps" if fps is not None else "")
+    size = {"frames": shape[0], "width": shape[2], "height": shape[1]}
+    return size if fps is None else {**size, "fps": fps}
 
 
 def _frames(request: Request, answers: Sequence[Any]) -> NDArray[np.uint8]:

@@ -1,11 +1,27 @@
-"""Files that appear whole or not at all."""
+"""Output files: none replaces another unasked, and each appears whole or not at all."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
+
+
+def replaced_files(files: Mapping[str, Path | None], *, overwrite: bool) -> list[str]:
+    """Return a problem for each output file that exists already, to be told before any work.
+
+    Args:
+        files: Paths by the option that names them; None for an option that was left out.
+        overwrite: Whether the user allows existing files to be replaced.
+    """
+    if overwrite:
+        return []
+    return [
+        f"{option} must be a file that does not exist yet, got {path}; try another name, or --overwrite"
+        for option, path in files.items()
+        if path is not None and path.exists()
+    ]
 
 
 def write_whole(path: Path, write: Callable[[BinaryIO], Any]) -> None:

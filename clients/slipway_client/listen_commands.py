@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from slipway_client.address import address_of
-from slipway_client.options import SpokenProtocol, TlsFolder, Url
+from slipway_client.files import replaced_files
+from slipway_client.options import Overwrite, SpokenProtocol, TlsFolder, Url
 from slipway_client.progress import notes
-from slipway_serving.errors import InvalidRequest
+from slipway_serving.command_output import Json, print_json
+from slipway_serving.errors import InvalidRequest, raise_all
 from slipway_serving.texts import printable
 
 if TYPE_CHECKING:
@@ -47,9 +49,11 @@ def listen(
         Path | None,
         typer.Option(help="Draw probability over time with thresholds: .png, .svg or .pdf.", metavar="FILE"),
     ] = None,
+    overwrite: Overwrite = False,
     url: Url = None,
     tls: TlsFolder = None,
     protocol: SpokenProtocol = None,
+    json: Json = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print detections only.")] = False,
 ) -> None:
     """Listen for wake words in a recording with a running server."""
@@ -57,14 +61,14 @@ def listen(
     from slipway_client.listening import Stream, in_clips, pieces_from, pieces_of
     from slipway_client.sound import read_recording
 
-    check_plot(plot)
+    check_plot(plot, overwrite=overwrite)
     if plot is not None:  # before anybody listens: it may lack its library
         from slipway_client.listen_plot import draw
     words = list(word or ())
     with Client(*address_of(url, protocol), tls=tls) as client:
         streamed = Stream(client, words, cooldown_ms)
         if source == _STDIN:
-            heard = report(streamed.listen(pieces_from(sys.stdin.buffer)), "stdin", quiet)
+            heard = report(streamed.listen(pieces_from(sys.stdin.buffer)), "stdin", quiet, json=json)
         else:
             recording = read_recording(Path(source), mono=mono)
             if recording.peak > 1:
@@ -73,27 +77,37 @@ def listen(
                 found = streamed.listen(pieces_of(recording))
             else:
                 found = in_clips(client, recording, words, cooldown_ms / 1000)
-            heard = report(found, f"{source} ({recording.seconds:.1f} s)", quiet)
+            heard = report(found, f"{source} ({recording.seconds:.1f} s)", quiet, json=json)
     if plot is not None:
         draw(heard, plot)
         if not quiet:
-            typer.echo(str(plot))
+            typer.echo(str(plot), err=json)
+    if json:
+        print_json(document(heard, source, plot))
 
 
-def check_plot(path: Path | None) -> None:
+def check_plot(path: Path | None, *, overwrite: bool = False) -> None:
     """Check, before any work, that a plot can be written to a path.
 
     Raises:
-        InvalidRequest: another suffix, or a folder that is missing.
+        InvalidRequest: another suffix, a folder that is missing, or a file that exists without `overwrite`.
     """
+    raise_all("listen", replaced_files({"--plot": path}, overwrite=overwrite))
     if path is not None and (path.suffix not in _PLOTS or not path.parent.is_dir()):
         raise InvalidRequest(
             f"listen: --plot must end in {', '.join(_PLOTS)} and be in a folder that exists, got {path}"
         )
 
 
-def report(found: Iterable[Heard], source: str, quiet: bool) -> list[Heard]:
-    """Print each detection as it comes and a line about all; return what was heard."""
+def report(found: Iterable[Heard], source: str, quiet: bool, *, json: bool = False) -> list[Heard]:
+    """Print each detection as it comes and a line about all; return what was heard.
+
+    Args:
+        found: Windows in the order of time.
+        source: Name of what is listened to.
+        quiet: Whether to print detections only.
+        json: Whether stdout is kept for a document, so that the lines go to stderr.
+    """
     heard = []
     try:
         for one in found:
@@ -101,17 +115,43 @@ def report(found: Iterable[Heard], source: str, quiet: bool) -> list[Heard]:
             if one.event:
                 word = printable(one.word)
                 typer.echo(
-                    f"{one.time_s:8.2f} s  {word}  {one.probability:.3f} (threshold {one.threshold:.3f})"
+                    f"{one.time_s:8.2f} s  {word}  {one.probability:.3f} (threshold {one.threshold:.3f})",
+                    err=json,
                 )
     except KeyboardInterrupt:  # how one ends a microphone
         source += ", interrupted"
     if not quiet:
         words = list(dict.fromkeys(one.word for one in heard))
         windows = len({one.time_s for one in heard})
-        typer.echo(f"{source}: {windows} windows, {sum(one.event for one in heard)} detections")
+        typer.echo(f"{source}: {windows} windows, {sum(one.event for one in heard)} detections", err=json)
         for word in words:
             best = max((one for one in heard if one.word == word), key=lambda one: one.probability)
             typer.echo(
-                f"  {printable(word)}: highest probability {best.probability:.3f} at {best.time_s:.2f} s"
+                f"  {printable(word)}: highest probability {best.probability:.3f} at {best.time_s:.2f} s",
+                err=json,
             )
     return heard
+
+
+def document(heard: Sequence[Heard], source: str, plot: Path | None) -> dict[str, Any]:
+    """Return the document of a recording: its detections, and the best window of each word."""
+    best: dict[str, Heard] = {}
+    for one in heard:
+        if one.word not in best or one.probability > best[one.word].probability:
+            best[one.word] = one
+    return {
+        "source": source,
+        "windows": len({one.time_s for one in heard}),
+        "detections": [_facts(one) for one in heard if one.event],
+        "highest": [_facts(one) for one in best.values()],
+        "plot": None if plot is None else str(plot),
+    }
+
+
+def _facts(one: Heard) -> dict[str, Any]:
+    return {
+        "word": one.word,
+        "time_s": float(one.time_s),
+        "probability": float(one.probability),
+        "threshold": float(one.threshold),
+    }

@@ -1,4 +1,4 @@
-"""Options that every command which talks to a server has."""
+"""Options that every command which talks to a server has, and those that its output files share."""
 
 from __future__ import annotations
 
@@ -9,13 +9,20 @@ import typer
 
 from slipway_client.generation import Protocol
 
+URL_VARIABLE = "SLIPWAY_URL"
+"""The environment variable that is the default of `--url` where a command asks a server that runs."""
+_URL_HELP = "Server: its gRPC or its HTTP port, perhaps with grpc://, grpcs://, http:// or https:// before it"
 Url = Annotated[
     str | None,
     typer.Option(
-        help="Server: its gRPC or its HTTP port, perhaps with grpc://, grpcs://, http:// or https:// before"
-        " it; by default localhost:8001, with --protocol http localhost:8000.",
+        help=f"{_URL_HELP}; by default localhost:8001, with --protocol http localhost:8000.",
         metavar="HOST:PORT",
+        envvar=URL_VARIABLE,
     ),
+]
+HttpUrl = Annotated[
+    str | None,
+    typer.Option(help=f"{_URL_HELP}; by default localhost:8000.", metavar="HOST:PORT", envvar=URL_VARIABLE),
 ]
 TlsFolder = Annotated[
     Path | None,
@@ -30,3 +37,4 @@ SpokenProtocol = Annotated[
     Protocol | None, typer.Option(help="How to talk to the server; by default as its port does.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace output files that exist.")]

@@ -10,20 +10,14 @@ from typing import Annotated
 import typer
 
 from slipway_client.address import address_of
-from slipway_client.options import TlsFolder
+from slipway_client.options import HttpUrl, TlsFolder
+from slipway_serving.command_output import Json, print_json
 from slipway_serving.durations import checked_option
 from slipway_serving.errors import NotReady
 
 
 def ready(
-    url: Annotated[
-        str | None,
-        typer.Option(
-            help="Server: its gRPC or its HTTP port, perhaps with grpc://, grpcs://, http:// or https://"
-            " before it; by default localhost:8000.",
-            metavar="HOST:PORT",
-        ),
-    ] = None,
+    url: HttpUrl = None,
     model: Annotated[
         str | None, typer.Option(help="Ask for one model; by default for the server with all of its models.")
     ] = None,
@@ -43,6 +37,7 @@ def ready(
         float,
         typer.Option(help="Longest wait for an answer, seconds.", min=0.1, callback=checked_option),
     ] = 3.0,
+    json: Json = False,
 ) -> None:
     """Tell whether a running server is ready, or lives: exit 0, or 1 with the reason."""
     from slipway_client import Client
@@ -55,7 +50,11 @@ def ready(
             client.check_ready(model)
     if processes:
         _check_processes(address.url)
-    typer.echo("live" if live else "ready")
+    state = "live" if live else "ready"
+    if json:
+        print_json({"url": address.url, "protocol": address.protocol, "model": model, "state": state})
+    else:
+        typer.echo(state)
 
 
 def _check_processes(url: str) -> None:

@@ -16,26 +16,29 @@ from slipway_export.config_file import config_option
 from slipway_export.device import Device
 from slipway_export.optional_value import with_optional
 from slipway_export.spec import DEFAULT_BUDGET, Axis, Engine, Precision
+from slipway_serving.command_output import Json, print_json
 from slipway_serving.errors import Cancelled, InvalidRequest, raise_all
 from slipway_serving.torch_engine.options import COMPILE_MODES, Offload, Weights
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from slipway_export.budget import LeftOut
-    from slipway_export.run import ExportOptions, ExportResult, Publish
+    from slipway_export.families import Registered
+    from slipway_export.run import ExportOptions, Publish
     from slipway_export.spec import Family
-    from slipway_export.verify import ParityRow
 
 Value = TypeVar("Value")
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 FamilyName = Annotated[str, typer.Argument(help="A family; `slipway families` lists them.", metavar="FAMILY")]
 
 
-def families() -> None:
+def families(json: Json = False) -> None:
     """List the model families, where they come from, their presets and the models that clients call."""
     from slipway_export.families import registered
 
+    if json:
+        print_json({"families": [_family_document(known) for known in registered()]})
+        return
     for known in registered():
         family = known.family
         if family is None:
@@ -50,6 +53,22 @@ def families() -> None:
             typer.echo(f"  preset      {name}: {preset.summary}")
         for name, variant in family.variants.items():
             typer.echo(f"  variant     {name}: {variant.summary}")
+
+
+def _family_document(known: Registered) -> dict[str, object]:
+    family = known.family
+    if family is None:
+        return {"name": known.name, "origin": known.origin, "problem": known.problem}
+    return {
+        "name": family.name,
+        "origin": known.origin,
+        "problem": None,
+        "summary": family.summary,
+        "checkpoint": family.upstream,
+        "served": list(family.served),
+        "presets": {name: preset.summary for name, preset in family.presets.items()},
+        "variants": {name: variant.summary for name, variant in family.variants.items()},
+    }
 
 
 def checkpoint(
@@ -224,12 +243,14 @@ def export(
     ] = None,
     triton: Annotated[str | None, triton_option()] = None,
     control_token_file: Annotated[Path | None, control_token_option()] = None,
+    json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Export a checkpoint into a model repository, verified against PyTorch."""
     from rich.console import Console
 
     from slipway_export.engines import parse_engines, parse_torch
+    from slipway_export.export_report import export_document, print_export
     from slipway_export.families import family_named
     from slipway_export.library import Library, export_model
     from slipway_export.placement import parse_places
@@ -289,7 +310,7 @@ def export(
         queues=QueueLimits(queue_limit, queue_timeout_s),
     )
     if plan:
-        print_plan(chosen, options)
+        print_plan(chosen, options, json=json)
         return
     publish = publisher(triton, control_token_file, repository)
     # The stream itself: the exporter's own words to whatever is stderr by then are kept away.
@@ -303,10 +324,10 @@ def export(
                 result = export_model(family_of_model, library, model, options, report, publish)
     except KeyboardInterrupt:
         raise Cancelled(f"export: interrupted; {after_interrupt(options)}") from None
-    if not quiet:
-        print_parity(result.rows)
-        print_left_out(result.left_out, repository)
-        print_done(result, repository, output)
+    if json:
+        print_json(export_document(result, repository, output))
+    elif not quiet:
+        print_export(result, repository, output)
 
 
 def after_interrupt(options: ExportOptions) -> str:
@@ -514,14 +535,6 @@ def part_alone(
     return {found.pop(): f"{model_path}/{subfolder}" if subfolder else str(model_path)}
 
 
-def print_done(result: ExportResult, repository: Path | None, output: Path | None) -> None:
-    """Print what an export placed, and where."""
-    what = f"{len(result.models)} models" if output is None else "1 graph"
-    done = f"placed in {repository or output}" if result.placed else "verified, not placed (--check-only)"
-    names = f": {', '.join(result.models)}" if result.models else ""
-    typer.echo(f"{what} {done} in {result.elapsed_s:.0f} s{names}")
-
-
 def parse_axis(text: str) -> Axis:
     """Parse ``name=min:opt:max``.
 
@@ -533,43 +546,6 @@ def parse_axis(text: str) -> Axis:
     if not name or len(parts) != 3 or not all(part.isdigit() for part in parts):
         raise InvalidRequest(f"axis must be NAME=MIN:OPT:MAX in whole numbers, got {text!r}")
     return Axis(name, *(int(part) for part in parts))
-
-
-def print_parity(rows: Sequence[ParityRow]) -> None:
-    """Print the parity table: for each graph and point the output that is furthest off."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    worst: dict[tuple[str, str], ParityRow] = {}
-    for row in rows:
-        key = (row.graph, row.point)
-        if key not in worst or row.relative_l2 > worst[key].relative_l2:
-            worst[key] = row
-    table = Table("graph", "point", "output", "max abs", "relative L2", "cosine", "", box=box.SIMPLE)
-    for row in worst.values():
-        table.add_row(
-            row.graph,
-            row.point,
-            row.output,
-            f"{row.max_abs:.1e}",
-            f"{row.relative_l2:.1e}",
-            f"{row.cosine:.7f}",
-            "failed" if row.failures else f"ok, <= {row.bound.relative_l2:g}",
-        )
-    # A file or a pipe has no width to fit into.
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    console.print("Parity with PyTorch: the worst output of each graph and point (manifest.json has all)")
-    console.print(table)
-
-
-def print_left_out(left_out: Sequence[LeftOut], repository: Path | None) -> None:
-    """Print where graphs were not verified, and what does it."""
-    for left in left_out:
-        typer.echo(f"not verified here: {left.text}")
-    if left_out and repository is not None:
-        names = ",".join(dict.fromkeys(left.point for left in left_out))
-        typer.echo(f"to verify there:   slipway verify {repository} --points {names}")
 
 
 @contextmanager

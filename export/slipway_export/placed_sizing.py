@@ -82,7 +82,10 @@ def placed_needs(models: Sequence[Model], machine: Machine, checkpoint: str | No
             fix = "--checkpoint" if _AXES in model.facts else "to export it anew"
             unknown.append(f"{model.folder.name}: its work is not known: {error}; try {fix}")
             found += [
-                need_of_file(model.label(graph), precision, model.bytes(graph))
+                replace(
+                    need_of_file(model.label(graph), precision, model.bytes(graph)),
+                    model=model.folder.name,
+                )
                 for graph, precision in model.precisions.items()
             ]
     return Placed(tuple(found), tuple(unknown))
@@ -116,7 +119,7 @@ def _counted(model: Model, machine: Machine, checkpoint: str | None) -> list[Nee
                 f" {', '.join(missing)}"
             )
         return [
-            replace(need, disk_bytes=model.bytes(graph))
+            replace(need, disk_bytes=model.bytes(graph), model=model.folder.name)
             for graph, precision in model.precisions.items()
             for need in _needs(model, made[graph], precision, machine)
         ]

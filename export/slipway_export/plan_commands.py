@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from slipway_export.progress import duration, in_bytes
+from slipway_serving.command_output import Json, print_json
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from slipway_export.run import ExportOptions
     from slipway_export.sizing import Machine, Need
     from slipway_export.spec import Component, Family
-
-_WIDTH = 160
 
 
 def plan(
@@ -28,6 +29,7 @@ def plan(
             metavar="PRESET|DIR|HUB_ID",
         ),
     ] = None,
+    json: Json = False,
 ) -> None:
     """Say what the exported models of a repository take: disk, memory, device, and a step's time."""
     from slipway_export.commands import quiet_libraries
@@ -38,17 +40,22 @@ def plan(
         models = exported_models(repository)
         machine = this_machine()
         found = placed_needs(models, machine, checkpoint)
-    print_served(found.needs, machine)
+    if json:
+        print_json({**_document(found.needs, machine), "unknown": list(found.unknown)})
+        return
+    print_served(found.needs)
+    _print_machine(machine)
     for problem in found.unknown:
         typer.echo(problem)
 
 
-def print_plan(family: Family, options: ExportOptions) -> None:
+def print_plan(family: Family, options: ExportOptions, *, json: bool = False) -> None:
     """Print what an export would take, from the checkpoint's configurations; nothing is written.
 
     Args:
         family: what the checkpoint is of.
         options: of the export.
+        json: Whether to print a document instead of tables.
 
     Raises:
         InvalidRequest: the checkpoint or an option is not as it must be.
@@ -79,25 +86,12 @@ def print_plan(family: Family, options: ExportOptions) -> None:
                 else needs(component, machine)
             )
         ]
-    sizes = [
-        f"{component.label} {', '.join(f'{k}={v}' for k, v in component.points()['opt'].items())}"
-        for component in components
-    ]
-    rows = [
-        (
-            need.label, need.served or need.precision.value, f"{need.parameters / 1e6:,.1f}",
-            in_bytes(need.disk_bytes), in_bytes(need.export_bytes), in_bytes(need.verify_bytes),
-            in_bytes(need.serve_bytes), in_bytes(need.device_bytes), in_time(need.export_s),
-            in_time(need.verify_s), in_time(need.step_s),
-        )
-        for need in found
-    ]  # fmt: skip
-    titles = (
-        "graph", "precision", "million parameters", "disk", "RAM to export", "to verify", "to serve",
-        "device", "time to export", "to verify whole", "a step",
-    )  # fmt: skip
-    _print(titles, rows)
-    typer.echo(f"Served, and a step: at opt ({'; '.join(sizes)}). Verified whole: at all points.")
+    sizes = {component.label: component.points()["opt"] for component in components}
+    if json:
+        print_json({**_document(found, machine), "opt": sizes})
+        return
+    print_needs(found, sizes)
+    typer.echo("To serve, and a step: at the sizes above. To verify whole: at all points.")
     _print_machine(machine)
 
 
@@ -106,35 +100,94 @@ def _is_elsewhere(component: Component, options: ExportOptions) -> bool:
     return place is not None and bool(place.server)
 
 
-def print_served(found: Sequence[Need], machine: Machine) -> None:
-    """Print what placed graphs take."""
-    rows = [
-        (
-            need.label,
+# Characters of a quantity's title and of one value, with the two spaces after each.
+_TITLE_WIDTH, _CELL_WIDTH = 17, 10
+_QUANTITIES: Mapping[str, Callable[[Need], str]] = {
+    "disk": lambda need: in_bytes(need.disk_bytes),
+    "RAM to export": lambda need: in_bytes(need.export_bytes),
+    "RAM to verify": lambda need: in_bytes(need.verify_bytes),
+    "RAM to serve": lambda need: in_bytes(need.serve_bytes),
+    "device": lambda need: in_bytes(need.device_bytes),
+    "time to export": lambda need: in_time(need.export_s),
+    "to verify whole": lambda need: in_time(need.verify_s),
+    "a step": lambda need: in_time(need.step_s),
+}
+
+
+def print_needs(
+    found: Sequence[Need], sizes: Mapping[str, Mapping[str, int]], console: Console | None = None
+) -> None:
+    """Print a table for each graph of an export, with a column for each precision.
+
+    Args:
+        found: What the graphs take, one for each precision of a graph.
+        sizes: Sizes of the axes at opt, by the graph's label.
+        console: Where to print; stdout when None.
+    """
+    from rich.markup import escape
+    from rich.table import Table
+
+    from slipway_export.export_report import console_of_results
+
+    shown = console or console_of_results()
+    for label in dict.fromkeys(need.label for need in found):
+        needs = [need for need in found if need.label == label]
+        at = ", ".join(f"{axis}={size}" for axis, size in sizes[label].items())
+        shown.print(
+            f"\n[bold]{escape(label)}[/]: {needs[0].parameters / 1e6:,.1f} million parameters, at {at}"
+        )
+        fitting = max(1, (shown.width - _TITLE_WIDTH) // _CELL_WIDTH)
+        for first in range(0, len(needs), fitting):
+            some = needs[first : first + fitting]
+            table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+            table.add_column("", no_wrap=True)
+            for need in some:
+                table.add_column(need.served or need.precision.value, justify="right")
+            for title, text in _QUANTITIES.items():
+                table.add_row(title, *map(text, some))
+            shown.print(table)
+
+
+def print_served(found: Sequence[Need], console: Console | None = None) -> None:
+    """Print what placed graphs take, a row for each.
+
+    Args:
+        found: What the graphs take.
+        console: Where to print; stdout when None.
+    """
+    from rich.table import Table
+
+    from slipway_export.export_report import console_of_results
+
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("model, graph", overflow="fold")
+    table.add_column("precision", no_wrap=True)
+    for title in ("disk", "RAM", "device", "a step"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for need in found:
+        graph = need.label.partition("/")[2]
+        table.add_row(
+            f"{need.model}/{graph}" if graph else need.model,
             need.served or need.precision.value,
             in_bytes(need.disk_bytes),
             in_bytes(need.serve_bytes),
             in_bytes(need.device_bytes),
-            in_time(need.step_s) if need.operations else "not known",
+            in_time(need.step_s) if need.operations else "unknown",
         )
-        for need in found
-    ]
-    _print(("graph", "precision", "disk", "RAM to serve", "device", "a step at opt"), rows)
-    _print_machine(machine)
+    shown = console or console_of_results()
+    shown.print(table)
+    shown.print("RAM and device: to serve. A step: one forward at opt.")
 
 
-def _print(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE)
-    for i, title in enumerate(titles):
-        table.add_column(title, justify="left" if i < 2 else "right")
-    for row in rows:
-        table.add_row(*row)
-    # A file or a pipe has no width to fit into.
-    Console(width=None if sys.stdout.isatty() else _WIDTH).print(table)
+def _document(found: Sequence[Need], machine: Machine) -> dict[str, Any]:
+    return {
+        "graphs": [{**asdict(need), "step_s": need.step_s if need.operations else None} for need in found],
+        "machine": {
+            "pytorch_operations_per_s": machine.speed.pytorch,
+            "onnxruntime_operations_per_s": machine.speed.onnxruntime,
+            "traced_operator_s": machine.call_s,
+        },
+    }
 
 
 def _print_machine(machine: Machine) -> None:

@@ -91,6 +91,7 @@ class Need:
         step_s: of one forward at opt there, served on the CPU.
         operations: of that forward.
         served: how it is served, where not by a graph of that precision.
+        model: Name of the placed model; empty in a plan, which places nothing.
     """
 
     label: str
@@ -106,6 +107,7 @@ class Need:
     step_s: float
     operations: float
     served: str = ""
+    model: str = ""
 
 
 def needs(

@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from slipway_export.commands import Quiet, parse_parts, print_parity, quiet_libraries, reporting
+from slipway_export.commands import Quiet, parse_parts, quiet_libraries, reporting
 from slipway_export.device import Device
+from slipway_serving.command_output import Json, print_json
 
 
 def verify(
@@ -37,11 +38,13 @@ def verify(
         typer.Option(help="Verify only this component; may be repeated.", metavar="NAME"),
     ] = None,
     device: Annotated[Device, typer.Option(help="What PyTorch and ONNX Runtime run on.")] = Device.CPU,
+    json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Verify placed models against PyTorch, and add the rows to their manifests."""
     from rich.console import Console
 
+    from slipway_export.export_report import parity_document, print_parity
     from slipway_export.verify_placed import verify_placed
 
     progress = Console(file=sys.stderr, quiet=quiet)
@@ -55,6 +58,9 @@ def verify(
             device=device,
             report=report,
         )
+    if json:
+        print_json({"repository": str(repository), "parity": parity_document(rows)})
+        return
     if quiet:
         return
     if rows:

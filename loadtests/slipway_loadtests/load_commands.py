@@ -19,9 +19,10 @@ import typer
 import yaml
 
 from slipway_client.address import Address, address_of
-from slipway_client.options import SpokenProtocol, TlsFolder, Url
+from slipway_client.files import replaced_files
+from slipway_client.options import Overwrite, SpokenProtocol, TlsFolder, Url
 from slipway_serving.durations import checked_option
-from slipway_serving.errors import InvalidRequest, NotReady, Unrecoverable
+from slipway_serving.errors import InvalidRequest, NotReady, Unrecoverable, raise_all
 from slipway_serving.texts import printable
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ def load(
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Report as a page with charts.")] = None,
     json: Annotated[Path | None, typer.Option(help="Report as data.")] = None,
+    overwrite: Overwrite = False,
     seed: Seed = 0,
     wait_s: Wait = 0.0,
     workers: Annotated[
@@ -139,6 +141,7 @@ def load(
     if worker_of is not None:
         host, _, own_port = worker_of.partition(":")
         _become(["--worker", "--master-host", host, "--master-port", own_port or str(port)], verbose)
+    raise_all("load", replaced_files({"--html": html, "--json": json}, overwrite=overwrite))
     asked = _asked("load", family, model)
     if seconds is None:
         seconds = SOAK_S if shape == "soak" else 60.0

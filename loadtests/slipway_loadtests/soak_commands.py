@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from slipway_client.options import Url
 from slipway_serving.durations import checked_option
 from slipway_serving.errors import InvalidRequest, Unrecoverable, raise_all
 from slipway_serving.texts import printable
@@ -20,7 +19,14 @@ def soak(
     repository: Annotated[
         Path | None, typer.Option(help="Serve this and soak it.", metavar="DIR", show_default=False)
     ] = None,
-    url: Url = None,
+    # Not from the environment: soak serves a repository of its own unless it is told otherwise.
+    url: Annotated[
+        str | None,
+        typer.Option(
+            help="Soak this server, which runs on this machine: its gRPC or its HTTP port.",
+            metavar="HOST:PORT",
+        ),
+    ] = None,
     minutes: Annotated[
         float | None,
         typer.Option(help="Length of the traffic, minutes, above 0; by default 30.", callback=checked_option),

@@ -650,7 +650,7 @@ def test_imu_command_compares_with_files_of_any_name(
         shutil.copy(checkpoint.path / CONF_FILE, conf)
         shutil.copy(checkpoint.path / WEIGHTS_FILE, ckpt)
     options = ["--onnx", str(repository / "airimu_codenet/1/model.onnx"), "-o", str(recorded / "out.csv")]
-    command = ["imu", str(recorded), *options, "--verbose", "--conf", str(conf)]
+    command = ["imu", str(recorded), *options, "--overwrite", "--verbose", "--conf", str(conf)]
     assert run([*command, "--ckpt", str(ckpt)]) == 0
     first = re.search(r"ONNX against PyTorch, max abs difference: acc (\S+) m/s²", capsys.readouterr().out)
     assert first is not None
@@ -690,7 +690,7 @@ def test_imu_command_by_a_graph_needs_no_export_libraries(repository: Path, reco
     done = without_heavy_libraries(["imu", str(recorded), *graph, "--plot", str(recorded / "plot.png")])
     assert (done.returncode, done.stderr.count("error")) == (0, 0), done.stderr
     assert "ROE over 200 frames" in done.stdout
-    with_checkpoint = ["imu", str(recorded), *graph, "--checkpoint", "tiny", "--verbose"]
+    with_checkpoint = ["imu", str(recorded), *graph, "--checkpoint", "tiny", "--verbose", "--overwrite"]
     refused = without_heavy_libraries(with_checkpoint)
     assert refused.returncode == 2
     assert 'which is not installed; try pip install ".[export,signals]" in a checkout' in refused.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import pty
 import socket
@@ -319,6 +320,48 @@ def test_generate_writes_a_video_and_one_line_when_run(
     assert err.count("\n") == 3
     assert b"ftyp" in output.read_bytes()[:16]
     assert list(tmp_path.iterdir()) == [output]
+
+
+def test_generate_prints_one_document_when_json_is_asked_and_replaces_a_file_only_when_told(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "out.mp4"
+    output.write_text("before")
+    monkeypatch.setenv("SLIPWAY_URL", server.grpc_url)
+    flags = ["--frames", "5", "--size", "64x32", "--steps", "2", "--output", str(output), "--json"]
+    assert root.run(["generate", "wan_t2v", "A lake", *flags]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and f"--output must be a file that does not exist yet, got {output}" in err
+    assert output.read_text() == "before"
+    assert root.run(["generate", "wan_t2v", "A lake", *flags, "--overwrite"]) == 0
+    out, err = capsys.readouterr()
+    document = json.loads(out)
+    assert 0 < document.pop("elapsed_s") < 600
+    assert document == {
+        "model": "wan_t2v",
+        "output": str(output),
+        "content": {"frames": 5, "width": 64, "height": 32, "fps": 16},
+        "cache_hit_rate": None,
+    }
+    assert "step 2/2" in err
+    assert b"ftyp" in output.read_bytes()[:16]
+
+
+def test_ready_prints_one_document_when_json_is_asked(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert root.run(["ready", "--url", server.grpc_url, "--model", "wan_t2v", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "url": server.grpc_url,
+        "protocol": "grpc",
+        "model": "wan_t2v",
+        "state": "ready",
+    }
+    assert root.run(["ready", "--url", server.grpc_url, "--live", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["state"] == "live"
+    assert root.run(["ready", "--url", server.grpc_url, "--model", "nothing", "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: ") and err.count("\n") == 1
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -94,6 +94,17 @@ def test_verify_replaces_a_row_when_the_point_is_verified_again(placed: Path) ->
     assert after["not_verified"] == before["not_verified"]
 
 
+def test_verify_prints_one_document_when_json_is_asked(placed: Path) -> None:
+    command = ["verify", str(placed), "--points", "min", "--component", "text_encoder", "--json"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    (row,) = document["parity"]
+    assert document["repository"] == str(placed)
+    assert (row["graph"], row["point"], row["passed"]) == ("text_encoder", "min (batch=1, tokens=1)", True)
+    assert 0 <= row["relative_l2"] <= row["bound"]["relative_l2"] and "verifying" in done.stderr
+
+
 def test_verify_runs_the_steps_when_they_are_asked_for(
     exported: tuple[Path, ExportResult], tmp_path: Path
 ) -> None:

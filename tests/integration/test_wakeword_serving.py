@@ -513,6 +513,26 @@ def test_listen_prints_detections_and_draws_them(
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+def test_listen_prints_one_document_when_json_is_asked(
+    fresh: Server, recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plot = tmp_path / "heard.png"
+    listen(str(recording), word=["computer"], plot=plot, url=fresh.grpc_url, json=True)
+    out, err = capsys.readouterr()
+    document = json.loads(out)
+    assert (document["source"], document["windows"], document["plot"]) == (str(recording), 9, str(plot))
+    assert len(document["detections"]) >= 2
+    for one in (*document["detections"], *document["highest"]):
+        assert one["word"] == "computer" and one["threshold"] == 0.5
+        assert one["probability"] >= 0.5 and 1.0 <= one["time_s"] <= 5.0
+    (best,) = document["highest"]
+    assert best["probability"] == max(one["probability"] for one in document["detections"])
+    assert f"9 windows, {len(document['detections'])} detections" in err
+    with pytest.raises(InvalidRequest, match="--plot must be a file that does not exist yet, got"):
+        listen(str(recording), word=["computer"], plot=plot, url=fresh.grpc_url)
+    listen(str(recording), word=["computer"], plot=plot, url=fresh.grpc_url, overwrite=True, quiet=True)
+
+
 def test_listen_takes_raw_samples_from_stdin(
     fresh: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,35 @@ def test_output_is_refused_when_its_folder_is_read_only(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(InvalidRequest, match="folder that can be written"):
         saving.form_of(tmp_path / "out.mp4", TextToVideoRequest.events)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "generate wan_t2v x --output out.mp4",
+        "listen said.wav --plot out.png",
+        "imu recording --output out.csv",
+        "imu recording --output new.csv --plot out.png",
+        "load --family wan_t2v --html out.html",
+        "load --family wan_t2v --json out.json",
+    ],
+)
+def test_existing_file_is_refused_before_any_work_unless_overwriting_is_asked(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (name,) = re.findall(r"out\.\w+", line)
+    (tmp_path / name).write_text("before")
+    monkeypatch.setattr("slipway_loadtests.load_commands._require_locust", lambda: None)
+    command = [*line.split(), "--url", f"http://{NOBODY}"]
+    assert root.run(command) == 2
+    assert f"must be a file that does not exist yet, got {name}; try another name, or --overwrite" in (
+        capsys.readouterr().err
+    )
+    assert root.run([*command, "--overwrite"]) != 0  # what it reads, or the server, is not there
+    assert "does not exist yet" not in capsys.readouterr().err
+    assert (tmp_path / name).read_text() == "before"
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_output_is_refused_when_it_is_a_folder(tmp_path: Path) -> None:

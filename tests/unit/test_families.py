@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -52,6 +53,13 @@ def test_family_from_outside_is_used_and_its_origin_shown_when_installed(
     assert family_named("outside").summary == "from outside"
     assert root.run(["families"]) == 0
     assert "outside: from outside\n  from        outside-slipway 1.2\n" in capsys.readouterr().out
+    assert root.run(["families", "--json"]) == 0
+    found = {known["name"]: known for known in json.loads(capsys.readouterr().out)["families"]}
+    assert [*found] == [family.name for family in families()]
+    outside = found["outside"]
+    assert (outside["summary"], outside["origin"]) == ("from outside", "outside-slipway 1.2")
+    assert outside["served"] == list(family_named("airimu").served)
+    assert outside["presets"] == found["airimu"]["presets"] and "tiny" in outside["presets"]
 
 
 @pytest.mark.parametrize(
@@ -71,6 +79,10 @@ def test_family_is_left_out_with_its_reason_when_it_cannot_be_used(
     assert root.run(["families"]) == 0
     out = capsys.readouterr().out
     assert f"{name}: cannot be used: " in out and problem in out and "outside-slipway 1.2" in out
+    assert root.run(["families", "--json"]) == 0
+    last = json.loads(capsys.readouterr().out)["families"][-1]
+    assert (last["name"], last["origin"]) == (name, "outside-slipway 1.2")
+    assert problem in last["problem"]
 
 
 def test_reason_is_told_when_a_family_that_did_not_load_is_asked_for(install: Install) -> None:

@@ -20,6 +20,7 @@ ALLOWED = {
     "slipway_models": {"slipway_serving.adapter"},
     "slipway_serving": set(),
     "slipway_client": {
+        "slipway_serving.command_output",
         "slipway_serving.distribution",
         "slipway_serving.durations",
         "slipway_serving.errors",
@@ -50,6 +51,7 @@ ALLOWED = {
         "slipway_models",
         # The trained checkpoints, where they are installed.
         "slipway_demo",
+        "slipway_serving.command_output",
         "slipway_serving.distribution",
         "slipway_serving.errors",
         "slipway_serving.events",

@@ -168,6 +168,10 @@ def test_video_has_every_frame_when_a_script_is_played(
         assert video.streams.video[0].average_rate == 25
         assert sum(1 for _ in video.decode(video=0)) == 12
     assert not world.open
+    assert run(line) == 2
+    assert f"--output must be a file that does not exist yet, got {output}" in capsys.readouterr().err
+    world = World()
+    assert run([*line, "--overwrite"]) == 0
 
 
 @contextmanager
@@ -204,6 +208,7 @@ def test_no_file_is_left_when_the_server_refuses_a_block(
         ({"--image": None, "--restore": "no.world"}, "restore must be a file, got no.world"),
         ({"--image": None, "--restore": __file__}, "restore must be a part of a snapshot, got 14 bytes"),
         ({"--snapshot": "none/w.world"}, "snapshot must be in a folder that exists, got none/w.world"),
+        ({"--snapshot": __file__}, f"--snapshot must be a file that does not exist yet, got {__file__}"),
         ({"--mode": "flying"}, "mode must be one of universal, gta_drive, templerun, got 'flying'"),
         ({"--actions": "w%"}, "actions: block 2 must be keys of universal"),
         ({"--actions": "@none.txt"}, "actions must name a text file after @, got @none.txt"),

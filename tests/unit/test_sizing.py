@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from torch import nn
 
 from slipway_cli.root import run
 from slipway_export.checkpoint import Checkpoint, axes_of, open_checkpoint
+from slipway_export.export_report import print_parity
 from slipway_export.families import family_named
 from slipway_export.machine import Speed
 from slipway_export.onnx import export_graph
 from slipway_export.placed_sizing import exported_models, placed_needs
+from slipway_export.plan_commands import print_needs, print_served
 from slipway_export.run import ExportResult
-from slipway_export.sizing import Machine, needs
+from slipway_export.sizing import Machine, Need, needs
 from slipway_export.spec import Axis, Component, DType, Precision, TensorSpec, Tolerance
+from slipway_export.verify import ParityRow
 from slipway_export.weights import from_configurations
 from slipway_serving.errors import InvalidRequest
 
@@ -168,9 +175,85 @@ def test_export_writes_nothing_when_asked_for_its_plan(
     monkeypatch.chdir(tmp_path)
     assert run(["export", "wakeword", "--checkpoint", "tiny", "--plan"]) == 0
     said = capsys.readouterr().out
-    rows = [line.split() for line in said.splitlines() if line.split()[:1] == ["backbone"]]
-    assert [row[1] for row in rows] == ["fp32", "fp16", "bf16", "int8"]
+    table = said.split("\nbackbone: ")[1]
+    assert table.splitlines()[1].split() == ["fp32", "fp16", "bf16", "int8"]
     assert not list(tmp_path.iterdir())
+    assert run(["export", "wakeword", "--checkpoint", "tiny", "--plan", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    graphs = [graph for graph in document["graphs"] if graph["label"] == "backbone"]
+    assert [graph["precision"] for graph in graphs] == ["fp32", "fp16", "bf16", "int8"]
+    assert graphs[0]["disk_bytes"] > graphs[3]["disk_bytes"] > 0 and document["opt"]["backbone"]
+    assert document["machine"]["pytorch_operations_per_s"] > 0
+
+
+# The largest numbers and the longest names that the families have.
+ROWS = (
+    ("denoiser_high", "unseen (batch=1, latent_frames=9)", "sample"),
+    ("universal/next", "step 12 of 12 (batch=1)", "next_cross_attention_keys_and_values"),
+)
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_parity_table_keeps_every_number_whole_when_the_terminal_is_narrow(width: int) -> None:
+    rows = [
+        ParityRow(graph, output, point, (1,), 1.234e-06, 5.678e-07, 0.9999999, LOOSE, "cpu")
+        for graph, point, output in ROWS
+    ]
+    said = StringIO()
+    print_parity(rows, Console(file=said, width=width))
+    lines = said.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    for graph, point, _ in ROWS:
+        assert f"{graph}: relative L2 of at most 1" in lines
+        (line,) = (line for line in lines if line.startswith(point.split(" (")[0]))
+        assert line.split()[-4:] == ["1.2e-06", "5.7e-07", "0.9999999", "ok"]
+
+
+NEED = Need(
+    "vae_decoder/next", Precision.FP32, 14_288_491_584, *(123_456_789_012.0,) * 5, 99.0, 99.0, 99.0, 1.0
+)
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_table_of_placed_models_names_each_model_when_the_terminal_is_narrow(width: int) -> None:
+    names = ("wan_t2v_vae_decoder", "matrix_game_universal_full_sequence")
+    said = StringIO()
+    print_served([replace(NEED, model=name) for name in names], Console(file=said, width=width))
+    lines = said.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    rows = [line for line in lines if "fp32" in line]
+    assert [line.split()[-8:] for line in rows] == [["123.5", "GB"] * 3 + ["99", "s"]] * 2
+    # A long name goes on in the next line; no character of it is lost.
+    text = "".join(line.partition(" fp32 ")[0].strip() for line in lines)
+    assert all(f"{name}/next" in text for name in names)
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_plan_of_an_export_has_a_column_for_each_precision_when_the_terminal_is_narrow(width: int) -> None:
+    needs_of_all = [replace(NEED, precision=precision) for precision in Precision]
+    said = StringIO()
+    print_needs(needs_of_all, {NEED.label: {"batch": 1}}, Console(file=said, width=width))
+    lines = said.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert "vae_decoder/next: 14,288.5 million parameters, at batch=1" in lines
+    titles = [line.split() for line in lines if line.startswith(" ")]
+    assert [title for each in titles for title in each] == [precision.value for precision in Precision]
+    assert len(titles) == (1 if width == 80 else 2)
+    assert said.getvalue().count("123.5 GB") == 5 * len(Precision)
+
+
+def test_plan_of_a_repository_names_the_models_when_asked(
+    exported: tuple[Path, ExportResult], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["plan", str(exported[0])]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^wan_t2v_text_encoder +fp32 ", said, re.M)
+    assert run(["plan", str(exported[0]), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["unknown"] == []
+    assert {graph["model"] for graph in document["graphs"]} == {
+        path.name for path in exported[0].iterdir() if list(path.glob("1/*.onnx"))
+    }
 
 
 def test_plan_of_an_export_is_refused_by_name_when_the_checkpoint_or_component_is_unknown(

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from slipway_client.address import address_of
+from slipway_client.files import replaced_files, write_whole
 from slipway_client.generation import Protocol
 from slipway_client.imu.units import AccelerationUnit, RateUnit, TimeUnit, Units
-from slipway_client.options import SpokenProtocol, TlsFolder, Url
+from slipway_client.options import Overwrite, SpokenProtocol, TlsFolder, Url
 from slipway_serving.distribution import install_hint
 from slipway_serving.durations import checked_option
 from slipway_serving.errors import InvalidRequest, raise_all
@@ -27,6 +28,7 @@ _PLOTS = (".png", ".svg", ".pdf")
 
 
 def imu(
+    context: typer.Context,
     data: Annotated[
         Path,
         typer.Argument(
@@ -90,19 +92,22 @@ def imu(
         bool,
         typer.Option("--verbose", help="Print the first window's largest differences from the checkpoint."),
     ] = False,
+    overwrite: Overwrite = False,
     url: Url = None,
     tls: TlsFolder = None,
     protocol: SpokenProtocol = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
 ) -> None:
     """Correct a recording of an inertial sensor with AirIMU; measure and draw what that changes."""
-    from slipway_client.files import write_whole
     from slipway_client.imu.read import read_recording, write_signals
     from slipway_client.imu.windows import correct, window_inputs, windows_of
     from slipway_client.progress import notes, progress
 
     files = {role: path for role, path in (("conf", conf), ("ckpt", ckpt)) if path is not None}
-    _check(output, plot, onnx, url)
+    # The environment's URL is a default: it does not contradict --onnx.
+    source = context.get_parameter_source("url")
+    is_typed = source is not None and source.name == "COMMANDLINE"
+    _check(output, plot, onnx, url if is_typed else None, overwrite=overwrite)
     _check_comparison(checkpoint, files, verbose)
     step = window_size if step_size is None else step_size
     recording = read_recording(
@@ -160,7 +165,7 @@ def imu_recording(
         typer.echo(f"{output}: {len(recording)} frames at {rate:g} Hz, with ground truth")
 
 
-def _check(output: Path, plot: Path | None, onnx: Path | None, url: str | None) -> None:
+def _check(output: Path, plot: Path | None, onnx: Path | None, url: str | None, *, overwrite: bool) -> None:
     """Check the options before any work.
 
     Raises:
@@ -173,6 +178,7 @@ def _check(output: Path, plot: Path | None, onnx: Path | None, url: str | None) 
         problems.append(f"--plot must end in {', '.join(_PLOTS)} and be in a folder that exists, got {plot}")
     if onnx is not None and url is not None:
         problems.append("--onnx and --url must not be given together, got both; try one of them")
+    problems += replaced_files({"--output": output, "--plot": plot}, overwrite=overwrite)
     raise_all("imu", problems)
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from slipway_client.address import address_of
-from slipway_client.files import write_whole
-from slipway_client.options import Quiet, SpokenProtocol, TlsFolder, Url
+from slipway_client.files import replaced_files, write_whole
+from slipway_client.options import Overwrite, Quiet, SpokenProtocol, TlsFolder, Url
 from slipway_client.progress import Say, notes
 from slipway_serving.errors import InvalidRequest, raise_all
 
@@ -56,6 +56,7 @@ def play(
     endless: Annotated[
         bool, typer.Option("--endless", help="Go on where the world would end, from an earlier place.")
     ] = False,
+    overwrite: Overwrite = False,
     url: Url = None,
     tls: TlsFolder = None,
     protocol: SpokenProtocol = None,
@@ -77,6 +78,7 @@ def play(
     if not interactive and output is None and snapshot is None:
         problems.append("output or snapshot must be given with --actions, got none")
     problems += _file_problems(image, restore, snapshot, output)
+    problems += replaced_files({"--output": output, "--snapshot": snapshot}, overwrite=overwrite)
     raise_all("play", problems)
     script = None if actions is None else parse_script(_text(actions), mode)
     with contextlib.ExitStack() as stack:

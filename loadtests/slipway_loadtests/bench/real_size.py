@@ -248,7 +248,8 @@ def _serve(options: RealSizeOptions, precision: str) -> Rows:
             options, f"generate-{precision}", "generate", FAMILY, PROMPT, "--negative-prompt", NEGATIVE,
             "--frames", str(request.frames), "--size", f"{request.width}x{request.height}",
             "--steps", str(request.steps), "--guidance-scale", str(request.guidance_scale),
-            "--seed", str(request.seed), "--output", str(options.frames_file(precision)), "--url", server.url,
+            "--seed", str(request.seed), "--output", str(options.frames_file(precision)), "--overwrite",
+            "--url", server.url,
         )  # fmt: skip
         yield _row(
             f"call, {precision} denoiser: {request.frames} frames of {request.width}x{request.height},"
