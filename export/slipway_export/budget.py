@@ -19,9 +19,9 @@ from slipway_export.machine import Speed, measured_speed
 from slipway_export.memory import available_memory
 from slipway_export.progress import duration
 from slipway_export.room import NoRoom
-from slipway_export.size import Point
 from slipway_export.spec import Axis, Component, Stepped
 from slipway_export.verify import point_text
+from slipway_serving.size import Point
 
 Seconds = Callable[[Component, Sequence[Point]], list[float]]
 """Estimates what a forward takes at each of some points of a component, PyTorch and ONNX Runtime together."""

@@ -9,17 +9,21 @@ works.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from slipway_export.size import Point, Size
 from slipway_export.spec import Component, Engine, TensorSpec
+from slipway_serving.backends.onnxruntime.arena import ARENA_SHRINKAGE, SHRUNK_ARENAS
 from slipway_serving.errors import InvalidRequest
 from slipway_serving.events import Event, output_fields
 from slipway_serving.fields import Array, Field, fields_of
+from slipway_serving.input_sizes import PARAMETER as AXES_PARAMETER
+from slipway_serving.input_sizes import ranges_text
 from slipway_serving.requests import Request, input_fields
+from slipway_serving.size import Point, Size
 from slipway_serving.waiting import MODELS_PARAMETER, PARAMETER
 
 
@@ -47,16 +51,51 @@ def model_config(component: Component, name: str, engine: Engine) -> pb.ModelCon
         # One instance per device. Merged requests round differently: only where the component allows it.
         dynamic_batching=_dynamic_batching(component) if batch else None,
         instance_group=[pb.ModelInstanceGroup(count=1, kind=pb.ModelInstanceGroup.KIND_AUTO)],
-        model_warmup=[_warmup(component, batch is not None)],
-        parameters=_parameters(component),
+        model_warmup=[_warmup(component)],
+        response_cache=pb.ModelResponseCache(enable=True) if component.cached else None,
+        parameters=_parameters(component, engine),
     )
 
 
-def _parameters(component: Component) -> dict[str, pb.ModelParameter]:
-    if component.queue_limit is None:
-        return {}
-    texts = {PARAMETER: str(component.queue_limit), MODELS_PARAMETER: " ".join(component.queue_limit_with)}
+def _parameters(component: Component, engine: Engine) -> dict[str, pb.ModelParameter]:
+    texts = {AXES_PARAMETER: axes_text([component])}
+    if engine.backend == "onnxruntime":
+        # The embedded server does so by itself; Triton's C++ backend does what the configuration says.
+        texts[ARENA_SHRINKAGE] = SHRUNK_ARENAS
+    if component.queue_limit is not None:
+        texts[PARAMETER] = str(component.queue_limit)
+        texts[MODELS_PARAMETER] = " ".join(component.queue_limit_with)
     return {name: pb.ModelParameter(string_value=text) for name, text in texts.items() if text}
+
+
+def axes_text(components: Sequence[Component]) -> str:
+    """Return the ranges of the axes of a model's components as its configuration says them.
+
+    Raises:
+        InvalidRequest: Two components have different ranges for an axis.
+    """
+    ranges: dict[str, tuple[int, int]] = {}
+    for component in components:
+        for axis in component.axes:
+            known = ranges.setdefault(axis.name, (axis.min, axis.max))
+            if known != (axis.min, axis.max):
+                raise InvalidRequest(
+                    f"{component.label}: axis {axis.name} must be {known[0]} to {known[1]} as in the other"
+                    f" graphs of the model, got {axis.min} to {axis.max}"
+                )
+    return ranges_text(ranges)
+
+
+def write_axes(config: Path, components: Sequence[Component]) -> None:
+    """Add the ranges of axes to the configuration of an authored model that runs components itself.
+
+    Args:
+        config: The model's `config.pbtxt`.
+        components: Its graphs.
+    """
+    parameter = pb.ModelParameter(string_value=axes_text(components))
+    added = text_format.MessageToString(pb.ModelConfig(parameters={AXES_PARAMETER: parameter}))
+    config.write_text(f"{config.read_text(encoding='utf-8').rstrip()}\n{added}", encoding="utf-8")
 
 
 def _dynamic_batching(component: Component) -> pb.ModelDynamicBatching | None:
@@ -122,30 +161,34 @@ def _field_dims(field: Field, batched: bool) -> tuple[int, ...]:
 
 
 def _dims(component: Component, tensor: TensorSpec) -> dict[str, Any]:
-    """Return a tensor's dimensions as Triton has them, without the batch, and their reshape."""
-    sizes = component.varying(tensor)[1:] if component.batch_axis else component.varying(tensor)
-    if not sizes:
-        # Triton has no tensor without dimensions: a [batch] tensor travels as [batch, 1].
-        return {"dims": [1], "reshape": pb.ModelTensorReshape(shape=[])}
-    return {"dims": [-1 if isinstance(size, Size) else size for size in sizes]}
+    """Return a tensor's dimensions as Triton has them, without a batch that varies, and their reshape."""
+    sizes = component.varying(tensor)
+    dims = [-1 if isinstance(size, Size) else size for size in sizes]
+    if component.batch_axis:
+        dims = dims[1:]
+    if not dims or (component.rows_axis and len(sizes) == 1):
+        # Triton has no tensor without dimensions: a [batch] tensor travels as [batch, 1], whether or not the
+        # batch varies.
+        return {"dims": [*dims, 1], "reshape": pb.ModelTensorReshape(shape=dims)}
+    return {"dims": dims}
 
 
-def _warmup(component: Component, batched: bool) -> pb.ModelWarmup:
+def _warmup(component: Component) -> pb.ModelWarmup:
     point = component.points()["opt"]
     return pb.ModelWarmup(
         name="opt",
-        batch_size=point["batch"] if batched else 1,
-        inputs={tensor.name: _warmup_input(tensor, point, batched) for tensor in component.inputs},
+        batch_size=point["batch"] if component.batch_axis else 1,
+        inputs={tensor.name: _warmup_input(component, tensor, point) for tensor in component.inputs},
     )
 
 
-def _warmup_input(tensor: TensorSpec, point: Point, batched: bool) -> pb.ModelWarmup.Input:
-    shape = tensor.at(point)[1:] if batched else tensor.at(point)
+def _warmup_input(component: Component, tensor: TensorSpec, point: Point) -> pb.ModelWarmup.Input:
+    shape = tensor.at(point)[1:] if component.batch_axis else tensor.at(point)
     # Whole numbers are ids and masks: zero is a valid id, random 64-bit numbers are not.
     random = tensor.dtype.is_float
     return pb.ModelWarmup.Input(
         data_type=tensor.dtype.triton,
-        dims=shape or (1,),
+        dims=(*shape, 1) if "reshape" in _dims(component, tensor) else shape,
         random_data=random or None,
         zero_data=None if random else True,
     )

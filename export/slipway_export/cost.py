@@ -23,9 +23,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from slipway_export.size import Point
 from slipway_export.spec import Component, Precision
 from slipway_export.weights import left_on_disk
+from slipway_serving.size import Point
 
 if TYPE_CHECKING:
     from slipway_export.machine import Speed

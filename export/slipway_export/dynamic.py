@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from slipway_export.size import Point, Size
 from slipway_export.spec import Component
 from slipway_serving.errors import InvalidRequest
+from slipway_serving.size import Point, Size
 
 if TYPE_CHECKING:
     import onnx_ir as ir

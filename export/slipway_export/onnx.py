@@ -24,10 +24,10 @@ from slipway_export.dynamic import dynamic_shapes, name_dimensions, related, tra
 from slipway_export.matching import nodes_compared_first
 from slipway_export.opset import EXPORTED_OPSET, lower
 from slipway_export.progress import Report, in_bytes
-from slipway_export.size import Point, Size
 from slipway_export.spec import Component, Engine, Precision, TensorSpec
 from slipway_serving.distribution import install_hint
 from slipway_serving.errors import InvalidRequest, SlipwayError
+from slipway_serving.size import Point, Size
 
 if TYPE_CHECKING:
     import torch

@@ -130,6 +130,8 @@ def stage_remote(component: Component, name: str, place: Place, staged: Path) ->
     config = text_format.Parse(path.read_text(encoding="utf-8"), pb.ModelConfig())
     tensors = model_config(component, name, Engine.ONNXRUNTIME)
     config.max_batch_size = tensors.max_batch_size
+    if tensors.response_cache.enable:
+        config.response_cache.enable = True
     for tensor in (*tensors.input, *tensors.output):
         # The other server reshapes, as it does for any caller.
         tensor.ClearField("reshape")

@@ -22,6 +22,7 @@ from slipway_export.device import Device
 from slipway_export.dialect import check_precision, refusal
 from slipway_export.engines import TorchAsked, TorchChoice, check_engines, choose_torch
 from slipway_export.graph_file import check_own, place_file, staged_file, write_report
+from slipway_export.loadable import check_loadable
 from slipway_export.machine import check_device
 from slipway_export.opset import choose_opset
 from slipway_export.placement import Place, check_places
@@ -31,6 +32,7 @@ from slipway_export.repository import check_replaceable, placed, with_canceller
 from slipway_export.resume import Finished
 from slipway_export.room import Weight, check_disk, check_memory, said_when_full, weigh, weigh_torch
 from slipway_export.spec import (
+    BATCH,
     DEFAULT_BUDGET,
     AuthoredModel,
     Axis,
@@ -208,6 +210,8 @@ def _export_models(
     family, plan, options = made_of.family, made_of.plan, made_of.options
     components, authored = _selected(family, plan, options)
     _check_precisions(components, options)
+    if not options.components:
+        _check_rows(components)
     check_places(options.places, tuple(components))
     exported = [c for c in components if c.name not in options.places or not options.places[c.name].server]
     by_torch = choose_torch(exported, options)
@@ -221,6 +225,7 @@ def _export_models(
         rows = export.build(plan, exported)
         check(rows)
         export.finish(components, authored, rows)
+        check_loadable(staged, names, repository)
         if not options.check_only:
             report(f"placing {len(names)} models in {repository}")
             _place(staged, repository, names, publish)
@@ -409,6 +414,23 @@ def _check_precisions(components: Sequence[Component], options: ExportOptions) -
         if reasons and all(reasons):
             problems += [reason for reason in reasons if reason is not None]
     raise_all("export", list(dict.fromkeys(problems)))
+
+
+def _check_rows(components: Sequence[Component]) -> None:
+    """Refuse ranges in which a component cannot answer the models that are placed around it."""
+    problems = []
+    for component in components:
+        axis = next((axis for axis in component.axes if axis.name == BATCH), None)
+        if component.rows is None or axis is None:
+            continue
+        fewest, most = component.rows
+        if not axis.min <= fewest <= most <= axis.max:
+            problems.append(
+                f"axis {axis.name} of {component.label} must reach from {fewest} to {most}, the rows that the"
+                f" models around it send, got {axis.min} to {axis.max}; try --component {component.name} for"
+                " this model alone"
+            )
+    raise_all("export", problems)
 
 
 def _selected_graph(family: Family, plan: Plan, options: ExportOptions) -> Component:

@@ -16,8 +16,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slipway_export.size import Point, Size
 from slipway_serving.errors import InvalidRequest
+from slipway_serving.size import Point, Size
 
 if TYPE_CHECKING:
     import numpy as np
@@ -163,7 +163,7 @@ class TensorSpec:
         name: as in the PyTorch forward.
         dtype: element type.
         shape: ints for fixed dimensions; for others an axis or a sum of products of axes, such as
-            ``"4 * frames - 3"`` or ``"height * width + text_tokens"`` (:class:`slipway_export.size.Size`).
+            ``"4 * frames - 3"`` or ``"height * width + text_tokens"`` (:class:`slipway_serving.size.Size`).
         values: half-open range of the whole numbers that an input is verified with; for None normal
             noise of a float type, 0 and 1 of another, all of uint8.
         ones: the verification input is all ones (masks).
@@ -257,6 +257,10 @@ class Component:
             request may have more.
         queue_limit: requests that may wait for the model, those beyond are refused; None is any number.
         queue_limit_with: models whose waiting requests count too.
+        rows: Fewest and most rows that the models around it send in one request; None where none sends any.
+            An export that places these models must allow both.
+        cached: Triton answers a request that comes again from its response cache. Only for one output: the
+            key of that cache leaves out which outputs a request asks for.
         graph: file stem of the graph. ``model`` makes a Triton model of its own; any other stem is a
             graph that an authored model of that name runs.
         lowest_opset: the lowest ONNX operator set that the graph can be written in, by precision.
@@ -277,11 +281,17 @@ class Component:
     merge_rows: int | None = None
     queue_limit: int | None = None
     queue_limit_with: tuple[str, ...] = ()
+    rows: tuple[int, int] | None = None
+    cached: bool = False
     graph: str = "model"
     lowest_opset: Mapping[Precision, int] = field(default_factory=lambda: dict(LOWEST_OPSET))
     portable: Component | None = None
 
     def __post_init__(self) -> None:
+        if self.cached and len(self.outputs) != 1:
+            raise InvalidRequest(
+                f"{self.label}: a component that is cached must have one output, got {len(self.outputs)}"
+            )
         known = {axis.name for axis in self.axes}
         for tensor in (*self.inputs, *self.outputs):
             for size in tensor.sizes:
@@ -304,11 +314,21 @@ class Component:
         return self.name if self.graph == "model" else f"{self.name}/{self.graph}"
 
     @property
-    def batch_axis(self) -> Axis | None:
-        """The axis that Triton batches over, if every tensor begins with it."""
+    def rows_axis(self) -> Axis | None:
+        """The axis that every tensor begins with, if there is one: its size is the rows of a request."""
         if all(tensor.batched for tensor in (*self.inputs, *self.outputs)):
             return next(axis for axis in self.axes if axis.name == BATCH)
         return None
+
+    @property
+    def batch_axis(self) -> Axis | None:
+        """The axis that Triton batches over: that of the rows, if it varies.
+
+        Triton's backends batch only graphs whose first dimension is dynamic. Where it has one size, the model
+        is served without batching and its dimensions include the rows, so requests have the same shapes.
+        """
+        axis = self.rows_axis
+        return None if axis is None or axis.min == axis.max else axis
 
     def keeps_float(self, path: str) -> bool:
         """Whether integer precisions leave a module's product alone: its path, or one around it, is named."""

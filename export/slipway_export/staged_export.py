@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipway_export.budget import Verification
 from slipway_export.checkpoint import Checkpoint
-from slipway_export.config import config_text, model_config
+from slipway_export.config import config_text, model_config, write_axes
 from slipway_export.dialect import check_operators
 from slipway_export.engines import TorchChoice
 from slipway_export.onnx import export_graph
@@ -236,6 +236,8 @@ class StagedExport:
             place = self.options.places.get(parts[0].name) if parts else None
             placed_at = {} if place is None else {"place": place.facts}
             here = [] if place is not None and place.server else parts
+            if here and any(part.graph != MODEL for part in here):
+                write_axes(self.staged / name / "config.pbtxt", here)
             write_manifest(self.staged / name, self.facts(here, rows) | placed_at, self.finished.digests.of)
 
     def facts(self, parts: Sequence[Component], rows: Sequence[ParityRow]) -> dict[str, Any]:

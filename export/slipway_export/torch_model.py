@@ -24,7 +24,6 @@ from slipway_export.device import Device
 from slipway_export.engines import TorchChoice
 from slipway_export.reads import Notes, unnoted
 from slipway_export.repository import link_or_copy, stage_authored
-from slipway_export.size import Point
 from slipway_export.spec import AuthoredModel, Component, Engine, Precision, Stepped
 from slipway_export.torch_network import CHECKPOINT_FOLDER, NetworkFacts, load
 from slipway_export.verify import ParityRow, Run
@@ -32,6 +31,7 @@ from slipway_export.verify_steps import rows_of_steps
 from slipway_export.weights import left_out
 from slipway_serving.errors import InvalidRequest
 from slipway_serving.facts import read_facts
+from slipway_serving.size import Point
 from slipway_serving.torch_engine.described import MODEL, Described, described_file, network_file
 
 _SOURCE = "torch"

@@ -18,9 +18,9 @@ import numpy as np
 
 from slipway_export.device import Device
 from slipway_export.onnx import example_inputs
-from slipway_export.size import Point
 from slipway_export.spec import Component, Precision, TensorSpec, Tolerance
 from slipway_serving.errors import InvalidRequest, SlipwayError
+from slipway_serving.size import Point
 
 if TYPE_CHECKING:
     import onnx_ir as ir

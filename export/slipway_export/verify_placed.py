@@ -22,7 +22,6 @@ from slipway_export.machine import check_device
 from slipway_export.progress import duration
 from slipway_export.repository import MANIFEST, foreign
 from slipway_export.run import plan_of
-from slipway_export.size import Point
 from slipway_export.spec import Axis, Component, Engine, Plan, Precision, Stepped
 from slipway_export.staged_export import runs_of
 from slipway_export.staging import staging
@@ -30,6 +29,7 @@ from slipway_export.torch_model import served_here, verified_on, verify_steps_he
 from slipway_export.verify import ParityRow, check, compute_reference, load_reference, rows_of, verify
 from slipway_export.verify_steps import verify_stepped
 from slipway_serving.errors import InvalidRequest
+from slipway_serving.size import Point
 
 Report = Callable[[str], None]
 

@@ -16,7 +16,6 @@ import numpy as np
 
 from slipway_export.device import Device
 from slipway_export.onnx import example_inputs
-from slipway_export.size import Point
 from slipway_export.spec import (
     CARRIED_PREFIX,
     Component,
@@ -28,6 +27,7 @@ from slipway_export.spec import (
 )
 from slipway_export.verify import Array, ParityRow, Run, bound_of, compare, load_graph, point_text, run_at
 from slipway_serving.errors import InvalidRequest
+from slipway_serving.size import Point
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 from slipway_serving.backends.onnxruntime import session, signature
 from slipway_serving.backends.onnxruntime.signature import Signature
+from slipway_serving.errors import raise_all
+from slipway_serving.input_sizes import InputSizes, read_ranges
 from slipway_serving.program import Settings
 from slipway_serving.torch_engine.described import described_file
 
@@ -47,6 +49,9 @@ class Graph:
         self._device = ("cuda", settings.device_id) if settings.kind == "GPU" else ("cpu", 0)
         self._network = _network(settings, filename, self._device)
         self._taken = self._network.signature.inputs
+        shapes = {name: tensor.shape for name, tensor in self._taken.items()}
+        self._model = settings.model
+        self._sizes = InputSizes(shapes, read_ranges(settings.model, settings.parameters))
         self.ranks = {name: len(tensor.shape) for name, tensor in self._taken.items()}
         self.inputs = tuple(self.ranks)
         self.outputs = tuple(self._network.signature.outputs)
@@ -92,9 +97,17 @@ class Graph:
 
         Returns:
             Every wanted output by name.
+
+        Raises:
+            InvalidRequest: A size lies outside the range of its axis, or inputs differ in an axis.
         """
+        raise_all(self._model, self._sizes.problems({name: _shape(value) for name, value in tensors.items()}))
         given = [name for name in self.outputs if wanted is None or name in wanted]
         return dict(zip(given, self._network.run(tensors, given, in_memory), strict=True))
+
+
+def _shape(tensor: Array | ort.OrtValue) -> Sequence[int]:
+    return tensor.shape() if isinstance(tensor, ort.OrtValue) else tensor.shape
 
 
 class _Network(Protocol):
@@ -130,6 +143,7 @@ class _OnnxGraph:
         providers = session.providers(settings.config, settings.kind, settings.device_id)
         config = {**settings.config, "default_model_filename": filename}
         self._session = session.load(config, settings.folder, providers)
+        self._options = session.run_options(config)
         self.signature = signature.graph_signature(self._session)
 
     def run(
@@ -143,6 +157,6 @@ class _OnnxGraph:
                 binding.bind_cpu_input(name, np.ascontiguousarray(tensor))
         for name in given:
             binding.bind_output(name, *(("cpu", 0) if name in in_memory else self._device))
-        self._session.run_with_iobinding(binding)
+        self._session.run_with_iobinding(binding, self._options)
         outputs: list[ort.OrtValue] = binding.get_outputs()
         return outputs

@@ -21,6 +21,7 @@ from tritonclient.grpc import model_config_pb2
 from slipway_serving.backends.onnxruntime import session, signature
 from slipway_serving.backends.onnxruntime.execution import Executor, Request
 from slipway_serving.errors import NotReady, SlipwayError, Unrecoverable
+from slipway_serving.input_sizes import read_ranges
 from slipway_serving.program import Call, Program, Settings, Tensors, load_program
 from slipway_serving.turns import NO_SESSION, Turn
 
@@ -119,6 +120,7 @@ class InProcessModels:
             lambda wanted, inputs: graph.run(list(wanted), dict(inputs)),
             {entry["name"]: [int(dim) for dim in entry["dims"]] for entry in settings.config["output"]},
             batched=int(settings.config["max_batch_size"]) > 0,
+            ranges=read_ranges(settings.model, settings.parameters),
         )
         reshaped = _reshaping(settings.config)
 
@@ -159,7 +161,14 @@ def _program(program: Program, config: Mapping[str, Any]) -> Run:
 
 def _reshaping(config: Mapping[str, Any]) -> Callable[[Tensors], Answer]:
     shapes = {entry["name"]: _graph_shape(entry) for entry in config.get("input", ())}
-    return lambda tensors: {name: _reshaped(array, shapes.get(name)) for name, array in tensors.items()}
+    batched = int(config["max_batch_size"]) > 0
+
+    def reshaped(array: NDArray[Any], shape: list[int] | None) -> NDArray[Any]:
+        if shape is None:
+            return array
+        return np.reshape(array, [len(array), *shape] if batched else shape)
+
+    return lambda tensors: {name: reshaped(array, shapes.get(name)) for name, array in tensors.items()}
 
 
 def _only(outputs: list[str], answer: Tensors) -> Answer:
@@ -173,7 +182,3 @@ def _graph_shape(entry: Mapping[str, Any]) -> list[int] | None:
     if "reshape" not in entry:
         return None
     return [int(size) for size in entry["reshape"].get("shape", [])]
-
-
-def _reshaped(array: NDArray[Any], shape: list[int] | None) -> NDArray[Any]:
-    return array if shape is None else np.reshape(array, [len(array), *shape])

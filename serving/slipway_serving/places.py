@@ -7,13 +7,18 @@ Triton.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
 from slipway_serving.errors import InvalidRequest, NotReady, raise_all
+from slipway_serving.input_sizes import PARAMETER
 from slipway_serving.limits import read_limits
 from slipway_serving.triton_process import SHARED_MEMORY
 
@@ -54,6 +59,73 @@ def check_repository(repository: Path) -> list[Path]:
         ],
     )
     return models
+
+
+def may_cache(models: Sequence[Path], wanted: bool, warn: Callable[[str], object]) -> bool:
+    """Return whether a server of models may have a response cache; say what an earlier export lacks.
+
+    Args:
+        models: Folders of the models.
+        wanted: Whether the operator wants a response cache.
+        warn: Takes a line for each lack.
+    """
+    if found := without_ranges(models):
+        warn(
+            f"sizes of inputs are not limited for {', '.join(found)}: their configurations have no ranges of"
+            " axes; export them again"
+        )
+    if wanted and (found := wrongly_cached(models)):
+        warn(
+            f"no response cache: {', '.join(found)} has a response_cache and more than one output, whose"
+            " answers one request could spoil for all others; export it again"
+        )
+        return False
+    return wanted
+
+
+def wrongly_cached(models: Sequence[Path]) -> list[str]:
+    """Return the names of models that Triton's response cache must not serve.
+
+    The key of that cache leaves out which outputs a request asks for. After a request for one output of
+    several, every later request of the same inputs would get that output alone.
+
+    Args:
+        models: Folders of the models; one whose configuration cannot be read is left to Triton.
+    """
+    configs = ((model, _config(model)) for model in models)
+    return [
+        model.name
+        for model, config in configs
+        if config is not None and config.response_cache.enable and len(config.output) != 1
+    ]
+
+
+def without_ranges(models: Sequence[Path]) -> list[str]:
+    """Return the names of exported models whose configuration does not limit the sizes of their inputs.
+
+    Exports of earlier versions wrote the ranges of axes into the manifest only.
+
+    Args:
+        models: Folders of the models.
+    """
+    found = []
+    for model in models:
+        config = _config(model)
+        if config is None or PARAMETER in config.parameters:
+            continue
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            if json.loads((model / "manifest.json").read_text(encoding="utf-8")).get("axes"):
+                found.append(model.name)
+    return found
+
+
+def _config(model: Path) -> model_config_pb2.ModelConfig | None:
+    """Read a model's configuration; None where it cannot be read, which Triton says itself."""
+    try:
+        text = (model / "config.pbtxt").read_text(encoding="utf-8")
+        return text_format.Parse(text, model_config_pb2.ModelConfig())
+    except (OSError, ValueError, text_format.ParseError):
+        return None
 
 
 def check_limits(limits: Path, models: Sequence[Path]) -> None:

@@ -203,6 +203,15 @@ def load_program(settings: Settings) -> Program:
     Raises:
         InvalidRequest: the parameter is missing or names nothing.
     """
+    return program_class(settings)(settings)
+
+
+def program_class(settings: Settings) -> type[Program]:
+    """Return the program that a model's config names, not built yet.
+
+    Raises:
+        InvalidRequest: the parameter is missing or names nothing.
+    """
     name = settings.parameters.get("program", "")
     module, _, attribute = name.partition(":")
     try:
@@ -212,7 +221,7 @@ def load_program(settings: Settings) -> Program:
             f"{settings.model}: parameter program must be an importable package.module:Class, "
             f"got {name!r} ({error})"
         ) from error
-    return program(settings)
+    return program
 
 
 class Single:

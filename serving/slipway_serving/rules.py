@@ -5,6 +5,8 @@ Numbers cross Triton as float32: what is infinite there is refused on the caller
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from slipway_serving.durations import LONGEST_S
@@ -22,13 +24,14 @@ def text(help_text: str, longest: int) -> Rule:
     )
 
 
-def within(low: float, high: float, help_text: str) -> Rule:
+def within(low: float, high: float, help_text: str, default: str = "") -> Rule:
     """Return the rule of a number between two, both included."""
     return Rule(
         f"{low} to {high}",
         lambda value: low <= value <= high,
         lambda value: clamped(value, low, high),
         help_text,
+        default=default,
     )
 
 
@@ -119,8 +122,8 @@ def outside_exported(name: str, value: int, allowed: tuple[int, int], unit: str 
 
 
 def clamped(value: float, low: float, high: float) -> str:
-    """Return the nearest number within a range, as text."""
-    return str(min(max(value, low), high))
+    """Return the nearest number within a range, as text; the lowest for what is no number."""
+    return str(low) if math.isnan(value) else str(min(max(value, low), high))
 
 
 def nearest(value: int, step: int, first: int) -> str:

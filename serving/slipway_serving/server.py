@@ -49,6 +49,7 @@ from slipway_serving.places import (
     check_repository,
     check_shared_memory,
     free_ports,
+    may_cache,
 )
 from slipway_serving.server_config import ServerConfig
 from slipway_serving.start_errors import DiedLoading, PortTaken
@@ -101,6 +102,7 @@ class Server:
         self._belongings: Belongings | None = None
         self._supervisor: Supervisor | None = None
         self._log_start = 0
+        self._may_cache = True
 
     def __enter__(self) -> Server:
         self.start()
@@ -170,6 +172,7 @@ class Server:
             check_limits(self.config.limits, models)
         for server_id in end_leftovers():
             self._warn(f"leftovers of the server {server_id} ended: its launcher and its watcher were killed")
+        self._may_cache = may_cache(models, bool(self.config.response_cache_bytes), self._warn)
         check_shared_memory(len(models))
         check_path_is_safe(Path(tempfile.gettempdir()))
         check_programs_run(Path(tempfile.gettempdir()))
@@ -375,7 +378,7 @@ class Server:
         # Of use to the supervisor whether or not others may give orders.
         yield "--model-control-mode=explicit"
         yield "--load-model=*"
-        if config.response_cache_bytes:
+        if config.response_cache_bytes and self._may_cache:
             yield from response_cache(caches, config.response_cache_bytes)
         if config.trace_otlp is not None:
             yield from tracing(config.trace_otlp, config.trace_every)

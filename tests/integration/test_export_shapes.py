@@ -14,8 +14,10 @@ from server_fixtures import any_port, infer
 from torch import Tensor, nn
 from torch.nn import functional
 from tritonclient.grpc import model_config_pb2
+from tritonclient.utils import InferenceServerException
 
 from slipway_export.config import config_text, model_config
+from slipway_export.loadable import check_loadable
 from slipway_export.onnx import ExportFailed, example_inputs, export_graph
 from slipway_export.spec import Axis, Component, DType, Engine, Precision, TensorSpec, Tolerance
 from slipway_export.verify import ParityFailed, ParityRow, check, compute_reference, verify
@@ -263,6 +265,40 @@ def test_bytes_truth_values_and_whole_numbers_are_verified_exactly_and_served(
         for name, tensor in zip(names[1:], expected[1:], strict=True):
             assert answer[name].dtype == tensor.numpy().dtype
             assert np.array_equal(answer[name].reshape(tensor.shape), tensor.numpy())
+
+
+def test_graphs_of_fixed_rows_and_sizes_are_served_with_the_shapes_of_batched_ones(tmp_path: Path) -> None:
+    fixed = {
+        "one_row": replace(kinds(), axes=(Axis("batch", 1, 1, 1), HEIGHT, WIDTH)),
+        "three_rows": replace(kinds(), axes=(Axis("batch", 3, 3, 3), HEIGHT, WIDTH)),
+        "all_fixed": replace(kinds(), axes=(BATCH.fixed, HEIGHT.fixed, WIDTH.fixed)),
+    }
+    for name, component in fixed.items():
+        (tmp_path / name / "1").mkdir(parents=True)
+        exported(component, tmp_path / name / "1" / "model.onnx")
+        config = model_config(component, name, Engine.ONNXRUNTIME)
+        assert config.max_batch_size == 0
+        (tmp_path / name / "config.pbtxt").write_text(config_text(config))
+    check_loadable(tmp_path, list(fixed), tmp_path)
+    models = InProcessModels(tmp_path, threads=1)
+    with Server(any_port(tmp_path)) as running, triton.InferenceServerClient(running.grpc_url) as client:
+        for name, component in fixed.items():
+            inputs = example_inputs(component, component.points()["opt"], seed=5)
+            rows = len(inputs["row"])
+            given = {**inputs, "row": inputs["row"][:, None]}
+            served = infer(client, name, **given)
+            assert (served["picked"].shape, served["large"].shape) == ((rows, 1), (rows, 1))
+            with torch.no_grad():
+                expected = Kinds()(*(torch.from_numpy(array) for array in inputs.values()))
+            outputs = [tensor.name for tensor in component.outputs]
+            for answer in (served, models.call(name, given, outputs)):
+                for output, tensor in zip(outputs[1:], expected[1:], strict=True):
+                    assert np.array_equal(answer[output].reshape(tensor.shape), tensor.numpy())
+        beyond = example_inputs(fixed["one_row"], {"batch": 1, "height": 9, "width": 5})
+        with pytest.raises(InferenceServerException) as refusal:
+            infer(client, "one_row", **{**beyond, "row": beyond["row"][:, None]})
+    assert refusal.value.status() == "StatusCode.INVALID_ARGUMENT"
+    assert "one_row: image must have 1 to 8 for height, the exported range, got 9" in str(refusal.value)
 
 
 def test_network_that_branches_on_values_is_refused_by_name(

@@ -12,10 +12,11 @@ from pathlib import Path
 import httpx
 import onnx
 import pytest
+import tritonclient.grpc as triton
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from slipway_client import Client, RetryPolicy
+from slipway_client import Client, RetryPolicy, TextToVideoRequest, Video
 from slipway_export.families import family_named
 from slipway_export.placement import Place
 from slipway_export.run import ExportOptions, run_export
@@ -102,22 +103,64 @@ def executions(server: Server) -> float:
 
 
 def hits(server: Server) -> float:
-    return metric(server, f'nv_cache_num_hits_per_model{{model="{PROMPT}",version="1"}}')
+    return metric(server, f'nv_cache_num_hits_per_model{{model="{ENCODER}",version="1"}}')
 
 
 def test_embeddings_are_the_same_bytes_when_another_server_or_the_cache_gives_them(
     server: Server, pool_server: Server
 ) -> None:
     prompt = "a lighthouse in the fog, asked of another server"
-    expected = embed(server, prompt)
-    before = executions(server), hits(pool_server)
-    assert embed(pool_server, prompt) == expected
+    before = executions(server), hits(pool_server), hits(server)
+    expected = embed(pool_server, prompt)
     assert (executions(server), hits(pool_server)) == (before[0] + 1, before[1])
     assert embed(pool_server, prompt) == expected
-    assert (executions(server), hits(pool_server)) == (before[0] + 1, before[1] + 1)
+    assert (executions(server), hits(pool_server), hits(server)) == (before[0] + 1, before[1] + 1, before[2])
     # The shared server has its own cache.
     assert embed(server, prompt) == expected
-    assert executions(server) == before[0] + 1
+    assert (executions(server), hits(server)) == (before[0] + 1, before[2] + 1)
+
+
+def embed_only(server: Server, prompt: str) -> None:
+    """Ask for one of the two outputs of the prompt model."""
+    sent = triton.InferInput("prompt", [1, 1], "BYTES")
+    sent.set_data_from_numpy(one_text(prompt))
+    with triton.InferenceServerClient(server.grpc_url) as client:
+        client.infer(PROMPT, [sent], outputs=[triton.InferRequestedOutput("prompt_embeds")])
+
+
+def test_video_is_made_when_someone_asked_for_one_output_of_its_prompt_before(server: Server) -> None:
+    prompt = "a prompt that one caller asks in part"
+    for text in (prompt, ""):
+        embed_only(server, text)
+    request = TextToVideoRequest(prompt=prompt, negative_prompt="", frames=5, height=32, width=32, steps=2)
+    with Client(server.grpc_url) as client:
+        *_, video = client.generate(request)
+    assert isinstance(video, Video)
+
+
+def test_server_says_what_an_old_export_lacks_and_serves_it(repository: Path, tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    for name in (PROMPT, "wan_t2v_tokenizer", ENCODER):
+        shutil.copytree(repository / name, models / name)
+    with (models / PROMPT / "config.pbtxt").open("a") as file:
+        file.write("response_cache { enable: true }\n")
+    encoder = models / ENCODER / "config.pbtxt"
+    parsed = text_format.Parse(encoder.read_text(), model_config_pb2.ModelConfig())
+    del parsed.parameters["axes"]
+    encoder.write_text(text_format.MessageToString(parsed))
+    said: list[str] = []
+    config = ServerConfig(models, http_port=0, grpc_port=0, metrics_port=0)
+    with Server(config, warn=said.append) as running:
+        expected = embed(running, "a lake")
+        embed_only(running, "a lighthouse")
+        assert embed(running, "a lighthouse") != expected
+        assert embed(running, "a lake") == expected
+    assert said == [
+        f"sizes of inputs are not limited for {ENCODER}: their configurations have no ranges of axes;"
+        " export them again",
+        f"no response cache: {PROMPT} has a response_cache and more than one output, whose answers one"
+        " request could spoil for all others; export it again",
+    ]
 
 
 def test_cache_forgets_the_oldest_prompts_when_it_is_full(pool_server: Server) -> None:

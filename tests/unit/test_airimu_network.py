@@ -19,6 +19,7 @@ from slipway_export.modeling.airimu import CodeNet, Network, Steps, Whole, build
 from slipway_export.modeling.airimu_conf import GRAVITY_M_S2, Conf
 from slipway_export.modeling.airimu_double import erf
 from slipway_serving.airimu.facts import Facts
+from slipway_serving.airimu.request import CorrectionRequest
 from slipway_serving.errors import InvalidRequest
 
 NETWORKS = ("codenet", "codenetkitti")
@@ -259,3 +260,24 @@ def test_lead_in_is_gravity_seen_by_the_turned_sensor(loaded: tuple[Network, Fac
 def test_error_function_of_elementary_operations_is_exact() -> None:
     x = torch.linspace(-12, 12, 100_001, dtype=torch.float64)
     assert float((erf(x) - torch.erf(x)).abs().max()) < 5e-15
+
+
+@pytest.mark.parametrize("value", [2000.0, -2000.0, 1e-45, -0.0])
+def test_outputs_are_finite_for_the_ends_of_what_a_request_may_bring(
+    loaded: tuple[Network, Facts], value: float
+) -> None:
+    network, facts = loaded
+    given = torch.full((1, 60 + facts.lead, 3), value)
+    # Frames of both signs, one after the other.
+    for each in (given, given * torch.tensor([1.0, -1.0]).repeat(given.shape[1])[: given.shape[1], None]):
+        with torch.no_grad():
+            outputs = Whole(network)(each, each)
+        assert all(torch.isfinite(output).all() for output in outputs)
+
+
+@pytest.mark.parametrize("value", [2000.5, 3.4e38, -3.4e38])
+def test_signal_that_no_sensor_gives_is_refused(value: float) -> None:
+    fine, beyond = np.zeros((1, 20, 3), np.float32), np.full((1, 20, 3), value, np.float32)
+    for name in ("acc", "gyro"):
+        with pytest.raises(InvalidRequest, match=f"airimu: {name} must be within -2000 to 2000, got"):
+            CorrectionRequest(**{"acc": fine, "gyro": fine, name: beyond})

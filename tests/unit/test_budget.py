@@ -13,8 +13,8 @@ from slipway_export.device import Device
 from slipway_export.families import families
 from slipway_export.progress import duration
 from slipway_export.room import NoRoom
-from slipway_export.size import Point
 from slipway_export.spec import Axis, Component, DType, Precision, Stepped, TensorSpec, Tolerance
+from slipway_serving.size import Point
 
 CLOSE = {Precision.FP32: Tolerance(1.0, 1.0, 0.0)}
 

@@ -14,9 +14,9 @@ from slipway_export.checkpoint import axes_of, open_checkpoint
 from slipway_export.cost import Work, counted, seconds, served_seconds
 from slipway_export.families import families, family_named
 from slipway_export.machine import Speed, check_device, measured_speed
-from slipway_export.size import Point
 from slipway_export.spec import Axis, Component, DType, Precision, TensorSpec, Tolerance
 from slipway_serving.errors import InvalidRequest
+from slipway_serving.size import Point
 
 BOUND = {Precision.FP32: Tolerance(max_abs=1.0, relative_l2=1.0, cosine=0.0)}
 AXES = (Axis("batch", 1, 2, 4), Axis("tokens", 1, 8, 200_000))

@@ -6,6 +6,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
 from slipway_serving.diffusion.denoise import denoise
+from slipway_serving.diffusion.fields import FLOW_SHIFTS, MAX_GUIDANCE_SCALE, MAX_STEPS
 from slipway_serving.diffusion.guidance import combined, embedded
 from slipway_serving.diffusion.noise import Noise, make_noise
 from slipway_serving.diffusion.schedules import DiffusersSchedule, FewStep, diffusers_schedule
@@ -170,3 +171,24 @@ def test_denoise_says_before_which_step_it_was_stopped() -> None:
     with pytest.raises(Cancelled, match="world: cancelled by the caller before step 2 of 2"):
         next(loop)
     assert done == [0]
+
+
+UNIPC = {
+    "_class_name": "UniPCMultistepScheduler",
+    "prediction_type": "flow_prediction",
+    "use_flow_sigmas": True,
+    "flow_shift": 3.0,
+}
+
+
+@pytest.mark.parametrize("config", [UNIPC, {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 3.0}])
+@pytest.mark.parametrize("shift", FLOW_SHIFTS)
+@pytest.mark.parametrize("steps", [1, 2, 3, 40, MAX_STEPS])
+def test_latents_stay_finite_for_the_ends_of_what_a_request_may_ask(
+    config: dict[str, object], shift: float, steps: int
+) -> None:
+    schedule, latents, noise = diffusers_schedule(config, shift, steps, "x"), make_noise(0, SHAPE), Noise(1)
+    for timestep in schedule.timesteps:
+        branches = torch.cat([noise.next(SHAPE), noise.next(SHAPE)])
+        latents = schedule.step(combined(branches, MAX_GUIDANCE_SCALE), timestep, latents)
+    assert torch.isfinite(latents).all()

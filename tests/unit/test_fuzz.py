@@ -199,6 +199,7 @@ def test_any_tensors_are_answered_by_a_graph_or_refused_each_for_itself(graph: A
         lambda wanted, inputs: session.run(list(wanted), dict(inputs)),
         {name: tensor.dims for name, tensor in signature.outputs.items()},
         batched=batched,
+        ranges={"batch": (1, 8), "tokens": (1, 4)},
     )
     good = {"x": np.ones((1, 4), np.float32)}
     # Triton itself refuses names that the model has not.

@@ -73,6 +73,11 @@ ALLOWED = {
         "slipway_serving.torch_engine",
         "slipway_serving.graph",
         "slipway_serving.backends.onnxruntime.signature",
+        # What a configuration says of sizes and memory is read by the backend that heeds it.
+        "slipway_serving.backends.onnxruntime.arena",
+        "slipway_serving.backends.onnxruntime.session",
+        "slipway_serving.input_sizes",
+        "slipway_serving.size",
         "slipway_serving.facts",
         "slipway_serving.models",
         "slipway_serving.program",

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -22,9 +23,11 @@ from slipway_export.modeling.matrix_game_vision_presets import write_clip, write
 from slipway_export.run import ExportOptions, ExportResult, components_of
 from slipway_export.spec import Component, Plan, TensorSpec
 from slipway_export.weights import from_configurations
+from slipway_serving.diffusion.noise import Noise
 from slipway_serving.errors import InvalidRequest
 from slipway_serving.fields import Array, fields_of
 from slipway_serving.matrix_game.facts import FACTS_FILE, Facts
+from slipway_serving.matrix_game.moved import world_of
 from slipway_serving.matrix_game.request import REQUESTS
 
 # Of the tiny checkpoint: height and width of latents, features of a picture, heads, tokens of a latent frame.
@@ -422,3 +425,32 @@ def test_command_is_refused_when_files_come_with_a_checkpoint(capsys: pytest.Cap
     both = ["--checkpoint", "tiny", "--checkpoint-path", "a.safetensors", "--repository", "r"]
     assert run(["export", "matrix_game", *both]) == 2
     assert "and --checkpoint-path must be given, got several or none" in capsys.readouterr().err
+
+
+def hostile(**changes: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    said = {"blocks": 1, "position": 3} | {k: v for k, v in changes.items() if k in ("blocks", "position")}
+    arrays = {"picture": np.zeros((1, 16, 3, 4, 4), np.float32), "noise": Noise(0).state}
+    return said, arrays | {k: v for k, v in changes.items() if k in arrays}
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"blocks": 10**400}, "m: restore must be of a world of 1 to 89478485 blocks, got 1000"),
+        ({"blocks": 0}, "must be of a world of 1 to 89478485 blocks, got 0"),
+        ({"blocks": True}, "must be of a world between two of its blocks, got blocks True at 3"),
+        ({"blocks": [1]}, r"must be of a world between two of its blocks, got blocks \[1\] at 3"),
+        ({"position": 2**70}, "must be of a world between two of its blocks, got blocks 1 at"),
+        ({"position": -3}, "must be of a world between two of its blocks, got blocks 1 at -3"),
+        ({"picture": np.full((1, 16), np.nan, np.float32)}, "of at most 1e.06, got others in picture"),
+        ({"picture": np.full((1, 16), -np.inf, np.float32)}, "got others in picture"),
+        ({"picture": np.full((1, 16), 3e38, np.float32)}, "got others in picture"),
+        ({"noise": np.full_like(Noise(0).state, 255)}, "must have the noise of a world, got"),
+    ],
+)  # fmt: skip
+def test_snapshot_is_refused_when_it_is_no_world(tiny: Path, changes: dict[str, Any], problem: str) -> None:
+    facts = facts_of(Checkpoint(tiny, "tiny"), "universal")
+    nothing_placed: Any = None
+    with pytest.raises(InvalidRequest, match=problem) as refusal:
+        world_of(*hostile(**changes), facts, nothing_placed, "m")
+    assert len(str(refusal.value)) < 500

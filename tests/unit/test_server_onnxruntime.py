@@ -21,7 +21,7 @@ SIGNATURE = Signature(
 
 
 def executor(run: Any, *, batched: bool = True) -> Executor:
-    return Executor("m", SIGNATURE, run, {"y": [2]}, batched=batched)
+    return Executor("m", SIGNATURE, run, {"y": [2]}, batched=batched, ranges={"batch": (1, 4)})
 
 
 def request(value: float, *, rows: int = 1, cancelled: bool = False) -> Request:
@@ -43,6 +43,19 @@ def test_cancelled_request_does_not_run_and_disturbs_no_other() -> None:
     assert isinstance(answers[1], Cancelled)
     assert [a["y"].tolist() for a in answers if not isinstance(a, SlipwayError)] == [[[2, 2]], [[6, 6]] * 2]
     assert seen == [3]
+
+
+def test_size_outside_an_axis_is_refused_before_the_graph_runs() -> None:
+    seen: list[int] = []
+
+    def run(wanted: Sequence[str], inputs: Mapping[str, Any]) -> list[Any]:
+        seen.append(len(inputs["x"]))
+        return double(wanted, inputs)
+
+    answers = executor(run, batched=False).execute([request(1, rows=5), request(2, rows=4)])
+    assert isinstance(answers[0], InvalidRequest)
+    assert str(answers[0]) == "m: x must have 1 to 4 for batch, the exported range, got 5"
+    assert seen == [4]
 
 
 def test_requests_run_alone_when_the_model_does_not_batch() -> None:
@@ -141,3 +154,22 @@ def test_threads_of_a_graph_do_not_spin_unless_its_config_says_so(
 ) -> None:
     options = session.session_options(parameters(**given))
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "shrunk"),
+    [
+        ({}, "cpu:0"),
+        ({"memory.enable_memory_arena_shrinkage": "cpu:0;gpu:0"}, "cpu:0;gpu:0"),
+        # ONNX Runtime refuses to shrink an arena that is not there.
+        ({"enable_mem_arena": "0"}, ""),
+    ],
+)
+def test_arena_shrinks_after_each_run_unless_there_is_none(given: dict[str, str], shrunk: str) -> None:
+    options = session.run_options(parameters(**given))
+    key = "memory.enable_memory_arena_shrinkage"
+    if shrunk:
+        assert options.get_run_config_entry(key) == shrunk
+    else:
+        with pytest.raises(RuntimeError):
+            options.get_run_config_entry(key)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 import json
+import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -136,6 +138,12 @@ def changed(part: bytes, **changes: Any) -> bytes:
     return make(replace(header, **changes), bytes(content))
 
 
+def with_header(text: bytes) -> bytes:
+    """Return a part whose header is any text."""
+    part = struct.pack("<8sHI", MAGIC, 1, len(text)) + text
+    return part + hashlib.sha256(part).digest()
+
+
 @pytest.mark.parametrize(
     ("wrong", "problem"),
     [
@@ -148,12 +156,25 @@ def changed(part: bytes, **changes: Any) -> bytes:
         (lambda parts: parts[1].replace(MAGIC + b"\1", MAGIC + b"\2"), "must be of format 1, got 2"),
         (lambda parts: parts[2], "restore must have part 1, got 2; try all parts in their order"),
         (lambda parts: parts[0], "restore must have part 1, got 0"),
+        (lambda parts: changed(parts[1], model="x" * 100_000), "restore must have model 'sums', got 'xxx"),
         (lambda parts: changed(parts[1], model="other"), "restore must have model 'sums', got 'other'"),
         (lambda parts: parts_of(snapshots(files="xyz"))[1], "restore must have files 'abc', got 'xyz'"),
         (lambda parts: changed(parts[1], parts=4), "restore must have parts 9, got 4"),
         (lambda parts: parts_of(snapshots(), "two")[1], "must have snapshot 'one', got 'two'"),
         (lambda parts: changed(parts[1], told={"blocks": 4}), "restore must have told .*3}, got .*4}"),
         (lambda _: make(Header("sums", "abc", "one", 1, 9, 3, TOLD), b"abc"), "must have 10 bytes in part 1"),
+        (lambda parts: changed(parts[1], told=[3]), "as it was given, got told of type list"),
+        (lambda parts: changed(parts[1], told=None), "as it was given, got told of type NoneType"),
+        (lambda _: with_header(b"[" * 100_000), "restore must have a header as it was given, got"),
+        (lambda _: with_header(b"[]"), "restore must have a header as it was given, got"),
+        (lambda _: with_header(b"\xff{}"), "restore must have a header as it was given, got"),
+        (lambda _: with_header(b"9" * 5000), "restore must have a header as it was given, got"),
+        (lambda parts: changed(parts[1], size=-1), "must have 0 to 16777216 bytes in a part, got -1"),
+        (lambda parts: changed(parts[1], size=2**62), "must have 0 to 16777216 bytes in a part, got"),
+        (
+            lambda _: make(Header("sums", "abc", "one", 2**62, 9, 3, TOLD), b"abc"),
+            "restore must have part 1, got 4611686018427387904",
+        ),
         (lambda parts: changed(parts[1], size="10"), "must have 0 to 16777216 bytes in a part, got '10'"),
     ],
 )  # fmt: skip
@@ -163,8 +184,9 @@ def test_part_is_refused_when_it_is_not_the_next_of_its_snapshot(wrong: Any, pro
     arriving = Arriving(known)
     arriving.check(parts[0])
     arriving.take(parts[0])
-    with pytest.raises(InvalidRequest, match=problem):
+    with pytest.raises(InvalidRequest, match=problem) as refusal:
         arriving.check(wrong(parts))
+    assert len(str(refusal.value)) < 1000
     # The right one is taken after all.
     arriving.check(parts[1])
     arriving.take(parts[1])

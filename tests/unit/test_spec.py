@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_export.size import Size
 from slipway_export.spec import Axis, Component, DType, Precision, TensorSpec, Tolerance
 from slipway_serving.errors import InvalidRequest
+from slipway_serving.size import Size
 
 BOUND = {Precision.FP32: Tolerance(1e-3, 1e-4, 0.999)}
 

@@ -11,6 +11,7 @@ import yaml
 
 from slipway_cli.root import run
 from slipway_serving.errors import InvalidRequest
+from slipway_serving.places import without_ranges, wrongly_cached
 from slipway_serving.server import Server, ServerConfig
 from slipway_serving.triton_arguments import closed_apis
 
@@ -119,6 +120,37 @@ def test_answers_are_kept_by_default_only_where_no_model_is_loaded_anew() -> Non
     assert f"--cache-config=local,size={1 << 20}" in arguments(response_cache_mib=1)
     for fields in ({"response_cache_mib": 0}, {"model_control": "explicit"}):
         assert not [argument for argument in arguments(**fields) if "cache" in argument]
+
+
+def test_model_of_several_outputs_is_found_when_its_answers_are_cached(tmp_path: Path) -> None:
+    outputs = [
+        'output { name: "a" data_type: TYPE_FP32 dims: 1 }',
+        'output { name: "b" data_type: TYPE_FP32 dims: 1 }',
+    ]
+    cache = "response_cache { enable: true }"
+    texts = {
+        "cached_pair": [cache, *outputs],
+        "cached": [cache, outputs[0]],
+        "pair": outputs,
+        "off": ["response_cache { enable: false }", *outputs],
+        "unreadable": ["no_such_field: 1"],
+    }
+    for name, lines in texts.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.pbtxt").write_text("\n".join(lines))
+    (tmp_path / "empty").mkdir()
+    assert wrongly_cached(sorted(tmp_path.iterdir())) == ["cached_pair"]
+
+
+def test_exported_model_is_found_when_its_configuration_has_no_ranges(tmp_path: Path) -> None:
+    axes = 'parameters { key: "axes" value { string_value: "batch=1:2" } }'
+    manifests = {"old": '{"axes": {"batch": [1, 1, 2]}}', "authored": "{}", "broken": "{", "listed": "[]"}
+    for name in (*manifests, "new", "own"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.pbtxt").write_text(axes if name == "new" else "")
+    for name, text in (manifests | {"new": manifests["old"]}).items():
+        (tmp_path / name / "manifest.json").write_text(text)
+    assert without_ranges(sorted(tmp_path.iterdir())) == ["old"]
 
 
 @pytest.mark.parametrize("fields", [{"response_cache_mib": -1}, {"model_control": "explicit"}])

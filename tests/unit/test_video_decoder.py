@@ -19,8 +19,11 @@ NOBODY = InProcessModels(Path("nowhere"))
 LATENTS = np.random.default_rng(0).uniform(-0.3, 0.3, (1, 16, 4, 2, 3)).astype(np.float32)
 
 
-def _write_graph(path: Path, frames: int, *, following: bool) -> None:
-    """Write the next cache = latents + cache; sample is its first 3 channels, repeated for each frame."""
+def _write_graph(path: Path, frames: int, *, following: bool, start: float = 0.0) -> None:
+    """Write the next cache = latents + cache; sample is its first 3 channels, repeated for each frame.
+
+    The first cache is `start`.
+    """
     shape = [1, 16, 1, "h", "w"]
     latents = helper.make_tensor_value_info("latents", TensorProto.FLOAT, shape)
     cache = helper.make_tensor_value_info("cache_00", TensorProto.FLOAT, shape)
@@ -34,7 +37,7 @@ def _write_graph(path: Path, frames: int, *, following: bool) -> None:
         helper.make_node("Slice", ["next_cache_00", "from", "to", "channels"], ["colours"]),
         helper.make_node("Concat", ["colours"] * frames, ["sample"], axis=2),
     ]
-    zero = helper.make_tensor("zero", TensorProto.FLOAT, [1], [0.0])
+    zero = helper.make_tensor("zero", TensorProto.FLOAT, [1], [start])
     cut = {"from": 0, "to": 3, "channels": 1}
     constants = [helper.make_tensor(name, TensorProto.INT64, [1], [value]) for name, value in cut.items()]
     inputs = [latents, cache] if following else [latents]
@@ -130,10 +133,20 @@ def test_session_is_refused_when_its_size_changes(decoder: VideoDecoder) -> None
         ask(decoder, LATENTS[:, :, :, :1], turn=Turn(1))
 
 
-def test_frames_that_are_not_finite_are_an_error(decoder: VideoDecoder) -> None:
-    largest = np.full_like(LATENTS, np.finfo(np.float32).max)
-    with pytest.raises(Unrecoverable, match="frames must be finite, got NaN or infinity in latent 1"):
-        ask(decoder, largest)
+def test_frames_that_are_not_finite_are_an_error(decoder: VideoDecoder, tmp_path: Path) -> None:
+    decoder.close()
+    _write_graph(tmp_path / "first.onnx", 1, following=False, start=float("inf"))
+    parameters = {"max_sessions": {"string_value": "2"}, "session_idle_s": {"string_value": "60"}}
+    broken = VideoDecoder(Settings("d", tmp_path, {"name": "d", "parameters": parameters}))
+    with pytest.raises(Unrecoverable, match="frames must be finite, got NaN or infinity in latent 0"):
+        ask(broken, LATENTS)
+    broken.close()
+
+
+@pytest.mark.parametrize("value", [3.4e38, -3.4e38, 1.1e6])
+def test_latents_that_no_network_gives_are_refused(decoder: VideoDecoder, value: float) -> None:
+    with pytest.raises(InvalidRequest, match="latents must be within -1000000 to 1000000, got"):
+        ask(decoder, np.full_like(LATENTS, value))
 
 
 def test_last_response_of_a_request_is_marked_as_the_last(decoder: VideoDecoder) -> None:

@@ -110,6 +110,8 @@ def _codenet(checkpoint: Checkpoint, facts: Facts, axes: dict[str, Axis]) -> Com
         lower=_lower,
         tolerance=TOLERANCE,
         merge_us=MERGE_US,
+        # A larger batch is sent in parts.
+        rows=(1, 1),
     )
 
 
@@ -133,6 +135,7 @@ def _step(checkpoint: Checkpoint, facts: Facts, axes: dict[str, Axis]) -> Compon
         load=partial(_load, checkpoint, "Steps"),
         lower=_lower,
         tolerance=TOLERANCE,
+        rows=(1, 1),
     )
 
 

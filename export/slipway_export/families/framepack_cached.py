@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from slipway_export.checkpoint import Checkpoint
 from slipway_export.families.framepack_encoders import lengths_mask
-from slipway_export.size import Size
 from slipway_export.spec import Component, DType, Precision, TensorSpec
 from slipway_serving.errors import InvalidRequest
+from slipway_serving.size import Size
 
 if TYPE_CHECKING:
     from torch import nn

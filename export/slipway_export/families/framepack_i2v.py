@@ -196,6 +196,7 @@ def transformer(checkpoint: Checkpoint, axes: Mapping[str, Axis]) -> Component:
         lower=_lower,
         keep_float=KEEP_FLOAT,
         tolerance=TOLERANCE,
+        rows=(1, 1),
     )
 
 

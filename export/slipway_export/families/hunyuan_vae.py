@@ -45,6 +45,7 @@ def vae_encoder(checkpoint: Checkpoint, axes: Mapping[str, Axis]) -> Component:
         axes=tuple(axes[name] for name in ("batch", "token_height", "token_width")),
         load=partial(_load, checkpoint, "PictureEncoder"),
         tolerance=VAE_TOLERANCE,
+        rows=(1, 1),
     )
 
 
@@ -74,6 +75,7 @@ def vae_decoder(checkpoint: Checkpoint, axes: Mapping[str, Axis]) -> Component:
         axes=tuple(axes[name] for name in ("batch", "tile_frames", "token_height", "token_width")),
         load=partial(_load, checkpoint, "TileDecoder"),
         tolerance=VAE_TOLERANCE,
+        rows=(1, 1),
         # Resize has no antialiasing before.
         lowest_opset=dict.fromkeys(VAE_TOLERANCE, 18) | {Precision.BF16: 22},
     )

@@ -65,6 +65,7 @@ def image_encoder(checkpoint: Checkpoint, axes: Mapping[str, Axis]) -> Component
         tolerance=IMAGE_TOLERANCE,
         # Resize has no antialiasing before.
         lowest_opset=dict.fromkeys(IMAGE_TOLERANCE, 18),
+        rows=(1, 1),
     )
 
 

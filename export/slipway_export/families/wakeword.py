@@ -80,6 +80,7 @@ FUSED_TOLERANCE = {
 KEEP_FLOAT = ("*output",)
 # As many rows as the ensemble takes; the same for all, since one batch of it is one of each model.
 BATCH = Axis("batch", 1, 4, 16)
+ROWS = (BATCH.min, BATCH.max)
 
 
 def plan(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
@@ -104,6 +105,7 @@ def plan(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
         merge_rows=FEATURES_MERGE_ROWS,
         queue_limit=QUEUE_LIMIT,
         queue_limit_with=("wakeword_backbone", "wakeword_decide"),
+        rows=ROWS,
     )
     # What waits there, waits for the model of streams.
     streamed = replace(
@@ -123,6 +125,7 @@ def plan(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
         load=lambda precision: _load_backbone(checkpoint, precision),
         tolerance=BACKBONE_TOLERANCE,
         merge_us=MERGE_US,
+        rows=ROWS,
     )
     preprocessor = checkpoint.path / PREPROCESSOR_FILE
     authored = (
@@ -232,6 +235,7 @@ def plan_head(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
         tolerance=HEAD_TOLERANCE,
         keep_float=KEEP_FLOAT,
         merge_us=MERGE_US,
+        rows=ROWS,
     )
     return Plan((head,), ())
 

@@ -211,6 +211,8 @@ def _text_encoder(checkpoint: Checkpoint) -> Component:
         # some channels of the residual stream, which every product takes.
         outliers=("*",),
         tolerance=TEXT_TOLERANCE,
+        # Every request of a video repeats its negative prompt.
+        cached=True,
     )
 
 
@@ -248,6 +250,8 @@ def _denoiser(checkpoint: Checkpoint, part: str, name: str, axes: dict[str, Axis
         lower=lower,
         keep_float=KEEP_FLOAT,
         tolerance=TRANSFORMER_TOLERANCE,
+        # With and without guidance.
+        rows=(1, 2),
     )
 
 

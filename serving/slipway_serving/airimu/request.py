@@ -7,7 +7,7 @@ request may bring is the exported network's to say: the served models check it a
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,8 +41,12 @@ _UNIT = Rule(
     _ROTATION_HELP,
     shown=_furthest,
 )
-_ACC = Array("float32", _FRAMES, "acceleration, m/s², gravity included", fix=_FIX, ragged=True)
-_GYRO = Array("float32", _FRAMES, "rate of rotation, rad/s", fix=_FIX, ragged=True)
+# More than inertial sensors measure (200 g). CodeNetKITTI's variances are exponentials of its input: with
+# random weights they are finite at 3,000 and infinite at 10,000.
+_LARGEST = 2000.0
+_RANGE: dict[str, Any] = {"low": -_LARGEST, "high": _LARGEST}
+_ACC = Array("float32", _FRAMES, "acceleration, m/s², gravity included", fix=_FIX, ragged=True, **_RANGE)
+_GYRO = Array("float32", _FRAMES, "rate of rotation, rad/s", fix=_FIX, ragged=True, **_RANGE)
 _ROTATION = Array("float32", (BATCH, 4), _ROTATION_HELP, also=_UNIT, default="the identity")
 # An ending turn may bring no frames; the served model refuses any other without.
 _CHUNK_SIZES = {BATCH: (1, 1), "frames": (0, None)}

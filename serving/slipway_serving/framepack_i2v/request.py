@@ -23,12 +23,13 @@ from slipway_serving.diffusion.fields import (
     TimeoutS,
     prompt_rule,
     refused_without_cache,
+    scale_rule,
 )
 from slipway_serving.errors import raise_all
 from slipway_serving.events import Event, FramesPart, Progress, VideoPart
 from slipway_serving.fields import Array, Image, Rule
 from slipway_serving.requests import Request
-from slipway_serving.rules import from_zero, one_of, outside_exported, within
+from slipway_serving.rules import one_of, outside_exported, within
 from slipway_serving.video.fields import Output, side_rule
 
 FPS = 30
@@ -113,7 +114,7 @@ class ImageToVideoRequest(Request):
     height: Annotated[int | None, _side("height")] = None
     width: Annotated[int | None, _side("width")] = None
     steps: Steps = 25
-    guidance_scale: Annotated[float, from_zero("weight of the prompt, distilled", "10.0")] = 10.0
+    guidance_scale: Annotated[float, scale_rule("weight of the prompt, distilled")] = 10.0
     cache_threshold: CacheThreshold = None
     seed: Seed = 0
     output: Output = "video"

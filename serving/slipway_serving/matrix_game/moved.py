@@ -13,9 +13,14 @@ from slipway_serving.errors import InvalidRequest
 from slipway_serving.matrix_game.facts import Facts
 from slipway_serving.matrix_game.world import Networks, World
 from slipway_serving.snapshots.states import Spec
+from slipway_serving.texts import short
 
 Arrays = dict[str, NDArray[Any]]
 
+# A world's frames are counted in 32 bits; at 12 frames a block, this leaves room for as many blocks again.
+_MOST_BLOCKS = 2**31 // 24
+# Far beyond what a network keeps; the decoder squares its features, which overflow from 1e19 on.
+_LARGEST = 1e6
 _PICTURE, _NOISE = "picture", "noise"
 _ROWS, _CROSSED, _WINDOW, _DECODER = "rows.", "crossed.", "window.", "decoder."
 
@@ -74,10 +79,14 @@ def world_of(said: Mapping[str, Any], arrays: Arrays, facts: Facts, networks: Ne
     """
     blocks, position = (said.get(name) for name in ("blocks", "position"))
     places = range(facts.latents.block_frames, facts.latents.positions + 1, facts.latents.block_frames)
-    if type(blocks) is not int or type(position) is not int or blocks < 1 or position not in places:
+    if type(blocks) is not int or type(position) is not int or position not in places:
         raise InvalidRequest(
-            f"{where}: restore must be of a world between two of its blocks, got blocks {blocks!r} at"
-            f" {position!r}"
+            f"{where}: restore must be of a world between two of its blocks, got blocks {short(blocks)} at"
+            f" {short(position)}"
+        )
+    if not 1 <= blocks <= _MOST_BLOCKS:
+        raise InvalidRequest(
+            f"{where}: restore must be of a world of 1 to {_MOST_BLOCKS} blocks, got {short(blocks)}"
         )
 
     def taken(prefix: str) -> Arrays:
@@ -88,8 +97,11 @@ def world_of(said: Mapping[str, Any], arrays: Arrays, facts: Facts, networks: Ne
         noise = Noise.at(arrays.pop(_NOISE))
     except ValueError as error:
         raise InvalidRequest(f"{where}: restore must have the noise of a world, got {error}") from None
-    if wrong := [name for name, array in arrays.items() if not np.isfinite(array).all()]:
-        raise InvalidRequest(f"{where}: restore must have finite numbers, got others in {wrong[0]}")
+    # NaN is not within any range.
+    if wrong := [name for name, array in arrays.items() if not (np.abs(array) <= _LARGEST).all()]:
+        raise InvalidRequest(
+            f"{where}: restore must have finite numbers of at most {_LARGEST:g}, got others in {wrong[0]}"
+        )
     rows, picture = taken(_ROWS), arrays.pop(_PICTURE)
     crossed, window, decoder = (taken(prefix) for prefix in (_CROSSED, _WINDOW, _DECODER))
     kept = networks.placed(crossed), networks.placed(window), networks.placed_decoder(decoder)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from slipway_serving.errors import InvalidRequest
+from slipway_serving.texts import short
 
 PART_BYTES = 16 << 20
 """Content of a part; the last has less."""
@@ -142,12 +143,18 @@ def _header(part: memoryview, where: str) -> tuple[Header, int]:
     end = _HEAD.size + _header_size(bytes(part[: _HEAD.size]), where)
     try:
         header = Header(**json.loads(bytes(part[_HEAD.size : end])))
-    except (ValueError, TypeError) as error:
-        raise InvalidRequest(f"{where}: restore must have a header as it was given, got {error}") from None
+    except (ValueError, TypeError, RecursionError) as error:
+        reason = short(str(error))
+        raise InvalidRequest(f"{where}: restore must have a header as it was given, got {reason}") from None
+    if not isinstance(header.told, dict):
+        raise InvalidRequest(
+            f"{where}: restore must have a header as it was given, got told of type"
+            f" {type(header.told).__name__}"
+        )
     numbers = (header.part, header.parts, header.size)
     if not all(type(number) is int for number in numbers) or not 0 <= header.size <= PART_BYTES:
         raise InvalidRequest(
-            f"{where}: restore must have 0 to {PART_BYTES} bytes in a part, got {header.size!r} in"
-            f" {header.part!r} of {header.parts!r}"
+            f"{where}: restore must have 0 to {PART_BYTES} bytes in a part, got {short(header.size)} in"
+            f" {short(header.part)} of {short(header.parts)}"
         )
     return header, end + header.size + _DIGEST_BYTES

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from slipway_serving.errors import raise_all
 from slipway_serving.snapshots.parts import PART_BYTES, Header, make, parse
 from slipway_serving.snapshots.requests import Snapshot
+from slipway_serving.texts import short
 
 S = TypeVar("S")
 
@@ -138,7 +139,7 @@ class Arriving(Generic[S]):
         if self._first is not None:
             expected |= {"snapshot": self._first.snapshot, "told": self._first.told}
         problems = [
-            f"restore must have {name} {wanted!r}, got {got!r}; try {_FIXES[name]}"
+            f"restore must have {name} {short(wanted)}, got {short(got)}; try {_FIXES[name]}"
             for name, wanted in expected.items()
             if (got := getattr(header, name)) != wanted
         ]

@@ -17,6 +17,7 @@ import torch
 from slipway_serving.backends.onnxruntime.execution import Arrays, Executor, Request
 from slipway_serving.backends.onnxruntime.signature import check
 from slipway_serving.errors import InvalidRequest, SlipwayError, raise_all
+from slipway_serving.input_sizes import read_ranges
 from slipway_serving.program import Call, Settings, Single, Tensors
 from slipway_serving.torch_engine.described import network_file
 from slipway_serving.torch_engine.network import load_network
@@ -58,6 +59,7 @@ class TorchModel(Single):
             self._run,
             {entry["name"]: [int(dim) for dim in entry["dims"]] for entry in settings.config["output"]},
             batched=int(settings.config["max_batch_size"]) > 0,
+            ranges=read_ranges(self._model, settings.parameters),
         )
         self._warm_up(settings.config, options)
 

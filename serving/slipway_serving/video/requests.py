@@ -14,6 +14,8 @@ from slipway_serving.requests import Request
 
 LATENT_CHANNELS = 16
 """Of Wan's autoencoder, whose decoder it is."""
+LARGEST_LATENT = 1e6
+"""Far beyond any latent of unit variance; the decoder squares its features, which overflow from 1e19 on."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class Latents(Request):
             "float32",
             (1, LATENT_CHANNELS, "latent_frames", "latent_height", "latent_width"),
             "latents of unit variance",
+            low=-LARGEST_LATENT,
+            high=LARGEST_LATENT,
         ),
     ]
 

@@ -98,9 +98,7 @@ class TextToVideoRequest(Request):
     width: Annotated[int, side_rule("width", PIXELS_PER_TOKEN)] = 832
     steps: Steps = 40
     guidance_scale: GuidanceScale = 4.0
-    guidance_scale_2: Annotated[float | None, scale_rule("weight at low noise", "3.0", "guidance_scale")] = (
-        None
-    )
+    guidance_scale_2: Annotated[float | None, scale_rule("weight at low noise", "guidance_scale")] = None
     guidance_start: GuidanceStart = 0.0
     guidance_stop: GuidanceStop = 1.0
     cache_threshold: CacheThreshold = None

@@ -8,6 +8,7 @@ dicts of numpy arrays, an answer that failed is a :class:`slipway_serving.errors
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,7 @@ from slipway_serving.errors import (
     Unrecoverable,
     raise_all,
 )
+from slipway_serving.input_sizes import InputSizes
 
 Arrays = Mapping[str, NDArray[Any]]
 _OUT_OF_MEMORY = ("failed to allocate memory", "bad_alloc", "bad allocation", "out of memory")
@@ -56,6 +58,7 @@ class Executor:
         run: runs the graph: wanted output names, inputs -> outputs in that order.
         output_dims: dims in the config by output name, for scalars of the graph.
         batched: whether the first axis of all tensors is the batch.
+        ranges: Smallest and largest size of the graph's axes, see :mod:`slipway_serving.input_sizes`.
     """
 
     def __init__(
@@ -66,10 +69,14 @@ class Executor:
         output_dims: Mapping[str, Sequence[int]],
         *,
         batched: bool,
+        ranges: Mapping[str, tuple[int, int]],
     ) -> None:
         self._model = model
         self._inputs = signature.inputs | signature.overridable
         self._required = tuple(signature.inputs)
+        # A graph's scalar has no axes; Triton carries it as one value.
+        shapes = {name: tensor.shape for name, tensor in self._inputs.items() if tensor.shape}
+        self._sizes = InputSizes(shapes, ranges)
         self._outputs = signature.outputs
         self._run_graph = run
         self._output_dims = output_dims
@@ -101,9 +108,9 @@ class Executor:
 
         Raises:
             Cancelled: its caller has given up.
-            InvalidRequest: the id is too long; an input is missing, has another shape than the graph, differs
-                from another input in an axis that the graph calls by one name, or holds text that is not
-                UTF-8.
+            InvalidRequest: the id is too long; an input is missing, has another shape than the graph, has a
+                size outside the range of an axis, differs from another input in an axis, or holds text that
+                is not UTF-8.
         """
         if request.is_cancelled():
             raise Cancelled(f"{self._model}: cancelled by the caller before it ran")
@@ -112,9 +119,13 @@ class Executor:
         problems += [
             f"{name} must be given, got none" for name in self._required if name not in request.inputs
         ]
-        axes: dict[str, tuple[int, str]] = {}  # size and first input of each named axis
-        for name, array in request.inputs.items():
-            problems += _shape_problems(self._inputs[name], array.shape, axes)
+        shapes = {name: array.shape for name, array in request.inputs.items()}
+        problems += [
+            f"{name} must be one value, got shape {list(shape)}"
+            for name, shape in shapes.items()
+            if not self._inputs[name].shape and math.prod(shape) != 1
+        ]
+        problems += self._sizes.problems(shapes)
         raise_all(self._model, problems)
         return {name: self._to_graph(name, array) for name, array in request.inputs.items()}
 
@@ -207,30 +218,3 @@ class Executor:
             text = [item.encode() if isinstance(item, str) else item for item in array.ravel().tolist()]
             array = np.array(text, dtype=np.object_).reshape(array.shape)
         return array if array.shape else array.reshape(tuple(self._output_dims[tensor.name]))
-
-
-def _shape_problems(
-    tensor: GraphTensor, shape: tuple[int, ...], axes: dict[str, tuple[int, str]]
-) -> list[str]:
-    """Say where an input's shape contradicts the graph, or another input by a named axis.
-
-    Args:
-        tensor: the graph's input.
-        shape: what was given.
-        axes: size and first input of each named axis seen so far; extended here.
-    """
-    if not tensor.shape:
-        size = int(np.prod(shape))
-        return [] if size == 1 else [f"{tensor.name} must be one value, got shape {list(shape)}"]
-    expected = list(tensor.dims)
-    if len(shape) != len(expected) or any(
-        size not in (-1, given) for size, given in zip(expected, shape, strict=True)
-    ):
-        return [f"{tensor.name} must have shape {expected}, got {list(shape)}"]
-    problems = []
-    for axis, given in zip(tensor.shape, shape, strict=True):
-        if isinstance(axis, str) and axis:
-            size, first = axes.setdefault(axis, (given, tensor.name))
-            if size != given:
-                problems.append(f"{tensor.name} must have {size} for {axis} as {first} has, got {given}")
-    return problems

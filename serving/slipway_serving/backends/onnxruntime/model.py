@@ -21,6 +21,7 @@ from slipway_serving.backends.onnxruntime.sharing import Loaded, SharedGraph
 from slipway_serving.caller_ids import shown
 from slipway_serving.errors import InvalidRequest, SlipwayError, without_traceback
 from slipway_serving.inherited import close_sockets, restrict_shared_memory
+from slipway_serving.input_sizes import read_ranges
 from slipway_serving.program import Settings
 from slipway_serving.texts import shortened
 from slipway_serving.triton_metrics import tell_restarts
@@ -56,6 +57,7 @@ class TritonPythonModel:
             self._waiting = settings.waiting(pb_utils.Logger.log_warn)
             self._graph = _open(config, args["model_instance_kind"], int(args["model_instance_device_id"]))
             signature.check(config, self._graph.signature)
+            ranges = read_ranges(settings.model, settings.parameters)
         except SlipwayError as error:
             raise pb_utils.TritonModelException(str(error)) from error
         self._model = str(config["name"])
@@ -67,6 +69,7 @@ class TritonPythonModel:
             self._graph.run,
             {entry["name"]: [int(dim) for dim in entry["dims"]] for entry in config["output"]},
             batched=int(config["max_batch_size"]) > 0,
+            ranges=ranges,
         )
         tell_restarts(pb_utils, self._model, self._footprint)
         self._footprint.serves()

@@ -14,6 +14,7 @@ from typing import Any
 
 import onnxruntime as ort
 
+from slipway_serving.backends.onnxruntime.arena import ARENA_SHRINKAGE, SHRUNK_ARENAS
 from slipway_serving.errors import InvalidRequest, SlipwayError, raise_all
 
 _GRAPH_LEVELS = {
@@ -23,7 +24,6 @@ _GRAPH_LEVELS = {
     2: ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
 }
 _BOOLEANS = {"1": True, "true": True, "0": False, "false": False}
-_ARENA_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 # A server has a pool of threads for each graph, and ONNX Runtime's spin while they wait for work, which takes
 # the cores from all others. Here they sleep, unless a model's config says "1": a request of `airimu` every
 # 20 ms took 12 ms of a core with spinning and 10 without, a video's step 75 and 55 (docs/operations.md).
@@ -100,8 +100,11 @@ def run_options(config: Mapping[str, Any]) -> ort.RunOptions:
     """Return the options of each run that a config asks for."""
     parameters = _Parameters(config)
     options = ort.RunOptions()
-    if _ARENA_SHRINKAGE in parameters:
-        options.add_run_config_entry(_ARENA_SHRINKAGE, parameters[_ARENA_SHRINKAGE])
+    shrunk = SHRUNK_ARENAS if parameters.boolean("enable_mem_arena", default=True) else ""
+    if ARENA_SHRINKAGE in parameters:
+        shrunk = parameters[ARENA_SHRINKAGE]
+    if shrunk:
+        options.add_run_config_entry(ARENA_SHRINKAGE, shrunk)
     return options
 
 
