@@ -50,6 +50,8 @@ class Generation:
         self.deadline = Deadline(limit_s, self.model, grace_s=_SERVER_GRACE_S if heeded else 0.0)
         self._attempts = Attempts(policy, self.deadline)
         self._answered = False
+        # A model that answers once is asked where tensors are binary, over HTTP too.
+        self._as_text = protocol == "http" and self.request.streams
 
     def check(self, metadata: ModelMetadata) -> None:
         """Check the request against the served model.
@@ -66,7 +68,7 @@ class Generation:
             Unrecoverable: it is none of the request's.
         """
         self._answered = True
-        return read(self.request.events, response, self.model)
+        return read(self.request.events, response, self.model, as_text=self._as_text)
 
     def wait_s(self, error: SlipwayError) -> float:
         """Return how long to wait before another attempt, in seconds.
@@ -127,7 +129,9 @@ class Conversation:
 
     def event(self, response: Tensors) -> Event:
         """Return the event that a response is; see :meth:`Generation.event`."""
-        return read(self.kind.events, response, self.model)
+        # A model that answers once is asked where tensors are binary, over HTTP too.
+        as_text = self._protocol == "http" and self.kind.streams
+        return read(self.kind.events, response, self.model, as_text=as_text)
 
 
 def not_ready(what: str, url: str) -> NotReady:

@@ -29,6 +29,7 @@ from slipway_serving.errors import (
     raise_all,
     without_traceback,
 )
+from slipway_serving.events import carried
 from slipway_serving.footprints import NO_FOOTPRINT, Footprint
 from slipway_serving.going import Door, Refused
 from slipway_serving.inherited import close_sockets, restrict_shared_memory
@@ -44,7 +45,7 @@ from slipway_serving.program import (
     Tensors,
     load_program,
 )
-from slipway_serving.request_parameters import read_parameters, shaped
+from slipway_serving.request_parameters import read_parameters, shaped, wants_text
 from slipway_serving.texts import shortened
 from slipway_serving.triton_metrics import Publisher, Running, tell_restarts
 from slipway_serving.triton_models import EndedStreams, TritonModels
@@ -199,14 +200,14 @@ class Adapter:
     def _stream(self, request: Any) -> None:
         """Send the responses of a decoupled model; the final flag is sent in every case."""
         final = self.pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-        sender = request.get_response_sender()
+        sender, as_text = request.get_response_sender(), wants_text(request)
         with self._report(request) as report, under_way(report.request_id) as ours:
             ended = False
             try:
                 for tensors in self._responses(request, report, ours):
                     # Held here: those that nobody asked for would end in the call, which has let go of
                     # Python's lock.
-                    sent = self._tensors(tensors)
+                    sent = self._tensors(tensors, as_text=as_text)
                     ended = isinstance(tensors, Last)
                     sender.send(self.pb.InferenceResponse(sent), flags=final if ended else 0)
             except Exception as error:  # noqa: BLE001 - everything becomes the request's error
@@ -282,8 +283,8 @@ class Adapter:
     def _response(self, tensors: Tensors) -> Any:
         return self.pb.InferenceResponse(self._tensors(tensors))
 
-    def _tensors(self, tensors: Tensors) -> list[Any]:
-        return [self.pb.Tensor(name, array) for name, array in tensors.items()]
+    def _tensors(self, tensors: Tensors, *, as_text: bool = False) -> list[Any]:
+        return [self.pb.Tensor(name, carried(array, as_text=as_text)) for name, array in tensors.items()]
 
     def _error(self, error: Exception, report: _Report) -> Any:
         report.failed(error)

@@ -29,9 +29,36 @@ BASE64 = "_base64"
 """Ends the name of a form of result whose bytes are text, for protocols that carry text only."""
 
 
-def told(help_text: str, datatype: str = "") -> Rule:
-    """Return the statement of an event's scalar: what it is; the server keeps its own rules."""
-    return Rule("anything", lambda _: True, lambda _: "", help_text, datatype=datatype)
+class Base64Text(bytes):
+    """Bytes that are base64 text already: no protocol needs to encode them again."""
+
+
+class Binary(bytes):
+    """Bytes of a field that is no text: a protocol that carries only text brings them as base64."""
+
+
+def told(help_text: str, datatype: str = "", *, may_be_base64: bool = False) -> Rule:
+    """Return the statement of an event's scalar: what it is; the server keeps its own rules.
+
+    Args:
+        help_text: Description for people.
+        datatype: Triton's name of the element type, where it is not the usual one of the field's type.
+        may_be_base64: Whether the field carries base64 text where the request asks for text. Its reader
+            decodes it then; of every other field of bytes, the protocol does.
+    """
+    return Rule(
+        "anything",
+        lambda _: True,
+        lambda _: "",
+        help_text,
+        datatype=datatype,
+        may_be_base64=may_be_base64,
+    )
+
+
+def as_base64(data: bytes) -> Base64Text:
+    """Return bytes as base64 text."""
+    return Base64Text(base64.b64encode(data))
 
 
 class Event:
@@ -109,7 +136,7 @@ class FramesPart(Event):
     chunk: Annotated[int | None, _CHUNK] = None
     chunks: Annotated[int | None, _CHUNKS] = None
     cache_hit_rate: Annotated[float | None, _HIT_RATE] = None
-    frames_base64: Annotated[bytes | None, told("the frames as base64 text")] = None
+    frames_base64: Annotated[bytes | None, told("the frames as base64 text", may_be_base64=True)] = None
     height: Annotated[int | None, _HEIGHT] = None
     width: Annotated[int | None, _WIDTH] = None
 
@@ -134,7 +161,7 @@ class FramesPart(Event):
 
     def as_text(self) -> FramesPart:
         """Return the part with its frames as base64 text."""
-        return replace(self, frames=None, frames_base64=base64.b64encode(self.pixels.tobytes()))
+        return replace(self, frames=None, frames_base64=as_base64(self.pixels.tobytes()))
 
 
 @dataclass(frozen=True)
@@ -160,7 +187,7 @@ class VideoPart(Event):
     chunk: Annotated[int, _CHUNK]
     chunks: Annotated[int | None, _CHUNKS]
     elapsed_s: Annotated[float, _ELAPSED]
-    video: Annotated[bytes, told("bytes of an MP4 file, or base64 text of them")]
+    video: Annotated[bytes, told("bytes of an MP4 file, or base64 text of them", may_be_base64=True)]
     cache_hit_rate: Annotated[float | None, _HIT_RATE] = None
     first_frame: Annotated[int | None, _FIRST_FRAME] = None
     part_frames: Annotated[int | None, told("frames of a part that is a whole fragment", "INT32")] = None
@@ -179,8 +206,34 @@ class VideoPart(Event):
 
 
 def tensors(event: Event) -> dict[str, NDArray[Any]]:
-    """Return an event's output tensors; fields that are None have none."""
-    return encode(event)
+    """Return an event's output tensors; fields that are None have none.
+
+    Bytes of fields that are no text are :class:`Binary`, so that :func:`carried` knows them.
+    """
+    made = encode(event)
+    for each in fields_of(type(event)):
+        value = getattr(event, each.name)
+        if each.kind is bytes and each.name in made and not isinstance(value, Base64Text):
+            array = made[each.name]
+            array[...] = Binary(array.reshape(-1)[0])
+    return made
+
+
+def carried(array: NDArray[Any], *, as_text: bool) -> NDArray[Any]:
+    """Return an output as a protocol carries it.
+
+    Args:
+        array: Tensor of an event.
+        as_text: Whether the protocol carries text only; :class:`Binary` becomes base64 text there.
+    """
+    if array.dtype != np.object_ or not any(isinstance(element, bytes) for element in array.flat):
+        return array
+    # Triton's library takes no subclasses of bytes.
+    plain = np.empty(array.shape, np.object_)
+    for index, element in np.ndenumerate(array):
+        encode_it = as_text and isinstance(element, Binary)
+        plain[index] = base64.b64encode(element) if encode_it else texts.to_bytes(element)
+    return plain
 
 
 def output_fields(events: Sequence[type[Event]]) -> tuple[Field, ...]:
@@ -198,7 +251,13 @@ def output_fields(events: Sequence[type[Event]]) -> tuple[Field, ...]:
     return tuple(found.values())
 
 
-def read(events: Sequence[type[Event]], response: Mapping[str, NDArray[Any]], where: str) -> Event:
+def read(
+    events: Sequence[type[Event]],
+    response: Mapping[str, NDArray[Any]],
+    where: str,
+    *,
+    as_text: bool = False,
+) -> Event:
     """Turn a response into the event that it is.
 
     Args:
@@ -206,19 +265,20 @@ def read(events: Sequence[type[Event]], response: Mapping[str, NDArray[Any]], wh
         response: by output name; arrays may have come flat, as JSON carries them. Outputs that no field has
             are of a newer server, and left alone.
         where: the model, for messages.
+        as_text: Whether the protocol carries text only: bytes came as base64 text, see :func:`carried`.
 
     Raises:
         Malformed: it is none of them, or lacks a field.
     """
     for event in events:
         if not event.known_by or any(name in response for name in event.known_by):
-            return _event(event, response, where)
+            return _event(event, response, where, as_text=as_text)
     expected = ", ".join(name for event in events for name in event.known_by[:1])
     got = ", ".join(sorted(response)) or "nothing"
     raise Malformed(f"{where}: response must carry one of {expected}, got {got}; see the server's log")
 
 
-def _event(event: type[E], response: Mapping[str, NDArray[Any]], where: str) -> E:
+def _event(event: type[E], response: Mapping[str, NDArray[Any]], where: str, *, as_text: bool) -> E:
     values: dict[str, Any] = {}
     for each in fields_of(event):
         array = response.get(each.name)
@@ -232,7 +292,7 @@ def _event(event: type[E], response: Mapping[str, NDArray[Any]], where: str) -> 
         elif isinstance(each.rule, Array):
             values[each.name] = _shaped(each.rule, array, response, where, each.name)
         else:
-            values[each.name] = _scalar(each, array, where)
+            values[each.name] = _scalar(each, array, where, as_text=as_text)
     if problems := agreement_problems(values, fields_of(event)):
         raise Malformed(f"{where}: {problems[0]}")
     return event(**values)
@@ -242,7 +302,7 @@ _KINDS: dict[type, str] = {str: "OSU", bytes: "OS", int: "iu", float: "fiu", boo
 """Kinds of NumPy's types that a scalar of each type may come as; JSON writes 2.0 as 2."""
 
 
-def _scalar(each: Field, array: NDArray[Any], where: str) -> Any:
+def _scalar(each: Field, array: NDArray[Any], where: str, *, as_text: bool) -> Any:
     if array.size != 1:
         raise Malformed(f"{where}: {each.name} must be one value, got shape {list(array.shape)}")
     value = array.reshape(-1)[0]
@@ -257,6 +317,9 @@ def _scalar(each: Field, array: NDArray[Any], where: str) -> Any:
         return text
     if each.kind is bytes and not isinstance(value, bytes):
         raise Malformed(f"{where}: {each.name} must be bytes, got {texts.short(value)}")
+    read_later = isinstance(each.rule, Rule) and each.rule.may_be_base64
+    if as_text and each.kind is bytes and not read_later:
+        return _from_base64(value, f"{where}: {each.name}")
     convert: Callable[[Any], Any] = each.kind
     return convert(value)
 

@@ -51,6 +51,7 @@ class Rule:
         default: what stands for a value that is left out, where the field's default does not say it.
         datatype: Triton's name of the element type, where it is not the usual one of the field's type.
         flag: the command line's name of it, where that is another; None where it offers none.
+        may_be_base64: Whether bytes of the field are base64 text already where the request asks for text.
     """
 
     must: str
@@ -61,6 +62,7 @@ class Rule:
     default: str = ""
     datatype: str = ""
     flag: str | None = ""
+    may_be_base64: bool = False
 
     def problem(self, name: str, value: Any) -> str:
         """Return the sentence about a value that breaks the rule; "" for one that keeps it."""

@@ -7,6 +7,7 @@ Triton turns every JSON field that is no input into a parameter.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,10 +17,25 @@ from slipway_serving.program import Tensors
 from slipway_serving.requests import SHAPE_PARAMETER
 from slipway_serving.texts import short
 
+GRPC_MARK = "user-agent"
+"""Parameter that a request which came over gRPC has: the metadata that every gRPC library sends, handed on
+by `--grpc-header-forward-pattern`. Calls between models carry it too."""
+MARKED_VARIABLE = "SLIPWAY_GRPC_IS_MARKED"
+"""Environment variable of a server's processes that is set where Triton marks requests so."""
 # What Triton 2.51 itself puts into a request's parameters: HTTP's generate endpoints repeat "id" there and
 # hand on "timeout" (microseconds) and a session's turn unheeded, which we heed. gRPC consumes its own ones.
-_OWN_PARAMETERS = frozenset({"id", "timeout", "sequence_id", "sequence_start", "sequence_end"})
+_OWN_PARAMETERS = frozenset({"id", "timeout", "sequence_id", "sequence_start", "sequence_end", GRPC_MARK})
 _NAMED = 5
+
+
+def wants_text(request: Any) -> bool:
+    """Return whether the answers to a request of a decoupled model must be text.
+
+    They must where the request came over HTTP: Triton serves decoupled models there through its generate
+    endpoints only, whose answers are JSON, and puts bytes into them as if they were text. Nothing in such a
+    request tells so in Triton 2.51; those that came over gRPC are marked instead.
+    """
+    return bool(os.environ.get(MARKED_VARIABLE)) and GRPC_MARK not in json.loads(request.parameters() or "{}")
 
 
 def read_parameters(request: Any, model: str) -> dict[str, Any]:

@@ -51,6 +51,7 @@ from slipway_serving.places import (
     free_ports,
     may_cache,
 )
+from slipway_serving.request_parameters import GRPC_MARK, MARKED_VARIABLE
 from slipway_serving.server_config import ServerConfig
 from slipway_serving.start_errors import DiedLoading, PortTaken
 from slipway_serving.supervision import ModelSupervisor, Supervisor, has_folders
@@ -346,6 +347,7 @@ class Server:
                 env={
                     **environment(install, folder / "interpreter", os.environ),
                     ID_VARIABLE: self._id,
+                    MARKED_VARIABLE: "1",
                     FOLDER_VARIABLE: str(folder / "graphs"),
                     server_folder.FOLDER_VARIABLE: str(self._belongings.requests),
                     **({LIMITS_VARIABLE: str(self.config.limits.resolve())} if self.config.limits else {}),
@@ -375,6 +377,7 @@ class Server:
         yield f"--exit-timeout-secs={config.exit_timeout_s}"
         yield f"--exit-on-error={str(config.exit_on_error).lower()}"
         yield f"--log-verbose={config.log_verbose}"
+        yield f"--grpc-header-forward-pattern={GRPC_MARK}"
         # Of use to the supervisor whether or not others may give orders.
         yield "--model-control-mode=explicit"
         yield "--load-model=*"

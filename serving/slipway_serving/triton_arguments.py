@@ -34,6 +34,7 @@ _OURS = {
     "cache-config": "--response-cache-mib",
     "http-restricted-api": "--control-token-file",
     "grpc-restricted-protocol": "--control-token-file",
+    "grpc-header-forward-pattern": "an input of the model, in place of metadata",
 }
 _FILES = ("grpc-server-cert", "grpc-server-key", "grpc-root-cert")
 _SHARED_MEMORY_PREFIX = "python,shm-region-prefix-name"

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from slipway_serving.errors import NotReady, Unrecoverable, from_wire
 from slipway_serving.program import Tensors
+from slipway_serving.request_parameters import GRPC_MARK
 from slipway_serving.turns import NO_SESSION, Turn
 
 
@@ -70,7 +71,11 @@ class TritonModels:
         """Ask a decoupled model; see :class:`slipway_serving.program.Models`."""
         flags = self._pb.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START if turn.start else 0
         flags |= self._pb.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END if turn.end else 0
-        request = self._request(model, tensors, outputs, correlation_id=turn.id, flags=flags)
+        # Answers to a model are bytes, as those over gRPC.
+        marked = {GRPC_MARK: "slipway"}
+        request = self._request(
+            model, tensors, outputs, correlation_id=turn.id, flags=flags, parameters=marked
+        )
         responses = request.exec(decoupled=True)
         try:
             for response in responses:

@@ -648,6 +648,7 @@ def test_requests_are_known_as_worked_on_until_they_are_answered(
 def test_requests_of_a_dead_process_leave_the_gauge_when_another_takes_its_place(
     make: Made, tmp_path: Path
 ) -> None:
+    (tmp_path / "server").mkdir(mode=0o700)
     place = tmp_path / "server" / "footprints" / "net" / "1-1-net_0"
     place.mkdir(parents=True)
     (place / "work").write_bytes(bytes([1, 0, 0, 0, 4, 0, 0, 0, 1, 0, 0, 0]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from numpy.typing import NDArray
 
 from slipway_serving.errors import InvalidRequest
-from slipway_serving.events import BASE64, Event
+from slipway_serving.events import BASE64, Event, as_base64
 from slipway_serving.program import Settings
 from slipway_serving.requests import Request
 from slipway_serving.sessions import Sessions, Taken
@@ -98,7 +97,7 @@ class MovableSessions(Generic[S]):
         with self.turn(turn, unknown, lambda _: None) as session:
             packed = self._pack(session.state)
             part = known.part(number, packed.name, packed.told, packed.read)
-        text = base64.b64encode(part) if asked.output.endswith(BASE64) else part
+        text = as_base64(part) if asked.output.endswith(BASE64) else part
         return SnapshotPart(text, number, known.parts)
 
     def _restored(self, given: Request, turn: Turn) -> Event:

@@ -8,14 +8,13 @@ Every event stays below gRPC's default message limit of 4 MiB, as text too, unle
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from slipway_serving.errors import Unrecoverable
-from slipway_serving.events import BASE64, FramesPart, VideoPart
+from slipway_serving.events import BASE64, FramesPart, VideoPart, as_base64
 from slipway_serving.video.fragments import mp4_fragment
 from slipway_serving.video.frames import Frames
 from slipway_serving.video.mp4 import Mp4Encoder
@@ -157,7 +156,7 @@ def fragment_parts(
         chunk,
         None,
         watch.elapsed_s(),
-        base64.b64encode(fragment) if as_text else fragment,
+        as_base64(fragment) if as_text else fragment,
         first_frame=first_frame,
         part_frames=len(frames),
         frames_total=frames_total,
@@ -172,7 +171,7 @@ def byte_chunks(data: bytes) -> list[bytes]:
 def base64_chunks(data: bytes) -> list[bytes]:
     """Cut bytes into base64 texts of at most 3 MiB, each of which can be decoded by itself."""
     return [
-        base64.b64encode(data[start : start + BASE64_CHUNK_BYTES])
+        as_base64(data[start : start + BASE64_CHUNK_BYTES])
         for start in range(0, len(data), BASE64_CHUNK_BYTES)
     ]
 

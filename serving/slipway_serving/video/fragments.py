@@ -6,7 +6,6 @@ first has the file's head; one after the other they are the file, with every fra
 
 from __future__ import annotations
 
-import base64
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Annotated, ClassVar
 
 from slipway_serving import images
 from slipway_serving.errors import Unrecoverable
-from slipway_serving.events import Event, told
+from slipway_serving.events import Event, as_base64, told
 from slipway_serving.video.frames import Frames
 from slipway_serving.watch import Watch
 
@@ -78,7 +77,7 @@ def mp4_fragment(
     data = file.getvalue()
     if number:
         data = b"".join(box for kind, box in _boxes(data) if kind not in _HEAD)
-    return Mp4Fragment(base64.b64encode(data) if as_text else data, first_frame, watch.elapsed_s())
+    return Mp4Fragment(as_base64(data) if as_text else data, first_frame, watch.elapsed_s())
 
 
 def _boxes(data: bytes) -> Iterator[tuple[str, bytes]]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from slipway_serving import images
-from slipway_serving.events import Event, told
+from slipway_serving.events import Event, as_base64, told
 from slipway_serving.video.frames import Frames
 from slipway_serving.watch import Watch
 
@@ -54,5 +53,5 @@ def jpeg_frames(
     for place, pixels in enumerate(frames, first_frame):
         file = io.BytesIO()
         Image.fromarray(pixels).save(file, format="JPEG", quality=QUALITY)
-        data = base64.b64encode(file.getvalue()) if as_text else file.getvalue()
+        data = as_base64(file.getvalue()) if as_text else file.getvalue()
         yield JpegFrame(data, place, watch.elapsed_s())
