@@ -149,14 +149,14 @@ def left(server_id: str, temporary: Path) -> list[object]:
     return [*processes(server_id), *shared_memory(server_id), *folders]
 
 
-@pytest.mark.parametrize("redirection", ["", "2>&-"])
+@pytest.mark.parametrize(("flag", "redirection"), [("--progress", ""), ("--verbose", "2>&-")])
 def test_serve_heals_when_neither_its_log_nor_its_streams_can_be_written(
-    repository: Path, tmp_path: Path, redirection: str
+    repository: Path, tmp_path: Path, flag: str, redirection: str
 ) -> None:
     """With `2>&-` the command begins without standard error."""
     log = tmp_path / "log" / "triton.log"
     log.parent.mkdir()
-    arguments = (f"--repository={repository}", f"--log-file={log}", "--progress")
+    arguments = (f"--repository={repository}", f"--log-file={log}", flag)
     with Serving(*arguments, redirection=redirection, TMPDIR=str(tmp_path)) as serving:
         server_id = serving.server_id
         shutil.rmtree(log.parent)
