@@ -46,6 +46,8 @@ timeout_multiplier=4
 
 def main() -> int:
     """Run the mutants that the command line asks for and print the table."""
+    # What ends this process ends mutmut too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     arguments = _parser().parse_args()
     parts = {name: PARTS[name] for name in arguments.parts}
     workspace = ROOT / "out/mutants"
@@ -59,10 +61,10 @@ def main() -> int:
         )
         for name, part in parts.items()
     }
-    _run([mutant.name for mutants in chosen.values() for mutant in mutants], workspace, arguments)
+    code = _run([mutant.name for mutants in chosen.values() for mutant in mutants], workspace, arguments)
     verdicts = _verdicts(mutant for mutants in chosen.values() for mutant in mutants)
     _print(chosen, verdicts)
-    return 0
+    return code
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -110,8 +112,12 @@ def _prepare(workspace: Path, parts: Iterable[Part]) -> None:
     (workspace / "setup.cfg").write_text(configuration)
 
 
-def _run(names: list[str], workspace: Path, arguments: argparse.Namespace) -> None:
-    """Let mutmut test the mutants, the quick ones first, until the time is over."""
+def _run(names: list[str], workspace: Path, arguments: argparse.Namespace) -> int:
+    """Let mutmut test the mutants, the quick ones first, until the time is over.
+
+    Returns:
+        mutmut's exit status; it is not 0 where a test fails without a change.
+    """
     # A process that a test starts takes the changed code as well.
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(workspace / "mutants")}
     command = [str(Path(sys.executable).parent / "mutmut"), "run", "--max-children", str(arguments.processes)]
@@ -119,9 +125,9 @@ def _run(names: list[str], workspace: Path, arguments: argparse.Namespace) -> No
         process = subprocess.Popen(
             [*command, *names], env=environment, stdout=log, stderr=log, start_new_session=True
         )
+        code = 0
         try:
-            if process.wait(arguments.minutes * 60):
-                print(f"mutmut ended with {process.returncode}; its output is in {log.name}", file=sys.stderr)
+            code = process.wait(arguments.minutes * 60)
         except subprocess.TimeoutExpired:
             print(
                 f"the {arguments.minutes:g} minutes are over; the remaining mutants were not run",
@@ -131,6 +137,9 @@ def _run(names: list[str], workspace: Path, arguments: argparse.Namespace) -> No
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+    if code:
+        print(f"mutmut ended with {code}; its output is in {log.name}", file=sys.stderr)
+    return code
 
 
 def _verdicts(mutants: Iterable[Mutant]) -> dict[str, str]:

@@ -7,7 +7,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 
 from slipway_serving.diffusion.denoise import denoise
 from slipway_serving.diffusion.fields import FLOW_SHIFTS, MAX_GUIDANCE_SCALE, MAX_STEPS
-from slipway_serving.diffusion.guidance import combined, embedded
+from slipway_serving.diffusion.guidance import combined, embedded, guided_steps, interval_problems
 from slipway_serving.diffusion.noise import Noise, make_noise
 from slipway_serving.diffusion.schedules import DiffusersSchedule, FewStep, diffusers_schedule
 from slipway_serving.errors import Cancelled, InvalidRequest, Unrecoverable
@@ -192,3 +192,30 @@ def test_latents_stay_finite_for_the_ends_of_what_a_request_may_ask(
         branches = torch.cat([noise.next(SHAPE), noise.next(SHAPE)])
         latents = schedule.step(combined(branches, MAX_GUIDANCE_SCALE), timestep, latents)
     assert torch.isfinite(latents).all()
+
+
+def test_noise_goes_on_from_a_state_when_it_is_taken_up_elsewhere() -> None:
+    noise = Noise(5)
+    assert torch.equal(noise.next(SHAPE), make_noise(5, SHAPE))
+    state = noise.state
+    assert state.dtype == np.uint8
+    taken = Noise.at(state)
+    following = noise.next((2, 3))
+    assert torch.equal(taken.next((2, 3)), following)
+    # What goes on elsewhere leaves the state as it was.
+    assert torch.equal(Noise.at(state).next((2, 3)), following)
+    with pytest.raises(ValueError, match="state"):
+        Noise.at(state[:-1])
+
+
+def test_guidance_is_for_the_steps_between_its_shares() -> None:
+    assert guided_steps(1.5, 0.25, 0.75, 8) == range(2, 6)
+    assert guided_steps(1.5, 0.0, 1.0, 8) == range(8)
+    assert len(guided_steps(1.0, 0.0, 1.0, 8)) == 0
+    assert guided_steps(5.0, 0.0, 0.99, 1) == range(0)
+    assert interval_problems(0.2, 0.3) == []
+    assert interval_problems(0.3, 0.3) == [
+        "guidance_start must be below guidance_stop (0.3), got 0.3; try 0.0, or guidance_scale 1.0 for no"
+        " guidance at all"
+    ]
+    assert len(interval_problems(0.4, 0.3)) == 1

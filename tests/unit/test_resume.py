@@ -668,6 +668,7 @@ def test_identity_is_another_when_the_code_of_a_function_is(
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "mine_of_one_file.py").write_text("def make():\n    return 1\n")
     sys.modules.pop("mine_of_one_file", None)
+    _code.cache_clear()
     mine = importlib.import_module("mine_of_one_file")
     before = identity(mine.make, {})
     (tmp_path / "mine_of_one_file.py").write_text("def make():\n    return 2\n")
