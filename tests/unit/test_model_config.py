@@ -45,9 +45,17 @@ NET = Component(
 )
 
 
+OWN = {"axes": "batch=1:8 rows=3:7", "memory.enable_memory_arena_shrinkage": "cpu:0"}
+"""Parameters of every configuration for ONNX Runtime."""
+
+
 def config_of(component: Component) -> pb.ModelConfig:
     made = model_config(component, "family_net", Engine.ONNXRUNTIME)
     return text_format.Parse(config_text(made), pb.ModelConfig())
+
+
+def parameters_of(config: pb.ModelConfig) -> dict[str, str]:
+    return {name: value.string_value for name, value in config.parameters.items()}
 
 
 def test_configuration_leaves_the_batch_out_when_every_tensor_begins_with_it() -> None:
@@ -70,7 +78,10 @@ def test_configuration_leaves_the_batch_out_when_every_tensor_begins_with_it() -
     (group,) = config.instance_group
     assert (group.count, group.kind) == (1, pb.ModelInstanceGroup.KIND_AUTO)
     assert not config.HasField("dynamic_batching")
-    assert dict(config.parameters) == {}
+    assert parameters_of(config) == OWN
+    assert parameters_of(model_config(NET, "family_net", Engine.TENSORRT)) == {"axes": OWN["axes"]}
+    assert not config.HasField("response_cache")
+    assert config_of(replace(NET, cached=True)).response_cache.enable
 
 
 def test_warmup_has_the_opt_sizes_and_zeros_for_whole_numbers() -> None:
@@ -120,12 +131,8 @@ def test_requests_are_merged_and_limited_when_the_component_says_so() -> None:
     some = config_of(replace(NET, merge_us=1500, merge_rows=4)).dynamic_batching
     assert list(some.preferred_batch_size) == [4]
     limited = config_of(replace(NET, queue_limit=16, queue_limit_with=("other", "more")))
-    assert {name: value.string_value for name, value in limited.parameters.items()} == {
-        "queue_limit": "16",
-        "queue_limit_with": "other more",
-    }
-    alone = config_of(replace(NET, queue_limit=16))
-    assert {name: value.string_value for name, value in alone.parameters.items()} == {"queue_limit": "16"}
+    assert parameters_of(limited) == {**OWN, "queue_limit": "16", "queue_limit_with": "other more"}
+    assert parameters_of(config_of(replace(NET, queue_limit=16))) == {**OWN, "queue_limit": "16"}
 
 
 @dataclass(frozen=True)
