@@ -267,11 +267,11 @@ def test_idle_worlds_expire_and_further_ones_are_refused(repository: Path, tmp_p
             list(held[0].step(steering(1)))
 
 
-def png(array: np.ndarray, mode: str = "RGB") -> bytes:
+def png(array: np.ndarray, mode: str = "RGB", **options: Any) -> bytes:
     from PIL import Image
 
     file = io.BytesIO()
-    Image.fromarray(array).convert(mode).save(file, format="PNG")
+    Image.fromarray(array).convert(mode).save(file, format="PNG", **options)
     return file.getvalue()
 
 
@@ -322,8 +322,13 @@ def test_server_refuses_by_field_when_the_client_does_not_look(
         def __post_init__(self) -> None:
             """Check nothing."""
 
+    damaged_exif = png(PICTURE, exif=b"Exif\0\0no TIFF header")
     with Client(url_of(server, protocol), protocol) as client:
-        session = client.session(Careless(PICTURE[:20]))
-        with pytest.raises(InvalidRequest, match="image must be multiples of 8"), session:
-            list(session.step(steering(0)))
+        for image, problem in (
+            (PICTURE[:20], "image must be multiples of 8"),
+            (damaged_exif, "image must be a picture whose EXIF data can be read"),
+        ):
+            session = client.session(Careless(image))
+            with pytest.raises(InvalidRequest, match=problem), session:
+                list(session.step(steering(0)))
         assert client.is_ready("toy_world")
