@@ -123,7 +123,8 @@ class HttpTransport(_Server):
         with _proxy_checked(self.proxy):
             self._pools = Pools(lambda: Connections(make), AGE_S)
             self._staying = Pools(lambda: Connections(make))  # a session is in the memory of one replica
-            make().close()
+            if self.proxy is not None:
+                make().close()  # refuses a proxy that it cannot take
 
     def close(self) -> None:
         """Close the connections."""

@@ -8,8 +8,9 @@ works.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from google.protobuf import text_format
@@ -22,7 +23,7 @@ from slipway_serving.events import Event, output_fields
 from slipway_serving.fields import Array, Field, fields_of
 from slipway_serving.input_sizes import PARAMETER as AXES_PARAMETER
 from slipway_serving.input_sizes import ranges_text
-from slipway_serving.requests import Request, input_fields
+from slipway_serving.requests import USUAL, Request, input_fields
 from slipway_serving.size import Point, Size
 from slipway_serving.waiting import MODELS_PARAMETER, PARAMETER
 
@@ -111,13 +112,19 @@ def config_text(config: pb.ModelConfig) -> str:
     return str(text_format.MessageToString(config))
 
 
-def authored_config(text: str, request: type[Request], events: Sequence[type[Event]]) -> str:
+def authored_config(
+    text: str,
+    request: type[Request],
+    events: Sequence[type[Event]],
+    usual: Mapping[str, int] = MappingProxyType({}),
+) -> str:
     """Return an authored model's configuration with the tensors that its request and events have.
 
     Args:
         text: of its `config.pbtxt`, without inputs and outputs.
         request: what the model takes.
         events: what it answers with.
+        usual: Values of the request's fields, told as parameters `usual_FIELD`.
 
     Raises:
         InvalidRequest: the text has tensors of its own.
@@ -148,8 +155,9 @@ def authored_config(text: str, request: type[Request], events: Sequence[type[Eve
         pb.ModelOutput(name=field.name, data_type=_triton(field), dims=_field_dims(field, batched))
         for field in output_fields(events)
     ]
-    tensors = pb.ModelConfig(input=inputs, output=outputs)
-    return f"{text.rstrip()}\n{text_format.MessageToString(tensors)}"
+    told = {f"{USUAL}{name}": pb.ModelParameter(string_value=str(value)) for name, value in usual.items()}
+    added = pb.ModelConfig(input=inputs, output=outputs, parameters=told)
+    return f"{text.rstrip()}\n{text_format.MessageToString(added)}"
 
 
 def _triton(field: Field) -> str:

@@ -45,7 +45,8 @@ def stage_authored(model: AuthoredModel, staged: Path) -> Path:
     if model.request is not None:
         config = folder / "config.pbtxt"
         events = model.events or model.request.events
-        config.write_text(authored_config(config.read_text(encoding="utf-8"), model.request, events), "utf-8")
+        text = config.read_text(encoding="utf-8")
+        config.write_text(authored_config(text, model.request, events, model.usual), "utf-8")
     return folder
 
 

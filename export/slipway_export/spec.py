@@ -496,6 +496,8 @@ class AuthoredModel:
             elsewhere, as that of a family in another distribution does.
         request: what it takes: the inputs of its `config.pbtxt`.
         events: what it answers with: the outputs; by default those of the request.
+        usual: Values of the request's fields that the exported axes are tuned for. Its configuration tells
+            them, so that whoever does not know the checkpoint can ask for what it can make.
     """
 
     name: str
@@ -503,6 +505,7 @@ class AuthoredModel:
     source: str | Path | None = None
     request: type[Request] | None = None
     events: tuple[type[Event], ...] = ()
+    usual: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

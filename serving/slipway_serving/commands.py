@@ -174,6 +174,12 @@ def _warn(line: str, end: str = "\n") -> None:
     say(line, err=True, end=end)
 
 
+def _warn_of_log(line: str) -> None:
+    """Print what the server's log gained; callers' texts are in it."""
+    text = line.removesuffix("\n")
+    _warn(printable(text), end=line[len(text) :])
+
+
 def _run(server: Server, *, verbose: bool) -> None:
     """Start, report, wait, stop.
 
@@ -183,9 +189,7 @@ def _run(server: Server, *, verbose: bool) -> None:
     from slipway_serving.triton_log import follow
 
     done = threading.Event()
-    follower = threading.Thread(
-        target=follow, args=(server.log_path, lambda line: _warn(printable(line.rstrip("\n"))), done)
-    )
+    follower = threading.Thread(target=follow, args=(server.log_path, _warn_of_log, done))
     try:
         if verbose:
             follower.start()

@@ -23,6 +23,9 @@ _POLL_S = 0.1
 # Between the end of one request and the start of one that waited, nothing runs for a moment.
 _QUIET_LOOKS = 2
 
+_TRITONS = "nv_"
+"""Begins the names of Triton's own metrics: a page without any is another server's, and says nothing."""
+
 
 def requests_running(metrics_url: str) -> int | None:
     """Return how many requests a server's pipelines work on; None where its metrics cannot be read."""
@@ -39,10 +42,12 @@ def _running(client: httpx.Client, metrics_url: str) -> int | None:
     try:
         text = client.get(metrics_url).raise_for_status().text
         families = list(text_string_to_metric_families(text))
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError):
+        if not any(family.name.startswith(_TRITONS) for family in families):
+            return None
+        samples = (sample for family in families for sample in family.samples)
+        return round(sum(sample.value for sample in samples if sample.name == REQUESTS_RUNNING.name))
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, OverflowError):
         return None
-    samples = (sample for family in families for sample in family.samples)
-    return round(sum(sample.value for sample in samples if sample.name == REQUESTS_RUNNING.name))
 
 
 def drain(metrics_url: str, limit_s: float, folder: Path | None = None) -> int | None:

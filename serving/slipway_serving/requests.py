@@ -22,6 +22,8 @@ from slipway_serving.turns import Turn
 
 R = TypeVar("R", bound="Request")
 
+USUAL = "usual_"
+"""Begins the parameters of a served model's configuration that tell usual values of its request's fields."""
 SHAPE_PARAMETER = "shape_"
 """Begins the request parameter that tells an input's shape where a protocol carries flat arrays only."""
 NO_LIMITS: Mapping[str, range] = {}

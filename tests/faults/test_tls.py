@@ -169,7 +169,7 @@ def test_command_takes_certificates_from_a_folder(
 def test_locust_is_served_with_a_certificate_and_told_without_one(
     urls: dict[str, str], certificates: dict[str, Path], shared: Path, tmp_path: Path, protocol: str
 ) -> None:
-    environment, line = load_environment(shared), "--family airimu --users 2 --seconds 1"
+    environment, line = load_environment(shared), "--family airimu --users 2 --seconds 3"
     done = environment.load(tmp_path, urls[protocol], f"{line} --tls {certificates['caller']}")
     assert_all_answered(done, "airimu")
     refused = environment.load(tmp_path, urls[protocol], f"{line} --tls {certificates['nameless']}")

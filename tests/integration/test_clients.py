@@ -190,6 +190,20 @@ async def test_async_infer_gives_the_outputs_when_the_model_answers_once(
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_usual_size_is_told_when_the_parameters_of_a_model_are_asked_for(
+    server: Server, protocol: Protocol
+) -> None:
+    async with AsyncClient(url_of(server, protocol), protocol) as aio:
+        told = await aio.model_parameters("wan_t2v")
+    with Client(url_of(server, protocol), protocol) as client:
+        assert client.model_parameters("wan_t2v") == told
+        with pytest.raises(NotReady, match="nope"):
+            client.model_parameters("nope")
+    sizes = {name: told[f"usual_{name}"] for name in ("frames", "height", "width")}
+    assert sizes == {"frames": "17", "height": "64", "width": "64"}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_readiness_is_told_when_asked(server: Server, protocol: Protocol) -> None:
     async with AsyncClient(url_of(server, protocol), protocol) as aio:
         assert await aio.is_ready() and await aio.is_ready("wan_t2v") and not await aio.is_ready("nope")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import socket
 from collections.abc import Iterator
@@ -190,6 +191,31 @@ def test_plain_locust_runs_a_user_class_and_writes_the_report_of_its_plan(
     assert {"TextToVideo", "ImageToVideo", "UniversalWorld", "WakewordClips", "ImuStream"} <= set(
         listed.split()
     )
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_plain_locust_is_answered_when_nothing_but_the_host_is_stated(
+    server: Server, environment: LoadEnvironment, tmp_path: Path, protocol: str
+) -> None:
+    url = server.grpc_url if protocol == "grpc" else f"http://{server.http_url.removeprefix('http://')}"
+    line = f"--headless --only-summary --host {url} -u 2 -t 5 --csv {tmp_path / 'found'}"
+    done = environment.run("locust", "-f", str(ROOT / "loadtests/locustfile.py"), *line.split())
+    assert done.returncode == 0, done.stdout
+    with (tmp_path / "found_stats.csv").open(newline="") as file:
+        found = {row["Name"]: row for row in csv.DictReader(file)}
+    # Of the models that users know, this server has the videos only.
+    assert set(found) == {"wan_t2v", "Aggregated"}, done.stdout
+    assert int(found["wan_t2v"]["Request Count"]) > 0 and found["wan_t2v"]["Failure Count"] == "0"
+
+
+def test_plain_locust_says_so_when_the_host_is_not_triton(
+    server: Server, environment: LoadEnvironment
+) -> None:
+    metrics = server.metrics_url.removesuffix("/metrics")
+    line = f"--headless --only-summary --host {metrics} -u 1 -t 2"
+    done = environment.run("locust", "-f", str(ROOT / "loadtests/locustfile.py"), *line.split())
+    assert "this address answers HTTP, but it is not Triton" in done.stdout, done.stdout
+    assert "Traceback" not in done.stdout
 
 
 def test_workers_make_the_load_of_their_master(

@@ -123,3 +123,14 @@ def test_drain_fails_with_one_line_when_no_server_answers(capsys: pytest.Capture
     assert root.run(["drain", "--metrics", "localhost:1"]) == 1
     err = capsys.readouterr().err
     assert err.startswith("error: drain: metrics must be readable at localhost:1") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "page", [b"", b"<html>welcome</html>", b"up 1\n", b"nv_x 1\nslipway_requests_running NaN\n"]
+)
+def test_drain_does_not_take_the_page_of_another_server_for_idle(
+    page: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with http_peer({"/metrics": once(answered(page))}) as place:
+        assert root.run(["drain", "--metrics", place, "--timeout-s", "0"]) == 1
+    assert "drain: metrics must be readable at" in capsys.readouterr().err

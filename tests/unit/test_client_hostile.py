@@ -390,6 +390,7 @@ def scripted() -> Iterator[tuple[Client, Script]]:
     paths: dict[str, Answer] = {
         "/v2/models/m": once(answered(metadata_of("m", INPUTS, []))),
         "/v2/models/other": script,
+        "/other/config": script,
         "/m/infer": script,
         **wan_paths(script),
     }
@@ -409,7 +410,12 @@ def test_http_answer_is_tensors_or_our_error_whatever_comes(
     client, script = scripted
     headers = [] if length is None else [f"Inference-Header-Content-Length: {length}"]
     script.data = answered(body, *headers, status=status)
-    for ask in (lambda: client.infer("m", X, timeout_s=30), lambda: client.model_metadata("other")):
+    asks = (
+        lambda: client.infer("m", X, timeout_s=30),
+        lambda: client.model_metadata("other"),
+        lambda: client.model_parameters("other"),
+    )
+    for ask in asks:
         try:
             ask()
         except SlipwayError as error:

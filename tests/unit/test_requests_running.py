@@ -10,13 +10,18 @@ import pytest
 
 from slipway_serving.drain import requests_running
 
-TWO_MODELS = """\
+OF_TRITON = """\
+# HELP nv_pinned_memory_pool_total_bytes Pinned memory pool total memory size, in bytes
+# TYPE nv_pinned_memory_pool_total_bytes gauge
+"""
+TWO_MODELS = f"""\
+{OF_TRITON}\
 # HELP slipway_requests_running Requests that pipelines work on now.
 # TYPE slipway_requests_running gauge
-slipway_requests_running{model="wan_t2v",note="a } brace"} 2
-slipway_requests_running{model="other"} 1
+slipway_requests_running{{model="wan_t2v",note="a }} brace"}} 2
+slipway_requests_running{{model="other"}} 1
 # TYPE slipway_requests_total counter
-slipway_requests_total{model="wan_t2v",code="OK"} 7
+slipway_requests_total{{model="wan_t2v",code="OK"}} 7
 """
 
 
@@ -53,7 +58,7 @@ def metrics() -> Iterator[Metrics]:
         serving.shutdown()
 
 
-@pytest.mark.parametrize(("text", "count"), [(TWO_MODELS, 3), ("", 0)])
+@pytest.mark.parametrize(("text", "count"), [(TWO_MODELS, 3), (OF_TRITON, 0)])
 def test_requests_running_adds_up_all_models_when_asked(metrics: Metrics, text: str, count: int) -> None:
     metrics.text = text
     assert requests_running(metrics.url) == count

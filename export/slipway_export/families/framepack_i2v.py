@@ -37,7 +37,7 @@ from slipway_export.spec import (
 from slipway_serving.errors import InvalidRequest, raise_all
 from slipway_serving.framepack_i2v.denoising import Denoising
 from slipway_serving.framepack_i2v.facts import FACTS_FILE, Facts, ModelNames, Picture, Prompt, Tiles
-from slipway_serving.framepack_i2v.request import ImageToVideoRequest, TokensRequest
+from slipway_serving.framepack_i2v.request import PIXELS_PER_TOKEN, ImageToVideoRequest, TokensRequest
 
 if TYPE_CHECKING:
     from torch import nn
@@ -130,10 +130,12 @@ def _pipeline(
     known = replace(facts_of(checkpoint, axes), first_block_cache=first_block_cache)
     check_schedules(known, f"{checkpoint.where(SCHEDULER_FILE)}: {SCHEDULER_FILE}")
     facts = known.to_json
+    by_name = {axis.name: axis for axis in axes}
+    usual = {side: PIXELS_PER_TOKEN * by_name[f"token_{side}"].opt for side in ("height", "width")}
     tokenizers = {f"1/{name}": checkpoint.file(name) for name in TOKENIZERS}
     return (
         AuthoredModel(TokensRequest.model, {f"1/{FACTS_FILE}": facts, **tokenizers}, request=TokensRequest),
-        AuthoredModel(NAME, {f"1/{FACTS_FILE}": facts}, request=ImageToVideoRequest),
+        AuthoredModel(NAME, {f"1/{FACTS_FILE}": facts}, request=ImageToVideoRequest, usual=usual),
     )
 
 

@@ -7,7 +7,7 @@ particular checkpoint is written here.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -33,7 +33,12 @@ from slipway_export.spec import (
 from slipway_serving.diffusion.requests import PromptEmbeds, PromptRequest
 from slipway_serving.errors import InvalidRequest
 from slipway_serving.video.requests import Decoding
-from slipway_serving.wan_t2v.request import Denoising, TextToVideoRequest
+from slipway_serving.wan_t2v.request import (
+    FRAMES_PER_LATENT,
+    PIXELS_PER_TOKEN,
+    Denoising,
+    TextToVideoRequest,
+)
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKLWan
@@ -108,7 +113,9 @@ def plan(checkpoint: Checkpoint, axes: Sequence[Axis], *, first_block_cache: boo
         ),
         AuthoredModel("wan_t2v_vae_decoder", request=Decoding),
         AuthoredModel("wan_t2v_prompt", request=PromptRequest, events=(PromptEmbeds,)),
-        AuthoredModel("wan_t2v", {"1/pipeline.json": facts}, request=TextToVideoRequest),
+        AuthoredModel(
+            "wan_t2v", {"1/pipeline.json": facts}, request=TextToVideoRequest, usual=_usual(by_name)
+        ),
     )
     return Plan((*components, first, following), authored, (stepped,))
 
@@ -315,6 +322,15 @@ def _load_vae(checkpoint: Checkpoint) -> AutoencoderKLWan:
     from diffusers import AutoencoderKLWan
 
     return checkpoint.load("vae", AutoencoderKLWan)
+
+
+def _usual(axes: Mapping[str, Axis]) -> dict[str, int]:
+    """Return the size of a video for which the graphs are tuned."""
+    return {
+        "frames": FRAMES_PER_LATENT * (axes["latent_frames"].opt - 1) + 1,
+        "height": PIXELS_PER_TOKEN * axes["token_height"].opt,
+        "width": PIXELS_PER_TOKEN * axes["token_width"].opt,
+    }
 
 
 def _pipeline_facts(

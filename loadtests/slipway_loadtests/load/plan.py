@@ -19,6 +19,7 @@ import yaml
 
 from slipway_client.generation import Protocol
 from slipway_loadtests.load.slo import Objective, objectives_of
+from slipway_serving.durations import problem
 from slipway_serving.errors import InvalidRequest, raise_all
 
 Arrivals = Literal["closed", "constant", "poisson", "gamma"]
@@ -121,10 +122,10 @@ class Plan:
             f"arrivals must be one of {get_args(Arrivals)}, got {self.arrivals!r}": self.arrivals
             in get_args(Arrivals),
             f"burst must be above 0, got {self.burst}": 0 < self.burst < math.inf,
-            f"think_s must be 0 or more, got {self.think_s}": 0 <= self.think_s < math.inf,
-            f"session_s must be above 0, got {self.session_s}": 0 < self.session_s < math.inf,
+            problem("think_s", self.think_s, zero=True): not problem("think_s", self.think_s, zero=True),
+            problem("session_s", self.session_s): not problem("session_s", self.session_s),
             f"cancel_share must be 0 to 1, got {self.cancel_share}": 0 <= self.cancel_share <= 1,
-            f"timeout_s must be above 0, got {self.timeout_s}": 0 < self.timeout_s < math.inf,
+            problem("timeout_s", self.timeout_s): not problem("timeout_s", self.timeout_s),
             f"workers must be 1 or more, got {self.workers}": self.workers >= 1,
             f"seed must be 0 or more, got {self.seed}": self.seed >= 0,
         } | {

@@ -70,14 +70,15 @@ def read_queues(metrics: str) -> Queues:
     try:
         # A proxy of the environment is for the world outside.
         text = httpx.get(f"http://{metrics}/metrics", timeout=5, trust_env=False).raise_for_status().text
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        families = list(text_string_to_metric_families(text))
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise NotReady(f"load: metrics must be readable at {metrics}, got {error}; try --metrics") from None
     counts: dict[str, dict[str, float]] = {}
-    for family in text_string_to_metric_families(text):
+    for family in families:
         for sample in family.samples:
             # Triton's counters have no `_total`, as the library gives them.
             name = _COUNTS.get(sample.name) or _COUNTS.get(f"{sample.name}_total")
             if name is not None:
-                of_model = counts.setdefault(sample.labels["model"], {})
+                of_model = counts.setdefault(sample.labels.get("model", ""), {})
                 of_model[name] = of_model.get(name, 0.0) + sample.value
     return Queues(counts)

@@ -13,14 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from locust import LoadTestShape, events
-from locust.runners import MasterRunner, WorkerRunner
+from locust.runners import LocalRunner, MasterRunner, WorkerRunner
 
 from slipway_client.address import Address, address_of
+from slipway_client.client import Client
 from slipway_loadtests.load import report
 from slipway_loadtests.load.outcomes import ANSWERED, CANCELLED, Outcome, now_s
 from slipway_loadtests.load.plan import Plan, read_plan
 from slipway_loadtests.load.queues import Queues, read_queues
 from slipway_loadtests.load.summary import summarize
+from slipway_serving.errors import SlipwayError
+from slipway_serving.texts import printable
 
 _LOG = logging.getLogger(__name__)
 _AT_ONCE = 100.0  # users per second; Locust warns above
@@ -72,12 +75,13 @@ class Run:
             name=outcome.model,
             response_time=1000 * (outcome.ended_s - outcome.due_s),
             response_length=0,
-            exception=RuntimeError(f"{outcome.ended}: {outcome.said}") if failed else None,
+            exception=RuntimeError(printable(f"{outcome.ended}: {outcome.said}")) if failed else None,
             context={},
         )
 
     def refuse(self, text: str) -> None:
         """Take note of why users could not begin."""
+        text = printable(text)
         if text not in self.refusals:
             _LOG.error(text)
             self.refusals[text] = None
@@ -152,6 +156,8 @@ def _begin(environment: Any, runner: Any, **_: Any) -> None:
 def _started(environment: Any, **_: Any) -> None:
     run: Run = environment.slipway
     options = environment.parsed_options
+    if isinstance(environment.runner, LocalRunner) and not (run.plan.users or options.user_classes):
+        environment.user_classes = _served(run, environment.user_classes)
     if isinstance(environment.runner, WorkerRunner):
         # The master's plan, and when all begin, have come with its order to start.
         run.plan = read_plan(options.plan)
@@ -160,6 +166,21 @@ def _started(environment: Any, **_: Any) -> None:
         lead_s = _LEAD_S if isinstance(environment.runner, MasterRunner) else 0.0
         options.slipway_begun_s = now_s() + lead_s
     run.begin(options.slipway_begun_s)
+
+
+def _served(run: Run, users: list[Any]) -> list[Any]:
+    """Return the users whose model the server serves; all of them where it serves none, or does not answer.
+
+    Nobody named users: Locust would share its number of users among all classes, and those of a model that is
+    not served end at once.
+    """
+    tls = Path(run.plan.tls) if run.plan.tls else None
+    try:
+        with Client(*run.address, tls=tls) as client:
+            return [each for each in users if client.is_ready(each.use.model)] or users
+    except SlipwayError as error:
+        run.refuse(str(error))
+        return users
 
 
 @events.quitting.add_listener  # type: ignore[untyped-decorator]
@@ -176,6 +197,6 @@ def _report(environment: Any, **_: Any) -> None:
     if plan.html:
         report.write_html(Path(plan.html), plan, summary, queues)
     for line in report.lines(summary, queues):
-        print(line)
+        print(printable(line))
     if plan.stages and (summary.broken or summary.refusals):
         environment.process_exit_code = 1

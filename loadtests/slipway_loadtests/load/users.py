@@ -23,7 +23,7 @@ from slipway_loadtests.load.arrivals import moments_s
 from slipway_loadtests.load.outcomes import REJECTED, UNANSWERED, Outcome, now_s
 from slipway_loadtests.load.plan import Plan
 from slipway_loadtests.load.running import Run
-from slipway_loadtests.load.visits import USES, Use, Visitor
+from slipway_loadtests.load.visits import USES, Use, Visitor, usual_of
 from slipway_serving.errors import SlipwayError
 
 _NUMBERS = itertools.count()
@@ -48,9 +48,10 @@ class ModelUser(User):  # type: ignore[misc]
         worker = getattr(self.environment.runner, "worker_index", 0)
         self.random = np.random.default_rng([self.plan.seed, max(worker, 0), next(_NUMBERS)])
         self.rejected = False
-        self.free: list[Client] = [self._connected()]
+        self.free: list[Client] = []
         try:
-            self.free[0].model_metadata(self.use.model)
+            self.free.append(self._connected())
+            self.usual = usual_of(self.free[0], self.use.model)
         except SlipwayError as error:
             self.run_.refuse(f"{self.use.model}: {error}")
             raise StopUser from None
@@ -88,7 +89,8 @@ class ModelUser(User):  # type: ignore[misc]
     def _visit(self, due_s: float, random: np.random.Generator) -> None:
         client = self.free.pop() if self.free else self._connected()
         try:
-            self.use.visit(Visitor(client, self.plan, random, self._keep, self.run_.until_s), due_s)
+            visitor = Visitor(client, self.plan, random, self._keep, self.run_.until_s, self.usual)
+            self.use.visit(visitor, due_s)
         except SlipwayError as error:
             self.run_.refuse(str(error))
             raise StopUser from None

@@ -13,7 +13,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -27,10 +27,11 @@ from slipway_loadtests.load.plan import Plan
 from slipway_serving.airimu.request import CorrectionRequest, CorrectionStreamRequest, CorrectionTurn
 from slipway_serving.errors import InvalidRequest, Unrecoverable
 from slipway_serving.events import Event, Progress
+from slipway_serving.fields import fields_of
 from slipway_serving.framepack_i2v.request import ImageToVideoRequest
 from slipway_serving.matrix_game.keys import actions_of
 from slipway_serving.matrix_game.request import REQUESTS, BlockMade
-from slipway_serving.requests import Request
+from slipway_serving.requests import USUAL, Request
 from slipway_serving.wakeword.request import SAMPLE_RATE_HZ, ClipsRequest, ListenRequest, ListenTurn
 from slipway_serving.wan_t2v.request import TextToVideoRequest
 
@@ -51,6 +52,7 @@ class Visitor:
         random: of the data.
         keep: takes what became of each request.
         until_s: when the load test ends, seconds since the epoch: no turn is begun after it.
+        usual: Values of the request's fields that the served model tells, as :func:`usual_of` returns them.
     """
 
     client: Client
@@ -58,9 +60,13 @@ class Visitor:
     random: np.random.Generator
     keep: Callable[[Outcome], None]
     until_s: float
+    usual: Mapping[str, str] = field(default_factory=dict)
 
     def asked(self, request: type[R], **fields: Any) -> R:
         """Return a request of these fields, but for those that the plan states.
+
+        Of what is left, the size for which the served model is tuned takes the place of the request's own
+        default, which suits the public checkpoint only.
 
         Raises:
             InvalidRequest: the request has no such field, or a value breaks its rule.
@@ -69,7 +75,12 @@ class Visitor:
         known = {each.name for each in dataclasses.fields(request)}  # type: ignore[arg-type]
         if unknown := sorted(set(stated) - known):
             raise InvalidRequest(f"load: fields of {request.model} must be of {sorted(known)}, got {unknown}")
-        return request(**{**fields, **stated})
+        usual = {
+            each.name: each.kind(self.usual[each.name])
+            for each in fields_of(request)
+            if each.name in self.usual
+        }
+        return request(**{**usual, **fields, **stated})
 
     def data_seed(self) -> int:
         """Return the seed of one of the plan's pictures, sounds or motions."""
@@ -78,6 +89,16 @@ class Visitor:
     def watch(self, model: str, due_s: float) -> Watch:
         """Return a watch for one request."""
         return Watch(model, due_s, self.keep)
+
+
+def usual_of(client: Client, model: str) -> dict[str, str]:
+    """Return the usual values of a request's fields, as a served model's configuration tells them.
+
+    Raises:
+        SlipwayError: The server cannot be asked, or has no such model.
+    """
+    found = client.model_parameters(model)
+    return {name.removeprefix(USUAL): text for name, text in found.items() if name.startswith(USUAL)}
 
 
 Visit = Callable[[Visitor, float], None]
