@@ -43,7 +43,7 @@ def _error(url: str, error: Any, proxy: Proxy | None) -> SlipwayError:
     status, text = error.code().name, error.details() or ""
     mapped = messages.said(text, status)
     if isinstance(mapped, UnknownModel):
-        return UnknownModel(f"{url}: {text}")
+        return UnknownModel(f"{url}: {text}; try another name, `slipway serve` prints those that it serves")
     if any(part in text.lower() for part in _OTHER_SERVER):
         return not_triton(url, "HTTP", proxy)
     if _UNREADABLE in text.lower():

@@ -136,5 +136,5 @@ def answer_error(url: str, response: httpx.Response) -> SlipwayError:
     except (ValueError, LookupError, TypeError, RecursionError):
         text = f"{url}: HTTP status {response.status_code}" + (f": {text[:200]}" if text else "")
     if response.status_code == httpx.codes.NOT_FOUND and UnknownModel.said in text:
-        return UnknownModel(f"{url}: {text}")
+        return UnknownModel(f"{url}: {text}; try another name, `slipway serve` prints those that it serves")
     return from_wire(text, response.status_code)
