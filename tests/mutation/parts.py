@@ -50,7 +50,7 @@ PARTS = {
     "verify": Part(_export("verify*", "budget"), ("budget", "verify", "verify_placed", "verify_steps")),
     "repository": Part(
         _export("repository", "placement", "staging", "record", "resume", "identity", "config", "queues"),
-        ("model_config", "placement", "queues", "repository", "resume"),
+        ("identity", "model_config", "placement", "queues", "record", "repository", "resume"),
     ),
     "client": Part(
         ("slipway_client/*.py",),

@@ -1,13 +1,10 @@
 """What need not be made again: by files, descriptions, options; with graphs that are one line of text."""
 
-import importlib
 import json
 import os
 import shutil
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,10 +15,10 @@ import torch
 
 from slipway_export.budget import LeftOut
 from slipway_export.checkpoint import Checkpoint
-from slipway_export.identity import _code, identity
+from slipway_export.identity import identity
 from slipway_export.progress import Progress
 from slipway_export.reads import Digests
-from slipway_export.record import STEPS, Record, keep_finished, left_out_of, placed_record, records
+from slipway_export.record import keep_finished, records
 from slipway_export.repository import placed, write_manifest
 from slipway_export.resume import Finished, graph_files
 from slipway_export.spec import Axis, Component, DType, Precision, Stepped, TensorSpec, Tolerance
@@ -449,138 +446,6 @@ def test_files_of_a_graph_are_those_that_its_weights_lie_in(tmp_path: Path) -> N
     assert graph_files(path) == [path, tmp_path / "shared.data"]
 
 
-def record_of(*files: str, name: str = "family_net/model", **values: object) -> Record:
-    return Record(
-        name, "made by", {"weights": "read"}, dict.fromkeys(files, "digest"), (row("net"),), **values
-    )  # type: ignore[arg-type]
-
-
-def written(folder: Path, *files: str) -> None:
-    for file in files:
-        (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        (folder / file).write_text(file)
-
-
-def test_record_is_the_same_when_it_is_read_again(tmp_path: Path) -> None:
-    first = record_of("family_net/1/model.onnx", left_out=(LeftOut("net", "max", {"batch": 3}, 60.0),))
-    second = record_of(name="family_net/model+steps")
-    for record in (first, second):
-        record.write(tmp_path)
-    assert records(tmp_path) == [second, first]
-    assert sorted(path.name for path in (tmp_path / "made").iterdir()) == [
-        "family_net.model+steps.json",
-        "family_net.model.json",
-    ]
-    assert first.model == "family_net"
-
-
-def test_record_is_removed_with_its_files_when_no_other_names_them(tmp_path: Path) -> None:
-    first = record_of("net/1/first.onnx", "net/1/shared", "net/1/of_mine")
-    other = record_of("net/1/other.onnx", "net/1/shared", name="family_net/other")
-    mine = record_of("net/1/of_mine", name="family_net/mine")
-    for record in (first, other):
-        record.write(tmp_path)
-    # A file may be gone before its record: an earlier removal was interrupted.
-    written(tmp_path, "net/1/shared", "net/1/of_mine", "net/1/other.onnx")
-    first.remove(tmp_path, [mine])
-    assert records(tmp_path) == [other]
-    assert sorted(path.name for path in (tmp_path / "net/1").iterdir()) == ["of_mine", "other.onnx", "shared"]
-    first.remove(tmp_path)
-    assert sorted(path.name for path in (tmp_path / "net/1").iterdir()) == ["other.onnx", "shared"]
-
-
-def test_record_moves_with_its_files_when_some_went_with_another(tmp_path: Path) -> None:
-    source, target = tmp_path / "source", tmp_path / "target"
-    source.mkdir()
-    target.mkdir()
-    both = (
-        record_of("net/1/deep/first.onnx", "net/1/shared"),
-        record_of("net/1/shared", name="family_net/next"),
-    )
-    written(source, "net/1/deep/first.onnx", "net/1/shared")
-    for record in both:
-        record.write(source)
-    for record in both:
-        record.move(source, target)
-    assert records(source) == []
-    assert {record.name for record in records(target)} == {"family_net/model", "family_net/next"}
-    for file in ("net/1/deep/first.onnx", "net/1/shared"):
-        assert (target / file).read_text() == file
-        assert not (source / file).exists()
-
-
-def test_folder_keeps_records_and_their_files_only_when_it_is_cleared(tmp_path: Path) -> None:
-    record = record_of("net/1/model.onnx")
-    record.write(tmp_path)
-    written(
-        tmp_path, "net/1/model.onnx", "net/1/unfinished", "other/deep/deeper/file", "made/x.part", ".lock"
-    )
-    (tmp_path / "empty/er").mkdir(parents=True)
-    (tmp_path / "net/link").symlink_to(tmp_path / "empty")
-    assert keep_finished(tmp_path) is True
-    left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
-    assert left == [".lock", "made", "made/family_net.model.json", "net", "net/1", "net/1/model.onnx"]
-
-
-def test_folder_without_records_keeps_its_lock_when_it_is_cleared(tmp_path: Path) -> None:
-    written(tmp_path, ".lock", "net/1/unfinished")
-    assert keep_finished(tmp_path) is False
-    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
-
-
-def manifest_of(folder: Path) -> Path:
-    at_max, steps = LeftOut("net", "max", {"batch": 3}, 60.0), LeftOut("net", "steps", {"batch": 3}, 70.0)
-    rows = [row("net"), row("net", "opt"), row("net", "step 1 of 2"), row("other")]
-    of_graph, of_steps = record_of("family_net/1/model.onnx"), record_of(name=f"family_net/model{STEPS}")
-    of_steps = replace(of_steps, rows=(rows[2],))
-    facts = {
-        "parity": [each.__dict__ | {"bound": BOUND.__dict__} for each in rows],
-        "not_verified": [left.__dict__ for left in (at_max, steps)],
-        "made": {each.name: each.facts() for each in (of_graph, of_steps)},
-    }
-    written(folder, "1/model.onnx")
-    write_manifest(folder, facts, digest=lambda _: "digest")
-    return folder / "manifest.json"
-
-
-def test_record_of_what_is_placed_has_its_own_rows_and_what_was_left_out(tmp_path: Path) -> None:
-    manifest = manifest_of(tmp_path / "family_net")
-    graph = placed_record(manifest, "family_net/model", "net", "family_net")
-    assert graph is not None
-    # Verified at opt later: its row is the graph's too.
-    assert [(each.graph, each.point) for each in graph.rows] == [("net", "min"), ("net", "opt")]
-    assert [left.point for left in graph.left_out] == ["max"]
-    assert graph == replace(record_of("family_net/1/model.onnx"), rows=graph.rows, left_out=graph.left_out)
-    steps = placed_record(manifest, f"family_net/model{STEPS}", "net", "family_net")
-    assert steps is not None
-    assert [each.point for each in steps.rows] == ["step 1 of 2"]
-    assert [left.point for left in steps.left_out] == ["steps"]
-    assert steps.files == {}
-    alone = placed_record(manifest, "family_net/model", "net")
-    assert alone is None or alone.files == {"1/model.onnx": "digest"}
-    assert placed_record(manifest, "family_net/other", "net", "family_net") is None
-    assert placed_record(tmp_path / "absent.json", "family_net/model", "net") is None
-
-
-def test_facts_of_a_record_have_paths_within_its_model_and_each_point_once() -> None:
-    record = replace(
-        record_of("family_net/1/model.onnx", "family_net/1/model.onnx.data"),
-        rows=(row("net", "opt"), row("net"), row("net", "opt")),
-    )
-    assert record.facts() == {
-        "identity": "made by",
-        "read": {"weights": "read"},
-        "files": ["1/model.onnx", "1/model.onnx.data"],
-        "points": ["min", "opt"],
-    }
-
-
-def test_left_out_points_are_those_of_the_graph_or_of_its_steps() -> None:
-    given = [LeftOut(graph, point, {}, 1.0) for graph in ("net", "other") for point in ("max", "steps")]
-    assert left_out_of(given, "net", steps=False) == (given[0],)
-    assert left_out_of(given, "other", steps=True) == (given[3],)
-
-
 def test_graph_is_made_anew_when_the_newest_of_two_that_were_left_is_of_other_weights(
     exports: Exports, both: list[Component]
 ) -> None:
@@ -594,85 +459,3 @@ def test_graph_is_made_anew_when_the_newest_of_two_that_were_left_is_of_other_we
         path.write_text("edited")
     assert exports.run(both) == ["net", "other"]
     assert exports.left() == []
-
-
-class Colour(Enum):
-    RED = 1
-    BLUE = 2
-
-
-@dataclass(frozen=True)
-class Held:
-    value: object
-
-
-def _function(value: object, *, more: object = 1) -> object:
-    return value, more
-
-
-def of_closure(value: object) -> Callable[[], object]:
-    def held() -> object:
-        return value
-
-    return held
-
-
-def recursive() -> Callable[[int], int]:
-    def down(number: int) -> int:
-        return down(number - 1) if number else 0
-
-    return down
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (1, 2),
-        ("a", "b"),
-        (1, "1"),
-        (None, 0),
-        (Colour.RED, Colour.BLUE),
-        ({"a": 1}, {"a": 2}),
-        ({"a": 1}, {"b": 1}),
-        ([1, 2], [2, 1]),
-        ({1, 2}, {1, 3}),
-        (np.zeros(2, np.float32), np.ones(2, np.float32)),
-        (np.zeros(2, np.float32), np.zeros(2, np.float64)),
-        (np.zeros(2), np.zeros((1, 2))),
-        (partial(_function, 1), partial(_function, 2)),
-        (partial(_function, 1, more=1), partial(_function, 1, more=2)),
-        (partial(_function, 1), partial(of_closure, 1)),
-        (of_closure(1), of_closure(2)),
-        (Held(1), Held(2)),
-        (Held(1).__eq__, Held(2).__eq__),
-        (Tolerance, Axis),
-        (_function, recursive()),
-    ],
-)
-def test_identity_is_another_when_a_value_of_a_description_is(one: object, other: object) -> None:
-    first = identity(Held(one), {})
-    assert first == identity(Held(one), {})
-    assert first != identity(Held(other), {})
-    assert identity(Held(0), {"option": one}) != identity(Held(0), {"option": other})
-
-
-def test_identity_is_the_same_when_only_the_order_of_names_is_another() -> None:
-    assert identity({"a": 1, "b": [2]}, {}) == identity({"b": [2], "a": 1}, {})
-    assert identity({"x", "y"}, {}) == identity({"y", "x"}, {})
-    assert identity(Held(1), {}) != identity(Held(1), {"held": 1})
-
-
-def test_identity_is_another_when_the_code_of_a_function_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "mine_of_one_file.py").write_text("def make():\n    return 1\n")
-    sys.modules.pop("mine_of_one_file", None)
-    _code.cache_clear()
-    mine = importlib.import_module("mine_of_one_file")
-    before = identity(mine.make, {})
-    (tmp_path / "mine_of_one_file.py").write_text("def make():\n    return 2\n")
-    assert identity(mine.make, {}) == before  # A process has one code.
-    _code.cache_clear()
-    assert identity(mine.make, {}) != before
-    assert identity(of_closure, {}) != before
