@@ -21,7 +21,7 @@ COMMANDS = ("families", "checkpoint", "export", "serve", "generate")
 def raise_in_generate(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     """Make the command fail at its first step, as a defect in it would."""
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise error
 
     monkeypatch.setattr(saving, "form_of", fail)
