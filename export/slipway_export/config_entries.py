@@ -6,7 +6,7 @@ family's plan fails over what it read there, :func:`refusing_malformed` names th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,9 +34,14 @@ class ConfigEntries(dict[str, Any]):
         last: Takes note of each entry that is read.
     """
 
-    def __init__(self, content: dict[str, Any], where: str, last: LastRead) -> None:
+    def __init__(
+        self,
+        content: Mapping[str, Any] | Iterable[tuple[str, Any]] = (),
+        where: str = "configuration",
+        last: LastRead | None = None,
+    ) -> None:
         super().__init__(content)
-        self._where, self._last = where, last
+        self._where, self._last = where, last or LastRead()
 
     def __getitem__(self, key: str) -> Any:
         value = super().__getitem__(key)

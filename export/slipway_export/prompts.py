@@ -49,6 +49,8 @@ def prompt_ids(tokenizer: Path, shape: tuple[int, ...]) -> Array:
 def check_vocabulary(checkpoint: Checkpoint, tokenizer: str, config: str, embeddings: int) -> None:
     """Refuse a tokenizer whose ids go beyond the embedding of the network that takes them.
 
+    A folder without files is no tokenizer, and is not refused here.
+
     Args:
         checkpoint: The checkpoint with both.
         tokenizer: Folder of the tokenizer in the checkpoint.
@@ -58,6 +60,8 @@ def check_vocabulary(checkpoint: Checkpoint, tokenizer: str, config: str, embedd
     Raises:
         InvalidRequest: The tokenizer cannot be loaded, or has ids that the network has no embedding for.
     """
+    if not any(checkpoint.file(tokenizer).iterdir()):
+        return  # Configurations alone are enough for a plan.
     largest = max(_loaded(checkpoint, tokenizer).get_vocab().values())
     if largest >= embeddings:
         raise InvalidRequest(
