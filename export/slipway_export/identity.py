@@ -22,6 +22,7 @@ import numpy as np
 
 from slipway_export.checkpoint import Checkpoint
 from slipway_export.repository import library_versions
+from slipway_serving import int8_products
 
 _OWN = ("slipway_export", "slipway_serving")
 
@@ -36,6 +37,8 @@ def identity(described: object, options: Mapping[str, object]) -> str:
     seen = _Described()
     content = {"described": seen.of(described), "options": seen.of(dict(options))}
     versions = library_versions()
+    # INT8 weights depend on what this processor multiplies exactly.
+    content["int8_largest_weight"] = int8_products.largest_exact_weight()
     packages = {*_OWN, *seen.packages} - versions.keys() - sys.stdlib_module_names
     content |= {"versions": versions, "code": {name: _code(name) for name in sorted(packages)}}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

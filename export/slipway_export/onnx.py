@@ -25,6 +25,7 @@ from slipway_export.matching import nodes_compared_first
 from slipway_export.opset import EXPORTED_OPSET, lower
 from slipway_export.progress import Report, in_bytes
 from slipway_export.spec import Component, Engine, Precision, TensorSpec
+from slipway_serving import int8_products
 from slipway_serving.distribution import install_hint
 from slipway_serving.errors import InvalidRequest, SlipwayError
 from slipway_serving.size import Point, Size
@@ -92,7 +93,7 @@ def export_graph(
         engine: chooses the dialect.
         simplify: run onnxslim over the graph afterwards.
         shares: refer to weights that the graphs beside it have, see :mod:`slipway_export.shared_weights`.
-        report: called with a line for each tenth of the weights that is written, where they are large.
+        report: Callback for a line at each tenth of large weights, and about INT8 weights of a reduced range.
 
     Raises:
         InvalidRequest: `simplify` is asked for and onnxslim is not installed, the graph uses what the
@@ -113,7 +114,7 @@ def export_graph(
         rewrite.drop_reshapes(model)
     lower(model, opset, component.label)
     if precision.is_integer:
-        _quantize(component, model, precision, engine)
+        _quantize(component, model, precision, engine, report)
     tensors = (value.const_value for value in model.graph.initializers.values())
     size = sum(tensor.nbytes for tensor in tensors if tensor is not None)
     if shares and not simplify:
@@ -162,9 +163,16 @@ def _name_tensors(component: Component, model: ir.Model) -> None:
         value.name = tensor.name
 
 
-def _quantize(component: Component, model: ir.Model, precision: Precision, engine: Engine) -> None:
+def _quantize(
+    component: Component, model: ir.Model, precision: Precision, engine: Engine, report: Report
+) -> None:
     from slipway_export.quantize import quantize
 
+    if precision is Precision.INT8 and int8_products.largest_exact_weight() < int8_products.FULL:
+        report(
+            f"{component.label}: INT8 weights of -{int8_products.REDUCED} to {int8_products.REDUCED},"
+            " since this processor has no VNNI and clips larger products"
+        )
     keep, outliers = component.keep_float, component.outliers
     if engine is Engine.PORTABLE:  # has no operator for weights in blocks
         keep, outliers = (*keep, *outliers), ()

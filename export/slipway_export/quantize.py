@@ -23,6 +23,7 @@ import onnx_ir as ir
 
 from slipway_export.graph_weights import Weight
 from slipway_export.spec import Precision
+from slipway_serving import int8_products
 
 Array = np.ndarray[Any, Any]
 Rewrite = Callable[[ir.Graph, ir.Node], list[ir.Node]]
@@ -32,8 +33,6 @@ BLOCK = 32
 """Weights of 4 bits that have a scale in common."""
 # What MatMulNBits computes with: activations as they are, or of 8 bits with a scale for each block.
 _FLOAT32, _IN_BLOCKS = 1, 4
-# Signed weights of -127 to 127: with unsigned activations their product has a VNNI kernel.
-_INT8_LARGEST = 127
 LARGE_TABLE = 2**20
 """Values of a table that is worth one more node: 4 MiB in float32."""
 
@@ -55,6 +54,8 @@ def quantize(
         Number of quantized products.
     """
     dynamic = _Dynamic()
+    if precision is Precision.INT8:
+        model.metadata_props[int8_products.PROPERTY] = str(int8_products.largest_exact_weight())
     nodes = [node for node in model.graph if not _matches(node, keep_float)]
     products = [node for node in nodes if _is_product(node)]
     for node in products:
@@ -216,9 +217,13 @@ class _Dynamic:
 
 
 def _int8(weight: Array) -> tuple[Array, Array]:
-    """Quantize a weight [in, out] to -127 to 127 with one scale for each column, as ONNX Runtime does."""
+    """Quantize a weight [in, out] with one scale for each column, as ONNX Runtime does.
+
+    Signed weights and unsigned activations have a VNNI kernel, which is exact. Without VNNI the weights get a
+    reduced range, see :mod:`slipway_serving.int8_products`.
+    """
     largest = np.abs(weight).max(axis=0).astype(np.float64)
-    scale = (2 * largest / (2 * _INT8_LARGEST)).astype(np.float32)
+    scale = (2 * largest / (2 * int8_products.largest_exact_weight())).astype(np.float32)
     scale[scale < np.finfo(np.float32).tiny] = 1.0
     return np.clip((weight / scale).round(), -128, 127).astype(np.int8), scale
 

@@ -69,6 +69,8 @@ ALLOWED = {
         "slipway_serving.wan_t2v.pipeline",
         "slipway_serving.control",
         "slipway_serving.temporary_folders",
+        # An export makes INT8 weights that the backend will load on the same machine.
+        "slipway_serving.int8_products",
         # What PyTorch serves is verified by the very program that serves it.
         "slipway_serving.torch_engine",
         "slipway_serving.graph",

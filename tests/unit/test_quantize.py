@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from slipway_export import graph_weights, weights
 from slipway_export.quantize import quantize
 from slipway_export.spec import Precision
+from slipway_serving import int8_products
 
 RANDOM = np.random.default_rng(0)
 WEIGHT = RANDOM.standard_normal((64, 48), np.float32)
@@ -65,7 +66,12 @@ def test_int8_weight_equals_onnxruntimes_own() -> None:
     quantize(model, Precision.INT8, ())
     made = {name: value.const_value.numpy() for name, value in model.graph.initializers.items()}
     for column in range(WEIGHT.shape[1]):
-        zero, scale, values = quantize_data(WEIGHT[:, column], QuantType.QInt8.tensor_type, True)
+        zero, scale, values = quantize_data(
+            WEIGHT[:, column],
+            QuantType.QInt8.tensor_type,
+            True,
+            reduce_range=int8_products.largest_exact_weight() == int8_products.REDUCED,
+        )
         assert zero == 0
         assert made["weight_scale"][column] == scale
         assert np.array_equal(made["weight_quantized"][:, column], values)

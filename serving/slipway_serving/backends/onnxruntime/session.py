@@ -14,6 +14,7 @@ from typing import Any
 
 import onnxruntime as ort
 
+from slipway_serving import int8_products
 from slipway_serving.backends.onnxruntime.arena import ARENA_SHRINKAGE, SHRUNK_ARENAS
 from slipway_serving.errors import InvalidRequest, SlipwayError, raise_all
 
@@ -177,7 +178,8 @@ def load(
         chosen: execution providers, see :func:`providers`.
 
     Raises:
-        InvalidRequest: the file is missing or ONNX Runtime cannot load it; the message names the file.
+        InvalidRequest: the file is missing or ONNX Runtime cannot load it; the message names the file. Or
+            this processor does not multiply the graph's INT8 weights exactly.
     """
     model = str(config["name"])
     path = graph_path(config, version_folder)
@@ -197,6 +199,10 @@ def load(
         raise InvalidRequest(
             f"{model}: {chosen[0][0]} must start, got only {', '.join(session.get_providers())}"
         )
+    largest = session.get_modelmeta().custom_metadata_map.get(int8_products.PROPERTY)
+    on_cpu = chosen[0][0] == "CPUExecutionProvider"
+    if on_cpu and largest is not None and (problem := int8_products.problem(int(largest))):
+        raise InvalidRequest(f"{model}: {problem}")
     _give_back_memory()
     return session
 
