@@ -70,6 +70,8 @@ class LoadEnvironment:
     def load(self, folder: Path, url: str, line: str) -> Loaded:
         """Run `slipway load` with further options, its words divided by spaces, and read its reports."""
         data, page = folder / "load.json", folder / "load.html"
+        for report in (data, page):
+            report.unlink(missing_ok=True)
         reports = ("--json", str(data), "--html", str(page))
         done = self.run("slipway", "load", "--url", url, *line.split(), *reports)
         return Loaded(
