@@ -53,10 +53,12 @@ class InProcessModels:
     Args:
         repository: folder of model folders.
         threads: threads of each ONNX session; 0 takes all cores.
+        limited: Whether graphs refuse sizes beyond their exported ranges, as the server does. A measurement
+            may go beyond them.
     """
 
-    def __init__(self, repository: Path, threads: int = 0) -> None:
-        self._repository, self._threads = repository, threads
+    def __init__(self, repository: Path, threads: int = 0, *, limited: bool = True) -> None:
+        self._repository, self._threads, self._limited = repository, threads, limited
         self._loaded: dict[str, Run] = {}
         self._programs: list[Program] = []
 
@@ -120,7 +122,7 @@ class InProcessModels:
             lambda wanted, inputs: graph.run(list(wanted), dict(inputs)),
             {entry["name"]: [int(dim) for dim in entry["dims"]] for entry in settings.config["output"]},
             batched=int(settings.config["max_batch_size"]) > 0,
-            ranges=read_ranges(settings.model, settings.parameters),
+            ranges=read_ranges(settings.model, settings.parameters) if self._limited else {},
         )
         reshaped = _reshaping(settings.config)
 

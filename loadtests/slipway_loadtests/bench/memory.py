@@ -175,7 +175,7 @@ def _load(job: MemoryJob) -> Models:
     # No torch here: a served graph does not have it either.
     from slipway_serving.models import InProcessModels
 
-    models = InProcessModels(folder, threads=job.threads)
+    models = InProcessModels(folder, threads=job.threads, limited=False)
     models.load(job.model)
     return models
 
