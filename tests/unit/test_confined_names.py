@@ -78,6 +78,9 @@ def test_order_to_load_cannot_become_another_request(monkeypatch: pytest.MonkeyP
     asked: list[httpx.URL] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v2":
+            extensions = ["model_repository", "model_configuration", "binary_tensor_data"]
+            return httpx.Response(200, json={"name": "triton", "extensions": extensions})
         asked.append(request.url)
         return httpx.Response(400, json={"error": "no"})
 
