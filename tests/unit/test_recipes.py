@@ -98,7 +98,7 @@ def test_recipe_is_of_its_family_when_it_is_named() -> None:
 
 def test_demo_checkpoint_is_refused_when_it_is_not_installed(tmp_path: Path) -> None:
     preset = demo_preset("no_such_family", "", ())
-    with pytest.raises(InvalidRequest, match=r'got none; try pip install "slipway-triton\[demo\]"'):
+    with pytest.raises(InvalidRequest, match="got none; try pip install ./training/slipway_demo"):
         preset.write(tmp_path, 0)
 
 

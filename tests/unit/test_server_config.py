@@ -75,7 +75,7 @@ def test_start_is_refused_when_shared_memory_is_small(
 
 def test_missing_wheel_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_install.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(NotReady, match=r"nvidia-pytriton must be installed.*slipway-triton\[server\]"):
+    with pytest.raises(NotReady, match=r'nvidia-pytriton must be installed.*pip install "\.\[server\]"'):
         find_triton()
 
 

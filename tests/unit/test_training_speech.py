@@ -93,7 +93,7 @@ def test_targets_share_a_window_among_its_words() -> None:
 def test_speech_is_refused_with_what_to_install_when_it_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "espeakng_loader", None)
     espeak._library.cache_clear()
-    with pytest.raises(InvalidRequest, match=r'try pip install "slipway-triton\[training,speech\]"'):
+    with pytest.raises(InvalidRequest, match=r'try pip install "\.\[training,speech\]"'):
         espeak.say("hello", espeak.Voice("gmw/en"))
     espeak._library.cache_clear()
 
