@@ -122,7 +122,8 @@ def serve(
         shown = sys.stderr.isatty() if progress is None else progress
         _run(Server(config, _warn if shown else None, _warn), verbose=verbose)
     except SlipwayError as error:
-        _warn(f"error: {printable(str(error))}")
+        lines = [printable(line) for line in str(error).split("\n")]  # one for each model that failed
+        _warn("\n".join(["error: " + lines[0], *lines[1:]]))
         raise typer.Exit(error.exit_code) from None
 
 
