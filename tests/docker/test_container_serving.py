@@ -81,5 +81,5 @@ def test_health_check_command_tells_by_its_exit_code_when_a_model_is_unknown(
 ) -> None:
     ask = ("run", "--rm", *CONFINED, "--network", served.network, images["client"], "ready", "--url")
     assert engine.run(*ask, "triton:8000", "--model", "wan_t2v").stdout == "ready\n"
-    assert "nope must be ready" in engine.run(*ask, "triton:8000", "--model", "nope", code=1).stderr
-    assert "must be ready" in engine.run(*ask, "triton:8009", code=1).stderr
+    assert "unknown model: 'nope'" in engine.run(*ask, "triton:8000", "--model", "nope", code=1).stderr
+    assert "connection refused" in engine.run(*ask, "triton:8009", code=1).stderr
