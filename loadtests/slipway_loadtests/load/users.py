@@ -42,19 +42,20 @@ class ModelUser(User):  # type: ignore[misc]
     use: ClassVar[Use]
 
     def on_start(self) -> None:
-        """Connect, and stop at once where the server does not serve the model."""
+        """Connect, and take note where the server does not serve the model; the first task stops the user."""
         self.run_: Run = self.environment.slipway
         self.plan: Plan = self.run_.plan
         worker = getattr(self.environment.runner, "worker_index", 0)
         self.random = np.random.default_rng([self.plan.seed, max(worker, 0), next(_NUMBERS)])
-        self.rejected = False
+        self.rejected = self.refused = False
         self.free: list[Client] = []
         try:
             self.free.append(self._connected())
             self.usual = usual_of(self.free[0], self.use.model)
         except SlipwayError as error:
             self.run_.refuse(f"{self.use.model}: {error}")
-            raise StopUser from None
+            self.refused = True  # Locust prints a traceback of whatever is raised here
+            return
         if self.plan.arrivals == "closed" and self.plan.paced and self.use.turn_s is not None:
             # Users of a stage begin at once, but do not speak at once.
             gevent.sleep(self.random.uniform(0, self.use.turn_s))
@@ -72,6 +73,8 @@ class ModelUser(User):  # type: ignore[misc]
     @task  # type: ignore[untyped-decorator]
     def come(self) -> None:
         """Visit once; open, let all come whose source this is."""
+        if self.refused:
+            raise StopUser
         if self.plan.arrivals == "closed":
             self._visit(now_s(), self.random)
             return
