@@ -211,7 +211,7 @@ def test_plain_locust_says_so_when_the_host_is_not_triton(
     server: Server, environment: LoadEnvironment
 ) -> None:
     metrics = server.metrics_url.removesuffix("/metrics")
-    line = f"--headless --only-summary --host {metrics} -u 1 -t 10"
+    line = f"--headless --only-summary --host {metrics} -u 1 -t 20"
     done = environment.run("locust", "-f", str(ROOT / "loadtests/locustfile.py"), *line.split())
     assert "this address answers HTTP, but it is not Triton" in done.stdout, done.stdout
     assert "Traceback" not in done.stdout
