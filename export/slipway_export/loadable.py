@@ -81,11 +81,26 @@ def _check_model(folder: Path, repositories: Sequence[Path]) -> None:
         session.run_options(config)
         signature.check(config, file_signature(session.graph_path(config, folder / "1")))
     elif config.get("backend") == "python":
-        program_class(settings)
+        _check_program(settings)
     else:
         raise InvalidRequest(
             f"{folder.name}: backend must be onnxruntime or python, got {config.get('backend')!r}"
         )
+
+
+def _check_program(settings: Settings) -> None:
+    """Refuse a program that does not exist.
+
+    An export may run where the packages of a server are not installed. There a program that needs one of them
+    cannot be imported, which says nothing about the server.
+    """
+    try:
+        program_class(settings)
+    except InvalidRequest as error:
+        own = settings.parameters.get("program", "").partition(".")[0]
+        missing = error.__cause__.name or "" if isinstance(error.__cause__, ModuleNotFoundError) else own
+        if missing.partition(".")[0] == own:
+            raise
 
 
 def _check_ensemble(config: Mapping[str, Any], repositories: Sequence[Path]) -> None:

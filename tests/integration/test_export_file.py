@@ -324,5 +324,7 @@ def test_opset_of_a_component_is_what_its_description_says(tmp_path: Path) -> No
 
         return replace(plan, components=tuple(map(since_20, plan.components)))
 
-    with pytest.raises(InvalidRequest, match=r"must be 20 to 23 for fp32, got 19 with engine onnxruntime; .*: tiny 20"):
+    with pytest.raises(
+        InvalidRequest, match=r"must be 20 to 23 for fp32, got 19 with engine onnxruntime; .*: tiny 20"
+    ):
         run_export(replace(HEAD, plan=later), to_file(tmp_path / "g.onnx", "tiny", opset=19))

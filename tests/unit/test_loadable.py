@@ -101,3 +101,13 @@ def test_tensors_of_a_file_are_those_of_a_session(tmp_path: Path, graph: object)
     config = {"name": "m"}
     loaded = session.load(config, version, session.providers(config, "CPU", 0))
     assert file_signature(version / "model.onnx") == graph_signature(loaded)
+
+
+def test_program_is_let_through_when_this_machine_lacks_a_package_of_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "needy.py").write_text("import no_such_package_of_a_server\n\nclass Program: ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = 'parameters { key: "program" value { string_value: "needy:Program" } }'
+    write_model(tmp_path / "staged", "m", None, config, backend="python")
+    check_loadable(tmp_path / "staged", ["m"], tmp_path)
