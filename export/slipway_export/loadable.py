@@ -76,15 +76,16 @@ def _check_model(folder: Path, repositories: Sequence[Path]) -> None:
     read_ranges(folder.name, settings.parameters)
     if "ensemble_scheduling" in config:
         _check_ensemble(config, repositories)
-    elif config.get("backend") == "onnxruntime":
-        session.session_options(config)
-        session.run_options(config)
+    elif config.get("backend") in ("onnxruntime", "tensorrt"):
+        if config["backend"] == "onnxruntime":
+            session.session_options(config)
+            session.run_options(config)
         signature.check(config, file_signature(session.graph_path(config, folder / "1")))
     elif config.get("backend") == "python":
         _check_program(settings)
     else:
         raise InvalidRequest(
-            f"{folder.name}: backend must be onnxruntime or python, got {config.get('backend')!r}"
+            f"{folder.name}: backend must be onnxruntime, tensorrt or python, got {config.get('backend')!r}"
         )
 
 

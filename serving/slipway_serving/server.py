@@ -51,11 +51,17 @@ from slipway_serving.places import (
     free_ports,
     may_cache,
 )
-from slipway_serving.request_parameters import GRPC_MARK, MARKED_VARIABLE
+from slipway_serving.request_parameters import MARKED_VARIABLE
 from slipway_serving.server_config import ServerConfig
 from slipway_serving.start_errors import DiedLoading, PortTaken
 from slipway_serving.supervision import ModelSupervisor, Supervisor, has_folders
-from slipway_serving.triton_arguments import closed_apis, closed_but_to_us, response_cache, tracing
+from slipway_serving.triton_arguments import (
+    closed_apis,
+    closed_but_to_us,
+    forwarding,
+    response_cache,
+    tracing,
+)
 from slipway_serving.triton_install import environment, find_triton, lay_out_backends, lay_out_interpreter
 from slipway_serving.triton_process import ID_VARIABLE, Belongings, end_processes, sweep
 from slipway_serving.waiting import METRICS_VARIABLE
@@ -377,7 +383,6 @@ class Server:
         yield f"--exit-timeout-secs={config.exit_timeout_s}"
         yield f"--exit-on-error={str(config.exit_on_error).lower()}"
         yield f"--log-verbose={config.log_verbose}"
-        yield f"--grpc-header-forward-pattern={GRPC_MARK}"
         # Of use to the supervisor whether or not others may give orders.
         yield "--model-control-mode=explicit"
         yield "--load-model=*"
@@ -385,7 +390,7 @@ class Server:
             yield from response_cache(caches, config.response_cache_bytes)
         if config.trace_otlp is not None:
             yield from tracing(config.trace_otlp, config.trace_every)
-        yield from config.arguments
+        yield from forwarding(config.arguments)
 
     def _log_since_launch(self) -> str:
         """Return what the log got since the last launch, with paths as the user knows them."""

@@ -6,11 +6,13 @@ starts Triton so.
 
 from __future__ import annotations
 
+import re
 import urllib.parse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from slipway_serving.control import CONTROL_HEADER, SUPERVISOR_HEADER
+from slipway_serving.request_parameters import GRPC_MARK
 
 CLOSED_APIS = ("model-repository", "shared-memory", "trace", "logging")
 """Groups of Triton's API that need the control token: those that change the server.
@@ -34,10 +36,10 @@ _OURS = {
     "cache-config": "--response-cache-mib",
     "http-restricted-api": "--control-token-file",
     "grpc-restricted-protocol": "--control-token-file",
-    "grpc-header-forward-pattern": "an input of the model, in place of metadata",
 }
 _FILES = ("grpc-server-cert", "grpc-server-key", "grpc-root-cert")
 _SHARED_MEMORY_PREFIX = "python,shm-region-prefix-name"
+_GRPC_FORWARDING = "--grpc-header-forward-pattern="
 
 
 def closed_apis(token: str) -> Iterator[str]:
@@ -110,6 +112,20 @@ def tracing_problems(url: str | None, every: int) -> list[str]:
     return problems
 
 
+def forwarding(further: Sequence[str]) -> Iterator[str]:
+    """Yield the arguments that a user adds, with the metadata of gRPC that Triton must hand to the models.
+
+    Triton takes one pattern only, so ours, which marks requests that came over gRPC, joins the user's.
+    """
+    patterns = [GRPC_MARK]
+    for argument in further:
+        if argument.startswith(_GRPC_FORWARDING):
+            patterns.append(argument.removeprefix(_GRPC_FORWARDING))
+        else:
+            yield argument
+    yield _GRPC_FORWARDING + "|".join(f"({pattern})" for pattern in patterns)
+
+
 def further_problems(arguments: Sequence[str]) -> list[str]:
     """Say which of a user's own arguments Triton cannot be started with."""
     problems = []
@@ -129,9 +145,25 @@ def further_problems(arguments: Sequence[str]) -> list[str]:
                 "further arguments must name files by absolute paths (Triton runs in a folder of its own), "
                 f"got --{name}={value}; try --{name}=$PWD/{value}"
             )
+        elif name.endswith("-header-forward-pattern") and (wrong := _pattern_problem(name, value)):
+            problems.append(wrong)
         elif name == "backend-config" and value.startswith(_SHARED_MEMORY_PREFIX):
             problems.append(
                 f"further arguments must leave {_SHARED_MEMORY_PREFIX} alone, by which slipway finds what "
                 "to free; try without it"
             )
     return problems
+
+
+def _pattern_problem(name: str, pattern: str) -> str | None:
+    """Return why Triton cannot hand on the headers of a pattern to the models."""
+    try:
+        forges_mark = re.search(pattern, GRPC_MARK) and name.startswith("http")
+    except re.error as error:
+        return f"{name} must be a regular expression, got {pattern!r} ({error})"
+    if forges_mark:
+        return (
+            f"{name} must not match {GRPC_MARK}, which marks requests that came over gRPC, got {pattern!r};"
+            " try the names of your own headers"
+        )
+    return None

@@ -28,7 +28,7 @@ from slipway_export.spec import Axis, Engine, Precision
 from slipway_serving.errors import InvalidRequest
 from slipway_serving.models import InProcessModels, read_config
 
-PAIR = (Axis("batch", 1, 2, 3),)
+PAIR = (Axis("batch", 1, 2, 16),)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_backbone_is_within_its_bounds_in_all_precisions(
     print(precision.value, worst)
     assert set(worst) == {"input_values", "rms", "embedding"}
     # Whatever the precision, the features are made in the extractor's own.
-    assert worst["input_values"] < 1e-5
+    assert worst["input_values"] < 3e-5
     assert (worst["embedding"] > 1e-4) == (precision is not Precision.FP32)
 
 

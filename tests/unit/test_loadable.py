@@ -61,7 +61,7 @@ def test_model_is_refused_as_the_server_would(tmp_path: Path, config: str, probl
             'parameters { key: "program" value { string_value: "slipway_serving:No" } }',
             "program must be",
         ),
-        ("tensorrt", "", "backend must be onnxruntime or python, got 'tensorrt'"),
+        ("openvino", "", "backend must be onnxruntime, tensorrt or python, got 'openvino'"),
     ],
 )
 def test_model_of_another_backend_is_refused(tmp_path: Path, backend: str, more: str, problem: str) -> None:

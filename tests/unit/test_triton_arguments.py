@@ -80,7 +80,13 @@ def test_sampling_below_one_is_refused() -> None:
 
 def test_further_arguments_come_last() -> None:
     further = ("--rate-limit=execution_count", "--rate-limit-resource=R:4")
-    assert tuple(arguments(arguments=further)[-2:]) == further
+    assert tuple(arguments(arguments=further)[-3:-1]) == further
+
+
+def test_headers_that_a_user_names_join_the_one_that_marks_grpc() -> None:
+    patterns = ("--http-header-forward-pattern=x-team", "--grpc-header-forward-pattern=x-team|x-user")
+    found = [each for each in arguments(arguments=patterns) if "forward-pattern" in each]
+    assert found == [patterns[0], "--grpc-header-forward-pattern=(user-agent)|(x-team|x-user)"]
 
 
 @pytest.mark.parametrize(
@@ -96,6 +102,11 @@ def test_further_arguments_come_last() -> None:
         ),
         ("--http-restricted-api=x:y=z", "try --control-token-file"),
         ("--grpc-server-cert=tls.crt", "try --grpc-server-cert=$PWD/tls.crt"),
+        (
+            "--http-header-forward-pattern=.*",
+            "must not match user-agent, which marks requests that came over",
+        ),
+        ("--grpc-header-forward-pattern=(x", "must be a regular expression, got '(x'"),
         (
             "--backend-config=python,shm-region-prefix-name=x",
             "must leave python,shm-region-prefix-name alone",
