@@ -5,15 +5,21 @@ What a container's HEALTHCHECK and a Kubernetes exec probe run, and what a scrip
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from slipway_client.address import address_of
+from slipway_client.address import Address, address_of
 from slipway_client.options import HttpUrl, TlsFolder
 from slipway_serving.command_output import Json, print_json
 from slipway_serving.durations import checked_option
 from slipway_serving.errors import NotReady
+
+_POLL_S = 0.5
 
 
 def ready(
@@ -37,9 +43,51 @@ def ready(
         float,
         typer.Option(help="Longest wait for an answer, seconds.", min=0.1, callback=checked_option),
     ] = 3.0,
+    wait_s: Annotated[
+        float,
+        typer.Option(
+            help="Longest wait for a server that starts or loads its models, seconds; by default none.",
+            min=0,
+            callback=checked_option,
+        ),
+    ] = 0.0,
     json: Json = False,
 ) -> None:
     """Tell whether a running server is ready, or lives: exit 0, or 1 with the reason."""
+    address = _waited_for(
+        partial(_checked, url, model, tls, timeout_s, live=live, processes=processes), wait_s
+    )
+    state = "live" if live else "ready"
+    if json:
+        print_json({"url": address.url, "protocol": address.protocol, "model": model, "state": state})
+    else:
+        typer.echo(state)
+
+
+def _waited_for(check: Callable[[], Address], wait_s: float) -> Address:
+    """Check again and again until that succeeds, the time is over, or waiting cannot help.
+
+    Raises:
+        NotReady: The reason of the last check.
+    """
+    from slipway_client.retry import NotTriton, UnknownModel
+
+    end_s = time.monotonic() + wait_s
+    while True:
+        try:
+            return check()
+        except (NotTriton, UnknownModel):
+            raise
+        except NotReady:
+            if time.monotonic() >= end_s:
+                raise
+        time.sleep(_POLL_S)
+
+
+def _checked(
+    url: str | None, model: str | None, tls: Path | None, timeout_s: float, *, live: bool, processes: bool
+) -> Address:
+    """Return the server's address: which protocol a port speaks is not known before something listens."""
     from slipway_client import Client
 
     address = address_of(url, None if url else "http", timeout_s)
@@ -50,11 +98,7 @@ def ready(
             client.check_ready(model)
     if processes:
         _check_processes(address.url)
-    state = "live" if live else "ready"
-    if json:
-        print_json({"url": address.url, "protocol": address.protocol, "model": model, "state": state})
-    else:
-        typer.echo(state)
+    return address
 
 
 def _check_processes(url: str) -> None:

@@ -57,9 +57,11 @@ PARTS = {
         (
             "address",
             "cli_generate",
+            "cli_listen",
             "cli_ready",
             "client_calls",
             "client_hostile",
+            "client_limits",
             "client_protocols",
             "client_results",
             "client_retry",

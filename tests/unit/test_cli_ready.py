@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import ssl
 import threading
 from collections.abc import Iterator
@@ -69,6 +70,59 @@ def test_ready_says_that_nothing_listens(
 def test_ready_says_that_a_host_is_unknown(scheme: str, capsys: pytest.CaptureFixture[str]) -> None:
     line = said(capsys, "--url", f"{scheme}no-such-host.invalid:8001")
     assert "no-such-host.invalid:8001: unavailable over " in line and "unknown host" in line
+
+
+def test_ready_asks_for_readiness_and_for_processes_only_when_it_is_told_to(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with http_peer({}) as place:
+        url = f"http://{place}"
+        assert root.run(["ready", "--url", url]) == 0
+        assert capsys.readouterr().out == "ready\n"
+        assert root.run(["ready", "--url", url, "--live"]) == 0
+        assert capsys.readouterr().out == "live\n"
+        assert root.run(["ready", "--url", url, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found == {"url": url, "protocol": "http", "model": None, "state": "ready"}
+        assert f"server must run on this machine for --processes, got none at {url}" in said(
+            capsys, "--url", url, "--processes"
+        )
+
+
+@pytest.mark.parametrize("scheme", ["", "http://", "grpc://"])
+def test_ready_waits_for_a_server_that_starts(scheme: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def starts() -> bytes:
+        ready = next(answers, True)
+        return service_pb2.ServerReadyResponse(ready=ready).SerializeToString()
+
+    def over_http(connection: socket.socket) -> None:
+        status = "200 OK" if next(answers, True) else "400 Bad Request"
+        connection.sendall(answered(b"", status=status))
+
+    answers = iter([False, False])
+    peer = (
+        grpc_peer({"ServerReady": lambda _: iter([starts()])})
+        if scheme == "grpc://"
+        else http_peer({"/v2/health/ready": over_http})
+    )
+    with peer as place:
+        assert root.run(["ready", "--url", f"{scheme}{place}", "--wait-s", "300"]) == 0
+    assert capsys.readouterr().out == "ready\n"
+    assert next(answers, None) is None
+
+
+@pytest.mark.parametrize("scheme", ["", "http://", "grpc://"])
+def test_ready_says_the_last_reason_when_its_wait_is_over(
+    scheme: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = said(capsys, "--url", f"{scheme}localhost:1", "--wait-s", "0.6")
+    assert "connection refused, nothing listens at this address" in line
+
+
+def test_ready_does_not_wait_for_what_is_not_triton(capsys: pytest.CaptureFixture[str]) -> None:
+    with http_peer({"/v2": once(answered(b"{}"))}) as place:
+        line = said(capsys, "--url", f"http://{place}", "--wait-s", "1000000")
+    assert "this address answers HTTP, but it is not Triton" in line
 
 
 def test_ready_says_that_a_server_is_not_ready(capsys: pytest.CaptureFixture[str]) -> None:
