@@ -26,7 +26,7 @@ def serve(
         Path, typer.Option(help="Model repository: a folder of models, as `slipway export` writes it.")
     ],
     host: Annotated[
-        str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")
+        str, typer.Option(help="Address to listen on; 0.0.0.0, or :: with IPv6, lets other machines in.")
     ] = "127.0.0.1",
     http_port: Annotated[int, typer.Option(help="HTTP port, 0 picks a free one.", **_PORT)] = 8000,
     grpc_port: Annotated[int, typer.Option(help="gRPC port, 0 picks a free one.", **_PORT)] = 8001,

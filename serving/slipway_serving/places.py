@@ -188,7 +188,8 @@ def free_ports(host: str, wanted: Mapping[str, int]) -> dict[str, int]:
     where = address(host)
     with contextlib.ExitStack() as held:  # held together, so that no two are the same
         for name, port in wanted.items():
-            listener = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+            family = socket.AF_INET6 if ":" in where else socket.AF_INET
+            listener = held.enter_context(socket.socket(family, socket.SOCK_STREAM))
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 listener.bind((where, port))
@@ -202,14 +203,15 @@ def free_ports(host: str, wanted: Mapping[str, int]) -> dict[str, int]:
 
 
 def address(host: str) -> str:
-    """Return the IPv4 address of a host, which is what Triton binds to.
+    """Return the address of a host, which is what Triton binds to: its IPv4 address, where it has one.
 
     Raises:
-        InvalidRequest: it has none.
+        InvalidRequest: It has neither an IPv4 nor an IPv6 address.
     """
     try:
-        return str(socket.getaddrinfo(host, None, socket.AF_INET)[0][4][0])
-    except socket.gaierror as error:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        return str(min(found, key=lambda each: each[0] != socket.AF_INET)[4][0])
+    except (OSError, UnicodeError) as error:
         raise InvalidRequest(
-            f"server: host must be an IPv4 address or a name that has one, got {host!r}"
+            f"server: host must be an IP address or a name that has one, got {host!r}; try 127.0.0.1, or ::1"
         ) from error

@@ -56,6 +56,7 @@ from slipway_serving.server_config import ServerConfig
 from slipway_serving.start_errors import DiedLoading, PortTaken
 from slipway_serving.supervision import ModelSupervisor, Supervisor, has_folders
 from slipway_serving.triton_arguments import (
+    bind_address,
     closed_apis,
     closed_but_to_us,
     forwarding,
@@ -378,7 +379,7 @@ class Server:
         yield f"--backend-directory={folder / 'backends'}"
         yield f"--backend-config=python,shm-region-prefix-name={self._id}"
         for service in ("http", "grpc", "metrics"):
-            yield f"--{service}-address={config.host}"
+            yield f"--{service}-address={bind_address(service, config.host)}"
             yield f"--{service}-port={config.ports[f'{service}_port']}"
         yield f"--exit-timeout-secs={config.exit_timeout_s}"
         yield f"--exit-on-error={str(config.exit_on_error).lower()}"
@@ -444,8 +445,9 @@ class Server:
 
 
 def _reachable(host: str) -> str:
-    """Return an address that reaches a server on this machine that listens on `host`."""
-    return "127.0.0.1" if host == "0.0.0.0" else host
+    """Return what stands before the port in a URL of a server on this machine that listens on `host`."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{host}]" if ":" in host else host
 
 
 def _answers(client: httpx.Client, path: str) -> bool:

@@ -22,7 +22,8 @@ class ServerConfig:
 
     Attributes:
         repository: the model repository, a folder of model folders.
-        host: address to listen on; other machines reach the server only by another than 127.0.0.1.
+        host: IPv4 or IPv6 address to listen on, or a name that has one; other machines reach the server
+            only by another than 127.0.0.1 and ::1.
         http_port: 0 picks a free one, as for the other two.
         grpc_port: see `http_port`.
         metrics_port: see `http_port`.

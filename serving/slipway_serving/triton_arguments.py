@@ -112,6 +112,19 @@ def tracing_problems(url: str | None, every: int) -> list[str]:
     return problems
 
 
+def bind_address(service: str, address: str) -> str:
+    """Return an address to listen on as one of Triton's services takes it.
+
+    Args:
+        service: "http", "grpc" or "metrics".
+        address: An IPv4 or IPv6 address. At ``::`` all three services listen on IPv6 alone or, for gRPC, on
+            both, as their libraries do.
+    """
+    if ":" not in address:
+        return address
+    return f"[{address}]" if service == "grpc" else f"ipv6:{address}"  # libevhtp's form
+
+
 def forwarding(further: Sequence[str]) -> Iterator[str]:
     """Yield the arguments that a user adds, with the metadata of gRPC that Triton must hand to the models.
 

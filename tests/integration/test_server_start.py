@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import tempfile
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from server_fixtures import ODD, affine, any_port, infer, mode, nothing_is_left, tensor, write_model
 
+from slipway_cli import root
+from slipway_client import Client
 from slipway_serving import server as server_module
 from slipway_serving import triton_process
 from slipway_serving.errors import InvalidRequest, NotReady
@@ -138,3 +142,17 @@ def test_start_is_refused_when_the_log_cannot_be_written(repository: Path, tmp_p
         with pytest.raises(InvalidRequest, match=f"log must be a file that .* may write, got {path} "):
             server.start()
         assert nothing_is_left(server.server_id)
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+@pytest.mark.parametrize("host", ["::", "::1"])
+def test_server_is_called_and_asked_over_ipv6(
+    repository: Path, host: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Server(any_port(repository, host=host)) as server:
+        for url in (f"http://{server.http_url}", f"grpc://{server.grpc_url}"):
+            with Client(url) as client:
+                assert client.infer("affine", {"x": ONES})["y"].shape == (1, 4)
+        assert root.run(["ready", "--url", f"http://{server.http_url}", "--processes"]) == 0
+        assert httpx.get(server.metrics_url, trust_env=False).status_code == httpx.codes.OK
+    assert capsys.readouterr().out == "ready\n"

@@ -56,12 +56,26 @@ def test_start_is_refused_when_the_host_is_not_of_this_machine(tmp_path: Path) -
         Server(config).start()
 
 
-def test_start_is_refused_when_the_host_has_no_ipv4_address(tmp_path: Path) -> None:
+@pytest.mark.parametrize("host", ["", "no-such-host.invalid", "999.0.0.1", "a" * 64])
+def test_start_is_refused_when_the_host_has_no_address(tmp_path: Path, host: str) -> None:
     (tmp_path / "model").mkdir()
-    with pytest.raises(
-        InvalidRequest, match="host must be an IPv4 address or a name that has one, got '::1'"
-    ):
-        Server(ServerConfig(tmp_path, host="::1")).start()
+    with pytest.raises(InvalidRequest, match=f"host must be an IP address or a name .*, got '{host}'"):
+        Server(ServerConfig(tmp_path, host=host)).start()
+
+
+@pytest.mark.parametrize(
+    ("host", "http", "grpc", "url"),
+    [
+        ("0.0.0.0", "0.0.0.0", "0.0.0.0", "127.0.0.1:8000"),
+        ("::", "ipv6:::", "[::]", "[::1]:8000"),
+        ("::1", "ipv6:::1", "[::1]", "[::1]:8000"),
+    ],
+)
+def test_server_listens_on_addresses_of_both_kinds(host: str, http: str, grpc: str, url: str) -> None:
+    server = Server(ServerConfig(Path("models"), host=host))
+    given = [each for each in server._arguments(Path("f"), Path("c")) if "-address=" in each]
+    assert given == [f"--http-address={http}", f"--grpc-address={grpc}", f"--metrics-address={http}"]
+    assert server.http_url == url
 
 
 def test_start_is_refused_when_shared_memory_is_small(
