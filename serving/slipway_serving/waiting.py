@@ -26,7 +26,7 @@ MODELS_PARAMETER = "queue_limit_with"
 an ensemble so keeps the limit of all that comes after it, before any work is done in vain."""
 METRICS_VARIABLE = "SLIPWAY_METRICS"
 """Environment variable of a server's processes: host:port of its metrics, where that is not Triton's own."""
-_METRICS = "127.0.0.1:8002"
+_METRICS = "localhost:8002"
 # A model whose last batch ended longer ago has no queue, however busy the machine is.
 _PAUSE_S = 0.1
 # Metrics of 11 models take 1 ms of a core to be written and read.

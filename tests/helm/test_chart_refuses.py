@@ -31,6 +31,7 @@ GPU = {"kind": "ngc", "repository": "slipway/server-gpu"}
         ({"gpu": {"resource": "gpu"}}, "gpu.resource: Does not match pattern"),
         ({"autoscaling": {"minReplicas": -1}}, "autoscaling.minReplicas: Must be greater than or equal to 0"),
         ({"enabled": "yes"}, "enabled: Invalid type. Expected: boolean"),
+        ({"address": "10.0.0.1"}, 'address must be one of the following: "0.0.0.0", "::"'),
         ({"global": {"imageRegistry": 5}}, "global.imageRegistry: Invalid type. Expected: string"),
         ({"image": {"tag": f"sha256:{'0' * 64}"}}, "image.tag: Does not match pattern"),
         ({"image": {"repository": f"a/b@sha256:{'0' * 64}"}}, "image.repository: Does not match pattern"),

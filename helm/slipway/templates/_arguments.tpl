@@ -19,6 +19,8 @@ flags of `slipway serve`, with tritonserver's own after `--`; NGC's takes triton
 - --repository
 - {{ .pool.computed.repository }}
 - --verbose
+- --host
+- {{ .pool.address | quote }}
 - --exit-timeout-s
 - {{ .pool.computed.exitTimeout | quote }}
 - --ready-timeout-s
@@ -48,6 +50,11 @@ flags of `slipway serve`, with tritonserver's own after `--`; NGC's takes triton
 {{- define "slipway.ngcArguments" }}
 {{- $closed := "model-repository,shared-memory,trace,logging:slipway-control=$(SLIPWAY_CONTROL_TOKEN)" }}
 - --model-repository={{ .pool.computed.repository }}
+{{- if eq .pool.address "::" }}
+- "--http-address=ipv6:::"
+- "--grpc-address=[::]"
+- "--metrics-address=ipv6:::"
+{{- end }}
 - --exit-timeout-secs={{ .pool.computed.exitTimeout }}
 - --model-control-mode={{ .root.Values.control.mode }}
 {{- if and (eq .root.Values.control.mode "none") (gt (int .pool.responseCacheMiB) 0) }}
