@@ -103,9 +103,8 @@ def _checked(
 
 def _check_processes(url: str) -> None:
     """Raise NotReady where a process is gone or about to be, or where the server is not on this machine."""
-    from slipway_serving.footprints import lost
+    from slipway_serving.probes import check_processes
     from slipway_serving.server_folder import folder_of_process, tritonserver_at
-    from slipway_serving.triton_process import dies_of
 
     port = url.rpartition(":")[2]
     process = tritonserver_at(int(port)) if port.isdigit() else None
@@ -113,13 +112,4 @@ def _check_processes(url: str) -> None:
         raise NotReady(
             f"ready: server must run on this machine for --processes, got none at {url}; try it there"
         )
-    if number := dies_of(process.pid):
-        raise NotReady(
-            f"ready: tritonserver must live, got one that dies of {number.name}, if it ends at all;"
-            " try the server's log, and a restart of it"
-        )
-    if gone := lost(folder_of_process(process)):
-        raise NotReady(
-            f"ready: every model must have its processes, got none any more of {', '.join(gone)};"
-            " try the server's log, and a restart of it"
-        )
+    check_processes(process.pid, folder_of_process(process))

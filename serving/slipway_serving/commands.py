@@ -33,6 +33,14 @@ def serve(
     metrics_port: Annotated[
         int, typer.Option(help="Prometheus metrics port, 0 picks a free one.", **_PORT)
     ] = 8002,
+    probe_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Port of GET /ready and /live, which look at the processes of Python models too; 0 picks a"
+            " free one. By default there is none.",
+            **_PORT,
+        ),
+    ] = None,
     exit_timeout_s: Annotated[
         int,
         typer.Option(
@@ -108,6 +116,7 @@ def serve(
             http_port=http_port,
             grpc_port=grpc_port,
             metrics_port=metrics_port,
+            probe_port=probe_port,
             exit_timeout_s=exit_timeout_s,
             ready_timeout_s=ready_timeout_s,
             model_control=model_control,
@@ -214,6 +223,7 @@ def _report(server: Server) -> None:
         "http": f"http://{server.http_url}",
         "grpc": server.grpc_url,
         "metrics": server.metrics_url,
+        **({"probes": server.probe_url} if server.probe_url is not None else {}),
         **({"key": f"{own_key}"} if own_key is not None else {}),
         "models": ", ".join(server.models()),
     }.items():

@@ -10,6 +10,7 @@ While it serves, what dies is started anew (:mod:`slipway_serving.supervision`):
 
 from __future__ import annotations
 
+import http.client
 import os
 import secrets
 import shutil
@@ -51,6 +52,7 @@ from slipway_serving.places import (
     free_ports,
     may_cache,
 )
+from slipway_serving.probes import Probes, check_processes
 from slipway_serving.request_parameters import MARKED_VARIABLE
 from slipway_serving.server_config import ServerConfig
 from slipway_serving.start_errors import DiedLoading, PortTaken
@@ -71,6 +73,7 @@ from slipway_serving.watcher import Watcher
 __all__ = ["Server", "ServerConfig"]
 
 _POLL_S = 0.05
+_PROBE_S = 5.0
 _ATTEMPTS = 3
 _MODELS = "models"
 
@@ -109,6 +112,7 @@ class Server:
         self._claim: IO[bytes] | None = None
         self._belongings: Belongings | None = None
         self._supervisor: Supervisor | None = None
+        self._probes: Probes | None = None
         self._log_start = 0
         self._may_cache = True
 
@@ -135,6 +139,13 @@ class Server:
     def metrics_url(self) -> str:
         """URL of the Prometheus metrics."""
         return f"http://{_reachable(self.config.host)}:{self.config.metrics_port}/metrics"
+
+    @property
+    def probe_url(self) -> str | None:
+        """URL of the endpoint that tells whether this server is ready or lives; None without one."""
+        if self.config.probe_port is None:
+            return None
+        return f"http://{_reachable(self.config.host)}:{self.config.probe_port}"
 
     @property
     def pid(self) -> int | None:
@@ -191,12 +202,12 @@ class Server:
             self.config = replace(
                 wanted,
                 host=address(wanted.host),
-                http_port=ports["http_port"],
-                grpc_port=ports["grpc_port"],
-                metrics_port=ports["metrics_port"],
+                **ports,  # type: ignore[arg-type]
             )
             try:
                 self._lay_out()
+                if self.config.probe_port is not None:
+                    self._probes = Probes(self.config.host, self.config.probe_port, self._check)
                 self._launch()
                 self._wait_until_ready(models)
             except BaseException as error:
@@ -393,6 +404,23 @@ class Server:
             yield from tracing(config.trace_otlp, config.trace_every)
         yield from forwarding(config.arguments)
 
+    def _check(self, state: str) -> None:
+        """Raise NotReady where the server is not "ready" or not "live", or one of its processes is gone."""
+        belongings = self._belongings
+        if belongings is None or not self.is_alive():
+            raise NotReady("ready: tritonserver must run, got none; try again, or the server's log")
+        connection = http.client.HTTPConnection(self.http_url, timeout=_PROBE_S)
+        try:
+            connection.request("GET", f"/v2/health/{state}")
+            status = connection.getresponse().status
+        except (OSError, http.client.HTTPException) as error:
+            raise NotReady(f"ready: tritonserver must answer, got {type(error).__name__}") from None
+        finally:
+            connection.close()
+        if status != httpx.codes.OK:
+            raise NotReady(f"ready: tritonserver must be {state}, got HTTP status {status} of it")
+        check_processes(belongings.pid, belongings.requests)
+
     def _log_since_launch(self) -> str:
         """Return what the log got since the last launch, with paths as the user knows them."""
         assert self._belongings is not None
@@ -432,6 +460,9 @@ class Server:
         """Kill what is left, free what it held, and let the watcher go."""
         process, watcher, belongings, claimed = self._process, self._watcher, self._belongings, self._claim
         self._process = self._watcher = self._belongings = self._claim = None
+        probes, self._probes = self._probes, None
+        if probes:
+            probes.close()
         if belongings:
             sweep(belongings)
         if process:

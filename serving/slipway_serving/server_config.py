@@ -24,9 +24,10 @@ class ServerConfig:
         repository: the model repository, a folder of model folders.
         host: IPv4 or IPv6 address to listen on, or a name that has one; other machines reach the server
             only by another than 127.0.0.1 and ::1.
-        http_port: 0 picks a free one, as for the other two.
+        http_port: 0 picks a free one, as for the others.
         grpc_port: see `http_port`.
         metrics_port: see `http_port`.
+        probe_port: Port of :mod:`slipway_serving.probes`, see `http_port`; None opens none.
         exit_timeout_s: seconds that in-flight requests are given when the server is stopped.
         ready_timeout_s: seconds that all models together have to load.
         exit_on_error: whether one model that fails to load fails the start.
@@ -53,6 +54,7 @@ class ServerConfig:
     http_port: int = 8000
     grpc_port: int = 8001
     metrics_port: int = 8002
+    probe_port: int | None = None
     exit_timeout_s: int = 30
     ready_timeout_s: float = 600.0
     exit_on_error: bool = True
@@ -74,7 +76,7 @@ class ServerConfig:
         ]
         given = [port for port in self.ports.values() if port]
         if len(set(given)) < len(given):
-            problems.append(f"ports must be three different ones, got {given}")
+            problems.append(f"ports must be different ones, got {given}")
         for name in ("exit_timeout_s", "ready_timeout_s"):
             if wrong := durations.problem(name, getattr(self, name), zero=True):
                 problems.append(wrong)
@@ -108,9 +110,11 @@ class ServerConfig:
 
     @property
     def ports(self) -> dict[str, int]:
-        """The three ports by field name."""
+        """The ports to listen on, by field name."""
+        probe = {} if self.probe_port is None else {"probe_port": self.probe_port}
         return {
             "http_port": self.http_port,
             "grpc_port": self.grpc_port,
             "metrics_port": self.metrics_port,
+            **probe,
         }

@@ -210,13 +210,20 @@ def test_preparing_exports_are_commands_of_slipway() -> None:
         assert str(parsed(*line.split())["repository"]).startswith("/store/")
 
 
-def test_probes_run_commands_of_slipway() -> None:
+def test_probes_ask_the_endpoint_of_slipway_serve_or_run_a_command_where_there_is_none() -> None:
     for values in (None, *EXAMPLES):
         for manifest in render(values):
             for pod in pod_specs(manifest):
-                if "terminationGracePeriodSeconds" in pod:
-                    for probe in ("readinessProbe", "livenessProbe"):
-                        program, *command = pod["containers"][0][probe]["exec"]["command"]
+                if "terminationGracePeriodSeconds" not in pod:
+                    continue
+                container = pod["containers"][0]
+                ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+                for probe, path in (("readinessProbe", "/ready"), ("livenessProbe", "/live")):
+                    if "--host" in container["args"]:
+                        assert container[probe]["httpGet"] == {"path": path, "port": "probes"}
+                        assert parsed("serve", *container["args"])["probe_port"] == ports["probes"]
+                    else:
+                        program, *command = container[probe]["exec"]["command"]
                         assert program == "slipway"
                         assert parsed(*command)["processes"] is True
 

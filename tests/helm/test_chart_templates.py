@@ -315,7 +315,7 @@ def test_mig_slice_is_the_resource_and_each_replica_keeps_its_engines() -> None:
 
 
 def test_probes_ask_readiness_for_start_and_traffic_and_life_for_restarts() -> None:
-    container = server()
+    container = server({"image": {"kind": "ngc", "repository": "slipway/server-gpu"}})
     assert container["startupProbe"]["httpGet"]["path"] == "/v2/health/ready"
     asked = {}
     for name in ("readiness", "liveness"):

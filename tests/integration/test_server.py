@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import httpx
 import numpy as np
 import psutil
 import pytest
@@ -39,7 +40,7 @@ from server_fixtures import (
 from slipway_cli.root import run
 from slipway_client.over_grpc import GrpcTransport
 from slipway_client.retry import Deadline
-from slipway_serving import kept_logs, triton_process
+from slipway_serving import kept_logs, probes
 from slipway_serving import server as server_module
 from slipway_serving.errors import DeadlineExceeded, InvalidRequest, NotReady
 from slipway_serving.server import Server
@@ -65,7 +66,7 @@ def sleepers(tmp_path: Path) -> Path:
 
 
 def assert_ready_tells_lost_processes(server: Server) -> None:
-    """`slipway ready --processes` fails as long as a process is gone."""
+    """`slipway ready --processes` and the endpoint for probes fail as long as a process is gone."""
     folder = folder_at(server.config.http_port)
     assert folder is not None
     (ours,) = (folder / "footprints" / "affine").iterdir()
@@ -75,16 +76,25 @@ def assert_ready_tells_lost_processes(server: Server) -> None:
         for flags in ([], ["--live"]):
             assert run(["ready", *flags, "--processes", "--url", port]) == 1
             assert run(["ready", *flags, "--url", port]) == 0
+    for state in ("ready", "live"):
+        answer = httpx.get(f"{server.probe_url}/{state}", trust_env=False)
+        assert answer.status_code == 503
+        assert answer.text.startswith(
+            "ready: every model must have its processes, got none any more of killed_0"
+        )
     shutil.rmtree(killed)
+    for state in ("ready", "live"):
+        answer = httpx.get(f"{server.probe_url}/{state}", trust_env=False)
+        assert (answer.status_code, answer.text) == (200, f"{state}\n")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(triton_process, "dies_of", {server.pid: signal.SIGABRT}.get)
+        patch.setattr(probes, "dies_of", {server.pid: signal.SIGABRT}.get)
         assert run(["ready", "--live", "--processes", "--url", server.grpc_url]) == 1
     assert run(["ready", "--live", "--processes", "--url", server.grpc_url]) == 0
 
 
 def test_start_and_stop_leave_nothing(repository: Path) -> None:
     # A stop that waited for its exit timeout would outlast the test's own limit.
-    server = Server(any_port(repository, exit_timeout_s=100_000))
+    server = Server(any_port(repository, exit_timeout_s=100_000, probe_port=0))
     with server:
         assert server.models() == ["affine"]
         assert len(processes(server.server_id)) >= 2  # the server and a stub

@@ -21,7 +21,9 @@ from slipway_serving.triton_install import environment, find_triton, lay_out_bac
     ("fields", "text"),
     [
         ({"http_port": 70000}, "http_port must be a port number 0 to 65535, got 70000"),
-        ({"http_port": 9000, "grpc_port": 9000}, "ports must be three different ones"),
+        ({"http_port": 9000, "grpc_port": 9000}, "ports must be different ones"),
+        ({"grpc_port": 9000, "probe_port": 9000}, "ports must be different ones"),
+        ({"probe_port": 65536}, "probe_port must be a port number 0 to 65535, got 65536"),
         (
             {"exit_timeout_s": -1, "log_verbose": -2},
             "exit_timeout_s must be at least 0 and at most 2592000 seconds",

@@ -21,6 +21,8 @@ flags of `slipway serve`, with tritonserver's own after `--`; NGC's takes triton
 - --verbose
 - --host
 - {{ .pool.address | quote }}
+- --probe-port
+- "8004"
 - --exit-timeout-s
 - {{ .pool.computed.exitTimeout | quote }}
 - --ready-timeout-s

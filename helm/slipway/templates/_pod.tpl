@@ -151,6 +151,9 @@ ports:
   - { name: http, containerPort: 8000 }
   - { name: grpc, containerPort: 8001 }
   - { name: metrics, containerPort: 8002 }
+  {{- if eq .image.kind "embedded" }}
+  - { name: probes, containerPort: 8004 }
+  {{- end }}
 {{- $env := .env }}
 {{- if eq .image.kind "ngc" }}
 {{- $env = prepend $env (dict "name" "SLIPWAY_CONTROL_TOKEN" "valueFrom" (dict "secretKeyRef" (dict "name" (include "slipway.controlSecret" $.root) "key" "token"))) }}
@@ -170,15 +173,23 @@ startupProbe:
   periodSeconds: {{ .computed.startupPeriod }}
   timeoutSeconds: 5
   failureThreshold: {{ .computed.startupFailures }}
-# Triton says ready of a model whose process was killed: so the processes are looked at too. A command of Python takes
-# its time where all cores work, hence the patience.
+# Triton says ready of a model whose process was killed: so the processes are looked at too, by an endpoint of `slipway serve`;
+# where NGC's tritonserver runs without it, by a command of Python, which takes its time where all cores work.
 readinessProbe:
+  {{- if eq .image.kind "embedded" }}
+  httpGet: { path: /ready, port: probes }
+  {{- else }}
   exec: { command: [slipway, ready, --processes, --timeout-s, "5"] }
+  {{- end }}
   periodSeconds: 10
   timeoutSeconds: 20
   failureThreshold: 2
 livenessProbe:
+  {{- if eq .image.kind "embedded" }}
+  httpGet: { path: /live, port: probes }
+  {{- else }}
   exec: { command: [slipway, ready, --live, --processes, --timeout-s, "5"] }
+  {{- end }}
   periodSeconds: {{ .computed.livenessPeriod }}
   timeoutSeconds: 20
   failureThreshold: {{ .computed.livenessFailures }}

@@ -1,0 +1,116 @@
+"""An HTTP endpoint that tells whether a server is ready or lives, with the processes of its Python models.
+
+Triton goes on answering "ready" when the process of a Python model was killed. The command
+``slipway ready --processes`` looks at the processes too, but starts Python each time, which costs half a
+second of processor time. Kubernetes asks this endpoint of ``slipway serve`` instead: ``GET /ready`` and
+``GET /live`` answer 200, or 503 with the reason.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from socket import AF_INET, AF_INET6
+from typing import Any
+
+from slipway_serving import footprints
+from slipway_serving.errors import InvalidRequest, NotReady
+from slipway_serving.triton_process import dies_of
+
+_CALLER_S = 5.0
+"""Longest wait for a caller's bytes, seconds."""
+
+
+def check_processes(pid: int, folder: Path) -> None:
+    """Check the processes of a server that Triton itself does not watch.
+
+    Args:
+        pid: Process id of `tritonserver`.
+        folder: Folder of the server.
+
+    Raises:
+        NotReady: `tritonserver` is dying, or a Python model lacks its process.
+    """
+    if number := dies_of(pid):
+        raise NotReady(
+            f"ready: tritonserver must live, got one that dies of {number.name}, if it ends at all;"
+            " try the server's log, and a restart of it"
+        )
+    if gone := footprints.lost(folder):
+        raise NotReady(
+            f"ready: every model must have its processes, got none any more of {', '.join(gone)};"
+            " try the server's log, and a restart of it"
+        )
+
+
+class Probes:
+    """The endpoint, which answers from its beginning until it is closed."""
+
+    def __init__(self, host: str, port: int, check: Callable[[str], None]) -> None:
+        """Open the endpoint.
+
+        Args:
+            host: IPv4 or IPv6 address to listen on.
+            port: Port to listen on.
+            check: Raises NotReady when the server is not "ready", or not "live".
+
+        Raises:
+            InvalidRequest: The port is in use.
+        """
+
+        class Handler(_Handler):
+            checked = staticmethod(check)
+
+        class Listener(ThreadingHTTPServer):
+            address_family = AF_INET6 if ":" in host else AF_INET
+            daemon_threads = True
+
+            def handle_error(self, *_: Any) -> None:
+                """Let a connection go that its caller broke."""
+
+        try:
+            self._listener = Listener((host, port), Handler)
+        except OSError as error:
+            raise InvalidRequest(
+                f"server: probe_port must be free on {host}, got {port} ({error.strerror}); try --probe-port"
+            ) from None
+        self._thread = threading.Thread(target=self._listener.serve_forever, name="probes", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Close the endpoint; answers that are under way are not waited for."""
+        self._listener.shutdown()
+        self._listener.server_close()
+        self._thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers one connection."""
+
+    checked: Callable[[str], None]
+    timeout = _CALLER_S
+
+    def do_GET(self) -> None:
+        """Answer whether the server is what the path names."""
+        state = self.path.removeprefix("/")
+        if state not in ("ready", "live"):
+            return self._answer(HTTPStatus.NOT_FOUND, "path must be /ready or /live")
+        try:
+            type(self).checked(state)
+        except NotReady as error:
+            return self._answer(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
+        return self._answer(HTTPStatus.OK, state)
+
+    def _answer(self, status: HTTPStatus, text: str) -> None:
+        body = f"{text}\n".encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "text/plain; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        """Write no line for each probe."""
