@@ -18,6 +18,7 @@ import pytest
 from filelock import FileLock
 from gate import Gate, gated
 
+from slipway_export import traces
 from slipway_export.families import family_named
 from slipway_export.run import ExportOptions, ExportResult, run_export
 from slipway_serving.server import Server, ServerConfig
@@ -30,6 +31,12 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "shared"
     folder.mkdir(exist_ok=True)
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _traces(shared: Path) -> None:
+    """Share among all processes of a run the graphs that torch traced, which exports take longest for."""
+    os.environ[traces.VARIABLE] = str(shared / "traces")
 
 
 @pytest.fixture(scope="session")

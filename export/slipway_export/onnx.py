@@ -25,6 +25,7 @@ from slipway_export.matching import nodes_compared_first
 from slipway_export.opset import EXPORTED_OPSET, lower
 from slipway_export.progress import Report, in_bytes
 from slipway_export.spec import Component, Engine, Precision, TensorSpec
+from slipway_export.traces import Trace
 from slipway_serving import int8_products
 from slipway_serving.distribution import install_hint
 from slipway_serving.errors import InvalidRequest, SlipwayError
@@ -100,10 +101,7 @@ def export_graph(
             opset lacks, or it has nothing to quantize.
         ExportFailed: torch cannot trace the network with the component's dynamic shapes.
     """
-    dialect = _onnxruntime_dialect(component, module) if engine is Engine.ONNXRUNTIME else nullcontext()
-    with dialect:
-        program = _traced(component, module, max(opset, EXPORTED_OPSET))
-    model = program.model
+    model = _traced(component, module, engine, max(opset, EXPORTED_OPSET))
     graph_weights.bind(model, module)
     _optimize(model)
     graph_weights.fold_transposes(model)
@@ -190,10 +188,21 @@ def _onnxruntime_dialect(component: Component, module: torch.nn.Module) -> Itera
         yield
 
 
-def _traced(component: Component, module: torch.nn.Module, opset: int) -> torch.onnx.ONNXProgram:
+def _traced(component: Component, module: torch.nn.Module, engine: Engine, opset: int) -> ir.Model:
+    inputs, shapes = example_inputs(component, traced_point(component)), dynamic_shapes(component, module)
+    trace = Trace(component, module, inputs, shapes, engine=engine, opset=opset)
+    if (kept := trace.kept()) is not None:
+        return kept
+    dialect = _onnxruntime_dialect(component, module) if engine is Engine.ONNXRUNTIME else nullcontext()
+    with dialect:
+        model = _trace(component, module, inputs, opset)
+    trace.keep(model)
+    return model
+
+
+def _trace(component: Component, module: torch.nn.Module, inputs: dict[str, Any], opset: int) -> ir.Model:
     import torch
 
-    inputs = example_inputs(component, traced_point(component))
     try:
         with _quiet(), torch.no_grad(), related(component, module):
             program = torch.onnx.export(
@@ -212,7 +221,7 @@ def _traced(component: Component, module: torch.nn.Module, opset: int) -> torch.
         ) from error
     if program is None:  # Only without dynamo; the type says so all the same.
         raise ExportFailed(f"{component.label}: torch.onnx.export gave no program")
-    return program
+    return program.model
 
 
 def _dimensions(component: Component) -> str:

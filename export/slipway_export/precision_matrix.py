@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import tempfile
 import time
@@ -18,6 +19,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from slipway_export import traces
 from slipway_export.checkpoint import Checkpoint, axes_of, open_checkpoint
 from slipway_export.dialect import refusal
 from slipway_export.families import families
@@ -186,6 +188,7 @@ def run_family(
     """
     known = read(folder, family)
     with tempfile.TemporaryDirectory(prefix="slipway-matrix-") as scratch:
+        os.environ[traces.VARIABLE] = f"{scratch}/traces"
         checkpoint = _tiny(family, Path(scratch))
         for cell in cells_of(family, checkpoint):
             if components and cell.component not in components:

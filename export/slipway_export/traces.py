@@ -1,0 +1,104 @@
+"""Traced graphs that are kept for runs that export the same small networks again and again.
+
+Tracing takes most of the time of a small network's export. While the environment variable
+:data:`VARIABLE` names a folder, each traced graph is kept there, and an export of an equal network takes the
+graph from there. Networks are equal when their pickled modules, with weights, hyperparameters and example
+inputs, are equal byte by byte, and graphs are asked for with the same dynamic dimensions, operator set and
+dialect. The code of the networks is not compared, so that a folder is for one run: the tests make theirs,
+and ``make matrix`` too. Every export is verified against PyTorch, wherever its graph comes from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import pickle
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
+
+import onnx
+import onnx_ir as ir
+
+from slipway_export.spec import Component, Engine
+
+if TYPE_CHECKING:
+    import torch
+
+VARIABLE = "SLIPWAY_TRACES"
+"""Environment variable that names the folder; without it nothing is kept."""
+_LARGEST_BYTES = 64 * 2**20
+"""Largest graph that is kept, weights included."""
+
+
+class Trace:
+    """The place of one traced graph.
+
+    Args:
+        component: Description of the network.
+        module: The network, before it is changed for its engine.
+        inputs: Example inputs by name.
+        shapes: Dynamic dimensions of the inputs.
+        engine: Engine that the graph is for.
+        opset: ONNX operator set version of the trace.
+    """
+
+    def __init__(
+        self,
+        component: Component,
+        module: torch.nn.Module,
+        inputs: dict[str, Any],
+        shapes: dict[str, Any],
+        *,
+        engine: Engine,
+        opset: int,
+    ) -> None:
+        self._path: Path | None = None
+        folder = os.environ.get(VARIABLE)
+        if folder is None or _bytes_of(module) > _LARGEST_BYTES:
+            return
+        sizes = [(tensor.name, tensor.dtype.value, str(tensor.sizes)) for tensor in component.outputs]
+        dialect = engine is Engine.ONNXRUNTIME
+        asked = (component.label, str(component.axes), sizes, repr(shapes), dialect, opset)
+        made_of = io.BytesIO()
+        try:
+            _Pickler(made_of).dump((asked, inputs, module))
+        except (pickle.PicklingError, AttributeError, TypeError):  # a network that holds local functions
+            return
+        self._path = Path(folder) / f"{hashlib.sha256(made_of.getvalue()).hexdigest()}.onnx"
+
+    def kept(self) -> ir.Model | None:
+        """Return the graph that an equal network gave; None where there is none."""
+        if self._path is None or not self._path.is_file():
+            return None
+        return ir.from_proto(onnx.load(self._path))
+
+    def keep(self, model: ir.Model) -> None:
+        """Keep a graph for the next export of an equal network."""
+        if self._path is None:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        staged = self._path.with_suffix(f".{os.getpid()}")
+        onnx.save(ir.to_proto(model), staged)
+        staged.replace(self._path)
+
+
+class _Pickler(pickle.Pickler):
+    """Writes a tensor as its values and any absolute path as the same word.
+
+    What pickle makes of them differs between equal networks: addresses in memory, the checkpoint's folder.
+    """
+
+    def persistent_id(self, thing: Any) -> Any:
+        """Return what a tensor or a path is written as; None for anything else."""
+        import torch
+
+        if isinstance(thing, torch.Tensor):
+            values = thing.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+            return (str(thing.dtype), tuple(thing.shape), hashlib.sha256(values).hexdigest())
+        is_path = isinstance(thing, PurePath) or (isinstance(thing, str) and thing.startswith("/"))
+        return "path" if is_path else None
+
+
+def _bytes_of(module: torch.nn.Module) -> int:
+    return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
