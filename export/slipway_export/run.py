@@ -377,7 +377,7 @@ def plan_of(
         plan = family.variant(variant).plan(checkpoint, axes)
     if engine is not Engine.PORTABLE:
         return plan
-    return replace(plan, components=tuple(component.portable or component for component in plan.components))
+    return replace(plan, components=tuple(component.for_portable() for component in plan.components))
 
 
 def _selected(

@@ -345,6 +345,17 @@ class Component:
         """Return the precision of the graph when the user asks for one."""
         return asked if asked in self.tolerance else Precision.FP32
 
+    def for_portable(self) -> Component:
+        """Return the component that takes this one's place for engine ``portable``.
+
+        It lacks the integer precisions where inputs with outliers would leave every product in float32.
+        """
+        chosen = self.portable or self
+        if "*" not in chosen.outliers:
+            return chosen
+        able = {precision: bound for precision, bound in chosen.tolerance.items() if not precision.is_integer}
+        return replace(chosen, tolerance=able)
+
     def points(self) -> dict[str, Point]:
         """Return the points at which the graph is verified, by name.
 

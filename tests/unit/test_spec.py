@@ -1,6 +1,7 @@
 """The description of tensors: expressions, points, and what is refused."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -166,3 +167,14 @@ def test_batch_axis_is_none_when_a_tensor_does_not_begin_with_it() -> None:
 def test_precision_without_bounds_stays_fp32() -> None:
     net = component(Axis("batch", 1, 2, 2), Axis("rows", 1, 4, 9))
     assert net.precision(Precision.FP16) is Precision.FP32
+
+
+def test_portable_component_lacks_integer_precisions_where_no_product_would_be_of_them() -> None:
+    floats, integers = (Precision.FP32, Precision.FP16), (Precision.INT8, Precision.INT4)
+    bounds = dict.fromkeys((*floats, *integers), Tolerance(1e-3, 1e-4, 0.999))
+    net = replace(component(Axis("batch", 1, 2, 3), Axis("rows", 1, 2, 3)), tolerance=bounds)
+    assert net.for_portable() is net
+    assert [*replace(net, outliers=("*.wo",)).for_portable().tolerance] == [*bounds]
+    assert tuple(replace(net, outliers=("*",)).for_portable().tolerance) == floats
+    other = replace(net, name="other")
+    assert replace(net, portable=other).for_portable() is other
