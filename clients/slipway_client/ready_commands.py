@@ -103,7 +103,7 @@ def _checked(
 
 def _check_processes(url: str) -> None:
     """Raise NotReady where a process is gone or about to be, or where the server is not on this machine."""
-    from slipway_serving.probes import check_processes
+    from slipway_serving.footprints import check_processes
     from slipway_serving.server_folder import folder_of_process, tritonserver_at
 
     port = url.rpartition(":")[2]

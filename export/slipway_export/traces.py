@@ -3,9 +3,9 @@
 Tracing takes most of the time of a small network's export. While the environment variable
 :data:`VARIABLE` names a folder, each traced graph is kept there, and an export of an equal network takes the
 graph from there. Networks are equal when their pickled modules, with weights, hyperparameters and example
-inputs, are equal byte by byte, and graphs are asked for with the same dynamic dimensions, operator set and
-dialect. The code of the networks is not compared, so that a folder is for one run: the tests make theirs,
-and ``make matrix`` too. Every export is verified against PyTorch, wherever its graph comes from.
+inputs, and their methods are equal, and graphs are asked for with the same dynamic dimensions, operator set
+and dialect. The functions that methods call are not compared, so that a folder is for one run: the tests
+make theirs, and ``make matrix`` too. Every export is verified against PyTorch, wherever its graph comes from.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import io
 import os
 import pickle
 from pathlib import Path, PurePath
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import onnx
@@ -62,7 +63,7 @@ class Trace:
         asked = (component.label, str(component.axes), sizes, repr(shapes), dialect, opset)
         made_of = io.BytesIO()
         try:
-            _Pickler(made_of).dump((asked, inputs, module))
+            _Pickler(made_of).dump((asked, inputs, module, _methods(module)))
         except (pickle.PicklingError, AttributeError, TypeError):  # a network that holds local functions
             return
         self._path = Path(folder) / f"{hashlib.sha256(made_of.getvalue()).hexdigest()}.onnx"
@@ -98,6 +99,23 @@ class _Pickler(pickle.Pickler):
             return (str(thing.dtype), tuple(thing.shape), hashlib.sha256(values).hexdigest())
         is_path = isinstance(thing, PurePath) or (isinstance(thing, str) and thing.startswith("/"))
         return "path" if is_path else None
+
+
+def _methods(module: torch.nn.Module) -> list[tuple[object, ...]]:
+    """Return the code of all methods of a network's classes; a test may have put others in their place."""
+    classes = {each for part in module.modules() for each in type(part).__mro__}
+    found = [
+        (owner.__qualname__, name, *_code(method.__code__))
+        for owner in classes
+        for name, method in vars(owner).items()
+        if isinstance(method, FunctionType)
+    ]
+    return sorted(found, key=repr)
+
+
+def _code(code: CodeType) -> tuple[object, ...]:
+    constants = [_code(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
+    return (code.co_code, code.co_names, constants)
 
 
 def _bytes_of(module: torch.nn.Module) -> int:

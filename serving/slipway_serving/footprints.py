@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
+from slipway_serving.errors import NotReady
 from slipway_serving.private_files import make_folder
 from slipway_serving.server_folder import folder_here
 
@@ -199,6 +200,30 @@ def lost(folder: Path) -> list[str]:
     gone = [place for place in _all_places(folder) if not _lives(place)]
     found = {place.name.split("-", 2)[2]: _work(place) for place in gone}
     return sorted(name for name, work in found.items() if work is not None and work.stage is Stage.SERVES)
+
+
+def check_processes(pid: int, folder: Path) -> None:
+    """Check the processes of a server that Triton itself does not watch.
+
+    Args:
+        pid: Process id of `tritonserver`.
+        folder: Folder of the server.
+
+    Raises:
+        NotReady: `tritonserver` is dying, or a Python model lacks its process.
+    """
+    from slipway_serving.triton_process import dies_of  # needs psutil, which the stubs do without
+
+    if number := dies_of(pid):
+        raise NotReady(
+            f"ready: tritonserver must live, got one that dies of {number.name}, if it ends at all;"
+            " try the server's log, and a restart of it"
+        )
+    if gone := lost(folder):
+        raise NotReady(
+            f"ready: every model must have its processes, got none any more of {', '.join(gone)};"
+            " try the server's log, and a restart of it"
+        )
 
 
 def end(folder: Path, pid: int) -> None:

@@ -12,38 +12,13 @@ import threading
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from socket import AF_INET, AF_INET6
 from typing import Any
 
-from slipway_serving import footprints
 from slipway_serving.errors import InvalidRequest, NotReady
-from slipway_serving.triton_process import dies_of
 
 _CALLER_S = 5.0
 """Longest wait for a caller's bytes, seconds."""
-
-
-def check_processes(pid: int, folder: Path) -> None:
-    """Check the processes of a server that Triton itself does not watch.
-
-    Args:
-        pid: Process id of `tritonserver`.
-        folder: Folder of the server.
-
-    Raises:
-        NotReady: `tritonserver` is dying, or a Python model lacks its process.
-    """
-    if number := dies_of(pid):
-        raise NotReady(
-            f"ready: tritonserver must live, got one that dies of {number.name}, if it ends at all;"
-            " try the server's log, and a restart of it"
-        )
-    if gone := footprints.lost(folder):
-        raise NotReady(
-            f"ready: every model must have its processes, got none any more of {', '.join(gone)};"
-            " try the server's log, and a restart of it"
-        )
 
 
 class Probes:

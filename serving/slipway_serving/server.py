@@ -52,7 +52,7 @@ from slipway_serving.places import (
     free_ports,
     may_cache,
 )
-from slipway_serving.probes import Probes, check_processes
+from slipway_serving.probes import Probes
 from slipway_serving.request_parameters import MARKED_VARIABLE
 from slipway_serving.server_config import ServerConfig
 from slipway_serving.start_errors import DiedLoading, PortTaken
@@ -419,7 +419,7 @@ class Server:
             connection.close()
         if status != httpx.codes.OK:
             raise NotReady(f"ready: tritonserver must be {state}, got HTTP status {status} of it")
-        check_processes(belongings.pid, belongings.requests)
+        footprints.check_processes(belongings.pid, belongings.requests)
 
     def _log_since_launch(self) -> str:
         """Return what the log got since the last launch, with paths as the user knows them."""

@@ -40,7 +40,7 @@ from server_fixtures import (
 from slipway_cli.root import run
 from slipway_client.over_grpc import GrpcTransport
 from slipway_client.retry import Deadline
-from slipway_serving import kept_logs, probes
+from slipway_serving import kept_logs, triton_process
 from slipway_serving import server as server_module
 from slipway_serving.errors import DeadlineExceeded, InvalidRequest, NotReady
 from slipway_serving.server import Server
@@ -87,7 +87,7 @@ def assert_ready_tells_lost_processes(server: Server) -> None:
         answer = httpx.get(f"{server.probe_url}/{state}", trust_env=False)
         assert (answer.status_code, answer.text) == (200, f"{state}\n")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(probes, "dies_of", {server.pid: signal.SIGABRT}.get)
+        patch.setattr(triton_process, "dies_of", {server.pid: signal.SIGABRT}.get)
         assert run(["ready", "--live", "--processes", "--url", server.grpc_url]) == 1
     assert run(["ready", "--live", "--processes", "--url", server.grpc_url]) == 0
 

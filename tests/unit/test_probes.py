@@ -10,9 +10,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from slipway_serving import probes
+from slipway_serving import footprints
 from slipway_serving.errors import InvalidRequest, NotReady
-from slipway_serving.probes import Probes, check_processes
+from slipway_serving.footprints import check_processes
+from slipway_serving.probes import Probes
 
 
 class Checked:
@@ -78,8 +79,6 @@ def test_port_in_use_is_refused_by_name(checked: Checked) -> None:
 
 def test_processes_are_checked_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_processes(1, tmp_path)
-    monkeypatch.setattr(
-        probes.footprints, "lost", lambda folder: ["a_0", "b_0"] if folder == tmp_path else []
-    )
+    monkeypatch.setattr(footprints, "lost", lambda folder: ["a_0", "b_0"] if folder == tmp_path else [])
     with pytest.raises(NotReady, match="every model must have its processes, got none any more of a_0, b_0"):
         check_processes(1, tmp_path)

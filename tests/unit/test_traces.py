@@ -99,6 +99,15 @@ def test_other_network_is_traced_by_itself(
     assert traced == ["net"] * 2
 
 
+def test_network_of_another_method_is_traced_by_itself(
+    traced: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exported(Scaled(), tmp_path)
+    monkeypatch.setattr(Scaled, "forward", lambda self, x: self.linear(x) + self.factor)
+    exported(Scaled(), tmp_path)
+    assert traced == ["net"] * 2
+
+
 def test_network_that_cannot_be_compared_is_traced_each_time(traced: list[str], tmp_path: Path) -> None:
     for _ in range(2):
         module = Scaled()
