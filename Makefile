@@ -50,8 +50,8 @@ demo: $(VENV)/installed-demo ## Export, serve and call a small trained checkpoin
 	@echo 'The results are in out/. To call `slipway` in this shell, type:'
 	@echo '  . $(BIN)/activate'
 
-test: $(VENV)/installed $(LOAD_VENV)/installed ## Run every test, against a real Triton: two files at a time, then the containers
-	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "not docker"
+test: $(VENV)/installed $(LOAD_VENV)/installed ## Run every test, against a real Triton: four files at a time, then the containers
+	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder -m "not docker"
 	$(BIN)/pytest -m docker tests/docker
 
 check: $(VENV)/installed ## Lint, format and types; whether every test can be imported
