@@ -70,9 +70,11 @@ TEXT_TOLERANCE = {
 # The embedders, the modulation and the final projection are small and move everything after them.
 KEEP_FLOAT = ("*condition_embedder*", "*proj_out")
 # The residual stream between blocks has no fixed scale: relative bounds tell, the absolute one is a net.
-STREAM_TOLERANCE = {
+STREAM_TOLERANCE: dict[Precision, Tolerance] = {
     precision: replace(bounds, max_abs=10 * bounds.max_abs)
     for precision, bounds in TRANSFORMER_TOLERANCE.items()
+    # The cache compares residuals, which weights of 4 bits changed by half (relative L2) in the tiny network.
+    if precision is not Precision.INT4
 }
 # What decides and what projects stays in float32.
 FLOAT_TOLERANCE = {Precision.FP32: TRANSFORMER_TOLERANCE[Precision.FP32]}
