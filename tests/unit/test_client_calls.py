@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import inspect
+import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from slipway_client import AsyncClient, Client, RetryPolicy, TextToVideoRequest,
 from slipway_client.tensors import Tensors, datatype_of
 from slipway_serving.errors import (
     Cancelled,
+    DeadlineExceeded,
     InvalidRequest,
     NotReady,
     Overloaded,
@@ -312,6 +314,22 @@ def test_session_sends_its_opening_with_the_first_turn_and_ends_once(served: Ser
     assert {asked.turn["sequence_id"] for asked in peer.asked} == {"mine"}
     with pytest.raises(InvalidRequest, match="a turn after its end"):
         ask("step", Add(1), of=session)
+
+
+def test_turn_ends_with_its_own_time_limit(served: Served) -> None:
+    over = threading.Event()
+
+    def slow(asked: Asked) -> Iterator[Tensors]:
+        if "x" in asked.values:
+            over.wait()
+        yield number("total", 1)
+
+    _, ask = served(slow)
+    session = ask("session", Sums())
+    with pytest.raises(DeadlineExceeded, match=r"sums: not done within 0\.2 s"):
+        ask("step", Add(1), of=session, timeout_s=0.2)
+    over.set()
+    ask("close", of=session)
 
 
 def test_session_ends_with_its_last_turn_when_that_is_said(served: Served) -> None:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from hostile import answered, grpc_peer, http_peer, once
 
-from slipway_client import AsyncClient, Client
+from slipway_client import AsyncClient, Client, http_messages, leaving
+from slipway_client.leaving import CUT_S
 from slipway_client.over_grpc import AsyncGrpcTransport, GrpcTransport
 from slipway_client.over_http import AsyncHttpTransport, HttpTransport
 from slipway_client.retry import Deadline
 from slipway_serving.errors import DeadlineExceeded, InvalidRequest, Malformed, NotReady
+from slipway_serving.turns import NO_SESSION
 
 pytestmark = pytest.mark.timeout(300)
 TRANSPORTS = [GrpcTransport, AsyncGrpcTransport, HttpTransport, AsyncHttpTransport]
@@ -118,3 +122,81 @@ def test_malformed_answer_names_the_server_and_the_model(
         pytest.raises(Malformed, match=f"^{place}: the answer is malformed: m: "),
     ):
         asked(kind, place, ask)
+
+
+@pytest.mark.parametrize("kind", TRANSPORTS[2:])
+def test_malformed_event_of_a_stream_names_the_server_and_the_model(kind: type) -> None:
+    async def read(transport: Any) -> None:
+        answers = transport.stream("m", X, Deadline(60, "m"))
+        if inspect.isasyncgen(answers):
+            async for _ in answers:
+                pass
+        else:
+            list(answers)
+
+    events = answered(b"data: [1\n\n", "Content-Type: text/event-stream")
+    paths = {"/generate_stream": once(events), "/slipway_cancel/infer": once(answered(b"{}"))}
+    with (
+        http_peer(paths) as place,
+        pytest.raises(Malformed, match=f"^{place}: the answer is malformed: m: "),
+    ):
+        asked(kind, place, read)
+
+
+def test_request_over_http_asks_for_binary_answers_and_says_where_its_tensors_lie() -> None:
+    body, headers = http_messages.infer_body(X, NO_SESSION)
+    size = int(headers[http_messages.HEADER_LENGTH])
+    header = json.loads(body[:size])
+    assert header["parameters"] == {"binary_data_output": True}
+    assert [each["parameters"] for each in header["inputs"]] == [{"binary_data_size": 4}]
+    assert body[size:] == X["x"].tobytes()
+
+
+class Sent(Exception):
+    """Ends a call as soon as its arguments are known."""
+
+
+@pytest.mark.parametrize("kind", TRANSPORTS[:2])
+@pytest.mark.parametrize(("limit_s", "timeout_s"), [(10.0, 10.0 + CUT_S), (None, None)])
+def test_call_of_a_stream_outlives_its_request_by_the_time_to_end_it(
+    kind: Any, limit_s: float | None, timeout_s: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[float | None] = []
+
+    def sent(_: Any, timeout: float | None, metadata: Any) -> None:
+        seen.append(timeout)
+        raise Sent
+
+    stub = SimpleNamespace(ModelStreamInfer=sent)
+
+    class Lent:
+        def __enter__(self) -> Any:
+            return stub
+
+        def __exit__(self, *_: object) -> None: ...
+
+        async def __aenter__(self) -> Any:
+            return stub
+
+        async def __aexit__(self, *_: object) -> None: ...
+
+    monkeypatch.setattr(kind, "_stub", lambda _: Lent())
+
+    async def read(transport: Any) -> None:
+        answers = transport.stream("m", X, Deadline(limit_s, "m", clock=lambda: 0.0))
+        await anext(answers) if inspect.isasyncgen(answers) else next(answers)
+
+    with pytest.raises(Sent):
+        asked(kind, "localhost:1", read)
+    assert seen == [timeout_s]
+
+
+@pytest.mark.parametrize("over", [True, False])
+def test_call_whose_server_does_not_end_it_is_cut(over: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaving, "CUT_S", 0.01)
+    cut = threading.Event()
+    with leaving.Leave(lambda: True, cut.set, None) as leave:
+        leave.ends_soon()
+        if not over:
+            assert cut.wait(100)
+    assert over or cut.is_set()
