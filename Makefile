@@ -15,7 +15,7 @@ export DOCKER ?= $(firstword $(wildcard /usr/bin/docker) docker)
 COMPILE := --quiet --strip-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-header \
   --no-annotate
 
-.PHONY: help demo test check docs fuzz matrix mutants bench soak weights real-size audit wheels image image-test lock clean
+.PHONY: help demo test test-long check docs fuzz matrix mutants bench soak weights real-size audit wheels image image-test lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -50,9 +50,12 @@ demo: $(VENV)/installed-demo ## Export, serve and call a small trained checkpoin
 	@echo 'The results are in out/. To call `slipway` in this shell, type:'
 	@echo '  . $(BIN)/activate'
 
-test: $(VENV)/installed $(LOAD_VENV)/installed ## Run every test, against a real Triton: four files at a time, then the containers
+test: $(VENV)/installed $(LOAD_VENV)/installed ## Run the tests, against a real Triton: four files at a time, then the containers
 	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder -m "not docker"
 	$(BIN)/pytest -m docker tests/docker
+
+test-long: $(VENV)/installed ## The tests that `make test` leaves out: long matrices, whole trainings, what demo videos show
+	$(BIN)/pytest --numprocesses 2 --dist loadfile -m long
 
 check: $(VENV)/installed ## Lint, format and types; whether every test can be imported
 	$(BIN)/ruff format --check .

@@ -99,10 +99,10 @@ def gated_server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the files that take minutes, so that the quick ones fill what is left of either process.
 
-    What trains a checkpoint is left out unless it is asked for.
+    What takes long, and what trains a checkpoint, is left out unless it is asked for.
     """
-    if "training" not in config.option.markexpr:
-        items[:] = [item for item in items if not item.get_closest_marker("training")]
+    for marker in {"long", "training"} - set(config.option.markexpr.split()):
+        items[:] = [item for item in items if not item.get_closest_marker(marker)]
     items.sort(key=lambda item: "unit" in item.path.parts)
 
 

@@ -277,6 +277,7 @@ def small(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
     return tuple(replace(axis, opt=min(axis.opt, 40), max=min(axis.max, 60)) for axis in axes)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "family",
     [family.name for family in BUILT_IN if family.name not in ("wan_t2v", "matrix_game", "framepack_i2v")],
@@ -290,6 +291,7 @@ def test_every_component_is_within_bounds_at_opset_17(family: str, tmp_path: Pat
     check_opset(tmp_path, 17, ir_version=8)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("precision", [Precision.FP16, Precision.INT8, Precision.INT4])
 def test_denoiser_of_few_bits_is_within_bounds_at_opset_17(
     checkpoint: Path, tmp_path: Path, precision: Precision

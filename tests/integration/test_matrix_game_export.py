@@ -12,6 +12,7 @@ from slipway_export.run import ExportOptions, run_export
 from slipway_export.spec import Precision
 
 
+@pytest.mark.long
 def test_block_denoiser_is_within_bounds_over_eight_blocks_at_opset_17(tmp_path: Path) -> None:
     output = tmp_path / "block.onnx"
     options = ExportOptions(
@@ -26,6 +27,7 @@ def test_block_denoiser_is_within_bounds_over_eight_blocks_at_opset_17(tmp_path:
     assert onnx.load(output, load_external_data=False).opset_import[0].version == 17
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("precision", "operator"), [(Precision.INT8, "MatMulInteger"), (Precision.INT4, "MatMulNBits")]
 )

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from slipway_cli import root
 
 
@@ -17,6 +19,7 @@ def measured(line: str, output: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_videos_show_what_unseen_prompts_say_plainly_and_with_shortcuts(tmp_path: Path) -> None:
     found = measured("--precision fp32 --samples 2", tmp_path)
     shortcuts = ("cache_threshold 0.1", "cache_threshold 0.2", "guidance_stop 0.5")
@@ -28,6 +31,7 @@ def test_videos_show_what_unseen_prompts_say_plainly_and_with_shortcuts(tmp_path
     assert (tmp_path / "quality_videos.png").stat().st_size > 10_000
 
 
+@pytest.mark.long
 def test_pictures_go_on_as_unseen_prompts_say_in_both_orders_and_with_shortcuts(tmp_path: Path) -> None:
     found = measured("--family framepack_i2v --precision fp32 --samples 1", tmp_path)
     ways = ("forward", "cache_threshold 0.1", "cache_threshold 0.2")
@@ -39,6 +43,7 @@ def test_pictures_go_on_as_unseen_prompts_say_in_both_orders_and_with_shortcuts(
     assert (tmp_path / "quality_videos.png").stat().st_size > 10_000
 
 
+@pytest.mark.long
 def test_blocks_of_unseen_worlds_obey_their_keys_in_every_mode(tmp_path: Path) -> None:
     found = measured("--family matrix_game --precision fp32 --samples 1", tmp_path)
     assert list(found["subjects"]) == ["fp32, universal", "fp32, gta_drive", "fp32, templerun"]

@@ -69,6 +69,7 @@ def test_backbone_is_transformers_own_without_its_classification(backbone: Path)
     assert (expected[0] - expected[1]).norm() > 0.1 * expected[0].norm()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("precision", BACKBONE_TOLERANCE)
 def test_backbone_is_within_its_bounds_in_all_precisions(
     backbone: Path, tmp_path: Path, precision: Precision
@@ -124,6 +125,7 @@ def test_portable_fused_graph_is_upstreams_file_and_is_served_when_exported(
     np.testing.assert_allclose(alone, logits[:1], atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("engine", "family", "precision"),
     [

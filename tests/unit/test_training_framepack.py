@@ -264,6 +264,7 @@ def _brightness_judge(judge: Judge, clip: NDArray[np.uint8], every: int) -> Subj
     return firsts[int(clip[0, 0, 0].sum())]
 
 
+@pytest.mark.long
 def test_recipe_writes_a_checkpoint_that_the_export_loads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

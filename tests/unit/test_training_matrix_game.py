@@ -137,6 +137,7 @@ def test_training_learns_plays_that_it_sees_again_and_again(tmp_path: Path) -> N
     assert error(trained) < 0.8 * before
 
 
+@pytest.mark.long
 def test_recipe_writes_worlds_that_the_export_loads_and_that_are_played(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

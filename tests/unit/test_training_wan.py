@@ -161,6 +161,7 @@ def test_prompts_of_the_measure_are_unseen_and_each_asked_once() -> None:
     assert asked == unseen_subjects(100)
 
 
+@pytest.mark.long
 def test_recipe_writes_a_checkpoint_that_the_export_loads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
