@@ -97,7 +97,7 @@ def gated_server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with the files that take minutes, so that the quick ones fill what is left of either process.
+    """Begin with the files that take minutes, so that the quick ones fill what is left of each process.
 
     What takes long, and what trains a checkpoint, is left out unless it is asked for.
     """

@@ -195,12 +195,18 @@ def _traced(component: Component, module: torch.nn.Module, engine: Engine, opset
         return kept
     dialect = _onnxruntime_dialect(component, module) if engine is Engine.ONNXRUNTIME else nullcontext()
     with dialect:
-        model = _trace(component, module, inputs, opset)
+        model = _trace(component, module, inputs, shapes, opset)
     trace.keep(model)
     return model
 
 
-def _trace(component: Component, module: torch.nn.Module, inputs: dict[str, Any], opset: int) -> ir.Model:
+def _trace(
+    component: Component,
+    module: torch.nn.Module,
+    inputs: dict[str, Any],
+    shapes: dict[str, Any],
+    opset: int,
+) -> ir.Model:
     import torch
 
     try:
@@ -209,7 +215,7 @@ def _trace(component: Component, module: torch.nn.Module, inputs: dict[str, Any]
                 module,
                 tuple(torch.from_numpy(array) for array in inputs.values()),
                 dynamo=True,
-                dynamic_shapes=dynamic_shapes(component, module),
+                dynamic_shapes=shapes,
                 opset_version=opset,
                 optimize=False,
                 verbose=False,

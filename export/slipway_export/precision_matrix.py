@@ -188,7 +188,6 @@ def run_family(
     """
     known = read(folder, family)
     with tempfile.TemporaryDirectory(prefix="slipway-matrix-") as scratch:
-        os.environ[traces.VARIABLE] = f"{scratch}/traces"
         checkpoint = _tiny(family, Path(scratch))
         for cell in cells_of(family, checkpoint):
             if components and cell.component not in components:
@@ -267,14 +266,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--page", type=Path, default=Path("docs/precisions.md"), help="the page to write")
     asked = parser.parse_args(arguments)
     failed = 0
-    for family in families():
-        if asked.family and family.name not in asked.family:
-            continue
-        for cell, outcome in run_family(family, asked.outcomes, asked.component):
-            variant = f" {cell.variant}" if cell.variant else ""
-            where = f"{family.name}{variant} {cell.component} {cell.precision.value} {cell.engine.value}"
-            print(f"{where}: {outcome.text}", flush=True)
-            failed += not outcome.passed
+    with tempfile.TemporaryDirectory(prefix="slipway-traces-") as folder:
+        os.environ.setdefault(traces.VARIABLE, folder)
+        for family in families():
+            if asked.family and family.name not in asked.family:
+                continue
+            for cell, outcome in run_family(family, asked.outcomes, asked.component):
+                variant = f" {cell.variant}" if cell.variant else ""
+                where = f"{family.name}{variant} {cell.component} {cell.precision.value} {cell.engine.value}"
+                print(f"{where}: {outcome.text}", flush=True)
+                failed += not outcome.passed
     asked.page.write_text(page(asked.outcomes), encoding="utf-8")
     print(f"{asked.page} written; {failed} combinations failed")
     return 1 if failed else 0

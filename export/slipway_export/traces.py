@@ -1,11 +1,11 @@
-"""Traced graphs that are kept for runs that export the same small networks again and again.
+"""A folder of traced graphs, for runs that export the same small networks again and again.
 
 Tracing takes most of the time of a small network's export. While the environment variable
-:data:`VARIABLE` names a folder, each traced graph is kept there, and an export of an equal network takes the
-graph from there. Networks are equal when their pickled modules, with weights, hyperparameters and example
-inputs, and their methods are equal, and graphs are asked for with the same dynamic dimensions, operator set
-and dialect. The functions that methods call are not compared, so that a folder is for one run: the tests
-make theirs, and ``make matrix`` too. Every export is verified against PyTorch, wherever its graph comes from.
+:data:`VARIABLE` names a folder, an export writes each traced graph to it, and reads the graph of an equal
+network from it. Two networks are equal when their weights, hyperparameters, example inputs and methods are
+equal, and when the exports ask for the same dynamic dimensions, operator set and dialect. The comparison
+does not see the functions that methods call. A folder is therefore for one run: the tests make one, and so
+does ``make matrix``. Every export is verified against PyTorch, also when its graph comes from the folder.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LARGEST_BYTES = 64 * 2**20
 
 
 class Trace:
-    """The place of one traced graph.
+    """The file of one traced graph; none without a folder, and for networks that are large or not comparable.
 
     Args:
         component: Description of the network.
@@ -64,7 +64,7 @@ class Trace:
         made_of = io.BytesIO()
         try:
             _Pickler(made_of).dump((asked, inputs, module, _methods(module)))
-        except (pickle.PicklingError, AttributeError, TypeError):  # a network that holds local functions
+        except (pickle.PicklingError, AttributeError, TypeError):  # the network holds a local function
             return
         self._path = Path(folder) / f"{hashlib.sha256(made_of.getvalue()).hexdigest()}.onnx"
 
@@ -85,9 +85,10 @@ class Trace:
 
 
 class _Pickler(pickle.Pickler):
-    """Writes a tensor as its values and any absolute path as the same word.
+    """Pickles tensors by their values, and all absolute paths as the same word.
 
-    What pickle makes of them differs between equal networks: addresses in memory, the checkpoint's folder.
+    Pickle itself writes a tensor's address in memory and the checkpoint's folder, which differ between equal
+    networks.
     """
 
     def persistent_id(self, thing: Any) -> Any:
@@ -102,7 +103,7 @@ class _Pickler(pickle.Pickler):
 
 
 def _methods(module: torch.nn.Module) -> list[tuple[object, ...]]:
-    """Return the code of all methods of a network's classes; a test may have put others in their place."""
+    """Return the code of all methods of a network's classes; a test may have replaced one."""
     classes = {each for part in module.modules() for each in type(part).__mro__}
     found = [
         (owner.__qualname__, name, *_code(method.__code__))

@@ -3,11 +3,13 @@
 Triton goes on answering "ready" when the process of a Python model was killed. The command
 ``slipway ready --processes`` looks at the processes too, but starts Python each time, which costs half a
 second of processor time. Kubernetes asks this endpoint of ``slipway serve`` instead: ``GET /ready`` and
-``GET /live`` answer 200, or 503 with the reason.
+``GET /live`` answer 200, or 503 with the reason. Each connection has a thread of its own until its caller was
+silent for five seconds.
 """
 
 from __future__ import annotations
 
+import http.client
 import threading
 from collections.abc import Callable
 from http import HTTPStatus
@@ -19,6 +21,32 @@ from slipway_serving.errors import InvalidRequest, NotReady
 
 _CALLER_S = 5.0
 """Longest wait for a caller's bytes, seconds."""
+_TRITON_S = 5.0
+"""Longest wait for an answer of Triton, seconds."""
+
+
+def check_health(http_url: str, state: str) -> None:
+    """Ask Triton whether it is what it should be.
+
+    Args:
+        http_url: "HOST:PORT" of Triton's HTTP endpoint.
+        state: "ready" or "live".
+
+    Raises:
+        NotReady: Triton does not answer, or says no.
+    """
+    connection = http.client.HTTPConnection(http_url, timeout=_TRITON_S)
+    try:
+        connection.request("GET", f"/v2/health/{state}")
+        status = connection.getresponse().status
+    except (OSError, http.client.HTTPException) as error:
+        raise NotReady(
+            f"ready: tritonserver must answer at {http_url}, got {type(error).__name__}; see the server's log"
+        ) from None
+    finally:
+        connection.close()
+    if status != HTTPStatus.OK:
+        raise NotReady(f"ready: tritonserver must be {state}, got HTTP status {status}; see the server's log")
 
 
 class Probes:
@@ -67,6 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     checked: Callable[[str], None]
     timeout = _CALLER_S
+    server_version, sys_version = "slipway", ""  # without Python's version
 
     def do_GET(self) -> None:
         """Answer whether the server is what the path names."""

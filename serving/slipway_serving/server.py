@@ -10,7 +10,6 @@ While it serves, what dies is started anew (:mod:`slipway_serving.supervision`):
 
 from __future__ import annotations
 
-import http.client
 import os
 import secrets
 import shutil
@@ -52,7 +51,7 @@ from slipway_serving.places import (
     free_ports,
     may_cache,
 )
-from slipway_serving.probes import Probes
+from slipway_serving.probes import Probes, check_health
 from slipway_serving.request_parameters import MARKED_VARIABLE
 from slipway_serving.server_config import ServerConfig
 from slipway_serving.start_errors import DiedLoading, PortTaken
@@ -73,7 +72,6 @@ from slipway_serving.watcher import Watcher
 __all__ = ["Server", "ServerConfig"]
 
 _POLL_S = 0.05
-_PROBE_S = 5.0
 _ATTEMPTS = 3
 _MODELS = "models"
 
@@ -408,17 +406,8 @@ class Server:
         """Raise NotReady where the server is not "ready" or not "live", or one of its processes is gone."""
         belongings = self._belongings
         if belongings is None or not self.is_alive():
-            raise NotReady("ready: tritonserver must run, got none; try again, or the server's log")
-        connection = http.client.HTTPConnection(self.http_url, timeout=_PROBE_S)
-        try:
-            connection.request("GET", f"/v2/health/{state}")
-            status = connection.getresponse().status
-        except (OSError, http.client.HTTPException) as error:
-            raise NotReady(f"ready: tritonserver must answer, got {type(error).__name__}") from None
-        finally:
-            connection.close()
-        if status != httpx.codes.OK:
-            raise NotReady(f"ready: tritonserver must be {state}, got HTTP status {status} of it")
+            raise NotReady("ready: tritonserver must run, got none; try again, or see the server's log")
+        check_health(self.http_url, state)
         footprints.check_processes(belongings.pid, belongings.requests)
 
     def _log_since_launch(self) -> str:

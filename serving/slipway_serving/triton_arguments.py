@@ -117,8 +117,7 @@ def bind_address(service: str, address: str) -> str:
 
     Args:
         service: "http", "grpc" or "metrics".
-        address: An IPv4 or IPv6 address. At ``::`` all three services listen on IPv6 alone or, for gRPC, on
-            both, as their libraries do.
+        address: An IPv4 or IPv6 address. At ``::`` gRPC listens on IPv4 too; HTTP and metrics do not.
     """
     if ":" not in address:
         return address

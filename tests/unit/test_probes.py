@@ -9,11 +9,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from hostile import answered, http_peer, once
 
 from slipway_serving import footprints
 from slipway_serving.errors import InvalidRequest, NotReady
 from slipway_serving.footprints import check_processes
-from slipway_serving.probes import Probes
+from slipway_serving.probes import Probes, check_health
 
 
 class Checked:
@@ -68,6 +69,25 @@ def test_endpoint_outlives_what_is_no_http(url: str) -> None:
         connection.sendall(b"\0" * 70_000)
     assert asked(f"{url}/live") == (200, "live\n")
     silent.close()
+
+
+def test_answer_does_not_tell_pythons_version(url: str) -> None:
+    assert httpx.get(f"{url}/live", trust_env=False).headers["Server"].strip() == "slipway"
+
+
+@pytest.mark.parametrize("state", ["ready", "live"])
+def test_health_is_what_triton_says(state: str) -> None:
+    other = "live" if state == "ready" else "ready"
+    paths = {
+        f"/v2/health/{state}": once(answered(b"", status="400 Bad Request")),
+        f"/v2/health/{other}": once(answered(b"")),
+    }
+    with http_peer(paths) as place:
+        check_health(place, other)
+        with pytest.raises(NotReady, match=f"^ready: tritonserver must be {state}, got HTTP status 400"):
+            check_health(place, state)
+    with pytest.raises(NotReady, match="must answer at localhost:1, got ConnectionRefusedError"):
+        check_health("localhost:1", state)
 
 
 def test_port_in_use_is_refused_by_name(checked: Checked) -> None:
