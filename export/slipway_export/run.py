@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 
@@ -220,6 +220,8 @@ def _export_models(
     names = model_names(family, components, authored)
     if not options.force:
         check_replaceable(repository, names, made_of.digests.of)
+    for line in _other_precisions(exported, options):
+        report(line)
     with staging(repository, names) as staged:
         export = _prepared(made_of, exported, opset, staged, report, by_torch=by_torch)
         rows = export.build(plan, exported)
@@ -414,6 +416,17 @@ def _check_precisions(components: Sequence[Component], options: ExportOptions) -
         if reasons and all(reasons):
             problems += [reason for reason in reasons if reason is not None]
     raise_all("export", list(dict.fromkeys(problems)))
+
+
+def _other_precisions(components: Sequence[Component], options: ExportOptions) -> Iterator[str]:
+    """Say which graphs are made in another precision than was asked for, since they have no bounds for it."""
+    found: dict[tuple[Precision, Precision], list[str]] = {}
+    for component in components:
+        asked = options.asked(component)
+        if (made := component.precision(asked)) is not asked:
+            found.setdefault((asked, made), []).append(component.label)
+    for (asked, made), labels in found.items():
+        yield f"{made.value} instead of {asked.value}, which is not offered for them: {', '.join(labels)}"
 
 
 def _check_rows(components: Sequence[Component]) -> None:

@@ -2,11 +2,13 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipway_export.run import ExportOptions, _other_precisions
 from slipway_export.spec import Axis, Component, DType, Precision, TensorSpec, Tolerance
 from slipway_serving.errors import InvalidRequest
 from slipway_serving.size import Size
@@ -178,3 +180,20 @@ def test_portable_component_lacks_integer_precisions_where_no_product_would_be_o
     assert tuple(replace(net, outliers=("*",)).for_portable().tolerance) == floats
     other = replace(net, name="other")
     assert replace(net, portable=other).for_portable() is other
+
+
+def test_export_says_which_graphs_are_made_in_another_precision_than_asked() -> None:
+    net = component(Axis("batch", 1, 2, 3), Axis("rows", 1, 2, 3))
+    able = replace(net, name="able", tolerance=BOUND | {Precision.INT8: BOUND[Precision.FP32]})
+    parts = [replace(net, graph="head"), able, replace(net, name="other")]
+
+    def said(precision: Precision, **more: Precision) -> list[str]:
+        return [
+            *_other_precisions(parts, ExportOptions("x", Path("r"), precision=precision, precisions=more))
+        ]
+
+    assert said(Precision.FP32) == []
+    assert said(Precision.INT8) == ["fp32 instead of int8, which is not offered for them: net/head, other"]
+    assert said(Precision.INT8, net=Precision.FP16, other=Precision.FP32) == [
+        "fp32 instead of fp16, which is not offered for them: net/head"
+    ]
