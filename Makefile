@@ -15,7 +15,11 @@ export DOCKER ?= $(firstword $(wildcard /usr/bin/docker) docker)
 COMPILE := --quiet --strip-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-header \
   --no-annotate
 
-.PHONY: help demo test test-long check docs fuzz matrix mutants bench soak weights real-size audit wheels image image-test lock clean
+# What soak and chaos serve; `slipway export` takes what is there already.
+EXPORT_EACH_TINY = for family in wan_t2v matrix_game framepack_i2v wakeword wakeword_head airimu; do \
+	  $(BIN)/slipway export $$family --checkpoint tiny --repository out/soak/models || exit 1; done
+
+.PHONY: help demo test test-long check docs fuzz matrix mutants bench soak chaos weights real-size audit wheels image image-test lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -81,9 +85,12 @@ bench: $(VENV)/installed ## Whole videos: diffusers, our loop, Triton, shortcuts
 	$(BIN)/slipway bench video
 
 soak: $(VENV)/installed ## Mixed traffic on tiny checkpoints of every family, which must stay as they were; MINUTES=30
-	for family in wan_t2v matrix_game framepack_i2v wakeword wakeword_head airimu; do \
-	  $(BIN)/slipway export $$family --checkpoint tiny --repository out/soak/models || exit 1; done
+	$(EXPORT_EACH_TINY)
 	$(BIN)/slipway soak --repository out/soak/models --minutes $(or $(MINUTES),30)
+
+chaos: $(VENV)/installed ## As root: the same traffic while disks fill up, pipes close and processes die; SEED=0, REQUESTS=3000
+	$(EXPORT_EACH_TINY)
+	$(BIN)/python tests/chaos/run.py --repository out/soak/models --requests $(or $(REQUESTS),3000) --seed $(or $(SEED),0)
 
 weights: $(VENV)/installed ## Train the checkpoint of --checkpoint demo anew: FAMILY=airimu; SEED=0, goes on where it was ended
 	$(BIN)/slipway train weights $(FAMILY) --seed $(or $(SEED),0) --output out/weights/$(FAMILY)

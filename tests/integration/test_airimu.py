@@ -562,8 +562,9 @@ def test_triton_log_has_no_warning_about_our_models(server: Server) -> None:
 
 
 @pytest.fixture
-def recorded(tmp_path: Path) -> Path:
-    """12.5 s of a recording in EuRoC's layout, with ground truth."""
+def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """12.5 s of a recording in EuRoC's layout, with ground truth, in a folder without earlier results."""
+    monkeypatch.chdir(tmp_path)
     folder = tmp_path / "recorded"
     assert run(["imu-recording", str(folder), "--seconds", "12.5", "--seed", "3", "--quiet"]) == 0
     return folder
