@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import shutil
+import zlib
 
 # Before torch or ONNX Runtime is imported: two cores, and no network.
 os.environ.setdefault("OMP_NUM_THREADS", "2")
@@ -99,11 +100,12 @@ def gated_server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the files that take minutes, so that the quick ones fill what is left of each process.
 
-    What takes long, and what trains a checkpoint, is left out unless it is asked for.
+    What takes long, and what trains a checkpoint, is left out unless it is asked for. Files are mixed,
+    because those of one family, whose names begin alike, would wait for each other's exports.
     """
     for marker in {"long", "training"} - set(config.option.markexpr.split()):
         items[:] = [item for item in items if not item.get_closest_marker(marker)]
-    items.sort(key=lambda item: "unit" in item.path.parts)
+    items.sort(key=lambda item: ("unit" in item.path.parts, zlib.crc32(item.path.name.encode())))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -191,12 +191,13 @@ def _onnxruntime_dialect(component: Component, module: torch.nn.Module) -> Itera
 def _traced(component: Component, module: torch.nn.Module, engine: Engine, opset: int) -> ir.Model:
     inputs, shapes = example_inputs(component, traced_point(component)), dynamic_shapes(component, module)
     trace = Trace(component, module, inputs, shapes, engine=engine, opset=opset)
-    if (kept := trace.kept()) is not None:
-        return kept
     dialect = _onnxruntime_dialect(component, module) if engine is Engine.ONNXRUNTIME else nullcontext()
-    with dialect:
-        model = _trace(component, module, inputs, shapes, opset)
-    trace.keep(model)
+    with trace.alone():
+        if (kept := trace.kept()) is not None:
+            return kept
+        with dialect:
+            model = _trace(component, module, inputs, shapes, opset)
+        trace.keep(model)
     return model
 
 

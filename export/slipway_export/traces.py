@@ -10,10 +10,13 @@ does ``make matrix``. Every export is verified against PyTorch, also when its gr
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import io
 import os
 import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePath
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
@@ -68,6 +71,18 @@ class Trace:
             return
         self._path = Path(folder) / f"{hashlib.sha256(made_of.getvalue()).hexdigest()}.onnx"
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Let one process at a time trace an equal network; the others wait here for its graph."""
+        if self._path is None:
+            yield
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        # Closing the file, and the end of the process, give the lock back.
+        with self._path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
     def kept(self) -> ir.Model | None:
         """Return the graph that an equal network gave; None where there is none."""
         if self._path is None or not self._path.is_file():
@@ -78,7 +93,6 @@ class Trace:
         """Keep a graph for the next export of an equal network."""
         if self._path is None:
             return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         staged = self._path.with_suffix(f".{os.getpid()}")
         onnx.save(ir.to_proto(model), staged)
         staged.replace(self._path)

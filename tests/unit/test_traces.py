@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -132,3 +135,26 @@ def test_large_network_is_not_kept(
     monkeypatch.setattr(traces, "_LARGEST_BYTES", 47)  # twelve weights of four bytes are 48
     exported(Scaled(), tmp_path)
     assert not (tmp_path / "traces").exists()
+
+
+def test_second_process_waits_for_the_graph_of_the_first(traced: list[str], tmp_path: Path) -> None:
+    begun, let_go = threading.Event(), threading.Event()
+    first = exporter._trace
+
+    def slow(*asked: object) -> object:
+        begun.set()
+        assert let_go.wait(60)
+        return first(*asked)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor() as pool:
+        patch.setattr(exporter, "_trace", slow)
+        for name in ("a", "b"):
+            (tmp_path / name).mkdir()
+        one = pool.submit(exported, Scaled(), tmp_path / "a")
+        assert begun.wait(60)
+        # Threads stand for processes: the lock is that of an open file.
+        two = pool.submit(exported, Scaled(), tmp_path / "b")
+        time.sleep(0.5)
+        let_go.set()
+        assert one.result() == two.result()
+    assert traced == ["net"]
