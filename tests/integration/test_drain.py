@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+import tritonclient.http as triton
 from gate import gated
 from server_fixtures import any_port, wait_until
 
@@ -102,16 +103,23 @@ def test_request_under_way_ends_whole_when_the_server_is_stopped(repository: Pat
 
 def test_drain_has_every_python_model_refuse_when_it_is_told_to(repository: Path) -> None:
     prompt = {"prompt": np.array([[b"a lake"]], dtype=np.object_)}
+    tensor = triton.InferInput("prompt", [1, 1], "BYTES").set_data_from_numpy(prompt["prompt"])
     with (
         Server(any_port(repository)) as server,
         Client(server.http_url, "http", retry=RetryPolicy(budget_s=0)) as client,
+        triton.InferenceServerClient(server.http_url.removeprefix("http://")) as kept_alive,
     ):
         assert client.infer("wan_t2v_tokenizer", prompt)
+        assert kept_alive.infer("wan_t2v_tokenizer", [tensor])
         assert drain(server, 600).stdout == "idle\n"
         assert client.infer("wan_t2v_tokenizer", prompt)
         assert drain(server, 600, "--refuse").stdout == "idle\n"
         with pytest.raises(NotReady, match="wan_t2v_tokenizer: server must be staying"):
             client.infer("wan_t2v_tokenizer", prompt)
+        # docs/operations.md has such clients try again on a new connection.
+        with pytest.raises(triton.InferenceServerException) as told:
+            kept_alive.infer("wan_t2v_tokenizer", [tensor])
+        assert told.value.status() == "503"
         assert refused(client, server.http_url)
         # No failure of the server's, of which an alert would tell.
         wait_until(lambda: counted(server, "REFUSED") == 1, "the count")
