@@ -52,12 +52,12 @@ class Command:
     """One command of `slipway`.
 
     Attributes:
-        name: after `slipway`.
-        run: what it does, or the commands below it.
+        name: Word after `slipway`.
+        run: Function of the command, or the group of commands below it.
         panel: Title of the section of the help that lists it.
         example: A command line that works as it stands, shown at the end of the command's own help.
-        extra: the one extra that installs all it imports; None where the bare install has it.
-        parsed_by: reads its arguments.
+        extra: Extra that installs everything that the command imports; None if the bare install has it.
+        parsed_by: Parser of the command's arguments.
     """
 
     name: str
@@ -259,7 +259,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command line.
 
     Args:
-        arguments: without the program's name.
+        arguments: Command line without the name of the program.
 
     Returns:
         The exit code: 0, or 2 for bad usage and invalid requests, 130 when cancelled, else 1.

@@ -36,9 +36,9 @@ def form_of(path: Path, events: Sequence[type[Event]], *, overwrite: bool = Fals
     """Check, before any work, that a result can be written to a path; return the form to ask for.
 
     Args:
-        path: of the file.
-        events: that answer the request.
-        overwrite: Whether the file may replace one that exists.
+        path: Path of the file.
+        events: Types of the events that answer the request.
+        overwrite: True if the file may replace an existing one.
 
     Returns:
         "video" or "frames" where a request has the choice, else "".
@@ -67,9 +67,9 @@ def write(request: Request, answers: Sequence[Any], path: Path) -> dict[str, Any
     """Write what a generation gave.
 
     Args:
-        request: that was answered.
-        answers: results of a generation, or the events of a session, in their order.
-        path: of the file.
+        request: Request that the server answered.
+        answers: Results of a generation, or the events of a session, in their order.
+        path: Path of the file.
 
     Returns:
         What the file holds: the size of a video or of frames, or the shape of each array by its name.

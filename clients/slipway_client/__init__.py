@@ -10,8 +10,8 @@
 ...             case Video():
 ...                 Path("out.mp4").write_bytes(event.data)
 
-:class:`AsyncClient` is the same for asyncio. Every error is a :class:`SlipwayError`, of the class that the
-server raised. Closing or dropping the iterator cancels the generation on the server.
+:class:`AsyncClient` is the same client for asyncio. Every error is a :class:`SlipwayError` of the class that
+the server raised. Closing or dropping the iterator cancels the generation on the server.
 """
 
 from slipway_client.aio import AsyncClient

@@ -1,7 +1,7 @@
-"""What one ``--url`` means, the same in every command and for the clients.
+"""Server addresses: the meaning of ``--url``, shared by every command and the clients.
 
-``grpc://``, ``grpcs://``, ``http://`` or ``https://`` before it says what is spoken there. HOST:PORT alone is
-asked: Triton's HTTP port says that it is Triton's, and its gRPC port ends a connection of HTTP.
+The scheme ``grpc://``, ``grpcs://``, ``http://`` or ``https://`` states the protocol. Without a scheme, the
+port is probed over HTTP: Triton's HTTP port identifies itself, and its gRPC port closes an HTTP connection.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from slipway_serving import durations
 from slipway_serving.errors import InvalidRequest, NotReady
 
 DEFAULT_URLS: dict[Protocol, str] = {"grpc": "localhost:8001", "http": "localhost:8000"}
-"""Triton's own ports on this machine."""
+"""Triton's default ports on this machine."""
 _SCHEMES: dict[str, Protocol] = {"grpc": "grpc", "grpcs": "grpc", "http": "http", "https": "http"}
 _ASK_S = 3.0
 
 
 class Address(NamedTuple):
-    """Where a server is and what is spoken there, as :class:`slipway_client.Client` takes it."""
+    """URL and protocol of a server, in the order that :class:`slipway_client.Client` takes them."""
 
     url: str
     protocol: Protocol
 
 
 def address_of(url: str | None, protocol: Protocol | None = None, timeout_s: float = _ASK_S) -> Address:
-    """Return where and how to speak to a server.
+    """Return the URL and the protocol of a server.
 
     Args:
-        url: HOST:PORT of either port, or SCHEME://HOST:PORT; None is the default port on this machine, of
-            gRPC unless `protocol` is "http".
-        protocol: "grpc" or "http" to be spoken; None finds out.
-        timeout_s: Longest wait for what the port says, seconds. Where nothing answers it is "grpc".
+        url: HOST:PORT of either port, or SCHEME://HOST:PORT; None means the default port on this machine,
+            that of gRPC unless `protocol` is "http".
+        protocol: Protocol to use, "grpc" or "http"; None detects it.
+        timeout_s: Longest wait for the port's answer, in seconds. Without an answer, "grpc" is assumed.
 
     Raises:
-        InvalidRequest: The URL is none, its scheme is none of the four, or is of the other protocol.
-        NotReady: The port answers HTTP, but it is not Triton; or a proxy leads to no answer.
+        InvalidRequest: The URL is invalid, or its scheme is unknown or belongs to the other protocol.
+        NotReady: The port answers HTTP but is not Triton, or the proxy gets no answer.
     """
     if url is None:
         return Address(DEFAULT_URLS[protocol or "grpc"], protocol or "grpc")
@@ -46,14 +46,14 @@ def address_of(url: str | None, protocol: Protocol | None = None, timeout_s: flo
 
 
 def stated_protocol(url: str, protocol: str | None) -> Protocol | None:
-    """Return the protocol that a URL's scheme or a caller states; None where neither does.
+    """Return the protocol that the URL's scheme or the caller states, or None if neither does.
 
     Args:
         url: HOST:PORT, or SCHEME://HOST:PORT.
-        protocol: "grpc" or "http"; None states none.
+        protocol: Protocol that the caller states, "grpc" or "http"; None leaves it to the scheme.
 
     Raises:
-        InvalidRequest: The URL is none, its scheme is unknown, or the scheme and `protocol` contradict.
+        InvalidRequest: The URL is invalid, its scheme is unknown, or the scheme contradicts `protocol`.
     """
     if protocol not in (None, "grpc", "http"):
         raise InvalidRequest(f"client: protocol must be grpc or http, got {protocol!r}")
@@ -76,7 +76,7 @@ def _has_host(url: str) -> bool:
     try:
         parts = urlsplit(url)
         return bool(parts.hostname) and parts.port != 0 and url.isprintable() and " " not in url
-    except ValueError:  # the port is no number up to 65535, or an IPv6 address lacks its brackets
+    except ValueError:  # The port is not a number up to 65535, or an IPv6 address lacks its brackets.
         return False
 
 

@@ -1,7 +1,7 @@
-"""The asyncio client: :class:`AsyncClient` is :class:`Client` with ``await``.
+"""Asyncio client: :class:`AsyncClient` has the methods of :class:`Client`, to be awaited.
 
-Cancelling the task that iterates, or closing the iterator, cancels the request on the server. An iterator
-left by ``break`` is closed by the event loop soon after; ``contextlib.aclosing`` closes it at once.
+Cancelling the task that iterates, or closing the iterator, cancels the request on the server. After a
+``break`` the event loop closes the iterator soon; ``contextlib.aclosing`` closes it at once.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from slipway_serving.turns import NO_SESSION, Turn, Turns
 
 
 class AsyncClient:
-    """A connection to one Triton server, for one event loop.
+    """Client of one Triton server, for one event loop.
 
     Attributes:
-        url: "HOST:PORT" of the server's gRPC or HTTP port; "grpc://" or "http://" before it states the
-            protocol, "grpcs://" or "https://" with TLS.
+        url: Address of the server's gRPC or HTTP port, "HOST:PORT". The scheme "grpc://" or "http://" states
+            the protocol; "grpcs://" or "https://" adds TLS.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class AsyncClient:
         connect_timeout_s: float = 10.0,
         tls: Path | None = None,
     ) -> None:
-        """Prepare a connection; see :class:`Client`. It is made by the first call, in that call's loop."""
+        """Prepare a connection; see :class:`Client`. The first call opens it, in that call's event loop."""
         self.url = url
         self._protocol: generation.Protocol = stated_protocol(url, protocol) or "grpc"
         durations.check("client", "connect_timeout_s", connect_timeout_s)
@@ -71,26 +71,26 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connection; generations under way are cancelled."""
+        """Close the connection and cancel the generations in progress."""
         if self._connected is not None:
             await self._connected.close()
 
     def generate(
         self, request: Request, *, model: str | None = None, timeout_s: float | None = None
     ) -> AsyncGenerator[Event | Result, None]:
-        """Have a request worked on; arguments, events and errors as :meth:`Client.generate`."""
+        """Run a request; arguments, events and errors are those of :meth:`Client.generate`."""
         return self._generate(Generation(request, model, timeout_s, self._protocol, self._retry))
 
     def stream(
         self, request: Request, *, model: str | None = None, timeout_s: float | None = None
     ) -> AsyncGenerator[Event, None]:
-        """Have a request worked on, and get every event as it comes; as :meth:`Client.stream`."""
+        """Run a request and yield every event as it arrives, like :meth:`Client.stream`."""
         return self._events(Generation(request, model, timeout_s, self._protocol, self._retry))
 
     def session(
         self, request: Request, *, model: str | None = None, session_id: int | str | None = None
     ) -> AsyncSession:
-        """Open a session: ``async with client.session(request) as session``; as :meth:`Client.session`."""
+        """Open a session, ``async with client.session(request) as session``; see :meth:`Client.session`."""
         return AsyncSession(self._turn, Conversation(request, model, self._protocol), Turns(session_id))
 
     async def restore(
@@ -101,9 +101,9 @@ class AsyncClient:
         model: str | None = None,
         session_id: int | str | None = None,
     ) -> AsyncSession:
-        """Go on with a session from a snapshot: ``async with await client.restore(...) as session``.
+        """Resume a session from a snapshot: ``async with await client.restore(...) as session``.
 
-        Arguments and errors as :meth:`Client.restore`.
+        Arguments and errors are those of :meth:`Client.restore`.
         """
         talk = Conversation(request, model, self._protocol)
         session = AsyncSession(self._turn, talk, Turns(session_id))
@@ -124,7 +124,7 @@ class AsyncClient:
         timeout_s: float | None = None,
         turn: Turn = NO_SESSION,
     ) -> Tensors:
-        """Call any model that answers once; arguments and errors as :meth:`Client.infer`."""
+        """Call a model that sends one response; arguments and errors are those of :meth:`Client.infer`."""
         deadline = Deadline(timeout_s, model)
         attempts = Attempts(self._retry, deadline)
         while True:
@@ -137,7 +137,7 @@ class AsyncClient:
                 await self._pause(model, attempts.wait_s(error))
 
     async def is_ready(self, model: str | None = None) -> bool:
-        """Tell whether the server answers and is ready, or one of its models is; without retries."""
+        """Return True if the server, or one of its models, is ready. Does not retry."""
         try:
             await self.check_ready(model)
         except NotReady:
@@ -145,7 +145,7 @@ class AsyncClient:
         return True
 
     async def check_ready(self, model: str | None = None) -> None:
-        """Check that the server is ready, or one of its models; as :meth:`Client.check_ready`."""
+        """Check that the server, or one of its models, is ready; see :meth:`Client.check_ready`."""
         if model is None:
             if not await self._transport.server_ready():
                 raise generation.server_not_ready(self.url)
@@ -155,7 +155,7 @@ class AsyncClient:
             raise generation.not_ready(model, self.url)
 
     async def is_live(self) -> bool:
-        """Tell whether the server answers, ready or not; without retries."""
+        """Return True if the server answers, ready or not. Does not retry."""
         try:
             await self.check_live()
         except NotReady:
@@ -163,20 +163,20 @@ class AsyncClient:
         return True
 
     async def check_live(self) -> None:
-        """Check that the server answers, ready or not; as :meth:`Client.check_live`."""
+        """Check that the server answers, ready or not; see :meth:`Client.check_live`."""
         if not await self._transport.server_live():
             raise generation.not_live(self.url)
 
     async def model_metadata(self, model: str) -> ModelMetadata:
-        """Ask for a model's tensors; without retries.
+        """Fetch the metadata of a model's tensors. Does not retry.
 
         Raises:
-            NotReady: no server, or no such model.
+            NotReady: No server answers, or it has no such model.
         """
         return await self._transport.metadata(model)
 
     async def model_parameters(self, model: str) -> dict[str, str]:
-        """Ask for the parameters of a model's configuration; as :meth:`Client.model_parameters`."""
+        """Fetch the parameters of a model's configuration; see :meth:`Client.model_parameters`."""
         return await self._transport.parameters(model)
 
     async def _generate(self, job: Generation) -> AsyncGenerator[Event | Result, None]:
@@ -210,7 +210,7 @@ class AsyncClient:
     async def _turn(
         self, talk: Conversation, content: Request | None, turn: Turn, timeout_s: float | None
     ) -> AsyncGenerator[Event, None]:
-        """Send one turn of a session and yield its events; it is never tried again."""
+        """Send one turn of a session and yield its events; a turn is never retried."""
         deadline = Deadline(timeout_s, talk.model)
         tensors = talk.tensors(content, turn)
         check_tensors(await self._ready_metadata(talk.model, deadline), tensors)
@@ -237,7 +237,7 @@ class AsyncClient:
                 yield response
 
     async def _ready_metadata(self, model: str, deadline: Deadline) -> ModelMetadata:
-        """Return a model's metadata; the first time after asking whether server and model are ready."""
+        """Return a model's metadata; the first call also checks that server and model are ready."""
         if model not in self._known:
             metadata = await self._transport.metadata(model, deadline)
             if not await self._transport.model_ready(model, deadline):
@@ -259,12 +259,12 @@ class AsyncClient:
 
 
 class AsyncSession:
-    """One session of a stateful model, see :meth:`AsyncClient.session`.
+    """Session of a stateful model, see :meth:`AsyncClient.session`.
 
     Args:
-        send: sends a turn's content, within a time limit in seconds, and yields its events.
-        talk: what the turns are made of.
-        turns: of the session.
+        send: Callback that sends one turn, within a time limit in seconds, and yields its events.
+        talk: Conversation that encodes the turns and decodes the answers.
+        turns: Turn counter of the session.
     """
 
     def __init__(
@@ -277,7 +277,7 @@ class AsyncSession:
 
     @property
     def id(self) -> int | str:
-        """The session's id, by which the server knows it."""
+        """Return the id by which the server knows the session."""
         return self._turns.id
 
     async def __aenter__(self) -> AsyncSession:
@@ -289,7 +289,7 @@ class AsyncSession:
         await self.close()
 
     async def close(self) -> None:
-        """End the session on the server, if it is under way, also where the task was cancelled."""
+        """End the session on the server if it is open, even if the task was cancelled."""
         if (turn := self._turns.closing) is not None:
             self._turns.closed()
             with contextlib.suppress(SlipwayError):
@@ -300,7 +300,7 @@ class AsyncSession:
     async def step(
         self, turn: Request, *, last: bool = False, timeout_s: float | None = None
     ) -> AsyncGenerator[Event, None]:
-        """Send one turn and yield its events; arguments and errors as :meth:`ClientSession.step`."""
+        """Send one turn and yield its events; see :meth:`ClientSession.step` for arguments and errors."""
         place = self._turns.next(last=last)
         try:
             async with aclosing(self._send(self._talk, turn, place, timeout_s)) as events:
@@ -333,7 +333,7 @@ async def _each(parts: Iterable[bytes] | AsyncIterable[bytes]) -> AsyncGenerator
 
 
 class _Transport(Protocol):
-    """What either protocol can do."""
+    """Calls that both the gRPC and the HTTP transport offer."""
 
     async def close(self) -> None: ...
     async def server_live(self) -> bool: ...
@@ -352,7 +352,7 @@ class _Transport(Protocol):
 def _transport(
     url: str, protocol: generation.Protocol, connect_timeout_s: float, tls: Path | None
 ) -> _Transport:
-    # Imported here: a program loads only the protocol that it uses.
+    # Imported here so that a program loads only the protocol that it uses.
     if protocol == "grpc":
         from slipway_client.over_grpc import AsyncGrpcTransport
 

@@ -1,8 +1,8 @@
-"""The blocking client: a request of any family in, events and results out; sessions turn by turn.
+"""Blocking client: sends requests of any model family and returns events, results and sessions.
 
-:class:`Client` puts a transport (gRPC or HTTP) under a :class:`Generation` or a :class:`Conversation`, which
-decide everything that is not input or output. An iterator that is closed, dropped, or left by an exception
-cancels its request.
+:class:`Client` combines a transport (gRPC or HTTP) with a :class:`Generation` or a :class:`Conversation`,
+which decide everything except input and output. Closing or dropping an iterator, or leaving it by an
+exception, cancels its request.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from slipway_serving.snapshots.requests import Restore, Restored, Snapshot, Snap
 from slipway_serving.turns import NO_SESSION, Session, Turn, Turns
 
 END_S = 10.0
-"""Seconds that the end of a session may take, which the server perhaps never heard of."""
+"""Time limit of the request that ends a session, in seconds. The server may not know the session."""
 
 
 class Client:
-    """A connection to one Triton server.
+    """Client of one Triton server.
 
     Attributes:
-        url: "HOST:PORT" of the server's gRPC or HTTP port; "grpc://" or "http://" before it states the
-            protocol, "grpcs://" or "https://" with TLS.
+        url: Address of the server's gRPC or HTTP port, "HOST:PORT". The scheme "grpc://" or "http://" states
+            the protocol; "grpcs://" or "https://" adds TLS.
     """
 
     def __init__(
@@ -57,17 +57,17 @@ class Client:
         """Prepare a connection; nothing is sent yet.
 
         Args:
-            url: of the server.
-            protocol: "grpc", or "http" for networks that know nothing else. Either streams and cancels. By
-                default the scheme of `url` says it; without a scheme it is "grpc".
-            retry: how refused requests are tried again.
-            connect_timeout_s: longest wait for a connection and for an answer about readiness, seconds.
-            tls: folder of certificates for a URL of TLS, see :mod:`slipway_client.tls`; by default whom the
-                system trusts, and no certificate of the client's own.
+            url: Address of the server, as :attr:`url` has it.
+            protocol: Protocol, "grpc", or "http" for networks that carry nothing else. Both stream and
+                cancel. By default the scheme of `url` decides; without a scheme it is "grpc".
+            retry: Policy for retrying refused requests.
+            connect_timeout_s: Longest wait for a connection and for a readiness answer, in seconds.
+            tls: Folder of certificates for a URL with TLS, see :mod:`slipway_client.tls`. By default the
+                client trusts the system's authorities and shows no certificate of its own.
 
         Raises:
-            InvalidRequest: there is no such protocol, it is not that of the URL, the URL or the time is none,
-                or the certificates are not as they must be.
+            InvalidRequest: The protocol is unknown or contradicts the URL, the URL or the time is invalid, or
+                the certificates cannot be used.
         """
         self.url = url
         self._protocol: generation.Protocol = stated_protocol(url, protocol) or "grpc"
@@ -85,42 +85,42 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close the connection; generations under way are cancelled."""
+        """Close the connection and cancel the generations in progress."""
         self._transport.close()
 
     def generate(
         self, request: Request, *, model: str | None = None, timeout_s: float | None = None
     ) -> Generator[Event | Result, None, None]:
-        """Have a request of any family worked on.
+        """Run a request of any model family.
 
         Args:
-            request: what to generate; it says which model it is for.
-            model: the served model, where it has another name.
-            timeout_s: time limit of the whole, retries included, seconds; by default the request's own. A
-                server that does not say so itself is asked to end the work 1 s later, and given up 1 s
-                after that.
+            request: Request to run; its class names the model.
+            model: Name of the served model, if it differs from the request's.
+            timeout_s: Time limit of the whole call, retries included, in seconds; by default the request's
+                own. A server that does not report the timeout itself is asked to end the work 1 s later, and
+                the client gives up 1 s after that.
 
         Returns:
-            An iterator of the events as they come, for example one :class:`Progress` per denoising step.
-            Parts of a video are put together and come last, as one :class:`Video` or :class:`Frames`. Closing
-            it cancels the work.
+            An iterator of the events as they arrive, for example one :class:`Progress` per denoising step.
+            Parts of a video are joined and come last, as one :class:`Video` or :class:`Frames`. Closing the
+            iterator cancels the work.
 
         Raises:
-            InvalidRequest: the request breaks a rule, or the served model takes other tensors.
-            NotReady: no server, or no such model, or it has not loaded; after the retries.
-            Overloaded: the server has enough work; after the retries.
-            Cancelled: the work was cancelled elsewhere.
-            DeadlineExceeded: the time limit was reached.
-            Unrecoverable: the server failed, or the stream is incomplete.
+            InvalidRequest: The request breaks a rule, or the served model takes other tensors.
+            NotReady: After all retries, no server answers, it has no such model, or the model is not loaded.
+            Overloaded: After all retries, the server still has too much work.
+            Cancelled: The work was cancelled elsewhere.
+            DeadlineExceeded: The time limit was reached.
+            Unrecoverable: The server failed, or the stream is incomplete.
         """
         return self._generate(Generation(request, model, timeout_s, self._protocol, self._retry))
 
     def stream(
         self, request: Request, *, model: str | None = None, timeout_s: float | None = None
     ) -> Generator[Event, None, None]:
-        """Have a request worked on, and get every event as it comes, parts of a video too.
+        """Run a request and yield every event as it arrives, parts of a video included.
 
-        Arguments and errors as :meth:`generate`.
+        Arguments and errors are those of :meth:`generate`.
         """
         return self._events(Generation(request, model, timeout_s, self._protocol, self._retry))
 
@@ -129,15 +129,15 @@ class Client:
     ) -> ClientSession:
         """Open a session of a stateful model: ``with client.session(request) as session``.
 
-        Nothing is sent before its first turn; however the block ends, the session ends on the server.
+        Nothing is sent before the first turn. However the block ends, the session ends on the server.
 
         Args:
-            request: what opens the session; its `turn` says what each turn brings.
-            model: the served model, where it has another name.
-            session_id: unique among the model's sessions; a random one where it is left out.
+            request: Request that opens the session; its `turn` is the class of each turn's content.
+            model: Name of the served model, if it differs from the request's.
+            session_id: Id that is unique among the model's sessions; by default a random one.
 
         Raises:
-            InvalidRequest: the request opens no session.
+            InvalidRequest: The request does not open a session.
         """
         return ClientSession(self._turn, Conversation(request, model, self._protocol), Turns(session_id))
 
@@ -149,17 +149,17 @@ class Client:
         model: str | None = None,
         session_id: int | str | None = None,
     ) -> ClientSession:
-        """Go on with a session from a snapshot: ``with client.restore(UniversalRequest, parts) as session``.
+        """Resume a session from a snapshot: ``with client.restore(UniversalRequest, parts) as session``.
 
         Args:
-            request: class of the request that opened the session.
-            parts: as :meth:`ClientSession.snapshot` gave them; they are sent one by one before this returns.
-            model: the served model, where it has another name.
-            session_id: as of :meth:`session`.
+            request: Class of the request that opened the session.
+            parts: Parts from :meth:`ClientSession.snapshot`; they are sent one by one before this returns.
+            model: Name of the served model, if it differs from the request's.
+            session_id: Id of the new session, as in :meth:`session`.
 
         Raises:
-            InvalidRequest: the parts are not whole, or of another model.
-            SlipwayError: as :meth:`generate`; nothing stays of the session then.
+            InvalidRequest: The parts are incomplete or belong to another model.
+            SlipwayError: The call failed, as in :meth:`generate`; the session is then removed.
         """
         talk = Conversation(request, model, self._protocol)
         session = ClientSession(self._turn, talk, Turns(session_id))
@@ -180,20 +180,20 @@ class Client:
         timeout_s: float | None = None,
         turn: Turn = NO_SESSION,
     ) -> Tensors:
-        """Call any model that answers once.
+        """Call a model that sends one response.
 
         Args:
-            model: the served model.
-            tensors: by input name, with the batch dimension if the model batches; text as bytes objects.
-            timeout_s: time limit, seconds.
-            turn: the request's place in a session, for a model that keeps state between requests. A refused
-                one is not tried again, since the server may have taken it in.
+            model: Name of the served model.
+            tensors: Arrays by input name, with the batch dimension if the model batches; text is bytes.
+            timeout_s: Time limit in seconds.
+            turn: Place of the request in a session, for a model that keeps state between requests. A refused
+                turn is not retried, since the server may have processed it.
 
         Returns:
             The outputs by name.
 
         Raises:
-            SlipwayError: as :meth:`generate`.
+            SlipwayError: The call failed, as in :meth:`generate`.
         """
         deadline = Deadline(timeout_s, model)
         attempts = Attempts(self._retry, deadline)
@@ -207,7 +207,7 @@ class Client:
                 self._pause(model, attempts.wait_s(error))
 
     def is_ready(self, model: str | None = None) -> bool:
-        """Tell whether the server answers and is ready, or one of its models is; without retries."""
+        """Return True if the server, or one of its models, is ready. Does not retry."""
         try:
             self.check_ready(model)
         except NotReady:
@@ -215,14 +215,14 @@ class Client:
         return True
 
     def check_ready(self, model: str | None = None) -> None:
-        """Check that the server is ready, or one of its models; without retries.
+        """Check that the server, or one of its models, is ready. Does not retry.
 
         Args:
-            model: Name of a served model; None asks for the server with all of its models.
+            model: Name of a served model; None checks the server with all of its models.
 
         Raises:
-            NotReady: The error says why: nothing listens, the host is unknown, it is not Triton, TLS does not
-                fit, the server has no such model, or something is not loaded.
+            NotReady: The error names the cause: nothing listens, the host is unknown, the server is not
+                Triton, TLS fails, the server has no such model, or a model is not loaded.
         """
         if model is None:
             if not self._transport.server_ready():
@@ -233,7 +233,7 @@ class Client:
             raise generation.not_ready(model, self.url)
 
     def is_live(self) -> bool:
-        """Tell whether the server answers, ready or not; without retries."""
+        """Return True if the server answers, ready or not. Does not retry."""
         try:
             self.check_live()
         except NotReady:
@@ -241,27 +241,27 @@ class Client:
         return True
 
     def check_live(self) -> None:
-        """Check that the server answers, ready or not; without retries.
+        """Check that the server answers, ready or not. Does not retry.
 
         Raises:
-            NotReady: As :meth:`check_ready`.
+            NotReady: The server does not answer; the error names the cause, as in :meth:`check_ready`.
         """
         if not self._transport.server_live():
             raise generation.not_live(self.url)
 
     def model_metadata(self, model: str) -> ModelMetadata:
-        """Ask for a model's tensors; without retries.
+        """Fetch the metadata of a model's tensors. Does not retry.
 
         Raises:
-            NotReady: no server, or no such model.
+            NotReady: No server answers, or it has no such model.
         """
         return self._transport.metadata(model)
 
     def model_parameters(self, model: str) -> dict[str, str]:
-        """Ask for the parameters of a model's configuration, by name; without retries.
+        """Fetch the parameters of a model's configuration, by name. Does not retry.
 
         Raises:
-            NotReady: no server, or no such model.
+            NotReady: No server answers, or it has no such model.
         """
         return self._transport.parameters(model)
 
@@ -295,7 +295,7 @@ class Client:
     def _turn(
         self, talk: Conversation, content: Request | None, turn: Turn, timeout_s: float | None
     ) -> Generator[Event, None, None]:
-        """Send one turn of a session and yield its events; it is never tried again."""
+        """Send one turn of a session and yield its events; a turn is never retried."""
         deadline = Deadline(timeout_s, talk.model)
         tensors = talk.tensors(content, turn)
         check_tensors(self._ready_metadata(talk.model, deadline), tensors)
@@ -320,7 +320,7 @@ class Client:
             yield self._transport.infer(model, tensors, deadline, turn)
 
     def _ready_metadata(self, model: str, deadline: Deadline) -> ModelMetadata:
-        """Return a model's metadata; the first time after asking whether server and model are ready."""
+        """Return a model's metadata; the first call also checks that server and model are ready."""
         if model not in self._known:
             metadata = self._transport.metadata(model, deadline)
             if not self._transport.model_ready(model, deadline):
@@ -336,12 +336,12 @@ class Client:
 
 
 class ClientSession:
-    """One session of a stateful model, see :meth:`Client.session`.
+    """Session of a stateful model, see :meth:`Client.session`.
 
     Args:
-        send: sends a turn's content, within a time limit in seconds, and yields its events.
-        talk: what the turns are made of.
-        turns: of the session.
+        send: Callback that sends one turn, within a time limit in seconds, and yields its events.
+        talk: Conversation that encodes the turns and decodes the answers.
+        turns: Turn counter of the session.
     """
 
     def __init__(
@@ -357,7 +357,7 @@ class ClientSession:
 
     @property
     def id(self) -> int | str:
-        """The session's id, by which the server knows it."""
+        """Return the id by which the server knows the session."""
         return self._session.id
 
     def __enter__(self) -> ClientSession:
@@ -369,34 +369,35 @@ class ClientSession:
         self.close()
 
     def close(self) -> None:
-        """End the session on the server, if it is under way."""
+        """End the session on the server if it is open."""
         self._session.close()
 
     def step(
         self, turn: Request, *, last: bool = False, timeout_s: float | None = None
     ) -> Generator[Event, None, None]:
-        """Send one turn and yield its events as they come; it is sent when the first is asked for.
+        """Send one turn and yield its events as they arrive.
 
-        Leaving the iterator cancels the turn, and what is left of the session is to be ended.
+        The turn is sent when the first event is requested. Leaving the iterator cancels the turn; after that
+        the session can only be ended.
 
         Args:
-            turn: what the turn brings, of the class that the opening request names.
-            last: the session ends with it.
-            timeout_s: time limit of the turn, seconds.
+            turn: Content of the turn, of the class that the opening request names.
+            last: True if the session ends with this turn.
+            timeout_s: Time limit of the turn in seconds.
 
         Raises:
-            SlipwayError: as :meth:`Client.generate`; a turn is never tried again.
+            SlipwayError: The turn failed, as in :meth:`Client.generate`; a turn is never retried.
         """
         self._timeout_s = timeout_s
         yield from self._session.step(turn, last=last)
 
     def snapshot(self) -> Generator[bytes, None, None]:
-        """Yield the session's state in parts, by which :meth:`Client.restore` goes on with it elsewhere.
+        """Yield the session's state in parts, from which :meth:`Client.restore` resumes it elsewhere.
 
-        The session stays under way. No turn may come between two parts.
+        The session stays open. No turn may be sent between two parts.
 
         Raises:
-            SlipwayError: as :meth:`step`.
+            SlipwayError: A turn failed, as in :meth:`step`.
         """
         for number in itertools.count():
             found = self.only(Snapshot(number), SnapshotPart)
@@ -408,14 +409,14 @@ class ClientSession:
         """Send one turn and return its one event.
 
         Raises:
-            Unrecoverable: there are others.
-            SlipwayError: as :meth:`step`.
+            Unrecoverable: The answer is not exactly one event of that class.
+            SlipwayError: The turn failed, as in :meth:`step`.
         """
         return expected(list(self.step(turn)), kind)
 
 
 class _Transport(Protocol):
-    """What either protocol can do."""
+    """Calls that both the gRPC and the HTTP transport offer."""
 
     def close(self) -> None: ...
     def server_live(self) -> bool: ...
@@ -430,7 +431,7 @@ class _Transport(Protocol):
 
 
 def _transport(url: str, protocol: str, connect_timeout_s: float, tls: Path | None) -> _Transport:
-    # Imported here: a command that talks to no server, or over one protocol, loads no other.
+    # Imported here so that a command loads only the protocol that it uses, or none.
     if protocol == "grpc":
         from slipway_client.over_grpc import GrpcTransport
 

@@ -1,9 +1,9 @@
-"""Connections that do not stay for ever, so that they come to other replicas when one goes.
+"""Connection pools of limited lifetime, so that clients reach other replicas when one shuts down.
 
-Behind a service a connection leads to the replica that it was made to, also when that is about to stop. One
-over which a server refused a request takes no other, and is closed when what is under way on it has ended.
-Triton's gRPC port ends connections at an age by itself (`--grpc-max-connection-age`), its HTTP port does not:
-those are let go after :data:`AGE_S`.
+Behind a Kubernetes service a connection stays with the replica that it was opened to, even while that replica
+shuts down. A connection over which the server refused a request takes no further request, and is closed when
+the requests in progress on it have ended. Triton's gRPC port limits the age of connections itself
+(`--grpc-max-connection-age`); its HTTP port does not, so the client retires those after :data:`AGE_S`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Generic, TypeVar
 C = TypeVar("C")
 
 AGE_S = 30.0
-"""Seconds after which HTTP connections take no further request, as gRPC ones by `timing.connectionAge`."""
+"""Age in seconds at which HTTP connections retire, like gRPC ones by the chart's `timing.connectionAge`."""
 
 
 class Pools(Generic[C]):
-    """Which pool of connections is used, and which of the earlier ones can be closed; for several threads.
+    """Succession of connection pools: the newest takes requests, older ones close when idle. Thread-safe.
 
     Args:
-        make: makes a pool; nothing is connected by that.
-        age_s: after which a pool takes no further request, seconds.
-        clock: of seconds.
+        make: Callback that creates a pool without connecting it.
+        age_s: Age at which a pool takes no further request, in seconds.
+        clock: Callback that returns the time in seconds.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Pools(Generic[C]):
         self._refused = False
 
     def take(self) -> C:
-        """Return the pool for a request; it is to be given back."""
+        """Return the pool for a request; the caller must give it back."""
         with self._lock:
             if self._refused or self._clock() - self._born_s >= self._age_s:
                 self._pools.append(self._make())
@@ -50,14 +50,14 @@ class Pools(Generic[C]):
             return self._pools[-1]
 
     def give_back(self, pool: C, *, refused: bool = False) -> list[C]:
-        """Take note that a request has ended.
+        """Return a pool after its request has ended.
 
         Args:
-            pool: that it took.
-            refused: whether the server refused it.
+            pool: Pool that the request took.
+            refused: True if the server refused the request.
 
         Returns:
-            Pools that nobody uses any more, to be closed.
+            Retired pools that no request uses any more; the caller must close them.
         """
         with self._lock:
             self._users[id(pool)] -= 1

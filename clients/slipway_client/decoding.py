@@ -1,7 +1,7 @@
-"""What is malformed in an answer becomes one error that names the server and the model.
+"""Conversion of decoding failures into one error that names the server and the model.
 
-A server may be broken, of another version, or hostile. Its answers are decoded inside :func:`decoding`, and
-whatever they break there is told as :class:`~slipway_serving.errors.Malformed`.
+A server may be broken, of another version, or hostile. Clients decode its answers inside :func:`decoding`,
+which turns every failure into :class:`~slipway_serving.errors.Malformed`.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from collections.abc import Iterator
 from slipway_serving.errors import Malformed
 
 ERRORS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, struct.error)
-"""Errors of Python, NumPy and the JSON parser about data that is not as it must be."""
+"""Errors that Python, NumPy and the JSON parser raise for malformed data."""
 
 
 @contextlib.contextmanager
 def decoding(url: str, what: str) -> Iterator[None]:
-    """Tell of an answer that the block cannot decode.
+    """Raise one clear error if the block cannot decode an answer.
 
     Args:
         url: URL of the server.
         what: Name of the model that answered.
 
     Raises:
-        Malformed: The block failed.
+        Malformed: The block could not decode the answer.
     """
     try:
         yield

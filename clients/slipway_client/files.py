@@ -1,4 +1,4 @@
-"""Output files: none replaces another unasked, and each appears whole or not at all."""
+"""Output files: existing files are replaced only on request, and a file appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, BinaryIO
 
 
 def replaced_files(files: Mapping[str, Path | None], *, overwrite: bool) -> list[str]:
-    """Return a problem for each output file that exists already, to be told before any work.
+    """Return a problem for each output file that exists already, to be reported before any work.
 
     Args:
         files: Paths by the option that names them; None for an option that was left out.
-        overwrite: Whether the user allows existing files to be replaced.
+        overwrite: True if the user allows existing files to be replaced.
     """
     if overwrite:
         return []
@@ -25,11 +25,11 @@ def replaced_files(files: Mapping[str, Path | None], *, overwrite: bool) -> list
 
 
 def write_whole(path: Path, write: Callable[[BinaryIO], Any]) -> None:
-    """Write a file beside its place and move it there when it is whole.
+    """Write a temporary file beside the target and rename it when it is complete.
 
     Args:
-        path: the place.
-        write: puts the content into an open file.
+        path: Target file.
+        write: Callback that writes the content into an open file.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:

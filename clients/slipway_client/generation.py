@@ -1,7 +1,7 @@
-"""One request, or one session of them, without its input and output: what both clients share.
+"""State of one request or one session, without input and output; shared by both clients.
 
-A plan is made from the request before anything is sent; it holds the tensors, the deadline, the attempts and
-what the answers mean. The clients only move bytes and sleep where it tells them to.
+It is created from the request before anything is sent, and holds the tensors, the deadline, the attempts and
+the decoding of the answers. The clients only move bytes and sleep as it tells them.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from slipway_serving.turns import Turn
 
 Protocol = Literal["grpc", "http"]
 
-# The server is told the limit and looks at it between steps; it gets this long to say so itself.
+# The server receives the limit and checks it between steps; this grace lets it report the timeout itself.
 _SERVER_GRACE_S = 1.0
 
 
 class Generation:
-    """The state of one generation.
+    """State of one generation.
 
     Attributes:
-        request: as it is sent.
-        model: the served model.
-        tensors: the request, encoded for the protocol.
-        deadline: of the whole generation, attempts included.
+        request: Request as it is sent.
+        model: Name of the served model.
+        tensors: Tensors of the request, encoded for the protocol.
+        deadline: Deadline of the whole generation, attempts included.
     """
 
     def __init__(
@@ -50,22 +50,22 @@ class Generation:
         self.deadline = Deadline(limit_s, self.model, grace_s=_SERVER_GRACE_S if heeded else 0.0)
         self._attempts = Attempts(policy, self.deadline)
         self._answered = False
-        # A model that answers once is asked where tensors are binary, over HTTP too.
+        # A model with one response is called through /infer, whose tensors are binary over HTTP too.
         self._as_text = protocol == "http" and self.request.streams
 
     def check(self, metadata: ModelMetadata) -> None:
         """Check the request against the served model.
 
         Raises:
-            InvalidRequest: the model takes other tensors.
+            InvalidRequest: The model takes other tensors.
         """
         check_tensors(metadata, self.tensors)
 
     def event(self, response: Tensors) -> Event:
-        """Return the event that a response is.
+        """Decode a response into an event.
 
         Raises:
-            Unrecoverable: it is none of the request's.
+            Unrecoverable: The response is none of the request's events.
         """
         self._answered = True
         return read(self.request.events, response, self.model, as_text=self._as_text)
@@ -74,7 +74,7 @@ class Generation:
         """Return how long to wait before another attempt, in seconds.
 
         Raises:
-            SlipwayError: the error itself, when there is to be none; always once a response has arrived.
+            SlipwayError: No further attempt is made, so `error` is raised; always after the first response.
         """
         if self._answered:
             raise error
@@ -82,16 +82,16 @@ class Generation:
 
 
 class Conversation:
-    """What the turns of one session are made of.
+    """Encoder of a session's turns and decoder of their answers.
 
     Args:
-        opening: the request that opens the session, or its class for one that begins from a snapshot.
-        model: the served model, where it has another name.
-        protocol: that is spoken.
+        opening: Request that opens the session, or its class if the session resumes from a snapshot.
+        model: Name of the served model, if it differs from the request's.
+        protocol: Protocol of the transport, "grpc" or "http".
 
     Attributes:
-        kind: class of the request that opens such a session.
-        model: the served model.
+        kind: Class of the request that opens such a session.
+        model: Name of the served model.
     """
 
     def __init__(self, opening: Request | type[Request], model: str | None, protocol: Protocol) -> None:
@@ -107,14 +107,14 @@ class Conversation:
         self.model = opening.model if model is None else model
 
     def tensors(self, content: Request | None, turn: Turn) -> Tensors:
-        """Return the tensors of a turn; the first carries what opens the session too.
+        """Return the tensors of a turn; the first turn also carries the opening request.
 
         Args:
-            content: of the turn; None only ends the session.
-            turn: its place.
+            content: Content of the turn; None only ends the session.
+            turn: Place of the turn in the session.
 
         Raises:
-            InvalidRequest: the content is no turn of this session.
+            InvalidRequest: The content is not a turn of this session.
         """
         if content is None:
             return ending(self.kind)
@@ -128,19 +128,19 @@ class Conversation:
         return {**opened, **encode(_for_protocol(content, self._protocol))}
 
     def event(self, response: Tensors) -> Event:
-        """Return the event that a response is; see :meth:`Generation.event`."""
-        # A model that answers once is asked where tensors are binary, over HTTP too.
+        """Decode a response into an event; see :meth:`Generation.event`."""
+        # A model with one response is called through /infer, whose tensors are binary over HTTP too.
         as_text = self._protocol == "http" and self.kind.streams
         return read(self.kind.events, response, self.model, as_text=as_text)
 
 
 def not_ready(what: str, url: str) -> NotReady:
-    """Return the error for a server or a model that says it is not ready."""
+    """Return the error for a server or a model that reports that it is not ready."""
     return NotReady(f"{what}: not ready on {url}; try again when it has loaded, or see the server's log")
 
 
 def server_not_ready(url: str) -> NotReady:
-    """Return the error for a server that answers and says that it is not ready."""
+    """Return the error for a server that answers and reports that it is not ready."""
     return NotReady(
         f"{url}: the server lives and is not ready: it starts or stops, or one of its models is not loaded;"
         " try again, `slipway ready --model NAME` for each model, or see the server's log"
@@ -148,12 +148,12 @@ def server_not_ready(url: str) -> NotReady:
 
 
 def not_live(url: str) -> NotReady:
-    """Return the error for a server that answers and says that it does not live."""
+    """Return the error for a server that answers and reports that it is not live."""
     return NotReady(f"{url}: the server says that it does not live; see its log, and start it anew")
 
 
 def _limited(request: Request, timeout_s: float | None) -> tuple[Any, bool]:
-    """Return a request with its time limit, and whether its model heeds one."""
+    """Return a request with its time limit, and True if its model enforces one."""
     heeded = any(field.name == "timeout_s" for field in fields_of(type(request)))
     if timeout_s is not None and heeded:
         request = dataclasses.replace(request, timeout_s=timeout_s)  # type: ignore[type-var]
@@ -161,7 +161,7 @@ def _limited(request: Request, timeout_s: float | None) -> tuple[Any, bool]:
 
 
 def _for_protocol(request: Request, protocol: Protocol) -> Any:
-    """Return a request whose result the protocol can carry: over HTTP, bytes come as base64 text."""
+    """Return a request whose result the protocol can carry: HTTP carries bytes as base64 text."""
     if protocol == "grpc":
         return request
     rule = next((field.rule for field in fields_of(type(request)) if field.name == "output"), None)

@@ -1,4 +1,4 @@
-"""Our errors for those of gRPC: what the server said, or why it could not be reached."""
+"""Mapping of gRPC errors to Slipway errors: what the server reported, or why it was unreachable."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from slipway_client.unreachable import not_triton, silent, unreachable
 from slipway_serving.errors import DeadlineExceeded, InvalidRequest, Malformed, NotReady, SlipwayError
 from slipway_serving.proxies import Proxy
 
-# What gRPC says when a server answers that speaks HTTP/1.
+# gRPC reports this when the server speaks HTTP/1.
 _OTHER_SERVER = ("http1", "http/1")
-# What it says of an answer of HTTP/2 that is none of gRPC's, for example that of a gateway without a server.
+# gRPC reports this for an HTTP/2 answer that is not gRPC, such as that of a gateway without a server.
 _GATEWAY = "http2 header with status"
-# What it says of a message whose bytes are none of Triton's.
+# gRPC reports this for a message that is not one of Triton's.
 _UNREADABLE = "deserializing"
 
 
 def call_error(
     url: str, error: grpc.RpcError, deadline: Deadline, proxy: Proxy | None = None
 ) -> SlipwayError:
-    """Return our error for a call that failed."""
+    """Return the Slipway error for a call that failed."""
     mapped = _error(url, error, proxy)
     local = isinstance(mapped, DeadlineExceeded) and mapped.args[0] == "Deadline Exceeded"
     return deadline.exceeded() if local else mapped
 
 
 def ask_error(url: str, error: Any, limit_s: float, proxy: Proxy | None = None) -> SlipwayError:
-    """Return our error for a question about the server that failed."""
+    """Return the Slipway error for a health or metadata call that failed."""
     mapped = _error(url, error, proxy)
     if isinstance(mapped, DeadlineExceeded):
         return silent(url, limit_s, proxy)
-    if isinstance(mapped, InvalidRequest):  # unimplemented: every Triton answers these questions
+    if isinstance(mapped, InvalidRequest):  # UNIMPLEMENTED: every Triton implements these calls
         return not_triton(url, "gRPC", proxy)
     return mapped
 

@@ -1,6 +1,6 @@
-"""What gRPC carries: messages from tensors, and tensors, metadata and errors from messages.
+"""Conversion between tensors and gRPC messages, and of messages to metadata and errors.
 
-Nothing here is input or output; what is malformed raises one of :data:`slipway_client.decoding.ERRORS`.
+This module does no input or output. Malformed messages raise one of :data:`slipway_client.decoding.ERRORS`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from slipway_client.tensors import Tensors, datatype_of, from_bytes, to_bytes, t
 from slipway_serving.errors import InvalidRequest, NotReady, SlipwayError, from_wire
 from slipway_serving.turns import NO_SESSION, Turn
 
-# What Triton and gRPC themselves say, where no status comes with it or it says too little.
+# Texts of Triton and gRPC errors that come without a status, or with one that is too coarse.
 _TRITON_TEXTS: tuple[tuple[str, type[SlipwayError]], ...] = (
     ("has no available versions", NotReady),
     (UnknownModel.said, UnknownModel),
@@ -28,7 +28,7 @@ _TRITON_TEXTS: tuple[tuple[str, type[SlipwayError]], ...] = (
 
 
 def request(model: str, tensors: Tensors, turn: Turn = NO_SESSION, request_id: str = "") -> Any:
-    """Return the message of a request."""
+    """Return the gRPC message of a request."""
     message = service_pb2.ModelInferRequest(model_name=model, id=request_id)
     for name, value in turn_parameters(turn).items():
         kind = {bool: "bool_param", int: "int64_param", str: "string_param"}[type(value)]
@@ -46,7 +46,7 @@ def tensors(response: Any) -> Tensors:
 
 
 def refusal(message: Any) -> SlipwayError | None:
-    """Return the error that a message of a stream carries; None where it carries tensors."""
+    """Return the error that a stream message carries, or None if it carries tensors."""
     return said(message.error_message) if message.error_message else None
 
 
@@ -65,9 +65,9 @@ def parameters(message: Any) -> dict[str, str]:
 
 
 def said(text: str, status: str | None = None) -> SlipwayError:
-    """Return the error that a server's text means, with the call's status where there is one."""
+    """Return the error for a server's error text and, if there is one, the call's status."""
     error = from_wire(text, status)
-    if error.args[0] == text.strip():  # no code of ours in it
+    if error.args[0] == text.strip():  # the text carries no Slipway error code
         for part, kind in _TRITON_TEXTS:
             if part in text:
                 return kind(text)

@@ -1,8 +1,8 @@
-"""The connections of a blocking HTTP client: each request has one for itself, so that it can be cut.
+"""Connections of the blocking HTTP client, one per request, so that a request can be cut off.
 
-httpx limits each read, not a whole answer: a server that sends a byte now and then would be waited for
-without an end. A :class:`Line` that is lent with a limit is cut when the time is over, wherever its request
-is: in the headers, in the body, or in an event of a stream.
+The timeouts of httpx limit each read, not the whole answer, so a server that sends a byte now and then would
+be waited for endlessly. A :class:`Line` with a limit is cut when its time is over, whether the request is in
+the headers, in the body, or in an event of a stream.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import httpx
 
 
 class Line:
-    """A connection that one request at a time has for itself, so that it can be cut.
+    """Connection that serves one request at a time, so that it can be cut.
 
-    Closing a socket does not wake a thread that waits for what comes over it; shutting it down does.
+    Closing a socket does not wake a thread that reads from it; shutting the socket down does.
 
     Args:
-        http: a client that nobody else uses.
+        http: Client for the exclusive use of this line.
 
     Attributes:
-        was_cut: whether it takes no further request.
-        is_late: whether it was cut since the time of its request was over.
+        was_cut: True if the connection was cut; it then takes no further request.
+        is_late: True if the connection was cut because its request exceeded the time limit.
     """
 
     def __init__(self, http: httpx.Client) -> None:
@@ -34,14 +34,14 @@ class Line:
         self._connected: Any = None
 
     def traced(self, event: str, info: Mapping[str, Any]) -> None:
-        """Take note of what httpcore connects (its `trace` extension)."""
+        """Record the connection that httpcore opens; callback of its `trace` extension."""
         if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
             self._connected = info["return_value"]
             if self.was_cut:
                 self.cut()
 
     def cut(self) -> None:
-        """End the connection, now or as soon as there is one; whoever reads from it comes to its end."""
+        """Shut the connection down, now or as soon as it is open; this ends all reads from it."""
         self.was_cut = True
         if self._connected is not None:
             with contextlib.suppress(OSError):
@@ -52,7 +52,7 @@ class Line:
         """Cut the connection if the block takes longer than a limit.
 
         Args:
-            limit_s: Limit, seconds; None is none.
+            limit_s: Limit in seconds; None means no limit.
         """
         if limit_s is None:
             yield
@@ -71,10 +71,10 @@ class Line:
 
 
 class Connections:
-    """The connections to a server: lines, each lent to one request at a time.
+    """Pool of connections to a server; each serves one request at a time.
 
     Args:
-        make: makes a client; nothing is connected by that.
+        make: Callback that creates an HTTP client without connecting it.
     """
 
     def __init__(self, make: Callable[[], httpx.Client]) -> None:
@@ -83,14 +83,14 @@ class Connections:
         self._idle: list[Line] = []
 
     def close(self) -> None:
-        """Close all; requests under way are cut."""
+        """Close all connections and cut the requests in progress."""
         for line in tuple(self._lines):
             line.cut()
             line.http.close()
 
     @contextlib.contextmanager
     def line(self) -> Iterator[Line]:
-        """Lend a line for one request."""
+        """Provide a connection for one request."""
         try:
             line = self._idle.pop()
         except IndexError:

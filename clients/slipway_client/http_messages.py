@@ -1,8 +1,8 @@
-"""What HTTP carries: bodies of requests from tensors, and tensors, events and errors from answers.
+"""Conversion of tensors to HTTP request bodies, and of HTTP answers to tensors, events and errors.
 
-Nothing here is input or output. An answer is data of a server that may be broken or hostile: sizes that it
-claims are compared with the bytes that came, and what is not as it must be raises one of
-:data:`slipway_client.decoding.ERRORS`, which the transports turn into one sentence.
+This module does no input or output. The server may be broken or hostile: sizes that an answer claims are
+compared with the bytes received, and malformed data raises one of :data:`slipway_client.decoding.ERRORS`,
+which the transports turn into one sentence.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NO_OUTPUTS = ("model_name", "model_version")
 
 
 def generate_body(tensors: Tensors, turn: Turn) -> dict[str, Any]:
-    """Return the JSON object of a request; Triton takes arrays flat there, their shapes go beside them."""
+    """Return a request's JSON object; Triton takes flat arrays there, so shapes are sent as parameters."""
     body: dict[str, Any] = turn_parameters(turn)
     for name, array in tensors.items():
         values = [_json(value) for value in array.reshape(-1).tolist()]
@@ -44,7 +44,7 @@ def generate_body(tensors: Tensors, turn: Turn) -> dict[str, Any]:
 
 
 def _json(value: Any) -> Any:
-    """Return an element as JSON has it; bytes that are no text as base64, which their field reads."""
+    """Return an element as a JSON value; bytes that are not UTF-8 become base64, as their field takes."""
     if not isinstance(value, bytes):
         return value
     try:
@@ -54,7 +54,7 @@ def _json(value: Any) -> Any:
 
 
 def infer_body(tensors: Tensors, turn: Turn) -> tuple[bytes, dict[str, str]]:
-    """Return the body of an infer request, its tensors in binary, and its headers."""
+    """Return the body of an infer request, with binary tensors, and its headers."""
     blobs = [to_bytes(array) for array in tensors.values()]
     inputs = [
         {
@@ -71,7 +71,7 @@ def infer_body(tensors: Tensors, turn: Turn) -> tuple[bytes, dict[str, str]]:
 
 
 def infer_tensors(response: httpx.Response) -> Tensors:
-    """Return the tensors of an answer to a request of :func:`infer_body`."""
+    """Return the tensors of the answer to a request made by :func:`infer_body`."""
     body = response.content
     start = int(response.headers.get(HEADER_LENGTH, len(body)))
     if not 0 <= start <= len(body):
@@ -89,7 +89,7 @@ def infer_tensors(response: httpx.Response) -> Tensors:
 
 
 def streamed(text: str) -> Tensors | SlipwayError:
-    """Return what an event of a stream carries, an error of the server too."""
+    """Return the tensors or the server error that an event of a stream carries."""
     fields = json.loads(text)
     if not isinstance(fields, dict):
         raise TypeError(f"an event must carry a JSON object, got {text[:80]!r}")
@@ -129,7 +129,7 @@ def parameters(response: httpx.Response) -> dict[str, str]:
 
 
 def answer_error(url: str, response: httpx.Response) -> SlipwayError:
-    """Return the error in an answer with a failing status: JSON, alone or as a server-sent event."""
+    """Return the error of an answer with a failing status; its body is JSON or a server-sent event."""
     text = response.content.decode(errors="replace").strip().removeprefix("data:")
     try:
         text = str(json.loads(text)["error"])

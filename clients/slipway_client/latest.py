@@ -1,4 +1,4 @@
-"""Turns that are steered while others are worked on: the latest counts, and nothing queues up."""
+"""Content of the next turn, which may change while a turn runs; only the latest value counts."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ T = TypeVar("T")
 
 
 class Latest(Generic[T]):
-    """What a session's next turn brings; set from anywhere, at any time.
+    """Content of a session's next turn; any thread may set it at any time.
 
-    Iterating gives what was set last whenever a turn is begun, until :meth:`end`: what is set while one is
-    worked on counts for the next, and of several only the last. Never waits, so it does for asyncio too::
+    Iterating yields the latest content at the start of each turn, until :meth:`end`. Content that is set
+    while a turn runs counts for the next turn; of several values only the last counts. Iterating never
+    blocks, so it works with asyncio too::
 
         latest = Latest(forward)
         for actions in latest:
             for event in session.step(actions): ...
 
     Args:
-        content: of the first turn.
+        content: Content of the first turn.
     """
 
     def __init__(self, content: T) -> None:
@@ -28,11 +29,11 @@ class Latest(Generic[T]):
         self._ended = threading.Event()
 
     def set(self, content: T) -> None:
-        """Set what the next turn brings, and each after it until it is set again."""
+        """Set the content of the next turn and of all later ones, until it is set again."""
         self._content = content
 
     def end(self) -> None:
-        """Begin no other turn."""
+        """End the iteration, so that no further turn begins."""
         self._ended.set()
 
     def __iter__(self) -> Iterator[T]:

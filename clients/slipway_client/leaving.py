@@ -1,10 +1,10 @@
-"""How a client leaves a call whose answer it no longer wants: it asks the server to end the work.
+"""Cancellation of a call by the client: it asks the server to end the work, and cuts the call if needed.
 
-A message with the request's id goes to the model `slipway_cancel` of the same server. The loop that works on
-the request sees it at its next step and ends the stream, as any error does. The call is cut where that does
-not come in time: the server has no such model, does not know the request, or is busy with one long step.
-Cutting gRPC's is what Triton 2.51 sometimes dies of (server#7368, #8034), so it is the last resort. Both
-protocols bring what a call answers as one iterator (:func:`answers`, :func:`async_answers`).
+The client sends the request's id to the model `slipway_cancel` of the same server. The loop that works on the
+request sees it at its next step and ends the stream with an error. If that does not happen in time, because
+the server has no such model, does not know the request, or is in one long step, the client cuts the call.
+Triton 2.51 sometimes crashes when a gRPC call is cut (server#7368, #8034), so this is the last resort. Both
+protocols deliver the answers of a call as one iterator (:func:`answers`, :func:`async_answers`).
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from slipway_serving.errors import Cancelled, Malformed, SlipwayError
 from slipway_serving.requests import encode
 
 CUT_S = 5.0
-"""Seconds that a loop gets to see that it is asked to end; then its call is cut."""
+"""Time in seconds for the server's loop to end after a cancel request; then the client cuts the call."""
 KNOWN_S = 1.0
-"""Seconds in which a server must say that it knows the request; one that waits in a queue has not begun."""
+"""Time in seconds for the server to find the request; a request that waits in a queue has not begun."""
 LATE_S = 1.0
-"""The same after a time limit, which a caller waits for. A call that answers once has it to end by itself."""
+"""As :data:`CUT_S`, but after a time limit. A call with one response gets this long to end by itself."""
 _AGAIN_S = 0.05
 _LOOK_S = 0.1
 
 
 def made_id() -> str:
-    """Return an id of a request by which it, and no other, can be ended."""
+    """Return a unique request id, by which the request can be ended."""
     return f"slipway-{secrets.token_hex(16)}"
 
 
 def ending(request_id: str) -> tuple[str, Tensors]:
-    """Return the model that ends a request, and what it is sent."""
+    """Return the name of the model that ends requests, and the tensors to send it."""
     return EndRequest.model, encode(EndRequest(request_id))
 
 
 def was_found(answer: Tensors) -> bool | None:
-    """Tell from the answer whether the request is under way on the server; None where it does not say so."""
+    """Return True if the server knows the request, or None if the answer does not tell."""
     found = answer.get("found")
     return None if found is None else bool(np.any(found))
 
@@ -59,25 +59,25 @@ def answers(
     deadline: Deadline,
     left_s: float | None,
 ) -> Generator[Tensors, None, None]:
-    """Yield what a blocking call answers; closing the generator, or the deadline, ends the call's work.
+    """Yield the answers of a blocking call; closing the generator, or the deadline, ends the server's work.
 
     Args:
-        call: its answers, the last of them an error where there was one; read in a thread of its own.
-        end: as of :class:`Leave`.
-        cut: as of :class:`Leave`; `call` comes to its end then, with :class:`Cancelled`.
-        deadline: of the work.
-        left_s: what was left of it when the call was made, seconds.
+        call: Iterator of the answers, the last of which may be an error; a separate thread reads it.
+        end: Callback that asks the server to end the request, as for :class:`Leave`.
+        cut: Callback that cuts the call, as for :class:`Leave`; `call` then ends with :class:`Cancelled`.
+        deadline: Deadline of the work.
+        left_s: Time left until the deadline when the call was made, in seconds.
 
     Raises:
-        SlipwayError: the error that the call answered with.
+        SlipwayError: The call answered with this error.
     """
     refusal: SlipwayError | None = None
     with Leave(end, cut, left_s) as leave:
         messages = _Messages(call)
         try:
             for found in messages:
-                # An error is the last message, but the server must end the call: cancelled in between,
-                # Triton 2.51 keeps the request for ever, and its model loaded.
+                # An error is the last message, but the client must wait until the server ends the call:
+                # if it cancels earlier, Triton 2.51 keeps the request, and its model loaded, forever.
                 if isinstance(found, SlipwayError):
                     if refusal is None:
                         refusal = found
@@ -101,7 +101,7 @@ async def async_answers(
     deadline: Deadline,
     left_s: float | None,
 ) -> AsyncGenerator[Tensors, None]:
-    """:func:`answers` for asyncio, where a call is cut by the cancellation of the task that reads it."""
+    """Like :func:`answers` for asyncio, where cancelling the task that reads the call cuts it."""
     refusal: SlipwayError | None = None
     messages = _AsyncMessages(call)
     with AsyncLeave(end, messages.cut, left_s) as leave:
@@ -125,15 +125,16 @@ async def async_answers(
 
 
 class Leave:
-    """The way out of one blocking call; use as a context manager around it.
+    """Cancellation of one blocking call; use it as a context manager around the call.
 
     Args:
-        end: asks the server to end the request; tells whether it knows it, None where it cannot be asked.
-        cut: cuts the call.
-        limit_s: seconds after which the call is left by itself; None for any.
+        end: Callback that asks the server to end the request. It returns True if the server knows the
+            request, and None if the server cannot be asked.
+        cut: Callback that cuts the call.
+        limit_s: Time in seconds after which the call is cancelled automatically; None means never.
 
     Attributes:
-        is_late: whether it was left so.
+        is_late: True if the call was cancelled at its time limit.
     """
 
     def __init__(
@@ -156,14 +157,14 @@ class Leave:
             timer.cancel()
 
     def now(self) -> None:
-        """Leave the call; whoever reads it comes to its end, at the latest when it is cut."""
+        """Cancel the call; reading it then ends, at the latest when the call is cut."""
         try:
             threading.Thread(target=self._ask, args=(CUT_S,), daemon=True).start()
-        except RuntimeError:  # the interpreter ends
+        except RuntimeError:  # the interpreter is shutting down
             self._cut()
 
     def ends_soon(self) -> None:
-        """Cut the call after a while: its last message has come, so that its server must end it."""
+        """Cut the call after :data:`CUT_S` if the server does not end it after its last message."""
         self._start(CUT_S, self._cut_unless_over)
 
     def _cut_unless_over(self) -> None:
@@ -182,7 +183,7 @@ class Leave:
 
     def _ask(self, cut_s: float) -> None:
         started_s, found = time.monotonic(), None
-        with contextlib.suppress(Exception):  # whatever the server answers: somebody waits for the call's end
+        with contextlib.suppress(Exception):  # the call must end whatever the server answers
             while not (found := self._end()):
                 if found is None or self._over.wait(_AGAIN_S) or time.monotonic() - started_s > KNOWN_S:
                     break
@@ -192,7 +193,7 @@ class Leave:
 
 
 class AsyncLeave:
-    """:class:`Leave` for asyncio."""
+    """Cancellation of one asyncio call; the counterpart of :class:`Leave`."""
 
     def __init__(
         self, end: Callable[[], Awaitable[bool | None]], cut: Callable[[], object], limit_s: float | None
@@ -211,11 +212,11 @@ class AsyncLeave:
             task.cancel()
 
     def now(self) -> None:
-        """As :meth:`Leave.now`."""
+        """Cancel the call, like :meth:`Leave.now`."""
         self._start(self._ask(CUT_S))
 
     def ends_soon(self) -> None:
-        """As :meth:`Leave.ends_soon`."""
+        """Cut the call after a while, like :meth:`Leave.ends_soon`."""
         self._start(self._cut_later())
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
@@ -232,7 +233,7 @@ class AsyncLeave:
 
     async def _ask(self, cut_s: float) -> None:
         started_s, found = time.monotonic(), None
-        with contextlib.suppress(Exception):  # whatever the server answers: somebody waits for the call's end
+        with contextlib.suppress(Exception):  # the call must end whatever the server answers
             while not (found := await self._end()):
                 if found is None or time.monotonic() - started_s > KNOWN_S:
                     break
@@ -243,23 +244,23 @@ class AsyncLeave:
 
 
 class _Messages:
-    """The messages of a blocking call, read by a thread of its own.
+    """Messages of a blocking call, read by a separate thread.
 
-    Ctrl-C interrupts whoever reads a call, and then the rest of it cannot be read any more.
+    Ctrl-C interrupts the thread that reads a call, and the rest of the call can then not be read.
 
     Attributes:
-        have_ended: whether the server has ended the call.
+        have_ended: True if the server has ended the call.
     """
 
     def __init__(self, call: Iterator[Tensors | SlipwayError]) -> None:
         self._call = call
         self.have_ended = self._skipping = False
-        self._read: queue.Queue[Any] = queue.Queue(1)  # so that a slow reader slows the server down
+        self._read: queue.Queue[Any] = queue.Queue(1)  # bounded, so that a slow reader slows the server down
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def skip(self) -> None:
-        """Wait until the call has ended or is cut, whatever it still brings."""
+        """Discard further messages and wait until the call has ended or is cut."""
         self._skipping = True
         self._thread.join()
 
@@ -289,10 +290,10 @@ class _Messages:
 
 
 class _AsyncMessages:
-    """The messages of an asyncio call, for a task that may be cancelled: which would cut the call.
+    """Messages of an asyncio call, shielded so that cancelling the reading task does not cut the call.
 
     Attributes:
-        have_ended: whether the server has ended the call.
+        have_ended: True if the server has ended the call.
     """
 
     def __init__(self, call: AsyncGenerator[Tensors | SlipwayError, None]) -> None:
@@ -301,7 +302,7 @@ class _AsyncMessages:
         self.have_ended = self._is_cut = False
 
     def cut(self) -> None:
-        """Cut the call, whether it is read just now or not."""
+        """Cut the call, whether or not it is being read."""
         self._is_cut = True
         if self._reading is None:
             self._reading = asyncio.create_task(self._close())
@@ -309,7 +310,7 @@ class _AsyncMessages:
             self._reading.cancel()
 
     async def skip(self) -> None:
-        """Read what the call still brings, until it ends or is cut."""
+        """Discard the remaining messages until the call ends or is cut."""
         async for _ in self:
             pass
 
@@ -350,7 +351,7 @@ class _AsyncMessages:
 
 @contextlib.contextmanager
 def _cut_by_another_interruption(cut: Callable[[], object]) -> Iterator[None]:
-    """Cut a call where its end is not waited for: a second Ctrl-C, a second cancellation."""
+    """Cut a call if a second Ctrl-C or cancellation interrupts the wait for its end."""
     try:
         yield
     except BaseException:
@@ -363,5 +364,5 @@ def _cut_off() -> Cancelled:
 
 
 def _told(refusal: SlipwayError, deadline: Deadline, is_late: bool) -> SlipwayError:
-    """Return what a caller is told: a call that was left at its limit ends as cancelled."""
+    """Return the error for the caller: a call cancelled at its time limit raises DeadlineExceeded."""
     return deadline.exceeded() if is_late and isinstance(refusal, Cancelled) else refusal

@@ -1,4 +1,4 @@
-"""The command `slipway listen`: detections in a recording or in what comes from stdin, and their plot."""
+"""The command `slipway listen`, which detects wake words in a recording or in stdin and plots them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def listen(
     from slipway_client.sound import read_recording
 
     check_plot(plot, overwrite=overwrite)
-    if plot is not None:  # before anybody listens: it may lack its library
+    if plot is not None:  # imported first, since matplotlib may be missing
         from slipway_client.listen_plot import draw
     words = list(word or ())
     with Client(*address_of(url, protocol), tls=tls) as client:
@@ -90,7 +90,8 @@ def check_plot(path: Path | None, *, overwrite: bool = False) -> None:
     """Check, before any work, that a plot can be written to a path.
 
     Raises:
-        InvalidRequest: another suffix, a folder that is missing, or a file that exists without `overwrite`.
+        InvalidRequest: The suffix is unknown, the folder is missing, or the file exists and `overwrite` is
+            not set.
     """
     raise_all("listen", replaced_files({"--plot": path}, overwrite=overwrite))
     if path is not None and (path.suffix not in _PLOTS or not path.parent.is_dir()):
@@ -100,13 +101,13 @@ def check_plot(path: Path | None, *, overwrite: bool = False) -> None:
 
 
 def report(found: Iterable[Heard], source: str, quiet: bool, *, json: bool = False) -> list[Heard]:
-    """Print each detection as it comes and a line about all; return what was heard.
+    """Print each detection as it arrives and a summary; return the results of all windows.
 
     Args:
-        found: Windows in the order of time.
-        source: Name of what is listened to.
-        quiet: Whether to print detections only.
-        json: Whether stdout is kept for a document, so that the lines go to stderr.
+        found: Results of the windows, in order of time.
+        source: Name of the file or stream, for the summary.
+        quiet: True to print detections only.
+        json: True to print to stderr, because stdout is reserved for a JSON document.
     """
     heard = []
     try:
@@ -118,7 +119,7 @@ def report(found: Iterable[Heard], source: str, quiet: bool, *, json: bool = Fal
                     f"{one.time_s:8.2f} s  {word}  {one.probability:.3f} (threshold {one.threshold:.3f})",
                     err=json,
                 )
-    except KeyboardInterrupt:  # how one ends a microphone
+    except KeyboardInterrupt:  # Ctrl-C is the usual way to end a microphone stream
         source += ", interrupted"
     if not quiet:
         words = list(dict.fromkeys(one.word for one in heard))
@@ -134,7 +135,7 @@ def report(found: Iterable[Heard], source: str, quiet: bool, *, json: bool = Fal
 
 
 def document(heard: Sequence[Heard], source: str, plot: Path | None) -> dict[str, Any]:
-    """Return the document of a recording: its detections, and the best window of each word."""
+    """Return the JSON document of a recording: its detections and the best window of each word."""
     best: dict[str, Heard] = {}
     for one in heard:
         if one.word not in best or one.probability > best[one.word].probability:

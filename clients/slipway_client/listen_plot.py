@@ -1,4 +1,4 @@
-"""The plot of `slipway listen`: probability over time, each word with its threshold and its detections."""
+"""Plot of `slipway listen`: probability over time, with the threshold and detections of each word."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from slipway_client.listening import Heard
 
 
 def draw(heard: Sequence[Heard], path: Path) -> None:
-    """Draw what was heard.
+    """Draw the probability of each word over time.
 
     Args:
-        heard: windows in the order of time.
-        path: of the picture; its suffix is the format.
+        heard: Results of the windows, in order of time.
+        path: Image file; its suffix determines the format.
     """
     figure = Figure(figsize=(10, 4), layout="constrained")
     FigureCanvasAgg(figure)

@@ -1,8 +1,8 @@
-"""Wake words in a recording: windows to the served model, detections back.
+"""Detection of wake words in a recording by a served model.
 
-A recording goes to `wakeword` as clips, cut here into windows of 1 s that overlap by half, or to
-`wakeword_stream` piece by piece, where the server cuts the same windows. Either way the last window is filled
-up with silence, so that every sample is in one.
+A recording is sent to `wakeword` as clips, cut here into windows of 1 s that overlap by half, or to
+`wakeword_stream` piece by piece, where the server cuts the same windows. Either way the last window is padded
+with silence, so that windows cover every sample.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _INT16 = np.dtype("<i2")
 
 @dataclass(frozen=True)
 class Heard:
-    """What one window said of one word.
+    """Result of one window for one word.
 
     Attributes:
-        word: its name.
-        time_s: end of the window, seconds from the beginning.
-        probability: 0 to 1.
-        threshold: from which on the word is detected.
-        event: whether it is a detection outside its word's cooldown.
+        word: Name of the word.
+        time_s: End of the window, in seconds from the beginning.
+        probability: Probability of the word, 0 to 1.
+        threshold: Smallest probability at which the word is detected.
+        event: True if the word is detected outside its cooldown.
     """
 
     word: str
@@ -53,20 +53,20 @@ class Heard:
 
 
 def filled_up(size: int, window: int, hop: int) -> int:
-    """Return the size at which windows cover every sample: the window plus whole hops."""
+    """Return the padded size at which windows cover every sample: the window plus whole hops."""
     return window + max(0, -(-(size - window) // hop)) * hop
 
 
 def in_clips(
     client: Client, recording: Recording, words: Sequence[str], cooldown_s: float
 ) -> Iterator[Heard]:
-    """Have a recording judged window by window by the model `wakeword`.
+    """Classify a recording window by window with the model `wakeword`.
 
     Args:
-        client: connected.
-        recording: at any rate that the model takes.
-        words: to listen for; every loaded one if empty.
-        cooldown_s: seconds after an event in which its word makes no other.
+        client: Client of the server.
+        recording: Recording at any sampling rate that the model takes.
+        words: Words to listen for; if empty, every loaded word.
+        cooldown_s: Time after an event during which its word triggers no other event, in seconds.
     """
     window, hop = recording.rate_hz, recording.rate_hz // 2
     size = filled_up(recording.samples.size, window, hop)
@@ -105,12 +105,12 @@ def _row(said: ClipDecisions, row: int, end_s: float) -> Iterator[Heard]:
 
 @dataclass
 class Stream:
-    """A stream of PCM to the model `wakeword_stream`.
+    """PCM stream to the model `wakeword_stream`.
 
     Args:
-        client: connected.
-        words: to listen for; every loaded one if empty.
-        cooldown_ms: milliseconds after an event in which its word makes no other.
+        client: Client of the server.
+        words: Words to listen for; if empty, every loaded word.
+        cooldown_ms: Time after an event during which its word triggers no other event, in milliseconds.
     """
 
     client: Client
@@ -118,10 +118,10 @@ class Stream:
     cooldown_ms: int
 
     def listen(self, pieces: Iterable[NDArray[np.int16]]) -> Iterator[Heard]:
-        """Yield what each full window said, as soon as the server has it; the session ends with the loop.
+        """Yield the results of each full window as soon as they arrive; the session ends with the loop.
 
         Args:
-            pieces: of int16 samples at 16 kHz, of any sizes.
+            pieces: Pieces of int16 samples at 16 kHz, of any sizes.
         """
         size = 0
         with self.client.session(ListenRequest(_named(self.words, 1), self.cooldown_ms)) as session:
@@ -133,7 +133,7 @@ class Stream:
 
 
 def _windows(events: Iterable[Event]) -> Iterator[Heard]:
-    """Yield the judgements of a piece's windows."""
+    """Yield the results of the windows that a piece completes."""
     for said in events:
         assert isinstance(said, Windows)
         found = set(zip(said.event_word[0], said.event_time_s[0].tolist(), strict=True))
@@ -147,7 +147,7 @@ def pieces_of(recording: Recording) -> Iterator[NDArray[np.int16]]:
     """Yield a recording as int16 pieces of half a second; a sample of exactly 1 becomes the largest int16.
 
     Raises:
-        InvalidRequest: the recording is not at 16 kHz.
+        InvalidRequest: The recording is not at 16 kHz.
     """
     if recording.rate_hz != SAMPLE_RATE_HZ:
         raise InvalidRequest(
@@ -159,10 +159,10 @@ def pieces_of(recording: Recording) -> Iterator[NDArray[np.int16]]:
 
 
 def pieces_from(file: BinaryIO) -> Iterator[NDArray[np.int16]]:
-    """Yield raw little-endian int16 samples as they come, in pieces of at most half a second.
+    """Yield raw little-endian int16 samples as they arrive, in pieces of at most half a second.
 
     Raises:
-        InvalidRequest: the file ends in the middle of a sample.
+        InvalidRequest: The file ends in the middle of a sample.
     """
     left = b""
     while raw := file.read(PIECE_SAMPLES * _INT16.itemsize - len(left)):

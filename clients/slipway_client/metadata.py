@@ -1,7 +1,7 @@
-"""What a served model says of its tensors, and whether a request fits it.
+"""Metadata of a served model's tensors, and the check of a request against it.
 
-Both protocols answer the same metadata; the check compares it with the tensors about to be sent, so a client
-and a server of different versions find out by a sentence and not in the middle of a generation.
+Both protocols return the same metadata. The check compares it with the tensors about to be sent, so that a
+version mismatch between client and server raises a clear error before the generation starts.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from slipway_serving.errors import raise_all
 
 @dataclass(frozen=True)
 class TensorMetadata:
-    """One tensor of a served model.
+    """Metadata of one tensor of a served model.
 
     Attributes:
-        name: of the tensor.
+        name: Name of the tensor.
         datatype: Triton's name of its element type, for example FP32 or BYTES.
-        shape: -1 where any size fits; with the batch dimension, if the model batches.
+        shape: Sizes, -1 where any size fits; includes the batch dimension if the model batches.
     """
 
     name: str
@@ -29,13 +29,13 @@ class TensorMetadata:
 
 @dataclass(frozen=True)
 class ModelMetadata:
-    """A served model as its server describes it.
+    """Metadata of a served model, as its server reports it.
 
     Attributes:
-        name: of the model.
-        versions: that are served.
-        inputs: required and optional ones; the server does not tell which.
-        outputs: all that a response may carry.
+        name: Name of the model.
+        versions: Versions that are served.
+        inputs: Required and optional inputs; the server does not distinguish them.
+        outputs: Outputs that a response may carry.
     """
 
     name: str
@@ -45,14 +45,14 @@ class ModelMetadata:
 
 
 def check_tensors(metadata: ModelMetadata, tensors: Tensors) -> None:
-    """Check what is about to be sent against the model.
+    """Check that the model takes the tensors about to be sent.
 
     Args:
-        metadata: of the model.
-        tensors: by input name.
+        metadata: Metadata of the model.
+        tensors: Arrays by input name.
 
     Raises:
-        InvalidRequest: naming every tensor that the model does not take, or takes otherwise.
+        InvalidRequest: A tensor is unknown to the model, or of another type or shape; all are named.
     """
     inputs = {tensor.name: tensor for tensor in metadata.inputs}
     problems = []

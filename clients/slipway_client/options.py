@@ -1,4 +1,4 @@
-"""Options that every command which talks to a server has, and those that its output files share."""
+"""Options shared by the commands that call a server or write output files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from slipway_client.generation import Protocol
 
 URL_VARIABLE = "SLIPWAY_URL"
-"""The environment variable that is the default of `--url` where a command asks a server that runs."""
+"""Environment variable with the default of `--url`, for commands that call a running server."""
 _URL_HELP = "Server: its gRPC or its HTTP port, perhaps with grpc://, grpcs://, http:// or https:// before it"
 Url = Annotated[
     str | None,

@@ -1,12 +1,11 @@
-"""Triton's gRPC protocol: requests and responses as protobuf messages, a sync and an asyncio transport.
+"""Transports for Triton's gRPC protocol, blocking and asyncio: requests and responses as protobuf messages.
 
-A generation is one ``ModelStreamInfer`` call with one request, half-closed at once, so the stream's end is
-the end of the answer. A call that is left, or whose time is over, is ended by a message
-(:mod:`slipway_client.leaving`), since Triton can crash when calls are cut; a cut is what is left where that
-does not help. Errors arrive in the stream as
-text without a status, which is why ours carry their code in brackets (:mod:`slipway_serving.errors`). Triton
-can answer a real status when asked by the header ``triton_grpc_error``, but release 2.51 sometimes crashes on
-it when a request fails, so it is not asked.
+A generation is one ``ModelStreamInfer`` call with one request, half-closed at once, so the end of the stream
+is the end of the answer. A call that the caller abandons, or whose time is over, is ended by a message
+(:mod:`slipway_client.leaving`), since Triton can crash when calls are cut; cutting is the last resort. Errors
+arrive in the stream as text without a status, so Slipway's errors carry their code in brackets
+(:mod:`slipway_serving.errors`). With the header ``triton_grpc_error`` Triton would send a real status, but
+release 2.51 sometimes crashes on it when a request fails, so the header is not sent.
 """
 
 from __future__ import annotations
@@ -53,21 +52,21 @@ _INT32_MAX = 2**31 - 1
 _OPTIONS = (
     ("grpc.max_send_message_length", _INT32_MAX),
     ("grpc.max_receive_message_length", _INT32_MAX),
-    # A host that died in silence is noticed by a ping. Triton closes connections that ping more often than
-    # every 300 s while no data flows, as in a long denoising step.
+    # Pings detect a host that died silently. Triton closes connections that ping more often than every 300 s
+    # while no data flows, as in a long denoising step.
     ("grpc.keepalive_time_ms", 310_000),
     ("grpc.keepalive_timeout_ms", 20_000),
-    # Clients of one process would share a connection, and so be one user to whatever balances connections.
+    # Otherwise the clients of one process share a connection, and a load balancer sees them as one.
     ("grpc.use_local_subchannel_pool", 1),
 )
 _TLS = "grpcs://"
 
 
 class _Server:
-    """What both transports know of their server and of the way to it.
+    """State and decoding that both transports share.
 
     Attributes:
-        proxy: Proxy of the environment that gRPC takes to the server; None where the connection is direct.
+        proxy: Proxy from the environment that gRPC uses for this server; None for a direct connection.
     """
 
     def __init__(self, url: str, connect_timeout_s: float, certificates: Path | None, protocol: Any) -> None:
@@ -80,10 +79,10 @@ class _Server:
         self._pools: Pools[_Connection] = Pools(made)
 
     def _take_identity(self, answer: Any) -> None:
-        """Take note of the answer to the question what the server is.
+        """Check from the server's metadata that it is Triton, and remember it.
 
         Raises:
-            NotTriton: It is not Triton.
+            NotTriton: The server is not Triton.
         """
         if not is_triton(answer.extensions):
             raise not_triton(self._url, "gRPC", self.proxy)
@@ -94,7 +93,7 @@ class _Server:
             return messages.tensors(answer)
 
     def _answered(self, message: Any, model: str) -> Tensors | SlipwayError:
-        """Return what a message of a stream carries."""
+        """Return the tensors or the error that a stream message carries."""
         try:
             return messages.refusal(message) or self._tensors(message.infer_response, model)
         except Malformed as error:
@@ -108,14 +107,14 @@ class _Server:
 
 
 class GrpcTransport(_Server):
-    """Blocking calls of one server; may be used from several threads."""
+    """Blocking gRPC calls of one server. Thread-safe."""
 
     def __init__(self, url: str, connect_timeout_s: float, certificates: Path | None = None) -> None:
         super().__init__(url, connect_timeout_s, certificates, grpc)
         self._left: set[Any] = set()
 
     def close(self) -> None:
-        """Close the connection; streams under way end as cancelled."""
+        """Close the connection; open streams end as cancelled."""
         for call in tuple(self._left):
             with contextlib.suppress(grpc.RpcError):
                 call.result()
@@ -123,49 +122,49 @@ class GrpcTransport(_Server):
             connection.channel.close()
 
     def check(self, deadline: Deadline = UNLIMITED) -> None:
-        """Ask whether the server is Triton; once it was, nothing is asked any more.
+        """Check that the server is Triton; after the first success this sends nothing.
 
         Raises:
-            NotReady: The server cannot be reached, or is not Triton.
+            NotReady: The server cannot be reached, or it is not Triton.
         """
         if not self._is_triton:
             self._take_identity(self._ask("ServerMetadata", service_pb2.ServerMetadataRequest(), deadline))
 
     def server_live(self) -> bool:
-        """Ask whether the server answers at all."""
+        """Return True if the server reports that it is live."""
         self.check()
         return bool(self._ask("ServerLive", service_pb2.ServerLiveRequest()).live)
 
     def server_ready(self, deadline: Deadline = UNLIMITED) -> bool:
-        """Ask whether all of the server's models are ready."""
+        """Return True if all of the server's models are ready."""
         self.check(deadline)
         return bool(self._ask("ServerReady", service_pb2.ServerReadyRequest(), deadline).ready)
 
     def model_ready(self, model: str, deadline: Deadline = UNLIMITED) -> bool:
-        """Ask whether a model is ready; an unknown one is not."""
+        """Return True if a model is ready; an unknown model is not."""
         self.check(deadline)
         return bool(self._ask("ModelReady", service_pb2.ModelReadyRequest(name=model), deadline).ready)
 
     def metadata(self, model: str, deadline: Deadline = UNLIMITED) -> ModelMetadata:
-        """Ask for a model's tensors."""
+        """Fetch the metadata of a model's tensors."""
         self.check(deadline)
         message = service_pb2.ModelMetadataRequest(name=model)
         return messages.metadata(self._ask("ModelMetadata", message, deadline))
 
     def parameters(self, model: str) -> dict[str, str]:
-        """Ask for the parameters of a model's configuration."""
+        """Fetch the parameters of a model's configuration."""
         self.check()
         return messages.parameters(self._ask("ModelConfig", service_pb2.ModelConfigRequest(name=model)))
 
     def infer(self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION) -> Tensors:
-        """Call a model that answers once."""
+        """Call a model that sends one response."""
         request, left_s = messages.request(model, tensors, turn), deadline.remaining_s()
         headers = tuple(turn_headers(turn).items())
         with self._stub() as stub:
             try:
                 if left_s is None:
                     return self._tensors(stub.ModelInfer(request, metadata=headers), model)
-                # The call itself ends later than we wait for it: one that ends by itself is none that is cut.
+                # The call's own timeout exceeds the wait, so that the call ends by itself and is not cut.
                 call = stub.ModelInfer.future(request, timeout=left_s + LATE_S, metadata=headers)
                 return self._tensors(call.result(left_s), model)
             except grpc.FutureTimeoutError:
@@ -178,7 +177,7 @@ class GrpcTransport(_Server):
     def stream(
         self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION
     ) -> Generator[Tensors, None, None]:
-        """Call a decoupled model; closing the generator ends the work."""
+        """Call a decoupled model; closing the generator ends the server's work."""
         request_id, left_s = made_id(), deadline.remaining_s()
         with self._stub() as stub:
             call = stub.ModelStreamInfer(
@@ -198,11 +197,11 @@ class GrpcTransport(_Server):
 
     @staticmethod
     def _end(stub: Any, request_id: str) -> bool | None:
-        """Ask the server to end a request; tell whether it knows it, None where it cannot be asked."""
+        """Ask the server to end a request; return True if it knows it, None if it cannot be asked."""
         model, tensors = ending(request_id)
         try:
             answer = stub.ModelInfer(messages.request(model, tensors), timeout=KNOWN_S)
-        except (grpc.RpcError, ValueError):  # the latter when the connection was closed
+        except (grpc.RpcError, ValueError):  # ValueError means that the connection was closed
             return None
         return _was_found(answer)
 
@@ -217,7 +216,7 @@ class GrpcTransport(_Server):
 
     @contextlib.contextmanager
     def _stub(self) -> Iterator[Any]:
-        """Lend a connection for one request."""
+        """Provide the stub of a connection for one request."""
         connection, refused = self._pools.take(), False
         try:
             yield connection.stub
@@ -230,49 +229,49 @@ class GrpcTransport(_Server):
 
 
 class AsyncGrpcTransport(_Server):
-    """The same calls for asyncio; belongs to the event loop in which it was made."""
+    """Asyncio gRPC calls of one server, for the event loop in which the object was created."""
 
     def __init__(self, url: str, connect_timeout_s: float, certificates: Path | None = None) -> None:
         super().__init__(url, connect_timeout_s, certificates, grpc.aio)
         self._left: set[asyncio.Task[Any]] = set()
 
     async def close(self) -> None:
-        """Close the connection; streams under way end as cancelled."""
+        """Close the connection; open streams end as cancelled."""
         if self._left:
             await asyncio.wait(self._left, timeout=LATE_S)
         for connection in self._pools.all():
             await connection.channel.close()
 
     async def check(self, deadline: Deadline = UNLIMITED) -> None:
-        """As :meth:`GrpcTransport.check`."""
+        """Check that the server is Triton; see :meth:`GrpcTransport.check`."""
         if not self._is_triton:
             message = service_pb2.ServerMetadataRequest()
             self._take_identity(await self._ask("ServerMetadata", message, deadline))
 
     async def server_live(self) -> bool:
-        """Ask whether the server answers at all."""
+        """Return True if the server reports that it is live."""
         await self.check()
         return bool((await self._ask("ServerLive", service_pb2.ServerLiveRequest())).live)
 
     async def server_ready(self, deadline: Deadline = UNLIMITED) -> bool:
-        """Ask whether all of the server's models are ready."""
+        """Return True if all of the server's models are ready."""
         await self.check(deadline)
         return bool((await self._ask("ServerReady", service_pb2.ServerReadyRequest(), deadline)).ready)
 
     async def model_ready(self, model: str, deadline: Deadline = UNLIMITED) -> bool:
-        """Ask whether a model is ready; an unknown one is not."""
+        """Return True if a model is ready; an unknown model is not."""
         await self.check(deadline)
         message = service_pb2.ModelReadyRequest(name=model)
         return bool((await self._ask("ModelReady", message, deadline)).ready)
 
     async def metadata(self, model: str, deadline: Deadline = UNLIMITED) -> ModelMetadata:
-        """Ask for a model's tensors."""
+        """Fetch the metadata of a model's tensors."""
         await self.check(deadline)
         message = service_pb2.ModelMetadataRequest(name=model)
         return messages.metadata(await self._ask("ModelMetadata", message, deadline))
 
     async def parameters(self, model: str) -> dict[str, str]:
-        """Ask for the parameters of a model's configuration."""
+        """Fetch the parameters of a model's configuration."""
         await self.check()
         answer = await self._ask("ModelConfig", service_pb2.ModelConfigRequest(name=model))
         return messages.parameters(answer)
@@ -280,7 +279,7 @@ class AsyncGrpcTransport(_Server):
     async def infer(
         self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION
     ) -> Tensors:
-        """Call a model that answers once."""
+        """Call a model that sends one response."""
         request, left_s = messages.request(model, tensors, turn), deadline.remaining_s()
         async with self._stub() as stub:
             call = stub.ModelInfer(
@@ -298,7 +297,7 @@ class AsyncGrpcTransport(_Server):
     async def stream(
         self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION
     ) -> AsyncGenerator[Tensors, None]:
-        """Call a decoupled model; closing the generator or cancelling its task ends the work."""
+        """Call a decoupled model; closing the generator or cancelling its task ends the server's work."""
         request_id, left_s = made_id(), deadline.remaining_s()
         async with self._stub() as stub:
             call = stub.ModelStreamInfer(
@@ -323,7 +322,7 @@ class AsyncGrpcTransport(_Server):
             call.cancel()
 
     async def _end(self, stub: Any, request_id: str) -> bool | None:
-        """As :meth:`GrpcTransport._end`."""
+        """Ask the server to end a request; see :meth:`GrpcTransport._end`."""
         model, tensors = ending(request_id)
         try:
             answer = await self._shielded(stub.ModelInfer(messages.request(model, tensors), timeout=KNOWN_S))
@@ -332,7 +331,7 @@ class AsyncGrpcTransport(_Server):
         return _was_found(answer)
 
     def _shielded(self, call: Any) -> asyncio.Future[Any]:
-        """Return the answer of a call that goes on where nobody waits for it any more, and ends by itself."""
+        """Return a future for a call that runs to its own end even if the waiting task is cancelled."""
 
         async def answer() -> Any:
             return await call
@@ -340,7 +339,7 @@ class AsyncGrpcTransport(_Server):
         def ended(task: asyncio.Task[Any]) -> None:
             self._left.discard(task)
             if not task.cancelled():
-                task.exception()  # else it would be told as one that nobody has seen
+                task.exception()  # otherwise asyncio logs the exception as never retrieved
 
         task = asyncio.create_task(answer())
         self._left.add(task)
@@ -358,7 +357,7 @@ class AsyncGrpcTransport(_Server):
 
     @contextlib.asynccontextmanager
     async def _stub(self) -> AsyncIterator[Any]:
-        """Lend a connection for one request."""
+        """Provide the stub of a connection for one request."""
         connection, refused = self._pools.take(), False
         try:
             yield connection.stub
@@ -372,7 +371,7 @@ class AsyncGrpcTransport(_Server):
 
 @dataclass(frozen=True)
 class _Connection:
-    """A channel and the calls over it."""
+    """Channel with its stub."""
 
     channel: Any
     stub: Any
@@ -386,7 +385,7 @@ def _connected(
     protocol: Any,
 ) -> _Connection:
     """Return a new connection of `grpc` or `grpc.aio`; nothing is sent yet."""
-    # Channels of equal options to one host would share what is connected.
+    # A unique option keeps channels to one host from sharing a connection.
     options = (*options, ("slipway.connection", next(numbers)))
     if credentials is not None:
         channel = protocol.secure_channel(_host(url), credentials, options=options)
@@ -396,7 +395,7 @@ def _connected(
 
 
 def _credentials(url: str, certificates: Path | None) -> grpc.ChannelCredentials | None:
-    """Return what a connection is secured with; None for one that is not."""
+    """Return the TLS credentials of a connection, or None for one without TLS."""
     secured = url.startswith(_TLS)
     tls = checked(certificates, secured=secured)
     if tls is not None:
@@ -409,7 +408,7 @@ def _host(url: str) -> str:
 
 
 def _was_found(answer: Any) -> bool | None:
-    """Return what the server says of the request that it was asked to end; None where that is no answer."""
+    """Return True if the server found the request to end, or None if its answer cannot be decoded."""
     try:
         return was_found(messages.tensors(answer))
     except (Malformed, *ERRORS):

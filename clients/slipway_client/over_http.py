@@ -1,11 +1,11 @@
-"""Triton's HTTP protocol: JSON over server-sent events for generations, a sync and an asyncio transport.
+"""Transports for Triton's HTTP protocol, blocking and asyncio: JSON over server-sent events for generations.
 
-A generation is one POST to ``/v2/models/<model>/generate_stream``: the request's fields as a JSON object,
-one event per response. One that is left, or whose time is over, is ended by a message over another connection
-(:mod:`slipway_client.leaving`), which a proxy may lead to another replica. Where that does not help, the
-connection is closed: Triton 2.51 tells the model within some ten milliseconds, without waiting for its next
-response. One answer for one request goes to ``/infer`` with the tensors' bytes behind a JSON header. Every
-limit is of a whole answer, not of one read.
+A generation is one POST to ``/v2/models/<model>/generate_stream`` with the request's fields as a JSON object;
+each response is one event. A call that the caller abandons, or whose time is over, is ended by a message over
+another connection (:mod:`slipway_client.leaving`), which a proxy may route to another replica. If that does
+not help, the connection is closed: Triton 2.51 tells the model within some ten milliseconds, without waiting
+for its next response. Calls of models with one response go to ``/infer``, with the tensors' bytes after a
+JSON header. Every time limit applies to the whole answer, not to one read.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _INDEX = "/v2/repository/index"
 
 
 class _Server:
-    """What both transports know of their server and of the way to it.
+    """State and decoding that both transports share.
 
     Attributes:
-        proxy: Proxy of the environment that leads to the server; None where the connection is direct.
-        has_answered: Whether the address ever answered HTTP.
+        proxy: Proxy from the environment that is used for this server; None for a direct connection.
+        has_answered: True once the address has answered HTTP.
     """
 
     def __init__(self, url: str, connect_timeout_s: float, certificates: Path | None) -> None:
@@ -61,7 +61,7 @@ class _Server:
             "base_url": base,
             "limits": _LIMITS,
             "verify": _verification(url, certificates),
-            "trust_env": False,  # the proxy is found above
+            "trust_env": False,  # the proxy is already taken from the environment above
             "proxy": self.proxy.url if self.proxy else None,
         }
 
@@ -69,11 +69,11 @@ class _Server:
         return httpx.Timeout(self._connect_timeout_s, read=limit_s, pool=None)
 
     def _take_identity(self, response: httpx.Response) -> None:
-        """Take note of the answer to the question what the server is.
+        """Check from the server's metadata that it is Triton, and remember it.
 
         Raises:
-            NotReady: The server, or what stands before it, has no answer now.
-            NotTriton: It is not Triton.
+            NotReady: The server, or a proxy before it, answers with a server error.
+            NotTriton: The server is not Triton.
         """
         self.has_answered = True
         restricted = response.status_code == httpx.codes.FORBIDDEN and b"restricted" in response.content
@@ -108,23 +108,23 @@ class _Server:
             return error
 
     def _error(self, error: Exception) -> SlipwayError:
-        """Return our error for one of httpx."""
+        """Return the Slipway error for an error of httpx."""
         if isinstance(error, SSEError | httpx.DecodingError | httpx.InvalidURL):
             return Malformed(f"{self._url}: the answer is malformed: {error}; try another url")
         return unreachable(self._url, "HTTP", texts_of(error), self.proxy)
 
 
 class HttpTransport(_Server):
-    """Blocking calls of one server; may be used from several threads."""
+    """Blocking HTTP calls of one server. Thread-safe."""
 
     def __init__(self, url: str, connect_timeout_s: float, certificates: Path | None = None) -> None:
         super().__init__(url, connect_timeout_s, certificates)
         make = partial(httpx.Client, **self._options)
         with _proxy_checked(self.proxy):
             self._pools = Pools(lambda: Connections(make), AGE_S)
-            self._staying = Pools(lambda: Connections(make))  # a session is in the memory of one replica
+            self._staying = Pools(lambda: Connections(make))  # sessions live in one replica
             if self.proxy is not None:
-                make().close()  # refuses a proxy that it cannot take
+                make().close()  # raises if httpx does not support the proxy
 
     def close(self) -> None:
         """Close the connections."""
@@ -132,41 +132,41 @@ class HttpTransport(_Server):
             pool.close()
 
     def check(self, deadline: Deadline = UNLIMITED) -> None:
-        """Ask whether the server is Triton; once it was, nothing is asked any more.
+        """Check that the server is Triton; after the first success this sends nothing.
 
         Raises:
-            NotReady: The server cannot be reached, or is not Triton.
+            NotReady: The server cannot be reached, or it is not Triton.
         """
         if not self._is_triton:
             self._take_identity(self._get("/v2", deadline))
 
     def server_live(self) -> bool:
-        """Ask whether the server answers at all."""
+        """Return True if the server reports that it is live."""
         self.check()
         return self._get("/v2/health/live").is_success
 
     def server_ready(self, deadline: Deadline = UNLIMITED) -> bool:
-        """Ask whether all of the server's models are ready."""
+        """Return True if all of the server's models are ready."""
         self.check(deadline)
         return self._get("/v2/health/ready", deadline).is_success
 
     def model_ready(self, model: str, deadline: Deadline = UNLIMITED) -> bool:
-        """Ask whether a model is ready; an unknown one is not."""
+        """Return True if a model is ready; an unknown model is not."""
         self.check(deadline)
         return self._get(f"{_path(model)}/ready", deadline).is_success
 
     def metadata(self, model: str, deadline: Deadline = UNLIMITED) -> ModelMetadata:
-        """Ask for a model's tensors."""
+        """Fetch the metadata of a model's tensors."""
         self.check(deadline)
         return self._metadata(self._get(_path(model), deadline), model)
 
     def parameters(self, model: str) -> dict[str, str]:
-        """Ask for the parameters of a model's configuration."""
+        """Fetch the parameters of a model's configuration."""
         self.check()
         return self._parameters(self._get(f"{_path(model)}/config"), model)
 
     def infer(self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION) -> Tensors:
-        """Call a model that answers once."""
+        """Call a model that sends one response."""
         content, headers = messages.infer_body(tensors, turn)
         sent = {"content": content, "headers": headers}
         with self._pool(turn) as pool:
@@ -179,7 +179,7 @@ class HttpTransport(_Server):
     def stream(
         self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION
     ) -> Generator[Tensors, None, None]:
-        """Call a decoupled model; closing the generator ends the work."""
+        """Call a decoupled model; closing the generator ends the server's work."""
         request_id, left_s = made_id(), deadline.remaining_s()
         request = _generate_request(model, tensors, turn, request_id) | {"timeout": self._timeout(None)}
         with self._pool(turn) as pool, pool.line() as line:
@@ -199,16 +199,16 @@ class HttpTransport(_Server):
         except (httpx.HTTPError, SSEError) as error:
             yield cut if line.was_cut else self._error(error)
         else:
-            if line.was_cut:  # what has no length ends where it is cut
+            if line.was_cut:  # a body without a length ends silently when it is cut
                 yield cut
 
     def _end(self, pool: Connections, request_id: str) -> bool | None:
-        """Ask the server to end a request; tell whether it knows it, None where it cannot be asked."""
+        """Ask the server to end a request; return True if it knows it, None if it cannot be asked."""
         path, content, headers = _ending(request_id)
         try:
             response = self._asked(pool, "POST", path, KNOWN_S, content=content, headers=headers)
             return _was_found(response)
-        except (SlipwayError, TimeoutError, RuntimeError):  # the latter when the client was closed
+        except (SlipwayError, TimeoutError, RuntimeError):  # RuntimeError means that the client was closed
             return None
 
     def _get(self, path: str, deadline: Deadline = UNLIMITED) -> httpx.Response:
@@ -226,8 +226,8 @@ class HttpTransport(_Server):
         """Send a request and return its whole answer.
 
         Raises:
-            TimeoutError: The whole answer did not come within `limit_s` seconds.
-            SlipwayError: No answer came.
+            TimeoutError: The whole answer did not arrive within `limit_s` seconds.
+            SlipwayError: The server did not answer.
         """
         with pool.line() as line, line.limited(limit_s):
             asked = partial(line.http.request, method, path, timeout=self._timeout(limit_s))
@@ -237,13 +237,13 @@ class HttpTransport(_Server):
                 if line.is_late or isinstance(error, httpx.ReadTimeout):
                     raise TimeoutError from None
                 raise self._error(error) from None
-            if line.is_late:  # what has no length ends where it is cut
+            if line.is_late:  # a body without a length ends silently when it is cut
                 raise TimeoutError
         return response
 
     @contextlib.contextmanager
     def _pool(self, turn: Turn) -> Iterator[Connections]:
-        """Lend the connections for one request."""
+        """Provide the connection pool for one request."""
         pools = self._staying if turn.id else self._pools
         pool, refused = pools.take(), False
         try:
@@ -257,14 +257,14 @@ class HttpTransport(_Server):
 
 
 class AsyncHttpTransport(_Server):
-    """The same calls for asyncio."""
+    """Asyncio HTTP calls of one server."""
 
     def __init__(self, url: str, connect_timeout_s: float, certificates: Path | None = None) -> None:
         super().__init__(url, connect_timeout_s, certificates)
         make = partial(httpx.AsyncClient, **self._options)
         with _proxy_checked(self.proxy):
             self._pools = Pools(make, AGE_S)
-            self._staying = Pools(make)  # a session is in the memory of one replica
+            self._staying = Pools(make)  # sessions live in one replica
 
     async def close(self) -> None:
         """Close the connections."""
@@ -272,39 +272,39 @@ class AsyncHttpTransport(_Server):
             await pool.aclose()
 
     async def check(self, deadline: Deadline = UNLIMITED) -> None:
-        """As :meth:`HttpTransport.check`."""
+        """Check that the server is Triton; see :meth:`HttpTransport.check`."""
         if not self._is_triton:
             self._take_identity(await self._get("/v2", deadline))
 
     async def server_live(self) -> bool:
-        """Ask whether the server answers at all."""
+        """Return True if the server reports that it is live."""
         await self.check()
         return (await self._get("/v2/health/live")).is_success
 
     async def server_ready(self, deadline: Deadline = UNLIMITED) -> bool:
-        """Ask whether all of the server's models are ready."""
+        """Return True if all of the server's models are ready."""
         await self.check(deadline)
         return (await self._get("/v2/health/ready", deadline)).is_success
 
     async def model_ready(self, model: str, deadline: Deadline = UNLIMITED) -> bool:
-        """Ask whether a model is ready; an unknown one is not."""
+        """Return True if a model is ready; an unknown model is not."""
         await self.check(deadline)
         return (await self._get(f"{_path(model)}/ready", deadline)).is_success
 
     async def metadata(self, model: str, deadline: Deadline = UNLIMITED) -> ModelMetadata:
-        """Ask for a model's tensors."""
+        """Fetch the metadata of a model's tensors."""
         await self.check(deadline)
         return self._metadata(await self._get(_path(model), deadline), model)
 
     async def parameters(self, model: str) -> dict[str, str]:
-        """Ask for the parameters of a model's configuration."""
+        """Fetch the parameters of a model's configuration."""
         await self.check()
         return self._parameters(await self._get(f"{_path(model)}/config"), model)
 
     async def infer(
         self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION
     ) -> Tensors:
-        """Call a model that answers once."""
+        """Call a model that sends one response."""
         content, headers = messages.infer_body(tensors, turn)
         sent = {"content": content, "headers": headers}
         async with self._pool(turn) as http:
@@ -319,7 +319,7 @@ class AsyncHttpTransport(_Server):
     async def stream(
         self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION
     ) -> AsyncGenerator[Tensors, None]:
-        """Call a decoupled model; closing the generator or cancelling its task ends the work."""
+        """Call a decoupled model; closing the generator or cancelling its task ends the server's work."""
         request_id, left_s = made_id(), deadline.remaining_s()
         request = _generate_request(model, tensors, turn, request_id) | {"timeout": self._timeout(None)}
         async with self._pool(turn) as http:
@@ -344,7 +344,7 @@ class AsyncHttpTransport(_Server):
             yield self._error(error)
 
     async def _end(self, http: httpx.AsyncClient, request_id: str) -> bool | None:
-        """As :meth:`HttpTransport._end`."""
+        """Ask the server to end a request; see :meth:`HttpTransport._end`."""
         path, content, headers = _ending(request_id)
         try:
             response = await self._asked(http, "POST", path, KNOWN_S, content=content, headers=headers)
@@ -364,7 +364,7 @@ class AsyncHttpTransport(_Server):
     async def _asked(
         self, http: httpx.AsyncClient, method: str, path: str, limit_s: float | None, **sent: Any
     ) -> httpx.Response:
-        """As :meth:`HttpTransport._asked`."""
+        """Send a request and return its whole answer; see :meth:`HttpTransport._asked`."""
         try:
             async with asyncio.timeout(limit_s):
                 return await http.request(method, path, timeout=self._timeout(limit_s), **sent)
@@ -375,7 +375,7 @@ class AsyncHttpTransport(_Server):
 
     @contextlib.asynccontextmanager
     async def _pool(self, turn: Turn) -> AsyncIterator[httpx.AsyncClient]:
-        """Lend the connections for one request."""
+        """Provide the connection pool for one request."""
         pools = self._staying if turn.id else self._pools
         http, refused = pools.take(), False
         try:
@@ -390,10 +390,10 @@ class AsyncHttpTransport(_Server):
 
 @contextlib.contextmanager
 def _proxy_checked(proxy: Proxy | None) -> Iterator[None]:
-    """Tell of a proxy that httpx cannot take.
+    """Raise a clear error if httpx does not support the proxy.
 
     Raises:
-        InvalidRequest: The variable is not the URL of a proxy, or names a SOCKS proxy without its library.
+        InvalidRequest: The variable is not the URL of a proxy, or the library for SOCKS proxies is missing.
     """
     try:
         yield
@@ -412,7 +412,7 @@ def _proxy_checked(proxy: Proxy | None) -> Iterator[None]:
 
 
 def _verification(url: str, certificates: Path | None) -> ssl.SSLContext:
-    """Return what connections are secured with, by default by the usual authorities."""
+    """Return the TLS context of connections; by default it trusts the usual authorities."""
     tls = checked(certificates, secured=url.startswith("https://"))
     return httpx.create_ssl_context() if tls is None else tls.context()
 
@@ -426,7 +426,7 @@ def _path(model: str) -> str:
 
 
 def _generate_request(model: str, tensors: Tensors, turn: Turn, request_id: str) -> dict[str, Any]:
-    """Return what httpx is told of a generation; whether its time is over is for who reads it to say."""
+    """Return the arguments of httpx for a generation; the reader enforces the time limit."""
     return {
         "method": "POST",
         "url": f"{_path(model)}/generate_stream",
@@ -436,13 +436,13 @@ def _generate_request(model: str, tensors: Tensors, turn: Turn, request_id: str)
 
 
 def _ending(request_id: str) -> tuple[str, bytes, dict[str, str]]:
-    """Return path, body and headers of the request that ends another."""
+    """Return path, body and headers of the request that ends another request."""
     model, tensors = ending(request_id)
     return f"{_path(model)}/infer", *messages.infer_body(tensors, NO_SESSION)
 
 
 def _was_found(response: httpx.Response) -> bool | None:
-    """Return what the server says of the request that it was asked to end; None where that is no answer."""
+    """Return True if the server found the request to end, or None if its answer cannot be decoded."""
     try:
         return was_found(messages.infer_tensors(response)) if response.is_success else None
     except (Malformed, *ERRORS):

@@ -1,8 +1,8 @@
-"""Picture files of any common kind, as the served models take them.
+"""Conversion of common picture files to the form that the served models take.
 
-A server accepts a few kinds of pictures within strict bounds. A file that keeps its rules is sent byte for
-byte. Any other file is decoded here, turned upright, put on white, brought to RGB of 8 bits and shrunk where
-it is too large; the result is a PNG. The caller is told of every change.
+A server accepts a few picture formats within strict bounds. A file that meets them is sent byte for byte. Any
+other file is decoded here, turned upright, composited on white, converted to 8-bit RGB and shrunk if it is
+too large; the result is a PNG. A callback reports every change.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 FORMATS = (*images.FORMATS, "GIF", "BMP", "TIFF")
 CONVERTED = "Other pictures, GIF, BMP and TIFF files too, are converted first."
-"""What the help of an option says about files that do not keep the rule."""
+"""Sentence in an option's help about files that do not meet the rule."""
 _KINDS = "PNG, JPEG, WebP, GIF, BMP or TIFF"
 # Pillow turns these into RGB without clipping a value.
 _OPAQUE = ("1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr")
 _16_BIT = ("I;16", "I;16L", "I;16B", "I;16N")
 _WHITE = (255, 255, 255)
-# A PNG is larger than its pixels where they are noise: by 5 bytes for 32 kB, and by one for each row.
+# A PNG of noise is larger than its pixels: by 5 bytes for each 32 kB, and by one byte for each row.
 _PNG_OVERHEAD = 1.001
 
 
@@ -46,10 +46,10 @@ def read_picture(path: Path, rule: Image | None = None, say: Say = silent) -> by
         say: Callback that receives a sentence about every change.
 
     Returns:
-        The bytes of the file itself where it keeps the rule, otherwise those of a PNG.
+        The bytes of the file itself if it meets the rule, otherwise those of a PNG.
 
     Raises:
-        InvalidRequest: The file cannot be read, or no picture that keeps the rule can be made of it.
+        InvalidRequest: The file cannot be read, or cannot be converted to a picture that meets the rule.
     """
     rule = Image("a picture") if rule is None else rule
     try:
@@ -74,7 +74,7 @@ def image_rule(request: type[Request], name: str = "image") -> Image:
 
 @dataclass(frozen=True)
 class _Converted:
-    """A picture that was brought into the form that servers accept, and what changed on the way."""
+    """Picture converted to a form that servers accept, and the changes that this took."""
 
     png: bytes
     changes: list[str]
@@ -87,7 +87,7 @@ def _converted(path: Path, content: bytes, rule: Image) -> _Converted:
     changes: list[str] = []
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow's bound warns first; twice of it is an error.
+            warnings.simplefilter("ignore")  # Pillow warns at its bound and raises at twice the bound.
             picture = Pillow.open(io.BytesIO(content), formats=FORMATS)
             _check_one_picture(path, picture)
             picture.load()
@@ -134,7 +134,7 @@ def _orientation(picture: Picture, changes: list[str]) -> int:
 
 
 def _to_rgb(path: Path, picture: Picture, bits: int, changes: list[str]) -> Picture:
-    """Return a picture as RGB of 8 bits.
+    """Return a picture as 8-bit RGB.
 
     Args:
         path: File, for the error.
@@ -143,7 +143,7 @@ def _to_rgb(path: Path, picture: Picture, bits: int, changes: list[str]) -> Pict
         changes: List to which a change is added.
 
     Raises:
-        InvalidRequest: The picture's values have no known range or no colours.
+        InvalidRequest: The picture's mode has values of no known range, or no colours.
     """
     from PIL import Image as Pillow
 
@@ -177,7 +177,7 @@ def _on_white(picture: Picture, changes: list[str]) -> Picture:
 
 
 def _shrunk(picture: Picture, rule: Image, changes: list[str]) -> Picture:
-    """Return a picture whose sides, and whose pixels as a PNG, are within a rule; never enlarged."""
+    """Shrink a picture so that its sides, and its pixels as a PNG, meet a rule; never enlarge it."""
     from PIL import Image as Pillow
 
     width, height = picture.size

@@ -1,7 +1,7 @@
-"""What a command tells people on stderr while it works.
+"""Progress and notes that a command prints to stderr while it works.
 
-A long command shows that it moves by a bar on a terminal, and by a few plain lines elsewhere. A command that
-changed its user's input before it was sent says so in a sentence.
+A long command shows a progress bar on a terminal, and a few plain lines elsewhere. A command that changes its
+user's input before sending it reports that in a sentence.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _PLAIN_LINES = 10
 
 
 def silent(sentence: str) -> None:
-    """Pass over a sentence."""
+    """Ignore a sentence."""
 
 
 def notes(quiet: bool) -> Say:
-    """Return what prints a sentence to stderr, or what passes over it where only errors are wanted."""
+    """Return a callback that prints a sentence to stderr, or one that ignores it if `quiet`."""
     return silent if quiet else _print
 
 
@@ -35,11 +35,11 @@ def progress(what: str, quiet: bool) -> Iterator[Report]:
     """Show the progress of some steps while the block runs.
 
     Args:
-        what: the steps' name.
-        quiet: show nothing.
+        what: Name of the steps.
+        quiet: True to show nothing.
 
     Yields:
-        A function to call with the number of steps done and of all steps.
+        A function to call with the number of finished steps and of all steps.
     """
     if quiet:
         yield lambda step, steps: None
@@ -75,7 +75,7 @@ def _bar(what: str) -> Iterator[Report]:
         task = bar.add_task(what, total=None)
 
         def report(step: int, steps: int) -> None:
-            # After the last step the frames are decoded; the server reports nothing until they are.
+            # After the last step the server decodes the frames and reports nothing meanwhile.
             bar.update(task, completed=step, total=steps, description="decoding" if step == steps else what)
 
         yield report
@@ -85,7 +85,7 @@ def _plain(what: str) -> Report:
     start_s = time.monotonic()
 
     def report(step: int, steps: int) -> None:
-        if step < 1 or steps < 1:  # a server counts otherwise
+        if step < 1 or steps < 1:  # a server counts in another way
             return
         if step * _PLAIN_LINES // steps == (step - 1) * _PLAIN_LINES // steps:
             return

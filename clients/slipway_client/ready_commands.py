@@ -1,6 +1,6 @@
-"""`slipway ready`: whether a running server would serve, as an exit code.
+"""The command `slipway ready`, whose exit code tells whether a running server is ready.
 
-What a container's HEALTHCHECK and a Kubernetes exec probe run, and what a script waits for.
+It is for a container's HEALTHCHECK, a Kubernetes exec probe, and scripts that wait for a server.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ def ready(
 
 
 def _waited_for(check: Callable[[], Address], wait_s: float) -> Address:
-    """Check again and again until that succeeds, the time is over, or waiting cannot help.
+    """Repeat a check until it succeeds, the time is over, or waiting cannot help.
 
     Raises:
-        NotReady: The reason of the last check.
+        NotReady: The last check failed; this is its error.
     """
     from slipway_client.retry import NotTriton, UnknownModel
 
@@ -87,7 +87,7 @@ def _waited_for(check: Callable[[], Address], wait_s: float) -> Address:
 def _checked(
     url: str | None, model: str | None, tls: Path | None, timeout_s: float, *, live: bool, processes: bool
 ) -> Address:
-    """Return the server's address: which protocol a port speaks is not known before something listens."""
+    """Check the server once and return its address, whose protocol is known only once something listens."""
     from slipway_client import Client
 
     address = address_of(url, None if url else "http", timeout_s)
@@ -102,7 +102,7 @@ def _checked(
 
 
 def _check_processes(url: str) -> None:
-    """Raise NotReady where a process is gone or about to be, or where the server is not on this machine."""
+    """Raise NotReady if a process is gone or about to end, or if the server is not on this machine."""
     from slipway_serving.footprints import check_processes
     from slipway_serving.server_folder import folder_of_process, tritonserver_at
 

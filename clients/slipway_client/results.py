@@ -1,8 +1,8 @@
-"""From a stream's events to whole results: what each type of event makes once the stream has ended.
+"""Assembly of a stream's events into whole results.
 
-Progress and whatever else needs no others is handed on as it comes. Parts of frames and of an encoded video
-are put together, in whatever order they came, and the result is there only when every part has arrived: a
-stream that ended early is an error, never a shorter video.
+Events that are complete by themselves, such as progress, are passed on as they arrive. Parts of frames and of
+an encoded video are joined, in whatever order they arrive, and a result is returned only when every part has
+arrived: a stream that ends early raises an error and never gives a shorter video.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from slipway_serving.requests import Request
 
 @dataclass(frozen=True)
 class Video:
-    """The result as a file.
+    """Result as a video file.
 
     Attributes:
-        data: a whole MP4 file (H.264).
-        elapsed_s: what the server took, seconds.
-        cache_hit_rate: share of the denoiser's evaluations that reused the first-block cache, 0 to 1; None
+        data: Content of a whole MP4 file (H.264).
+        elapsed_s: Time that the server took, in seconds.
+        cache_hit_rate: Share of the denoiser's evaluations that reused the first-block cache, 0 to 1; None
             without a cache.
     """
 
@@ -38,12 +38,12 @@ class Video:
 
 @dataclass(frozen=True)
 class Frames:
-    """The result as pixels.
+    """Result as pixels.
 
     Attributes:
-        array: [frames, height, width, 3], uint8, RGB.
-        elapsed_s: what the server took, seconds.
-        cache_hit_rate: as in :class:`Video`.
+        array: Pixels, [frames, height, width, 3], uint8, RGB.
+        elapsed_s: Time that the server took, in seconds.
+        cache_hit_rate: Share of evaluations that reused the cache, as in :class:`Video`.
     """
 
     array: NDArray[np.uint8]
@@ -55,11 +55,11 @@ Result = Video | Frames
 
 
 class Assembler:
-    """Collects the events of one request.
+    """Assembler of the events of one request.
 
     Args:
-        request: what was asked for; tells the form and the shape of the result.
-        model: that was asked, for messages.
+        request: Request; it determines the form and the shape of the result.
+        model: Name of the called model, for messages.
     """
 
     def __init__(self, request: Request, model: str) -> None:
@@ -71,13 +71,13 @@ class Assembler:
         self._answered = False
 
     def add(self, event: Event) -> Event | None:
-        """Take an event.
+        """Add an event.
 
         Returns:
-            The event, or None for a part of a result to come.
+            The event, or None if it is a part of a result.
 
         Raises:
-            Malformed: it contradicts an earlier one.
+            Malformed: The event contradicts an earlier one.
         """
         if isinstance(event, FramesPart | VideoPart):
             self._count(event)
@@ -87,14 +87,14 @@ class Assembler:
         return event
 
     def results(self) -> list[Result]:
-        """Put the parts together, after the stream's end.
+        """Join the parts after the end of the stream.
 
         Raises:
-            Malformed: there is no result, parts are missing, or they are not what was asked for.
+            Malformed: There is no result, parts are missing, or they do not fit the request.
         """
         if not (self._frames or self._video or self._answered):
             raise self._broken("stream must end with a result, got none")
-        # The number of chunks is a claim of the server's: what is missing is looked for lazily.
+        # The server claims the number of chunks, perhaps a huge one, so missing chunks are searched lazily.
         missing = (index for index in range(self._expected or 0) if index not in self._chunks)
         if first := list(islice(missing, 8)):
             raise self._broken(
@@ -113,7 +113,7 @@ class Assembler:
         return made
 
     def _count(self, part: FramesPart | VideoPart) -> None:
-        """Check a part's place among its fellows, where parts are counted."""
+        """Check the number of a part, if its parts are numbered."""
         if part.chunk is None:
             return
         self._expected = part.chunks if self._expected is None else self._expected
@@ -126,7 +126,7 @@ class Assembler:
         self._chunks.add(part.chunk)
 
     def _in_order(self) -> list[VideoPart]:
-        """Return the parts of a file in its order: that of their frames where they are fragments of it."""
+        """Return the parts of a file in order; fragments are ordered by their frames."""
         if any(part.first_frame is None for part in self._video):
             return sorted(self._video, key=lambda part: part.chunk)
         parts = sorted(self._video, key=lambda part: part.first_frame or 0)
@@ -150,17 +150,17 @@ class Assembler:
 
 
 def join_frames(parts: list[FramesPart], where: str) -> NDArray[np.uint8]:
-    """Put frames in the order of time, whatever the order in which they came.
+    """Join parts of frames in order of time, whatever the order in which they arrived.
 
     Args:
-        parts: in the order in which they came: of two with the same frame the later holds.
-        where: the model, for messages.
+        parts: Parts in the order of arrival; of two parts with the same frame the later one counts.
+        where: Name of the model, for messages.
 
     Returns:
-        [frames, height, width, 3], uint8.
+        Frames, [frames, height, width, 3], uint8.
 
     Raises:
-        Malformed: sizes differ, or a frame is missing or not final.
+        Malformed: The sizes differ, or a frame is missing or not final.
     """
     arrays = [part.pixels for part in parts]
     sizes = {array.shape[1:] for array in arrays}
@@ -170,7 +170,7 @@ def join_frames(parts: list[FramesPart], where: str) -> NDArray[np.uint8]:
     if len(sizes) != 1 or len(told) > 1 or max(ends) > total or min(p.first_frame for p in parts) < 0:
         shapes = [list(array.shape) for array in arrays[:8]]
         raise Malformed(f"{where}: frames must be of one video of {total}, got parts {shapes}")
-    # The total is a claim of the server's: nothing of that size is made unless so many frames came.
+    # The server claims the total, so no array of that size is allocated before that many frames arrived.
     came = _without_gap((part.first_frame, end) for part, end in zip(parts, ends, strict=True))
     if came < total:
         raise Malformed(f"{where}: frames must all come and be final, got none for {came} of {total}")
@@ -187,7 +187,7 @@ def join_frames(parts: list[FramesPart], where: str) -> NDArray[np.uint8]:
 
 
 def _without_gap(spans: Iterable[tuple[int, int]]) -> int:
-    """Return how many frames from the first on are there.
+    """Return the number of frames from the first one up to the first gap.
 
     Args:
         spans: First frame of each part, and the frame after its last.

@@ -1,7 +1,7 @@
-"""When to try again and when to give up: pure arithmetic on an injected clock.
+"""Retry policy and deadlines: pure arithmetic on an injected clock.
 
-A client asks :meth:`Attempts.wait_s` after each failure; the answer is how long to sleep, or the failure
-itself when another attempt would be wrong (it is not a refusal), or not worth it (budget or deadline spent).
+A client calls :meth:`Attempts.wait_s` after each failure. It returns the time to sleep, or raises the failure
+if another attempt would be wrong (the failure is no refusal) or too late (budget or deadline spent).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from slipway_serving.errors import DeadlineExceeded, NotReady, Overloaded, Slipw
 
 
 class UnknownModel(NotReady):
-    """The server has no model of that name; waiting does not bring one."""
+    """Error for a model name that the server does not have; waiting does not help."""
 
-    # Triton answers NOT_FOUND for a model that is still loading too; only the text tells them apart.
+    # Triton also answers NOT_FOUND for a model that is still loading; only the text tells them apart.
     said: ClassVar[str] = "is not found"
 
 
 class NotTriton(NotReady):
-    """What answers at the address is not Triton; waiting does not change that."""
+    """Error for an address that answers but is not Triton; waiting does not help."""
 
 
 _HOPELESS = (UnknownModel, NotTriton)
@@ -32,15 +32,15 @@ _HOPELESS = (UnknownModel, NotTriton)
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How long a refused request is tried again.
+    """Retry policy for refused requests.
 
     The n-th wait is uniform between 0 and ``base_s * 2**n``, at most ``max_s`` (exponential backoff with full
-    jitter), so that many clients of one server do not come back together.
+    jitter), so that many clients of one server do not retry at the same time.
 
     Attributes:
-        budget_s: no attempt starts later than this after the first, seconds; 0 tries once.
-        base_s: upper bound of the first wait, seconds.
-        max_s: upper bound of any wait, seconds.
+        budget_s: Time after the first attempt within which others may start, in seconds; 0 tries once.
+        base_s: Upper bound of the first wait, in seconds.
+        max_s: Upper bound of any wait, in seconds.
     """
 
     budget_s: float = 5.0
@@ -57,7 +57,7 @@ class RetryPolicy:
 
 
 class Deadline:
-    """A time limit that began to run when it was made."""
+    """Time limit that starts when the object is created."""
 
     def __init__(
         self,
@@ -69,11 +69,11 @@ class Deadline:
         """Start a limit.
 
         Args:
-            limit_s: the limit, seconds; None never ends.
-            where: what it is for; begins the error's text.
-            clock: seconds from any fixed point.
-            grace_s: how much longer to listen to a server that knows the limit itself, seconds: it can say
-                how far it came.
+            limit_s: Limit in seconds; None never expires.
+            where: Name of the limited work; the error's text begins with it.
+            clock: Callback that returns the seconds since a fixed point.
+            grace_s: Extra wait in seconds for a server that enforces the limit itself and can report how far
+                it came.
 
         Raises:
             InvalidRequest: The limit is not a number above 0, or longer than 30 days.
@@ -89,7 +89,7 @@ class Deadline:
         """Return the seconds left for an answer, grace included; None without a limit.
 
         Raises:
-            DeadlineExceeded: none are left.
+            DeadlineExceeded: No time is left.
         """
         if self._limit_s is None:
             return None
@@ -99,28 +99,28 @@ class Deadline:
         return left_s
 
     def within(self, limit_s: float) -> float:
-        """Return the seconds that one question may take, the question's own limit included.
+        """Return the seconds that one health or metadata call may take, within its own limit.
 
         Args:
-            limit_s: Limit of the question itself, seconds.
+            limit_s: Limit of the call itself, in seconds.
 
         Raises:
-            DeadlineExceeded: None are left.
+            DeadlineExceeded: No time is left.
         """
         left_s = self.remaining_s()
         return limit_s if left_s is None else min(limit_s, left_s)
 
     def exceeded(self) -> DeadlineExceeded:
-        """Return the error that says so."""
+        """Return the error for an exceeded time limit."""
         return DeadlineExceeded(f"{self._where}: not done within {self._limit_s:g} s; try a longer timeout")
 
 
 UNLIMITED = Deadline(None, "")
-"""The deadline of what has none."""
+"""Deadline that never expires."""
 
 
 class Attempts:
-    """The attempts of one request."""
+    """Attempts of one request."""
 
     def __init__(
         self,
@@ -140,11 +140,11 @@ class Attempts:
         """Return how long to wait before the next attempt, in seconds.
 
         Args:
-            error: why this one failed, before any response.
+            error: Error of the failed attempt, before any response.
 
         Raises:
-            SlipwayError: that error, when there is to be no next attempt.
-            DeadlineExceeded: the request's own time is over.
+            SlipwayError: No further attempt is made, so `error` is raised.
+            DeadlineExceeded: The request's own time limit is over.
         """
         left_s = self._deadline.remaining_s()
         if not isinstance(error, NotReady | Overloaded) or isinstance(error, _HOPELESS):

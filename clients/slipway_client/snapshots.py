@@ -1,4 +1,4 @@
-"""What both clients ask of the answers to a snapshot and to its restoring."""
+"""Checks of the answers to taking and restoring a snapshot, shared by both clients."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ E = TypeVar("E", bound=Event)
 
 
 def expected(events: Sequence[Event], kind: type[E]) -> E:
-    """Return the one event that answers a turn.
+    """Return the single event that answers a turn.
 
     Raises:
-        Unrecoverable: there is another one, or none.
+        Unrecoverable: The answer is not exactly one event of that class.
     """
     if len(events) != 1 or not isinstance(events[0], kind):
         got = ", ".join(type(event).__name__ for event in events) or "nothing"
@@ -25,14 +25,14 @@ def expected(events: Sequence[Event], kind: type[E]) -> E:
 
 
 def check_whole(model: str, taken: Restored | None) -> None:
-    """Check that the last part of a snapshot was taken.
+    """Check that the server received all parts of a snapshot.
 
     Args:
-        model: the served model.
-        taken: the answer to the last part that was sent; None without any.
+        model: Name of the served model.
+        taken: Answer to the last part that was sent; None if no part was sent.
 
     Raises:
-        InvalidRequest: parts are missing.
+        InvalidRequest: Parts are missing.
     """
     if taken is None or taken.parts_taken < taken.parts:
         got = f"{taken.parts_taken} of {taken.parts}" if taken else "none"

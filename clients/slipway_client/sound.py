@@ -1,7 +1,7 @@
-"""Audio files as they are heard, by `slipway listen` and in training alike.
+"""Reader of audio files, shared by `slipway listen` and training.
 
-A file is decoded, its channels become one, and the whole of it is resampled to 16 kHz. Whatever cuts it into
-windows afterwards therefore cuts the same samples: clips, streams and training hear the same.
+A file is decoded, mixed to mono, and resampled to 16 kHz as a whole. Clips, streams and training therefore
+cut their windows from the same samples.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from slipway_serving.errors import InvalidRequest
 from slipway_serving.wakeword.request import SAMPLE_RATE_HZ, SAMPLE_RATES_HZ
 
 # Decoders of lossy files overshoot full scale: clipped noise came to 1.85 from MP3, to 1.68 from Ogg Vorbis.
-# Numbers that are no audio at all, such as int16 in a float file, are far beyond.
+# Values that are not audio, such as int16 in a float file, are far beyond that.
 LARGEST_PEAK = 4.0
 _FIX = "try converting it to WAV, FLAC, Ogg or MP3, for example by ffmpeg -i FILE out.wav"
 
@@ -26,10 +26,10 @@ Samples = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Recording:
-    """Mono audio.
+    """Mono recording.
 
     Attributes:
-        samples: [samples], float32, -1 to 1.
+        samples: Samples, [samples], float32, -1 to 1.
         rate_hz: Sampling rate, Hz.
         peak: Largest magnitude as it was decoded; above 1 the samples were divided by it.
     """
@@ -40,7 +40,7 @@ class Recording:
 
     @property
     def seconds(self) -> float:
-        """How long it is."""
+        """Return the duration in seconds."""
         return self.samples.size / self.rate_hz
 
 
@@ -49,12 +49,12 @@ def read_recording(path: Path, *, mono: bool = False, longest_s: float = math.in
 
     Args:
         path: File of any kind that libsndfile reads: WAV, FLAC, Ogg, MP3, AIFF and others, of 8 to 32 bits.
-        mono: Whether the mean of several channels is taken; a file of several is refused otherwise.
-        longest_s: Longest duration, seconds; known before the samples are decoded.
+        mono: True to take the mean of several channels; otherwise a file with several channels is refused.
+        longest_s: Longest duration in seconds; it is checked before the samples are decoded.
 
     Raises:
-        InvalidRequest: The file is missing, no audio, empty, too long, not finite or far beyond full scale,
-            or its rate or its channels are not allowed.
+        InvalidRequest: The file is missing, not audio, empty, too long, not finite or far beyond full scale,
+            or its sampling rate or number of channels is not allowed.
     """
     samples, rate_hz = _decoded(path, mono, longest_s)
     if not np.isfinite(samples).all():
@@ -73,11 +73,11 @@ def read_recording(path: Path, *, mono: bool = False, longest_s: float = math.in
 
 
 def _decoded(path: Path, mono: bool, longest_s: float) -> tuple[Samples, int]:
-    """Return a file's samples, [samples], and its rate."""
+    """Return a file's samples, [samples], and its sampling rate in Hz."""
     import soundfile
 
     try:
-        # By its descriptor: soundfile would otherwise take *.raw for headerless samples, whatever is inside.
+        # Opened by descriptor, since soundfile takes every *.raw path for headerless samples.
         with path.open("rb") as opened, soundfile.SoundFile(opened.fileno(), closefd=False) as file:
             rate_hz, seconds = file.samplerate, file.frames / file.samplerate
             if not SAMPLE_RATES_HZ[0] <= rate_hz <= SAMPLE_RATES_HZ[1]:

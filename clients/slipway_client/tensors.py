@@ -1,4 +1,4 @@
-"""Arrays as Triton's bytes and back; the same for both protocols."""
+"""Conversion between NumPy arrays and Triton's raw bytes, shared by both protocols."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from slipway_serving.turns import Turn
 
 Tensors = Mapping[str, NDArray[Any]]
 SESSION_HEADER = "slipway-session"
-"""Header that names a request's session to what stands between client and server."""
+"""Header that names a request's session, for proxies and load balancers."""
 
 
 def turn_parameters(turn: Turn) -> dict[str, int | str | bool]:
-    """Return a turn as a request's parameters, the same in both protocols; none where it is of no session."""
+    """Return a turn as request parameters, the same in both protocols; empty outside a session."""
     if not turn.id:
         return {}
     return {"sequence_id": turn.id, "sequence_start": turn.start, "sequence_end": turn.end}
 
 
 def turn_headers(turn: Turn) -> dict[str, str]:
-    """Return a turn as a request's headers: a proxy that cannot read the id routes by them."""
+    """Return a turn as request headers, so that a proxy can route by session."""
     return {SESSION_HEADER: quote(str(turn.id), safe="")} if turn.id else {}
 
 
@@ -42,18 +42,18 @@ def datatype_of(array: NDArray[Any]) -> str:
 
 
 def to_bytes(array: NDArray[Any]) -> bytes:
-    """Return an array's elements as Triton's raw bytes; text as length and UTF-8 bytes each."""
+    """Return an array's elements as Triton's raw bytes; each text as its length and UTF-8 bytes."""
     if array.dtype != np.object_:
         return array.tobytes()
     return bytes(serialize_byte_tensor(array).item()) if array.size else b""
 
 
 def from_bytes(raw: bytes, datatype: str, shape: Sequence[int]) -> NDArray[Any]:
-    """Return the array of Triton's raw bytes.
+    """Decode Triton's raw bytes into an array.
 
     Raises:
-        Malformed: The bytes are not an array of that type and shape. The shape that is claimed is compared
-            with the bytes that came before anything of that size is made.
+        Malformed: The bytes are not an array of that type and shape. The claimed shape is compared with the
+            received bytes before anything of that size is allocated.
     """
     dtype = triton_to_np_dtype(datatype)
     if dtype is None:

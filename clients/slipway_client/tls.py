@@ -1,7 +1,8 @@
-"""What connections over TLS are made with: a folder of certificates, named as a Kubernetes secret has them.
+"""TLS certificates of the clients: a folder with the file names of a Kubernetes TLS secret.
 
-`ca.crt` signs servers, without it those count whom the system trusts; `tls.crt` and `tls.key` are the
-client's own, for servers that ask for one. :func:`read` checks it, each transport makes its own credentials.
+`ca.crt` holds the authorities that sign servers; without it the client trusts the system's. `tls.crt` and
+`tls.key` are the client's own, for servers that require a client certificate. :func:`read` checks the folder;
+each transport creates its own credentials from it.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ AUTHORITY, CERTIFICATE, KEY = "ca.crt", "tls.crt", "tls.key"
 
 @dataclass(frozen=True)
 class Tls:
-    """Certificates in PEM.
+    """Certificates in PEM format.
 
     Attributes:
-        folder: where they lie.
-        authority: those that sign servers; None for the system's.
-        certificate: the client's own, with those between it and its authority; None shows none.
-        key: the certificate's private key.
+        folder: Folder of the certificates.
+        authority: Authorities that sign servers; None for the system's.
+        certificate: Certificate chain of the client; None shows none.
+        key: Private key of the certificate.
     """
 
     folder: Path
@@ -32,7 +33,7 @@ class Tls:
     key: bytes | None = field(repr=False)
 
     def context(self) -> ssl.SSLContext:
-        """Return what HTTP is secured with."""
+        """Return the SSL context for HTTP connections."""
         made = ssl.create_default_context(cadata=self.authority.decode() if self.authority else None)
         if self.certificate is not None:
             made.load_cert_chain(self.folder / CERTIFICATE, self.folder / KEY)
@@ -43,7 +44,8 @@ def read(folder: Path) -> Tls:
     """Read a folder of certificates.
 
     Raises:
-        InvalidRequest: it holds none, a file cannot be read, or certificate and key are not a pair.
+        InvalidRequest: The folder holds no certificate, a file cannot be read, or certificate and key are
+            not a pair.
     """
     names = (AUTHORITY, CERTIFICATE, KEY)
     problems, found = [], {}
@@ -69,14 +71,14 @@ def read(folder: Path) -> Tls:
 
 
 def checked(folder: Path | None, *, secured: bool) -> Tls | None:
-    """Return what a connection is secured with.
+    """Read the certificates of a connection and check that its URL uses TLS.
 
     Args:
-        folder: of certificates; None for the system's authorities and no certificate of one's own.
-        secured: whether the server's URL asks for TLS.
+        folder: Folder of certificates; None for the system's authorities and no client certificate.
+        secured: True if the server's URL uses TLS.
 
     Raises:
-        InvalidRequest: as :func:`read`; or certificates are given for a connection without TLS.
+        InvalidRequest: The folder is refused by :func:`read`, or certificates are given without TLS.
     """
     if folder is None:
         return None

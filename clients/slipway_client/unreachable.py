@@ -1,8 +1,8 @@
-"""Errors for an address that cannot be used: what happened there, in one sentence, and what to do.
+"""Errors for an unusable address, each with its cause in one sentence and a fix.
 
-Both protocols report the same causes by different texts: the operating system's, OpenSSL's, gRPC's. This
-module maps those texts to one sentence each, so that a refused connection, an unknown host and a wrong port
-are told apart.
+Both protocols report the same causes with different texts: the operating system's, OpenSSL's, gRPC's. This
+module maps those texts to one sentence each, so that the user can tell a refused connection, an unknown host
+and a wrong port apart.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def unreachable(url: str, spoken: str, said: str, proxy: Proxy | None) -> NotRea
         url: URL of the server.
         spoken: Name of the protocol.
         said: Texts of the error and of its causes.
-        proxy: Proxy that the connection takes.
+        proxy: Proxy of the connection; None for a direct one.
     """
     lowered = said.lower()
     for parts, happened, fix in _CAUSES:
@@ -90,12 +90,12 @@ def unreachable(url: str, spoken: str, said: str, proxy: Proxy | None) -> NotRea
 
 
 def silent(url: str, limit_s: float, proxy: Proxy | None) -> NotReady:
-    """Return the error for a server that did not answer a question in time, or not wholly.
+    """Return the error for a server that did not answer completely in time.
 
     Args:
         url: URL of the server.
-        limit_s: Time that it had, seconds.
-        proxy: Proxy that the connection takes.
+        limit_s: Time limit in seconds.
+        proxy: Proxy of the connection; None for a direct one.
     """
     return NotReady(
         f"{url}: no answer within {limit_s:.3g} s{_through(proxy)}; try another url, or see the server's log"
@@ -108,7 +108,7 @@ def not_triton(url: str, spoken: str, proxy: Proxy | None) -> NotTriton:
     Args:
         url: URL of the server.
         spoken: Name of the protocol.
-        proxy: Proxy that the connection takes.
+        proxy: Proxy of the connection; None for a direct one.
     """
     return NotTriton(
         f"{url}: this address answers {spoken}, but it is not Triton{_through(proxy)}; try Triton's port of"
@@ -117,7 +117,7 @@ def not_triton(url: str, spoken: str, proxy: Proxy | None) -> NotTriton:
 
 
 def texts_of(error: BaseException) -> str:
-    """Return the texts of an error and of all that caused it."""
+    """Return the texts of an error and of all its causes."""
     found: list[str] = []
     waiting: list[BaseException | None] = [error]
     seen: set[int] = set()

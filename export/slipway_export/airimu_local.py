@@ -1,6 +1,6 @@
-"""AirIMU's networks in this process: an exported graph by ONNX Runtime, and a checkpoint by PyTorch.
+"""Local execution of AirIMU: an exported graph in ONNX Runtime, or a checkpoint in PyTorch.
 
-Both correct one window the way the served model does, so that either can be compared with it.
+Both correct one window in the same way as the served model, so that each can be compared with it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ Correct = Callable[[Signal, Signal, Signal], dict[str, Signal]]
 
 
 def by_onnx(graph: Path) -> Correct:
-    """Return what corrects a window by an exported graph.
+    """Return a function that corrects a window with an exported graph.
 
     Args:
-        graph: `REPOSITORY/airimu_codenet/1/model.onnx`, with the model airimu in the same repository.
+        graph: Path `REPOSITORY/airimu_codenet/1/model.onnx`; the repository must also contain the model
+            airimu.
 
     Raises:
-        InvalidRequest: there is no such graph, or it cannot be loaded.
+        InvalidRequest: The graph does not exist or cannot be loaded.
     """
     import onnxruntime
 
@@ -43,14 +44,14 @@ def by_onnx(graph: Path) -> Correct:
 
 
 def by_torch(checkpoint: str, files: Mapping[str, Path] | None = None) -> Correct:
-    """Return what corrects a window by a checkpoint's network, in float32.
+    """Return a function that corrects a window with a checkpoint's network, in float32.
 
     Args:
-        checkpoint: a preset, a folder, or a hub id.
-        files: the conf and the weights by role, instead of a checkpoint.
+        checkpoint: Preset, folder, or hub id.
+        files: Configuration and weight files by role, instead of a checkpoint.
 
     Raises:
-        InvalidRequest: the checkpoint is not as it must be.
+        InvalidRequest: The checkpoint does not exist or is not valid.
     """
     import torch
 

@@ -1,10 +1,11 @@
-"""Which points each graph is verified at, within a budget of seconds on this machine.
+"""Choice of the points at which each graph is verified, within a budget of seconds on this machine.
 
-The cost of every point is estimated first. What fits is verified at all of its points. What does not is
-verified at its smallest point, at the largest that fits on the way to its largest, and at one between that
-export never saw; what is left out is named with its estimate. The least, min and a point with every axis
-above it, is verified whatever the budget: no component is placed without points that pass. A point whose
-activations find no memory on a CPU is left out likewise, however fast it would be.
+The module first estimates the cost of every point. A graph that fits the budget is verified at all of its
+points. Any other graph is verified at its smallest point, at the largest point that fits on the way to its
+maximum, and at a point between them that the export never saw; the points left out are listed with their
+estimates. Two points are verified whatever the budget is, min and one with every axis above its minimum, so
+that no component is placed without points that pass. On a CPU, a point whose activations do not fit in
+memory is left out too, however fast it would be.
 """
 
 from __future__ import annotations
@@ -24,25 +25,25 @@ from slipway_export.verify import point_text
 from slipway_serving.size import Point
 
 Seconds = Callable[[Component, Sequence[Point]], list[float]]
-"""Estimates what a forward takes at each of some points of a component, PyTorch and ONNX Runtime together."""
+"""Function that estimates the seconds of a forward at each point, PyTorch and ONNX Runtime together."""
 
-# Of what a graph may take: the largest point, and then the one between; the rest is for min.
+# Shares of a graph's budget for its largest point and for the point between; the rest is for min.
 _LARGEST_SHARE, _BETWEEN_SHARE = 0.6, 0.3
-# How far on the way from the smallest sizes to the largest a point may be.
+# Candidate points, as fractions of the way from the smallest sizes to the largest.
 _PARTS = (*(0.8**step for step in range(19)), 0.0)
-# Operations a second that any machine does: what takes little even so needs no calibration.
+# Operations per second that any machine reaches. Work that is short even at this speed needs no calibration.
 _SLOWEST = 10e9
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A point at which a graph was not verified.
+    """Point at which a graph was not verified.
 
     Args:
-        graph: label of the component.
-        point: name of the point: ``opt`` or ``max``; ``steps`` for the steps as one run at opt.
-        sizes: of its axes.
-        seconds: that verifying it here would take, by the estimate; infinite without the memory.
+        graph: Label of the component.
+        point: Name of the point: ``opt`` or ``max``; ``steps`` for all steps as one run at opt.
+        sizes: Sizes by axis.
+        seconds: Estimated time to verify the point here, in seconds; infinite if memory does not suffice.
     """
 
     graph: str
@@ -52,20 +53,20 @@ class LeftOut:
 
     @property
     def text(self) -> str:
-        """One line for people."""
+        """Description of the point in one line, for people."""
         takes = "more memory than there is" if math.isinf(self.seconds) else duration(self.seconds)
         return f"{self.graph} not at {point_text(self.point, self.sizes)}, which takes {takes}"
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What an export verifies.
+    """Points at which an export verifies its graphs.
 
     Args:
-        points: of each graph by its label, by name.
-        steps: the point of each stepped network's whole run, by label of its ``next`` component.
-        left_out: what the budget does not hold.
-        seconds: the estimate of all that is verified.
+        points: Points of each graph by label of the graph, then by name of the point.
+        steps: Point of each stepped network's whole run, by label of its ``next`` component.
+        left_out: Points that do not fit the budget.
+        seconds: Estimated time of the whole verification, in seconds.
     """
 
     points: Mapping[str, Mapping[str, Point]]
@@ -74,12 +75,12 @@ class Verification:
     seconds: float
 
     def left_out_of(self, labels: set[str]) -> tuple[LeftOut, ...]:
-        """Return what is left out of some graphs."""
+        """Return the points that are left out for the graphs with these labels."""
         return tuple(left for left in self.left_out if left.graph in labels)
 
 
 def whole(components: Sequence[Component], stepped: Sequence[Stepped]) -> Verification:
-    """Return a verification at all points, without an estimate."""
+    """Return a verification at all points, with no time estimate."""
     return Verification(
         {component.label: component.points() for component in components},
         {run.next.label: run.next.points()["opt"] for run in stepped},
@@ -96,18 +97,18 @@ def choose_measured(
     memory: Mapping[str, int],
     report: Callable[[str], None],
 ) -> Verification:
-    """Choose the points of an export's graphs by this machine's speed and memory, and say what they take.
+    """Choose the points of an export's graphs by this machine's speed and memory, and report the estimate.
 
     Args:
-        components: that are verified.
-        stepped: the networks whose steps are verified as one run.
-        budget: seconds for all of them.
-        device: that both sides run on.
-        memory: bytes that each graph takes without its activations, by its label.
-        report: is told the estimate.
+        components: Components to verify.
+        stepped: Networks whose steps are verified as one run.
+        budget: Time for all of them, in seconds.
+        device: Device that PyTorch and ONNX Runtime run on.
+        memory: Bytes that each graph takes without its activations, by label of the graph.
+        report: Callback that receives the estimate and the points left out, one line at a time.
 
     Raises:
-        NoRoom: this machine has too little memory for the least of points.
+        NoRoom: This machine has too little memory even for the smallest points.
     """
     count = _Counted(memory if device is Device.CPU else {})
     slowly = count.seconds(Speed(device.value, _SLOWEST, _SLOWEST))
@@ -132,14 +133,14 @@ def choose_measured(
 
 
 def _at_most(components: Sequence[Component], stepped: Sequence[Stepped], seconds: Seconds) -> float:
-    """Return more than a verification at all points takes, from one point of each graph."""
+    """Return an upper bound for the seconds of a verification at all points, from one point of each graph."""
     largest = {c.label: seconds(c, [c.points()["max"]])[0] for c in components}
     graphs = sum(len(c.points()) * largest[c.label] for c in components)
     return graphs + sum(_forwards(run) * largest[run.next.label] for run in stepped)
 
 
 def _forwards(stepped: Stepped) -> float:
-    """Return how often a step is computed: in each of its runs, and in PyTorch for what led there too."""
+    """Return how often a step is computed: in each run, and again in PyTorch for the steps before it."""
     steps, trials = stepped.steps, stepped.runs - 1
     return steps * stepped.runs + trials * steps * (steps - 1) / 2
 
@@ -150,13 +151,13 @@ def estimate(
     stepped: Sequence[Stepped],
     device: Device,
 ) -> float:
-    """Estimate a verification at given points on this machine, seconds.
+    """Estimate the time of a verification at given points on this machine, in seconds.
 
     Args:
-        components: that are verified.
-        points: of each by its label, by name.
-        stepped: the networks whose steps are verified as one run, at opt.
-        device: that both sides run on.
+        components: Components to verify.
+        points: Points of each component by its label, then by name of the point.
+        stepped: Networks whose steps are verified as one run, at opt.
+        device: Device that PyTorch and ONNX Runtime run on.
     """
     at = _Counted({}).seconds(measured_speed(device.value))
     graphs = sum(sum(at(component, list(points[component.label].values()))) for component in components)
@@ -164,10 +165,10 @@ def estimate(
 
 
 class _Counted:
-    """The work of components, each point counted once.
+    """Cache of the work of components, in which each point is counted once.
 
     Args:
-        memory: bytes of each graph without its activations, by its label; others find memory at any point.
+        memory: Bytes of each graph without its activations, by its label; graphs not listed always fit.
     """
 
     def __init__(self, memory: Mapping[str, int]) -> None:
@@ -175,7 +176,7 @@ class _Counted:
         self._left = {label: available_memory() - taken for label, taken in memory.items()}
 
     def seconds(self, speed: Speed) -> Seconds:
-        """Return the estimate at a speed."""
+        """Return a function that estimates times at a given speed."""
 
         def at(component: Component, points: Sequence[Point]) -> list[float]:
             keys = [(component.label, tuple(point.values())) for point in points]
@@ -186,7 +187,7 @@ class _Counted:
         return at
 
     def without_memory(self, chosen: Verification) -> list[str]:
-        """Return the labels of graphs that are to be verified where they find no memory."""
+        """Return the labels of graphs with a chosen point that does not fit in memory."""
         places = [(label, point) for label, points in chosen.points.items() for point in points.values()]
         places += chosen.steps.items()
         lacking = [label for label, point in places if not self._fits((label, tuple(point.values())))]
@@ -199,13 +200,13 @@ class _Counted:
 def choose(
     components: Sequence[Component], stepped: Sequence[Stepped], budget: float, seconds: Seconds
 ) -> Verification:
-    """Choose the points of an export's graphs.
+    """Choose the points of an export's graphs within a budget.
 
     Args:
-        components: that are verified.
-        stepped: the networks whose steps are verified as one run.
-        budget: seconds for all of them; what one graph does not need is there for the others.
-        seconds: the estimate.
+        components: Components to verify.
+        stepped: Networks whose steps are verified as one run.
+        budget: Time for all of them, in seconds; the others may use the time that one graph does not need.
+        seconds: Function that estimates the time of each point.
     """
     jobs: list[_Graph | _Run] = [_Graph(component, seconds) for component in components]
     jobs += [_Run(run, seconds) for run in stepped]
@@ -226,7 +227,7 @@ def choose(
 
 
 def _shares(jobs: Sequence[_Graph | _Run], budget: float) -> list[tuple[_Graph | _Run, float]]:
-    """Give each job its part of the budget: all it needs where that is little, the same to all others."""
+    """Divide the budget: small jobs get all they need, and the others share the rest equally."""
     left, shares = budget, []
     for i, job in enumerate(sorted(jobs, key=lambda job: job.needed)):
         share = left / (len(jobs) - i)
@@ -236,7 +237,7 @@ def _shares(jobs: Sequence[_Graph | _Run], budget: float) -> list[tuple[_Graph |
 
 
 class _Graph:
-    """The verification of one graph."""
+    """Verification of one graph."""
 
     def __init__(self, component: Component, seconds: Seconds) -> None:
         self.component, self._seconds = component, seconds
@@ -245,7 +246,7 @@ class _Graph:
         self.needed = sum(self.costs.values())
 
     def within(self, share: float) -> tuple[dict[str, Point], float, list[LeftOut]]:
-        """Return the points, what they take, and what is left out."""
+        """Return the points, their time in seconds, and the points left out."""
         named = self.component.points()
         if self.needed <= share:
             return named, self.needed, []
@@ -273,7 +274,7 @@ class _Graph:
 
 
 class _Run:
-    """The verification of a stepped network's steps as one run."""
+    """Verification of a stepped network's steps as one run."""
 
     def __init__(self, stepped: Stepped, seconds: Seconds) -> None:
         self.stepped, self._seconds = stepped, seconds
@@ -285,7 +286,7 @@ class _Run:
         return [_forwards(self.stepped) * each for each in self._seconds(self.stepped.next, points)]
 
     def within(self, share: float) -> tuple[Point, float, list[LeftOut]]:
-        """Return the point, what the run takes there, and what is left out."""
+        """Return the point, the run's time in seconds there, and the points left out."""
         if self.needed <= share:
             return self.opt, self.needed, []
         point, cost = _furthest(self.opt, self.stepped.next.axes, self._at, share)
@@ -297,9 +298,9 @@ class _Run:
 def _furthest(
     end: Point, axes: Sequence[Axis], seconds: Callable[[Sequence[Point]], list[float]], share: float
 ) -> tuple[Point, float]:
-    """Return the furthest point on the way to others that is within a share, and what it takes.
+    """Return the point nearest to `end` that costs at most `share` seconds, and its cost.
 
-    No axis is at its smallest; the nearest such point is returned where none is within the share.
+    No axis is at its minimum. If no point fits the share, the result is the one nearest to the minimum.
     """
     parts = [_towards(end, axes, part) for part in _PARTS]
     points = [point for i, point in enumerate(parts) if point not in parts[:i]]
@@ -310,7 +311,7 @@ def _furthest(
 
 
 def _towards(end: Point, axes: Sequence[Axis], part: float) -> Point:
-    """Return the point a part of the way from the smallest sizes to others, no axis at its smallest."""
+    """Return the point at a fraction of the way from the smallest sizes to `end`, no axis at its minimum."""
     return {
         axis.name: min(end[axis.name], max(axis.min + 1, int(axis.min + part * (end[axis.name] - axis.min))))
         for axis in axes
@@ -318,6 +319,6 @@ def _towards(end: Point, axes: Sequence[Axis], part: float) -> Point:
 
 
 def _between(axes: Sequence[Axis], largest: Point) -> Point:
-    """Return a point between the smallest and a larger one that is neither where the sizes allow it."""
+    """Return a point between the smallest and a larger one, different from both where the sizes allow it."""
     ranges = [Axis(axis.name, axis.min, axis.min, largest[axis.name]) for axis in axes]
     return {axis.name: axis.unseen(low=False) for axis in ranges}

@@ -1,10 +1,10 @@
-"""Reads public checkpoints and checks them before any weight is used.
+"""Reader for public checkpoints that checks them before any weight is used.
 
-A checkpoint is a folder in the layout of diffusers or transformers (`config.json` and safetensors per
-part, sharded or not). It comes from a preset, a local folder, or a hub id; each of its parts may come from
-another folder or hub id. Every file that a part
-needs, every key and every shape is checked against the network's own before loading, because the
-libraries' loaders fill missing keys with random numbers and only warn.
+A checkpoint is a folder in the layout of diffusers or transformers: each part has a `config.json` and
+safetensors files, sharded or not. It comes from a preset, a local folder, or a hub id; each of its parts may
+come from another folder or hub id. Before loading, this module checks that every file of a part exists and
+that every key and shape matches the network, because the libraries' loaders fill missing keys with random
+numbers and only warn.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Module = TypeVar("Module", bound="torch.nn.Module")
 
 _WEIGHT_STEMS = ("diffusion_pytorch_model.safetensors", "model.safetensors")
-# Of a hub's checkpoint, where its configurations are enough.
+# Files of a hub checkpoint that are not downloaded where its configuration files are enough.
 _NOT_NEEDED = ("*.safetensors", "*.bin")
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")
 _HUB_FOLDER = re.compile(r"^([A-Za-z0-9][\w.-]*/[\w.-]+)/([\w./-]+)$")
@@ -43,11 +43,11 @@ _TORCH_DTYPES = {Precision.FP32: "float32", Precision.FP16: "float16", Precision
 
 @dataclass(frozen=True)
 class Place:
-    """Where a part of a checkpoint lies, if not in the checkpoint's folder.
+    """Location of a checkpoint part that is stored outside the checkpoint's folder.
 
     Args:
-        path: the folder with the part's files.
-        source: what the user named: a folder or a hub id.
+        path: Folder with the part's files.
+        source: Folder or hub id that the user named.
     """
 
     path: Path
@@ -55,20 +55,20 @@ class Place:
 
     @property
     def commit(self) -> str | None:
-        """The commit of a hub's snapshot; None for any other folder."""
+        """Commit of a hub snapshot; None for any other folder."""
         return _commit(self.path)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint's folder, and the places of those of its parts that lie elsewhere.
+    """Checkpoint folder, with the locations of parts that are stored elsewhere.
 
-    What is read through it is noted (:mod:`slipway_export.reads`).
+    The checkpoint records every file that is read through it (:mod:`slipway_export.reads`).
 
     Args:
-        folder: the folder.
-        source: what the user named: a preset, the folder, or a hub id.
-        places: of the parts that lie elsewhere, by name of the part.
+        folder: Folder of the checkpoint.
+        source: Preset, folder or hub id that the user named.
+        places: Locations of the parts that are stored elsewhere, by name of the part.
     """
 
     folder: Path
@@ -78,26 +78,26 @@ class Checkpoint:
 
     @property
     def path(self) -> Path:
-        """The folder, for one who may read anything in it."""
+        """Folder of the checkpoint, recorded as read in whole, since the caller may read any file in it."""
         note(self._at, "")
         return self.folder
 
     @property
     def commit(self) -> str | None:
-        """The commit of a hub's snapshot; None for any other folder."""
+        """Commit of a hub snapshot; None for any other folder."""
         return _commit(self.folder)
 
     def file(self, file: str) -> Path:
-        """Return where a file or folder of the checkpoint lies, by its path within the checkpoint."""
+        """Return the location of a file or folder of the checkpoint, and record it as read."""
         note(self._at, file)
         return self._at(file)
 
     def noting(self) -> AbstractContextManager[Notes]:
-        """Note what is read of this checkpoint and of others, by their names in this one."""
+        """Record the files that are read from this checkpoint (by path within it) and from others."""
         return noting(self._at)
 
     def agrees(self, read: Mapping[str, str], digests: Digests) -> bool:
-        """Whether every file that was read of it, by its hash in :meth:`Notes.digests`, is the same still."""
+        """Return whether every recorded file still has its hash from :meth:`Notes.digests`."""
         return digests.agree(read, self._at)
 
     def _at(self, file: str) -> Path:
@@ -106,7 +106,7 @@ class Checkpoint:
         return self.folder / file if place is None else place.path / rest
 
     def where(self, file: str) -> str:
-        """Return how messages name the place that a file of the checkpoint is read from."""
+        """Return the name that messages use for the source of a checkpoint file."""
         part = file.partition("/")[0]
         place = self.places.get(part)
         if place is not None:
@@ -117,7 +117,7 @@ class Checkpoint:
         """Read a JSON file of the checkpoint.
 
         Raises:
-            InvalidRequest: it is missing or not a JSON object.
+            InvalidRequest: The file is missing or is not a JSON object.
         """
         path = self.file(file)
         try:
@@ -135,20 +135,20 @@ class Checkpoint:
         return ConfigEntries(content, where, self._last)
 
     def describing(self, family: str) -> AbstractContextManager[None]:
-        """Refuse the configuration files where the work inside fails over what they hold."""
+        """Raise InvalidRequest if the work in the block fails because of the configuration files' content."""
         what = f"checkpoint {self.source}: configuration files must describe networks of family {family}"
         return refusing_malformed(what, self._last)
 
     def has(self, file: str) -> bool:
-        """Whether the checkpoint has a file or folder of that path."""
+        """Return whether the checkpoint has a file or folder with this path."""
         note(self._at, file, content=False)
         return self._at(file).exists()
 
     def check_layout(self, family: Family) -> None:
-        """Check that every file and part of the family's layout is there.
+        """Check that every file and part of the family's layout exists.
 
         Raises:
-            InvalidRequest: names all that are missing, and the place of each.
+            InvalidRequest: A file or part is missing. The message names all of them and their locations.
         """
         missing: dict[str, list[str]] = {}
         for entry in family.layout:
@@ -178,16 +178,16 @@ class Checkpoint:
         """Load a part's network with its checked weights, in eval mode and without gradients.
 
         Args:
-            part: folder of the part, e.g. ``transformer_2``.
-            network: class with ``from_pretrained`` of diffusers or transformers.
-            precision: of the weights; modules that the network keeps in float32 stay so.
-            build: makes the network without weights; its keys and shapes are what is checked.
-            prefix: what the keys in the files may begin with and those of the network do not, which the
-                library knows of: ``text_model.`` of a CLIP that an earlier one wrote.
-            **options: passed to ``from_pretrained``.
+            part: Folder of the part, e.g. ``transformer_2``.
+            network: Class of diffusers or transformers with ``from_pretrained``.
+            precision: Precision of the weights; modules that the network keeps in float32 stay in float32.
+            build: Function that builds the network without weights, whose keys and shapes are checked.
+            prefix: Prefix that keys in the files may have, that the network's keys lack, and that the library
+                handles itself, e.g. ``text_model.`` in a CLIP that an earlier version wrote.
+            **options: Options passed to ``from_pretrained``.
 
         Raises:
-            InvalidRequest: a file is missing or cut off, keys or shapes differ, or weights are quantized.
+            InvalidRequest: A file is missing or truncated, keys or shapes differ, or weights are quantized.
         """
         import torch
 
@@ -217,17 +217,17 @@ class Checkpoint:
 
     @contextmanager
     def readable(self, part: str, build: Callable[[], torch.nn.Module]) -> Iterator[Path]:
-        """Open a part's folder for a loader of a family's own.
+        """Open a part's folder for a loader that belongs to the family.
 
-        Where configurations are enough (:func:`slipway_export.weights.from_configurations`) and the part has
-        no weight files, the folder has one with the network's keys and no content.
+        If configuration files are enough (:func:`slipway_export.weights.from_configurations`) and the part
+        has no weight files, the folder contains a weight file with the network's keys and no content.
 
         Args:
-            part: folder of the part, ``.`` for the checkpoint's.
-            build: makes the network without weights.
+            part: Folder of the part, ``.`` for the checkpoint's folder.
+            build: Function that builds the network without weights.
 
         Raises:
-            InvalidRequest: a weight file is missing, cut off, or not safetensors.
+            InvalidRequest: A weight file is missing, truncated, or not safetensors.
         """
         import torch
 
@@ -243,7 +243,7 @@ class Checkpoint:
             yield folder
 
     def _is_described(self, part: str) -> bool:
-        """Whether a part's configuration stands for weights that it lacks."""
+        """Return whether a part lacks weights and its configuration is used in their place."""
         from slipway_export.weights import are_from_configurations
 
         if not are_from_configurations():
@@ -251,7 +251,7 @@ class Checkpoint:
         return self._stem_of(part) is None or not all(map(self.has, self._weight_files(part)))
 
     def _checked(self, part: str, skeleton: torch.nn.Module, prefix: str = "") -> dict[str, Stored]:
-        """Return where the tensors of a part lie, which must be those of its network; see :meth:`load`."""
+        """Check a part's tensors against its network and return their locations; see :meth:`load`."""
         from slipway_export.quantized_weights import check_config
         from slipway_export.weights import described
 
@@ -271,11 +271,11 @@ class Checkpoint:
         return stored
 
     def check_weights(self, part: str, skeleton: torch.nn.Module) -> None:
-        """Compare the keys and shapes of a part's files with those of its network.
+        """Check the keys and shapes of a part's files against those of its network.
 
         Raises:
-            InvalidRequest: names the part and the first keys that are missing, unknown or of another
-                shape, or quantized.
+            InvalidRequest: Keys are missing or unknown, have another shape, or are quantized. The message
+                names the part and the first of these keys.
         """
         self._checked_stored(part, skeleton)
 
@@ -283,15 +283,15 @@ class Checkpoint:
         """Return the shape of every tensor of a part, read from the headers of its files.
 
         Raises:
-            InvalidRequest: a file is missing, cut off, or not safetensors.
+            InvalidRequest: A file is missing, truncated, or not safetensors.
         """
         return {key: tensor.shape for key, tensor in self.stored(part).items()}
 
     def stored(self, part: str) -> dict[str, Stored]:
-        """Return where every tensor of a part lies, by key; only the headers of its files are read.
+        """Return the location of every tensor of a part, by key, read from the headers of its files.
 
         Raises:
-            InvalidRequest: a file is missing, cut off, or not safetensors.
+            InvalidRequest: A file is missing, truncated, or not safetensors.
         """
         found: dict[str, Stored] = {}
         for file in self._weight_files(part):
@@ -299,10 +299,12 @@ class Checkpoint:
         return found
 
     def stored_in(self, file: str) -> dict[str, Stored]:
-        """Return where every tensor of one safetensors file of any name lies, by key; reads its header only.
+        """Return the location of every tensor of one safetensors file, by key, read from its header.
+
+        The file may have any name.
 
         Raises:
-            InvalidRequest: it is missing, cut off, or not safetensors.
+            InvalidRequest: The file is missing, truncated, or not safetensors.
         """
         from safetensors import SafetensorError, safe_open
 
@@ -346,39 +348,39 @@ class Checkpoint:
         return [f"{part}/{shard}" for shard in sorted(shards)]
 
     def _stem_of(self, part: str) -> str | None:
-        """Return the name of a part's weight file, or of that which its shards stand for."""
+        """Return the name of a part's weight file; for shards, the name that their index is based on."""
         for stem in _WEIGHT_STEMS:
             if self.has(f"{part}/{stem}.index.json") or self.has(f"{part}/{stem}"):
                 return stem
         return None
 
     def _stand_in_names(self, part: str) -> tuple[str, ...]:
-        """Return the names that a library may look for a part's weights under."""
+        """Return the file names under which a library may look for a part's weights."""
         stem = self._stem_of(part)
         return _WEIGHT_STEMS if stem is None else (stem,)
 
 
 def _is_file_name(name: object) -> bool:
-    """Whether it is the name of a file in the folder that it is looked for in, and in no other."""
+    """Return whether this is a plain file name, which cannot point outside its folder."""
     return isinstance(name, str) and name not in ("", ".", "..") and not {"/", "\\", "\0"} & set(name)
 
 
 def check_keys(
     name: str, found: Mapping[str, tuple[int, ...]], skeleton: torch.nn.Module, prefix: str = ""
 ) -> None:
-    """Compare the keys and shapes of stored tensors with those of a network.
+    """Check the keys and shapes of stored tensors against those of a network.
 
     Args:
-        name: of what stores them, for messages: place and file.
-        found: shapes by key.
-        skeleton: the network, with or without weights.
-        prefix: what the stored keys begin with.
+        name: Location and file of the tensors, for messages.
+        found: Stored shapes by key.
+        skeleton: Network, with or without weights.
+        prefix: Prefix of the stored keys.
 
     Raises:
-        InvalidRequest: names the first keys that are missing, unknown or of another shape.
+        InvalidRequest: Keys are missing or unknown, or have another shape. The message names the first.
     """
     wanted = {prefix + key: tuple(tensor.shape) for key, tensor in skeleton.state_dict().items()}
-    # A tied weight may be stored under either of its names.
+    # A checkpoint may store a tied weight under either of its names.
     tied = getattr(skeleton, "_tied_weights_keys", None) or {}
     twins = dict(tied) if isinstance(tied, Mapping) else {}
     optional = {
@@ -401,7 +403,7 @@ def check_keys(
 
 
 def torch_dtype(precision: Precision) -> torch.dtype:
-    """Return torch's type of a precision of floats."""
+    """Return the torch dtype of a floating-point precision."""
     import torch
 
     found: torch.dtype = getattr(torch, _TORCH_DTYPES[precision])
@@ -409,7 +411,7 @@ def torch_dtype(precision: Precision) -> torch.dtype:
 
 
 def _dtypes(network: type[Any], dtype: torch.dtype) -> Callable[[str], torch.dtype]:
-    """Return the type in which a network keeps a weight of a key when it is loaded in `dtype`."""
+    """Return a function that gives a weight's dtype, by key, for a network that is loaded in `dtype`."""
     import torch
 
     kept = tuple(getattr(network, "_keep_in_fp32_modules", None) or ())
@@ -417,7 +419,7 @@ def _dtypes(network: type[Any], dtype: torch.dtype) -> Callable[[str], torch.dty
 
 
 def _cast(skeleton: torch.nn.Module, dtype_of: Callable[[str], torch.dtype]) -> None:
-    """Give a network without weights the types that its weights would have."""
+    """Convert a network without weights to the dtypes that its weights would have."""
     for name, weight in skeleton.named_parameters():
         if weight.is_floating_point():
             weight.data = weight.data.to(dtype_of(name))
@@ -438,16 +440,16 @@ def open_checkpoint(
     """Find a checkpoint and check its layout.
 
     Args:
-        family: whose layout it must have.
-        source: a preset's name (written into a temporary folder), a folder, or a hub id; empty where files
-            are given, or parts alone: the plan is then of the components that are made of these.
-        parts: the folder or hub id of each part that does not come from the checkpoint, by name; a hub id
-            may have a folder of it after it.
-        files: by role of the family's, instead of a source. What of the layout they do not lead to may be
-            missing; the plan is then of what is there.
+        family: Family whose layout the checkpoint must have.
+        source: Name of a preset (which is written into a temporary folder), a folder, or a hub id. Empty if
+            only files or parts are given; with parts alone, the plan has the components made from these.
+        parts: Folder or hub id of each part that does not come from the checkpoint, by name; a folder within
+            the hub repository may follow a hub id.
+        files: Checkpoint files by role of the family, instead of a source. Other files of the layout may be
+            missing; the plan then covers the files that exist.
 
     Raises:
-        InvalidRequest: the source is none of these, a file is missing, the family has no such part, or the
+        InvalidRequest: The source is none of these, a file is missing, the family has no such part, or the
             layout is not complete.
     """
     places = _places(family, parts or {})
@@ -473,7 +475,7 @@ def open_checkpoint(
     if Path(source).is_dir():
         checkpoint = Checkpoint(Path(source).resolve(), source, places)
     elif _HUB_ID.match(source) and not Path(source).exists():
-        # What lies elsewhere is not downloaded here too.
+        # Parts that come from elsewhere are not downloaded with the checkpoint.
         elsewhere = [f"{part}/*" for part in places]
         checkpoint = Checkpoint(_download(source, "checkpoint", ignore=elsewhere), source, places)
     else:
@@ -494,7 +496,7 @@ def _places(family: Family, parts: Mapping[str, str]) -> dict[str, Place]:
 
 
 def _part_folder(part: str, source: str) -> Path:
-    """Return the folder of a part: of that name in the place that the user gave, or the place itself."""
+    """Return a part's folder: the folder of its name in the given location, or else the location itself."""
     if Path(source).is_dir():
         place = Path(source).resolve()
     elif (found := _HUB_FOLDER.match(source)) and not Path(source).exists():
@@ -532,14 +534,14 @@ def _download(
 
 
 def _is_left_out(file: str) -> bool:
-    """Whether a file is one of those that a plan from configurations does without."""
+    """Return whether a plan from configuration files does not need this file."""
     from slipway_export.weights import are_from_configurations
 
     return are_from_configurations() and any(fnmatchcase(file, pattern) for pattern in _NOT_NEEDED)
 
 
 def _commit(path: Path) -> str | None:
-    """Return the commit that a folder of the hub's cache holds, a part's folder within it too."""
+    """Return the commit of a folder in the hub's cache or of a folder inside it; None for other folders."""
     parts = path.parts
     return parts[parts.index("snapshots") + 1] if "snapshots" in parts[:-1] else None
 
@@ -552,17 +554,18 @@ def axes_of(
 ) -> tuple[Axis, ...]:
     """Return the ranges to export a checkpoint with.
 
-    Those of the preset whose configuration the checkpoint has, else the family's, each replaced by
-    the one that the user chose.
+    The ranges come from the preset with the same configuration as the checkpoint, or else from the family.
+    A range that the user chose replaces each of them.
 
     Args:
-        family: of the checkpoint.
-        checkpoint: its configuration is read.
-        chosen: ranges, by axis.
-        sizes: that axes are traced at, by option of the family's; a range goes as far as its size takes.
+        family: Family of the checkpoint.
+        checkpoint: Checkpoint whose configuration is read.
+        chosen: Ranges that the user chose, by axis.
+        sizes: Sizes at which axes are traced, by option of the family; a range extends only as
+            far as its size requires.
 
     Raises:
-        InvalidRequest: the user chose an axis or a size that the family does not have, or both for an axis.
+        InvalidRequest: The user chose an axis or a size that the family does not have, or both for one axis.
     """
     traced = _traced(family, chosen, sizes or {})
     axes = family.axes
@@ -579,7 +582,7 @@ def axes_of(
 
 
 def _traced(family: Family, chosen: Mapping[str, Axis], sizes: Mapping[str, int]) -> dict[str, int]:
-    """Return the sizes that axes are traced at, by axis."""
+    """Return the sizes at which axes are traced, by axis."""
     problems = [
         f"--{option} must be left out for {family.name}, got {size}; try --axis"
         for option, size in sizes.items()
@@ -598,5 +601,5 @@ def _agrees(checkpoint: Checkpoint, file: str, config: Mapping[str, Any]) -> boo
     if not checkpoint.has(file):
         return False
     stored = checkpoint.config(file)
-    # Through JSON, because a tuple of the preset is a list in the file.
+    # The JSON round trip turns tuples of the preset into lists, as they are in the file.
     return all(stored.get(key) == json.loads(json.dumps(value)) for key, value in config.items())

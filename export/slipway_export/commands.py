@@ -351,12 +351,12 @@ def engine_option() -> OptionInfo:
 
 
 def torch_option(name: str, text: str, optional: str = "") -> OptionInfo:
-    """Return an option of engine ``torch``, of all its components or of single ones.
+    """Return an option of engine ``torch`` that holds for all components or for single ones.
 
     Args:
-        name: of the option.
-        text: what it says.
-        optional: what its value is, where that may be left out.
+        name: Name of the option.
+        text: Help text of the option.
+        optional: Name of the value in the help if the value may be left out.
     """
     value = optional or name.upper()
     option: OptionInfo = typer.Option(
@@ -509,17 +509,17 @@ def part_alone(
     subfolder: str | None,
     parts: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return the place of the part that components are made of, which is given by itself.
+    """Return the place of the one checkpoint part that the components are made of.
 
     Args:
-        family: of the components.
-        components: that are exported.
-        model_path: folder or hub id of the part, or of what has it.
-        subfolder: folder within that.
-        parts: places of parts that are given otherwise.
+        family: Family of the components.
+        components: Names of the components to export.
+        model_path: Folder or hub id of the part, or of a checkpoint that contains it.
+        subfolder: Folder of the part within `model_path`.
+        parts: Places of the parts that other options name.
 
     Raises:
-        InvalidRequest: no place is given, or the components are not made of one part.
+        InvalidRequest: `model_path` is missing, or the components are not made of one part.
     """
     found = {part.name for part in family.parts if set(components) & set(part.components)}
     able = family.parts_alone

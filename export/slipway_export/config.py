@@ -1,9 +1,8 @@
-"""Builds a component's `config.pbtxt` from its description, with Triton's own protobuf classes.
+"""Builder of `config.pbtxt` files from component descriptions, with Triton's own protobuf classes.
 
-The same text serves NGC's C++ ONNX Runtime backend and the embedded server's backend of that name.
-An authored model has its tensors from its request and its events.
-The warm-up request holds the opt sizes, so a reader of the configuration alone knows a shape that
-works.
+The same text works for NGC's C++ ONNX Runtime backend and for the embedded server's backend of that name.
+An authored model takes its tensors from its request and event classes.
+The warm-up request has the opt sizes, so that the configuration alone tells a reader one valid shape.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ def model_config(component: Component, name: str, engine: Engine) -> pb.ModelCon
     """Return the configuration under which Triton serves a component.
 
     Args:
-        component: its description.
-        name: of the served model.
-        engine: chooses the backend.
+        component: Description of the component.
+        name: Name of the served model.
+        engine: Engine, which determines the backend.
     """
     batch = component.batch_axis
     return pb.ModelConfig(
@@ -49,7 +48,7 @@ def model_config(component: Component, name: str, engine: Engine) -> pb.ModelCon
             pb.ModelOutput(name=tensor.name, data_type=tensor.dtype.triton, **_dims(component, tensor))
             for tensor in component.outputs
         ],
-        # One instance per device. Merged requests round differently: only where the component allows it.
+        # Results of merged requests round differently, so only components that allow it are batched.
         dynamic_batching=_dynamic_batching(component) if batch else None,
         instance_group=[pb.ModelInstanceGroup(count=1, kind=pb.ModelInstanceGroup.KIND_AUTO)],
         model_warmup=[_warmup(component)],
@@ -61,7 +60,7 @@ def model_config(component: Component, name: str, engine: Engine) -> pb.ModelCon
 def _parameters(component: Component, engine: Engine) -> dict[str, pb.ModelParameter]:
     texts = {AXES_PARAMETER: axes_text([component])}
     if engine.backend == "onnxruntime":
-        # The embedded server does so by itself; Triton's C++ backend does what the configuration says.
+        # Triton's C++ backend needs this entry; the embedded server shrinks its arenas without it.
         texts[ARENA_SHRINKAGE] = SHRUNK_ARENAS
     if component.queue_limit is not None:
         texts[PARAMETER] = str(component.queue_limit)
@@ -70,7 +69,7 @@ def _parameters(component: Component, engine: Engine) -> dict[str, pb.ModelParam
 
 
 def axes_text(components: Sequence[Component]) -> str:
-    """Return the ranges of the axes of a model's components as its configuration says them.
+    """Return the axis ranges of a model's components in the text form of its configuration.
 
     Raises:
         InvalidRequest: Two components have different ranges for an axis.
@@ -88,11 +87,11 @@ def axes_text(components: Sequence[Component]) -> str:
 
 
 def write_axes(config: Path, components: Sequence[Component]) -> None:
-    """Add the ranges of axes to the configuration of an authored model that runs components itself.
+    """Add axis ranges to the configuration of an authored model that runs components itself.
 
     Args:
         config: The model's `config.pbtxt`.
-        components: Its graphs.
+        components: Components that the model runs.
     """
     parameter = pb.ModelParameter(string_value=axes_text(components))
     added = text_format.MessageToString(pb.ModelConfig(parameters={AXES_PARAMETER: parameter}))
@@ -102,7 +101,7 @@ def write_axes(config: Path, components: Sequence[Component]) -> None:
 def _dynamic_batching(component: Component) -> pb.ModelDynamicBatching | None:
     if component.merge_us is None:
         return None
-    # Triton fills a batch up to the largest size that it is to prefer, and no further.
+    # Triton fills a batch only up to the largest preferred size.
     rows = None if component.merge_rows is None else [component.merge_rows]
     return pb.ModelDynamicBatching(max_queue_delay_microseconds=component.merge_us, preferred_batch_size=rows)
 
@@ -118,16 +117,16 @@ def authored_config(
     events: Sequence[type[Event]],
     usual: Mapping[str, int] = MappingProxyType({}),
 ) -> str:
-    """Return an authored model's configuration with the tensors that its request and events have.
+    """Return an authored model's configuration with the tensors of its request and events.
 
     Args:
-        text: of its `config.pbtxt`, without inputs and outputs.
-        request: what the model takes.
-        events: what it answers with.
-        usual: Values of the request's fields, told as parameters `usual_FIELD`.
+        text: Text of the `config.pbtxt`, without inputs and outputs.
+        request: Request class of the model.
+        events: Event classes of the model's responses.
+        usual: Usual values of request fields, written as parameters `usual_FIELD`.
 
     Raises:
-        InvalidRequest: the text has tensors of its own.
+        InvalidRequest: The text has tensors of its own.
     """
     config = text_format.Parse(text, pb.ModelConfig())
     if config.input or config.output:
@@ -136,9 +135,9 @@ def authored_config(
             " got some of its own"
         )
     batched = config.max_batch_size > 0
-    # Only a batcher makes one batch of requests: an ensemble hands each on by itself.
+    # Only dynamic batching merges requests; an ensemble passes each request on by itself.
     merged = config.HasField("dynamic_batching")
-    # Triton batches only requests that have an input: there, what a turn must bring stays required.
+    # Triton batches only requests that have an input, so required fields of a turn stay required there.
     turn = request.turn
     in_turns = {field.name for field in fields_of(turn)} if turn is not None else set()
     inputs = [
@@ -169,14 +168,14 @@ def _field_dims(field: Field, batched: bool) -> tuple[int, ...]:
 
 
 def _dims(component: Component, tensor: TensorSpec) -> dict[str, Any]:
-    """Return a tensor's dimensions as Triton has them, without a batch that varies, and their reshape."""
+    """Return a tensor's Triton dimensions, without a varying batch dimension, and any reshape."""
     sizes = component.varying(tensor)
     dims = [-1 if isinstance(size, Size) else size for size in sizes]
     if component.batch_axis:
         dims = dims[1:]
     if not dims or (component.rows_axis and len(sizes) == 1):
-        # Triton has no tensor without dimensions: a [batch] tensor travels as [batch, 1], whether or not the
-        # batch varies.
+        # Triton has no tensors without dimensions, so a [batch] tensor is sent as [batch, 1], whether or not
+        # the batch varies.
         return {"dims": [*dims, 1], "reshape": pb.ModelTensorReshape(shape=dims)}
     return {"dims": dims}
 
@@ -192,7 +191,7 @@ def _warmup(component: Component) -> pb.ModelWarmup:
 
 def _warmup_input(component: Component, tensor: TensorSpec, point: Point) -> pb.ModelWarmup.Input:
     shape = tensor.at(point)[1:] if component.batch_axis else tensor.at(point)
-    # Whole numbers are ids and masks: zero is a valid id, random 64-bit numbers are not.
+    # Integer inputs are ids and masks. Zero is a valid id; random 64-bit numbers are not.
     random = tensor.dtype.is_float
     return pb.ModelWarmup.Input(
         data_type=tensor.dtype.triton,

@@ -1,7 +1,7 @@
-"""Entries of a checkpoint's configuration files, and how a file that describes no network is refused.
+"""Entries of a checkpoint's configuration files, with errors for files that describe no network.
 
-:meth:`slipway_export.checkpoint.Checkpoint.config` reads a JSON file as a :class:`ConfigEntries`. Where a
-family's plan fails over what it read there, :func:`refusing_malformed` names the entry.
+:meth:`slipway_export.checkpoint.Checkpoint.config` reads a JSON file as a :class:`ConfigEntries`. If a
+family's plan fails because of such a file, :func:`refusing_malformed` raises an error that names the entry.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from slipway_serving.errors import InvalidRequest, SlipwayError
 
 @dataclass
 class LastRead:
-    """The configuration file, or the entry of one, that was read last.
+    """Record of the configuration file or entry that was read last.
 
     Attributes:
-        text: The file, the key and the value, for messages; empty before the first.
+        text: File, key and value, for messages; empty before the first read.
     """
 
     text: str = field(default="", compare=False)
 
 
 class ConfigEntries(dict[str, Any]):
-    """The content of a configuration file; an entry that is missing is refused by name.
+    """Content of a configuration file; access to a missing entry raises an error that names it.
 
     Args:
         content: The parsed JSON object.
         where: Name of the file, for messages.
-        last: Takes note of each entry that is read.
+        last: Record that is updated each time an entry is read.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class ConfigEntries(dict[str, Any]):
         raise InvalidRequest(f"{self._where}: {key} must be given, got none")
 
     def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[dict[str, Any]]]:
-        # A copy is a library's own: it need not say what is read of it.
+        # A copy belongs to a library, so reads of it need no record.
         return dict, (dict(self),)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return an entry, or the default where it is missing."""
+        """Return an entry, or the default if it is missing."""
         if key not in self:
             return default
         return self[key]
@@ -64,20 +64,21 @@ class ConfigEntries(dict[str, Any]):
 
 @contextmanager
 def refusing_malformed(what: str, last: LastRead) -> Iterator[None]:
-    """Turn an error of any kind into a refusal of the configuration files that were read.
+    """Turn an unexpected error in the block into an InvalidRequest about the configuration files.
 
     Args:
-        what: What the files must describe, for the message.
-        last: What was read last.
+        what: Start of the message: the files, and the networks that they must describe.
+        last: Record of the entry that was read last.
 
     Raises:
-        InvalidRequest: The work inside failed other than by an error of ours or of the system.
+        InvalidRequest: The block failed with an error that is not a SlipwayError, OSError, ImportError or
+            MemoryError.
     """
     try:
         yield
     except (SlipwayError, OSError, ImportError, MemoryError):
         raise
-    except Exception as error:  # Whatever a library does with a value of another type.
+    except Exception as error:  # Libraries may raise anything for a value of the wrong type.
         reason = " ".join(str(error).split())[:300]
         entry = f"; what was read last is {last.text}" if last.text else ""
         raise InvalidRequest(f"{what}, got {type(error).__name__}: {reason}{entry[:400]}") from error

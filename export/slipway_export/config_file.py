@@ -1,8 +1,8 @@
-"""`--config FILE.yaml`: every option of a command from a file, with the command line winning.
+"""Option `--config FILE.yaml`, which reads any option of a command from a file.
 
-The option is eager, so it is handled before the others: the file's keys become the defaults of the
-command's own options, which then parse, convert and complain about them as if they had been typed. Keys are
-the flags' names, with dashes or underscores; a key that is no flag is refused.
+The option is eager, so it is handled before the others. The file's keys become the defaults of the command's
+own options, which parse, convert and validate them as if they had been typed; values on the command line
+take precedence. Keys are the flags' names, with dashes or underscores; a key that is no flag is an error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typer.models import OptionInfo
 
 
 def config_option() -> OptionInfo:
-    """Return the option for a command's parameter ``config: Annotated[Path | None, ...] = None``."""
+    """Return the option for the command parameter ``config: Annotated[Path | None, ...] = None``."""
     option: OptionInfo = typer.Option(
         "--config",
         help="YAML file with any of these options; flags on the command line win.",
@@ -33,16 +33,16 @@ def read_options(path: Path, allowed: Mapping[str, bool]) -> dict[str, Any]:
     """Read a file of options.
 
     Args:
-        path: a YAML file that holds one mapping.
-        allowed: the options' names, with underscores; true for those that may be given several times.
+        path: YAML file that contains one mapping.
+        allowed: Names of the options, with underscores; True for options that may be given several times.
 
     Returns:
-        Values by option name; a single value of a repeatable option as a list. Keys without a value are left
-        out.
+        Values by option name. A single value of a repeatable option becomes a list. Keys without a value are
+        left out.
 
     Raises:
-        typer.BadParameter: the file cannot be read or is not a mapping, or a key is unknown or comes twice,
-            or a value is a mapping.
+        typer.BadParameter: The file cannot be read or is not a mapping, a key is unknown or occurs twice, or
+            a value is a mapping.
     """
     values: dict[str, Any] = {}
     unknown = []
@@ -101,7 +101,7 @@ def _read_mapping(path: Path) -> Mapping[Hashable, Any]:
 
 
 class _OnceLoader(yaml.SafeLoader):
-    """The safe loader, which would let the last of two equal keys win in silence, refusing the second."""
+    """Safe YAML loader that raises an error for a repeated key instead of keeping the last value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()

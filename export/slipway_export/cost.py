@@ -1,9 +1,9 @@
-"""The work of a component, counted from its description: no weight is read and nothing computed.
+"""Count of a component's work from its description, without reading weights or computing values.
 
 The network is built with its weights left on disk and run once for each point on torch's fake tensors, which
-have shapes and no content; torch's own counter adds up the products of matrices, the convolutions and the
-attention. Of layers that are alike one is run. With the speed of a machine (`machine.py`) the work is the
-time of a verification or of a step; `sizing.py` makes of it what an export takes.
+have shapes and no content. Torch's own counter adds up matrix products, convolutions and attention. Of
+identical layers, only one is run. The work and the speed of a machine (`machine.py`) give the time of a
+verification or a step; `sizing.py` derives from it the resources of an export.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ if TYPE_CHECKING:
 Shape = Sequence[int]
 
 _RECURRENT = ("gru", "lstm", "rnn_relu", "rnn_tanh")
-# What an operation of products, a written byte and a call of an operator take, as multiples of an operation
-# of the machine's calibration. Fitted to random Wan denoisers of 0.7, 25, 118 and 538 million parameters at
-# 16 to 2,700 tokens, on two idle cores.
+# Costs of one floating-point operation, one written byte and one operator call, as multiples of an operation
+# in the machine's calibration. They were fitted to random Wan denoisers of 0.7, 25, 118 and 538 million
+# parameters at 16 to 2,700 tokens, on two idle cores.
 _PYTORCH = 1.05, 58.0, 1.5e6
 _ONNXRUNTIME = 0.75, 31.0, 1.1e5
-# ONNX Runtime's arena of activations grows by doubling.
+# ONNX Runtime's arena of activations grows by doubling, so it may be twice as large as the activations.
 ARENA = 2.0
 
 
 @dataclass(frozen=True)
 class Work:
-    """What one forward of a network is.
+    """Work of one forward of a network.
 
     Args:
-        operations: of floating point, of products of matrices, convolutions, attention and recurrent layers;
-            a multiply-add is two.
-        calls: of torch's operators.
-        bytes: of what it holds at once beside its weights, in PyTorch and float32.
-        written: bytes of all results together, of which most are made element by element.
+        operations: Floating-point operations of matrix products, convolutions, attention and recurrent
+            layers; a multiply-add counts as two.
+        calls: Number of calls of torch operators.
+        bytes: Peak memory in addition to the weights, in PyTorch and float32, in bytes.
+        written: Size of all results together, in bytes; most results are computed elementwise.
     """
 
     operations: float
@@ -64,8 +64,8 @@ def counted(component: Component, points: Sequence[Point]) -> list[Work]:
     """Count the work of a component's forward at points.
 
     Args:
-        component: whose network is built once, in float32, without its weights being read.
-        points: sizes of its axes.
+        component: Component whose network is built once, in float32, without reading its weights.
+        points: Points at which the work is counted, sizes by axis.
     """
     with left_on_disk():
         module = component.load(Precision.FP32)
@@ -73,30 +73,30 @@ def counted(component: Component, points: Sequence[Point]) -> list[Work]:
 
 
 def works(component: Component, module: torch.nn.Module, points: Sequence[Point]) -> list[Work]:
-    """Count the work of a component's forward at points.
+    """Count the work of a component's forward at points, with a network that is already built.
 
     Args:
-        component: the description.
-        module: its network, in float32; its weights are not read.
-        points: sizes of its axes.
+        component: Description of the component.
+        module: Network of the component, in float32; its weights are not read.
+        points: Points at which the work is counted, sizes by axis.
     """
-    # Weights become fake as they are met.
+    # The fake mode converts real weights when an operator uses them.
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     return [_counted(component, module, fake, point) for point in points]
 
 
 def seconds(work: Work, speed: Speed) -> float:
-    """Estimate how long it takes to run a network once in PyTorch and once in ONNX Runtime.
+    """Estimate the seconds to run a network once in PyTorch and once in ONNX Runtime.
 
     Args:
-        work: of one forward.
-        speed: of both on the device that runs them.
+        work: Work of one forward.
+        speed: Speed of both programs on the device that runs them.
     """
     return _weighed(work, _PYTORCH) / speed.pytorch + served_seconds(work, speed)
 
 
 def served_seconds(work: Work, speed: Speed) -> float:
-    """Estimate how long it takes to run a network once in ONNX Runtime."""
+    """Estimate the seconds to run a network once in ONNX Runtime."""
     return _weighed(work, _ONNXRUNTIME) / speed.onnxruntime
 
 
@@ -117,14 +117,14 @@ def _counted(component: Component, module: torch.nn.Module, fake: FakeTensorMode
 
 
 class _Tally(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up what is run inside it: operators, products, and the memory of what lives at once.
+    """Dispatch mode that counts operator calls, products, and the peak memory of the code inside it.
 
     Attributes:
-        products: torch's counter, to be entered with it.
-        recurrence: of recurrent layers, likewise.
-        skipped: of layers that another stood for.
-        live: bytes that are held now.
-        peak: the most that were held.
+        products: Torch's counter of products, which the caller enters together with this mode.
+        recurrence: Counter of recurrent layers, which the caller enters as well.
+        skipped: Work of layers that were not run because an identical layer was.
+        live: Bytes of the tensors that are alive now.
+        peak: Highest value of `live` so far.
     """
 
     def __init__(self) -> None:
@@ -137,7 +137,7 @@ class _Tally(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def work(self) -> Work:
-        """What was run and skipped so far."""
+        """Work that was run or skipped so far."""
         counted = self.products.get_total_flops() + self.recurrence.operations
         return Work(
             counted + self.skipped.operations,
@@ -147,7 +147,7 @@ class _Tally(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
 
     def skip(self, work: Work) -> None:
-        """Count work that is not run."""
+        """Add the work of a layer that is not run."""
         self.skipped = Work(
             self.skipped.operations + work.operations,
             self.skipped.calls + work.calls,
@@ -166,7 +166,7 @@ class _Tally(TorchDispatchMode):  # type: ignore[no-untyped-call]
             storage = tensor.untyped_storage()
             if id(storage) not in given:
                 self._hold(storage)
-                # A weight becomes fake in a view of it.
+                # Views write nothing; a weight first appears as fake in a view of it.
                 self._written += 0 if func.is_view else tensor.nbytes
         return result
 
@@ -186,7 +186,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 @contextmanager
 def _one_of_each(module: torch.nn.Module, tally: _Tally) -> Iterator[None]:
-    """Run one of the layers of a list that are alike, and have it stand for the others."""
+    """Run only one of identical layers in a module list, and count its work for the others."""
     known: dict[Any, tuple[Work, Any]] = {}
     layers = [
         layer
@@ -213,7 +213,7 @@ def _standing(
     @wraps(own)
     def forward(*args: Any, **kwargs: Any) -> Any:
         leaves, tree = tree_flatten((args, kwargs))
-        # A list or an object may be where a layer leaves something for another.
+        # A layer may leave results for another in a list or an object, so such a call is always run.
         if not all(
             leaf is None or isinstance(leaf, torch.Tensor | int | float | str) for leaf in leaves
         ) or any(isinstance(each, list | dict) for each in (*args, *kwargs.values())):
@@ -245,13 +245,13 @@ def _key(leaf: Any) -> Any:
 
 
 class _Like:
-    """The shape, strides and type of a tensor."""
+    """Shape, strides and dtype of a tensor."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.shape, self.stride, self.dtype = tensor.shape, tensor.stride(), tensor.dtype
 
     def empty(self) -> torch.Tensor:
-        """Return another tensor like it."""
+        """Return an uninitialized tensor with this shape, strides and dtype."""
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype)
 
 
@@ -260,17 +260,17 @@ def _attention(query: Shape, key: Shape, value: Shape, *_: Any, **__: Any) -> in
     return count
 
 
-# torch's counter knows the attention of GPUs only.
+# Torch's counter covers only the attention operators of GPUs.
 _ATTENTION: dict[Any, Callable[..., int]] = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention
 }
 
 
 class _Recurrence(TorchFunctionMode):
-    """Answers recurrent layers at once, which torch would take apart step by step, and counts them.
+    """Function mode that counts recurrent layers whole, which torch would otherwise split into time steps.
 
     Attributes:
-        operations: of the layers so far.
+        operations: Floating-point operations of the layers so far.
     """
 
     def __init__(self) -> None:
@@ -280,7 +280,7 @@ class _Recurrence(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        # The call for packed sequences has the sizes of its batches in the second place.
+        # A call for packed sequences has its batch sizes as second argument; only padded calls are counted.
         padded = func in _LAYERS and isinstance(args[2], list | tuple)
         return self._layers(*args) if padded else func(*args, **(kwargs or {}))
 
@@ -296,7 +296,7 @@ class _Recurrence(TorchFunctionMode):
         bidirectional: bool,
         batch_first: bool,
     ) -> tuple[torch.Tensor, ...]:
-        """Return empty tensors as torch's functions return theirs: outputs, and the states after."""
+        """Return empty tensors in the form of torch's functions: the outputs, then the final states."""
         states = (state,) if isinstance(state, torch.Tensor) else tuple(state)
         places = math.prod(signal.shape[:2])
         self.operations += 2 * places * sum(math.prod(each.shape) for each in weights if each.ndim == 2)

@@ -1,4 +1,4 @@
-"""The preset `demo`: a small trained checkpoint, which the distribution `slipway-triton-demo` has."""
+"""Preset `demo`: a small trained checkpoint from the distribution `slipway-triton-demo`."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ def demo_preset(
     """Return the preset of a family's trained checkpoint.
 
     Args:
-        family: name of the checkpoint's folder in `slipway_demo`.
-        summary: one line for people.
-        axes: ranges to export it with.
-        configs: as :attr:`Preset.configs`; none where no file tells it from others of its family.
-        beside: families whose checkpoints it has within it, by the name of the folder.
+        family: Name of the checkpoint's folder in `slipway_demo`.
+        summary: Description in one line, for people.
+        axes: Ranges to export the checkpoint with.
+        configs: Configuration files as in :attr:`Preset.configs`; None if no file tells the checkpoint from
+            others of its family.
+        beside: Families whose checkpoints are copied into subfolders, by name of the subfolder.
     """
 
     def write(folder: Path, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""Where both sides of a verification run."""
+"""Devices on which a verification runs PyTorch and ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ if TYPE_CHECKING:
 
 
 class Device(StrEnum):
-    """What PyTorch and ONNX Runtime verify a graph on."""
+    """Device on which PyTorch and ONNX Runtime run to verify a graph."""
 
     CPU = "cpu"
     CUDA = "cuda"
 
     @property
     def torch(self) -> torch.device:
-        """The device for PyTorch."""
+        """Device as a `torch.device`."""
         import torch
 
         return torch.device(self.value)
 
     @property
     def providers(self) -> list[tuple[str, dict[str, Any]]]:
-        """ONNX Runtime's execution providers; CUDA in whole float32, as the CPU computes."""
+        """Execution providers for ONNX Runtime; CUDA without TF32, in full float32 precision like the CPU."""
         if self is Device.CPU:
             return [("CPUExecutionProvider", {})]
         return [("CUDAExecutionProvider", {"use_tf32": 0}), ("CPUExecutionProvider", {})]

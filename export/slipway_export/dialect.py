@@ -1,7 +1,8 @@
-"""What the graphs of an engine may hold: its precisions, and the operators that its readers know.
+"""Checks of the precisions and operators that the graphs of an engine may use.
 
-Both are checked, the precision before any work and the operators in each graph that was made, so that what is
-said of an engine's graphs holds for those of any family.
+The precision is checked before any work, and the operators in every graph that was exported, so that the
+statements about an engine's graphs hold for every family. The readers of an engine are the programs that load
+its graphs.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ if TYPE_CHECKING:
     import onnx
 
 _HALVES = (Precision.FP16, Precision.BF16)
-# Integer graphs hold DynamicQuantizeLinear and MatMulInteger (int8), MatMulNBits of com.microsoft (int4). A
-# float64 graph needs operators of which TensorRT computes none in float64.
+# Integer graphs contain DynamicQuantizeLinear and MatMulInteger (int8) or com.microsoft's MatMulNBits (int4).
+# A float64 graph needs float64 operators, and TensorRT computes none in float64.
 PRECISIONS = {
     Engine.ONNXRUNTIME: tuple(Precision),
     Engine.TENSORRT: (Precision.FP32, *_HALVES),
     Engine.PORTABLE: (Precision.FP32, *_HALVES, Precision.INT8),
     Engine.TORCH: (Precision.FP64, Precision.FP32, *_HALVES),
 }
-# Of the standard operators, those that onnx-tensorrt's docs/operators.md calls not supported (release 10.1,
-# the newest that was read; no parser has run here).
+# Standard operators that onnx-tensorrt's docs/operators.md lists as not supported (release 10.1, the newest
+# that was read; no parser has run here).
 TENSORRT_LACKS = {
     "AffineGrid", "Bernoulli", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor",
     "BlackmanWindow", "CenterCropPad", "Col2Im", "Compress", "ConcatFromSequence", "ConvInteger", "Det",
@@ -40,10 +41,10 @@ TENSORRT_LACKS = {
 
 
 def check_precision(engine: Engine, precision: Precision) -> None:
-    """Refuse a precision whose graphs an engine's readers do not know.
+    """Check that an engine's readers support the graphs of a precision.
 
     Raises:
-        InvalidRequest: names those that it has.
+        InvalidRequest: The engine lacks the precision. The message names those that it has.
     """
     known = PRECISIONS[engine]
     if precision not in known:
@@ -55,12 +56,12 @@ def check_precision(engine: Engine, precision: Precision) -> None:
 
 
 def offered(component: Component, engine: Engine) -> tuple[Precision, ...]:
-    """Return the precisions in which an engine has a component: those of both."""
+    """Return the precisions that both the engine and the component support."""
     return tuple(precision for precision in PRECISIONS[engine] if precision in component.tolerance)
 
 
 def refusal(component: Component, precision: Precision, engine: Engine) -> str | None:
-    """Return why a component is not exported in a precision for an engine; None where it is."""
+    """Return why a component cannot be exported in a precision for an engine; None if it can."""
     able = offered(component, engine)
     if precision in able:
         return None
@@ -74,15 +75,15 @@ def refusal(component: Component, precision: Precision, engine: Engine) -> str |
 
 
 def check_operators(path: Path, engine: Engine, label: str) -> None:
-    """Refuse a graph with operators that an engine's readers do not know.
+    """Check that an engine's readers support all operators of a graph.
 
     Args:
-        path: of the graph.
-        engine: that it was made for.
-        label: of the component, for messages.
+        path: Path of the graph.
+        engine: Engine that the graph was exported for.
+        label: Label of the component, for messages.
 
     Raises:
-        InvalidRequest: names the operators.
+        InvalidRequest: The graph uses operators that they do not support. The message names the operators.
     """
     import onnx
 
@@ -111,7 +112,7 @@ def _is_known(node: onnx.NodeProto, engine: Engine) -> bool:
 
 
 def _all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Yield nodes and those of their bodies (of a loop, a scan, a branch)."""
+    """Yield nodes and the nodes of their subgraphs (of a loop, a scan, a branch)."""
     for node in nodes:
         yield node
         for attribute in node.attribute:

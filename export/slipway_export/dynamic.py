@@ -1,10 +1,10 @@
-"""A component's axes as the dynamic dimensions of a trace.
+"""Mapping from a component's axes to the dynamic dimensions of a trace.
 
-`torch.export` knows dimensions that are affine in one axis, whether or not an input carries that axis
-alone. Any other (a product of axes, a sum of several) is a dimension of its own to it; where inputs carry
-its axes, the network sees it as computed from them (:func:`related`), so that the trace knows that
-``2 * window * height * width`` places are so many frames. The graph's inputs and outputs are named as the
-description says (:func:`name_dimensions`).
+`torch.export` supports dimensions that are affine in one axis, whether or not an input carries that axis
+alone. It treats any other dimension (a product of axes, a sum of several) as independent. If inputs carry
+the axes of such a dimension, :func:`related` computes the dimension from them, so that the trace knows how
+``2 * window * height * width`` positions relate to frames. :func:`name_dimensions` names the dimensions of
+the graph's inputs and outputs as in the description.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 def traced_point(component: Component) -> Point:
-    """Return the opt point, larger where a varying size is 1, which torch.export would freeze.
+    """Return the opt point, enlarged where a varying size is 1, because torch.export would fix such a size.
 
     Raises:
-        InvalidRequest: a varying size of an input is 1 at every point.
+        InvalidRequest: A varying size of an input is 1 at every point.
     """
     point = dict(component.points()["opt"])
     for tensor in component.inputs:
@@ -48,7 +48,7 @@ def traced_point(component: Component) -> Point:
 
 
 def dynamic_shapes(component: Component, module: torch.nn.Module) -> dict[str, Any]:
-    """Return the dynamic dimensions of each argument of the forward; a ``*args`` takes a tuple of them."""
+    """Return the dynamic dimensions of each argument of the forward, as a tuple for ``*args``."""
     from torch.export import Dim
 
     varying = [axis for axis in component.axes if axis.min != axis.max]
@@ -58,12 +58,12 @@ def dynamic_shapes(component: Component, module: torch.nn.Module) -> dict[str, A
     def dimension(size: Size) -> Any:
         if (affine := _carrier(size)) is not None:
             axis, factor, offset = affine
-            # An operation that changes nothing is one that torch refuses.
+            # Torch refuses operations without effect, such as a multiplication by 1.
             scaled = factor * dims[axis] if factor != 1 else dims[axis]
             return scaled + offset if offset else scaled
         points = component.points()
         low, high = size.bounds(points["min"], points["max"])
-        # No axis begins with an underscore.
+        # Axis names never begin with an underscore, so this name cannot collide.
         return composed.setdefault(size, Dim(f"_composed_{len(composed)}", min=max(low, 1), max=high))
 
     shapes = (
@@ -75,10 +75,10 @@ def dynamic_shapes(component: Component, module: torch.nn.Module) -> dict[str, A
 
 @contextmanager
 def related(component: Component, module: torch.nn.Module) -> Iterator[None]:
-    """Trace a network with its composed dimensions computed from the axes that other dimensions carry.
+    """Let a network be traced with composed dimensions computed from the axes that other dimensions carry.
 
-    An input keeps its values and its shape; only the trace learns where the shape comes from. A dimension
-    with an axis that no input carries stays one of its own.
+    Inputs keep their values and shapes; only the trace learns how the shapes are related. A dimension with an
+    axis that no input carries stays independent.
     """
     reshapes = _reshapes(component)
     if not reshapes:
@@ -106,7 +106,7 @@ def related(component: Component, module: torch.nn.Module) -> Iterator[None]:
 
 
 def name_dimensions(component: Component, model: ir.Model) -> None:
-    """Give the dimensions of a graph's inputs and outputs the names of the description."""
+    """Name the dimensions of a graph's inputs and outputs as in the component's description."""
     import onnx_ir as ir
 
     tensors = {tensor.name: tensor for tensor in (*component.inputs, *component.outputs)}
@@ -123,7 +123,7 @@ def name_dimensions(component: Component, model: ir.Model) -> None:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where an input carries an axis: dimension `dim` of input `index` is ``factor * axis + offset``."""
+    """Input dimension that carries an axis: `dim` of input `index` has size ``factor * axis + offset``."""
 
     index: int
     dim: int
@@ -135,7 +135,7 @@ class _Place:
 
 
 def _reshapes(component: Component) -> dict[int, tuple[Size | int, ...]]:
-    """Return, by index, the inputs with composed dimensions whose axes are all carried."""
+    """Return the sizes, by index, of inputs with composed dimensions whose axes are all carried by inputs."""
     carried = _carried(component)
     found = {}
     for i, tensor in enumerate(component.inputs):
@@ -157,5 +157,5 @@ def _carried(component: Component) -> dict[str, _Place]:
 
 
 def _carrier(size: Size) -> tuple[str, int, int] | None:
-    """Return axis, factor and offset where torch knows the dimension as one derived from the axis."""
+    """Return axis, factor and offset if torch can derive the dimension from one axis; None otherwise."""
     return size.affine if size.affine is not None and size.affine[1] > 0 else None

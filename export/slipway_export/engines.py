@@ -1,8 +1,8 @@
-"""Which engine serves each component, and how PyTorch runs those that it serves: chosen, and refused, here.
+"""Choice of the engine for each component, and of the options with which PyTorch serves components.
 
-``slipway export --engine ENGINE`` is of all components, ``--engine NAME=ENGINE`` of one, and so are the
-options of engine ``torch``. :func:`choose_torch` looks at all of them before any work: what does not apply to
-a component, its place or this machine is an error, and nothing is left out in silence.
+``slipway export --engine ENGINE`` applies to all components and ``--engine NAME=ENGINE`` to one; the options
+of engine ``torch`` have the same two forms. :func:`choose_torch` checks all of them before any work. An
+option that does not apply to a component, its placement or this machine is an error and is never ignored.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from slipway_export.run import ExportOptions
 
 OF_ALL = ""
-"""Stands for all components where options are kept by name of the component."""
+"""Key for the value of all components in mappings by component name."""
 _MIXED = (Engine.ONNXRUNTIME, Engine.TORCH)
-# Whose bounds hold for weights of a format: those of as many bits.
+# Weights of a format must keep the bounds of the precision with as many bits.
 _BOUNDS = {
     Weights.BF16: Precision.BF16,
     Weights.FP8: Precision.INT8,
@@ -34,14 +34,14 @@ _BOUNDS = {
 
 @dataclass(frozen=True)
 class TorchAsked:
-    """What a user asked of engine ``torch``, by name of the component; :data:`OF_ALL` for all.
+    """Requested options of engine ``torch``, by component name; :data:`OF_ALL` stands for all components.
 
     Args:
-        weights: how they are held.
-        compile: mode of ``torch.compile``.
-        attention: a backend of diffusers' dispatcher, or ``sdpa``.
-        offload: what leaves the GPU while it is not needed.
-        cuda_graphs: replay the work on the GPU, of all components.
+        weights: Storage format of the weights.
+        compile: Mode of ``torch.compile``.
+        attention: Backend of diffusers' attention dispatcher, or ``sdpa``.
+        offload: Parts of the component that leave the GPU while they are not needed.
+        cuda_graphs: True to replay the GPU work of all components with CUDA graphs.
     """
 
     weights: Mapping[str, str] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class TorchAsked:
 
     @property
     def by_flag(self) -> dict[str, Mapping[str, str]]:
-        """The options that have values, by flag."""
+        """Options that take a value, by flag."""
         return {
             "weights": self.weights,
             "compile": self.compile,
@@ -63,13 +63,14 @@ class TorchAsked:
 
 @dataclass(frozen=True)
 class TorchChoice:
-    """How PyTorch serves a component.
+    """Settings with which PyTorch serves a component.
 
     Args:
-        options: of the program.
-        bounds: precisions whose bounds it must keep; of several the widest.
-        on_gpu: its instances run on GPUs.
-        kept: its precision or weights are not those that were asked for all, which it has no bounds for.
+        options: Options of the program.
+        bounds: Precisions whose bounds apply; if there are several, the widest bounds apply.
+        on_gpu: True if its instances run on GPUs.
+        kept: True if it keeps a precision or weights other than those requested for all components, because
+            it has no bounds for the requested ones.
     """
 
     options: TorchOptions
@@ -78,23 +79,23 @@ class TorchChoice:
     kept: bool = False
 
     def tolerance(self, component: Component) -> Tolerance:
-        """Return the bounds of a component that it serves."""
+        """Return the bounds that apply to a component served with these settings."""
         return widest([component.tolerance[precision] for precision in self.bounds])
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the manifest says of it."""
+        """Entries of these settings in the manifest."""
         return {**self.options.parameters(), "on_gpu": self.on_gpu}
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any], component: Component) -> TorchChoice:
-        """Read it from a manifest."""
+        """Read the settings from their manifest entries."""
         options = TorchOptions.from_parameters(component.label, {k: str(v) for k, v in facts.items()})
         return cls(options, bounds_of(component, options), facts["on_gpu"])
 
 
 def widest(bounds: Sequence[Tolerance]) -> Tolerance:
-    """Return bounds that whatever keeps any of several keeps."""
+    """Return the widest of several bounds: whatever satisfies any of them satisfies the result."""
     rows = [bound.row_cosine for bound in bounds]
     return Tolerance(
         max_abs=max(bound.max_abs for bound in bounds),
@@ -105,7 +106,7 @@ def widest(bounds: Sequence[Tolerance]) -> Tolerance:
 
 
 def bounds_of(component: Component, options: TorchOptions) -> tuple[Precision, ...]:
-    """Return the precisions whose bounds a component must keep: of its arithmetic, and of its weights."""
+    """Return the precisions of a component's arithmetic and weights, whose bounds it must keep."""
     found = [component.precision(Precision(options.precision))]
     if options.weights is not None:
         found.append(_BOUNDS[options.weights])
@@ -113,18 +114,18 @@ def bounds_of(component: Component, options: TorchOptions) -> tuple[Precision, .
 
 
 def parse_named(flag: str, texts: Sequence[str], allowed: Sequence[str] = ()) -> dict[str, str]:
-    """Parse ``VALUE`` or ``NAME=VALUE`` each; names may have dashes for underscores.
+    """Parse option values of the form ``VALUE`` or ``NAME=VALUE``; names may have dashes for underscores.
 
     Args:
-        flag: the option, for messages.
-        texts: as typed.
-        allowed: values; any when empty.
+        flag: Name of the option, for messages.
+        texts: Option values as typed.
+        allowed: Allowed values; any value is allowed when empty.
 
     Returns:
-        Values by name of the component; that of all under :data:`OF_ALL`.
+        Values by component name; the value of all components has the key :data:`OF_ALL`.
 
     Raises:
-        InvalidRequest: there is no such value, or one is given twice.
+        InvalidRequest: A value is not allowed, or a component is given twice.
     """
     found: dict[str, str] = {}
     for text in texts:
@@ -142,13 +143,13 @@ def parse_named(flag: str, texts: Sequence[str], allowed: Sequence[str] = ()) ->
 
 
 def parse_engines(texts: Sequence[str]) -> tuple[Engine, dict[str, Engine]]:
-    """Parse engines, ``ENGINE`` or ``NAME=ENGINE`` each.
+    """Parse engines of the form ``ENGINE`` or ``NAME=ENGINE``.
 
     Returns:
-        That of all components, and those of components that differ, by name.
+        Engine of all components, and the engines of components that differ, by component name.
 
     Raises:
-        InvalidRequest: as :func:`parse_named`.
+        InvalidRequest: A text is not valid, see :func:`parse_named`.
     """
     found = {name: Engine(value) for name, value in parse_named("engine", texts, tuple(Engine)).items()}
     return found.pop(OF_ALL, Engine.ONNXRUNTIME), found
@@ -165,7 +166,7 @@ def parse_torch(
     """Parse the options of engine ``torch``, each as :func:`parse_named` does.
 
     Raises:
-        InvalidRequest: an option has no such value, or is given twice.
+        InvalidRequest: An option has no such value, or is given twice.
     """
     return TorchAsked(
         parse_named("weights", weights, tuple(Weights)),
@@ -177,10 +178,10 @@ def parse_torch(
 
 
 def check_engines(of_all: Engine, engines: Mapping[str, Engine]) -> None:
-    """Refuse engines that no repository mixes.
+    """Check that one repository can contain all of these engines.
 
     Raises:
-        InvalidRequest: names them.
+        InvalidRequest: The repository cannot mix the engines. The message names those that do not fit.
     """
     if not engines:
         return
@@ -197,15 +198,15 @@ def check_engines(of_all: Engine, engines: Mapping[str, Engine]) -> None:
 
 
 def choose_torch(components: Sequence[Component], options: ExportOptions) -> dict[str, TorchChoice]:
-    """Return how PyTorch serves the components of an export that it serves, by their label.
+    """Return the settings of the components that PyTorch serves in an export, by component label.
 
     Args:
-        components: that this server runs.
-        options: of the export.
+        components: Components that this server runs.
+        options: Options of the export.
 
     Raises:
-        InvalidRequest: names every option that does not apply to a component, its place, this machine or an
-            export without a graph: the rule and the value.
+        InvalidRequest: An option does not apply to a component, its placement, this machine or an export
+            without a graph. The message names each such option with the rule and the value.
     """
     served = [component for component in components if options.engine_of(component) is Engine.TORCH]
     problems = [*_unknown_names(components, served, options), *_useless(served, options)]
@@ -230,7 +231,7 @@ def choose_torch(components: Sequence[Component], options: ExportOptions) -> dic
 
 
 def _of_devices(component: Component, choice: TorchChoice, verified_on: Device) -> list[str]:
-    """Say what of a choice the devices that serve and that verify it cannot do."""
+    """Return the problems of settings that the serving or the verifying device does not support."""
     problems = choice.options.problems(component.name, on_gpu=choice.on_gpu)
     if not choice.on_gpu and verified_on is Device.CUDA:
         problems += choice.options.problems(component.name, on_gpu=True)
@@ -243,7 +244,7 @@ def _of_devices(component: Component, choice: TorchChoice, verified_on: Device) 
 
 
 def _of_graphs(options: ExportOptions) -> list[str]:
-    """Say which options are of graphs, where there are none."""
+    """Return a problem for each given option that only applies to graphs, for an export without graphs."""
     given = {"opset-version": options.opset, "simplify": options.simplify or None}
     return [
         f"{flag} must be left out with engine torch, which makes no graph, got {value}"
@@ -253,7 +254,7 @@ def _of_graphs(options: ExportOptions) -> list[str]:
 
 
 def _attention_problems(components: Sequence[Component], choices: Mapping[str, TorchChoice]) -> list[str]:
-    """Say which attentions networks cannot take, found on networks without their weights."""
+    """Return the problems of attention backends that networks cannot use, tried without their weights."""
     problems = []
     for component in components:
         attention = choices[component.label].options.attention if component.label in choices else None
@@ -285,7 +286,8 @@ def _choice(component: Component, options: ExportOptions) -> TorchChoice:
         able = [each.value for each, bounds in _BOUNDS.items() if bounds in component.tolerance]
         rule = f"one of {', '.join(able)}" if able else "left out"
         raise InvalidRequest(f"weights of {component.name} must be {rule}, got {text}")
-    # A precision that a component lacks stays float32, as in its graph; integers are weights here.
+    # A component without bounds for a precision stays float32, as in its graph. An integer precision stays as
+    # it is and is refused later, because engine torch has integers only as a format of weights.
     arithmetic = precision if precision.is_integer else component.precision(precision)
     made = TorchOptions(
         precision=arithmetic.value,

@@ -1,4 +1,4 @@
-"""What an export or a verification did: tables for people that fit 80 columns, and documents for scripts."""
+"""Reports of an export or a verification: tables of 80 columns for people, JSON documents for scripts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def console_of_results(width: int | None = None) -> Console:
     """Return a console on stdout for tables.
 
     Args:
-        width: Width in characters; that of the terminal when None. A file or a pipe has no width to fit into.
+        width: Width in characters; the terminal's width when None, or 160 for a file or a pipe.
     """
     from rich.console import Console
 
@@ -32,11 +32,11 @@ def console_of_results(width: int | None = None) -> Console:
 
 
 def print_parity(rows: Sequence[ParityRow], console: Console | None = None) -> None:
-    """Print the parity table: for each graph and point the output that is furthest off.
+    """Print the parity table, which has the worst output of each graph and point.
 
     Args:
-        rows: Rows of the report.
-        console: Where to print; stdout when None.
+        rows: Rows of the parity report.
+        console: Console to print to; stdout when None.
     """
     from rich.markup import escape
     from rich.table import Table
@@ -71,12 +71,12 @@ def print_parity(rows: Sequence[ParityRow], console: Console | None = None) -> N
 
 
 def parity_document(rows: Sequence[ParityRow]) -> list[dict[str, Any]]:
-    """Return the rows of a parity report as a document has them."""
+    """Return the rows of a parity report in the form of the JSON document."""
     return [asdict(row) | {"passed": not row.failures} for row in rows]
 
 
 def print_export(result: ExportResult, repository: Path | None, output: Path | None) -> None:
-    """Print the parity of an export, where its graphs were not verified, and what it placed."""
+    """Print an export's parity, the points that were not verified, and the models that were placed."""
     print_parity(result.rows)
     _print_left_out(result.left_out, repository)
     what = f"{len(result.models)} models" if output is None else "1 graph"
@@ -86,7 +86,7 @@ def print_export(result: ExportResult, repository: Path | None, output: Path | N
 
 
 def export_document(result: ExportResult, repository: Path | None, output: Path | None) -> dict[str, Any]:
-    """Return the document of an export."""
+    """Return the JSON document of an export."""
     return {
         "repository": None if repository is None else str(repository),
         "output": None if output is None else str(output),

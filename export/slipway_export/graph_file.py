@@ -1,7 +1,7 @@
-"""A graph in a file of its own, with its parity report: written whole or not at all.
+"""Export of a single graph to a file with its parity report, written completely or not at all.
 
-`FILE.onnx`, its weights in `FILE.onnx.data` where it is large, and the report in `FILE.onnx.json`, which has
-the hash of each: by it a later export knows what it may replace.
+The graph is `FILE.onnx`, with its weights in `FILE.onnx.data` if it is large. The report is `FILE.onnx.json`;
+it contains the hashes of both files, by which a later export knows which files it may replace.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _SUFFIX = ".onnx"
 
 @contextlib.contextmanager
 def staged_file(output: Path) -> Iterator[Path]:
-    """Open a folder beside a graph's file, and yield the path to write the graph to first.
+    """Create a temporary folder beside the output and yield the path in it to write the graph to.
 
     Raises:
-        InvalidRequest: the name is not one of a graph, or the folder around it cannot be written.
+        InvalidRequest: The name does not end with ``.onnx``, or the folder of the output is not writable.
     """
     if output.suffix != _SUFFIX or output.is_dir():
         raise InvalidRequest(f"output must be a file FILE{_SUFFIX}, got {output}")
@@ -41,7 +41,7 @@ def staged_file(output: Path) -> Iterator[Path]:
 
 
 def write_report(graph: Path, facts: Mapping[str, Any]) -> None:
-    """Write the report of a staged graph: the given facts, library versions and file hashes."""
+    """Write the report of a staged graph with the given facts, library versions and file hashes."""
     content = {
         "format": 1,
         "written_by": "slipway",
@@ -53,10 +53,10 @@ def write_report(graph: Path, facts: Mapping[str, Any]) -> None:
 
 
 def check_own(output: Path) -> None:
-    """Refuse to replace a graph that was not written by an export, or was changed since.
+    """Check that an existing output was written by an export and is unchanged, so that it may be replaced.
 
     Raises:
-        InvalidRequest: says what is foreign about the file.
+        InvalidRequest: An existing file is not from an export, or was changed. The message names the files.
     """
     found = [path for path in (output, _data(output), _report(output)) if path.exists()]
     if not found:
@@ -77,12 +77,12 @@ def check_own(output: Path) -> None:
 
 
 def place_file(staged: Path, output: Path) -> None:
-    """Move a staged graph, its data and its report into place, in place of those that were there.
+    """Move a staged graph, its data and its report to the output, replacing earlier files.
 
-    The graph comes last, since it refers to its data; an error on the way puts the former files back.
+    The graph is moved last because it refers to its data. If an error occurs, the earlier files are restored.
 
     Raises:
-        InvalidRequest: a rename failed; the files are as they were.
+        InvalidRequest: A rename failed; the earlier files are restored.
     """
     before = staged.parent / "replaced"
     before.mkdir()

@@ -1,7 +1,7 @@
-"""A graph's tensors that are read while it is written, from where a checkpoint has them.
+"""Graph tensors that are read from the checkpoint's files while the graph is written.
 
-:func:`bind` gives a traced graph tensors that know their place in the checkpoint's files (`weights.py`), and
-read, convert and turn themselves when they are written, one by one.
+:func:`bind` replaces a traced graph's tensors with ones that know their location in the checkpoint's files
+(`weights.py`). Each tensor is read, converted and transposed only when it is written, one after another.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from onnx_ir.tensor_adapters import TorchTensor, to_torch_dtype
 
 from slipway_export.weights import Stored, stored_weights
 
-# What is read at a time; a matrix that is turned around is read whole.
+# Bytes read at a time; a tensor that is transposed is read whole.
 _CHUNK_BYTES = 64 * 2**20
-# Tensors that the exporter's constant folding may look into.
+# Most elements of a tensor that is read at once, so that constant folding can use its values.
 _SMALL = 1024
 
 
 class Weight(ir.LazyTensor):
-    """A graph's tensor that lies in a checkpoint's file: converted, and turned around, while it is read.
+    """Graph tensor stored in a checkpoint's file, which is converted and transposed when it is read.
 
     Args:
-        stored: where it lies.
-        dtype: of the graph's tensor.
-        perm: order of the stored dimensions, as of a Transpose.
-        name: of the tensor.
+        stored: Location of the stored tensor.
+        dtype: Dtype of the graph's tensor.
+        perm: Order of the stored dimensions, as in an ONNX Transpose; None for the stored order.
+        name: Name of the tensor.
     """
 
     def __init__(
@@ -45,12 +45,12 @@ class Weight(ir.LazyTensor):
         return Weight(self.stored, self.dtype, tuple(before[i] for i in perm), name)
 
     def tensor(self) -> torch.Tensor:
-        """Read the tensor."""
+        """Read, convert and transpose the tensor."""
         tensor = self.stored.read().to(to_torch_dtype(self.dtype))
         return tensor if self.perm is None else tensor.permute(self.perm).contiguous()
 
     def tofile(self, file: IO[bytes]) -> None:
-        """Write the tensor's bytes, a part at a time where it lies in the file's order."""
+        """Write the tensor's bytes, in parts unless it must be transposed."""
         for part in self._parts():
             file.write(part.contiguous().flatten().view(torch.uint8).numpy().data)
 
@@ -65,11 +65,11 @@ class Weight(ir.LazyTensor):
 
 
 def bind(model: ir.Model, module: torch.nn.Module) -> None:
-    """Give a traced graph the tensors of its network that lie on disk.
+    """Replace a traced graph's initializers with the network's tensors that are stored on disk.
 
     Args:
-        model: the graph, whose initializers are named as in the network, before any of them is folded.
-        module: that was traced.
+        model: Graph before constant folding, with initializers named as in the network.
+        module: Network that was traced.
     """
     stored = stored_weights(module)
     for name, value in model.graph.initializers.items():
@@ -82,13 +82,13 @@ def bind(model: ir.Model, module: torch.nn.Module) -> None:
 
 
 def keeps_weights(node: ir.Node) -> bool | None:
-    """Say that a node is not folded if it takes a weight that lies on disk; for constant folding."""
+    """Return False if a node must not be folded because an input is a weight on disk, else None."""
     weights = (value is not None and isinstance(value.const_value, Weight) for value in node.inputs)
     return False if any(weights) else None
 
 
 def fold_transposes(model: ir.Model) -> None:
-    """Turn weights around where a graph would do it at each load."""
+    """Fold Transpose nodes into their weights on disk, which saves transposing at each load of the graph."""
     for node in list(model.graph):
         value = node.inputs[0] if node.op_type == "Transpose" and not node.domain else None
         if value is None or not isinstance(value.const_value, Weight) or len(value.uses()) != 1:

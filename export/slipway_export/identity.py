@@ -1,8 +1,8 @@
-"""What a graph is made by, as a hash: its description, the options, the versions and the code.
+"""Hash of everything that determines a graph except files: description, options, versions and code.
 
-A description is data down to what its functions hold: a `load` that is made with a part's name is told from
-one made with another's. Files are no part of it (`reads.py` has them), so that the same checkpoint in another
-place gives the same.
+The hash covers a description's data down to the variables and defaults of its functions: a `load` created
+for one part's name differs from one for another. Checkpoint files are not covered (`reads.py` records them),
+so that the same checkpoint in another location has the same hash.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _OWN = ("slipway_export", "slipway_serving")
 
 
 def identity(described: object, options: Mapping[str, object]) -> str:
-    """Return a hash that is another where a graph might be: sha256, hexadecimal.
+    """Return a hash that changes whenever the resulting graph might change: sha256, hexadecimal.
 
     Args:
-        described: a component, or whatever a piece of work is described by.
-        options: of the export, by name: those that what is made depends on.
+        described: Component, or any other description of a piece of work.
+        options: Options of the export that influence the result, by name.
     """
     seen = _Described()
     content = {"described": seen.of(described), "options": seen.of(dict(options))}
     versions = library_versions()
-    # INT8 weights depend on what this processor multiplies exactly.
+    # INT8 weights depend on the largest weight whose products this processor computes exactly.
     content["int8_largest_weight"] = int8_products.largest_exact_weight()
     packages = {*_OWN, *seen.packages} - versions.keys() - sys.stdlib_module_names
     content |= {"versions": versions, "code": {name: _code(name) for name in sorted(packages)}}
@@ -46,7 +46,7 @@ def identity(described: object, options: Mapping[str, object]) -> str:
 
 @cache
 def _code(package: str) -> str:
-    """Return a hash of a package's sources: a development checkout has one version for many of them."""
+    """Return a hash of a package's sources, since a development checkout changes under one version."""
     source = getattr(sys.modules.get(package), "__file__", None)
     if source is None:
         return ""
@@ -59,17 +59,17 @@ def _code(package: str) -> str:
 
 
 class _Described:
-    """Values as what JSON can say of them; `packages` are those whose functions were met."""
+    """Conversion of values to JSON; `packages` collects the packages of all functions seen."""
 
     def __init__(self) -> None:
         self.packages: set[str] = set()
         self._around: list[int] = []
 
     def of(self, value: Any) -> Any:
-        """Describe a value by its data; what is no data only by its class."""
+        """Describe a value by its data, or only by its class if it is no data."""
         if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, Enum)):
             return value
-        if id(value) in self._around:  # a function that calls itself
+        if id(value) in self._around:  # A recursive function contains itself.
             return "again"
         self._around.append(id(value))
         try:
@@ -105,7 +105,7 @@ class _Described:
         return name
 
     def _held(self, function: FunctionType) -> Any:
-        """Describe what a function has beyond its code: its defaults, and the variables around it."""
+        """Describe a function's closure variables and its defaults."""
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         around = {name: self._content(cell) for name, cell in cells}
         return [around, self.of(function.__defaults__), self.of(function.__kwdefaults__)]
@@ -113,7 +113,7 @@ class _Described:
     def _content(self, cell: Any) -> Any:
         try:
             return self.of(cell.cell_contents)
-        except ValueError:  # not yet assigned
+        except ValueError:  # The variable is not yet assigned.
             return None
 
     def _named(self, kind: type | Callable[..., Any]) -> str:

@@ -1,9 +1,9 @@
-"""The folder of trained models: `{custom,default}/<id>/{model.pt,model.onnx,metadata.json}`.
+"""Folder of trained models: `{custom,default}/<id>/{model.pt,model.onnx,metadata.json}`.
 
-That is the layout of WakeBuilder: `custom` holds what users trained, `default` what came with an
-installation, and `custom` wins where both have an id. A model's `metadata.json` says what it is; under the
-key `onnx` it also says how its last export went, so that its state survives the process that made it.
-:func:`export_model` is the way of a trained model into a Triton repository, with its graph left beside it.
+This is WakeBuilder's layout: `custom` has the models that users trained, `default` those of an installation,
+and `custom` takes precedence if both have an id. A model's `metadata.json` describes it. Its key `onnx`
+records the result of the last export, so that the state outlives the process. :func:`export_model` exports a
+trained model to a Triton repository and leaves a copy of the graph beside the weights.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ WEIGHTS, GRAPH, METADATA = "model.pt", "model.onnx", "metadata.json"
 
 
 class UnknownModel(InvalidRequest):
-    """The models folder has no model of that id."""
+    """Error for an id that the models folder does not contain."""
 
 
 @dataclass(frozen=True)
 class Status:
-    """What there is of a trained model.
+    """State of a trained model.
 
     Args:
-        id: name of its folder.
-        kind: ``custom`` or ``default``.
-        wake_word: as people say it; None where its metadata does not say.
-        threshold: probability from which on it counts as detected; None where its metadata does not say.
-        has_pt: whether it has weights.
-        has_onnx: whether it has a graph.
-        onnx_size_bytes: of the graph, with its data; None without one.
-        onnx_is_current: whether the graph was made of these very weights.
-        onnx_precision: of the graph; None where it was not exported here.
-        onnx_variant: variant of the export; None for the family's own.
-        onnx_error: why the last export failed; None where it did not.
+        id: Name of the model's folder.
+        kind: Subfolder of the model, ``custom`` or ``default``.
+        wake_word: Wake word as people say it; None if the metadata lacks it.
+        threshold: Lowest probability that counts as a detection; None if the metadata lacks it.
+        has_pt: True if the model has weights.
+        has_onnx: True if the model has a graph.
+        onnx_size_bytes: Size of the graph with its data; None without a graph.
+        onnx_is_current: True if the graph was exported from the present weights.
+        onnx_precision: Precision of the graph; None if the graph was not exported here.
+        onnx_variant: Variant of the export; None for the family's own.
+        onnx_error: Reason why the last export failed; None if it did not fail.
     """
 
     id: str
@@ -72,16 +72,16 @@ class Status:
 
 @dataclass(frozen=True)
 class Library:
-    """A models folder.
+    """Library of trained models in a folder.
 
     Args:
-        folder: holds ``custom`` and ``default``; need not exist yet.
+        folder: Folder with ``custom`` and ``default``; it need not exist yet.
     """
 
     folder: Path
 
     def ids(self) -> list[str]:
-        """Return the ids of all models; folders whose names are no ids are none."""
+        """Return the ids of all models; folders whose names are not valid ids are ignored."""
         found = {
             entry.name
             for kind in KINDS
@@ -95,8 +95,8 @@ class Library:
         """Return the folder of a model.
 
         Raises:
-            InvalidRequest: the name breaks the rule of ids, so that no path can leave the models folder.
-            UnknownModel: there is none of that id.
+            InvalidRequest: The name is not a valid id. This keeps every path inside the models folder.
+            UnknownModel: No model has this id.
         """
         check_word(name, "models")
         for kind in KINDS:
@@ -108,10 +108,10 @@ class Library:
         )
 
     def create(self, name: str) -> Path:
-        """Return the folder of a user's model, made where it is missing.
+        """Return the folder of a user's model, and create it if it is missing.
 
         Raises:
-            InvalidRequest: the name breaks the rule, or the folder cannot be made.
+            InvalidRequest: The name is not a valid id, the folder cannot be created, or it is a link.
         """
         folder = self.folder / "custom" / check_word(name, "models")
         try:
@@ -125,10 +125,10 @@ class Library:
         return folder
 
     def status(self, name: str) -> Status:
-        """Return what there is of a model.
+        """Return the state of a model.
 
         Raises:
-            InvalidRequest: as :meth:`find`; or its metadata cannot be read.
+            InvalidRequest: The model cannot be found (see :meth:`find`), or its metadata cannot be read.
         """
         folder = self.find(name)
         metadata = read_metadata(folder)
@@ -151,24 +151,24 @@ class Library:
         )
 
     def record_failure(self, name: str, error: str) -> None:
-        """Write down why a model's export failed; its weights and an older graph stay."""
+        """Record why a model's export failed; its weights and any older graph stay."""
         folder = self.find(name)
         _update_export(folder, {"error": error, "failed_at": _now()})
 
     def record_export(self, name: str, version: Path, facts: Mapping[str, Any]) -> None:
-        """Leave an exported graph beside a model's weights, and write down what it is.
+        """Copy an exported graph beside a model's weights and record the export in the metadata.
 
         Args:
-            name: of the model.
-            version: folder of the served model's version, which holds the graph.
-            facts: what else to say of it.
+            name: Id of the model.
+            version: Version folder of the served model, which contains the graph.
+            facts: Further metadata entries about the export.
         """
         folder = self.find(name)
         with _sibling(folder) as part:
             for file in _graph_files(version):
                 shutil.copyfile(file, part / file.name)
             _remove_graph(folder)
-            for file in sorted(part.iterdir(), reverse=True):  # the graph last: it refers to its data
+            for file in sorted(part.iterdir(), reverse=True):  # The graph is last: it refers to its data.
                 file.replace(folder / file.name)
         made = {"weights_sha256": _sha256(folder / WEIGHTS), "exported_at": _now()}
         write_metadata(folder, read_metadata(folder) | {"onnx": made | dict(facts)})
@@ -177,7 +177,7 @@ class Library:
         """Remove a model's graph; the weights stay.
 
         Raises:
-            UnknownModel: it has no graph, or there is no such model.
+            UnknownModel: The model has no graph or does not exist.
         """
         folder = self.find(name)
         if not (folder / GRAPH).is_file():
@@ -188,7 +188,7 @@ class Library:
         write_metadata(folder, metadata)
 
     def _is_model(self, folder: Path) -> bool:
-        # A link could lead out of the models folder.
+        # A link could point outside the models folder.
         return not folder.is_symlink() and any((folder / file).is_file() for file in (WEIGHTS, METADATA))
 
 
@@ -205,18 +205,18 @@ def export_model(
     report: Report = lambda _: None,
     publish: Publish = lambda _: None,
 ) -> ExportResult:
-    """Export a trained model, leave its graph beside its weights, and write down how it went.
+    """Export a trained model, copy its graph beside its weights, and record the result.
 
     Args:
-        family: of the trained model (a family's ``trained``).
-        library: where it is.
-        name: its id.
-        options: of the export; their checkpoint is replaced by the model's folder.
-        report: as of :func:`slipway_export.run.run_export`.
-        publish: as of :func:`slipway_export.run.run_export`.
+        family: Family of the trained model (a family's ``trained``).
+        library: Library that contains the model.
+        name: Id of the model.
+        options: Options of the export; the model's folder replaces their checkpoint.
+        report: Callback as in :func:`slipway_export.run.run_export`.
+        publish: Callback as in :func:`slipway_export.run.run_export`.
 
     Raises:
-        SlipwayError: the export failed; the weights stay, and the model's status says why.
+        SlipwayError: The export failed. The weights stay, and the model's status gives the reason.
     """
     from slipway_export.run import run_export
 
@@ -249,10 +249,10 @@ def export_model(
 
 
 def read_metadata(folder: Path) -> dict[str, Any]:
-    """Read a model's metadata; empty where it has none.
+    """Read a model's metadata, which is empty if the file is missing.
 
     Raises:
-        InvalidRequest: the file is no JSON object.
+        InvalidRequest: The file is not a JSON object.
     """
     try:
         content = json.loads((folder / METADATA).read_text(encoding="utf-8"))
@@ -266,7 +266,7 @@ def read_metadata(folder: Path) -> dict[str, Any]:
 
 
 def write_metadata(folder: Path, content: Mapping[str, Any]) -> None:
-    """Write a model's metadata, whole or not at all."""
+    """Write a model's metadata atomically."""
     part = folder / f".{METADATA}.{os.getpid()}.part"
     part.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     part.replace(folder / METADATA)
@@ -278,7 +278,7 @@ def _update_export(folder: Path, changes: Mapping[str, Any]) -> None:
 
 
 def _graph_files(folder: Path) -> list[Path]:
-    """Return a graph's files: itself and the data beside it, where it is large."""
+    """Return the files of a graph: the graph itself and, if it is large, the data beside it."""
     return sorted(folder.glob(f"{GRAPH}*"))
 
 
@@ -296,7 +296,7 @@ def _sha256(path: Path) -> str | None:
 
 @contextmanager
 def _sibling(folder: Path) -> Iterator[Path]:
-    """Make a folder on the same file system, for files that are moved into place when whole."""
+    """Create a temporary folder on the same file system, from which complete files are moved into place."""
     with TemporaryFolder(".unfinished-", folder) as part:
         yield part
 

@@ -1,8 +1,8 @@
 """Check that the models of an export can be loaded, before any of them is placed.
 
-Each staged ``config.pbtxt`` is read as a server reads it and goes through the code of the server's backends:
-the parameters, and the tensors of the configuration against those of the graph. Weights are not loaded; the
-verification ran them before.
+Each staged ``config.pbtxt`` is read as a server reads it and checked by the code of the server's backends:
+first its parameters, then its tensors against those of the graph. Weights are not loaded, because the
+verification already ran with them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TYPES = {"FLOAT": "float", "DOUBLE": "double"}
 
 
 def check_loadable(staged: Path, names: Sequence[str], repository: Path) -> None:
-    """Refuse an export of which a model could not be loaded.
+    """Check that a server could load every model of an export.
 
     Args:
         staged: Folder with the models of the export.
@@ -30,7 +30,7 @@ def check_loadable(staged: Path, names: Sequence[str], repository: Path) -> None
         repository: Folder where they will be placed; an ensemble may have members there already.
 
     Raises:
-        InvalidRequest: Names every model that a server would refuse, and why.
+        InvalidRequest: A server would refuse a model. The message names each such model and the reason.
     """
     problems = []
     for name in names:
@@ -90,10 +90,10 @@ def _check_model(folder: Path, repositories: Sequence[Path]) -> None:
 
 
 def _check_program(settings: Settings) -> None:
-    """Refuse a program that does not exist.
+    """Check that the program of a model exists.
 
-    An export may run where the packages of a server are not installed. There a program that needs one of them
-    cannot be imported, which says nothing about the server.
+    An export may run where the packages of a server are not installed. A program that needs one of them
+    cannot be imported there. That says nothing about the server, so the error is ignored.
     """
     try:
         program_class(settings)
@@ -105,7 +105,7 @@ def _check_program(settings: Settings) -> None:
 
 
 def _check_ensemble(config: Mapping[str, Any], repositories: Sequence[Path]) -> None:
-    """Refuse an ensemble whose members are missing or take smaller batches, as Triton does."""
+    """Check, as Triton does, that an ensemble's members exist, take its batches and have its tensors."""
     problems = []
     for step in config["ensemble_scheduling"]["step"]:
         name, rows = step["model_name"], int(config["max_batch_size"])

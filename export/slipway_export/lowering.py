@@ -1,9 +1,8 @@
-"""The dialect of ONNX Runtime: fused operators in place of what torch would decompose.
+"""Lowering to ONNX Runtime's fused operators, in place of functions that torch would decompose.
 
-Inside :func:`fused_attention` every call of `torch.nn.functional.scaled_dot_product_attention`, from
-whatever library, becomes `com.microsoft.MultiHeadAttention`, whose memory grows linearly with the
-tokens. Outside it nothing changes: the exporter writes the standard operators, which is the dialect of
-TensorRT's parser.
+Inside :func:`fused_attention` every call of `torch.nn.functional.scaled_dot_product_attention`, from any
+library, becomes `com.microsoft.MultiHeadAttention`, whose memory grows linearly with the tokens. Outside it
+the exporter writes the standard operators, which TensorRT's parser reads.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ def fused_attention() -> Iterator[None]:
     """Lower scaled dot-product attention to ONNX Runtime's fused operator while exporting.
 
     Callers must look the function up in `torch.nn.functional` when they call it, as diffusers and
-    transformers do; a name imported from there earlier is out of reach.
+    transformers do. A name that was imported from there earlier is not replaced.
     """
     original = functional.scaled_dot_product_attention
     functional.scaled_dot_product_attention = _fused
@@ -34,16 +33,16 @@ def fused_attention() -> Iterator[None]:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
-    """Rotate neighbouring pairs of channels by position: `com.microsoft.RotaryEmbedding`.
+    """Rotate neighbouring pairs of channels by position with `com.microsoft.RotaryEmbedding`.
 
     Args:
-        x: [batch, tokens, heads * size].
-        cos: [tokens, size / 2].
-        sin: [tokens, size / 2].
-        heads: number of heads.
+        x: Tensor to rotate, [batch, tokens, heads * size].
+        cos: Cosines of the angles, [tokens, size / 2].
+        sin: Sines of the angles, [tokens, size / 2].
+        heads: Number of heads.
 
     Returns:
-        Shape and dtype of `x`. Only for tracing: the values are not computed.
+        Tensor with the shape and dtype of `x`, for tracing only: its values are not computed.
     """
     start = torch.zeros(1, dtype=torch.int64)
     attributes: dict[str, Any] = {"interleaved": 1, "num_heads": heads, "scale": 1.0}
@@ -60,7 +59,7 @@ def _fused(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Stand in for torch's function: [batch, heads, tokens, size] in and out."""
+    """Replace torch's function while tracing; inputs and output are [batch, heads, tokens, size]."""
     if dropout_p or query.ndim != 4:
         raise TypeError(
             "fused attention: query must have 4 dimensions and dropout must be 0,"
@@ -82,9 +81,9 @@ def _fused(
 
 
 def _joined(x: Tensor) -> Tensor:
-    """Turn [batch, heads, tokens, size] into [batch, tokens, heads * size], as the operator takes it.
+    """Reshape [batch, heads, tokens, size] to [batch, tokens, heads * size], the operator's layout.
 
-    The usual caller has just transposed it the other way, and the exporter cancels the two.
+    Most callers have just transposed the other way, and the exporter cancels the two transposes.
     """
     return x.transpose(1, 2).flatten(2)
 
@@ -96,7 +95,7 @@ def _bias(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
     if mask.dtype is torch.bool:
         mask = torch.zeros((), dtype=query.dtype).where(mask, torch.finfo(query.dtype).min)
     mask = mask[(None,) * (4 - mask.ndim)]
-    # The operator broadcasts the first two dimensions only.
+    # The operator broadcasts only the first two dimensions, so the last two are expanded here.
     return mask.to(query.dtype).expand(-1, -1, query.shape[2], key.shape[2])
 
 

@@ -1,7 +1,7 @@
-"""How fast this machine is: a calibration of a second or two before work whose length must be known.
+"""Calibration of this machine's speed, which takes a second or two, for estimates of later work.
 
-What is measured is what a network's time goes into, products of matrices, in each of the two programs that an
-export runs. The other work of the machine counts: a busy one is as slow as it is found.
+It measures matrix products, which take most of a network's time, in the two programs that an export runs,
+PyTorch and ONNX Runtime. Other work on the machine is not excluded, so a busy machine measures as slower.
 """
 
 from __future__ import annotations
@@ -17,19 +17,22 @@ from slipway_export.spec import Precision
 from slipway_serving.errors import InvalidRequest
 
 DEVICES = ("cpu", "cuda")
-# Of a product [rows, width] x [width, 4 * width], as a transformer's wide layer is; GPUs need larger ones.
+# Width of a product [width, width] x [width, 4 * width], like a transformer's feed-forward layer. GPUs need a
+# larger product to reach their speed.
 _WIDTH = {"cpu": 1024, "cuda": 4096}
 _LEAST_S = 0.25
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Floating-point operations a second in products of matrices; a multiply-add is two.
+    """Speed of a device in floating-point operations per second of matrix products.
+
+    A multiply-add counts as two operations.
 
     Args:
-        device: ``cpu`` or ``cuda``.
-        pytorch: of PyTorch.
-        onnxruntime: of ONNX Runtime.
+        device: Device, ``cpu`` or ``cuda``.
+        pytorch: Speed of PyTorch, in operations per second.
+        onnxruntime: Speed of ONNX Runtime, in operations per second.
     """
 
     device: str
@@ -40,15 +43,15 @@ class Speed:
 def measured_speed(
     device: str = "cpu", reference: Precision = Precision.FP32, graph: Precision = Precision.FP32
 ) -> Speed:
-    """Measure the speed of this machine, as it is now, by products of matrices.
+    """Measure the present speed of this machine with matrix products.
 
     Args:
-        device: ``cpu`` or ``cuda``, for both programs.
-        reference: number format of PyTorch's.
-        graph: of ONNX Runtime's; integer ones and bfloat16 are measured as float32.
+        device: Device for both programs, ``cpu`` or ``cuda``.
+        reference: Precision of PyTorch's product.
+        graph: Precision of ONNX Runtime's product; integers and bfloat16 are measured as float32.
 
     Raises:
-        InvalidRequest: there is no such device, or one of the two programs cannot use it.
+        InvalidRequest: The device does not exist, or one of the two programs cannot use it.
     """
     check_device(device)
     width = _WIDTH[device]
@@ -56,7 +59,7 @@ def measured_speed(
 
 
 def measured_call() -> float:
-    """Measure what torch takes for an operator that only finds out a shape, seconds; tracing is such."""
+    """Measure the seconds that torch takes per operator on fake tensors, as it does while tracing."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -74,7 +77,7 @@ def check_device(device: str) -> None:
     """Check that PyTorch and ONNX Runtime can run on a device.
 
     Raises:
-        InvalidRequest: they cannot, and which of them.
+        InvalidRequest: One of them cannot use the device. The message names which.
     """
     import onnxruntime
     import torch
@@ -137,7 +140,7 @@ def _onnxruntime(device: str, precision: Precision, width: int) -> float:
 
 
 def _seconds_each(run: Callable[[], object]) -> float:
-    """Return the mean time of a call; the first, which sets things up, does not count."""
+    """Return the mean time of a call in seconds, without the first call, which includes the set-up."""
     run()
     started, calls = time.perf_counter(), 0
     while (taken := time.perf_counter() - started) < _LEAST_S or calls < 2:

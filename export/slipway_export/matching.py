@@ -1,7 +1,7 @@
-"""Has onnxscript's rewriter compare a node before it lists the graph's.
+"""Speed-up of onnxscript's rewriter: compare a node's operator before listing all nodes of the graph.
 
-For a pattern with several outputs, onnxscript 0.7 lists all nodes of the graph for each node of it, whatever
-that node is: of a network of 30 layers this took longer than everything else that its optimizer does.
+For a pattern with several outputs, onnxscript 0.7 lists all nodes of the graph once for each node, whatever
+its operator is. For a network of 30 layers this took longer than the rest of the optimizer together.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 
 @contextmanager
 def nodes_compared_first() -> Iterator[None]:
-    """Skip, within the block, what cannot match: the rewriter's results stay what they are."""
+    """Skip nodes that cannot match while the block runs, with the same results of the rewriter."""
     from onnxscript.rewriter import MatchResult
     from onnxscript.rewriter._matcher import SimplePatternMatcher
 
     listing = SimplePatternMatcher.match
 
     def comparing(self: Any, model: Any, graph: Any, node: Any, **options: Any) -> Any:
-        # The node given is the candidate for the first of the pattern's outputs alone.
+        # The given node is a candidate only for the first output of the pattern.
         first, *others = self.pattern.output_nodes
         if others and first.op_identifier() not in (None, node.op_identifier()):
             return MatchResult().fail("The node is of another operator than the pattern's first output.")

@@ -1,7 +1,7 @@
-"""How much memory this process may still take: the machine's, and what its control groups leave of it.
+"""Memory that this process may still allocate, by the machine's free memory and its control groups.
 
-A container's limit is not in what the machine says to be free; a process that goes over it is killed
-without a word. The page cache counts as free in both, since the kernel gives it up for what is needed.
+The machine's free memory does not reflect a container's limit, and the kernel kills a process that exceeds
+the limit without any message. The page cache counts as free in both, since the kernel reclaims it on demand.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ _OWN = Path("/proc/self/cgroup")
 
 
 def available_memory(mount: Path = _MOUNT, own: Path = _OWN) -> int:
-    """Return how many bytes this process may still take.
+    """Return how many bytes this process may still allocate.
 
     Args:
-        mount: where the control groups are mounted, those of version 1 in a folder for each controller.
-        own: the file that says which groups this process is in.
+        mount: Mount point of the control groups; version 1 has a folder for each controller there.
+        own: File that lists the control groups of this process.
     """
     return min([int(psutil.virtual_memory().available), *_left(mount, own)])
 
 
 def fits(needed_bytes: int) -> bool:
-    """Whether this process may still take so many bytes."""
+    """Return whether this process may still allocate this many bytes."""
     return needed_bytes <= available_memory()
 
 
 def _left(mount: Path, own: Path) -> Iterator[int]:
-    """Give what each group that this process is in, or one around it, has left under its limit."""
+    """Yield the bytes left under the limit of each control group of this process and of its parents."""
     try:
         lines = own.read_text(encoding="utf-8").splitlines()
-    except OSError:  # No control groups: not Linux, or none mounted.
+    except OSError:  # There are no control groups: not Linux, or none mounted.
         return
     for line in lines:
         number, controllers, path = line.split(":", 2)
@@ -47,7 +47,7 @@ def _left(mount: Path, own: Path) -> Iterator[int]:
         else:
             continue
         group = top / path.lstrip("/")
-        # A container sees its own group as the mount, and may still read its path on the host.
+        # In a container the mount is the container's own group, while the path may be that on the host.
         for folder in (group, *group.parents):
             if not folder.is_relative_to(top):
                 break
@@ -56,14 +56,14 @@ def _left(mount: Path, own: Path) -> Iterator[int]:
 
 
 def _left_in(group: Path, limit_name: str, usage_name: str, prefix: str) -> int | None:
-    """Return what a group has left under its limit; None for one without."""
+    """Return the bytes left under a group's limit; None for a group without a limit."""
     try:
         limit = (group / limit_name).read_text(encoding="utf-8").strip()
         if limit == "max":
             return None
         usage = int((group / usage_name).read_text(encoding="utf-8"))
         stat = dict(line.split() for line in (group / "memory.stat").read_text(encoding="utf-8").splitlines())
-    except OSError:  # The topmost group of version 2 has no limit, and one on the host is not there.
+    except OSError:  # The root group of version 2 has no limit, and a path of the host is missing.
         return None
     cache = sum(int(stat.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
     return max(0, int(limit) - max(0, usage - cache))

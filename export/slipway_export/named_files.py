@@ -1,8 +1,8 @@
-"""A checkpoint that is given as files of any names and places, rather than as a folder.
+"""Checkpoints that are given as single files with any names and locations, rather than as a folder.
 
-A family says which paths of its layout may be given so, each under a role (`Family.files`); the command line
-has an option of the role's name. The files, and what they lead to, are linked into a folder in the family's
-layout, so that nothing else of an export knows the difference.
+A family declares which paths of its layout may be given this way, each under a role (`Family.files`); the
+command line has an option with the name of the role. The files, and further files that they refer to, are
+linked into a folder in the family's layout, so the rest of an export handles it like any other checkpoint.
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ from slipway_serving.errors import raise_all
 from slipway_serving.temporary_folders import TemporaryFolder
 
 CHECKPOINT_PREFIX = "slipway-export-checkpoint-"
-"""The start of the names of the temporary folders in which checkpoints are written or linked."""
+"""Name prefix of the temporary folders in which checkpoints are written or linked."""
 
 
 def checked_files(family: Family, files: Mapping[str, Path]) -> dict[str, Path]:
-    """Return the files that a family's checkpoint is given as, with the defaults of those left out.
+    """Check the files of a checkpoint and return them with the defaults of those left out.
 
     Args:
-        family: of the checkpoint.
-        files: by role.
+        family: Family of the checkpoint.
+        files: Paths of the files, by role.
 
     Raises:
-        InvalidRequest: naming every role that the family does not have or that is missing, and every file
-            that does not exist.
+        InvalidRequest: The family lacks a role, or a role or file is missing. The message names each of them.
     """
     if unknown := [role for role in files if role not in family.files]:
         raise_all(
@@ -49,14 +48,14 @@ def checked_files(family: Family, files: Mapping[str, Path]) -> dict[str, Path]:
 
 @contextmanager
 def linked(family: Family, files: Mapping[str, Path]) -> Iterator[tuple[Path, str]]:
-    """Give a folder in a family's layout that links to files, and how messages name it.
+    """Create a folder in a family's layout that links to files; yield it with its name for messages.
 
     Args:
-        family: of the checkpoint.
-        files: by role.
+        family: Family of the checkpoint.
+        files: Paths of the files, by role.
 
     Raises:
-        InvalidRequest: as :func:`checked_files`, or a file does not lead to what it says.
+        InvalidRequest: The files are not valid (:func:`checked_files`), or a role's `leads_to` refuses one.
     """
     given = checked_files(family, files)
     places: dict[str, Path] = {}

@@ -1,9 +1,9 @@
-"""Networks that read each weight when an operator asks for it: float32, of any size, in little memory.
+"""Networks of any size in float32 and little memory, which read each weight when an operator needs it.
 
-A weight that lies in a checkpoint's file is replaced by a tensor of the same shape that says float32 and
-holds nothing. An operator that takes it is given the values, read, widened and moved for that one call. So a
-network of 14 billion parameters runs in float32 with one of its matrices in memory at a time; each run reads
-the files again, mostly from the page cache.
+A weight stored in a checkpoint's file is replaced by a tensor of the same shape that declares float32 and
+has no content. For each operator call the values are read, converted to float32 and moved to the device. A
+network of 14 billion parameters thus runs in float32 with one of its matrices in memory at a time; each run
+reads the files again, mostly from the page cache.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from torch.utils._pytree import tree_map_only
 from slipway_export.weights import Stored, stored_weights
 
 _aten = torch.ops.aten
-# What asks for rows of a table: the rows are widened, not the table.
+# Operators that look up rows of a table: only the rows are converted to float32, not the whole table.
 _LOOKUPS = (_aten.embedding.default, _aten.index_select.default)
 
 
 class OnDemand(torch.Tensor):
-    """A float32 tensor that lies in a checkpoint's file, in whatever type, until an operator takes it.
+    """Float32 tensor whose values stay in a checkpoint's file, in any dtype, until an operator uses it.
+
+    A tensor stored as integers keeps its dtype.
 
     Args:
-        stored: where it lies.
-        device: that its values are given to operators on.
+        stored: Location of the stored tensor.
+        device: Device on which operators receive the values.
     """
 
     stored: Stored
@@ -43,7 +45,7 @@ class OnDemand(torch.Tensor):
         return f"OnDemand({self.stored.key}, shape={list(self.stored.shape)})"
 
     def values(self) -> torch.Tensor:
-        """Read the tensor."""
+        """Read the values in the tensor's dtype, on its device."""
         return self.stored.read().to(self.device, self.dtype)
 
     @classmethod
@@ -54,7 +56,7 @@ class OnDemand(torch.Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run an operator on the values; a detached tensor is left on disk too."""
+        """Run an operator on the values; detach returns another tensor on disk."""
         if func is _aten.detach.default:
             (tensor,) = args
             return cls(tensor.stored, tensor.device)
@@ -67,11 +69,11 @@ class OnDemand(torch.Tensor):
 
 
 def read_on_demand(module: nn.Module, device: torch.device) -> nn.Module:
-    """Have a network read its weights from the checkpoint's files as they are needed.
+    """Make a network read its weights from the checkpoint's files when operators need them.
 
     Args:
-        module: loaded in float32 where its weights were left on disk; changed in place.
-        device: to compute on.
+        module: Network loaded in float32 with its weights left on disk; it is changed in place.
+        device: Device to compute on.
 
     Returns:
         The module, on the device.
@@ -85,7 +87,7 @@ def read_on_demand(module: nn.Module, device: torch.device) -> nn.Module:
         else:
             owner._buffers[attribute] = tensor
     for owner in module.modules():
-        # What was made with the network: positions, frequencies.
+        # Tensors that are not in the checkpoint, such as positions and frequencies, are moved as they are.
         for name, made in owner._buffers.items():
             if made is not None and not isinstance(made, OnDemand):
                 owner._buffers[name] = made.to(device)

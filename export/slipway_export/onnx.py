@@ -1,9 +1,8 @@
-"""Turns a component's PyTorch network into an ONNX graph with the component's dynamic shapes.
+"""Export of a component's PyTorch network to an ONNX graph with the component's dynamic shapes.
 
-The network is traced once by `torch.onnx.export(dynamo=True)` at its opt sizes; its dynamic
-dimensions follow from the component's axes (`dynamic.py`), its operator set from `opset.py`.
-Weights go to one file of external data beside the graph where they are many, which is written as a stream,
-and where graphs share them (`shared_weights.py`).
+`torch.onnx.export(dynamo=True)` traces the network once at its opt sizes. The dynamic dimensions follow from
+the component's axes (`dynamic.py`), the operator set from `opset.py`. Large weights, and weights that graphs
+share (`shared_weights.py`), go to one file of external data beside the graph, which is written as a stream.
 """
 
 from __future__ import annotations
@@ -34,23 +33,24 @@ from slipway_serving.size import Point, Size
 if TYPE_CHECKING:
     import torch
 
-# A file within this is put together in memory, several times its size; protobuf could hold 2 GiB.
+# Most bytes of weights that the graph's own file contains. Such a file is assembled in memory and takes
+# several times its size, so the limit is lower than protobuf's 2 GiB.
 EXTERNAL_DATA_BYTES = 512 * 2**20
 
 
 class ExportFailed(SlipwayError):
-    """A network cannot be turned into a graph with its component's dynamic shapes; nothing was placed."""
+    """Error for a network that cannot be exported with its component's dynamic shapes; nothing was placed."""
 
     code = "EXPORT"
 
 
 def example_inputs(component: Component, point: Point, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
-    """Make inputs for a component: normal noise, ones for masks, whole numbers in their range.
+    """Create example inputs for a component: normal noise, ones for masks, integers in their range.
 
     Args:
-        component: whose inputs to make.
-        point: size of every axis.
-        seed: of the noise; the same seed and point give the same arrays.
+        component: Component that takes the inputs.
+        point: Size of every axis.
+        seed: Seed of the noise; the same seed and point give the same arrays.
 
     Returns:
         Arrays by input name, in the inputs' shapes and dtypes.
@@ -83,23 +83,23 @@ def export_graph(
     shares: bool = False,
     report: Report = lambda _: None,
 ) -> None:
-    """Export a network to `path` (and `path` + ``.data`` where it is large or shares weights).
+    """Export a network to `path` (and to `path` + ``.data`` if it is large or shares weights).
 
     Args:
-        component: its description.
-        module: the network, in eval mode.
-        path: of the ``.onnx`` file.
+        component: Description of the component.
+        module: Network, in eval mode.
+        path: Path of the ``.onnx`` file.
         opset: ONNX operator set version.
-        precision: of the graph; an integer one is made of the float32 network.
-        engine: chooses the dialect.
-        simplify: run onnxslim over the graph afterwards.
-        shares: refer to weights that the graphs beside it have, see :mod:`slipway_export.shared_weights`.
+        precision: Precision of the graph; an integer graph is quantized from the float32 network.
+        engine: Engine, which determines the operators.
+        simplify: True to run onnxslim over the graph afterwards.
+        shares: True to refer to weights of the graphs beside it, see :mod:`slipway_export.shared_weights`.
         report: Callback for a line at each tenth of large weights, and about INT8 weights of a reduced range.
 
     Raises:
-        InvalidRequest: `simplify` is asked for and onnxslim is not installed, the graph uses what the
+        InvalidRequest: `simplify` is set and onnxslim is not installed, the graph uses operators that the
             opset lacks, or it has nothing to quantize.
-        ExportFailed: torch cannot trace the network with the component's dynamic shapes.
+        ExportFailed: Torch cannot trace the network with the component's dynamic shapes.
     """
     model = _traced(component, module, engine, max(opset, EXPORTED_OPSET))
     graph_weights.bind(model, module)
@@ -129,7 +129,7 @@ def export_graph(
 
 
 def _told(label: str, size: int, report: Report) -> Callable[[ir.TensorProtocol, Any], None]:
-    """Return what says how much of a graph's weights is written, at each tenth of them."""
+    """Return a callback that reports the progress of writing a graph's weights, at each tenth of them."""
     said = 0
 
     def tell(tensor: ir.TensorProtocol, place: Any) -> None:
@@ -143,7 +143,7 @@ def _told(label: str, size: int, report: Report) -> Callable[[ir.TensorProtocol,
 
 
 def _optimize(model: ir.Model) -> None:
-    """Do what torch's exporter does of itself, but leave the weights on disk."""
+    """Run the same optimizations as torch's exporter, but leave the weights on disk."""
     from onnxscript import optimizer
     from onnxscript.rewriter import onnx_fusions
 
@@ -153,7 +153,7 @@ def _optimize(model: ir.Model) -> None:
 
 
 def _name_tensors(component: Component, model: ir.Model) -> None:
-    """Name a graph's inputs and outputs as described; last, since an optimized graph has others."""
+    """Name a graph's inputs and outputs as in the description, after optimization, which changes names."""
     for tensor, value in (
         *zip(component.inputs, model.graph.inputs, strict=True),
         *zip(component.outputs, model.graph.outputs, strict=True),
@@ -172,7 +172,7 @@ def _quantize(
             " since this processor has no VNNI and clips larger products"
         )
     keep, outliers = component.keep_float, component.outliers
-    if engine is Engine.PORTABLE:  # has no operator for weights in blocks
+    if engine is Engine.PORTABLE:  # Portable graphs have no operator for block-quantized weights.
         keep, outliers = (*keep, *outliers), ()
     if not quantize(model, precision, keep, outliers):
         raise InvalidRequest(
@@ -226,7 +226,7 @@ def _trace(
             f"{component.label}: the network must be one that torch.export can trace with dynamic"
             f" {_dimensions(component)}, got {_reason(error)}"
         ) from error
-    if program is None:  # Only without dynamo; the type says so all the same.
+    if program is None:  # This happens only without dynamo, but the return type includes None.
         raise ExportFailed(f"{component.label}: torch.onnx.export gave no program")
     return program.model
 
@@ -237,7 +237,7 @@ def _dimensions(component: Component) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the first words of what torch's exporter stumbled over, without its advice."""
+    """Return the beginning of the exporter's error message, without its advice."""
     cause = error.__cause__ or error
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
     return " ".join(lines[:3])[:400] or type(cause).__name__
@@ -259,9 +259,9 @@ def _simplify(path: Path, weight_bytes: int) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the exporter's progress prints, registry warnings and half-traced graphs off the terminal.
+    """Suppress the exporter's progress output, registry warnings and partial graphs in the terminal.
 
-    Its errors are exceptions and pass; what it prints says nothing that they do not.
+    Errors are exceptions and still propagate; the suppressed output contains nothing beyond them.
     """
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]

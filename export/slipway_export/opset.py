@@ -1,7 +1,7 @@
-"""ONNX operator sets: which one a graph is written in, and how a graph of 18 becomes one of 17.
+"""Choice of the ONNX operator set (opset) of a graph, and conversion of graphs from opset 18 to 17.
 
-torch's exporter writes 18 and above. Of what the operators of a graph gained with 18, :func:`lower` takes
-back what 17 can say too, and refuses the rest by name.
+Torch's exporter writes opset 18 and above. :func:`lower` rewrites the changes of opset 18 that opset 17 can
+express, and raises an error that names the others.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ import onnx_ir as ir
 from slipway_export.spec import Component, Engine, Precision
 from slipway_serving.errors import InvalidRequest
 
-# From 23 on RMSNorm is one operator: 168 nodes a denoiser block became 68 at opset 20 and 44 at 23.
+# From opset 23 on, RMSNorm is one operator: a denoiser block went from 168 nodes to 68 at opset 20 and to 44
+# at opset 23.
 DEFAULT_OPSET = 23
 _STANDARD_OPSET = 22
 LARGEST_OPSET = {
     Engine.ONNXRUNTIME: DEFAULT_OPSET,
-    Engine.TORCH: DEFAULT_OPSET,  # of the components beside those that PyTorch serves
+    Engine.TORCH: DEFAULT_OPSET,  # This applies to components that PyTorch does not serve.
     Engine.TENSORRT: _STANDARD_OPSET,
     Engine.PORTABLE: _STANDARD_OPSET,
 }
-"""The highest operator set of an engine's graphs.
+"""Highest opset of an engine's graphs.
 
-From 23 on attention is one standard operator. ONNX Runtime 1.31 refuses that operator where a mask is
-broadcast over the queries, and TensorRT-RTX 1.7 builds no engine with it in float32. Up to 22 attention is
-written as products and a softmax, which both take.
+From opset 23 on, attention is one standard operator. ONNX Runtime 1.31 refuses that operator if a mask is
+broadcast over the queries, and TensorRT-RTX 1.7 builds no engine with it in float32. Up to opset 22,
+attention consists of matrix products and a softmax, which both accept.
 """
 EXPORTED_OPSET = 18
-"""The lowest that torch's exporter writes."""
-# Of the years of opset 17; its readers refuse files of a later one.
+"""Lowest opset that torch's exporter writes."""
+# IR version from the time of opset 17, because programs of that time refuse files with a later one.
 _IR_VERSION = 8
 _REDUCTIONS = (
     "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin",
@@ -48,18 +49,18 @@ def choose_opset(
     """Return the opset to export components with.
 
     Args:
-        components: what is exported.
-        precision_of: the precision that the user asked for, for each.
-        asked: the opset that the user asked for; None for the default: the lowest for portable graphs.
-        engine: that the graphs are for.
-        usual: the default of a graph that upstream has an exporter for, where the precision allows it.
+        components: Components to export.
+        precision_of: Function that gives the precision that the user requested for a component.
+        asked: Opset that the user requested; None for the default, which is the lowest for portable graphs.
+        engine: Engine that the graphs are for.
+        usual: Default opset of a graph for which upstream has an exporter, if the precision allows it.
 
     Raises:
-        InvalidRequest: the asked one is above the highest of the engine, or below the lowest of a component,
-            each of which the message names with its own.
+        InvalidRequest: The requested opset is above the highest of the engine, or below the lowest of a
+            component. The message names each component with its lowest opset.
     """
     lowest = {c.label: c.lowest_opset.get(c.precision(precision_of(c)), EXPORTED_OPSET) for c in components}
-    if not lowest:  # All that was asked for is on other servers.
+    if not lowest:  # All requested components run on other servers.
         return DEFAULT_OPSET
     least = max(lowest.values())
     largest = LARGEST_OPSET[engine]
@@ -79,15 +80,15 @@ def choose_opset(
 
 
 def lower(model: ir.Model, opset: int, label: str) -> None:
-    """Rewrite a graph of opset 18 in 17; other operator sets and other domains stay as they are.
+    """Rewrite a graph from opset 18 to 17 if 17 was requested; other opsets and domains are unchanged.
 
     Args:
-        model: of the exporter, in opset :data:`EXPORTED_OPSET` or above.
-        opset: that was asked for.
-        label: of the component, for messages.
+        model: Graph of the exporter, in opset :data:`EXPORTED_OPSET` or above.
+        opset: Opset that was requested.
+        label: Label of the component, for messages.
 
     Raises:
-        InvalidRequest: an operator says what 17 cannot.
+        InvalidRequest: An operator has a form that opset 17 cannot express.
     """
     if opset >= EXPORTED_OPSET:
         return
@@ -107,7 +108,7 @@ def lower(model: ir.Model, opset: int, label: str) -> None:
 
 
 def _changed(node: ir.Node) -> bool:
-    """Whether a node's operator is one that came or changed with 18."""
+    """Return whether opset 18 added or changed a node's operator."""
     import onnx
 
     if node.domain:
@@ -116,7 +117,7 @@ def _changed(node: ir.Node) -> bool:
 
 
 def _lower_node(node: ir.Node) -> str | None:
-    """Rewrite a node in opset 17; return what it says that 17 cannot."""
+    """Rewrite a node in opset 17; return the part that opset 17 cannot express, or None."""
     import onnx
 
     if not onnx.defs.has(node.op_type, EXPORTED_OPSET - 1):
@@ -124,7 +125,7 @@ def _lower_node(node: ir.Node) -> str | None:
     if node.op_type in _REDUCTIONS:
         return _reduce_by_attribute(node)
     if node.op_type == "Split":
-        # Without sizes 17 splits evenly, as 18 does where the number of outputs divides the dimension.
+        # Without sizes, opset 17 splits evenly, as 18 does if the number of outputs divides the dimension.
         node.attributes.pop("num_outputs", None)
     before = onnx.defs.get_schema(node.op_type, EXPORTED_OPSET - 1)
     extra = sorted(node.attributes.keys() - before.attributes.keys())
@@ -136,7 +137,7 @@ def _lower_node(node: ir.Node) -> str | None:
 
 
 def _reduce_by_attribute(node: ir.Node) -> str | None:
-    """Turn the axes of a reduction, an input since 18, into the attribute that they were."""
+    """Convert the axes of a reduction from an input (opset 18) to an attribute (opset 17)."""
     axes = node.inputs[1] if len(node.inputs) > 1 else None
     if axes is not None and axes.const_value is None:
         return f"{node.op_type} with computed axes"

@@ -1,7 +1,7 @@
-"""Options whose value may be left out: ``--compile`` for ``--compile default``.
+"""Command line options whose value may be omitted, e.g. ``--compile`` for ``--compile default``.
 
-Typer's options take a value or none. A command of :func:`with_optional` puts the value in where what follows
-the option is none of its values.
+In Typer an option either always takes a value or never does. A command class from :func:`with_optional`
+inserts the default value if the argument after the option is not one of the option's values.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typer.core import TyperCommand
 
 
 def with_optional(options: Mapping[str, Sequence[str]]) -> type[TyperCommand]:
-    """Return a class of commands with such options.
+    """Return a command class with options whose value may be omitted.
 
     Args:
-        options: their values by flag; the first is that of the option alone.
+        options: Allowed values by flag; the first is the value of the option alone.
     """
 
     class Command(TyperCommand):
@@ -27,11 +27,11 @@ def with_optional(options: Mapping[str, Sequence[str]]) -> type[TyperCommand]:
 
 
 def filled(arguments: Sequence[str], options: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return arguments with the first value after each option that stands alone.
+    """Return arguments with the default value inserted after each option without a value.
 
     Args:
-        arguments: as typed.
-        options: as for :func:`with_optional`. ``NAME=VALUE`` is a value too.
+        arguments: Arguments as typed.
+        options: Allowed values by flag, as in :func:`with_optional`; ``NAME=VALUE`` is a value too.
     """
     found: list[str] = []
     for argument, following in zip(arguments, [*arguments[1:], "-"], strict=True):

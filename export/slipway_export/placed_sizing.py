@@ -1,7 +1,7 @@
-"""What the exported models of a repository take, from their manifests and files.
+"""Resource needs of the exported models of a repository, computed from their manifests and files.
 
-A manifest names the checkpoint and the axes; where the checkpoint's configurations are still there, its
-components are described anew and their work counted. Where not, only what follows from the files is known.
+A manifest names the checkpoint and the axes. If the checkpoint's configurations are still available, its
+components are described anew and their work is counted. Otherwise only what follows from the files is known.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _AXES = "planned_axes"
 
 @dataclass(frozen=True)
 class Placed:
-    """What placed graphs take.
+    """Resource needs of placed graphs.
 
     Args:
-        needs: one for each graph.
-        unknown: why the work of some is not known, one line each.
+        needs: Needs, one for each graph.
+        unknown: Reasons why the work of some graphs is not known, one line each.
     """
 
     needs: tuple[Need, ...]
@@ -42,23 +42,23 @@ class Placed:
 
 @dataclass(frozen=True)
 class Model:
-    """A model's folder with graphs, and its manifest."""
+    """Folder of a model with graphs, and its manifest."""
 
     folder: Path
     facts: Mapping[str, Any]
 
     @property
     def precisions(self) -> dict[str, Precision]:
-        """Of the graphs, by file stem."""
+        """Precisions of the graphs, by file stem."""
         return {graph: Precision(precision) for graph, precision in self.facts["precision"].items()}
 
     def label(self, graph: str) -> str:
-        """Return how reports name a graph."""
+        """Return the name of a graph in reports."""
         name = self.folder.name.removeprefix(f"{self.facts['family']}_")
         return name if graph == "model" else f"{name}/{graph}"
 
     def bytes(self, graph: str) -> int:
-        """Size of a graph's files, or of what PyTorch loads."""
+        """Return the size of a graph's files, or of the files that PyTorch loads, in bytes."""
         if "torch" in self.facts:
             return sum(path.stat().st_size for path in network_files(self.folder / "1", graph))
         files = (self.folder / "1").glob(f"{graph}.onnx*")
@@ -66,12 +66,12 @@ class Model:
 
 
 def placed_needs(models: Sequence[Model], machine: Machine, checkpoint: str | None = None) -> Placed:
-    """Say what the exported graphs of models take.
+    """Compute the needs of the exported graphs of models.
 
     Args:
-        models: from :func:`exported_models`.
-        machine: that serves them.
-        checkpoint: where the configurations are now, if not where the manifests say.
+        models: Models from :func:`exported_models`.
+        machine: Machine that serves them.
+        checkpoint: Place of the configurations now, if it is not the one in the manifests.
     """
     found: list[Need] = []
     unknown: list[str] = []
@@ -95,7 +95,7 @@ def _counted(model: Model, machine: Machine, checkpoint: str | None) -> list[Nee
     """Describe a model's graphs anew and count their work.
 
     Raises:
-        InvalidRequest: the configurations are not there, or no longer what the model was made of.
+        InvalidRequest: The configurations are missing, or no longer those that the model was made of.
     """
     family = family_named(model.facts["family"]).variant(model.facts.get("variant"))
     source = model.facts["checkpoint"]
@@ -135,7 +135,7 @@ def exported_models(repository: Path) -> list[Model]:
     """Return the models of a repository that have graphs of an export.
 
     Raises:
-        InvalidRequest: it is no folder, or has no such model.
+        InvalidRequest: The repository is no folder, or contains no such model.
     """
     if not repository.is_dir():
         raise InvalidRequest(f"repository must be an existing folder, got {repository}")

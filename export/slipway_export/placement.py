@@ -1,9 +1,9 @@
-"""Where a served model runs: on which devices, in how many instances, or on another server.
+"""Placement of a served model: on which devices and in how many instances it runs, or on which other server.
 
-``slipway export --place NAME=WHERE`` says it for a component. A place on this server becomes the instance
-group of the model's configuration. A place on another server leaves the graph to that one: here lies a model
-of the same name and tensors that passes requests on (:mod:`slipway_serving.remote`), so that a pipeline does
-not know where its models run.
+``slipway export --place NAME=WHERE`` sets the placement of a component. A place on this server becomes the
+instance group of the model's configuration. For a place on another server, that server holds the graph. This
+repository then gets a model with the same name and tensors that forwards requests
+(:mod:`slipway_serving.remote`), so a pipeline does not depend on where its models run.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ _REMOTE = "remote"
 
 @dataclass(frozen=True)
 class Place:
-    """Where a model runs.
+    """Placement of one model.
 
     Args:
-        kind: the kind of device, or another server.
-        gpus: numbers of the GPUs; none leaves them to Triton, which takes all.
-        instances: on each device, or connections that wait for the other server at a time.
+        kind: Kind of device, or another server.
+        gpus: Numbers of the GPUs; if empty, Triton uses all of them.
+        instances: Number of instances on each device, or of connections that may wait for the other server at
+            a time.
         server: ``HOST:PORT`` of the other server's gRPC endpoint.
     """
 
@@ -48,7 +49,7 @@ class Place:
         """Read a place as a user writes it, e.g. ``2xgpu:1``.
 
         Raises:
-            InvalidRequest: it is not of that form.
+            InvalidRequest: The text is not of that form.
         """
         found = _WHERE.fullmatch(text)
         count, kind, gpus, server = found.groups() if found else ("0", "", None, None)
@@ -62,16 +63,16 @@ class Place:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the manifest says of it."""
+        """Entry of the place in the manifest."""
         where = {"server": self.server} if self.server else {"device": self.kind}
         return {**where, **({"gpus": list(self.gpus)} if self.gpus else {}), "instances": self.instances}
 
 
 def parse_places(texts: tuple[str, ...]) -> dict[str, Place]:
-    """Read the places of components, ``NAME=WHERE`` each; names may have dashes for underscores.
+    """Read the places of components, each written as ``NAME=WHERE``; names may have dashes for underscores.
 
     Raises:
-        InvalidRequest: a text is not of that form, or a component is placed twice.
+        InvalidRequest: A text is not of that form, or a component is placed twice.
     """
     places: dict[str, Place] = {}
     for text in texts:
@@ -86,14 +87,14 @@ def parse_places(texts: tuple[str, ...]) -> dict[str, Place]:
 
 
 def check_places(places: Mapping[str, Place], components: tuple[Component, ...]) -> None:
-    """Refuse places of unknown components, and those that their components cannot take.
+    """Refuse places of unknown components, and places that a component does not support.
 
     Args:
-        places: by name of the component.
-        components: those that are exported.
+        places: Places, by name of the component.
+        components: Components that are exported.
 
     Raises:
-        InvalidRequest: names every one.
+        InvalidRequest: A place is refused; the message names every such place.
     """
     known = {component.name: component for component in components}
     problems = []
@@ -102,7 +103,7 @@ def check_places(places: Mapping[str, Place], components: tuple[Component, ...])
         if component is None:
             problems.append(f"place must be of a component that is exported ({', '.join(known)}), got {name}")
         elif component.graph != "model" and (place.server or place.instances > 1):
-            # Its state meets its next request only in the one instance.
+            # The model keeps state between requests, so all of them must reach the same instance.
             problems.append(f"place of {name} must be one instance on this server, got {place.facts}")
     raise_all("export", problems)
 
@@ -117,13 +118,13 @@ def set_instances(config: Path, place: Place) -> None:
 
 
 def stage_remote(component: Component, name: str, place: Place, staged: Path) -> None:
-    """Stage the model that passes a component's requests on to another server.
+    """Stage the model that forwards a component's requests to another server.
 
     Args:
-        component: its description.
-        name: of the served model, here and there.
-        place: of the other server.
-        staged: the staging folder.
+        component: Description of the component.
+        name: Name of the served model, on both servers.
+        place: Place of the other server.
+        staged: Staging folder.
     """
     folder = stage_authored(AuthoredModel(name, source=_REMOTE), staged)
     path = folder / "config.pbtxt"
@@ -133,7 +134,7 @@ def stage_remote(component: Component, name: str, place: Place, staged: Path) ->
     if tensors.response_cache.enable:
         config.response_cache.enable = True
     for tensor in (*tensors.input, *tensors.output):
-        # The other server reshapes, as it does for any caller.
+        # The other server applies the reshape, as it does for any client.
         tensor.ClearField("reshape")
     config.input.extend(tensors.input)
     config.output.extend(tensors.output)

@@ -50,15 +50,15 @@ def plan(
 
 
 def print_plan(family: Family, options: ExportOptions, *, json: bool = False) -> None:
-    """Print what an export would take, from the checkpoint's configurations; nothing is written.
+    """Print the disk, memory and time that an export needs, from the checkpoint's configurations.
 
     Args:
-        family: what the checkpoint is of.
-        options: of the export.
-        json: Whether to print a document instead of tables.
+        family: Family of the checkpoint.
+        options: Options of the export.
+        json: True to print a JSON document instead of tables.
 
     Raises:
-        InvalidRequest: the checkpoint or an option is not as it must be.
+        InvalidRequest: The checkpoint or an option is invalid.
     """
     from slipway_export.checkpoint import open_checkpoint
     from slipway_export.commands import quiet_libraries
@@ -120,9 +120,9 @@ def print_needs(
     """Print a table for each graph of an export, with a column for each precision.
 
     Args:
-        found: What the graphs take, one for each precision of a graph.
+        found: Needs of the graphs, one for each precision of a graph.
         sizes: Sizes of the axes at opt, by the graph's label.
-        console: Where to print; stdout when None.
+        console: Console to print on; stdout if None.
     """
     from rich.markup import escape
     from rich.table import Table
@@ -149,11 +149,11 @@ def print_needs(
 
 
 def print_served(found: Sequence[Need], console: Console | None = None) -> None:
-    """Print what placed graphs take, a row for each.
+    """Print the disk, memory and time that placed graphs need, a row for each.
 
     Args:
-        found: What the graphs take.
-        console: Where to print; stdout when None.
+        found: Needs of the graphs.
+        console: Console to print on; stdout if None.
     """
     from rich.table import Table
 

@@ -1,9 +1,10 @@
-"""Every combination of component, precision and engine that the commands offer, run on tiny checkpoints.
+"""Test of every combination of component, precision and engine that the commands offer, on tiny checkpoints.
 
 ``python -m slipway_export.precision_matrix`` (``make matrix``) plans the tiny checkpoint of each family, asks
-:func:`slipway_export.dialect.refusal` which combinations are offered, and runs all of them by
-:func:`slipway_export.run.run_export`, those too that must be refused. Each outcome is kept in a file of its
-family as soon as it is known, so that an interrupted run continues; the page is written from these files.
+:func:`slipway_export.dialect.refusal` which combinations are offered, and runs all of them with
+:func:`slipway_export.run.run_export`, including those that must be refused. Each outcome is written to the
+family's file as soon as it is known, so that an interrupted run continues. The page is written from these
+files.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ components keeps those in float32 that do not have the precision, and says so.
 
 @dataclass(frozen=True)
 class Cell:
-    """One combination.
+    """One combination of component, precision and engine.
 
     Attributes:
         variant: Name of the family's variant; None for its own plan.
         component: Name of the component, whose graphs are exported together.
         precision: Precision of its graphs.
         engine: Engine that the graphs are for.
-        refused: Why the combination is not offered; None where it is.
+        refused: Reason why the combination is not offered; None if it is offered.
     """
 
     variant: str | None
@@ -71,13 +72,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a combination.
+    """Outcome of running one combination.
 
     Attributes:
-        text: One line for people.
-        passed: Whether it was verified, or refused as it must be.
-        error: Largest relative L2 error of an output; None where nothing was verified.
-        bound: The bound of that error.
+        text: Outcome for people, one line.
+        passed: True if the combination was verified, or was refused as it must be.
+        error: Largest relative L2 error of an output; None if nothing was verified.
+        bound: Bound of that error.
         date: Day of the run.
     """
 
@@ -89,9 +90,9 @@ class Outcome:
 
 
 def cells_of(family: Family, checkpoint: Path) -> list[Cell]:
-    """Return the combinations of a family, with those that are not offered.
+    """Return all combinations of a family, including those that are not offered.
 
-    A component of a variant that the family's own plan has, or a variant before, is not listed again.
+    A component of a variant is not listed again if the family's own plan or an earlier variant has it.
 
     Args:
         family: The family.
@@ -127,13 +128,16 @@ def _components(
 
 
 def _refused(graphs: Sequence[Component], precision: Precision, engine: Engine) -> str | None:
-    """Return why none of a component's graphs is offered; a graph that lacks a precision stays in float32."""
+    """Return the reason why none of a component's graphs is offered; None if at least one is.
+
+    A graph that lacks a precision stays in float32.
+    """
     reasons = [refusal(graph, precision, engine) for graph in graphs]
     return reasons[0] if all(reasons) else None
 
 
 def run_cell(family: Family, cell: Cell, checkpoint: Path, scratch: Path) -> Outcome:
-    """Export and verify a combination, or see that it is refused before any work.
+    """Export and verify a combination, or check that it is refused before any work.
 
     Args:
         family: The family.
@@ -169,7 +173,7 @@ def run_cell(family: Family, cell: Cell, checkpoint: Path, scratch: Path) -> Out
 
 
 def read(folder: Path, family: Family) -> dict[str, Outcome]:
-    """Return the outcomes of a family that are known, by the cell's key."""
+    """Return the known outcomes of a family, by the cell's key."""
     path = folder / f"{family.name}.json"
     if not path.is_file():
         return {}
@@ -179,7 +183,7 @@ def read(folder: Path, family: Family) -> dict[str, Outcome]:
 def run_family(
     family: Family, folder: Path, components: Sequence[str] = ()
 ) -> Iterator[tuple[Cell, Outcome]]:
-    """Run the combinations of a family whose outcome is not known, or was a failure.
+    """Run the combinations of a family whose outcome is unknown or was a failure.
 
     Args:
         family: The family.
@@ -202,7 +206,10 @@ def run_family(
 
 
 def _tiny(family: Family, folder: Path) -> Path:
-    """Write the family's tiny checkpoint; some families name a component after its folder."""
+    """Write the family's tiny checkpoint into a folder with a fixed name.
+
+    Some families name a component after its folder.
+    """
     checkpoint = folder / PRESET
     checkpoint.mkdir()
     family.presets[PRESET].write(checkpoint, 0)
@@ -210,7 +217,7 @@ def _tiny(family: Family, folder: Path) -> Path:
 
 
 def page(folder: Path) -> str:
-    """Return the page of the outcomes that are known.
+    """Return the page of the known outcomes.
 
     Args:
         folder: Folder of the outcomes.
@@ -226,11 +233,11 @@ def page(folder: Path) -> str:
 
 
 def section(name: str, cells: Sequence[Cell], known: dict[str, Outcome]) -> str:
-    """Return the part of the page of one family.
+    """Return the section of the page for one family.
 
     Args:
         name: Name of the family.
-        cells: The combinations.
+        cells: Combinations of the family.
         known: Outcomes, by the cell's key.
     """
     dates = sorted({outcome.date for outcome in known.values() if outcome.error is not None})

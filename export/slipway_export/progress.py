@@ -1,7 +1,7 @@
-"""How far an export is: which component of how many, and what remains by what is done.
+"""Progress of an export: which component is being made, and the estimated time that remains.
 
-The measure of work is the parameters of the components that are made, which are known beforehand; an estimate
-is given once one is done.
+The parameters of the components to be made, which are known beforehand, measure the work. An estimate is
+given once the first component is done.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ Report = Callable[[str], None]
 
 
 class Progress:
-    """Puts before each line of an export which component it is of, and after it what remains.
+    """Reporter that adds to each line of an export the component at hand and the estimated time that remains.
 
     Args:
-        report: takes the lines.
-        labels: of the components, in their order.
-        clock: seconds.
+        report: Callback that receives the lines.
+        labels: Labels of the components, in their order.
+        clock: Function that returns the time in seconds.
     """
 
     def __init__(
@@ -29,15 +29,15 @@ class Progress:
         self._now, self._started, self._begun = 0, clock(), clock()
 
     def expect(self, work: Mapping[str, float]) -> None:
-        """Begin to make components: the work of each by label, in any unit."""
+        """Start the estimate, given the work of each component to be made, by label and in any unit."""
         self._work, self._now, self._started = work, 0, self._clock()
 
     def begin(self, label: str) -> None:
-        """Say that all components before one are done."""
+        """Mark all components before the given one as done."""
         self._now, self._begun = self._labels.index(label), self._clock()
 
     def __call__(self, line: str) -> None:
-        """Report a line of the component that was begun."""
+        """Report a line about the component that was begun last."""
         self._report(f"[{self._now + 1}/{len(self._labels)}] {line}{self._remaining()}")
 
     def _remaining(self) -> str:
@@ -53,7 +53,7 @@ class Progress:
 
 
 def duration(seconds: float) -> str:
-    """Return a length of time for people: ``45 s``, ``12 min``, ``3.4 h``, ``5.1 days``."""
+    """Format a duration for people: ``45 s``, ``12 min``, ``3.4 h``, ``5.1 days``."""
     for unit, length in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= (2 * length if unit != "min" else 10 * length):
             return f"{seconds / length:.3g} {unit}"
@@ -61,7 +61,7 @@ def duration(seconds: float) -> str:
 
 
 def in_bytes(size: float) -> str:
-    """Return a size for people: ``28.6 GB``, ``450 MB``, ``2.16 MB``, ``804 bytes``."""
+    """Format a size for people: ``28.6 GB``, ``450 MB``, ``2.16 MB``, ``804 bytes``."""
     if size >= 999.5e6:
         return f"{size / 1e9:.1f} GB"
     return f"{size / 1e6:.3g} MB" if size >= 1e4 else f"{size:.0f} bytes"

@@ -1,7 +1,7 @@
-"""What text encoders are verified with: token ids of prompts as people write them, not of random words.
+"""Inputs for the verification of text encoders: token ids of realistic prompts instead of random ids.
 
-Quantization goes by the values that a network meets. Rare tokens of every language, which random ids are,
-are not those of a prompt.
+The error of quantization depends on the values that a network meets. Random ids are rare tokens of every
+language, which a prompt does not contain.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
-# Of the kinds that text-to-video pipelines get: a short one, a long one, and a negative one in Chinese
-# (the first words of the one that Wan's own examples have).
+# Prompts as text-to-video pipelines get them: a short one, a long one, and a negative one in Chinese
+# (the first words of the negative prompt in Wan's own examples).
 TEXTS = (
     "A paper boat sails down a rainy street at night; neon signs flicker and people hurry past.",
     "Two anthropomorphic cats in comfy boxing gear and bright gloves fight intensely on a spotlighted stage. "
@@ -31,12 +31,12 @@ TEXTS = (
 
 
 def prompt_ids(tokenizer: Path, shape: tuple[int, ...]) -> Array:
-    """Return token ids of prompts.
+    """Return token ids of prompts in a given shape.
 
     Args:
-        tokenizer: folder of a tokenizer, in transformers' layout.
-        shape: [batch, tokens]; a prompt that is too short for it is repeated, one that is too long cut off.
-            Each ends as the tokenizer ends a text.
+        tokenizer: Folder of a tokenizer, in transformers' layout.
+        shape: Shape of the result, [batch, tokens]. A prompt that is too short is repeated, one that is too
+            long is cut off. Each ends as the tokenizer ends a text.
 
     Returns:
         Ids of that shape, int64.
@@ -47,9 +47,9 @@ def prompt_ids(tokenizer: Path, shape: tuple[int, ...]) -> Array:
 
 
 def check_vocabulary(checkpoint: Checkpoint, tokenizer: str, config: str, embeddings: int) -> None:
-    """Refuse a tokenizer whose ids go beyond the embedding of the network that takes them.
+    """Refuse a tokenizer whose ids exceed the embeddings of the network that receives them.
 
-    A folder without files is no tokenizer, and is not refused here.
+    A folder without files is not a tokenizer, and is not refused here.
 
     Args:
         checkpoint: The checkpoint with both.
@@ -61,7 +61,7 @@ def check_vocabulary(checkpoint: Checkpoint, tokenizer: str, config: str, embedd
         InvalidRequest: The tokenizer cannot be loaded, or has ids that the network has no embedding for.
     """
     if not any(checkpoint.file(tokenizer).iterdir()):
-        return  # Configurations alone are enough for a plan.
+        return  # A plan needs only the configurations, so the tokenizer may be missing.
     largest = max(_loaded(checkpoint, tokenizer).get_vocab().values())
     if largest >= embeddings:
         raise InvalidRequest(
@@ -85,7 +85,7 @@ def _loaded(checkpoint: Checkpoint, tokenizer: str) -> Any:
 
 
 def _rows(texts: tuple[Array, ...], batch: int) -> list[Array]:
-    """Return one text for each row; the same text again begins at another word."""
+    """Return one text for each row; a repeated text is rotated to begin at another word."""
     rows = []
     for row in range(batch):
         ids, turn = texts[row % len(texts)], row // len(texts)

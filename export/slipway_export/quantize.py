@@ -1,13 +1,15 @@
-"""Integer graphs: INT8 by dynamic quantization, INT4 weights in blocks, large tables in 16 bits.
+"""Quantization of graphs: INT8 with dynamic activations, INT4 weights in blocks, large tables in float16.
 
-Products with a weight change, and lookups in a large table; those that a component names as sensitive, by the
-path of their module, stay as they are. Each weight is quantized when the graph is written, one at a time, as
-ONNX Runtime does it. Verification compares the result with the float32 network like any other graph.
+Quantization changes products with a weight, and lookups in a large table. Nodes in modules that a component
+names as sensitive, by path, stay as they are. Each weight is quantized when the graph is written, one at a
+time, with ONNX Runtime's method. Verification compares the result with the float32 network like any other
+graph.
 
-INT8 gives all activations of a product one scale, which a few outliers take for themselves; INT4 one to each
-block of 32. Products whose input has them, by name too, keep their activations in float32, and their weights
-have blocks in both. A table is no product: its rows are read as they are, and few of them, so it is stored in
-float16 and widened row by row. In 8 bits it was the largest error of a text encoder with outliers.
+INT8 gives all activations of a product a single scale, which a few outliers can dominate; INT4 has a scale
+for each block of 32. Products whose input has outliers, which are also named by path, keep their activations
+in float32, and have weights in blocks in both precisions. A table is not a product: only a few of its rows
+are read, and without arithmetic, so it is stored in float16 and each row is widened when it is read. In 8
+bits the table caused the largest error of a text encoder with outliers.
 """
 
 from __future__ import annotations
@@ -30,11 +32,14 @@ Rewrite = Callable[[ir.Graph, ir.Node], list[ir.Node]]
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
 BLOCK = 32
-"""Weights of 4 bits that have a scale in common."""
-# What MatMulNBits computes with: activations as they are, or of 8 bits with a scale for each block.
+"""Number of quantized weights that share a scale."""
+# Accuracy levels of MatMulNBits: activations in float32, or in 8 bits with a scale for each block.
 _FLOAT32, _IN_BLOCKS = 1, 4
 LARGE_TABLE = 2**20
-"""Values of a table that is worth one more node: 4 MiB in float32."""
+"""Smallest number of values for which a table is stored in float16: 4 MiB in float32.
+
+A smaller table is not worth the additional node.
+"""
 
 
 def quantize(
@@ -43,12 +48,12 @@ def quantize(
     """Quantize the matrix products of a graph, and its large tables.
 
     Args:
-        model: float32 graph; it is changed.
+        model: Float32 graph, which is changed in place.
         precision: INT8 or INT4.
-        keep_float: patterns of module paths, such as ``*.proj_out``, whose products and tables stay in
+        keep_float: Patterns of module paths, such as ``*.proj_out``, whose products and tables stay in
             float32.
-        outliers: patterns of module paths whose products get weights in blocks for INT8 too, and keep
-            their activations in float32.
+        outliers: Patterns of module paths whose products get weights in blocks for INT8 too, and keep their
+            activations in float32.
 
     Returns:
         Number of quantized products.
@@ -73,7 +78,7 @@ def quantize(
 
 
 def _is_product(node: ir.Node) -> bool:
-    """Whether a node multiplies by a weight: a matrix that the graph holds."""
+    """Return whether a node multiplies by a weight matrix that is stored in the graph."""
     if node.domain or node.op_type not in ("MatMul", "Gemm"):
         return False
     weight = node.inputs[1]
@@ -95,7 +100,7 @@ def _matches(node: ir.Node, patterns: Sequence[str]) -> bool:
 def _weight_of(node: ir.Node) -> tuple[str, Callable[[], Array], tuple[int, int]]:
     """Return name, values and shape [in, out] of the weight that a product multiplies by."""
     value = node.inputs[1]
-    assert value is not None and value.const_value is not None  # _is_product has it so.
+    assert value is not None and value.const_value is not None  # _is_product has checked it.
     tensor = value.const_value
     turned = node.op_type == "Gemm" and bool(node.attributes.get_int("transB", 0))
     rows, columns = (int(size) for size in tensor.shape.numpy())
@@ -106,7 +111,7 @@ def _weight_of(node: ir.Node) -> tuple[str, Callable[[], Array], tuple[int, int]
 def _lazy(
     graph: ir.Graph, name: str, make: Callable[[], Array], dtype: ir.DataType, shape: Sequence[int]
 ) -> ir.Value:
-    """Give a graph a tensor that is made when it is written; the one of that name where it has it."""
+    """Return a tensor of a graph by name; if missing, add one that is computed when the graph is written."""
     known = graph.initializers.get(name)
     if known is not None:
         return known
@@ -129,10 +134,10 @@ def _blocks(bits: int, level: int, graph: ir.Graph, node: ir.Node) -> list[ir.No
     """Return MatMulNBits in place of a product: weights of 4 or 8 bits in blocks along its inputs.
 
     Args:
-        bits: of a weight.
-        level: what ONNX Runtime computes with.
-        graph: of the node.
-        node: the product.
+        bits: Bits of a weight.
+        level: Accuracy level that ONNX Runtime computes with.
+        graph: Graph of the node.
+        node: Product to replace.
     """
     name, read, (rows, columns) = _weight_of(node)
     blocks = -(-rows // BLOCK)
@@ -163,23 +168,23 @@ def _in_blocks(weight: Array, bits: int) -> tuple[Array, Array]:
 
 
 def _is_large_lookup(node: ir.Node) -> bool:
-    """Whether a node takes rows of a large matrix that the graph holds."""
+    """Return whether a node looks up rows of a large matrix that is stored in the graph."""
     axis = node.attributes.get("axis")
     if node.domain or node.op_type != "Gather" or (axis is not None and axis.as_int() != 0):
         return False
     table = node.inputs[0]
     if table is None or table.const_value is None or table.const_value.dtype != ir.DataType.FLOAT:
         return False
-    # A table that also is a product's weight, as tied ones are, stays whole.
+    # A table that another node still uses, such as a float32 product with a tied weight, stays in float32.
     if len(table.uses()) > 1 or table.is_graph_output():
         return False
     return int(np.prod(table.const_value.shape.numpy(), dtype=np.int64)) >= LARGE_TABLE
 
 
 def _lookup(graph: ir.Graph, node: ir.Node) -> list[ir.Node]:
-    """Return a lookup in a table in float16, whose rows become float32 once they are found."""
+    """Return a lookup in a float16 table that casts the rows it finds to float32."""
     table, ids = node.inputs
-    assert table is not None and table.const_value is not None  # _is_large_lookup has it so.
+    assert table is not None and table.const_value is not None  # _is_large_lookup has checked it.
     held, name = table.const_value, f"{table.name}_fp16"
     half: ir.TensorProtocol
     if isinstance(held, Weight):
@@ -191,7 +196,7 @@ def _lookup(graph: ir.Graph, node: ir.Node) -> list[ir.Node]:
 
 
 class _Dynamic:
-    """Puts MatMulInteger in place of products; their input is quantized once for all that take it."""
+    """Rewrite of products to MatMulInteger, which quantizes each input once for all products that use it."""
 
     def __init__(self) -> None:
         self.inputs: dict[ir.Value, ir.Node] = {}
@@ -219,8 +224,8 @@ class _Dynamic:
 def _int8(weight: Array) -> tuple[Array, Array]:
     """Quantize a weight [in, out] with one scale for each column, as ONNX Runtime does.
 
-    Signed weights and unsigned activations have a VNNI kernel, which is exact. Without VNNI the weights get a
-    reduced range, see :mod:`slipway_serving.int8_products`.
+    Signed weights with unsigned activations have an exact VNNI kernel. Without VNNI the weights get a reduced
+    range, see :mod:`slipway_serving.int8_products`.
     """
     largest = np.abs(weight).max(axis=0).astype(np.float64)
     scale = (2 * largest / (2 * int8_products.largest_exact_weight())).astype(np.float32)
@@ -229,19 +234,19 @@ def _int8(weight: Array) -> tuple[Array, Array]:
 
 
 def _replace(graph: ir.Graph, node: ir.Node, made: list[ir.Node], weight: int = 1) -> None:
-    """Put nodes in place of one, whose bias, a third input, is added to the last.
+    """Replace a node by new nodes; a bias, the node's third input, is added to the result of the last one.
 
     Args:
-        graph: of the node.
-        node: that goes, and with it its weight where nothing else takes that.
-        made: in their order.
-        weight: which of the node's inputs is its weight.
+        graph: Graph of the node.
+        node: Node to remove, together with its weight if nothing else uses that.
+        made: New nodes, in their order.
+        weight: Index of the node's input that is its weight.
     """
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     if bias is not None:
         made.append(ir.node("Add", [made[-1].outputs[0], bias]))
     held, out = node.inputs[weight], node.outputs[0]
-    assert held is not None  # A node with a weight has it there.
+    assert held is not None  # The node has a weight at this index.
     new = made[-1].outputs[0]
     new.name, new.shape, new.type = out.name, out.shape, out.type
     out.name = None

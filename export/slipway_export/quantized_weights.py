@@ -1,7 +1,7 @@
-"""Refuses checkpoints whose weights are quantized: their products are kernels of a library, not operators.
+"""Refusal of checkpoints with quantized weights, whose products are kernels of a library and not operators.
 
 Such a checkpoint says so in its configuration, or has integers or float8 where its network has floats, with
-scales beside them. The graph's own integers are made here from the weights as they were trained.
+scales beside them. Slipway quantizes graphs itself, from the original weights.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ALTERNATIVE = (
     "try the checkpoint before its quantization, with --precision int8 or int4 to quantize the graph"
 )
 _SHOWN = 3
-# What libraries keep beside a quantized weight, by the last word of its key: torchao and compressed-tensors,
+# Last words of the keys that libraries store beside a quantized weight: torchao and compressed-tensors,
 # Hugging Face's fp8, bitsandbytes, GPTQ and AWQ, and the single files of ComfyUI.
 _BESIDE = (
     "weight_scale", "weight_scale_inv", "weight_zero_point", "input_scale", "scale_weight", "scale_input",
@@ -33,11 +33,12 @@ def check_config(where: str, config: Mapping[str, Any]) -> None:
     """Refuse the configuration of a quantized network.
 
     Args:
-        where: how messages name the file.
-        config: its content.
+        where: Name of the file in messages.
+        config: Content of the file.
 
     Raises:
-        InvalidRequest: it has a ``quantization_config``; names the method and the modules that it left alone.
+        InvalidRequest: The configuration has a ``quantization_config``. The message names the method and the
+            modules that are not quantized.
     """
     found = config.get("quantization_config")
     if not found:
@@ -56,12 +57,13 @@ def check_stored(where: str, stored: Mapping[str, Stored], skeleton: torch.nn.Mo
     """Refuse stored tensors that are quantized weights of a network.
 
     Args:
-        where: how messages name the part.
-        stored: its tensors by the network's keys.
-        skeleton: the network.
+        where: Name of the part in messages.
+        stored: Tensors of the part, by the network's keys.
+        skeleton: Network without weights.
 
     Raises:
-        InvalidRequest: names the first modules with integers, float8 or scales in place of floats.
+        InvalidRequest: Modules have integers, float8 or scales in place of floats. The message names the
+            first of them.
     """
     floats = {key for key, tensor in skeleton.state_dict().items() if tensor.is_floating_point()}
     modules: dict[str, str] = {}

@@ -1,9 +1,10 @@
-"""How many requests may wait for a model, and how long, as its `config.pbtxt` says; an export may say others.
+"""Queue limits of models: how many requests may wait for a model, and how long.
 
-Models whose jobs take long have Triton's queue policy. Models of short requests have a parameter of ours
-instead (:mod:`slipway_serving.waiting`), a number and no time: with a policy of any kind Triton 2.51 does not
-form a batch ahead, and its batcher often sleeps for its full 500 ms while requests wait. 16 clients of
-`wakeword_stream` got 25 to 33 answers a second so, and 168 to 224 without, in one run.
+A model's `config.pbtxt` sets them; an export may change them. Models with long jobs use Triton's queue
+policy. Models of short requests use a parameter of our own instead (:mod:`slipway_serving.waiting`), which
+limits the number of requests but not the time. With a queue policy of any kind, Triton 2.51 does not form a
+batch ahead, and its batcher often sleeps for its full 500 ms while requests wait. In one run, 16 clients of
+`wakeword_stream` got 25 to 33 answers a second with a policy, and 168 to 224 without.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ from slipway_serving.errors import raise_all
 from slipway_serving.waiting import PARAMETER
 
 _MICROSECONDS = 1_000_000
-# Triton takes 0 for no limit.
+# Triton reads 0 as "no limit", so both limits must be above 0.
 _MOST_REQUESTS, _MOST_SECONDS = 2**31 - 1, 24 * 3600
 
 
 @dataclass(frozen=True)
 class QueueLimits:
-    """What a user asked of the queues of an export's models; None leaves the defaults.
+    """Queue limits that a user asked for the models of an export; None keeps the defaults.
 
     Args:
-        requests: that may wait for each model, 1 or more.
-        seconds: that each may wait, above 0, at most a day; for models of long jobs.
+        requests: Largest number of requests that may wait for each model, 1 or more.
+        seconds: Longest time that each may wait, above 0, at most a day; only for models with long jobs.
 
     Raises:
-        InvalidRequest: naming what is out of its range.
+        InvalidRequest: A limit is out of its range; the message names each.
     """
 
     requests: int | None = None
@@ -52,7 +53,7 @@ class QueueLimits:
         raise_all("export", problems)
 
     def write(self, config: Path) -> None:
-        """Put them into a model's `config.pbtxt` where that limits its queue; change nothing else."""
+        """Write the limits into a model's `config.pbtxt` where it limits its queue; change nothing else."""
         if self == QueueLimits():
             return
         text = config.read_text(encoding="utf-8")

@@ -1,10 +1,10 @@
-"""Writes networks of any size with random weights, as `save_pretrained` would, without holding them.
+"""Writer of networks of any size with random weights, in `save_pretrained`'s format and in little memory.
 
-A network comes without memory (on the meta device); huggingface_hub shares its tensors out among shards. Each
-tensor is then made from the seed and its own name, some rows at a time, and appended to its file, so that
-what is held is a piece of one tensor, and the same seed gives the same bytes on any machine. Where
-configurations are enough (:func:`slipway_export.weights.from_configurations`) the files are empty and take no
-space.
+A network comes without memory (on the meta device), and huggingface_hub distributes its tensors over shards.
+Each tensor is then generated from the seed and its own name, a chunk at a time, and appended to its file. So
+only a piece of one tensor is in memory, and the same seed gives the same bytes on any machine. Where
+configurations are enough (:func:`slipway_export.weights.from_configurations`), the files are empty and take
+no space.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from slipway_export.weights import are_from_configurations, safetensors_header, 
 from slipway_serving.errors import InvalidRequest
 
 SHARD_BYTES = 10**9
-# Numbers that are drawn at a time; another count would be other weights.
+# Count of numbers that are drawn at a time. A change of it would change the weights.
 _CHUNK = 1 << 22
-# Biases and norms are near what training starts from, and not quite: one that is left out shows.
+# Biases and norms differ slightly from their initial values in training, so that a missing one is noticed.
 _BIAS_STD = 0.02
 _NORM_STD = 0.05
 
 
 @dataclass(frozen=True)
 class Normal:
-    """How the numbers of a tensor are distributed."""
+    """Normal distribution of the numbers of a tensor."""
 
     mean: float = 0.0
     std: float = 1.0
@@ -43,16 +43,15 @@ class Normal:
 
 @dataclass(frozen=True)
 class RandomPart:
-    """A part of a checkpoint whose weights are to be random.
+    """A part of a checkpoint that gets random weights.
 
     Args:
-        folder: its name in the checkpoint.
-        network: without memory, in the types that its tensors are to have.
-        stem: of its weight files, ``model`` or ``diffusion_pytorch_model``.
-        rules: pattern of keys and the distribution of their tensors, the first that fits. By default a bias
-            is near 0, the weight of a norm near 1, and any other tensor keeps the variance of its input.
-        prefix: what the keys in the files begin with before those of the network, as an earlier release of
-            its library wrote them.
+        folder: Name of its folder in the checkpoint.
+        network: Network without memory, with the dtypes that its tensors are to have.
+        stem: Stem of its weight files, ``model`` or ``diffusion_pytorch_model``.
+        rules: Patterns of keys and the distributions of their tensors; the first match counts. By default a
+            bias is near 0, the weight of a norm near 1, and any other tensor keeps the variance of its input.
+        prefix: Prefix of the keys in the files, as an earlier release of the network's library wrote them.
     """
 
     folder: str
@@ -62,14 +61,14 @@ class RandomPart:
     prefix: str = ""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what is stored, by key: of a tied weight only the one that the others are tied to."""
+        """Return the stored tensors by key; of tied weights, only the one that the others are tied to."""
         tied = getattr(self.network, "_tied_weights_keys", None) or {}
         stored = self.network.state_dict().items()
         return {self.prefix + key: tensor for key, tensor in stored if key not in tied}
 
     @property
     def bytes(self) -> int:
-        """Of all its tensors."""
+        """Size of all its tensors, in bytes."""
         return sum(tensor.nbytes for tensor in self.tensors().values())
 
     def distribution(self, key: str, shape: Sequence[int]) -> Normal:
@@ -84,10 +83,10 @@ class RandomPart:
 
 
 def check_space(folder: Path, parts: Sequence[RandomPart]) -> None:
-    """Refuse a disk that the parts do not fit on.
+    """Refuse a disk that is too small for the parts.
 
     Raises:
-        InvalidRequest: with what is needed and what is free.
+        InvalidRequest: The disk is too small; the message gives the needed and the free space.
     """
     if are_from_configurations():
         return
@@ -100,13 +99,13 @@ def check_space(folder: Path, parts: Sequence[RandomPart]) -> None:
 
 
 def write_part(folder: Path, part: RandomPart, seed: int, shard_bytes: int = SHARD_BYTES) -> None:
-    """Write a part's weight files, and their index where they are several.
+    """Write a part's weight files, and their index if there are several.
 
     Args:
-        folder: of the checkpoint.
-        part: what to write.
-        seed: of the checkpoint; parts of one seed differ all the same.
-        shard_bytes: a file has no more, unless it is one tensor.
+        folder: Folder of the checkpoint.
+        part: Part to write.
+        seed: Seed of the checkpoint; its parts differ in spite of a common seed.
+        shard_bytes: Largest size of a file in bytes, unless a single tensor is larger.
     """
     place = folder / part.folder
     place.mkdir(parents=True, exist_ok=True)
@@ -135,7 +134,7 @@ def _write_index(path: Path, split: StateDictSplit) -> None:
 
 
 def _numbers(source: str, normal: Normal, count: int) -> Iterator[Tensor]:
-    """Draw a tensor's numbers, float32, a chunk at a time."""
+    """Draw a tensor's numbers in float32, a chunk at a time."""
     digest = hashlib.sha256(source.encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
     for begin in range(0, count, _CHUNK):

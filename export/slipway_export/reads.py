@@ -1,7 +1,8 @@
-"""Which files of a checkpoint a graph is made from: noted while they are read, told apart by their hash.
+"""Record of the checkpoint files that a graph is made from, noted as they are read and compared by hash.
 
-Families are not asked what they read. A :class:`Checkpoint` tells each file that it reads, or gives the place
-of, to the :class:`Notes` that are being taken; what was only looked for is noted too, since it may appear.
+Families do not declare what they read. A :class:`Checkpoint` reports each file that it reads, or whose place
+it gives out, to the :class:`Notes` being taken. Files that were only looked for are noted too, since they may
+appear later.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ _taken: ContextVar[Notes | None] = ContextVar("notes of what is read", default=N
 
 @dataclass(frozen=True)
 class Notes:
-    """What was read of a checkpoint.
+    """Names of the files that were read of a checkpoint.
 
     Args:
-        place: of a checkpoint's file by its path within it.
-        content: names of the files and folders that were read, or whose place was given; within the
-            checkpoint, or absolute for what lies in another.
-        looked_for: names of those that were looked for.
+        place: Function that returns the place of a checkpoint's file, given its path within the checkpoint.
+        content: Names of the files and folders that were read, or whose place was given out. They are paths
+            within the checkpoint, or absolute for files of another one.
+        looked_for: Names of the files that were looked for.
     """
 
     place: Callable[[str], Path]
@@ -34,7 +35,7 @@ class Notes:
     looked_for: set[str] = field(default_factory=set)
 
     def digests(self, digests: Digests) -> dict[str, str]:
-        """Return what tells whether a file is still the same, by its name."""
+        """Return a value for each noted file, by name, that changes if the file does."""
         found = {name: digests.of(self.place(name)) for name in self.content}
         return found | {
             name: _THERE if self.place(name).exists() else _MISSING for name in self.looked_for - self.content
@@ -43,10 +44,10 @@ class Notes:
 
 @contextmanager
 def noting(place: Callable[[str], Path]) -> Iterator[Notes]:
-    """Note what is read of a checkpoint, for notes that are being taken of it already too.
+    """Note what is read of a checkpoint in the block, also for enclosing notes of the same checkpoint.
 
     Args:
-        place: as for :class:`Notes`.
+        place: Function as for :class:`Notes`.
     """
     notes, around = Notes(place), _taken.get()
     token = _taken.set(notes)
@@ -61,7 +62,7 @@ def noting(place: Callable[[str], Path]) -> Iterator[Notes]:
 
 @contextmanager
 def unnoted() -> Iterator[None]:
-    """Note nothing of what is read in the block, such as copies of what was noted."""
+    """Note nothing that is read in the block, such as copies of files already noted."""
     token = _taken.set(None)
     try:
         yield
@@ -70,12 +71,12 @@ def unnoted() -> Iterator[None]:
 
 
 def note(place: Callable[[str], Path], name: str, *, content: bool = True) -> None:
-    """Note a file that is read, or only looked for, where notes are being taken.
+    """Note a file that is read, or only looked for, if notes are being taken.
 
     Args:
-        place: of the files of the checkpoint that it is of.
-        name: within that checkpoint.
-        content: it is read, or its place is given to one who may.
+        place: Function that returns the places of the files of the checkpoint.
+        name: Name of the file within that checkpoint.
+        content: True if the file is read, or its place is given to code that may read it.
     """
     if (notes := _taken.get()) is not None:
         known = name if place == notes.place else str(place(name).absolute())
@@ -83,13 +84,13 @@ def note(place: Callable[[str], Path], name: str, *, content: bool = True) -> No
 
 
 class Digests:
-    """Hashes of files, each computed once while the file's size and time of change stay."""
+    """Hashes of files, each computed once as long as the file's size and modification time stay the same."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int, int, int], str] = {}
 
     def of(self, path: Path) -> str:
-        """Return the sha256 of a file, or of all that a folder holds but what is hidden, or "missing"."""
+        """Return the sha256 of a file, or of a folder's files that are not hidden, or "missing"."""
         if path.is_dir():
             inside = {
                 file.relative_to(path).as_posix(): file for file in sorted(path.rglob("*")) if file.is_file()
@@ -101,7 +102,7 @@ class Digests:
             state = path.stat()
         except FileNotFoundError:
             return _MISSING
-        # A file that is renamed or linked stays the file.
+        # The inode is part of the key, so a renamed or linked file is not hashed again.
         key = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns)
         if key not in self._known:
             with path.open("rb") as file:
@@ -109,7 +110,7 @@ class Digests:
         return self._known[key]
 
     def agree(self, read: Mapping[str, str], place: Callable[[str], Path]) -> bool:
-        """Whether every file is still what :meth:`Notes.digests` said of it."""
+        """Return whether every file still matches what :meth:`Notes.digests` returned for it."""
         return all(
             place(name).exists() if digest == _THERE else self.of(place(name)) == digest
             for name, digest in read.items()

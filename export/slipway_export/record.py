@@ -1,7 +1,7 @@
-"""What is kept of a graph that was made and verified: by it a later export knows that it need not be made.
+"""Records of graphs that were made and verified, so that a later export need not make them again.
 
-A record lies in the staging folder beside what it is of, and is written last; of what is placed, the manifest
-says the same. It holds only as long as every file is what it says.
+A record is stored in the staging folder beside the files it describes, and is written last. For placed
+models, the manifest contains the same facts. A record is valid only as long as every file matches it.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from slipway_export.verify import ParityRow
 
 _FOLDER = "made"
 STEPS = "+steps"
-"""Ends the name of a record of steps that were verified as one run."""
+"""Suffix of the name of a record of steps that were verified as one run."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """What a finished piece of an export was made of, and what it is.
+    """Record of a finished piece of an export: what it was made of, and its files.
 
     Args:
-        name: of the model and the graph, e.g. ``wan_t2v_vae_decoder/next``.
-        identity: of what it was made by (:func:`slipway_export.identity.identity`).
-        read: of the checkpoint's files that were read (:meth:`slipway_export.reads.Notes.digests`).
-        files: sha256 of each file of the graph, by its path in the folder that the record is of.
-        rows: its parity.
-        left_out: where it was not verified.
+        name: Name of the model and the graph, e.g. ``wan_t2v_vae_decoder/next``.
+        identity: Identity of what it was made by (:func:`slipway_export.identity.identity`).
+        read: Digests of the checkpoint's files that were read (:meth:`slipway_export.reads.Notes.digests`).
+        files: Digest (sha256) of each file of the graph, by its path in the folder of the record.
+        rows: Parity rows of the graph.
+        left_out: Points at which the graph was not verified.
     """
 
     name: str
@@ -43,11 +43,11 @@ class Record:
 
     @property
     def model(self) -> str:
-        """Name of the model that it is a part of."""
+        """Name of the model that the graph is a part of."""
         return self.name.partition("/")[0]
 
     def write(self, folder: Path) -> None:
-        """Write the record into a staging folder, whole or not at all."""
+        """Write the record into a staging folder atomically."""
         path = _path(folder, self.name)
         path.parent.mkdir(exist_ok=True)
         unfinished = path.with_suffix(".part")
@@ -55,11 +55,11 @@ class Record:
         unfinished.replace(path)
 
     def remove(self, folder: Path, others: Iterable[Record] = ()) -> None:
-        """Remove the record from a staging folder, and of its files those that no record there names.
+        """Remove the record from a staging folder, and those of its files that no other record there names.
 
         Args:
-            folder: to remove from.
-            others: further records of files there: graphs of a component may have weights in one file.
+            folder: Folder to remove from.
+            others: Other records of files there, as graphs of a component may share a file of weights.
         """
         _path(folder, self.name).unlink(missing_ok=True)
         shared = {file for record in (*records(folder), *others) for file in record.files}
@@ -67,17 +67,17 @@ class Record:
             (folder / file).unlink(missing_ok=True)
 
     def move(self, source: Path, target: Path) -> None:
-        """Move what it is of, then the record, from one staging folder to another, which has none such."""
+        """Move the files and then the record from one staging folder to another, which has no such record."""
         for file in self.files:
             (target / file).parent.mkdir(parents=True, exist_ok=True)
-            # Two graphs may have one file of weights, which went with the first.
+            # Two graphs may share a file of weights, which was moved with the first one.
             if (source / file).exists():
                 (source / file).rename(target / file)
         self.write(target)
         _path(source, self.name).unlink()
 
     def facts(self) -> dict[str, Any]:
-        """Return what a manifest says of it, beside the hashes and the parity that it has anyway."""
+        """Return the manifest's entry for the record; hashes and parity are elsewhere in the manifest."""
         return {
             "identity": self.identity,
             "read": dict(self.read),
@@ -87,7 +87,7 @@ class Record:
 
 
 def records(folder: Path) -> list[Record]:
-    """Return the records in a staging folder; one of another form of this file is removed."""
+    """Return the records in a staging folder; a file that is not a valid record is removed."""
     found = []
     for path in sorted((folder / _FOLDER).glob("*.json")):
         try:
@@ -100,13 +100,13 @@ def records(folder: Path) -> list[Record]:
 
 
 def placed_record(manifest: Path, name: str, label: str, model: str = "") -> Record | None:
-    """Return the record of a graph that is placed; None where the manifest has none.
+    """Return the record of a graph that is placed; None if the manifest has none.
 
     Args:
-        manifest: of the model, or the report of a graph of its own.
-        name: of the record.
-        label: of the graph in the parity table.
-        model: its folder, which the paths of the files begin with.
+        manifest: Manifest of the model, or the report beside a single graph.
+        name: Name of the record.
+        label: Label of the graph in the parity table.
+        model: Folder of the model, which is prefixed to the paths of the files.
     """
     prefix = f"{model}/" if model else ""
     try:
@@ -120,7 +120,7 @@ def placed_record(manifest: Path, name: str, label: str, model: str = "") -> Rec
         )
         if name.endswith(STEPS):
             rows = tuple(row for row in rows if row.point in own["points"])
-        else:  # Those of points that were verified later are the graph's too.
+        else:  # Rows of points that were verified later belong to the graph too.
             of_steps = {point for other in made if other.endswith(STEPS) for point in made[other]["points"]}
             rows = tuple(row for row in rows if row.graph == label and row.point not in of_steps)
         return Record(name, own["identity"], own["read"], files, rows, left_out)
@@ -129,19 +129,19 @@ def placed_record(manifest: Path, name: str, label: str, model: str = "") -> Rec
 
 
 def left_out_of(left_out: Iterable[LeftOut], label: str, *, steps: bool) -> tuple[LeftOut, ...]:
-    """Return where a graph, or its steps as one run, were not verified, of all that an export left out."""
+    """Select the left-out points of one graph, or of its steps as one run, from those of an export."""
     return tuple(left for left in left_out if left.graph == label and (left.point == "steps") == steps)
 
 
 def keep_finished(folder: Path) -> bool:
-    """Remove everything from a staging folder but its records and what they are of; whether there are any."""
+    """Remove everything from a staging folder but its records and their files; return True if any remain."""
     kept = {folder / file for record in records(folder) for file in record.files}
     kept |= {_path(folder, record.name) for record in records(folder)}
     for path in sorted(folder.rglob("*"), reverse=True):
         if path.is_dir() and not path.is_symlink():
             if not any(path.iterdir()):
                 path.rmdir()
-        elif path not in kept and path.parent != folder:  # At the top lies its lock.
+        elif path not in kept and path.parent != folder:  # The folder's lock is at the top level.
             path.unlink()
     return bool(kept)
 

@@ -1,7 +1,8 @@
-"""Gives a library's network the weights of a file that names them otherwise, and back.
+"""Conversion of weights between a library's network and a file that names them differently.
 
-A function says of every key of the network where the file has it (:class:`Source`). So all keys of the file
-are known: one that is missing or unknown, or of another shape, is refused by the name that the file has.
+A function gives, for every key of the network, the place of its tensor in the file (:class:`Source`). So all
+keys of the file are known: a key that is missing, unknown or of another shape is refused by the name that the
+file uses.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from slipway_serving.errors import InvalidRequest
 
 @dataclass(frozen=True)
 class Source:
-    """Where a file has a tensor of a network.
+    """Place of a network's tensor in a file.
 
     Args:
-        key: in the file.
-        piece: which of the pieces of the file's tensor it is, from 0.
-        pieces: how many tensors of the network lie in the file's one, along its first dimension.
-        ones: how many dimensions of 1 the file's tensor has before those of the network's.
+        key: Key in the file.
+        piece: Index of the piece of the file's tensor, from 0.
+        pieces: Number of the network's tensors that the file's tensor joins, along its first dimension.
+        ones: Number of leading dimensions of size 1 that the file's tensor has and the network's has not.
     """
 
     key: str
@@ -33,33 +34,33 @@ class Source:
     ones: int = 0
 
     def shape(self, own: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape of the file's tensor where the network's is `own`."""
+        """Return the shape of the file's tensor if the network's shape is `own`."""
         return (*(1,) * self.ones, own[0] * self.pieces, *own[1:])
 
     def cut(self, whole: Tensor) -> Tensor:
-        """Return the network's tensor, a view of the file's."""
+        """Return the network's tensor as a view of the file's."""
         return whole.reshape(whole.shape[self.ones :]).chunk(self.pieces)[self.piece]
 
 
 SourceOf = Callable[[str], Source]
-"""Says where a file has the tensor of a network's key."""
+"""Function that returns the place in a file of the tensor with the given key of the network."""
 
 
 def load_renamed(
     network: nn.Module, state: object, source_of: SourceOf, where: str, left_out: Sequence[str] = ()
 ) -> None:
-    """Give a network the weights of a file, in place and without a copy where the types agree.
+    """Load the weights of a file into a network, in place and without a copy if the types agree.
 
     Args:
-        network: may be on the meta device.
-        state: what the file holds.
-        source_of: of the network's keys.
-        where: how messages name the file.
-        left_out: what keys of the file begin with that are of no use to the network.
+        network: Network to load into; it may be on the meta device.
+        state: Content of the file.
+        source_of: Function that returns the source of each of the network's keys.
+        where: Name of the file in messages.
+        left_out: Prefixes of the file's keys that the network does not use.
 
     Raises:
-        InvalidRequest: names the first keys of the file that are missing, unknown, of another shape or not
-            finite.
+        InvalidRequest: Keys of the file are missing, unknown, of another shape or not finite. The message
+            names the first of them.
     """
     own = network.state_dict()
     sources = {key: source_of(key) for key in own}
@@ -73,16 +74,16 @@ def load_renamed(
 
 
 def shape_of(state: Mapping[str, object], key: str, dimensions: int, where: str) -> tuple[int, ...]:
-    """Return the shape of a file's tensor that tells the network's configuration.
+    """Return the shape of a file's tensor, from which a network's configuration is inferred.
 
     Args:
-        state: what the file holds.
-        key: of the tensor.
-        dimensions: how many it must have.
-        where: how messages name the file.
+        state: Content of the file.
+        key: Key of the tensor.
+        dimensions: Number of dimensions that it must have.
+        where: Name of the file in messages.
 
     Raises:
-        InvalidRequest: it is missing, no tensor, empty, or has other dimensions.
+        InvalidRequest: The tensor is missing, no tensor, empty, or has another number of dimensions.
     """
     tensor = state.get(key)
     if not isinstance(tensor, Tensor) or tensor.ndim != dimensions or 0 in tensor.shape:
@@ -92,11 +93,11 @@ def shape_of(state: Mapping[str, object], key: str, dimensions: int, where: str)
 
 
 def renamed_weights(network: nn.Module, source_of: SourceOf) -> dict[str, Tensor]:
-    """Return the weights of a network as :func:`load_renamed` takes them.
+    """Return the weights of a network in the form that :func:`load_renamed` takes.
 
     Args:
-        network: with weights.
-        source_of: of its keys.
+        network: Network with weights.
+        source_of: Function that returns the source of each of its keys.
     """
     pieces: dict[str, dict[int, Tensor]] = {}
     sources: dict[str, Source] = {}

@@ -1,9 +1,10 @@
-"""Places exported models into a Triton model repository, whole or not at all.
+"""Atomic placement of exported models in a Triton model repository.
 
-Models are built in a staging folder beside the repository (`staging.py`; Triton takes every folder inside
-for a model, hidden ones too) and renamed into place once everything of the export is verified. Each placed
-model has a `manifest.json` with the hash of every file, by which a later export knows what it may replace,
-and of what its graphs were made, by which it knows what it need not make again.
+Models are built in a staging folder beside the repository (`staging.py`), because Triton treats every folder
+inside as a model, hidden ones too. They are renamed into place once everything in the export is verified.
+Each placed model has a `manifest.json` with the hash of every file, which tells a later export what it may
+replace. The manifest also lists what its graphs were made of, which tells a later export what it need not
+make again.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _VERSIONED = (distribution.NAME, "torch", "onnx", "onnxscript", "onnxruntime", "
 
 
 def stage_authored(model: AuthoredModel, staged: Path) -> Path:
-    """Copy an authored model and the files that export adds to it into the staging folder."""
+    """Copy an authored model and the files that the export adds to it into the staging folder."""
     folder = staged / model.name
     shutil.copytree(
         slipway_models.FOLDER / (model.source or model.name),
@@ -51,7 +52,7 @@ def stage_authored(model: AuthoredModel, staged: Path) -> Path:
 
 
 def with_canceller(authored: Sequence[AuthoredModel]) -> list[AuthoredModel]:
-    """Return authored models, and the one that ends requests to those of them that stream answers."""
+    """Return authored models, plus the model that ends requests if any of them streams its answers."""
     sources = (slipway_models.FOLDER / (model.source or model.name) for model in authored)
     if not any(
         read_config(source).get("model_transaction_policy", {}).get("decoupled") for source in sources
@@ -72,11 +73,11 @@ def _write(target: Path, content: FileContent) -> None:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Have a file in another place too: nothing writes into either, so one on disk is enough.
+    """Link a file to another place, or copy it there; nothing writes into either, so one on disk is enough.
 
     Args:
-        source: the file, or a link to it.
-        target: its path there; a file of that name is replaced.
+        source: File, or a link to it.
+        target: Path in the other place; a file of that name is replaced.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.exists() and target.samefile(source):
@@ -84,7 +85,7 @@ def link_or_copy(source: Path, target: Path) -> None:
     target.unlink(missing_ok=True)
     try:
         os.link(source.resolve(), target)
-    except OSError:  # a file system without links, or another one
+    except OSError:  # The file system has no hard links, or the two paths are on different ones.
         shutil.copyfile(source, target)
 
 
@@ -97,9 +98,9 @@ def write_manifest(model: Path, facts: Mapping[str, Any], digest: Callable[[Path
     """Write a staged model's manifest: the given facts, library versions and file hashes.
 
     Args:
-        model: its folder.
-        facts: of the export.
-        digest: gives the sha256 of a file.
+        model: Folder of the model.
+        facts: Facts of the export.
+        digest: Function that returns the sha256 of a file.
     """
     manifest = {
         "format": 1,
@@ -114,7 +115,7 @@ def write_manifest(model: Path, facts: Mapping[str, Any], digest: Callable[[Path
 
 
 def library_versions() -> dict[str, str | None]:
-    """Return the versions of what has a part in an export; None for what is not installed."""
+    """Return the versions of the libraries that take part in an export; None for those not installed."""
     return {name: _version(name) for name in _VERSIONED}
 
 
@@ -126,7 +127,7 @@ def _version(package: str) -> str | None:
 
 
 def hashes(model: Path, digest: Callable[[Path], str] = _sha256) -> dict[str, str]:
-    """Return the sha256 of every file of a model's folder but the manifest, by relative path."""
+    """Return the sha256 of every file of a model's folder except the manifest, by relative path."""
     return {
         path.relative_to(model).as_posix(): digest(path)
         for path in sorted(model.rglob("*"))
@@ -138,12 +139,12 @@ def check_replaceable(repository: Path, names: list[str], digest: Callable[[Path
     """Refuse to replace models that were not placed by an export, or were changed since.
 
     Args:
-        repository: where they are.
-        names: of the models, there or not.
-        digest: gives the sha256 of a file.
+        repository: Repository of the models.
+        names: Names of the models, existing or not.
+        digest: Function that returns the sha256 of a file.
 
     Raises:
-        InvalidRequest: names every such model and what is foreign about it.
+        InvalidRequest: A model may not be replaced. The message names every such model and the reason.
     """
     problems = [
         f"model {name} must have been written by slipway to be replaced, got {reason}"
@@ -155,7 +156,7 @@ def check_replaceable(repository: Path, names: list[str], digest: Callable[[Path
 
 
 def foreign(model: Path, digest: Callable[[Path], str] = _sha256) -> str | None:
-    """Say why a model is not as an export placed it; None if it is."""
+    """Return the reason why a model is not as an export placed it; None if it is."""
     try:
         manifest = json.loads((model / MANIFEST).read_text(encoding="utf-8"))
         written, files = manifest["written_by"], dict(manifest["files"])
@@ -172,13 +173,13 @@ def foreign(model: Path, digest: Callable[[Path], str] = _sha256) -> str | None:
 
 @contextlib.contextmanager
 def placed(staged: Path, repository: Path, names: list[str]) -> Iterator[None]:
-    """Have staged models in a repository, each in place of the one of its name.
+    """Place staged models in a repository, each in place of the model of its name.
 
-    An error on the way or inside the block puts the models back that were there before, and these where they
-    were staged.
+    An error during placement or inside the block restores the previous models, and moves the new ones back to
+    the staging folder.
 
     Raises:
-        InvalidRequest: a rename failed; the repository is as it was.
+        InvalidRequest: A rename failed; the repository is unchanged.
     """
     replaced = staged / "replaced"
     replaced.mkdir()
@@ -205,6 +206,6 @@ def placed(staged: Path, repository: Path, names: list[str]) -> Iterator[None]:
 
 
 def remove(repository: Path, name: str) -> None:
-    """Remove a model from a repository, in one step."""
+    """Remove a model from a repository atomically."""
     with staging(repository) as staged:
         (repository / name).rename(staged / name)

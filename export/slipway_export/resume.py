@@ -1,8 +1,8 @@
-"""What an export need not make again: graphs that are the same as those it finds staged or placed.
+"""Reuse of finished graphs: an export need not make graphs that are identical to staged or placed ones.
 
-A graph is the same where its identity is (`identity.py`), every file of the checkpoint that was read for it
-has the hash that it had (`reads.py`), and its own files have theirs. It is then taken with its parity from
-what an interrupted export left, or from the model in the repository; only what passed is ever recorded.
+A graph is identical if its identity is the same (`identity.py`), every checkpoint file that was read for it
+has the recorded hash (`reads.py`), and its own files have theirs. It is then taken, with its parity, from the
+folder of an interrupted export or from the model in the repository. Only graphs that passed are recorded.
 """
 
 from __future__ import annotations
@@ -30,18 +30,20 @@ class Finished:
     """The finished graphs of one export: those that it finds, and those that it makes.
 
     Args:
-        checkpoint: that they are made from.
-        planned: what was read to describe them.
-        asked: the precision that the user asked for, for a component; what counts is the one that it has.
-        served: what else a component is made by: its engine, and how that runs it.
-        options: that they depend on too, by name.
-        staged: the folder that they are staged in.
-        prefix: of the models' names: the family's, and ``_``.
-        report: called with a line for each graph that is taken.
-        repository: where models are placed.
-        output: the file of the one graph that is exported for itself.
-        fresh: take nothing, and remove what was left.
-        digests: hashes of files, which are computed once.
+        checkpoint: Checkpoint that the graphs are made from.
+        planned: Notes of what was read to describe them.
+        asked: Function that returns the precision that the user asked for, for a component. The precision
+            that the graph then gets is what counts.
+        served: Function that returns what else a component depends on: its engine, and how the engine runs
+            it.
+        options: Other options that the graphs depend on, by name.
+        staged: Staging folder of the export.
+        prefix: Prefix of the models' names: the family's name, and ``_``.
+        report: Progress that receives a line for each graph that is taken.
+        repository: Repository where models are placed.
+        output: File of the graph in an export of a single graph.
+        fresh: True to take nothing, and to remove what earlier exports left.
+        digests: Hashes of files, each computed once.
     """
 
     checkpoint: Checkpoint
@@ -61,17 +63,17 @@ class Finished:
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
-        """Where what was taken, or made so far, was not verified."""
+        """Points at which the graphs taken or made so far were not verified."""
         return tuple(left for each in self._left_out.values() for left in each)
 
     def find(
         self, components: Sequence[Component], runs: Sequence[Stepped]
     ) -> tuple[list[Component], list[Stepped]]:
-        """Take what need not be made; return the components that must, and the steps to verify as one run.
+        """Take the finished graphs; return the components still to be made and the runs still to be verified.
 
         Args:
-            components: of the export.
-            runs: of steps whose graphs are all among them.
+            components: Components of the export.
+            runs: Stepped networks whose graphs are all among them.
         """
         places = {
             component.label: self._take(self._name(component), component.label, self._described(component))
@@ -85,7 +87,7 @@ class Finished:
         return missing, [run for run in runs if not self._take_steps(run)]
 
     def _missing(self, components: Sequence[Component]) -> list[Component]:
-        """Return what must be made; a graph must whose weights lie in a file that is made anew."""
+        """Return the components to be made, including any whose weights lie in a file that is made anew."""
         missing = [each for each in components if self._name(each) not in self._records]
         anew = {f"{self._graph(component)}.data" for component in missing}
         dependent = [record for record in self._records.values() if anew & record.files.keys()]
@@ -102,14 +104,14 @@ class Finished:
         left_out: Sequence[LeftOut] = (),
         files: Callable[[], list[Path]] | None = None,
     ) -> list[ParityRow]:
-        """Return the parity of a component's graph; make it if it was not taken.
+        """Return the parity of a component's graph; make the graph if it was not taken.
 
         Args:
-            component: its description.
-            path: of the graph in the staging folder.
-            make: writes and verifies it.
-            left_out: where the export does not verify what it makes.
-            files: gives those that it is made of; those of the graph when None.
+            component: Description of the component.
+            path: Path of the graph in the staging folder.
+            make: Function that writes and verifies the graph.
+            left_out: Points at which the export does not verify its graphs.
+            files: Function that returns the files that it is made of; those of the graph when None.
         """
         name = self._name(component)
         if name in self._records:
@@ -118,19 +120,19 @@ class Finished:
         return self._made(name, self._described(component), make, files or (lambda: graph_files(path)))
 
     def steps(self, run: Stepped, make: Make, left_out: Sequence[LeftOut] = ()) -> list[ParityRow]:
-        """Return the parity of steps as one run; verify them if that was not taken.
+        """Return the parity of steps as one run; verify them if it was not taken.
 
         Args:
-            run: their description.
-            make: verifies them.
-            left_out: as for :meth:`graph`.
+            run: Description of the stepped network.
+            make: Function that verifies the steps.
+            left_out: Points as for :meth:`graph`.
         """
         name = self._name(run.next) + STEPS
         if name in self._records:
             return list(self._records[name].rows)
         self._left_out[name] = left_out_of(left_out, run.next.label, steps=True)
         described = self._steps_described(run)
-        if described is None:  # A graph failed, and so will the export.
+        if described is None:  # One of the graphs failed, so the export will fail too.
             return make()
         return self._made(name, described, make, list)
 
@@ -143,7 +145,7 @@ class Finished:
         return described is not None and self._take(name, run.next.label, described) is not None
 
     def _steps_described(self, run: Stepped) -> object | None:
-        """Return what steps are made by, their graphs too; None where one of these has no record."""
+        """Return what steps depend on, including their graphs; None if one of the graphs has no record."""
         graphs = [graph for graph in (run.first, run.next) if graph is not None]
         parts = [self._records[name] for graph in graphs if (name := self._name(graph)) in self._records]
         if len(parts) < len(graphs):
@@ -151,7 +153,7 @@ class Finished:
         return run, [(part.identity, dict(part.files)) for part in parts]
 
     def facts(self, components: Iterable[Component]) -> dict[str, Any]:
-        """Return what a manifest says of how its graphs were made."""
+        """Return the manifest's entries about how the graphs were made."""
         names = {self._name(component) for component in components}
         names |= {name + STEPS for name in names}
         return {name: record.facts() for name, record in self._records.items() if name in names}
@@ -160,7 +162,7 @@ class Finished:
         return f"{self.prefix}{component.name}/{component.graph}"
 
     def _graph(self, component: Component) -> str:
-        """Return where the file of a component's graph lies in the repository."""
+        """Return the path of a component's graph in the repository."""
         return f"{self.prefix}{component.name}/1/{component.graph}.onnx"
 
     def _made(
@@ -174,14 +176,14 @@ class Finished:
         own = {path.relative_to(self.staged).as_posix(): self.digests.of(path) for path in files()}
         made_by = identity(described, self.options)
         record = Record(name, made_by, read, own, tuple(rows), self._left_out[name])
-        # What read nothing of the checkpoint was not made of it alone.
+        # A piece that read nothing of the checkpoint was also made of something else, so it is not recorded.
         if read:
             record.write(self.staged)
             self._records[name] = record
         return rows
 
     def _take(self, name: str, label: str, described: object) -> str | None:
-        """Have a piece that holds, its files in the staging folder; return where it was, None without one."""
+        """Take a valid piece into the staging folder; return where it was found, or None if there is none."""
         wanted = identity(described, self.options)
         left = next((record for record in records(self.staged) if record.name == name), None)
         if left is not None and not self.fresh and self._holds(left, wanted, self.staged):
@@ -193,7 +195,7 @@ class Finished:
         if placed is None or not self._holds(placed, wanted, self._place):
             return None
         for file, digest in placed.files.items():
-            # Two graphs may have one file of weights.
+            # Two graphs may share a file of weights, which is then already there.
             if self.digests.of(self.staged / file) != digest:
                 link_or_copy(self._place / file, self.staged / file)
         self._have(placed)
@@ -204,7 +206,7 @@ class Finished:
 
     @property
     def _place(self) -> Path:
-        """The folder that paths of what is placed are of."""
+        """Folder that the paths of placed files are relative to."""
         if self.output is not None:
             return self.output.parent
         assert self.repository is not None  # One of the two is given.
@@ -226,7 +228,7 @@ class Finished:
 
 
 def graph_files(path: Path) -> list[Path]:
-    """Return the files that a graph is made of: its own, and those that its weights lie in."""
+    """Return the files that a graph is made of: its own, and those that contain its weights."""
     others = [other for other in path.parent.iterdir() if other.suffix != path.suffix]
     if not others:
         return [path]

@@ -1,7 +1,7 @@
-"""Rewrites of an exported graph that keep its result: fewer nodes, fewer passes over activations.
+"""Rewrites of an exported graph that preserve its result: fewer nodes, fewer passes over activations.
 
-They work on any family's graph and only where the pattern is whole; verification runs on what they
-leave.
+They apply to the graph of any family, and only where the whole pattern matches. Verification runs on the
+rewritten graph.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 
 def drop_reshapes(model: ir.Model) -> int:
-    """Skip a Reshape of a Reshape, and drop those whose shapes, symbols and all, are equal.
+    """Bypass a Reshape of a Reshape, and drop those whose input and output shapes, with symbols, are equal.
 
     Returns:
         Number of nodes that were dropped.
@@ -38,7 +38,7 @@ def drop_reshapes(model: ir.Model) -> int:
 
 
 def unify_norm_types(model: ir.Model) -> int:
-    """Compute each RMSNormalization in one element type, and cast its result to the type that it had.
+    """Compute each RMSNormalization in one element type, and cast its result back to its original type.
 
     A network in half precision may normalize float32 activations with a weight in half precision. ONNX allows
     the two types, but ONNX Runtime 1.31 expands the operator into a product of both and refuses the graph.
@@ -90,7 +90,7 @@ def _dtype(value: ir.Value | None) -> ir.DataType:
 
 
 def _drop_unused_weights(model: ir.Model) -> None:
-    """Remove the shapes that the dropped nodes took; ONNX Runtime warns of weights that nothing takes."""
+    """Remove the shapes that dropped nodes used, since ONNX Runtime warns about unused weights."""
     outputs = {out.name for out in model.graph.outputs}
     for name, value in list(model.graph.initializers.items()):
         if not value.uses() and name not in outputs:
@@ -98,7 +98,7 @@ def _drop_unused_weights(model: ir.Model) -> None:
 
 
 def _absolute(node: ir.Node) -> bool:
-    """Whether a Reshape copies no dimension of its input (a 0 in its shape, when allowzero is off)."""
+    """Return whether a Reshape copies no dimension of its input (a 0 in its shape, when allowzero is off)."""
     allow = node.attributes.get("allowzero")
     if allow is not None and allow.as_int():
         return True

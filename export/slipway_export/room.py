@@ -1,7 +1,7 @@
-"""Whether an export has room: what its graphs take on disk and in memory, against what there is.
+"""Check that disk and memory suffice for an export before it starts.
 
-Components are weighed before any work: their networks are built without weights, from the headers of the
-checkpoint's files, which checks those files on the way.
+Each component is weighed first: its network is built without weights, from the headers of the checkpoint's
+files. This checks these files at the same time.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ from slipway_export.spec import Component, Precision
 from slipway_export.weights import left_out
 from slipway_serving.errors import SlipwayError
 
-# Configurations, tokenizers, manifests and the graphs' own nodes.
+# Disk space for configurations, tokenizers, manifests and the graphs' own nodes.
 _BESIDE_BYTES = 16 * 2**20
 
 
 class NoRoom(SlipwayError):
-    """The machine has too little disk or memory for an export; the repository is as it was."""
+    """The machine has too little disk or memory for an export; the repository is unchanged."""
 
     code = "ROOM"
 
 
 @dataclass(frozen=True)
 class Weight:
-    """What a component weighs.
+    """Disk and memory that a component takes.
 
     Args:
-        parameters: of its network.
-        disk_bytes: of its graph.
-        beside_bytes: of what verification writes beside it.
-        memory_bytes: of this process while it is made and verified, without what activations take.
+        parameters: Number of parameters of its network.
+        disk_bytes: Size of its graph on disk, in bytes.
+        beside_bytes: Size of the files that verification writes beside the graph, in bytes.
+        memory_bytes: Memory of this process while the graph is made and verified, without activations, in
+            bytes.
     """
 
     parameters: int
@@ -50,36 +51,36 @@ class Weight:
 
 
 def weigh(component: Component, asked: Precision) -> Weight:
-    """Weigh a component, and check the files that its weights come from.
+    """Weigh a component, and check the files of its weights.
 
     Args:
-        component: its description.
-        asked: the precision that the user asked for.
+        component: Description of the component.
+        asked: Precision that the user asked for.
 
     Raises:
-        InvalidRequest: a file is missing or cut off, or keys or shapes differ.
+        InvalidRequest: A file is missing or cut off, or keys or shapes differ.
     """
     precision = component.precision(asked)
     with left_out():
         network = component.load(Precision.FP32 if precision.is_integer else precision)
     parameters = sum(weight.numel() for weight in network.parameters())
     disk, memory = weights_need(component, network, precision)
-    # A bfloat16 graph is verified by a float32 one.
+    # A bfloat16 graph is verified through a float32 copy.
     beside = 4 * parameters if precision is Precision.BF16 else 0
     return Weight(parameters, int(disk), beside, int(memory))
 
 
 def weigh_torch(component: Component, precision: str) -> Weight:
-    """Weigh a component that PyTorch serves, and check the files that its weights come from.
+    """Weigh a component that PyTorch serves, and check the files of its weights.
 
-    Its files are links where the checkpoint is on the repository's file system, so they count as nothing.
+    Its files are links if the checkpoint is on the repository's file system, so they count as no disk space.
 
     Args:
-        component: its description.
-        precision: that it is loaded in.
+        component: Description of the component.
+        precision: Precision that it is loaded in.
 
     Raises:
-        InvalidRequest: a file is missing or cut off, or keys or shapes differ.
+        InvalidRequest: A file is missing or cut off, or keys or shapes differ.
     """
     with left_out():
         network = component.load(Precision(precision))
@@ -89,14 +90,14 @@ def weigh_torch(component: Component, precision: str) -> Weight:
 
 
 def check_disk(repository: Path, weights: Mapping[str, Weight]) -> None:
-    """Refuse graphs that the file system of a repository has no room for.
+    """Refuse graphs that do not fit on the file system of a repository.
 
     Args:
-        repository: that they are placed in, or the file.
-        weights: of the graphs that are to be made, by label.
+        repository: Repository or file that the graphs are placed in.
+        weights: Weights of the graphs that are to be made, by label.
 
     Raises:
-        NoRoom: says how much they take and how much is free.
+        NoRoom: The file system is too small. The message gives the needed and the free space.
     """
     if not weights:
         return
@@ -114,13 +115,14 @@ def check_disk(repository: Path, weights: Mapping[str, Weight]) -> None:
 
 
 def check_memory(weights: Mapping[str, Weight]) -> None:
-    """Refuse components that this machine, or the limit of this process's control group, has no memory for.
+    """Refuse components that exceed the memory of this machine or of this process's control group.
 
     Args:
-        weights: of the components that are to be made, by label.
+        weights: Weights of the components that are to be made, by label.
 
     Raises:
-        NoRoom: names each such component, what it takes and what there is.
+        NoRoom: The memory is too small. The message names each such component, what it needs and what is
+            available.
     """
     own = psutil.Process().memory_info().rss
     lacking = {
@@ -140,13 +142,13 @@ def check_memory(weights: Mapping[str, Weight]) -> None:
 
 @contextlib.contextmanager
 def said_when_full(place: Path) -> Iterator[None]:
-    """Say in one sentence that a file system is full.
+    """Report a full file system in one sentence.
 
     Args:
-        place: the repository or the file that was being made.
+        place: Repository or file that is being made.
 
     Raises:
-        NoRoom: a write in the block found no space.
+        NoRoom: A write in the block found no space.
     """
     try:
         yield

@@ -1,10 +1,10 @@
 """One export from beginning to end: checkpoint → graphs → parity → repository.
 
 `run_export` goes through the components of a family's plan one by one (`staged_export.py`: load, reference,
-graph, verify), stages everything beside the repository's models, and places it only when every output of
-every graph is within its bounds. What would be the same as staged or placed before is taken from there
-(`resume.py`). A running server is told of what was placed; where it cannot load it, the repository is put
-back as it was.
+graph, verify). It stages everything beside the repository's models and places it only if every output of
+every graph is within its bounds. Work that would repeat what was staged or placed before is reused
+(`resume.py`). A running server is notified of each placed model; if it cannot load one, the export restores
+the repository.
 """
 
 from __future__ import annotations
@@ -49,41 +49,42 @@ from slipway_export.verify import ParityRow, check
 from slipway_serving.errors import InvalidRequest, SlipwayError, raise_all
 
 Publish = Callable[[str], None]
-"""Tells a running server that the repository's model of a name was placed, replaced or put back."""
+"""Callback that tells a running server that the named model was placed, replaced or restored."""
 
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """What the user asked of an export.
+    """Options of an export, as the user gave them.
 
     Args:
-        checkpoint: preset, folder or hub id; empty where files are given.
+        checkpoint: Preset, folder or hub id; empty if files are given.
         repository: Triton model repository to place the models in.
-        engine: what runs the components.
-        engines: what runs a component that differs, by its name.
-        torch: how PyTorch runs those that it serves.
-        precision: of the graphs, and of PyTorch's arithmetic.
-        precisions: of the graphs of a component that differ, by its name.
-        places: where the models of components run, by name; as the configurations say when empty.
-        components: names of those to export; all, and the authored models, when empty.
+        engine: Engine that runs the components.
+        engines: Engines of the components that differ, by component name.
+        torch: Options for the components that PyTorch serves.
+        precision: Precision of the graphs, and of PyTorch's arithmetic.
+        precisions: Precisions of the components that differ, by component name.
+        places: Places where the models of components run, by component name; the configurations decide when
+            empty.
+        components: Names of the components to export; all, and the authored models, when empty.
         opset: ONNX operator set version; the precision's default when None.
-        simplify: run onnxslim over each graph.
-        check_only: export and verify, and place nothing.
-        force: replace models that were not written by an export too.
-        axes: ranges that replace the defaults.
-        variant: name of one of the family's variants; its own plan when None.
-        parts: the folder or hub id of each part that does not come from the checkpoint, by name.
-        sizes: that axes are traced at, by option of the family's.
-        fixed_shapes: every axis has the one size that is traced.
-        files: of the checkpoint by role, for a family whose checkpoint may be given so.
-        output: the file for the graph of one component, instead of a repository.
-        verify_budget: seconds that verification may take on this machine, by the estimate.
-        verify_device: what both sides of it run on.
-        fresh: make every graph anew, those too that are the same as staged or placed.
-        queues: limits of what waits for models whose jobs take long.
+        simplify: True to run onnxslim over each graph.
+        check_only: True to export and verify, but place nothing.
+        force: True to replace even models that were not written by an export.
+        axes: Ranges that replace the defaults.
+        variant: Name of one of the family's variants; the family's own plan when None.
+        parts: Folder or hub id of each part that does not come from the checkpoint, by name.
+        sizes: Sizes that axes are traced at, by the family's option.
+        fixed_shapes: True to restrict every axis to the size that is traced.
+        files: Files of the checkpoint by role, for a family whose checkpoint may be given as files.
+        output: File for the graph of one component, instead of a repository.
+        verify_budget: Longest time that verification may take on this machine, by the estimate, in seconds.
+        verify_device: Device that both the graph and PyTorch run on in verification.
+        fresh: True to make every graph anew, even those identical to staged or placed ones.
+        queues: Limits of the models' request queues.
 
     Raises:
-        InvalidRequest: the budget is not above 0, both repository and output are given, or none.
+        InvalidRequest: The budget is not above 0, or both or none of repository and output are given.
     """
 
     checkpoint: str
@@ -139,14 +140,14 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class ExportResult:
-    """What an export did.
+    """Result of an export.
 
     Args:
-        rows: the parity table.
-        models: names of the models that it staged; none for a graph of its own.
-        placed: whether they, or the graph's file, are in place now.
-        left_out: where graphs were not verified.
-        elapsed_s: of the whole export.
+        rows: Rows of the parity table.
+        models: Names of the models that it staged; none for a single graph in a file.
+        placed: True if the models, or the graph's file, are in place now.
+        left_out: Points at which graphs were not verified.
+        elapsed_s: Duration of the whole export, in seconds.
     """
 
     rows: tuple[ParityRow, ...]
@@ -165,16 +166,16 @@ def run_export(
     """Export a checkpoint of a family into a model repository, or one graph of it into a file.
 
     Args:
-        family: what the checkpoint is of.
-        options: what to do.
-        report: called with one line before each long piece of work.
-        publish: called with the name of each placed model; where it raises, nothing stays placed.
+        family: Family of the checkpoint.
+        options: Options of the export.
+        report: Callback that receives one line before each long piece of work.
+        publish: Callback that receives the name of each placed model. If it raises, nothing stays placed.
 
     Raises:
-        InvalidRequest: the checkpoint, an option, the repository or the file is not as it must be.
-        NoRoom: there is too little disk or memory for what is to be made.
+        InvalidRequest: The checkpoint, an option, the repository or the file is invalid.
+        NoRoom: The disk or the memory is too small for what is to be made.
         ExportFailed: torch cannot trace a network with the described dynamic shapes.
-        ParityFailed: an output is outside its bounds.
+        ParityFailed: An output is outside its bounds.
     """
     started = time.monotonic()
     if options.engine is Engine.TENSORRT and not options.check_only and options.output is None:
@@ -182,7 +183,7 @@ def run_export(
             "engine tensorrt must be used with --check-only, which verifies the graphs that its parser takes:"
             " building its engines is not part of this release, got an export to place"
         )
-    if options.engine is not Engine.TORCH:  # which may serve each component in another
+    if options.engine is not Engine.TORCH:  # PyTorch may serve each component in another precision.
         for precision in (options.precision, *options.precisions.values()):
             check_precision(options.engine, precision)
     check_device(options.verify_device)
@@ -197,7 +198,7 @@ def run_export(
                 rows, left_out = _export_file(made_of, options.output, report)
             names: list[str] = []
         else:
-            assert options.repository is not None  # ExportOptions has it so without an output.
+            assert options.repository is not None  # ExportOptions requires it if there is no output.
             with said_when_full(options.repository):
                 rows, left_out, names = _export_models(made_of, options.repository, report, publish)
     placed_now, elapsed = not options.check_only, time.monotonic() - started
@@ -266,7 +267,7 @@ def _prepared(
     graph: Path | None = None,
     by_torch: Mapping[str, TorchChoice] | None = None,
 ) -> StagedExport:
-    """Take what need not be made, and see that there is room for the rest and where it is verified."""
+    """Reuse finished graphs, check disk and memory for the others, and choose where those are verified."""
     family, checkpoint, options = made_of.family, made_of.checkpoint, made_of.options
     progress = Progress(report, [component.label for component in components])
     choices = by_torch or {}
@@ -296,7 +297,7 @@ def _prepared(
     verification = _verification(missing, runs, options, weights, report)
     progress.expect({label: weight.parameters for label, weight in weights.items()})
     graphs = Counter(component.name for component in made_of.plan.components)
-    # A graph of its own has nobody to share with.
+    # A single graph in a file has no other graph to share weights with.
     sharing = frozenset(name for name, count in graphs.items() if count > 1 and graph is None)
     return StagedExport(
         made_of, options, opset, verification, staged, progress, finished, graph, sharing, choices
@@ -304,7 +305,7 @@ def _prepared(
 
 
 def _options_that_matter(options: ExportOptions, opset: int) -> dict[str, object]:
-    """Return the options by which another graph, or another verification of it, would be made."""
+    """Return the options that change a graph or its verification."""
     return {
         "opset": opset,
         "simplify": options.simplify,
@@ -320,7 +321,7 @@ def _verification(
     weights: Mapping[str, Weight],
     report: Report,
 ) -> Verification:
-    """Choose where the graphs are verified, and say what it takes."""
+    """Choose the points at which the graphs are verified, and report the estimated time."""
     if not components and not runs:
         return whole((), ())
     report("estimating what verification takes")
@@ -329,7 +330,7 @@ def _verification(
 
 
 def _place(staged: Path, repository: Path, names: list[str], publish: Publish) -> None:
-    """Place staged models and tell of each; where one is refused, put all back and tell of those again."""
+    """Place staged models and publish each; if one is refused, restore all and publish the restored ones."""
     told: list[str] = []
     try:
         with placed(staged, repository, names):
@@ -338,7 +339,7 @@ def _place(staged: Path, repository: Path, names: list[str], publish: Publish) -
                 told.append(name)
     except SlipwayError:
         for name in told:
-            # A server that refuses the old model too has said why it refused the new one.
+            # A server that also refuses the old model has already reported why it refused the new one.
             with contextlib.suppress(SlipwayError):
                 publish(name)
         raise
@@ -348,14 +349,14 @@ def components_of(family: Family, checkpoint: Checkpoint, options: ExportOptions
     """Return the components that an export of a checkpoint makes graphs of.
 
     Raises:
-        InvalidRequest: the checkpoint or an option is not as it must be.
+        InvalidRequest: The checkpoint or an option is invalid.
     """
     axes = _axes(family, checkpoint, options)
     return _selected(family, plan_of(family, checkpoint, options.variant, axes, options.engine), options)[0]
 
 
 def _axes(family: Family, checkpoint: Checkpoint, options: ExportOptions) -> tuple[Axis, ...]:
-    """Return the ranges of an export: the checkpoint's, with what the user chose."""
+    """Return the axes of an export: the checkpoint's ranges, changed by the user's options."""
     axes = axes_of(family, checkpoint, {axis.name: axis for axis in options.axes}, options.sizes)
     return tuple(axis.fixed for axis in axes) if options.fixed_shapes else axes
 
@@ -363,17 +364,17 @@ def _axes(family: Family, checkpoint: Checkpoint, options: ExportOptions) -> tup
 def plan_of(
     family: Family, checkpoint: Checkpoint, variant: str | None, axes: Sequence[Axis], engine: Engine
 ) -> Plan:
-    """Return what a checkpoint becomes.
+    """Return the plan of a checkpoint: its components and the authored models around them.
 
     Args:
-        family: of the checkpoint.
-        checkpoint: its configuration is read.
-        variant: name of one of the family's; its own plan when None.
-        axes: all of the family's.
-        engine: may have components in place of others.
+        family: Family of the checkpoint.
+        checkpoint: Checkpoint whose configuration is read.
+        variant: Name of one of the family's variants; the family's own plan when None.
+        axes: All axes of the family.
+        engine: Engine; ``portable`` replaces some components.
 
     Raises:
-        InvalidRequest: the family has no such variant, or the checkpoint is none of it.
+        InvalidRequest: The family has no such variant, or the checkpoint does not belong to it.
     """
     with checkpoint.describing(family.name):
         plan = family.variant(variant).plan(checkpoint, axes)
@@ -391,13 +392,13 @@ def _selected(
     if not options.components:
         return list(plan.components), with_canceller(plan.authored)
     components = [component for component in plan.components if component.name in options.components]
-    # A graph of an authored model needs that model around it.
+    # A graph that an authored model runs needs that model beside it.
     owners = {f"{family.name}_{component.name}" for component in components if component.graph != "model"}
     return components, [model for model in plan.authored if model.name in owners]
 
 
 def _check_precisions(components: Sequence[Component], options: ExportOptions) -> None:
-    """Refuse a precision that none of all components has, or that a component named with it has not."""
+    """Refuse a precision that no component has, or that is missing in a component named with it."""
     known = {component.name for component in components}
     problems = [
         f"precision must be of a component that is exported ({', '.join(sorted(known))}), got {name}"
@@ -412,14 +413,14 @@ def _check_precisions(components: Sequence[Component], options: ExportOptions) -
         reasons = [
             refusal(each, precision, options.engine_of(each)) for each in components if each.name == name
         ]
-        # Of the graphs of one component, those that lack a precision stay in float32.
+        # A component may have several graphs; those that lack the precision stay in float32.
         if reasons and all(reasons):
             problems += [reason for reason in reasons if reason is not None]
     raise_all("export", list(dict.fromkeys(problems)))
 
 
 def _other_precisions(components: Sequence[Component], options: ExportOptions) -> Iterator[str]:
-    """Say which graphs are made in another precision than was asked for, since they have no bounds for it."""
+    """Yield a line for each set of graphs made in another precision than asked, for lack of bounds for it."""
     found: dict[tuple[Precision, Precision], list[str]] = {}
     for component in components:
         asked = options.asked(component)
@@ -430,7 +431,7 @@ def _other_precisions(components: Sequence[Component], options: ExportOptions) -
 
 
 def _check_rows(components: Sequence[Component]) -> None:
-    """Refuse ranges in which a component cannot answer the models that are placed around it."""
+    """Refuse batch ranges in which a component cannot answer the models that are placed around it."""
     problems = []
     for component in components:
         axis = next((axis for axis in component.axes if axis.name == BATCH), None)
@@ -447,7 +448,7 @@ def _check_rows(components: Sequence[Component]) -> None:
 
 
 def _selected_graph(family: Family, plan: Plan, options: ExportOptions) -> Component:
-    """Return the one graph that the user asked for, by name of its component or by its label."""
+    """Return the one graph that the user asked for, by its component's name or by its label."""
     usual = () if family.graph_file is None else (family.graph_file.label,)
     named = options.components or usual
     (asked,) = named if len(named) == 1 else ("",)

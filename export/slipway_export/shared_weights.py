@@ -1,9 +1,9 @@
-"""Weights that several graphs of a component hold, on disk once.
+"""Sharing of weights on disk between the graphs of a component.
 
-A graph refers to its weights by file, offset and length. Those that a graph beside it has written already,
-to the byte, are referred to there; all others go to a file of the graph's own, which nothing changes
-afterwards. ONNX Runtime maps them, so that graphs of one process have such weights in memory once too, unless
-its kernels lay them out anew.
+A graph refers to its weights by file, offset and length. If a graph beside it already has a weight with the
+same bytes, the new graph refers to those. All other weights go to a file of the graph's own, which does not
+change afterwards. ONNX Runtime maps these files, so that the graphs of one process share such weights in
+memory too, unless its kernels store them in another layout.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import IO, Any
 import onnx
 import onnx_ir as ir
 
-# What is smaller stays in the graph.
+# Smaller weights are stored in the graph itself.
 _FROM_BYTES = 4096
-# Of the kernels that read weights where they lie, none asks for more.
+# No kernel that reads weights directly from the file requires a larger alignment.
 _ALIGNMENT = 64
 _CHUNK_BYTES = 2**20
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a weight lies: a file of the graph's folder, and the bytes in it."""
+    """Place of a weight: a file in the graph's folder, and a range of its bytes."""
 
     file: Path
     offset: int
@@ -43,14 +43,14 @@ class _Place:
 
 
 def save(model: ir.Model, path: Path) -> None:
-    """Write a graph, and beside it those of its weights that no graph there has.
+    """Write a graph, and beside it those of its weights that no other graph there has.
 
     Args:
-        model: the graph; its weights afterwards are those on disk.
-        path: of the ``.onnx`` file; its own weights go to `path` + ``.data``.
+        model: Graph to write; afterwards its weights refer to those on disk.
+        path: Path of the ``.onnx`` file; its own weights go to `path` + ``.data``.
     """
     data = path.with_name(f"{path.name}.data")
-    data.unlink(missing_ok=True)  # it may be a link to a file that is in use
+    data.unlink(missing_ok=True)  # It may be a link to a file in use, which must not be overwritten.
     known = _Known(path)
     values = model.graph.initializers.values()
     weights = {value: tensor for value in values if (tensor := _large(value)) is not None}
@@ -68,12 +68,12 @@ def save(model: ir.Model, path: Path) -> None:
 
 
 def save_again(path: Path) -> None:
-    """Write a graph that is on disk already as :func:`save` does; its weights are in memory meanwhile."""
+    """Rewrite a graph that is already on disk as :func:`save` does; meanwhile its weights are in memory."""
     save(ir.from_proto(onnx.load(path)), path)
 
 
 class _Known:
-    """The weights of the graphs beside one, by size; they are read only where the size agrees."""
+    """Weights of the other graphs in a folder, by size; they are read only if the size matches."""
 
     def __init__(self, path: Path) -> None:
         self._places: dict[int, set[_Place]] = {}
@@ -84,7 +84,7 @@ class _Known:
         self._digests: dict[int, dict[str, _Place]] = {}
 
     def place(self, tensor: ir.TensorProtocol) -> _Place | None:
-        """Return where a tensor's bytes lie already; None if they do not."""
+        """Return the place of a tensor's bytes if they are on disk already; otherwise None."""
         size = tensor.nbytes
         if size not in self._places:
             return None
@@ -96,7 +96,7 @@ class _Known:
 
 
 class _Hashed:
-    """A file that keeps the hash of what is written to it, and nothing else."""
+    """A file object that only hashes what is written to it."""
 
     def __init__(self) -> None:
         self.digest = hashlib.sha256()
@@ -108,7 +108,7 @@ class _Hashed:
 
 
 def _places(graph: Path) -> Iterator[_Place]:
-    """Yield where the weights of a written graph lie."""
+    """Yield the places of the weights of a written graph."""
     for weight in onnx.load(graph, load_external_data=False).graph.initializer:
         entries = {entry.key: entry.value for entry in weight.external_data}
         if entries:
@@ -118,7 +118,7 @@ def _places(graph: Path) -> Iterator[_Place]:
 
 
 def _large(value: ir.Value) -> ir.TensorProtocol | None:
-    """Return the tensor of a graph's weight that is to lie outside the graph."""
+    """Return the tensor of a weight that is to be stored outside the graph; None for others."""
     tensor = value.const_value
     if tensor is None or tensor.dtype == ir.DataType.STRING:
         return None
@@ -133,7 +133,7 @@ def _written(tensor: ir.TensorProtocol, file: IO[bytes], path: Path) -> _Place:
 
 
 def _write(tensor: ir.TensorProtocol, file: IO[bytes] | _Hashed) -> None:
-    if hasattr(tensor, "tofile"):  # The protocol does not have it, but those that are read from disk do.
+    if hasattr(tensor, "tofile"):  # Not part of the protocol, but tensors that are read from disk have it.
         tensor.tofile(file)
     else:
         file.write(tensor.tobytes())

@@ -1,9 +1,9 @@
-"""What machine an export needs: bytes on disk, in memory and on the device, and time; before it is begun.
+"""Estimate of what an export needs before it starts: bytes on disk, in memory and on the device, and time.
 
 A component's network is built as its configuration describes it (`weights.from_configurations`), so that a
-checkpoint of any size is planned without its weights. From the sizes of its tensors in each precision and the
-work of a forward (`cost.py`) follows what the export, its verification and the served graph take, by the few
-constants below; `docs/sizing.md` says how far they are off.
+checkpoint of any size is planned without its weights. The estimate for the export, its verification and the
+served graph follows from the sizes of the tensors in each precision, the work of a forward (`cost.py`) and
+the constants below. `docs/sizing.md` states how accurate the estimates are.
 """
 
 from __future__ import annotations
@@ -25,30 +25,31 @@ from slipway_export.weights import from_configurations
 # Measured on random denoisers of 25, 118 and 538 million parameters (dimension 384, 768 and 1280; 10, 12 and
 # 20 layers) on two cores: resident memory, and time while nothing else ran.
 PROCESS_BYTES = 0.62e9
-"""Of a process that exports, before it has a network."""
+"""Resident memory of a process that exports, before it has a network, in bytes."""
 _TRACED_BYTES_PER_CALL = 21e3
 _GRAPH_BYTES_PER_CALL = 420
-# A graph in one file is put together in memory before it is written; otherwise each tensor by itself.
+# A graph in one file is assembled in memory before it is written; otherwise each tensor is written by itself.
 _WHOLE_FILE = 2.1
 _ONE_TENSOR = 3.0
-# Times as a multiple of `machine.measured_call`, which was 0.2 ms there: to import what
-# traces, for each operator that is traced, optimized and written, and for each GB of float32 that is written,
-# loaded, or read by PyTorch as it runs.
+# Times as multiples of `machine.measured_call`, which was 0.2 ms there: to import the tracing libraries, for
+# each operator that is traced, optimized and written, and for each GB of float32 that is written, loaded, or
+# read by PyTorch as it runs.
 _STARTING = 62_000
 _TRACED = 34.0
 _RUN = 1.0
 _WRITTEN_PER_GB = 12_500
 _LOADED_PER_GB = 4_000
 _READ_PER_GB = 2_500
-# Of a weight's bytes, what ONNX Runtime 1.31's CPU holds at most: chains of 40 products of 2560 x 2560.
-# Float16 is widened at load; integers are packed into a second copy. A bfloat16 graph is verified widened.
+# Most memory that ONNX Runtime 1.31 uses for a weight on the CPU, as a multiple of the weight's bytes.
+# Measured on chains of 40 products of 2560 x 2560. It widens float16 at load and packs integers into a second
+# copy. A bfloat16 graph is verified as a widened copy.
 _HELD = {Precision.FP16: 3.0, Precision.BF16: 2.1, Precision.INT8: 2.0, Precision.INT4: 2.0}
 _HELD_FLOAT32 = 1.05
-# A process of Python with ONNX Runtime in Triton.
+# Memory of a Python process with ONNX Runtime in Triton.
 _SERVER_BYTES = 0.15e9
 GPU_BYTES = 0.6e9
-"""What a GPU's runtime takes for itself."""
-# Of an int8 matrix's column its scale and zero point; of an int4 weight itself and its share of a scale.
+"""Device memory that a GPU's runtime itself uses, in bytes."""
+# Bytes of an int8 column's scale and zero point; bytes of an int4 weight with its share of a scale.
 _INT8_COLUMN_BYTES, _INT4_BYTES = 5, 0.5 + 4 / BLOCK
 _TABLE_BYTES = 2
 _HALVES = (Precision.FP16, Precision.BF16)
@@ -56,11 +57,11 @@ _HALVES = (Precision.FP16, Precision.BF16)
 
 @dataclass(frozen=True)
 class Machine:
-    """How fast a machine is.
+    """Speed of a machine.
 
     Args:
-        speed: of the arithmetic.
-        call_s: :func:`slipway_export.machine.measured_call`.
+        speed: Speed of the arithmetic.
+        call_s: Time of a call (:func:`slipway_export.machine.measured_call`), in seconds.
     """
 
     speed: Speed
@@ -68,29 +69,29 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """Measure this machine, in a second or two."""
+    """Measure the speed of this machine, which takes a second or two."""
     return Machine(measured_speed(), measured_call())
 
 
 @dataclass(frozen=True)
 class Need:
-    """What one component takes in one precision.
+    """Needs of one component in one precision.
 
     Args:
-        label: of the component.
-        precision: of its graph.
-        parameters: of its network.
-        disk_bytes: of the graph and its weights; graphs of one component have common weights once.
-        export_bytes: resident while it is exported without verification.
-        verify_bytes: resident while it is verified on the CPU, at the largest point that the default
-            budget holds.
-        serve_bytes: resident while it is served on the CPU, at opt.
-        device_bytes: on a GPU that serves it, at opt.
-        export_s: of the export without verification, on the machine of the plan.
-        verify_s: of its verification there at all points.
-        step_s: of one forward at opt there, served on the CPU.
-        operations: of that forward.
-        served: how it is served, where not by a graph of that precision.
+        label: Label of the component.
+        precision: Precision of its graph.
+        parameters: Number of parameters of its network.
+        disk_bytes: Size of the graph and its weights; weights that graphs of one component share count once.
+        export_bytes: Resident memory of the export without verification.
+        verify_bytes: Resident memory of verification on the CPU, at the largest point within the default
+            budget.
+        serve_bytes: Resident memory of the graph served on the CPU, at opt.
+        device_bytes: Memory on a GPU that serves the graph, at opt.
+        export_s: Time of the export without verification, on the machine of the plan.
+        verify_s: Time of its verification there at all points.
+        step_s: Time of one forward at opt there, served on the CPU.
+        operations: Number of operations of that forward.
+        served: Description of how it is served, if not by a graph of that precision.
         model: Name of the placed model; empty in a plan, which places nothing.
     """
 
@@ -113,12 +114,12 @@ class Need:
 def needs(
     component: Component, machine: Machine, precisions: Sequence[Precision] | None = None
 ) -> list[Need]:
-    """Say what a component takes in each of its precisions.
+    """Compute the needs of a component in each of its precisions.
 
     Args:
-        component: the description.
-        machine: that exports, verifies and serves it.
-        precisions: those wanted; all that the component has when None.
+        component: Description of the component.
+        machine: Machine that exports, verifies and serves it.
+        precisions: Precisions to compute; all that the component has when None.
     """
     wanted = list(component.tolerance) if precisions is None else list(precisions)
     with from_configurations():
@@ -132,9 +133,9 @@ def needs(
 
 
 def _loaded_in(precision: Precision) -> Precision:
-    """Return the precision of the network whose weights are those of a graph."""
+    """Return the precision of the network that has the same weights as a graph."""
     if precision is Precision.BF16:
-        return Precision.FP16  # Both halves keep the same weights in float32.
+        return Precision.FP16  # Networks in either half precision keep the same weights in float32.
     return Precision.FP32 if precision.is_integer else precision
 
 
@@ -168,15 +169,15 @@ def _need(
 
 
 def weights_need(component: Component, network: nn.Module, precision: Precision) -> tuple[float, float]:
-    """Return what a component's weights take: on disk, and in memory while its graph is made and verified.
+    """Return the bytes of a component's weights: on disk, and in memory while its graph is made and verified.
 
-    It is known without a forward, which :func:`needs` counts: what activations and operators take comes on
-    top.
+    This needs no forward, which :func:`needs` counts. Activations and operators take additional space.
 
     Args:
-        component: the description.
-        network: in the graph's precision, or in float32 for an integer one; it may be without weights.
-        precision: of the graph.
+        component: Description of the component.
+        network: Network in the graph's precision, or in float32 for an integer one; it may be without
+            weights.
+        precision: Precision of the graph.
     """
     weights = list(_weights(component, network, precision))
     stored, held = sum(size for size, _ in weights), sum(size * factor for size, factor in weights)
@@ -189,24 +190,27 @@ def _writing(stored: float, largest: float) -> float:
 
 
 def largest_weight(network: nn.Module) -> int:
-    """Return the elements of the largest weight that is held whole; of a table only rows are."""
+    """Return the number of elements of the largest weight that is held whole; tables are read by rows."""
     tables = {id(part.weight) for part in network.modules() if isinstance(part, nn.Embedding)}
     return max((each.numel() for each in network.parameters() if id(each) not in tables), default=0)
 
 
 def verified_s(work: Work, gigabytes: float, machine: Machine) -> float:
-    """Estimate the verification at one point: PyTorch's run, which reads the weights, and ONNX Runtime's."""
+    """Estimate the verification at one point, in seconds.
+
+    It consists of PyTorch's run, which reads the weights, and ONNX Runtime's.
+    """
     besides = _RUN * work.calls + _READ_PER_GB * gigabytes
     return seconds(work, machine.speed) + machine.call_s * besides
 
 
 def need_of_file(label: str, precision: Precision, disk_bytes: int) -> Need:
-    """Say what follows from a placed graph's size alone: nothing of its work.
+    """Return the needs that follow from a placed graph's size alone, without those of its work.
 
     Args:
-        label: of its component.
-        precision: of the graph.
-        disk_bytes: of its files.
+        label: Label of its component.
+        precision: Precision of the graph.
+        disk_bytes: Size of its files, in bytes.
     """
     held = disk_bytes * _HELD.get(precision, _HELD_FLOAT32)
     return Need(
@@ -216,12 +220,12 @@ def need_of_file(label: str, precision: Precision, disk_bytes: int) -> Need:
 
 
 def _weights(component: Component, network: nn.Module, precision: Precision) -> Iterator[tuple[float, float]]:
-    """Give each weight's bytes in the graph, and by how much what the CPU holds of it is more.
+    """Yield each weight's bytes in the graph, and the factor by which the CPU's memory for it is larger.
 
     Args:
-        component: the description.
-        network: in the graph's precision, or in float32 for an integer one.
-        precision: of the graph.
+        component: Description of the component.
+        network: Network in the graph's precision, or in float32 for an integer one.
+        precision: Precision of the graph.
     """
     quantized = set()
     if precision.is_integer:
@@ -246,5 +250,5 @@ def _weights(component: Component, network: nn.Module, precision: Precision) -> 
 
 
 def _is_table(part: nn.Module) -> TypeGuard[nn.Embedding]:
-    """Whether an integer precision stores a module's rows in float16."""
+    """Return whether an integer precision stores a module's rows in float16."""
     return isinstance(part, nn.Embedding) and part.weight.numel() >= LARGE_TABLE

@@ -1,9 +1,9 @@
-"""The description of a component's tensors: the one place from which everything else is derived.
+"""Declarative description of a family's components and their tensors, from which everything else is derived.
 
-A family states its components as the frozen dataclasses below; `onnx.py` derives the dynamic shapes
-of the export from them, `verify.py` the shapes at which the graph is compared with PyTorch,
-`repository.py` Triton's `config.pbtxt` and warm-up request. Nothing here imports torch, so that the
-light client can list the families.
+A family states its components as the frozen dataclasses below. From them, `onnx.py` derives the dynamic
+shapes of the export, `verify.py` the shapes at which the graph is compared with PyTorch, and `repository.py`
+Triton's `config.pbtxt` and the warm-up request. Nothing here imports torch, so that the light client can list
+the families.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
     from slipway_serving.requests import Request
 
 BATCH = "batch"
-"""Name of the axis that Triton may batch over; a graph whose tensors all begin with it is batched."""
+"""Name of the axis that Triton may batch over. A graph is batched if all its tensors begin with this axis."""
 
 DEFAULT_BUDGET = 300.0
-"""Seconds that the verification of an export may take on the machine that exports."""
+"""Default limit for the verification of an export on the exporting machine, in seconds."""
 
 CARRIED_PREFIX = "next_"
-"""An output ``next_X`` is what a step leaves for the input ``X`` of the following one."""
+"""Prefix of carried outputs: a step's output ``next_X`` becomes the input ``X`` of the next step."""
 
 
 class Precision(StrEnum):
     """Number format of a graph's weights and arithmetic; its inputs and outputs stay float32.
 
-    ``int8`` quantizes weights per channel and activations as they come; ``int4`` weights only, in blocks,
-    for memory.
+    ``int8`` quantizes weights per channel and activations dynamically. ``int4`` quantizes only the weights,
+    in blocks, to save memory.
     """
 
     FP64 = "fp64"
@@ -53,21 +53,21 @@ class Precision(StrEnum):
 
     @property
     def is_integer(self) -> bool:
-        """Whether the graph is made by quantizing the float32 one."""
+        """Whether the graph is made by quantizing the float32 graph."""
         return self in (Precision.INT8, Precision.INT4)
 
 
-# Conv and most others accept bfloat16 from 22 on; below 17 nothing has been tried.
+# Conv and most other operators accept bfloat16 from opset 22 on. No opset below 17 has been tried.
 LOWEST_OPSET = {precision: 22 if precision is Precision.BF16 else 17 for precision in Precision}
 
 
 class Engine(StrEnum):
-    """What runs a component, and what its graph is made for where it has one.
+    """Runtime that executes a component, and for which its graph is made if it has one.
 
-    ``onnxruntime`` graphs use its fused operators; ``tensorrt`` graphs use the standard ones only. So do
-    ``portable`` graphs, which are for any runtime, and have upstream's inputs and outputs where upstream has
-    such a file; Triton serves them by ONNX Runtime. ``torch`` has no graph: PyTorch runs the checkpoint's own
-    network.
+    ``onnxruntime`` graphs use ONNX Runtime's fused operators; ``tensorrt`` graphs use only the standard ones.
+    ``portable`` graphs also use only the standard ones and are for any runtime. They have upstream's inputs
+    and outputs where upstream has such a file, and Triton serves them with ONNX Runtime. ``torch`` has no
+    graph: PyTorch runs the checkpoint's own network.
     """
 
     ONNXRUNTIME = "onnxruntime"
@@ -101,12 +101,12 @@ class DType(StrEnum):
 
     @property
     def is_float(self) -> bool:
-        """Whether its values are rounded numbers."""
+        """Whether the type is a floating-point type."""
         return self in (DType.FLOAT32, DType.FLOAT16)
 
     @property
     def values(self) -> tuple[int, int]:
-        """Half-open range of what a tensor of whole numbers or truth values is verified with."""
+        """Half-open range of the values with which a tensor of integers or booleans is verified."""
         return (0, 256) if self is DType.UINT8 else (0, 2)
 
 
@@ -115,10 +115,10 @@ class Axis:
     """A named dimension and the range that it may take.
 
     Args:
-        name: a word, e.g. ``latent_frames``.
-        min: smallest size, at least 1.
-        opt: the size that is traced, tuned for and warmed up.
-        max: largest size.
+        name: Word that names the axis, e.g. ``latent_frames``.
+        min: Smallest size, at least 1.
+        opt: Size that the export traces, tunes for and warms up with.
+        max: Largest size.
     """
 
     name: str
@@ -133,20 +133,20 @@ class Axis:
             )
 
     def around(self, size: int) -> Axis:
-        """Return the axis traced at another size, its range no larger than it takes."""
+        """Return the axis traced at another size, with its range extended to include that size."""
         return Axis(self.name, min(self.min, size), size, max(self.max, size))
 
     @property
     def fixed(self) -> Axis:
-        """The axis with the one size that is traced."""
+        """The axis with the traced size as its only size."""
         return Axis(self.name, self.opt, self.opt, self.opt)
 
     def unseen(self, low: bool) -> int:
-        """Return a size in the range that is none of min, opt, max where there is one.
+        """Return a size within the range that is none of min, opt and max, or opt if there is no other.
 
         Args:
-            low: look between min and opt first, else between opt and max; axes that alternate make
-                a point at which no two of them agree by chance.
+            low: True to look between min and opt first, False to look between opt and max first. Alternate it
+                from axis to axis to get a point at which no two axes agree by chance.
         """
         below, above = range(self.min + 1, self.opt), range(self.opt + 1, self.max)
         for sizes in (below, above) if low else (above, below):
@@ -160,18 +160,18 @@ class TensorSpec:
     """One input or output of a graph.
 
     Args:
-        name: as in the PyTorch forward.
-        dtype: element type.
-        shape: ints for fixed dimensions; for others an axis or a sum of products of axes, such as
+        name: Name of the tensor in the PyTorch forward.
+        dtype: Element type.
+        shape: Dimensions: an int for a fixed one; otherwise an axis or a sum of products of axes, such as
             ``"4 * frames - 3"`` or ``"height * width + text_tokens"`` (:class:`slipway_serving.size.Size`).
-        values: half-open range of the whole numbers that an input is verified with; for None normal
-            noise of a float type, 0 and 1 of another, all of uint8.
-        ones: the verification input is all ones (masks).
-        initial: what fills the input before the first step of a :class:`Stepped`; None where a graph of
-            its own gives the first.
-        exact: the output must equal PyTorch's in every element, whatever the precision (labels, indices).
-        example: makes what an input is verified with, of a shape, where random values are not what a served
-            network sees (token ids of real texts).
+        values: Half-open range of the integers with which an input is verified. With None, a float type gets
+            normal noise, uint8 its whole range, and any other type 0 and 1.
+        ones: True if the verification input is all ones (masks).
+        initial: Value that fills the input before the first step of a :class:`Stepped`; None if a separate
+            graph produces the first value.
+        exact: True if every element of the output must equal PyTorch's in any precision (labels, indices).
+        example: Function that makes the verification input of a given shape, for inputs where random values
+            are not what a served network sees (token ids of real texts).
     """
 
     name: str
@@ -194,7 +194,7 @@ class TensorSpec:
 
     @property
     def sizes(self) -> tuple[int | Size, ...]:
-        """The shape with its expressions parsed."""
+        """Dimensions with the expressions parsed."""
         return tuple(Size.parse(size) if isinstance(size, str) else size for size in self.shape)
 
     @property
@@ -203,7 +203,7 @@ class TensorSpec:
         return bool(self.shape) and self.shape[0] == BATCH
 
     def at(self, point: Point) -> tuple[int, ...]:
-        """Return the shape with every axis at the point's size."""
+        """Return the shape at a point, which gives the size of every axis."""
         return tuple(size.at(point) if isinstance(size, Size) else size for size in self.sizes)
 
 
@@ -212,11 +212,12 @@ class Tolerance:
     """Bounds of a verified graph against PyTorch in float32.
 
     Args:
-        max_abs: largest absolute difference.
+        max_abs: Largest absolute difference.
         relative_l2: ``|graph - torch| / |torch|`` in the L2 norm.
-        cosine: smallest cosine similarity.
-        row_cosine: smallest cosine similarity of a row along the last dimension, such as a token's embedding:
-            one that is lost hardly shows in the whole tensor. None where rows mean nothing.
+        cosine: Smallest cosine similarity.
+        row_cosine: Smallest cosine similarity of a row along the last dimension, such as a token's embedding.
+            The loss of one row hardly shows in the whole tensor. None if the rows have no meaning of their
+            own.
     """
 
     max_abs: float
@@ -234,38 +235,39 @@ class Component:
     """One network with one signature, exported to one graph.
 
     Args:
-        name: the served model's name without the family's, e.g. ``denoiser_high``.
-        inputs: in the order of the forward's arguments.
-        outputs: in the order of the forward's results.
-        axes: every axis that the shapes name.
-        load: builds the network in a precision, in eval mode; its forward takes and gives the
-            tensors as described (float32 at the edges whatever the precision inside). For tracing it is
-            called where `Checkpoint.load` leaves the weights on disk: nothing may be computed from them
-            before the forward.
-        tolerance: bounds per precision; in a precision that is missing the graph stays in float32, and
-            its manifest says so.
-        keep_float: patterns of module paths (``*.proj_out``) whose products integer precisions leave alone.
-        outliers: patterns of module paths whose products have inputs with outliers: integer precisions
-            leave these in float32, and int8 gives the weights 8 bits in blocks. Engine ``portable``, which
-            has no operator for that, leaves the products alone.
-        lower: a context in which the network is traced for ONNX Runtime: swaps what torch would decompose
-            for its operators, and puts it back.
-        merge_us: how long Triton may hold a request back to merge it with others of its shape into one
-            batch, microseconds; None never merges them. A merged request is rounded differently, which
-            is for components whose results need not be the same to the bit.
-        merge_rows: rows that a batch of merged requests has at most; None is as many as the batch axis. One
-            request may have more.
-        queue_limit: requests that may wait for the model, those beyond are refused; None is any number.
-        queue_limit_with: models whose waiting requests count too.
-        rows: Fewest and most rows that the models around it send in one request; None where none sends any.
-            An export that places these models must allow both.
-        cached: Triton answers a request that comes again from its response cache. Only for one output: the
-            key of that cache leaves out which outputs a request asks for.
-        graph: file stem of the graph. ``model`` makes a Triton model of its own; any other stem is a
-            graph that an authored model of that name runs.
-        lowest_opset: the lowest ONNX operator set that the graph can be written in, by precision.
-        portable: what engine ``portable`` exports in its place, where upstream's own file has another
-            signature; no served model may depend on the difference.
+        name: Name of the served model without the family's prefix, e.g. ``denoiser_high``.
+        inputs: Input tensors, in the order of the forward's arguments.
+        outputs: Output tensors, in the order of the forward's results.
+        axes: All axes that the shapes name.
+        load: Function that builds the network in a precision, in eval mode. The network's forward takes and
+            returns the tensors as described (float32 at the edges, whatever the precision inside). For
+            tracing, this function is called where `Checkpoint.load` leaves the weights on disk, so it must
+            not compute anything from them before the forward.
+        tolerance: Bounds per precision. In a precision that is missing, the graph stays in float32 and its
+            manifest says so.
+        keep_float: Patterns of module paths (``*.proj_out``) whose products integer precisions leave alone.
+        outliers: Patterns of module paths whose products have inputs with outliers. Integer precisions keep
+            these inputs in float32, and int8 stores the weights with 8 bits in blocks. Engine ``portable``,
+            which has no operator for that, leaves the products alone.
+        lower: Context manager in which the network is traced for ONNX Runtime. It replaces operations that
+            torch would decompose by ONNX Runtime's operators, and restores them afterwards.
+        merge_us: Longest time that Triton may delay a request to merge it with others of its shape into one
+            batch, in microseconds; None never merges requests. A merged request is rounded differently, so
+            set this only for components whose results need not be identical to the bit.
+        merge_rows: Largest number of rows in a batch of merged requests; None allows as many as the batch
+            axis. A single request may have more.
+        queue_limit: Largest number of requests that may wait for the model; further ones are refused. None
+            sets no limit.
+        queue_limit_with: Names of other models whose waiting requests count too.
+        rows: Fewest and most rows that the surrounding models send in one request; None if none sends any. An
+            export that places these models must allow both.
+        cached: True if Triton answers a repeated request from its response cache. The component must have a
+            single output, because the cache key does not include which outputs a request asks for.
+        graph: File stem of the graph. ``model`` makes a Triton model of its own; any other stem is a graph
+            that an authored model of that name runs.
+        lowest_opset: Lowest ONNX operator set that the graph can be written in, by precision.
+        portable: Component that engine ``portable`` exports in place of this one, if upstream's own file has
+            another signature. No served model may depend on the difference.
     """
 
     name: str
@@ -310,45 +312,46 @@ class Component:
 
     @property
     def label(self) -> str:
-        """How reports name the graph: ``denoiser_high`` or ``vae_decoder/next``."""
+        """Name of the graph in reports: ``denoiser_high`` or ``vae_decoder/next``."""
         return self.name if self.graph == "model" else f"{self.name}/{self.graph}"
 
     @property
     def rows_axis(self) -> Axis | None:
-        """The axis that every tensor begins with, if there is one: its size is the rows of a request."""
+        """The axis that every tensor begins with, if there is one. Its size is the row count of a request."""
         if all(tensor.batched for tensor in (*self.inputs, *self.outputs)):
             return next(axis for axis in self.axes if axis.name == BATCH)
         return None
 
     @property
     def batch_axis(self) -> Axis | None:
-        """The axis that Triton batches over: that of the rows, if it varies.
+        """The axis that Triton batches over: the axis of the rows, if its size varies.
 
-        Triton's backends batch only graphs whose first dimension is dynamic. Where it has one size, the model
-        is served without batching and its dimensions include the rows, so requests have the same shapes.
+        Triton's backends batch only graphs whose first dimension is dynamic. If the axis has a single size,
+        the model is served without batching and its dimensions include the rows, so requests have the same
+        shapes.
         """
         axis = self.rows_axis
         return None if axis is None or axis.min == axis.max else axis
 
     def keeps_float(self, path: str) -> bool:
-        """Whether integer precisions leave a module's product alone: its path, or one around it, is named."""
+        """Return whether `keep_float` names a module's path, or that of a module that contains it."""
         names = path.split(".")
         paths = [".".join(names[: i + 1]) for i in range(len(names))]
         return any(fnmatchcase(each, pattern) for each in paths for pattern in self.keep_float)
 
     def varying(self, tensor: TensorSpec) -> tuple[Size | int, ...]:
-        """Return a tensor's dimensions as its graph has them: with the axes of one size only put in."""
+        """Return a tensor's dimensions as the graph has them, with the size of each fixed axis filled in."""
         fixed = {axis.name: axis.opt for axis in self.axes if axis.min == axis.max}
         return tuple(size.given(fixed) if isinstance(size, Size) else size for size in tensor.sizes)
 
     def precision(self, asked: Precision) -> Precision:
-        """Return the precision of the graph when the user asks for one."""
+        """Return the precision that the graph gets when the user asks for one."""
         return asked if asked in self.tolerance else Precision.FP32
 
     def for_portable(self) -> Component:
         """Return the component that takes this one's place for engine ``portable``.
 
-        It lacks the integer precisions where inputs with outliers would leave every product in float32.
+        It lacks the integer precisions if inputs with outliers would leave every product in float32.
         """
         chosen = self.portable or self
         if "*" not in chosen.outliers:
@@ -359,7 +362,7 @@ class Component:
     def points(self) -> dict[str, Point]:
         """Return the points at which the graph is verified, by name.
 
-        ``opt`` is the one that export traces; ``unseen`` is none of the other three.
+        ``opt`` is the point that the export traces. ``unseen`` is none of the other three.
         """
         return {
             "min": {axis.name: axis.min for axis in self.axes},
@@ -374,15 +377,16 @@ class StepInput:
     """An input of a :class:`Stepped` that is new at each step.
 
     Args:
-        axis: dimension along which the tensor of a whole run is cut into those of its steps; None where a
-            whole run has one tensor for each step, joined along a new first dimension.
-        overlap: how many places along the axis a step shares with the step before.
-        each_run: new at each run of a step too; else the same in all runs of a step.
-        make: gives the tensor of a step, counted from 0, where it follows from the step (positions), or one
-            that spreads over its shape (one position for a batch); None for an example as its
-            :class:`TensorSpec` describes it.
-        committed: the value that fills it in the run that commits (a timestep of 0); None for one like the
-            others'.
+        axis: Dimension along which the tensor of a whole run is cut into those of its steps; None if a whole
+            run has one tensor for each step, joined along a new first dimension.
+        overlap: Number of places along the axis that a step shares with the step before.
+        each_run: True if the input is also new at each run of a step, False if it is the same in all runs of
+            a step.
+        make: Function that returns the tensor of a step, counted from 0, if it follows from the step
+            (positions). The tensor may be one that broadcasts to the shape (one position for a batch). None
+            uses an example as its :class:`TensorSpec` describes it.
+        committed: Value that fills the input in the run that commits (a timestep of 0); None uses a tensor
+            like those of the other runs.
     """
 
     axis: int | None = None
@@ -404,29 +408,30 @@ WholeRun = Callable[[Mapping[str, "torch.Tensor"]], Mapping[str, "torch.Tensor"]
 
 @dataclass(frozen=True)
 class Stepped:
-    """A network run step by step: outputs ``next_X`` of a step become inputs ``X`` of the following one.
+    """A network run step by step: the outputs ``next_X`` of a step become the inputs ``X`` of the next one.
 
-    A step may be several runs of the same places, as a denoiser's runs on one block of frames are: each
-    begins with what the step before carried on, and only what the last run gives is carried on; that
-    one commits. Inputs that are neither carried nor in `inputs` are the same at every step.
+    A step may consist of several runs of the same places, as a denoiser's runs on one block of frames do.
+    Each run begins with the values carried over from the previous step, and only the results of the last run
+    are carried over; that run commits. Inputs that are neither carried nor in `inputs` are the same at every
+    step.
 
-    Beyond the parity of each graph, the steps are verified against the network's own whole run.
+    In addition to the parity of each graph, the steps are verified against the network's own whole run.
 
     Args:
-        next: the graph of every step, or of every step but the first.
-        inputs: what is new at each step, by input name.
-        outputs: dimension along which a whole run's output is made of those of the steps, for every
+        next: Graph of every step, or of every step but the first.
+        inputs: Inputs that are new at each step, by name.
+        outputs: Dimension along which the outputs of the steps are joined into that of a whole run, for every
             output that is not carried; None as for :class:`StepInput`.
-        steps: number of steps of the verified run.
-        reference: the network's own whole run over any number of steps, in float32 and on the device of
-            its inputs: takes those that are not carried by name, joined over the steps, and gives the
-            outputs so.
-        first: the graph of the first step, which has nothing to carry on; None where `next` starts from
-            what its inputs' ``initial`` says.
-        runs: how many times each step is run; the last run commits.
+        steps: Number of steps of the verified run.
+        reference: The network's own whole run over any number of steps, in float32 and on the device of its
+            inputs. It takes the inputs that are not carried by name, joined over the steps, and returns the
+            outputs in the same form.
+        first: Graph of the first step, which has no carried inputs; None if `next` starts from the
+            ``initial`` values of its inputs.
+        runs: Number of times each step is run; the last run commits.
 
     Raises:
-        InvalidRequest: the graphs' tensors do not fit together as the words above say.
+        InvalidRequest: The tensors of the graphs do not fit together as described above.
     """
 
     next: Component
@@ -446,7 +451,7 @@ class Stepped:
 
     @property
     def carried(self) -> tuple[TensorSpec, ...]:
-        """The inputs that a step takes from the step before."""
+        """The inputs that a step receives from the step before."""
         given = {tensor.name for tensor in self.next.outputs}
         return tuple(tensor for tensor in self.next.inputs if CARRIED_PREFIX + tensor.name in given)
 
@@ -493,7 +498,7 @@ class Stepped:
 
 
 FileContent = Path | bytes | Callable[[], bytes]
-"""A file or folder to copy, the bytes of a file, or what makes them."""
+"""File or folder to copy, content of a file in bytes, or function that makes the content."""
 
 
 @dataclass(frozen=True)
@@ -501,14 +506,14 @@ class AuthoredModel:
     """A model of `model_repository/` that is placed beside the exported ones.
 
     Args:
-        name: its folder in the repository.
-        files: what export adds to it, by path within the model's folder.
-        source: its folder in `model_repository/`, where that has another name; a path where it lies
-            elsewhere, as that of a family in another distribution does.
-        request: what it takes: the inputs of its `config.pbtxt`.
-        events: what it answers with: the outputs; by default those of the request.
-        usual: Values of the request's fields that the exported axes are tuned for. Its configuration tells
-            them, so that whoever does not know the checkpoint can ask for what it can make.
+        name: Name of its folder in the repository.
+        files: Files that the export adds to it, by path within the model's folder.
+        source: Name of its folder in `model_repository/`, if that differs; a path if the folder is elsewhere,
+            as for a family in another distribution.
+        request: Type of its requests, which gives the inputs of its `config.pbtxt`.
+        events: Types of its answers, which give the outputs; by default those of the request.
+        usual: Values of the request's fields that the exported axes are tuned for. The model's configuration
+            includes them, so that a client that does not know the checkpoint can ask for what it can make.
     """
 
     name: str
@@ -521,7 +526,7 @@ class AuthoredModel:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a checkpoint becomes: its graphs and the authored models around them."""
+    """Plan of a checkpoint: its graphs and the authored models around them."""
 
     components: tuple[Component, ...]
     authored: tuple[AuthoredModel, ...]
@@ -530,14 +535,15 @@ class Plan:
 
 @dataclass(frozen=True)
 class Preset:
-    """A checkpoint that a family can write: of random weights, or one that was trained.
+    """A checkpoint that a family can write, with random weights or trained ones.
 
     Args:
-        summary: one line for people.
-        configs: the configuration of each part, by file path within the checkpoint. A checkpoint
-            whose files say the same is of this preset.
-        axes: ranges to export such a checkpoint with.
-        write: writes the checkpoint into a folder, from the configs and a seed; of a trained one, 0.
+        summary: Description for people, one line.
+        configs: Configuration of each part, by file path within the checkpoint. A checkpoint whose files say
+            the same is of this preset.
+        axes: Ranges to export such a checkpoint with.
+        write: Function that writes the checkpoint into a folder, from the configs and a seed; the seed of a
+            trained checkpoint is 0.
     """
 
     summary: str
@@ -551,10 +557,10 @@ class Part:
     """A folder of a checkpoint, which may also lie in a place of its own (``--part NAME=DIR|HUB_ID``).
 
     Args:
-        name: of the folder, e.g. ``text_encoder``.
-        files: paths within the folder that must be there.
-        optional: a checkpoint may lack it.
-        components: names of those that are made of this part alone, so that it may also be given by itself
+        name: Name of the folder, e.g. ``text_encoder``.
+        files: Paths of the required files within the folder.
+        optional: True if a checkpoint may lack the part.
+        components: Names of the components made of this part alone, so that it may also be given by itself
             (``--model-path``).
     """
 
@@ -569,9 +575,10 @@ class NamedFile:
     """A file of a checkpoint that may be given by an option of its own, under any name.
 
     Args:
-        path: within the layout.
-        default: where it lies when its option is left out; None where that must be given.
-        leads_to: finds what else of a layout the file goes with: where that lies, by paths within the layout.
+        path: Path within the layout.
+        default: Path of the file if its option is left out; None if the option is required.
+        leads_to: Function that finds the other files of a layout that belong to the file; it returns their
+            places by path within the layout.
     """
 
     path: str
@@ -584,9 +591,9 @@ class GraphFile:
     """The one graph that upstream's own exporter makes, for an export into a file.
 
     Args:
-        label: of the component that the file holds where none is named.
-        path: of the file where checkpoint files are given, and neither a file nor a repository.
-        opset: ONNX operator set of that graph in a file, where its precision allows it.
+        label: Label of the component that the file contains if the user names none.
+        path: Path of the file if checkpoint files are given, and neither a file nor a repository.
+        opset: ONNX operator set of that graph in a file, if its precision allows it.
     """
 
     label: str
@@ -598,14 +605,15 @@ class GraphFile:
 class Variant:
     """Another way to serve a family's checkpoints, chosen at the export (``--variant``, ``--mode``).
 
-    It may be of other files than the family's own plan: a mode whose weights are a file beside others'.
+    It may require other files than the family's own plan, such as a mode whose weights are in an additional
+    file.
 
     Args:
-        summary: one line for people.
-        plan: as :attr:`Family.plan`.
-        layout: as :attr:`Family.layout`; that one when None.
-        files: as :attr:`Family.files`; those when None.
-        graph_file: as :attr:`Family.graph_file`; that one when None.
+        summary: Description for people, one line.
+        plan: Function as :attr:`Family.plan`.
+        layout: Layout as :attr:`Family.layout`; the family's when None.
+        files: Files as :attr:`Family.files`; the family's when None.
+        graph_file: Graph file as :attr:`Family.graph_file`; the family's when None.
     """
 
     summary: str
@@ -620,23 +628,26 @@ class Family:
     """One family of checkpoints and how it is served.
 
     Args:
-        name: as in commands and model names.
-        upstream: the public checkpoint that it stands for.
-        summary: one line for people.
-        served: names of the models that clients call.
-        layout: what a checkpoint must have: files by their paths, and the folders of its parts.
-        axes: ranges for a checkpoint that is of no preset.
-        presets: by name.
-        plan: reads a checkpoint's configuration and describes what it becomes.
-        variants: other such plans, by name, each perhaps of other files.
-        requests: what clients ask for: `slipway generate` has a command for each.
-        trained: the family of the checkpoints that users train for this one and export by name; None where
-            there is no such training.
-        files: what of the layout has an option of its own, by role (``conf``, ``ckpt``), where a checkpoint
-            may also be given as files of any names and places: by all the options without a default.
-        sizes: axes by the options that upstream has for the sizes of a trace (``batch-size``).
-        graph_file: what an export into a file makes where no component is named; None where one must be.
-        former_names: what another exporter calls components (``--model-type``), and the names here.
+        name: Name in commands and model names.
+        upstream: Public checkpoint that the family represents.
+        summary: Description for people, one line.
+        served: Names of the models that clients call.
+        layout: Required content of a checkpoint: files by their paths, and the folders of its parts.
+        axes: Ranges for a checkpoint that is of no preset.
+        presets: Presets, by name.
+        plan: Function that reads a checkpoint's configuration and describes what it becomes.
+        variants: Alternative plans, by name, each possibly for other files.
+        requests: Types of the clients' requests; `slipway generate` has a command for each.
+        trained: Family of the checkpoints that users train for this one and export by name; None if there is
+            no such training.
+        files: Files of the layout that have an option of their own, by role (``conf``, ``ckpt``). Such a
+            checkpoint may also be given as files of any names and places, by all the options without a
+            default.
+        sizes: Names of axes, by the options that upstream has for the sizes of a trace (``batch-size``).
+        graph_file: Graph that an export into a file makes if the user names no component; None if one must be
+            named.
+        former_names: Names of components in this project, by the name that another exporter uses
+            (``--model-type``).
     """
 
     name: str
@@ -656,13 +667,13 @@ class Family:
     former_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def variant(self, name: str | None) -> Family:
-        """Return the family as a variant has it: its plan, and the files that this takes.
+        """Return the family with the plan and the files of one of its variants.
 
         Args:
-            name: of the variant; None for the family itself.
+            name: Name of the variant; None for the family itself.
 
         Raises:
-            InvalidRequest: there is none of that name.
+            InvalidRequest: The family has no variant of that name.
         """
         if name is None:
             return self
@@ -689,10 +700,10 @@ class Family:
         return tuple(name for part in self.parts for name in part.components)
 
     def component_named(self, name: str) -> str:
-        """Return a component's name here, where another exporter has its own for it.
+        """Return this project's name of a component, given the name that another exporter uses.
 
         Raises:
-            InvalidRequest: that name is of several components here.
+            InvalidRequest: The name stands for several components here.
         """
         here = self.former_names.get(name, (name,))
         if len(here) > 1:

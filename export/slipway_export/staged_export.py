@@ -1,8 +1,8 @@
-"""An export under way: its models made one by one in a staging folder, each verified as it is made.
+"""An export in progress: its models are made one by one in a staging folder, and each is verified at once.
 
-component -> its graph, or the files of the network that PyTorch runs -> compared with the checkpoint's own
-network -> configuration and manifest. What would be the same as made before is taken from there
-(`resume.py`); what is chosen, checked and placed around it is `run.py`'s.
+Data flow: component -> its graph, or the files of the network that PyTorch runs -> comparison with the
+checkpoint's own network -> configuration and manifest. Graphs identical to earlier ones are reused
+(`resume.py`). `run.py` selects the components, checks the options and places the result.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MadeOf:
-    """What an export is made of.
+    """Everything that an export is made of.
 
     Args:
-        family: in the variant that was asked for.
-        checkpoint: of it.
-        axes: the ranges of the export.
-        plan: what the checkpoint becomes.
-        planned: what was read to describe it.
-        options: what the user asked.
-        digests: of files that were read before.
+        family: Family, in the variant that was asked for.
+        checkpoint: Checkpoint of the family.
+        axes: Axes with the ranges of the export.
+        plan: Plan of the checkpoint.
+        planned: Notes of what was read to make the plan.
+        options: Options from the user.
+        digests: Hashes of files that were read before.
     """
 
     family: Family
@@ -69,7 +69,7 @@ class MadeOf:
 
 
 def runs_of(plan: Plan, components: Sequence[Component]) -> list[Stepped]:
-    """Return the stepped networks whose graphs are all there."""
+    """Return the stepped networks whose graphs are all among some components."""
     labels = {component.label for component in components}
     return [
         run for run in plan.stepped if {graph.label for graph in (run.first, run.next) if graph} <= labels
@@ -79,26 +79,26 @@ def runs_of(plan: Plan, components: Sequence[Component]) -> list[Stepped]:
 def model_names(
     family: Family, components: Sequence[Component], authored: Sequence[AuthoredModel]
 ) -> list[str]:
-    """Return the names of the models that components and authored models make, each once."""
+    """Return the names of the models made of components and authored models, each once."""
     names = [f"{family.name}_{component.name}" for component in components]
     return list(dict.fromkeys([*names, *(model.name for model in authored)]))
 
 
 @dataclass(frozen=True)
 class StagedExport:
-    """The parts of one export that every step of it needs.
+    """The parts of one export that all of its steps need.
 
     Args:
-        made_of: what it is made of.
-        options: what the user asked.
+        made_of: Everything that the export is made of.
+        options: Options from the user.
         opset: ONNX operator set version.
-        verification: where graphs and networks are verified.
-        staged: the folder to write in.
-        report: takes a line before each long piece of work.
-        finished: what need not be made again.
-        graph: the file of the one graph that is exported for itself.
-        sharing: names of components that are several graphs, whose weights lie on disk once.
-        by_torch: how PyTorch serves those that it serves, by label.
+        verification: Points at which graphs and networks are verified.
+        staged: Folder to write in.
+        report: Progress that receives a line before each long piece of work.
+        finished: Finished graphs, which need not be made again.
+        graph: File of the graph in an export of a single graph.
+        sharing: Names of the components with several graphs, whose common weights are on disk once.
+        by_torch: Choices of how PyTorch serves the components that it serves, by label.
     """
 
     made_of: MadeOf
@@ -129,7 +129,7 @@ class StagedExport:
         return self.graph or self._folder(component) / f"{component.graph}.onnx"
 
     def build(self, plan: Plan, components: Sequence[Component]) -> list[ParityRow]:
-        """Export and verify the graphs into the staging folder, or take them; return the parity table."""
+        """Export and verify the graphs into the staging folder, or reuse them; return the parity table."""
         rows: list[ParityRow] = []
         left_out = self.verification.left_out
         for component in components:
@@ -193,7 +193,7 @@ class StagedExport:
         else:
             stage_graph(component, choice, folder)
         axes = {a.name: (a.min, a.opt, a.max) for a in self.made_of.axes}
-        # A name that a plan takes from where the checkpoint is must not depend on where a server runs.
+        # A plan may derive names from the checkpoint's path, so they must not depend on a server's directory.
         source = self._checkpoint.source
         source = str(Path(source).resolve()) if Path(source).is_dir() else source
         facts = NetworkFacts(self._family.name, self.options.variant, component.label, source, axes)
@@ -214,7 +214,7 @@ class StagedExport:
     def finish(
         self, components: Sequence[Component], authored: Sequence[AuthoredModel], rows: Sequence[ParityRow]
     ) -> None:
-        """Give each staged model its configuration and its manifest."""
+        """Write the configuration and the manifest of each staged model."""
         for model in authored:
             stage_authored(model, self.staged)
         for component in components:
@@ -241,7 +241,7 @@ class StagedExport:
             write_manifest(self.staged / name, self.facts(here, rows) | placed_at, self.finished.digests.of)
 
     def facts(self, parts: Sequence[Component], rows: Sequence[ParityRow]) -> dict[str, Any]:
-        """What the manifest says of a model beyond its files."""
+        """Return the manifest's facts about a model, except for its files."""
         source: dict[str, Any] = {"source": self._checkpoint.source, "commit": self._checkpoint.commit}
         if self._checkpoint.places:
             source["parts"] = {

@@ -1,8 +1,8 @@
-"""The folder that an export works in, beside the repository: what of it outlives the export, and who has it.
+"""The working folder of an export, beside the repository: its lock, and what remains after an interruption.
 
-Each export has a folder of its own, locked as long as its process lives, and removed when it is done. Where
-the export ends in another way, what is finished stays (`record.py`); the next export of the same models takes
-that over, and removes the rest. So no graph is left over twice.
+Each export has a folder of its own, which is locked as long as its process lives and removed when it is done.
+If the export ends in another way, the finished graphs stay (`record.py`). The next export of the same models
+takes them over and removes the rest, so interrupted exports do not accumulate copies of a graph.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _LOCK = ".lock"
 
 @contextlib.contextmanager
 def staging(repository: Path, models: Iterable[str] = ()) -> Iterator[Path]:
-    """Open a staging folder beside a repository, creating the repository where it is missing.
+    """Open a staging folder beside a repository, creating the repository if it is missing.
 
-    An error in the block leaves what has a record.
+    An error in the block keeps the files that have a record.
 
     Args:
-        repository: of the models.
-        models: whose finished graphs are taken over from exports that were interrupted.
+        repository: Repository of the models.
+        models: Names of the models whose finished graphs are taken over from interrupted exports.
 
     Raises:
-        InvalidRequest: the repository is not a folder, it or the folder around it cannot be written, or
-            the two are on different file systems, where a model could not be renamed into place.
+        InvalidRequest: The repository is not a folder, it or its parent folder cannot be written, or the two
+            are on different file systems, where a model could not be renamed into place.
     """
     repository = repository.resolve()
     prefix = f".{repository.name}.slipway-staging-"
@@ -71,12 +71,12 @@ def _check_renames(folder: Path, repository: Path) -> None:
 
 
 def _lock(folder: Path) -> TextIO:
-    """Take a folder's lock; the kernel lets it go with the file, however this process ends."""
+    """Lock a folder; the kernel releases the lock with the file, however this process ends."""
     unnamed = folder / f"{_LOCK}.new"
     lock = unnamed.open("w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        unnamed.rename(folder / _LOCK)  # Nobody finds it before it is held.
+        unnamed.rename(folder / _LOCK)  # Other processes find the lock file only once it is locked.
     except BaseException:
         lock.close()
         shutil.rmtree(folder, ignore_errors=True)
@@ -86,10 +86,10 @@ def _lock(folder: Path) -> TextIO:
 
 @contextlib.contextmanager
 def _claimed(folder: Path) -> Iterator[bool]:
-    """Hold the lock of a folder that another export left; False where one still has it."""
+    """Lock a folder that another export left; yield False if that export still holds the lock."""
     try:
         lock = (folder / _LOCK).open("r+")
-    except OSError:  # It was left, or is being made, before it was locked.
+    except OSError:  # The folder has no lock: its export died before locking it, or is about to lock it.
         pid = folder.name.rpartition("slipway-staging-")[2].split("-")[0]
         yield pid.isdigit() and not psutil.pid_exists(int(pid))
         return
@@ -103,7 +103,7 @@ def _claimed(folder: Path) -> Iterator[bool]:
 
 
 def _take_over(around: Path, prefix: str, folder: Path, models: set[str]) -> None:
-    """Take finished graphs of some models from what others left, the newest first; remove the rest."""
+    """Take over the finished graphs of some models from other exports, newest first; remove the rest."""
     taken = set()
     left = [path for path in around.glob(f"{glob.escape(prefix)}*") if path != folder]
     for other in sorted(left, key=_changed, reverse=True):
@@ -124,11 +124,11 @@ def _take_over(around: Path, prefix: str, folder: Path, models: set[str]) -> Non
 def _changed(path: Path) -> float:
     try:
         return path.stat().st_mtime
-    except FileNotFoundError:  # Another export was quicker.
+    except FileNotFoundError:  # Another export has already removed it.
         return 0.0
 
 
 def _leave(folder: Path) -> None:
-    """Leave what is finished in a folder, or nothing."""
+    """Keep the finished files of a folder, or remove it if there are none."""
     if not keep_finished(folder):
         shutil.rmtree(folder, ignore_errors=True)

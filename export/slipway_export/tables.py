@@ -1,8 +1,8 @@
-"""Tables of fields in the documents, written from the statements that server and client check by.
+"""Tables of fields in the documents, generated from the declarations that server and client validate with.
 
-A page says where a table stands and of which class, ``<!-- fields: package.module:Class -->``; what follows
-up to ``<!-- end of fields -->`` is written anew by ``python -m slipway_export.tables PAGE ...`` (``make
-docs``). A test compares, so a page with a marker needs no entry in any list.
+A page marks the place of a table and its class with ``<!-- fields: package.module:Class -->``. ``python -m
+slipway_export.tables PAGE ...`` (``make docs``) rewrites what follows, up to ``<!-- end of fields -->``. A
+test checks the tables of every page that has a marker, so a page needs no entry in any list.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def table(described: type[Request] | type[Event]) -> str:
 
 
 def filled(text: str, where: str) -> str:
-    """Return a page's text with its tables written anew.
+    """Return a page's text with its tables regenerated.
 
     Args:
-        text: of the page.
-        where: its name, for messages.
+        text: Text of the page.
+        where: Name of the page in messages.
 
     Raises:
-        InvalidRequest: a marker names no class with fields, or has no end.
+        InvalidRequest: A marker names no class with fields, or has no end.
     """
     made, count = _MARKER.subn(lambda found: f"{_BEGIN} {found[1]} -->\n{_of(found[1], where)}{END}", text)
     if count != text.count(_BEGIN):
@@ -55,7 +55,7 @@ def filled(text: str, where: str) -> str:
 
 
 def write(pages: Sequence[Path]) -> list[Path]:
-    """Write the tables of pages anew; return the pages that changed."""
+    """Regenerate the tables of pages; return the pages that changed."""
     changed = []
     for page in pages:
         text = page.read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
-"""Reads what `torch.save` wrote, without running any of it, and compares its keys with a network's.
+"""Reader of `torch.save` files that runs no code from them, and compares their keys with a network's.
 
-torch's restricted unpickler makes tensors and plain values, and the NumPy numbers that training scripts leave
-beside them; a file that asks for anything else is refused.
+torch's restricted unpickler makes tensors and plain values, and the NumPy numbers that training scripts store
+beside them. A file that asks for anything else is refused.
 """
 
 from __future__ import annotations
@@ -34,17 +34,18 @@ def read_torch_file(path: Path, where: str, *, mapped: bool = False) -> dict[str
     """Read a dictionary of tensors and plain values.
 
     Args:
-        path: of the file.
-        where: how messages name it.
-        mapped: leave the tensors in the file until they are used; nobody may write into it meanwhile. A file
-            of before torch 1.6, which is no archive, is read whole.
+        path: Path of the file.
+        where: Name of the file in messages.
+        mapped: True to leave the tensors in the file until they are used; the file must not change meanwhile.
+            A file from before torch 1.6, which is no archive, is read whole.
 
     Raises:
-        InvalidRequest: it is missing, is no such file, wants code to be run, or holds something else.
+        InvalidRequest: The file is missing, was not written by `torch.save`, asks to run code, or contains
+            something else.
     """
     try:
         with torch.serialization.safe_globals(list(_NUMBERS)), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of other pickles' protocols, which the error says better
+            warnings.simplefilter("ignore")  # The error below says more than warnings about pickle protocols.
             mmap = mapped and zipfile.is_zipfile(path)
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except FileNotFoundError:
@@ -58,7 +59,7 @@ def read_torch_file(path: Path, where: str, *, mapped: bool = False) -> dict[str
         raise InvalidRequest(
             f"{where} must be a file of torch.save, got a pickle of another kind; it was not run"
         ) from None
-    # What the reader of a cut-off or foreign file stumbles over.
+    # torch.load raises any of these for a truncated or foreign file.
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidRequest(f"{where} must be a file of torch.save, got {_first_line(error)}") from None
     if not isinstance(content, dict):
@@ -67,20 +68,21 @@ def read_torch_file(path: Path, where: str, *, mapped: bool = False) -> dict[str
 
 
 def load_weights(network: torch.nn.Module, state: object, where: str) -> None:
-    """Give a network its weights; arguments and errors as :func:`checked_weights`."""
+    """Load weights into a network; arguments and errors are those of :func:`checked_weights`."""
     network.load_state_dict(dict(checked_weights(network, state, where)))
 
 
 def checked_weights(network: torch.nn.Module, state: object, where: str) -> Mapping[str, torch.Tensor]:
-    """Return weights that a network can load.
+    """Return weights that a network can load, after checking them.
 
     Args:
-        network: whose keys and shapes the weights must have; may be on the meta device.
-        state: tensors by name.
-        where: how messages name them.
+        network: Network whose keys and shapes the weights must have; it may be on the meta device.
+        state: Tensors by name.
+        where: Name of the weights in messages.
 
     Raises:
-        InvalidRequest: names the first keys that are missing, unknown, of another shape or not finite.
+        InvalidRequest: Keys are missing, unknown, of another shape or not finite. The message names the first
+            of them.
     """
     shapes = {key: tuple(tensor.shape) for key, tensor in network.state_dict().items()}
     return checked_tensors(shapes, state, where, type(network).__name__)
@@ -89,16 +91,16 @@ def checked_weights(network: torch.nn.Module, state: object, where: str) -> Mapp
 def checked_tensors(
     wanted: Mapping[str, tuple[int, ...]], state: object, where: str, owner: str
 ) -> Mapping[str, torch.Tensor]:
-    """Return tensors that have the wanted names and shapes, all of them and no other.
+    """Return tensors after checking that they have exactly the wanted names and shapes.
 
     Args:
-        wanted: shapes by name.
-        state: tensors by name.
-        where: how messages name them.
-        owner: whose keys messages say that these must be.
+        wanted: Shapes by name.
+        state: Tensors by name.
+        where: Name of the tensors in messages.
+        owner: Name of the network with these keys, for messages.
 
     Raises:
-        InvalidRequest: as :func:`checked_weights`.
+        InvalidRequest: The tensors differ, as for :func:`checked_weights`.
     """
     if not isinstance(state, Mapping) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise InvalidRequest(f"{where} must hold tensors by name, got another content")

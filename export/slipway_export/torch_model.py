@@ -1,9 +1,9 @@
-"""A component as a model that PyTorch serves: its files beside each other, and the very model run in process.
+"""A component as a model that PyTorch serves: its placed files, and the served program run in this process.
 
-Its version folder holds what was read of the checkpoint to describe and to load the network, in the layout of
-the checkpoint: hard links where the file system allows it, since a server may see the repository and not the
-checkpoint, and one copy of 28 GB is enough. Verification runs the program that the configuration names on
-these files.
+The model's version folder contains what was read of the checkpoint to describe and to load the network, in
+the layout of the checkpoint. A server may see the repository and not the checkpoint, so the files are placed
+in the repository. They are hard links if the file system allows it, since one copy of 28 GB is enough.
+Verification runs the program that the configuration names on these files.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _SOURCE = "torch"
 
 
 def stage_model(component: Component, name: str, choice: TorchChoice, staged: Path) -> None:
-    """Stage what makes a served model of a component's files: its configuration and the authored adapter.
+    """Stage a served model of a component: its configuration and the authored adapter.
 
     Args:
-        component: its description.
-        name: of the served model.
-        choice: how PyTorch runs it.
-        staged: the staging folder.
+        component: Description of the component.
+        name: Name of the served model.
+        choice: Choice of how PyTorch runs it.
+        staged: Staging folder.
     """
     path = stage_authored(AuthoredModel(name, source=_SOURCE), staged) / "config.pbtxt"
     config = text_format.Parse(path.read_text(encoding="utf-8"), pb.ModelConfig())
@@ -55,12 +55,12 @@ def stage_model(component: Component, name: str, choice: TorchChoice, staged: Pa
 
 
 def stage_graph(component: Component, choice: TorchChoice, folder: Path) -> None:
-    """Stage what has an authored model run a component's network in place of a graph.
+    """Stage the file that makes an authored model run a component's network in place of a graph.
 
     Args:
-        component: its description.
-        choice: how PyTorch runs it.
-        folder: of the version.
+        component: Description of the component.
+        choice: Choice of how PyTorch runs it.
+        folder: Version folder of the model.
     """
     sizes = component.points()["opt"]
     warmup = {tensor.name: tensor.at(sizes) for tensor in component.inputs}
@@ -72,21 +72,21 @@ def stage_graph(component: Component, choice: TorchChoice, folder: Path) -> None
 def stage_network(
     component: Component, facts: NetworkFacts, checkpoint: Checkpoint, planned: Notes, folder: Path
 ) -> None:
-    """Have the files that a component's network is made of in a version folder, and what says so.
+    """Place the files of a component's network in a version folder, and the file that describes the network.
 
     Args:
-        component: its description.
-        facts: whose component it is.
-        checkpoint: that it is made of.
-        planned: what was read to describe it.
-        folder: of the version.
+        component: Description of the component.
+        facts: Facts of the network, such as its family.
+        checkpoint: Checkpoint that it is made of.
+        planned: Notes of what was read to describe it.
+        folder: Version folder of the model.
 
     Raises:
-        InvalidRequest: a file lies outside the checkpoint, or is not as it must be.
+        InvalidRequest: A file lies outside the checkpoint, or is invalid.
     """
     with checkpoint.noting() as loaded, left_out():
         component.load(Precision.FP32)
-    # What a plan looked for and did not read must be there for the plan of the copy too.
+    # The plan of the copy must find the same files, even those that were looked for but not read.
     looked_for = {name for name in planned.looked_for | loaded.looked_for if planned.place(name).is_file()}
     placed = dict(_files(component, checkpoint, planned.content | loaded.content | looked_for))
     for name, path in placed.items():
@@ -96,7 +96,7 @@ def stage_network(
 
 
 def network_files(folder: Path, graph: str = MODEL) -> list[Path]:
-    """Return the files of a version folder that make a network: what describes it first."""
+    """Return the files of a version folder that make up a network, beginning with its description."""
     described = [folder / network_file(graph)]
     files = read_facts(NetworkFacts, described[0]).files
     if graph != MODEL:
@@ -105,7 +105,7 @@ def network_files(folder: Path, graph: str = MODEL) -> list[Path]:
 
 
 def _files(component: Component, checkpoint: Checkpoint, names: set[str]) -> Iterator[tuple[str, Path]]:
-    """Give each file to place, and its path within the checkpoint."""
+    """Yield each file to place: its path within the checkpoint, and where it is."""
     for name in sorted(names):
         path, own = checkpoint.folder / name, name
         if Path(name).is_absolute():
@@ -129,15 +129,15 @@ def _files(component: Component, checkpoint: Checkpoint, names: set[str]) -> Ite
 
 @contextlib.contextmanager
 def served_here(folder: Path, device: Device, graph: str = MODEL) -> Iterator[Run]:
-    """Run in this process what PyTorch serves of a staged or placed model.
+    """Run a staged or placed model that PyTorch serves, in this process.
 
     Args:
-        folder: of the model.
-        device: to run on.
-        graph: that an authored model runs itself; by default the model is one, and its program runs.
+        folder: Folder of the model.
+        device: Device to run on.
+        graph: Name of a graph that an authored model runs; by default the program of the model itself runs.
 
     Raises:
-        InvalidRequest: the model does not load.
+        InvalidRequest: The model does not load.
     """
     from slipway_serving.models import InProcessModels, read_config
     from slipway_serving.program import Call, Settings, load_program
@@ -172,11 +172,11 @@ def verify_steps_here(
     """Verify the steps of a network that PyTorch serves as one run.
 
     Args:
-        stepped: its description.
-        folder: of the staged or placed model.
-        choices: how PyTorch serves each of its graphs, by label.
-        point: as of :func:`~slipway_export.verify_steps.verify_stepped`.
-        device: to run on.
+        stepped: Description of the stepped network.
+        folder: Folder of the staged or placed model.
+        choices: Choices of how PyTorch serves each of its graphs, by label.
+        point: Sizes as for :func:`~slipway_export.verify_steps.verify_stepped`.
+        device: Device to run on.
     """
     with contextlib.ExitStack() as opened:
         graphs = {
@@ -192,5 +192,5 @@ def verify_steps_here(
 
 
 def verified_on(choice: TorchChoice, device: Device) -> str:
-    """Return how parity rows name a run of the model."""
+    """Return the name of a run of the model in parity rows."""
     return f"PyTorch {device.value.upper()}, the placed files by the served program ({choice.options.words})"

@@ -1,8 +1,9 @@
-"""Loads a component's network from its served model's version folder, for the program that PyTorch serves.
+"""Loader of a component's network from its model's version folder, for the program that PyTorch serves.
 
-The folder has what the family's plan and the network's `load` read of the checkpoint, in its layout, and
-`network.json`, which says whose component it is; of an authored model one for each of its graphs. The same
-family makes the same plan of it, and the component loads itself: a family knows nothing of this.
+The folder contains what the family's plan and the network's `load` read of the checkpoint, in its layout, and
+`network.json`, which identifies the component; an authored model has one such file for each of its graphs.
+The same family makes the same plan of the folder, and the component loads itself, so families need no code
+for this.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ _ONNX_TYPES = {
 
 @dataclass(frozen=True)
 class NetworkFacts:
-    """Whose component a version folder holds.
+    """Content of `network.json`: which component a version folder contains.
 
     Args:
-        family: its name.
-        variant: of the family's; None for its own plan.
-        component: label of the component.
-        source: what the user named as the checkpoint, which plans may name things after.
-        axes: [min, opt, max] of every axis of the plan.
-        files: of the checkpoint that it is made of, as they lie beside this.
+        family: Name of the family.
+        variant: Name of the family's variant; None for its own plan.
+        component: Label of the component.
+        source: Checkpoint as the user named it, from which plans may derive names.
+        axes: Range of every axis of the plan, [min, opt, max].
+        files: Paths of the checkpoint's files that it is made of, which are placed beside this file.
     """
 
     family: str
@@ -53,19 +54,19 @@ class NetworkFacts:
     files: tuple[str, ...] = ()
 
     def to_json(self) -> str:
-        """Return the content of the file."""
+        """Return the content of the file as JSON."""
         return json.dumps(asdict(self), indent=2) + "\n"
 
 
 def load(file: Path, precision: str) -> Network:
-    """Load a network of a version folder.
+    """Load a network from a version folder.
 
     Args:
-        file: the folder's `network.json`, or that of a graph; the checkpoint's files lie beside it.
-        precision: to load it in.
+        file: The folder's `network.json`, or that of a graph; the checkpoint's files are beside it.
+        precision: Precision to load it in.
 
     Raises:
-        InvalidRequest: a file is missing or not as the family reads it, or there is no such component.
+        InvalidRequest: A file is missing or not as the family reads it, or there is no such component.
     """
     facts = read_facts(NetworkFacts, file)
     family = family_named(facts.family).variant(facts.variant)
@@ -78,7 +79,7 @@ def load(file: Path, precision: str) -> Network:
 
 
 def network_of(component: Component, precision: Precision) -> Network:
-    """Load a component's network as the program takes it."""
+    """Load a component's network in the form that the program takes."""
     from torch import nn
 
     module = component.load(precision)
@@ -91,7 +92,7 @@ def network_of(component: Component, precision: Precision) -> Network:
 
 
 def signature_of(component: Component) -> Signature:
-    """Return a component's tensors as its graph has them: a varying size has the name of its expression."""
+    """Return a component's tensors as in its graph; a varying size is named by its expression."""
 
     def tensor(spec: TensorSpec) -> GraphTensor:
         sizes = component.varying(spec)

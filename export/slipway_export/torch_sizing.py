@@ -1,6 +1,7 @@
-"""What a component takes that PyTorch serves: the figures of `sizing.py`, by the same constants.
+"""Needs of a component that PyTorch serves: the figures of `sizing.py`, with the same constants.
 
-Nothing is traced or written: the placed files are the checkpoint's, by links where the file system has them.
+Nothing is traced or written: the placed files are those of the checkpoint, as links if the file system has
+them.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ from slipway_export.spec import Component, Precision
 from slipway_export.weights import from_configurations, stored_weights
 from slipway_serving.torch_engine.options import Offload, Weights
 
-# Resident in Triton with torch and its libraries, before a network: the stub of a wake word's head.
+# Resident memory in Triton with torch and its libraries, before a network: the stub of a wake word's head.
 _SERVER_BYTES = 0.45e9
-# Bytes of a quantized weight; torch has no kernels of 4 bits on a CPU, and keeps them in 8.
+# Bytes of a quantized weight. torch has no 4-bit kernels on a CPU, and keeps such weights in 8 bits.
 _BYTES = {Weights.FP8: 1.0, Weights.INT8: 1.0, Weights.INT4: 0.5}
 
 
 def torch_need(component: Component, choice: TorchChoice, machine: Machine) -> Need:
-    """Say what a component takes that PyTorch serves.
+    """Compute the needs of a component that PyTorch serves.
 
     Args:
-        component: the description.
-        choice: how PyTorch serves it.
-        machine: that verifies and serves it.
+        component: Description of the component.
+        choice: Choice of how PyTorch serves it.
+        machine: Machine that verifies and serves it.
     """
     options = choice.options
     with from_configurations():
@@ -57,13 +58,13 @@ def torch_need(component: Component, choice: TorchChoice, machine: Machine) -> N
         verify_s=sum(times.values()),
         step_s=seconds(opt, machine.speed) - served_seconds(opt, machine.speed),
         operations=opt.operations,
-        # One word: the tables have little room for it.
+        # A single word, because the tables have little room for it.
         served=f"torch:{options.weights or options.precision}",
     )
 
 
 def _saved(component: Component, network: nn.Module, choice: TorchChoice) -> float:
-    """Return by how many bytes quantized products are smaller than loaded ones."""
+    """Return the number of bytes by which quantized products are smaller than loaded ones."""
     weights = choice.options.weights
     if weights is None or not weights.is_quantized:
         return 0.0

@@ -36,7 +36,7 @@ _LARGEST_BYTES = 64 * 2**20
 
 
 class Trace:
-    """The file of one traced graph; none without a folder, and for networks that are large or not comparable.
+    """File of one traced graph; there is none without a folder, or if the network is large or not comparable.
 
     Args:
         component: Description of the network.
@@ -67,7 +67,7 @@ class Trace:
         made_of = io.BytesIO()
         try:
             _Pickler(made_of).dump((asked, inputs, module, _methods(module)))
-        except (pickle.PicklingError, AttributeError, TypeError):  # the network holds a local function
+        except (pickle.PicklingError, AttributeError, TypeError):  # The network contains a local function.
             return
         self._path = Path(folder) / f"{hashlib.sha256(made_of.getvalue()).hexdigest()}.onnx"
 
@@ -78,13 +78,13 @@ class Trace:
             yield
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        # Closing the file, and the end of the process, give the lock back.
+        # The lock is released when the file is closed or the process ends.
         with self._path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
     def kept(self) -> ir.Model | None:
-        """Return the graph that an equal network gave; None where there is none."""
+        """Return the graph kept from an equal network; None if there is none."""
         if self._path is None or not self._path.is_file():
             return None
         return ir.from_proto(onnx.load(self._path))
@@ -99,14 +99,14 @@ class Trace:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles tensors by their values, and all absolute paths as the same word.
+    """Pickler that writes tensors by their values, and all absolute paths as the same word.
 
     Pickle itself writes a tensor's address in memory and the checkpoint's folder, which differ between equal
     networks.
     """
 
     def persistent_id(self, thing: Any) -> Any:
-        """Return what a tensor or a path is written as; None for anything else."""
+        """Return the value that stands for a tensor or a path; None for anything else."""
         import torch
 
         if isinstance(thing, torch.Tensor):
@@ -117,7 +117,7 @@ class _Pickler(pickle.Pickler):
 
 
 def _methods(module: torch.nn.Module) -> list[tuple[object, ...]]:
-    """Return the code of all methods of a network's classes; a test may have replaced one."""
+    """Return the code of all methods of a network's classes, since a test may have replaced one."""
     classes = {each for part in module.modules() for each in type(part).__mro__}
     found = [
         (owner.__qualname__, name, *_code(method.__code__))

@@ -1,10 +1,9 @@
-"""Compares an exported graph with its PyTorch network, and says by how much they differ.
+"""Comparison of an exported graph with its PyTorch network.
 
-Every output is compared at every point that was chosen (min, opt, max, and sizes that export never saw;
-`budget.py` says which of them), with the network in float32 as the reference whatever the precision of the
-graph or of the checkpoint. A stepped network is compared once more over a whole run (`verify_steps.py`). The
-rows become the parity table of the manifest; a row that is outside its bounds keeps the component out of the
-repository.
+Every output is compared at every chosen point (min, opt, max, and sizes that the export never saw;
+`budget.py` chooses them). The reference is the network in float32, whatever the precision of the graph or of
+the checkpoint. A stepped network is also compared over a whole run (`verify_steps.py`). The rows become the
+parity table of the manifest. A row outside its bounds keeps the component out of the repository.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Array = np.ndarray[Any, Any]
 Run = Callable[[Mapping[str, Array]], dict[str, Array]]
 
 EXACT = Tolerance(max_abs=0.0, relative_l2=0.0, cosine=1.0)
-"""The bounds of an output that must be equal."""
+"""Bounds of an output that must be equal."""
 
 
 class ParityFailed(SlipwayError):
@@ -42,20 +41,19 @@ class ParityFailed(SlipwayError):
 
 @dataclass(frozen=True)
 class ParityRow:
-    """How far one output is from PyTorch at one point.
+    """Difference between one output and PyTorch's at one point.
 
     Args:
-        graph: label of the component.
-        output: name of the tensor.
-        point: name of the point and the sizes of its axes.
-        shape: of the output.
-        max_abs: largest absolute difference.
+        graph: Label of the component.
+        output: Name of the tensor.
+        point: Name of the point and the sizes of its axes.
+        shape: Shape of the output.
+        max_abs: Largest absolute difference.
         relative_l2: ``|graph - torch| / |torch|``.
-        cosine: cosine similarity of the flattened outputs.
-        bound: the tolerance that applies.
-        verified_on: runtime and device, and what of the graph's arithmetic they do not carry.
-        row_cosine: smallest cosine similarity of a row along the last dimension; None where no bound asks
-            for it.
+        cosine: Cosine similarity of the flattened outputs.
+        bound: Tolerance that applies.
+        verified_on: Runtime and device, and any difference between their arithmetic and the graph's.
+        row_cosine: Smallest cosine similarity of a row along the last dimension; None if no bound needs it.
     """
 
     graph: str
@@ -71,7 +69,7 @@ class ParityRow:
 
     @property
     def failures(self) -> list[str]:
-        """The bounds that the row breaks, in words. Not-a-number breaks every one."""
+        """Messages about the bounds that the row breaks. Not-a-number breaks every bound."""
         bound = self.bound
         checks = [
             ("max abs", self.max_abs, "<=", bound.max_abs, self.max_abs <= bound.max_abs),
@@ -106,7 +104,7 @@ def load_reference(component: Component, device: Device = Device.CPU) -> torch.n
 
     with left_on_disk():
         module = component.load(Precision.FP32)
-    # TF32 rounds to 10 bits what the reference is to have in 23.
+    # TF32 would round the mantissa to 10 bits; the reference needs all 23.
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     return read_on_demand(module, device.torch)
@@ -121,13 +119,13 @@ def compute_reference(
     """Run the float32 network at points of its component.
 
     Args:
-        component: the description.
-        module: its network, on the device.
-        points: by name; all of the component's when None.
-        device: to compute on.
+        component: Description of the component.
+        module: Network of the component, on the device.
+        points: Points by name; all of the component's when None.
+        device: Device to compute on.
 
     Raises:
-        InvalidRequest: an output is not of the shape and dtype that the component says.
+        InvalidRequest: An output does not have the described shape and dtype.
     """
     import torch
 
@@ -149,15 +147,16 @@ def compute_reference(
 def check_described(
     component: Component, points: Mapping[str, Point], outputs: Mapping[str, Mapping[str, Array]]
 ) -> None:
-    """Refuse a description whose outputs are not those of the network.
+    """Refuse a component whose described outputs differ from those of the network.
 
     Args:
-        component: the description.
-        points: by name.
-        outputs: of the network, by name of the point and of the tensor.
+        component: Description of the component.
+        points: Points by name.
+        outputs: Outputs of the network, by name of the point and of the tensor.
 
     Raises:
-        InvalidRequest: names every output that has another shape or dtype, and the point.
+        InvalidRequest: An output has another shape or dtype. The message names every such output and the
+            point.
     """
     problems = [
         f"{spec.name} at {point_text(name, points[name])} must be {spec.dtype.value} {list(wanted)} as"
@@ -182,12 +181,12 @@ def verify(
     """Run a graph in ONNX Runtime at the reference's points and compare each output with PyTorch's.
 
     Args:
-        component: its description.
-        path: of the graph.
-        reference: from :func:`compute_reference`.
-        precision: that the user asked for; chooses the bounds.
-        device: to run on.
-        scratch: folder for a copy of the graph, where one is needed; the graph's own when None.
+        component: Description of the component.
+        path: Path of the graph.
+        reference: Reference from :func:`compute_reference`.
+        precision: Precision that the user asked for, which selects the bounds.
+        device: Device to run on.
+        scratch: Folder for a copy of the graph, if one is needed; the graph's own when None.
     """
     precision = component.precision(precision)
     run, verified_on = load_graph(component, path, precision, device, scratch)
@@ -203,14 +202,14 @@ def rows_of(
     verified_on: str,
     bound: Callable[[TensorSpec], Tolerance],
 ) -> list[ParityRow]:
-    """Run what serves a component at the reference's points and compare each output with PyTorch's.
+    """Run the served form of a component at the reference's points and compare each output with PyTorch's.
 
     Args:
-        component: its description.
-        run: from inputs to outputs by name.
-        reference: from :func:`compute_reference`.
-        verified_on: how the rows name the run.
-        bound: of an output.
+        component: Description of the component.
+        run: Function from inputs to outputs by name.
+        reference: Reference from :func:`compute_reference`.
+        verified_on: Name of the run in the rows.
+        bound: Function that returns the bounds of an output.
     """
     rows = []
     for name, point in reference.points.items():
@@ -226,7 +225,7 @@ def rows_of(
 
 
 def bound_of(component: Component, output: TensorSpec, precision: Precision) -> Tolerance:
-    """Return the bounds of an output in a precision that its component has."""
+    """Return the bounds of an output in one of its component's precisions."""
     return EXACT if output.exact else component.tolerance[precision]
 
 
@@ -238,7 +237,7 @@ def run_at(component: Component, run: Run, inputs: Mapping[str, Array], point: s
     """
     try:
         return run(inputs)
-    except Exception as error:  # ONNX Runtime's own have no common base
+    except Exception as error:  # ONNX Runtime's exceptions have no common base.
         raise ParityFailed(
             f"{component.label}: the graph must run at {point}, got {_reason(error)}; nothing was placed"
         ) from error
@@ -257,11 +256,11 @@ def load_graph(
 ) -> tuple[Run, str]:
     """Load a graph in ONNX Runtime.
 
-    A bfloat16 graph is widened to float32 for the CPU, which has no kernels for it: that verifies the
-    graph and the rounding of its weights, not its arithmetic, and the second result says so.
+    On the CPU, which has no bfloat16 kernels, a bfloat16 graph is widened to float32. This verifies the graph
+    and the rounding of its weights, but not its arithmetic; the second result says so.
 
     Returns:
-        A function from inputs to outputs by name, and where it runs.
+        A function from inputs to outputs by name, and the runtime and device that it uses.
 
     Raises:
         ParityFailed: ONNX Runtime refuses the graph, or does not run it on the device.
@@ -276,14 +275,14 @@ def load_graph(
         model = widen_bfloat16(path, scratch or path.parent)
     try:
         session = onnxruntime.InferenceSession(model, options, providers=device.providers)
-    except Exception as error:  # ONNX Runtime's own have no common base
+    except Exception as error:  # ONNX Runtime's exceptions have no common base.
         raise ParityFailed(
             f"{component.label}: the graph must load in ONNX Runtime, got {_reason(error)};"
             " nothing was placed"
         ) from error
     wanted = device.providers[0][0]
     if wanted not in session.get_providers():
-        # ONNX Runtime goes on without a provider that it cannot start.
+        # ONNX Runtime continues without a provider that it cannot start, so that must be checked.
         raise ParityFailed(
             f"{component.label}: the graph must run by {wanted}, got {', '.join(session.get_providers())};"
             " nothing was placed"
@@ -306,8 +305,8 @@ def _run(
 def widen_bfloat16(path: Path, folder: Path) -> str:
     """Write a copy of a graph with every bfloat16 as float32, and return its path.
 
-    The copy lies in the folder as ``<stem>.widened``; weights keep the values that bfloat16
-    rounded them to, and are widened one at a time.
+    The copy is ``<stem>.widened`` in the folder. Its weights keep the values that bfloat16 rounded them to,
+    and are widened one at a time.
     """
     import onnx_ir as ir
 
@@ -350,10 +349,10 @@ def compare(
     bound: Tolerance,
     verified_on: str,
 ) -> ParityRow:
-    """Measure one output against PyTorch's; whole numbers and truth values without rounding.
+    """Measure one output against PyTorch's; integers and booleans are compared without rounding.
 
     Raises:
-        ParityFailed: the shapes or dtypes differ.
+        ParityFailed: The shapes or dtypes differ.
     """
     if actual.shape != expected.shape:
         raise ParityFailed(
@@ -383,11 +382,11 @@ def compare(
 
 
 def _smallest_row_cosine(actual: Array, expected: Array) -> float:
-    """Return the cosine similarity of the rows along the last dimension that are least alike."""
+    """Return the smallest cosine similarity of corresponding rows along the last dimension."""
     a, e = (array.reshape(-1, array.shape[-1]).astype(np.float64) for array in (actual, expected))
     norms = np.linalg.norm(a, axis=1) * np.linalg.norm(e, axis=1)
     same = np.all(a == e, axis=1)
-    # A row of zeros is like another only.
+    # A row of zeros equals only another row of zeros; its similarity to any other row counts as 0.
     cosines = np.where(same, 1.0, np.einsum("ij,ij->i", a, e) / np.where(norms == 0, np.inf, norms))
     return float(cosines.min(initial=1.0))
 
@@ -396,7 +395,7 @@ def _largest_difference(actual: Array, expected: Array) -> float:
     if not actual.size:
         return 0.0
     if actual.dtype.kind in "bui":
-        # float64 cannot tell whole numbers above 2**53 apart, and their own type may overflow.
+        # float64 cannot distinguish integers above 2**53, and a difference may overflow their own type.
         high, low = np.maximum(actual, expected), np.minimum(actual, expected)
         return float(np.max(high.astype(np.uint64) - low.astype(np.uint64)))
     return float(np.max(np.abs(actual.astype(np.float64) - expected.astype(np.float64))))
@@ -406,7 +405,7 @@ def check(rows: Sequence[ParityRow]) -> None:
     """Refuse outputs that are outside their bounds.
 
     Raises:
-        ParityFailed: names every failing output, its point, and by how much it fails.
+        ParityFailed: Outputs are outside their bounds. The message names each, its point and the difference.
     """
     failed = [
         f"{row.graph}: {row.output} at {row.point}: {', '.join(row.failures)}" for row in rows if row.failures
@@ -416,5 +415,5 @@ def check(rows: Sequence[ParityRow]) -> None:
 
 
 def point_text(name: str, point: Point) -> str:
-    """Return how a row names a point: its name and the sizes of its axes."""
+    """Return the text for a point in a row: its name and the sizes of its axes."""
     return f"{name} ({', '.join(f'{axis}={size}' for axis, size in point.items())})"

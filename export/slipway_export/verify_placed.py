@@ -1,7 +1,7 @@
-"""Verifies what is placed already, at more points or on another device, and adds the rows to its manifests.
+"""Verification of placed models at more points or on another device; the rows are added to their manifests.
 
-The manifests say what each model was made of; the same plan is made again of the same checkpoint, and its
-graphs are compared as an export compares them. Nothing of a model changes but its manifest.
+The manifests state what each model was made of. The same plan is made again from the same checkpoint, and its
+graphs are compared as in an export. Only the manifest of a model changes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from slipway_serving.size import Point
 Report = Callable[[str], None]
 
 STEPS = "steps"
-"""The point that stands for a stepped network's steps as one run."""
+"""Name of the point that stands for a stepped network's steps as one run."""
 POINTS = ("min", "opt", "max", "unseen", STEPS)
 
 
@@ -43,8 +43,8 @@ class Placed:
     """A placed model that an export made of a checkpoint.
 
     Args:
-        folder: of the model.
-        manifest: its content.
+        folder: Folder of the model.
+        manifest: Content of its manifest.
     """
 
     folder: Path
@@ -52,20 +52,20 @@ class Placed:
 
     @property
     def origin(self) -> str:
-        """What models of one plan have in common, as text to compare."""
+        """Facts that models of one plan have in common, as text to compare."""
         names = ("family", "variant", "engine", "checkpoint", "planned_axes")
         return json.dumps({name: self.manifest.get(name) for name in names}, sort_keys=True)
 
     def path(self, component: Component) -> Path:
-        """Return the graph of a component of the model."""
+        """Return the path of the graph of one of the model's components."""
         return self.folder / "1" / f"{component.graph}.onnx"
 
     def precision(self, component: Component) -> Precision:
-        """Return the precision of the graph of a component of the model."""
+        """Return the precision of the graph of one of the model's components."""
         return Precision(self.manifest["precision"][component.graph])
 
     def wanted(self, component: Component, points: Sequence[str]) -> list[str]:
-        """Return the names of the points to verify a graph at: those asked for, or what was left out."""
+        """Return the names of the points to verify a graph at: those asked for, or those left out before."""
         left = [left["point"] for left in self.manifest["not_verified"] if left["graph"] == component.label]
         return [name for name in POINTS if name in (points or left)]
 
@@ -83,20 +83,20 @@ def verify_placed(
     """Verify the graphs of a repository against PyTorch and add the rows to the manifests.
 
     Args:
-        repository: with models that were placed by an export.
-        source: preset, folder or hub id of their checkpoint; where the manifests say when None.
-        parts: places of its parts, by name; where the manifests say when None.
-        components: names of those to verify; all when empty.
-        points: of :data:`POINTS`; what the exports left out when empty.
-        device: that both sides run on.
-        report: called with one line before each long piece of work.
+        repository: Repository with models that were placed by an export.
+        source: Preset, folder or hub id of their checkpoint; the source in the manifests when None.
+        parts: Places of its parts, by name; those in the manifests when None.
+        components: Names of the components to verify; all when empty.
+        points: Points of :data:`POINTS`; those that the exports left out when empty.
+        device: Device that both sides run on.
+        report: Callback that receives one line before each long piece of work.
 
     Returns:
-        The new rows; none where nothing was left out.
+        The new rows; none if nothing was left out.
 
     Raises:
-        InvalidRequest: an argument, a manifest, a changed file or the checkpoint.
-        ParityFailed: an output is outside its bounds; the manifests are as they were.
+        InvalidRequest: An argument, a manifest or the checkpoint is invalid, or a file was changed.
+        ParityFailed: An output is outside its bounds; the manifests are unchanged.
     """
     check_device(device)
     if unknown := [name for name in points if name not in POINTS]:
@@ -153,7 +153,7 @@ def _plan(checkpoint: Checkpoint, made_of: Mapping[str, Any]) -> Plan:
 
 @dataclass(frozen=True)
 class _Group:
-    """Models that were made by one plan of one checkpoint."""
+    """Models that were made from one plan of one checkpoint."""
 
     checkpoint: Checkpoint
     plan: Plan
@@ -164,7 +164,7 @@ class _Group:
 
     @property
     def components(self) -> list[Component]:
-        """The plan's components that are placed."""
+        """Components of the plan that are placed."""
         return [component for component in self.plan.components if self._model(component) is not None]
 
     def _model(self, component: Component) -> Placed | None:
@@ -206,7 +206,7 @@ class _Group:
 
     def _of(self, component: Component) -> Placed:
         model = self._model(component)
-        assert model is not None  # Only components that are placed are asked for.
+        assert model is not None  # Callers pass only components that are placed.
         return model
 
     def _graph(self, component: Component, points: Mapping[str, Point]) -> list[ParityRow]:
@@ -224,13 +224,13 @@ class _Group:
 
 
 def _choice(model: Placed, component: Component) -> TorchChoice | None:
-    """Return how PyTorch serves a component, None where it does not."""
+    """Return how PyTorch serves a component; None if it does not."""
     torch = model.manifest.get("torch")
     return None if torch is None else TorchChoice.from_facts(torch[component.graph], component)
 
 
 def _add(model: Placed, rows: Iterable[ParityRow]) -> None:
-    """Add rows to a model's manifest in one step; a row of the same point and place is replaced."""
+    """Add rows to a model's manifest atomically; they replace rows of the same output, point and runtime."""
     labels = {row["graph"] for row in model.manifest["parity"]}
     new = [asdict(row) for row in rows if row.graph in labels]
     if not new:
@@ -255,6 +255,6 @@ def _key(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _named(point: str) -> str:
-    """Return the name of a row's point; the steps of a run stand for it together."""
+    """Return the name of a row's point; for the steps of a run, their common name."""
     name = point.split(" (", maxsplit=1)[0]
     return STEPS if name.startswith("step ") else name

@@ -1,9 +1,8 @@
-"""Compares a stepped network's graphs, run step by step, with the network's own whole run.
+"""Comparison of a stepped network's graphs, run step by step, with the network's own whole run.
 
-The inputs of every step and run are made as the description says; each step takes what the last run of
-the step before carried on, and each run of it begins there again. PyTorch is given the same values joined
-over the steps. A run that does not commit is compared with a whole run that ends in it, since no later step
-sees it.
+The inputs of every step and run are made as the description says. Each run of a step starts from the values
+carried over from the last run of the step before. PyTorch receives the same values joined over the steps. A
+run that does not commit is compared with a whole run that ends in it, since no later step sees it.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from slipway_serving.size import Point
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Of the example values: those of the points' own verification are 0 and 1.
+# First seed of the example values. The verification of the points uses 0 and 1.
 _FIRST_SEED = 2
 
 
@@ -47,19 +46,19 @@ def verify_stepped(
     """Run a stepped network's graphs and compare every output of every run with its own whole run.
 
     Args:
-        stepped: its description.
-        paths: of its graphs, by label of the component.
-        precision: that the user asked for; chooses the bounds of the ``next`` component.
-        point: the sizes of the ``next`` component's axes; opt when None.
-        device: to run both sides on.
-        scratch: folder for copies of the graphs, where they are needed; the graphs' own when None.
+        stepped: Description of the stepped network.
+        paths: Paths of its graphs, by label of the component.
+        precision: Precision that the user asked for, which selects the bounds of the ``next`` component.
+        point: Sizes of the ``next`` component's axes; opt when None.
+        device: Device to run both sides on.
+        scratch: Folder for copies of the graphs, if they are needed; the graphs' own when None.
 
     Returns:
         A row for each step, run and output.
 
     Raises:
-        InvalidRequest: the whole run does not give what the description says.
-        ParityFailed: a graph refuses the inputs of a step, or an output has another shape.
+        InvalidRequest: The whole run does not return what the description says.
+        ParityFailed: A graph refuses the inputs of a step, or an output has another shape.
     """
     precision = stepped.next.precision(precision)
     graphs = {
@@ -79,21 +78,21 @@ def rows_of_steps(
     point: Point | None = None,
     device: Device = Device.CPU,
 ) -> list[ParityRow]:
-    """Run what serves a stepped network and compare every output of every run with its own whole run.
+    """Run the served form of a stepped network and compare every output of every run with its own whole run.
 
     Args:
-        stepped: its description.
-        graphs: what runs each, and how the rows name it, by label of the component.
-        bound: of an output.
-        point: the sizes of the ``next`` component's axes; opt when None.
-        device: to run the whole run on.
+        stepped: Description of the stepped network.
+        graphs: Function that runs each graph, and its name in the rows, by label of the component.
+        bound: Function that returns the bounds of an output.
+        point: Sizes of the ``next`` component's axes; opt when None.
+        device: Device for the whole run.
 
     Returns:
         A row for each step, run and output.
 
     Raises:
-        InvalidRequest: the whole run does not give what the description says.
-        ParityFailed: the inputs of a step are refused, or an output has another shape.
+        InvalidRequest: The whole run does not return what the description says.
+        ParityFailed: The inputs of a step are refused, or an output has another shape.
     """
     steps = _Steps(stepped, stepped.next.points()["opt"] if point is None else point, device)
     committing = stepped.runs - 1
@@ -120,14 +119,14 @@ def rows_of_steps(
 
 @dataclass(frozen=True)
 class _Steps:
-    """The values of a stepped network's verified run."""
+    """Input and output values of a stepped network's verified run."""
 
     stepped: Stepped
     sizes: Point
     device: Device
 
     def component(self, step: int) -> Component:
-        """Return whose graph a step runs."""
+        """Return the component that a step runs."""
         first = self.stepped.first
         return first if first is not None and step == 0 else self.stepped.next
 
@@ -147,7 +146,7 @@ class _Steps:
         return next(tensor for tensor in self.stepped.next.outputs if tensor.name == name)
 
     def initial(self) -> dict[str, Array]:
-        """Return what the first step carries: nothing where it has a graph of its own."""
+        """Return the carried values of the first step; none if it has a graph of its own."""
         if self.stepped.first is not None:
             return {}
         point = self.point(0)
@@ -183,7 +182,7 @@ class _Steps:
         return values if step == 0 else self._overlapping(values, step, run)
 
     def _overlapping(self, values: dict[str, Array], step: int, run: int) -> dict[str, Array]:
-        """Begin the inputs that share places with the step before by those places."""
+        """Copy the places that inputs share with the step before from that step's inputs."""
         shared = {name: new for name, new in self.stepped.inputs.items() if new.overlap}
         if not shared:
             return values
@@ -203,7 +202,7 @@ class _Steps:
             ) from None
 
     def expected_of_trial(self, step: int, run: int) -> dict[str, Array]:
-        """Return what PyTorch gives for a run that does not commit, after steps that did."""
+        """Return PyTorch's outputs of a run that does not commit, which follows committed earlier steps."""
         committing = self.stepped.runs - 1
         before = [self.inputs(earlier, committing) for earlier in range(step)]
         return self.expected([*before, self.inputs(step, run)])[-1]
@@ -222,7 +221,7 @@ class _Steps:
         return [{name: parts[step] for name, parts in cut.items()} for step in range(len(steps))]
 
     def joined(self, name: str, parts: list[Array]) -> Array:
-        """Join an input of the steps to that of a whole run."""
+        """Join the steps' values of an input to that of a whole run."""
         new = self.stepped.inputs.get(name)
         if new is None:
             return parts[0]
@@ -232,7 +231,7 @@ class _Steps:
         return np.concatenate([parts[0], *later], axis=new.axis)
 
     def cut(self, name: str, whole: Array, steps: int) -> list[Array]:
-        """Cut an output of a whole run into those of its steps."""
+        """Split an output of a whole run into those of its steps."""
         axis = self.stepped.outputs[name]
         if axis is None:
             return list(whole)
@@ -249,7 +248,7 @@ class _Steps:
 
 
 def _after_overlap(new: StepInput, array: Array) -> Array:
-    assert new.axis is not None  # StepInput has it so where there is an overlap.
+    assert new.axis is not None  # StepInput requires an axis if there is an overlap.
     return np.take(array, np.arange(new.overlap, array.shape[new.axis]), axis=new.axis)
 
 

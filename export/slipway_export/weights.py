@@ -1,8 +1,9 @@
-"""Weights that stay on disk: networks without them, whose tensors know their place in a checkpoint's files.
+"""Weights that stay on disk: networks whose tensors know their place in a checkpoint's files.
 
-Inside :func:`left_on_disk` a checkpoint's networks come with weights that were never read and take no memory:
-pages of an empty file in the layout of theirs, so that the libraries' own loaders make them. They are traced
-like any other; `graph_weights.py` then gives the graph the tensors of those places.
+Inside :func:`left_on_disk`, a checkpoint's networks have weights that were never read and take no memory.
+These are pages of an empty file with the layout of the weight files, so that the libraries' own loaders
+create them. The networks are traced like any other; `graph_weights.py` then gives the graph the tensors of
+those places.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from slipway_serving.temporary_folders import TemporaryFolder
 
-# Of an empty file in place of weights.
+# Largest size of an empty file that stands in for weights.
 _EMPTY_BYTES = 2**30
 _SAFETENSORS = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -32,9 +33,9 @@ _SAFETENSORS = {
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
 }  # fmt: skip
 INDEX_END = ".index.json"
-"""What the name of an index of shards ends with, after that of the file that they stand for."""
+"""Suffix of the name of an index of shards, after the name of the file that the shards replace."""
 DTYPES = {name: dtype for dtype, name in _SAFETENSORS.items()}
-"""torch's types by the names that safetensors files give them."""
+"""Types of torch by their names in safetensors files."""
 
 _on_disk: ContextVar[bool] = ContextVar("weights left on disk", default=False)
 _described: ContextVar[bool] = ContextVar("weights as configurations describe them", default=False)
@@ -44,13 +45,13 @@ _places: MutableMapping[torch.Tensor, Stored] = WeakTensorKeyDictionary()
 
 @dataclass(frozen=True)
 class Stored:
-    """Where a tensor lies.
+    """Place of a tensor in a file.
 
     Args:
-        file: a safetensors file.
-        key: of the tensor in it.
-        shape: of the tensor.
-        dtype: its type there.
+        file: Safetensors file.
+        key: Key of the tensor in the file.
+        shape: Shape of the tensor.
+        dtype: Type of the tensor in the file.
     """
 
     file: Path
@@ -60,11 +61,11 @@ class Stored:
 
     @property
     def bytes(self) -> int:
-        """Size on disk."""
+        """Size on disk, in bytes."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
     def read(self, begin: int | None = None, end: int | None = None) -> torch.Tensor:
-        """Read the tensor, or rows of it; the memory is the file's until it is written to."""
+        """Read the tensor, or rows of it; its memory is the mapped file until it is written to."""
         with safe_open(self.file, framework="pt") as tensors:
             if begin is None or not self.shape:
                 whole: torch.Tensor = tensors.get_tensor(self.key)
@@ -75,7 +76,7 @@ class Stored:
 
 @contextlib.contextmanager
 def left_on_disk() -> Iterator[None]:
-    """Have `Checkpoint.load` give networks without reading their weights, for tracing."""
+    """Make `Checkpoint.load` return networks without reading their weights, for tracing."""
     token = _on_disk.set(True)
     try:
         yield
@@ -84,13 +85,13 @@ def left_on_disk() -> Iterator[None]:
 
 
 def are_left_on_disk() -> bool:
-    """Whether this is inside :func:`left_on_disk`."""
+    """Return whether :func:`left_on_disk` is active."""
     return _on_disk.get()
 
 
 @contextlib.contextmanager
 def from_configurations() -> Iterator[None]:
-    """Have `Checkpoint.load` give networks as their configurations describe them, weight files or none."""
+    """Make `Checkpoint.load` build networks from their configurations alone, even without weight files."""
     token = _described.set(True)
     try:
         with left_on_disk():
@@ -100,12 +101,12 @@ def from_configurations() -> Iterator[None]:
 
 
 def are_from_configurations() -> bool:
-    """Whether this is inside :func:`from_configurations`."""
+    """Return whether :func:`from_configurations` is active."""
     return _described.get()
 
 
 def described(network: torch.nn.Module) -> dict[str, Stored]:
-    """Return the tensors of a network without weights, by key, as those of files that are not there."""
+    """Return the tensors of a network without weights, by key, as stored in files that do not exist."""
     return {
         key: Stored(Path(), key, tuple(each.shape), each.dtype) for key, each in network.state_dict().items()
     }
@@ -113,7 +114,7 @@ def described(network: torch.nn.Module) -> dict[str, Stored]:
 
 @contextlib.contextmanager
 def left_out() -> Iterator[None]:
-    """Have `Checkpoint.load` check a part and give its network on the meta device, to be weighed."""
+    """Make `Checkpoint.load` check a part and return its network on the meta device, to weigh it."""
     token = _left_out.set(True)
     try:
         yield
@@ -122,7 +123,7 @@ def left_out() -> Iterator[None]:
 
 
 def are_left_out() -> bool:
-    """Whether this is inside :func:`left_out`."""
+    """Return whether :func:`left_out` is active."""
     return _left_out.get()
 
 
@@ -133,13 +134,13 @@ def stand_in(
     stored: Mapping[str, Stored],
     dtype_of: Callable[[str], torch.dtype],
 ) -> Iterator[Path]:
-    """Open a folder like a part's, with weight files that have its keys and no content.
+    """Open a copy of a part's folder with weight files that have its keys and no content.
 
     Args:
-        folder: of the part; its other files are linked.
-        files: the weight file's name, and others that it may be looked for under.
-        stored: the part's tensors by key.
-        dtype_of: the type to give a tensor of floats, by its key.
+        folder: Folder of the part; its other files are linked.
+        files: Name of the weight file, and other names that a loader may look for.
+        stored: Tensors of the part by key.
+        dtype_of: Function that returns the type for a floating-point tensor, given its key.
     """
     tensors = {
         key: (dtype_of(key) if tensor.dtype.is_floating_point else tensor.dtype, tensor.shape)
@@ -166,7 +167,7 @@ def stand_in(
 
 
 def _shards(tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> Iterator[list[str]]:
-    """Share keys out among files that any machine can map: a mapping larger than memory is refused."""
+    """Distribute keys over files that any machine can map, since a mapping larger than memory is refused."""
     keys: list[str] = []
     held = 0
     for key, (dtype, shape) in tensors.items():
@@ -180,11 +181,11 @@ def _shards(tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> Itera
 
 
 def write_empty(path: Path, tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> None:
-    """Write a safetensors file whose tensors are a hole, which takes no space and no memory until it is read.
+    """Write a safetensors file whose tensors are a hole, without disk space, and without memory until read.
 
     Args:
-        path: of the file.
-        tensors: type and shape by key.
+        path: Path of the file.
+        tensors: Type and shape by key.
     """
     header, size = safetensors_header(tensors)
     with path.open("wb") as out:
@@ -193,10 +194,10 @@ def write_empty(path: Path, tensors: Mapping[str, tuple[torch.dtype, tuple[int, 
 
 
 def safetensors_header(tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> tuple[bytes, int]:
-    """Return what a safetensors file has before its tensors, and the bytes of all tensors after it.
+    """Return the header of a safetensors file, and the number of bytes of all tensors after it.
 
     Args:
-        tensors: type and shape by key, in the order in which they lie in the file.
+        tensors: Type and shape by key, in the order of the file.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -209,11 +210,11 @@ def safetensors_header(tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]
 
 
 def remember(network: torch.nn.Module, stored: Mapping[str, Stored]) -> None:
-    """Note where the weights of a loaded network lie, whatever networks they become parts of.
+    """Record the places of a loaded network's weights, whatever networks they later become parts of.
 
     Args:
-        network: as loaded.
-        stored: its tensors by key; a tied weight may be there under any of its names.
+        network: Network as loaded.
+        stored: Tensors of the network by key; a tied weight may be there under any of its names.
     """
     places = {id(tensor): stored[name] for name, tensor in _named_tensors(network) if name in stored}
     for _, tensor in _named_tensors(network):
@@ -222,7 +223,7 @@ def remember(network: torch.nn.Module, stored: Mapping[str, Stored]) -> None:
 
 
 def stored_weights(module: torch.nn.Module) -> dict[str, Stored]:
-    """Return where the weights of a network lie, by their names in it; none for what was made elsewhere."""
+    """Return the places of a network's weights, by their names in it, except for those made elsewhere."""
     return {name: _places[tensor] for name, tensor in _named_tensors(module) if tensor in _places}
 
 

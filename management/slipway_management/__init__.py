@@ -1,1 +1,1 @@
-"""The management API: trained models listed, exported and brought into a running Triton, over HTTP."""
+"""HTTP API for management: list trained models, export them and load them into a running Triton."""

@@ -1,8 +1,8 @@
-"""The management API: routes over a models folder, a queue of exports and a running Triton.
+"""Management API: HTTP routes over a models folder, a queue of exports and a running Triton.
 
-``GET /api/models`` and ``…/onnx-status`` say what there is, ``POST …/export-onnx`` puts an export into the
-queue, ``DELETE …/onnx`` takes a word out of service. Names are checked before a path is made of them; errors
-are JSON with the code and the sentence that the command line would give.
+``GET /api/models`` and ``…/onnx-status`` report the models, ``POST …/export-onnx`` queues an export, and
+``DELETE …/onnx`` takes a model out of service. Names are checked before they become part of a path. Errors
+are JSON with the code and the sentence that the command line would print.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ _BEARER = HTTPBearer(auto_error=False, description="The token of --token-file.")
 
 @dataclass(frozen=True)
 class Management:
-    """What the API manages.
+    """Configuration of the management API.
 
     Args:
-        family: of the trained models.
-        library: the models folder.
-        repository: Triton model repository that exports are placed in.
-        triton: the server of that repository; None exports without telling one.
-        token: what callers must present; None on a loopback address only.
-        host: address that the API is bound to.
-        export_limit_s: seconds that one export may take.
+        family: Model family of the trained models.
+        library: Library over the models folder.
+        repository: Triton model repository that receives the exports.
+        triton: Control client for the server of that repository; None if no server is to load the exports.
+        token: Bearer token that callers must present; None is allowed on a loopback address only.
+        host: Address that the API binds to.
+        export_limit_s: Longest time for one export, in seconds.
     """
 
     family: Family
@@ -69,12 +69,12 @@ class Management:
                 "manage: token must be given where other machines reach the API, got none on host"
                 f" {self.host}; try --token-file"
             )
-        # A worker has another working directory.
+        # The paths must not depend on the working directory of the process that uses them.
         object.__setattr__(self, "library", replace(self.library, folder=self.library.folder.resolve()))
         object.__setattr__(self, "repository", self.repository.resolve())
 
     def job(self, model: str, wanted: ExportRequest) -> Job:
-        """Return the job of an export."""
+        """Return the job for an export request."""
         return Job(
             family=self.family.name,
             model=model,
@@ -88,7 +88,7 @@ class Management:
 
 
 class ExportRequest(BaseModel):
-    """What is asked of an export."""
+    """Options of an export."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -99,7 +99,7 @@ class ExportRequest(BaseModel):
 
 
 class ModelStatus(BaseModel):
-    """What there is of a trained model."""
+    """Status of a trained model, its exported graph and its last export."""
 
     id: str
     kind: Literal["custom", "default"]
@@ -117,17 +117,17 @@ class ModelStatus(BaseModel):
 
 
 class Problem(BaseModel):
-    """An error: its code, and one sentence."""
+    """An error, as its code and one sentence."""
 
     code: str
     message: str
 
 
 def create_app(management: Management) -> FastAPI:
-    """Return the API.
+    """Create the FastAPI application of the management API.
 
     Args:
-        management: what it manages.
+        management: Configuration of the API.
     """
     exports = Exports(management.export_limit_s)
 
@@ -150,7 +150,7 @@ def create_app(management: Management) -> FastAPI:
 
     @app.get("/health")
     def health() -> dict[str, str]:
-        """Say that the API runs."""
+        """Report that the API is running."""
         return {"status": "ok"}
 
     app.include_router(_routes(management, exports))
@@ -174,12 +174,12 @@ def _routes(management: Management, exports: Exports) -> APIRouter:
 
     @router.get("/{model}/onnx-status")
     def onnx_status(model: str) -> ModelStatus:
-        """Say what there is of a model, and how its last export went."""
+        """Report the status of a model and of its last export."""
         return _described(library.status(model), management, exports, _served(management))
 
     @router.post("/{model}/export-onnx", status_code=202)
     def export_onnx(model: str, wanted: ExportRequest | None = None) -> ModelStatus:
-        """Put a model's export into the queue; Triton then serves it without a restart."""
+        """Queue the export of a model; Triton then loads it without a restart."""
         status = library.status(model)
         request = wanted or ExportRequest()
         if request.variant is not None and request.variant not in management.family.variants:
@@ -190,7 +190,7 @@ def _routes(management: Management, exports: Exports) -> APIRouter:
 
     @router.delete("/{model}/onnx")
     def delete_onnx(model: str) -> ModelStatus:
-        """Delete a model's graph and take the model out of service; its weights stay."""
+        """Delete a model's exported graph and unload it from Triton; the weights stay."""
         status = library.status(model)
         with exports.hold(model):
             if not status.has_onnx:
@@ -215,7 +215,7 @@ def _described(
 
 
 def _served(management: Management) -> frozenset[str] | None:
-    """Return the models that Triton serves; None where it does not answer."""
+    """Return the models that Triton serves, or None if it does not answer."""
     if management.triton is None:
         return None
     try:
@@ -225,11 +225,11 @@ def _served(management: Management) -> frozenset[str] | None:
 
 
 def _take_out(management: Management, model: str) -> None:
-    """Take a model out of service and remove it from the repository; nothing where it is not there.
+    """Unload a model and remove it from the repository; do nothing if it is not there.
 
     Raises:
-        InvalidRequest: the model is not ours to remove; it goes on being served.
-        NotReady: Triton refuses; the model stays.
+        InvalidRequest: No export wrote the model, or it was changed since; it stays in service.
+        NotReady: Triton refuses to unload the model, so the model stays.
     """
     if not (management.repository / model).exists():
         return
@@ -240,7 +240,7 @@ def _take_out(management: Management, model: str) -> None:
 
 
 def _authorization(token: str | None) -> Callable[..., None]:
-    """Return the check of a caller's token."""
+    """Return the dependency that checks a caller's token."""
 
     def check(given: Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)]) -> None:
         if token is None:
@@ -255,24 +255,25 @@ def _authorization(token: str | None) -> Callable[..., None]:
 
 
 class Unauthorized(InvalidRequest):
-    """The caller did not present the token."""
+    """Error: the caller did not present the correct token."""
 
 
 class Forbidden(InvalidRequest):
-    """A page of another site asked through somebody's browser."""
+    """Error: a page of another site sent the request through a user's browser."""
 
 
 class TooLarge(InvalidRequest):
-    """The request's body is larger than any that makes sense."""
+    """Error: the request's body exceeds the size limit."""
 
 
 def _guard(
     management: Management,
 ) -> Callable[[Request, Callable[[Request], Awaitable[Any]]], Awaitable[Any]]:
-    """Return what looks at each request before its route.
+    """Return the middleware that checks each request before its route runs.
 
-    Without a token the address is all that keeps others out, which a web page could get around through a
-    browser on this machine: by a name of its own that leads here, or by a request across sites.
+    Without a token, only the loopback address keeps others out. A web page could get around that through a
+    browser on this machine, with a DNS name of its own that resolves to this machine or with a cross-site
+    request. The middleware therefore checks the Host and Origin headers.
     """
 
     async def guard(request: Request, go_on: Callable[[Request], Awaitable[Any]]) -> Any:
@@ -300,13 +301,13 @@ def _guard(
 
 
 def _is_this_machine(host: str) -> bool:
-    """Return whether a request's host, with or without its port, is this machine by a name of its own."""
+    """Return whether a Host header, with or without a port, names this machine."""
     name = host if host.endswith("]") else host.rpartition(":")[0] or host
     return is_loopback(name.strip("[]"))
 
 
 async def _answer_error(_: Request, error: Exception) -> JSONResponse:
-    """Answer with an error's own sentence."""
+    """Answer with the error's own message."""
     if not isinstance(error, SlipwayError):
         raise error
     own = ((Unauthorized, 401), (Forbidden, 403), (TooLarge, 413))
@@ -317,7 +318,7 @@ async def _answer_error(_: Request, error: Exception) -> JSONResponse:
 
 
 async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
-    """Answer with every field of a body that is not as it must be."""
+    """Answer with every invalid field of the body."""
     if not isinstance(error, RequestValidationError):
         raise error
     fields = (f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
@@ -325,7 +326,7 @@ async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _answer_http(_: Request, error: Exception) -> JSONResponse:
-    """Answer what the framework refuses by itself (no such route, a body that it cannot read) likewise."""
+    """Answer a refusal by the framework (no such route, an unreadable body) in the same form."""
     if not isinstance(error, HTTPException):
         raise error
     content = Problem(code=InvalidRequest.code, message=f"manage: {error.detail}").model_dump()

@@ -1,7 +1,7 @@
-"""Exports one after the other, each in a worker process that ends with this one.
+"""Queue that runs exports one after the other, each in its own worker process.
 
-:class:`Exports` takes jobs into a bounded queue and runs them in turn. A worker that dies or takes too long
-is an export that failed, which the model's status then says.
+:class:`Exports` accepts jobs into a bounded queue and runs them in turn. A worker process ends with this
+process. If a worker dies or takes too long, the export has failed and the model's status says so.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _END_S = 10.0
 
 
 class State(StrEnum):
-    """How far the last export of a model has come since this process began."""
+    """State of a model's last export since this process started."""
 
     IDLE = "idle"
     QUEUED = "queued"
@@ -35,15 +35,15 @@ class State(StrEnum):
 
 
 class Busy(Overloaded):
-    """The model is being exported, or waits for it."""
+    """Error: the model is in work (queued for export, being exported or being deleted)."""
 
 
 class Exports:
-    """A queue of exports and the thread that runs them.
+    """Queue of exports and the thread that runs them.
 
     Args:
-        limit_s: seconds that one export may take.
-        most_waiting: jobs that may wait.
+        limit_s: Longest time for one export, in seconds.
+        most_waiting: Largest number of queued jobs.
     """
 
     def __init__(self, limit_s: float = 1800.0, most_waiting: int = 32) -> None:
@@ -61,8 +61,8 @@ class Exports:
         """Put an export into the queue.
 
         Raises:
-            Busy: the model is being exported already, or waits for it.
-            Overloaded: enough exports wait.
+            Busy: The model is held, is being exported, or its export is queued.
+            Overloaded: The queue is full.
         """
         with self._lock:
             self._refuse_if_busy(job.model)
@@ -75,16 +75,16 @@ class Exports:
             self._states[job.model] = State.QUEUED
 
     def state(self, model: str) -> State:
-        """Return how far a model's last export has come."""
+        """Return the state of a model's last export."""
         with self._lock:
             return self._states.get(model, State.IDLE)
 
     @contextlib.contextmanager
     def hold(self, model: str) -> Iterator[None]:
-        """Keep a model from being exported while the block runs.
+        """Prevent a model from being exported while the block runs.
 
         Raises:
-            Busy: the model is held, being exported, or waits for it.
+            Busy: The model is held, is being exported, or its export is queued.
         """
         with self._lock:
             self._refuse_if_busy(model)
@@ -96,7 +96,7 @@ class Exports:
                 self._held.remove(model)
 
     def close(self) -> None:
-        """End the running export, forget those that wait, and end the thread."""
+        """Kill the running export, drop the queued ones, and end the thread."""
         with self._lock:
             self._ending = True
             if self._worker is not None:
@@ -116,7 +116,7 @@ class Exports:
             self._become(job, State.RUNNING)
             error = self._export(job)
             if error is not None:
-                # A worker that was killed could not write it down itself.
+                # A killed worker could not record the failure itself.
                 with contextlib.suppress(SlipwayError, OSError):
                     Library(Path(job.models)).record_failure(job.model, error)
             self._become(job, State.DONE if error is None else State.FAILED)
@@ -126,7 +126,7 @@ class Exports:
             self._states[job.model] = state
 
     def _export(self, job: Job) -> str | None:
-        """Run a job in a worker; return why it failed, None where it did not."""
+        """Run a job in a worker process and return why it failed, or None if it succeeded."""
         with self._lock:
             if self._ending:
                 return "the management server ended"
@@ -136,7 +136,7 @@ class Exports:
                 stdout=subprocess.PIPE,
                 text=True,
                 env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
-                start_new_session=True,  # a terminal's Ctrl-C is for us
+                start_new_session=True,  # Ctrl-C in a terminal must reach only this process
             )
         timer = threading.Timer(self._limit_s, worker.kill)
         timer.start()
@@ -157,7 +157,7 @@ class Exports:
 
     @staticmethod
     def _converse(worker: subprocess.Popen[str], job: Job) -> dict[str, str | None] | None:
-        """Hand a worker its job and wait for its answer; None where it ends without one."""
+        """Send a worker its job and wait for its answer; return None if it ends without an answer."""
         if worker.stdin is None or worker.stdout is None:
             raise RuntimeError("the worker has no standard input and output")
         with contextlib.suppress(BrokenPipeError), worker.stdin, worker.stdout:

@@ -1,8 +1,8 @@
-"""One export in a process of its own: a job as a line of JSON in, what came of it as a line of JSON out.
+"""Worker process that runs one export: it reads a job and writes the result, each as one line of JSON.
 
-Started by :mod:`slipway_management.exports`. Its standard input stays open while the parent lives; when it is
-closed, the export ends at once, whatever it is doing. An export that was cut off leaves the repository as it
-was (see :mod:`slipway_export.repository`).
+:mod:`slipway_management.exports` starts it. Its standard input stays open while the parent lives; when it
+closes, the worker exits at once, even during an export. An interrupted export leaves the repository
+unchanged (see :mod:`slipway_export.repository`).
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from slipway_export.spec import Precision
 
 @dataclass(frozen=True)
 class Job:
-    """What to export and where to.
+    """One export: the trained model and the repository that receives it.
 
     Args:
-        family: of the trained model.
-        model: its id.
-        models: the models folder.
-        repository: Triton model repository.
-        precision: of the graph.
-        variant: of the family; None for its own.
-        triton: ``host:port`` of the server that serves the repository; None where there is none.
-        control_token: the server's.
+        family: Model family of the trained model.
+        model: Identifier of the trained model.
+        models: Path of the models folder.
+        repository: Path of the Triton model repository.
+        precision: Precision of the graph.
+        variant: Variant of the family; None for the family's default.
+        triton: ``host:port`` of the server that serves the repository; None if there is no server.
+        control_token: Control token of that server.
     """
 
     family: str
@@ -48,10 +48,10 @@ class Job:
 
 
 def run_job(job: Job) -> None:
-    """Export a trained model and have it served; its status says how it went.
+    """Export a trained model and load it into the server; the model's status records the result.
 
     Raises:
-        SlipwayError: it failed.
+        SlipwayError: The export failed, or the server did not load the model.
     """
     from slipway_export.commands import quiet_libraries
     from slipway_export.families import family_named
@@ -75,17 +75,17 @@ def run_job(job: Job) -> None:
 
 
 def _end_with_the_parent() -> None:
-    """End this process when the parent closes our standard input, which its own end does too."""
+    """Exit this process when standard input closes, which also happens when the parent dies."""
     while sys.stdin.buffer.read(1 << 16):
         pass
     os._exit(1)
 
 
 def main() -> None:
-    """Run the job of the first line of the standard input."""
+    """Run the job from the first line of standard input."""
     job = Job(**json.loads(sys.stdin.buffer.readline()))
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
-    # What libraries print is for the log; the answer goes out alone.
+    # Libraries print to standard output: send that to the log, so that the answer is the only output.
     answer = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     error: str | None = None
@@ -95,7 +95,7 @@ def main() -> None:
         error = str(failure) or type(failure).__name__
     with contextlib.suppress(BrokenPipeError):
         print(json.dumps({"error": error}), file=answer, flush=True)
-    os._exit(0)  # libraries' threads need not be waited for
+    os._exit(0)  # do not wait for the libraries' threads
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""The glue between Triton's Python backend and a program: requests in, responses out, errors as codes.
+"""Adapter between Triton's Python backend and a program.
 
 :func:`model_class` makes the class that a ``model.py`` must define. A request's tensors and parameters become
-a :class:`~slipway_serving.program.Call`, what the program yields becomes responses, and what it raises
-becomes an error with the code of its class, while the traceback goes to the log with the request's id. What
-happened is counted, and traced through the calls between models where the server traces. Triton's own module
-is handed in: this one never imports it.
+a :class:`~slipway_serving.program.Call`. What the program yields becomes responses, and an exception becomes
+an error with the code of its class, while its traceback goes to the log with the request's id. The adapter
+counts requests by outcome and logs the trace id where the server traces. It never imports Triton's own
+module: the caller passes it in.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ def model_class(pb_utils: Any) -> type[Adapter]:
     """Return the ``TritonPythonModel`` of a ``model.py``.
 
     Args:
-        pb_utils: the module ``triton_python_backend_utils`` as the Python backend provides it.
+        pb_utils: Module ``triton_python_backend_utils`` as the Python backend provides it.
     """
     return type("TritonPythonModel", (Adapter,), {"pb": pb_utils})
 
 
 class Adapter:
-    """One instance of a Python model; the program that its config names does the work."""
+    """One instance of a Python model, which runs the program that its config names."""
 
     pb: ClassVar[Any]
     _program: Program | None = None
@@ -84,7 +84,7 @@ class Adapter:
         """Build the program.
 
         Raises:
-            TritonModelException: it could not be built; the text says why.
+            TritonModelException: The program could not be built; the text says why.
         """
         close_sockets()
         restrict_shared_memory()
@@ -113,7 +113,7 @@ class Adapter:
             self._under_way.add(-left_running)
 
     def execute(self, requests: Sequence[Any]) -> list[Any] | None:
-        """Answer requests, one after the other; none of them can fail another."""
+        """Answer requests; an error in one of them does not affect the others."""
         with self._footprint.working(len(requests)):
             if self._decoupled:
                 for request in requests:
@@ -129,11 +129,11 @@ class Adapter:
             return responses
 
     def is_ready(self) -> bool:
-        """Tell Triton, which asks since a release after 2.51, whether this process can still serve."""
+        """Return whether this process can still serve; releases of Triton after 2.51 call this."""
         return self._has_device
 
     def finalize(self) -> None:
-        """Free what the program holds."""
+        """Close the program and the metrics publisher."""
         self._footprint.ends()
         if self._program is not None:
             self._program.close()
@@ -141,26 +141,26 @@ class Adapter:
             self._publisher.close()
 
     def _beyond(self, requests: Sequence[Any]) -> frozenset[int]:
-        """Return the places of those requests that are too many."""
+        """Return the indices of the requests that exceed the queue limit."""
         count = self._waiting.beyond()
         if not count:
             return frozenset()
         return first_to_go([self._turn_if_any(request) for request in requests], count)
 
     def _answers(self, requests: Sequence[Any]) -> list[Any]:
-        """Return the one response to each request of a model that is not decoupled."""
+        """Return one response for each request of a model that is not decoupled."""
         if isinstance(self._program, BatchProgram) and requests:
             return self._answer_together(self._program, requests)
         return [self._answer(request) for request in requests]
 
     def _refuse(self) -> Any:
-        """Return the response to a request that is one too many; counted, and no line in the log."""
+        """Refuse a request that exceeds the queue limit; count it, but do not log it."""
         error = self._waiting.refusal()
         self._recorder.count(REQUESTS, value=error.code)
         return self.pb.InferenceResponse(error=self._triton_error(error))
 
     def _answer(self, request: Any) -> Any:
-        """Return the one response of a model that is not decoupled."""
+        """Return the single response of a model that is not decoupled."""
         with self._report(request) as report:
             try:
                 (tensors,) = self._responses(request, report)
@@ -169,7 +169,7 @@ class Adapter:
                 return self.pb.InferenceResponse(error=self._error(error, report))
 
     def _answer_together(self, program: BatchProgram, requests: Sequence[Any]) -> list[Any]:
-        """Return the responses of a program that takes a batch of calls."""
+        """Return the responses of a program that runs calls as one batch."""
         with contextlib.ExitStack() as stack:
             reports = [stack.enter_context(self._report(request)) for request in requests]
             calls = [
@@ -198,20 +198,20 @@ class Adapter:
         return self._response(answer)
 
     def _stream(self, request: Any) -> None:
-        """Send the responses of a decoupled model; the final flag is sent in every case."""
+        """Send the responses of a decoupled model, and always send the final flag."""
         final = self.pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL
         sender, as_text = request.get_response_sender(), wants_text(request)
         with self._report(request) as report, under_way(report.request_id) as ours:
             ended = False
             try:
                 for tensors in self._responses(request, report, ours):
-                    # Held here: those that nobody asked for would end in the call, which has let go of
-                    # Python's lock.
+                    # Keep a reference to the tensors: the call would otherwise free those that the request
+                    # did not ask for after it has released Python's global lock.
                     sent = self._tensors(tensors, as_text=as_text)
                     ended = isinstance(tensors, Last)
                     sender.send(self.pb.InferenceResponse(sent), flags=final if ended else 0)
             except Exception as error:  # noqa: BLE001 - everything becomes the request's error
-                # With the flag in the same message: in two, Triton 2.51 leaves a calling model waiting.
+                # Send the flag with the error: in two messages, Triton 2.51 leaves a calling model waiting.
                 answer = self.pb.InferenceResponse(error=self._error(error, report))
                 if not ended:
                     sender.send(answer, flags=final)
@@ -257,17 +257,17 @@ class Adapter:
         )
 
     def _turn_if_any(self, request: Any) -> Turn:
-        """Return a request's place in a session; none where its parameters are wrong, as it is told later."""
+        """Return a request's turn, or no session if its parameters are wrong; a later check reports them."""
         try:
             return self._turn(request, read_parameters(request, self._model))
         except Exception:  # noqa: BLE001 - whatever they are, others wait beside it
             return NO_SESSION
 
     def _turn(self, request: Any, parameters: Mapping[str, Any]) -> Turn:
-        """Return a request's place in a session: HTTP's generate endpoints leave it in the parameters.
+        """Read a request's turn in a session; HTTP's generate endpoints pass it as parameters.
 
         Raises:
-            InvalidRequest: The id of the session is too long, or neither a text nor a number.
+            InvalidRequest: The session's id is too long, or is neither a text nor a number.
         """
         flags = request.flags()
         start, end = (
@@ -304,10 +304,10 @@ class Adapter:
 
 
 class _Report:
-    """Tells the log, one line of JSON each, how a request begins and ends, and counts how it ended.
+    """Log of one request: JSON lines for its start and its end, and a count of its outcome.
 
     Attributes:
-        request_id: the caller's, or one of ours where it gave none; calls to other models carry it on.
+        request_id: Id that the caller gave, or a generated one; calls to other models carry it too.
     """
 
     def __init__(
@@ -337,40 +337,40 @@ class _Report:
         elif self._under_way is not None:
             self._log.log_info(self._line("finished", code=code))
         self._recorder.count(REQUESTS, value=REFUSED if isinstance(self._error, Refused) else code)
-        # Its traceback leads back here, by way of the request and its sender. A cycle of them that is left
-        # when the interpreter ends is freed after Triton's shared memory, and the process dies of that.
+        # The error's traceback refers to the request and its sender, and they refer to this object. A cycle
+        # that is left when the interpreter ends is freed after Triton's shared memory and kills the process.
         self._error = None
         if self._under_way is not None:
             self._under_way.add(-1)
 
     def saw(self, tensors: Tensors) -> None:
-        """Take note of a response."""
+        """Record a response for the log."""
         self._facts["responses"] = self._facts.get("responses", 0) + 1
         if "step" in tensors:
             self._facts["steps_done"] = int(tensors["step"][0])
 
     def failed(self, error: Exception) -> None:
-        """Take note of an error; one that is no answer to the caller gets its traceback logged."""
+        """Record an error, and log its traceback if the error is internal."""
         self._error = error
         if isinstance(error, Unrecoverable) or not isinstance(error, SlipwayError):
             trace = "".join(traceback.format_exception(error))
             self._log.log_error(self._line("traceback", traceback=trace))
 
     def _line(self, event: str, **more: str) -> str:
-        """Return a line of the log; texts that a caller could make long are shortened."""
+        """Return a log line, with long texts shortened since callers influence their length."""
         elapsed_s = round(time.monotonic() - self._started_s, 4)
         texts = {name: shortened(text) for name, text in more.items()}
         return json.dumps({"event": event, **self._facts, "elapsed_s": elapsed_s, **texts})
 
 
 def instances_of(config: Mapping[str, Any]) -> int:
-    """Return how many instances a model has, by its configuration as Triton completed it."""
+    """Count a model's instances from the configuration that Triton completed."""
     groups = config.get("instance_group", [])
     return sum(int(group.get("count", 1)) * max(1, len(group.get("gpus", []))) for group in groups)
 
 
 def _trace_id(request: Any) -> str:
-    """Return the OpenTelemetry id of a request's trace; "" where it is not traced."""
+    """Return the OpenTelemetry trace id of a request, or an empty string if the request is not traced."""
     context: dict[str, str] = json.loads(request.trace().get_context() or "{}")
-    # version-trace-span-flags, https://www.w3.org/TR/trace-context/#traceparent-header
+    # The header is version-trace-span-flags: https://www.w3.org/TR/trace-context/#traceparent-header
     return context.get("traceparent", "--").split("-")[1]

@@ -15,14 +15,14 @@ _SHOWN_CHARACTERS = 24
 
 
 def request_id_problem(request_id: str) -> str:
-    """Return a sentence about a request id that is too long, or an empty string."""
+    """Return an error message if a request id is too long, or an empty string."""
     if len(request_id.encode(errors="replace")) <= LONGEST_BYTES:
         return ""
     return f"id must be at most {LONGEST_BYTES} bytes, got {shown(request_id)!r}; try a UUID"
 
 
 def session_id_problem(session_id: Any) -> str:
-    """Return a sentence about a value that cannot be the id of a session, or an empty string."""
+    """Return an error message if a value cannot be a session id, or an empty string."""
     if isinstance(session_id, str):
         fits = 1 <= len(session_id.encode(errors="replace")) <= LONGEST_BYTES
     else:
@@ -36,7 +36,7 @@ def session_id_problem(session_id: Any) -> str:
 
 
 def shown(given: Any) -> Any:
-    """Return an id as a message or a log line shows it: a long text loses everything after its beginning."""
+    """Return an id for a message or a log line, with a long text cut to its beginning."""
     text = given if isinstance(given, str) else repr(given)
     if len(text) <= LONGEST_BYTES:
         return given

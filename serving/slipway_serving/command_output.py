@@ -1,7 +1,7 @@
-"""The output of commands for scripts: one JSON document on stdout, with `--json`.
+"""JSON output of commands for scripts: `--json` prints one JSON document on stdout.
 
-Progress and messages for people go to stderr then. A command that fails prints no document: its exit code and
-one line on stderr say what is the matter, as without `--json`.
+With `--json`, progress and messages for people go to stderr. A command that fails prints no document: its
+exit code and one line on stderr state the error, as without `--json`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Json = Annotated[
 
 
 def print_json(document: Mapping[str, Any]) -> None:
-    """Print a document. A number that is not finite, which JSON cannot hold, becomes null."""
+    """Print a document as JSON; numbers that are not finite become null, since JSON cannot hold them."""
     typer.echo(json.dumps(_finite(document), indent=2, ensure_ascii=False, allow_nan=False))
 
 

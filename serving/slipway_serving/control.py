@@ -1,9 +1,9 @@
-"""A running Triton's repository interface: what makes it serve a model that was placed, without a restart.
+"""Client for the model repository interface of a running Triton, which loads models without a restart.
 
 The server must have been started with explicit model control (`slipway serve --model-control explicit`). It
-loads a new model beside the one it serves and changes over when that is ready, so nobody's request fails; a
-model that cannot be loaded leaves the old one served. Loading a model runs its code, so whoever may order it
-must know a token, unless only this machine can ask.
+loads a new version of a model beside the old one and switches when the new one is ready, so no request fails.
+If the new one cannot be loaded, the server keeps the old one. Loading a model runs its code, so callers need
+a token unless only this machine can reach the endpoint.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from slipway_serving.triton_log import plain
 CONTROL_HEADER = "slipway-control"
 """Header that carries the control token."""
 SUPERVISOR_HEADER = "slipway-supervisor"
-"""Header that carries the key of a server's own supervisor, where nobody else may give orders."""
+"""Header that carries the supervisor's key, on a server whose models only its supervisor may change."""
 _SHORT_S = 10.0
-# A model of this configuration cannot be loaded, which makes its server not ready.
+# No backend has the name in _NO_MODEL, so its load fails, which makes the server not ready.
 _TENSORS = [{"name": "none", "data_type": "TYPE_BOOL", "dims": [1]}]
 _MARK = "slipway_start"
 _NO_MODEL = json.dumps({"backend": "given_up", "input": _TENSORS, "output": _TENSORS})
-# One that loads, and does nothing.
+# This model loads and does nothing.
 _IDLE_MODEL = {
     "config": json.dumps({"backend": "python", "input": _TENSORS, "output": _TENSORS}),
     "file:1/model.py": base64.b64encode(
@@ -49,7 +49,7 @@ def read_token(path: Path) -> str:
     """Read a secret token from a file.
 
     Raises:
-        InvalidRequest: the file cannot be read, or does not hold one token of 16 to 512 characters that a
+        InvalidRequest: The file cannot be read, or does not hold one token of 16 to 512 characters that a
             header can carry.
     """
     try:
@@ -66,13 +66,13 @@ def read_token(path: Path) -> str:
 
 @dataclass(frozen=True)
 class ModelControl:
-    """Loads and unloads the models of one running server.
+    """Client that loads and unloads the models of one running server.
 
     Args:
-        url: ``host:port`` of its HTTP endpoint.
-        token: its control token; None where it has none.
-        header: what carries the token.
-        load_timeout_s: seconds that one model has to load.
+        url: HTTP endpoint of the server, as ``host:port``.
+        token: Control token of the server; None if it has none.
+        header: Name of the HTTP header that carries the token.
+        load_timeout_s: Longest time that one model may take to load, in seconds.
     """
 
     url: str
@@ -89,11 +89,11 @@ class ModelControl:
             )
 
     def load(self, model: str) -> None:
-        """Load a model, or load it anew; the one that was served goes on until the new one is ready.
+        """Load or reload a model; the old one serves until the new one is ready.
 
         Raises:
-            NotReady: the server cannot be reached or could not load it; what was served is served still, and
-                the server is as ready as it was.
+            NotReady: The server cannot be reached or could not load the model; it still serves the old one
+                and is as ready as before.
         """
         try:
             self._change(model, "load", {})
@@ -103,18 +103,18 @@ class ModelControl:
             raise
 
     def unload(self, model: str) -> None:
-        """Let go of a model; nothing where the server does not have it.
+        """Unload a model; do nothing if the server does not have it.
 
         Raises:
-            NotReady: the server cannot be reached, or refused.
+            NotReady: The server cannot be reached or refused the request.
         """
         self._change(model, "unload", {"parameters": {"unload_dependents": False}})
 
     def follow(self, repository: Path, model: str) -> None:
-        """Make the server serve what its repository has of a model: load it, or unload it where it is gone.
+        """Load a model if the repository contains it, and unload it otherwise.
 
         Raises:
-            NotReady: as :meth:`load`.
+            NotReady: The request failed as for :meth:`load`.
         """
         if (repository / model).is_dir():
             self.load(model)
@@ -122,20 +122,20 @@ class ModelControl:
             self.unload(model)
 
     def ready_models(self) -> frozenset[str]:
-        """Return the names of the models that are served.
+        """Return the names of the models that are ready.
 
         Raises:
-            NotReady: the server cannot be reached, or refused.
+            NotReady: The server cannot be reached or refused the request.
         """
         return frozenset(self._index())
 
     def instances(self, model: str) -> int:
-        """Return how many instances a model that is ready has; 0 where it is not ready.
+        """Count the instances of a ready model; return 0 if the model is not ready.
 
-        The repository's index does not tell this: it leaves out a served model whose folder is missing.
+        The repository index cannot be used here: it omits a served model whose folder is missing.
 
         Raises:
-            NotReady: the server cannot be reached, or refused.
+            NotReady: The server cannot be reached or refused the request.
         """
         answer = self._send("GET", f"/v2/models/{quote(model, safe='')}", None, _SHORT_S)
         if answer.status_code in (httpx.codes.BAD_REQUEST, httpx.codes.NOT_FOUND):
@@ -148,37 +148,37 @@ class ModelControl:
             return sum(versions * int(group["count"]) * max(1, len(group["gpus"])) for group in groups)
 
     def replace(self, model: str, mark: str) -> None:
-        """Load a model anew though nothing of it has changed; as :meth:`load` where something has.
+        """Reload a served model even if its files have not changed.
 
-        An order to load what is as it was leaves Triton's instances as they are, dead ones too. So the
-        configuration gets a parameter that says what nobody reads.
+        Triton keeps the instances, dead ones included, when it reloads an unchanged model. So this method
+        adds a parameter to the configuration that no code reads.
 
         Args:
-            model: one that is served.
-            mark: another one each time.
+            model: Name of a served model.
+            mark: Value of that parameter, different in each call.
 
         Raises:
-            NotReady: as :meth:`load`.
+            NotReady: The request failed as for :meth:`load`.
         """
         config = self._config(model)
         config.setdefault("parameters", {})[_MARK] = {"string_value": mark}
         self._change(model, "load", {"parameters": {"config": json.dumps(config)}})
 
     def give_up(self, model: str) -> None:
-        """Have a model unloaded, and the server not ready for as long as it is not loaded again.
+        """Unload a model and keep the server not ready until the model is loaded again.
 
         Raises:
-            NotReady: the server cannot be reached.
+            NotReady: The server cannot be reached.
         """
         self.unload(model)
         with contextlib.suppress(NotReady):
             self._change(model, "load", {"parameters": {"config": _NO_MODEL}})
 
     def _forget_failure(self, model: str) -> None:
-        """Have a model unknown again that never loaded.
+        """Make Triton forget a model that never loaded.
 
-        As long as the last load of any model failed, Triton 2.51 as a whole is not ready, also when that one
-        is unloaded. One that does nothing is loaded in its place, then, and unloaded.
+        Triton 2.51 is not ready as long as the last load of any model failed, even after that model is
+        unloaded. So this method loads an idle model under the same name and unloads it.
         """
         if not self._is_ready() and model not in self.ready_models():
             self._change(model, "load", {"parameters": _IDLE_MODEL}, _SHORT_S)
@@ -190,7 +190,7 @@ class ModelControl:
         return False
 
     def _index(self) -> list[str]:
-        """Return the name of each version of a model that is ready."""
+        """Return one model name for each ready model version."""
         answer = self._post("/v2/repository/index", {"ready": True}, _SHORT_S)
         with self._decoding("index"):
             entries = answer.json()
@@ -207,16 +207,16 @@ class ModelControl:
     def _change(self, model: str, change: str, body: dict[str, Any], timeout_s: float | None = None) -> None:
         if model in ("", ".", "..") or "/" in model:
             raise InvalidRequest(f"triton {self.url}: model must be a name of one, got {model!r}")
-        self._check_triton()  # whose answer to a change is empty
+        self._check_triton()  # Triton's answer to a change is empty, so it cannot identify the server.
         self._post(
             f"/v2/repository/models/{quote(model, safe='')}/{change}", body, timeout_s or self.load_timeout_s
         )
 
     def _check_triton(self) -> None:
-        """Check that Triton is at the address.
+        """Check that the server at the address is Triton.
 
         Raises:
-            NotReady: The server cannot be reached, or is something else.
+            NotReady: The server cannot be reached or is not Triton.
         """
         if not is_triton(extensions(self._ask("GET", "/v2", None, _SHORT_S).content)):
             raise NotReady(
@@ -226,10 +226,10 @@ class ModelControl:
 
     @contextlib.contextmanager
     def _decoding(self, what: str) -> Iterator[None]:
-        """Tell of an answer that the block cannot decode: of something else than Triton, or of a broken one.
+        """Report an answer that the block cannot decode, since it is malformed or not from Triton.
 
         Raises:
-            NotReady: The block failed.
+            NotReady: The block raised a decoding error.
         """
         try:
             yield
@@ -246,7 +246,7 @@ class ModelControl:
         return self._checked(self._send(method, path, body, timeout_s))
 
     def _checked(self, answer: httpx.Response) -> httpx.Response:
-        """Return an answer that is not a refusal."""
+        """Return the answer if it reports success; raise NotReady otherwise."""
         if answer.status_code != httpx.codes.OK:
             raise NotReady(
                 f"triton {self.url}: {answer.url.path.rpartition('/')[2]} failed, got {_reason(answer)}"
@@ -256,7 +256,7 @@ class ModelControl:
     def _send(self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float) -> httpx.Response:
         headers = {self.header: self.token} if self.token else {}
         try:
-            # A proxy of the environment is for the world outside, not for a server of our own.
+            # Ignore the environment's proxy: it is meant for external hosts, not for this server.
             with httpx.Client(trust_env=False, timeout=timeout_s) as client:
                 return client.request(method, f"http://{self.url}{path}", json=body, headers=headers)
         except httpx.HTTPError as error:
@@ -264,7 +264,7 @@ class ModelControl:
 
 
 def _reason(answer: httpx.Response) -> str:
-    """Return a refusal in Triton's words, with the way out where it does not take orders."""
+    """Return Triton's text for a refusal, with a hint if the server does not accept the request."""
     try:
         text = str(json.loads(answer.text)["error"])
     except (ValueError, KeyError, TypeError):

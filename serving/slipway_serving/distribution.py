@@ -1,4 +1,4 @@
-"""The name of this product's distribution, and what an error tells people to install.
+"""Name of Slipway's distribution, and installation hints for error messages.
 
 No package index has the distribution, so the commands install from a checkout.
 """
@@ -8,22 +8,22 @@ from __future__ import annotations
 NAME = "slipway-triton"
 _WHERE = "in a checkout of Slipway"
 DEMO_HINT = f"pip install ./training/slipway_demo {_WHERE}"
-"""The command that installs the trained checkpoints, which are a distribution of their own."""
+"""Command that installs the trained checkpoints, which are a separate distribution."""
 
 
 def install_hint(*extras: str) -> str:
-    """Return the command that installs extras, or without any the bare product, for an error's "try"."""
+    """Return the command that installs extras, or the product without extras, for the "try" of an error."""
     what = f'".[{",".join(extras)}]"' if extras else "."
     return f"pip install {what} {_WHERE}"
 
 
 def missing(what: str, error: ModuleNotFoundError, extra: str | None) -> str | None:
-    """Return the sentence for a package that is not installed; None where a module of ours is missing.
+    """Return an error message for a package that is not installed; None if the module is Slipway's own.
 
     Args:
-        what: the command that needs the package.
-        error: what its import raised.
-        extra: the extra that brings it; None for the bare install.
+        what: Command that needs the package.
+        error: Exception that the import raised.
+        extra: Extra that contains the package; None for an installation without extras.
     """
     package = (error.name or "").partition(".")[0]
     if not package or package.startswith("slipway_"):

@@ -1,6 +1,6 @@
-"""The memory of an OrtValue as torch sees it, and that of a tensor as ONNX Runtime does: nothing is copied.
+"""Conversions between OrtValues and torch tensors that share their memory: nothing is copied.
 
-On a CPU both are the same memory of the process, on a GPU the same of the device.
+On a CPU both use the same memory of the process, on a GPU the same memory of the device.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from torch.utils.dlpack import from_dlpack
 
 
 def tensor_of(value: Any) -> torch.Tensor:
-    """Return an OrtValue's memory as torch sees it, on whichever device it lies."""
+    """Return an OrtValue as a torch tensor on the same device, without a copy."""
     tensor = from_dlpack(value._ortvalue)
-    # Truth values travel as bytes.
+    # ONNX Runtime's DLPack exports booleans as bytes.
     return tensor.view(torch.bool) if value.data_type() == "tensor(bool)" else tensor
 
 
 def value_of(tensor: torch.Tensor) -> Any:
-    """Return a contiguous tensor's memory as an OrtValue; torch's work on it is done by then."""
+    """Return a contiguous tensor as an OrtValue without a copy, after torch's pending work on it is done."""
     if tensor.is_cuda:
         torch.cuda.current_stream(tensor.device).synchronize()
     return ort.OrtValue.from_dlpack(_Truths(tensor) if tensor.dtype is torch.bool else tensor)
 
 
 class _Truths:
-    """Truth values for ONNX Runtime, which takes them as bytes."""
+    """Boolean tensor for ONNX Runtime's DLPack import, which takes booleans as bytes."""
 
     dtype = "bool"
 

@@ -1,10 +1,10 @@
-"""Wait until a server has nothing to do, before it is told to stop.
+"""Drain a server: wait until its pipelines are idle before it is stopped.
 
-Told to stop, Triton stops all models at once and counts only waiting requests as in flight: a pipeline's
-next call of another model is then refused, however long the exit timeout is. So whoever stops a server waits
-first for the requests that pipelines work on (:data:`slipway_serving.metrics.REQUESTS_RUNNING`): the embedded
-server by itself, `slipway drain` for one that something else stops, e.g. as a Kubernetes preStop hook.
-Requests that come meanwhile are refused (:mod:`slipway_serving.going`), or a busy server would never be idle.
+On shutdown, Triton stops all models at once and counts only waiting requests as in flight: it then refuses a
+pipeline's next call of another model, however long the exit timeout is. So the caller first waits for the
+requests that pipelines work on (:data:`slipway_serving.metrics.REQUESTS_RUNNING`). The embedded server does
+this itself; `slipway drain` does it where something else stops the server, e.g. as a Kubernetes preStop hook.
+Models refuse new requests meanwhile (:mod:`slipway_serving.going`), or a busy server would never be idle.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from slipway_serving.going import Going, tell
 from slipway_serving.metrics import REQUESTS_RUNNING
 
 _POLL_S = 0.1
-# Between the end of one request and the start of one that waited, nothing runs for a moment.
+# Nothing runs for a moment between the end of one request and the start of the next waiting one.
 _QUIET_LOOKS = 2
 
 _TRITONS = "nv_"
-"""Begins the names of Triton's own metrics: a page without any is another server's, and says nothing."""
+"""Prefix of Triton's own metrics; a metrics page without any of them belongs to another server."""
 
 
 def requests_running(metrics_url: str) -> int | None:
-    """Return how many requests a server's pipelines work on; None where its metrics cannot be read."""
+    """Return how many requests a server's pipelines work on; None if its metrics cannot be read."""
     with _client() as client:
         return _running(client, metrics_url)
 
 
 def _client() -> httpx.Client:
-    # A proxy of the environment is for the world outside, not for a server of our own.
+    # Ignore the environment's proxy: it is meant for external hosts, not for this server.
     return httpx.Client(timeout=2, trust_env=False)
 
 
@@ -51,21 +51,21 @@ def _running(client: httpx.Client, metrics_url: str) -> int | None:
 
 
 def drain(metrics_url: str, limit_s: float, folder: Path | None = None) -> int | None:
-    """Wait until pipelines have nothing to do, or the time is over, while models refuse what comes.
+    """Wait until pipelines are idle or the time limit is reached, while models refuse new requests.
 
     Args:
-        metrics_url: of the server's metrics.
-        limit_s: longest wait, seconds.
-        folder: of the server, by which its models are told; None only waits.
+        metrics_url: URL of the server's metrics.
+        limit_s: Longest wait, in seconds.
+        folder: The server's runtime folder, through which models learn to refuse; None only waits.
 
     Returns:
-        As :func:`wait_until_idle`.
+        The number that :func:`wait_until_idle` returns.
     """
     return _drained(lambda: wait_until_idle(metrics_url, limit_s), folder)
 
 
 def drain_known(running: Callable[[], int | None], limit_s: float, folder: Path) -> int | None:
-    """Do as :func:`drain` where one knows better than the metrics what runs; see :func:`wait_for_none`."""
+    """Drain a server as :func:`drain` does, but ask a callback what runs; see :func:`wait_for_none`."""
     return _drained(lambda: wait_for_none(running, limit_s), folder)
 
 
@@ -79,26 +79,26 @@ def _drained(wait: Callable[[], int | None], folder: Path | None) -> int | None:
 
 
 def wait_until_idle(metrics_url: str, limit_s: float) -> int | None:
-    """Wait until pipelines have nothing to do, or the time is over.
+    """Wait until pipelines are idle or the time limit is reached.
 
     Args:
-        metrics_url: of the server's metrics.
-        limit_s: longest wait, seconds.
+        metrics_url: URL of the server's metrics.
+        limit_s: Longest wait, in seconds.
 
     Returns:
-        How many requests were left: 0 when it became idle; None when the metrics cannot be read.
+        The number of requests left: 0 if the server became idle; None if the metrics cannot be read.
     """
-    # One client for all looks: to make one takes half as long as to wait between two.
+    # All polls share one client, since making a client takes half as long as the wait between two polls.
     with _client() as client:
         return wait_for_none(lambda: _running(client, metrics_url), limit_s)
 
 
 def wait_for_none(running: Callable[[], int | None], limit_s: float) -> int | None:
-    """Wait until nothing runs, or the time is over; see :func:`wait_until_idle`.
+    """Wait until no request runs or the time limit is reached; see :func:`wait_until_idle`.
 
     Args:
-        running: returns how many requests run; None where that cannot be told.
-        limit_s: longest wait, seconds.
+        running: Callback that returns how many requests run; None if that is unknown.
+        limit_s: Longest wait, in seconds.
     """
     deadline = time.monotonic() + limit_s
     quiet = 0

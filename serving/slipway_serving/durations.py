@@ -1,7 +1,7 @@
-"""Limits on durations that callers give: every one is a number of seconds that timers can wait.
+"""Checks of durations that callers give, so that every duration is a number of seconds that timers can wait.
 
-Libraries have a rule for dataclasses and function arguments (:func:`problem`), commands have a callback for
-options (:func:`checked_option`). Both refuse NaN, infinity, negative numbers and numbers above
+Libraries check dataclass fields and function arguments with :func:`problem`; commands check options with the
+callback :func:`checked_option`. Both refuse NaN, infinity, negative numbers and numbers above
 :data:`LONGEST_S`.
 """
 
@@ -12,16 +12,16 @@ import numpy as np
 from slipway_serving.errors import InvalidRequest
 
 LONGEST_S = 30 * 86_400.0
-"""The longest duration that is accepted, seconds. Python's timers fail with an overflow above 9.2e9 s."""
+"""Longest accepted duration, in seconds. Python's timers fail with an overflow above 9.2e9 s."""
 
 
 def problem(name: str, value: object, *, zero: bool = False) -> str:
-    """Return the sentence about a duration that breaks the rule; "" for one that keeps it.
+    """Return an error message if a duration is not allowed, or an empty string.
 
     Args:
         name: Name of the argument or field.
-        value: Duration, seconds.
-        zero: Whether 0 is allowed.
+        value: Duration, in seconds.
+        zero: True if 0 is allowed.
     """
     is_number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
     if is_number and 0 <= value <= LONGEST_S and (zero or value > 0):  # type: ignore[operator]
@@ -31,13 +31,13 @@ def problem(name: str, value: object, *, zero: bool = False) -> str:
 
 
 def check(where: str, name: str, value: float | None, *, zero: bool = False) -> None:
-    """Check a duration that may be left out.
+    """Check an optional duration.
 
     Args:
-        where: What was called; begins the error's text.
+        where: Name of the called function or object; the error's text begins with it.
         name: Name of the argument.
-        value: Duration, seconds; None states none.
-        zero: Whether 0 is allowed.
+        value: Duration, in seconds; None skips the check.
+        zero: True if 0 is allowed.
 
     Raises:
         InvalidRequest: The duration is not a number, not finite, negative or too long.
@@ -47,13 +47,13 @@ def check(where: str, name: str, value: float | None, *, zero: bool = False) -> 
 
 
 def checked_option(value: float | None) -> float | None:
-    """Check the duration that an option of a command gives, beside the option's own range.
+    """Check a command option's duration, in addition to the option's own range.
 
     Raises:
         typer.BadParameter: The duration is NaN, negative, infinite or too long. The option's own range does
-            not refuse NaN, since no comparison with it is true.
+            not refuse NaN, since every comparison with NaN is false.
     """
-    import typer  # only commands have it loaded already
+    import typer  # Only commands have loaded it already.
 
     if value is not None and not 0 <= value <= LONGEST_S:
         raise typer.BadParameter(f"must be at least 0 and at most {LONGEST_S:.0f}, got {value}")

@@ -1,9 +1,9 @@
-"""The one error tree of Slipway, shared by the server side and the clients.
+"""Error classes of Slipway, shared by the server and the clients.
 
-An error is raised where a rule is broken, crosses Triton as the text of :meth:`SlipwayError.to_wire`
-with the status code of its class, and is turned back into the same class by :func:`from_wire` on the
-client's side. The bracketed code survives Triton's own prefixes ("in ensemble 'x', ..."), HTTP bodies
-and gRPC streams, none of which carry a status code of ours.
+Code that finds a broken rule raises an error. The error crosses Triton as the text of
+:meth:`SlipwayError.to_wire` with the status code of its class, and the client turns it back into the same
+class with :func:`from_wire`. The bracketed code survives Triton's own prefixes ("in ensemble 'x', ..."), HTTP
+bodies and gRPC streams, none of which carry Slipway's status codes.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class SlipwayError(Exception):
     Text: ``<where>: <field> must be <rule>, got <value>; try <fix>``.
 
     Attributes:
-        code: the error's name on the wire, unique in the tree.
-        triton_code: name of the constant of ``pb_utils.TritonError`` that carries it.
-        exit_code: what the ``slipway`` command exits with.
+        code: Name of the error on the wire, unique in the tree.
+        triton_code: Name of the constant of ``pb_utils.TritonError`` that carries the error.
+        exit_code: Exit code of the ``slipway`` command.
     """
 
     code: ClassVar[str] = "UNKNOWN"
@@ -31,12 +31,12 @@ class SlipwayError(Exception):
     exit_code: ClassVar[int] = 1
 
     def to_wire(self) -> str:
-        """Return the text that crosses Triton: the bracketed code, then the message."""
+        """Return the text that crosses Triton: the code in brackets, then the message."""
         return f"[{self.code}] {self}"
 
 
 class InvalidRequest(SlipwayError):
-    """The caller asked for something that the rules forbid; nothing was started."""
+    """The request breaks a rule; the server has not started any work for it."""
 
     code = "INVALID_ARGUMENT"
     triton_code = "INVALID_ARG"
@@ -44,21 +44,21 @@ class InvalidRequest(SlipwayError):
 
 
 class NotReady(SlipwayError):
-    """The server or a model is not (yet) able to serve; worth a retry."""
+    """The server or a model cannot serve (yet); the caller may retry."""
 
     code = "UNAVAILABLE"
     triton_code = "UNAVAILABLE"
 
 
 class Overloaded(SlipwayError):
-    """The server refuses work because it has enough; worth a retry later."""
+    """The server refuses work because it has too much to do; the caller may retry later."""
 
     code = "RESOURCE_EXHAUSTED"
     triton_code = "UNAVAILABLE"
 
 
 class SessionLost(SlipwayError):
-    """What the server held for the caller is gone with the process that held it; worth beginning anew."""
+    """The process that held the caller's session has ended; the caller may begin a new session."""
 
     code = "ABORTED"
     triton_code = "UNAVAILABLE"
@@ -73,22 +73,22 @@ class Cancelled(SlipwayError):
 
 
 class DeadlineExceeded(SlipwayError):
-    """The request's own time limit ran out before its work did."""
+    """The request reached its own time limit before its work was done."""
 
-    # Triton's Python backend has no deadline code; CANCELLED is what its core uses for both.
+    # Triton's Python backend has no code for deadlines; Triton's core uses CANCELLED for both.
     code = "DEADLINE_EXCEEDED"
     triton_code = "CANCELLED"
 
 
 class Unrecoverable(SlipwayError):
-    """Something broke that the caller cannot mend."""
+    """An internal failure that the caller cannot fix."""
 
     code = "INTERNAL"
     triton_code = "INTERNAL"
 
 
 class Malformed(Unrecoverable):
-    """An answer is not what its model answers with: its sender is broken, hostile or of another version."""
+    """An answer does not match its model's outputs: the sender is broken, hostile or of another version."""
 
 
 _TREE: tuple[type[SlipwayError], ...] = (
@@ -101,9 +101,9 @@ _TREE: tuple[type[SlipwayError], ...] = (
     Unrecoverable,
 )
 CODES = tuple(cls.code for cls in _TREE)
-"""The names of all errors on the wire."""
+"""Names of all errors on the wire."""
 _BY_CODE = {cls.code: cls for cls in _TREE}
-# Statuses of errors that Triton itself raises, under their gRPC and HTTP names.
+# Classes for the errors that Triton itself raises, by gRPC or HTTP status.
 _BY_STATUS = _BY_CODE | {
     "NOT_FOUND": NotReady,
     "UNIMPLEMENTED": InvalidRequest,
@@ -116,28 +116,28 @@ _BY_STATUS = _BY_CODE | {
     "503": NotReady,
     "504": DeadlineExceeded,
 }
-# What Triton says, with the status of a server that is not ready, when a queue is full or a request waited
-# longer than its queue allows; and what we add for those who do not try again by themselves.
+# Triton answers with these texts and the status "unavailable" when a queue is full or a request waited longer
+# than its queue allows.
 _REFUSED_BY_QUEUE = ("maximum queue size", "Request timeout expired")
 RETRY_HINT = "try again in a few seconds, or fewer requests at a time"
-"""What a request is told that was refused since too many wait."""
+"""Hint in the error of a request that was refused because the queue is full."""
 PROCESS_DIED = re.compile(r"Stub process '(?P<instance>[^']*)' is not healthy")
-"""What Triton's Python backend says, as an internal error, of a request whose process died with it, and of
-those that come until there is another."""
+"""Triton's internal error for a request whose Python backend process died, and for all later requests until
+a new process runs."""
 _WIRE = re.compile(r"\[(" + "|".join(_BY_CODE) + r")\] ")
 
 
 def from_wire(text: str, status: str | int | None = None) -> SlipwayError:
-    """Rebuild an error from what a server answered.
+    """Rebuild an error from a server's answer.
 
     Args:
-        text: the server's message, with or without Triton's prefixes.
-        status: gRPC status (``"StatusCode.NOT_FOUND"`` or ``"NOT_FOUND"``) or HTTP status, used for
-            errors that Triton raised itself.
+        text: Message of the server, with or without Triton's prefixes.
+        status: Status of gRPC (``"StatusCode.NOT_FOUND"`` or ``"NOT_FOUND"``) or of HTTP, used for errors
+            that Triton raised itself.
 
     Returns:
-        An instance of the class that :meth:`SlipwayError.to_wire` was called on; by the status where
-        the text has no code; :class:`Unrecoverable` where neither tells.
+        An error of the class that :meth:`SlipwayError.to_wire` was called on. If the text has no code, the
+        status decides the class; if the status is unknown too, it is :class:`Unrecoverable`.
     """
     if found := _WIRE.search(text):
         return _BY_CODE[found.group(1)](text[found.end() :].strip())
@@ -152,11 +152,11 @@ def from_wire(text: str, status: str | int | None = None) -> SlipwayError:
 
 
 def without_traceback(error: E) -> E:
-    """Return an error that was caught, without its traceback and the errors that led to it.
+    """Remove the traceback, context and cause from a caught error, and return the error.
 
-    An error that is kept for later is held by the frame that keeps it, which its traceback leads back to: a
-    cycle. Whatever these frames hold, a request's tensors in shared memory too, would stay until Python looks
-    for cycles, which may be thousands of requests later.
+    A frame that keeps an error forms a reference cycle, since the error's traceback refers to the frame.
+    Everything that these frames hold, such as a request's tensors in shared memory, would then stay until
+    Python collects cycles, which may be thousands of requests later.
     """
     error.__traceback__ = error.__context__ = error.__cause__ = None
     return error
@@ -166,8 +166,8 @@ def raise_all(where: str, problems: Sequence[str]) -> None:
     """Raise one :class:`InvalidRequest` that names every broken rule, if there is any.
 
     Args:
-        where: the model or command that was asked.
-        problems: ``<field> must be <rule>, got <value>; try <fix>`` each.
+        where: Name of the model or command.
+        problems: Sentences of the form ``<field> must be <rule>, got <value>; try <fix>``.
     """
     if problems:
         raise InvalidRequest(f"{where}: " + " | ".join(problems))

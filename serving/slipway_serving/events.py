@@ -1,11 +1,11 @@
-"""What a served model answers with, for server and client alike: progress, frames, files, other arrays.
+"""Events that a served model answers with: progress, frames, files and other arrays.
 
-An event is a frozen dataclass whose fields are stated as those of a request, so ``config.pbtxt`` has its
-outputs from it. :func:`tensors` makes an event's tensors, :func:`read` makes the event from what a protocol
-brought. Work need not have a known end, nor give its frames in the order of time: each part says at which
-frame it begins and whether it is final. A finite video in time order is one case of it. An error is the last
-thing of a stream: it crosses as the text of :meth:`SlipwayError.to_wire <slipway_serving.errors>` and is
-raised where the events are read.
+The server and the clients share these classes. An event is a frozen dataclass with annotated fields like
+those of a request, and the outputs in ``config.pbtxt`` follow from them. :func:`tensors` makes an event's
+tensors, and :func:`read` rebuilds the event from a response. A stream of frames may be endless and out of
+time order: each part states its first frame and whether it is final. A finite video in time order is one case
+of this. An error ends a stream: it crosses as the text of
+:meth:`SlipwayError.to_wire <slipway_serving.errors>`, and the reader of the events raises it.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ E = TypeVar("E", bound="Event")
 Pixels = NDArray[np.uint8]
 
 BASE64 = "_base64"
-"""Ends the name of a form of result whose bytes are text, for protocols that carry text only."""
+"""Suffix of the names of result forms that are base64 text, for protocols that carry text only."""
 
 
 class Base64Text(bytes):
-    """Bytes that are base64 text already: no protocol needs to encode them again."""
+    """Bytes that are base64 text already, so no protocol encodes them again."""
 
 
 class Binary(bytes):
-    """Bytes of a field that is no text: a protocol that carries only text brings them as base64."""
+    """Bytes of a binary field, which protocols that carry only text encode as base64."""
 
 
 def told(help_text: str, datatype: str = "", *, may_be_base64: bool = False) -> Rule:
-    """Return the statement of an event's scalar: what it is; the server keeps its own rules.
+    """Describe a scalar field of an event, without a check of its value since the server produces it.
 
     Args:
         help_text: Description for people.
-        datatype: Triton's name of the element type, where it is not the usual one of the field's type.
-        may_be_base64: Whether the field carries base64 text where the request asks for text. Its reader
-            decodes it then; of every other field of bytes, the protocol does.
+        datatype: Triton's name of the element type, if it is not the usual one of the field's type.
+        may_be_base64: True if the field carries base64 text when the request asks for text. The reader of
+            the field decodes it then; :func:`read` decodes all other binary fields.
     """
     return Rule(
         "anything",
@@ -57,7 +57,7 @@ def told(help_text: str, datatype: str = "", *, may_be_base64: bool = False) -> 
 
 
 def as_base64(data: bytes) -> Base64Text:
-    """Return bytes as base64 text."""
+    """Encode bytes as base64 text."""
     return Base64Text(base64.b64encode(data))
 
 
@@ -65,7 +65,7 @@ class Event:
     """Base of event dataclasses.
 
     Attributes:
-        known_by: the fields of which one tells this event from others.
+        known_by: Names of fields, any one of which identifies this event.
     """
 
     known_by: ClassVar[tuple[str, ...]] = ()
@@ -82,15 +82,15 @@ _FRAMES_TOTAL = told("frames of the whole video, where known", "INT32")
 
 @dataclass(frozen=True)
 class Progress(Event):
-    """A step of the work is done.
+    """Notice that a step of the work is done.
 
     Attributes:
-        step: 1 to steps.
-        steps: how many there are.
-        elapsed_s: seconds since the work began.
-        preview: [height, width, 3], uint8, a picture of what there is; None if it was not asked for.
-        height: of the preview; it says so itself.
-        width: of the preview.
+        step: Number of the finished step, 1 to `steps`.
+        steps: Number of steps.
+        elapsed_s: Time since the work began, in seconds.
+        preview: Picture of the current state, [height, width, 3], uint8; None unless requested.
+        height: Height of the preview, in pixels; set from `preview`.
+        width: Width of the preview, in pixels; set from `preview`.
     """
 
     known_by: ClassVar[tuple[str, ...]] = ("step",)
@@ -110,20 +110,21 @@ class Progress(Event):
 
 @dataclass(frozen=True)
 class FramesPart(Event):
-    """Some neighbouring frames of a video.
+    """Consecutive frames of a video.
 
     Attributes:
-        frames: [frames, height, width, 3], uint8, RGB.
-        first_frame: place of the first of them in the video, from 0.
-        elapsed_s: seconds since the work began.
-        final: whether no later part changes these frames; of two parts with the same frame the later holds.
-        frames_total: frames of the whole video; None where that is not known, as in a world that goes on.
-        chunk: 0 to chunks - 1, in the order of sending; None where the end is not known.
-        chunks: how many there are.
-        cache_hit_rate: share of the denoiser's evaluations that reused the first-block cache; None without.
-        frames_base64: the frames as base64 text, in place of `frames`, for protocols that carry text only.
-        height: of a frame; the frames say so themselves.
-        width: of a frame.
+        frames: Pixels, [frames, height, width, 3], uint8, RGB; None where `frames_base64` replaces them.
+        first_frame: Index of the first of these frames in the video, from 0.
+        elapsed_s: Time since the work began, in seconds.
+        final: True if no later part changes these frames; a later part replaces frames of an earlier one.
+        frames_total: Number of frames in the whole video; None if unknown, as in a world that goes on.
+        chunk: Index of the part in sending order, 0 to `chunks` - 1; None if the end is not known.
+        chunks: Number of parts.
+        cache_hit_rate: Share of the denoiser's evaluations that reused the first-block cache; None without
+            a cache.
+        frames_base64: Pixels as base64 text, in place of `frames`, for protocols that carry text only.
+        height: Height of a frame, in pixels; set from `frames` where they are given.
+        width: Width of a frame, in pixels; set from `frames` where they are given.
     """
 
     known_by: ClassVar[tuple[str, ...]] = ("frames", "frames_base64")
@@ -145,10 +146,10 @@ class FramesPart(Event):
 
     @property
     def pixels(self) -> Pixels:
-        """The frames, [frames, height, width, 3], in whichever form they came.
+        """Frames as uint8 pixels, [frames, height, width, 3], decoded if they came as base64 text.
 
         Raises:
-            Malformed: there are none, or the text is no base64 of frames of that size.
+            Malformed: The part has no frames, or the text is not base64 of frames of that size.
         """
         if self.frames is not None:
             return self.frames
@@ -166,20 +167,20 @@ class FramesPart(Event):
 
 @dataclass(frozen=True)
 class VideoPart(Event):
-    """A part of the bytes of an MP4 file, or of base64 text of them: each part can be decoded by itself.
+    """Part of an MP4 file as bytes or base64 text; the base64 text of each part can be decoded by itself.
 
-    Parts with a `first_frame` are whole fragments of the file, which may come in another order than that of
-    time; in that of time they are the file.
+    Parts with a `first_frame` are whole fragments of the file and may arrive out of time order. Joined in
+    time order, they are the file.
 
     Attributes:
-        chunk: 0 to chunks - 1, in the order of sending.
-        chunks: how many there are; None where the end is not known.
-        elapsed_s: seconds since the work began.
-        video: the bytes.
-        cache_hit_rate: as in :class:`FramesPart`.
-        first_frame: place of the first frame in the video, from 0; None for a part that is cut anywhere.
-        part_frames: frames of a part with a `first_frame`.
-        frames_total: frames of the whole video.
+        chunk: Index of the part in sending order, 0 to `chunks` - 1.
+        chunks: Number of parts; None if the end is not known.
+        elapsed_s: Time since the work began, in seconds.
+        video: Bytes of the part, or base64 text of them.
+        cache_hit_rate: Share of reused evaluations as in :class:`FramesPart`.
+        first_frame: Index of the first frame in the video, from 0; None for a part that is cut anywhere.
+        part_frames: Number of frames in a part with a `first_frame`.
+        frames_total: Number of frames in the whole video.
     """
 
     known_by: ClassVar[tuple[str, ...]] = ("video",)
@@ -194,21 +195,21 @@ class VideoPart(Event):
     frames_total: Annotated[int | None, _FRAMES_TOTAL] = None
 
     def data(self, form: str) -> bytes:
-        """Return the bytes of the file.
+        """Return this part's bytes of the file, decoded from base64 if needed.
 
         Args:
-            form: of the result that was asked for; text if it ends in "_base64".
+            form: Form of result that the request asked for; base64 text if it ends in "_base64".
 
         Raises:
-            Malformed: the text is no base64.
+            Malformed: The text is not base64.
         """
         return _from_base64(self.video, "video") if form.endswith(BASE64) else self.video
 
 
 def tensors(event: Event) -> dict[str, NDArray[Any]]:
-    """Return an event's output tensors; fields that are None have none.
+    """Return an event's output tensors by field name, without fields that are None.
 
-    Bytes of fields that are no text are :class:`Binary`, so that :func:`carried` knows them.
+    Values of binary fields become :class:`Binary`, so that :func:`carried` recognises them.
     """
     made = encode(event)
     for each in fields_of(type(event)):
@@ -220,15 +221,15 @@ def tensors(event: Event) -> dict[str, NDArray[Any]]:
 
 
 def carried(array: NDArray[Any], *, as_text: bool) -> NDArray[Any]:
-    """Return an output as a protocol carries it.
+    """Convert an output tensor to the form that the protocol carries.
 
     Args:
         array: Tensor of an event.
-        as_text: Whether the protocol carries text only; :class:`Binary` becomes base64 text there.
+        as_text: True if the protocol carries text only; :class:`Binary` becomes base64 text then.
     """
     if array.dtype != np.object_ or not any(isinstance(element, bytes) for element in array.flat):
         return array
-    # Triton's library takes no subclasses of bytes.
+    # Triton's library does not accept subclasses of bytes.
     plain = np.empty(array.shape, np.object_)
     for index, element in np.ndenumerate(array):
         encode_it = as_text and isinstance(element, Binary)
@@ -237,10 +238,10 @@ def carried(array: NDArray[Any], *, as_text: bool) -> NDArray[Any]:
 
 
 def output_fields(events: Sequence[type[Event]]) -> tuple[Field, ...]:
-    """List the outputs of a model that answers with these events: a field that two of them have is one.
+    """List the outputs of a model that answers with these events; a field of several events counts once.
 
     Raises:
-        TypeError: two events have a field of one name and different types.
+        TypeError: Two events have a field of the same name with different types.
     """
     found: dict[str, Field] = {}
     for event in events:
@@ -258,17 +259,17 @@ def read(
     *,
     as_text: bool = False,
 ) -> Event:
-    """Turn a response into the event that it is.
+    """Convert a response into the event that it carries.
 
     Args:
-        events: that the model answers with.
-        response: by output name; arrays may have come flat, as JSON carries them. Outputs that no field has
-            are of a newer server, and left alone.
-        where: the model, for messages.
-        as_text: Whether the protocol carries text only: bytes came as base64 text, see :func:`carried`.
+        events: Event classes that the model answers with.
+        response: Arrays by output name, possibly flat, as JSON carries them. Outputs that no field describes
+            come from a newer server and are ignored.
+        where: Name of the model, for messages.
+        as_text: True if the protocol carries text only, so bytes came as base64; see :func:`carried`.
 
     Raises:
-        Malformed: it is none of them, or lacks a field.
+        Malformed: The response is none of these events, or lacks a field.
     """
     for event in events:
         if not event.known_by or any(name in response for name in event.known_by):
@@ -299,7 +300,7 @@ def _event(event: type[E], response: Mapping[str, NDArray[Any]], where: str, *, 
 
 
 _KINDS: dict[type, str] = {str: "OSU", bytes: "OS", int: "iu", float: "fiu", bool: "b"}
-"""Kinds of NumPy's types that a scalar of each type may come as; JSON writes 2.0 as 2."""
+"""NumPy dtype kinds that are accepted for a scalar of each type; JSON writes 2.0 as 2."""
 
 
 def _scalar(each: Field, array: NDArray[Any], where: str, *, as_text: bool) -> Any:
@@ -327,7 +328,7 @@ def _scalar(each: Field, array: NDArray[Any], where: str, *, as_text: bool) -> A
 def _shaped(
     rule: Array, array: NDArray[Any], response: Mapping[str, NDArray[Any]], where: str, name: str
 ) -> NDArray[Any]:
-    """Return an array in its shape: an axis has the size that the field of its name tells."""
+    """Reshape an array by its rule; the output named after an axis gives the size of the axis."""
     array = _typed(rule, array, where, name)
     if array.ndim != len(rule.shape):
         shape = [_axis(axis, name, response, where) for axis in rule.shape]
@@ -345,7 +346,7 @@ def _shaped(
 
 
 def _typed(rule: Array, array: NDArray[Any], where: str, name: str) -> NDArray[Any]:
-    """Return an array with the element type of its rule; JSON carries wider ones."""
+    """Convert an array to the element type of its rule, since JSON carries wider types."""
     if rule.dtype == "text":
         read_texts, problem = texts.read_all(name, array)
         if read_texts is None:
@@ -353,7 +354,7 @@ def _typed(rule: Array, array: NDArray[Any], where: str, name: str) -> NDArray[A
         return read_texts
     wanted = np.dtype(rule.numpy)
     allowed = "fiu" if wanted.kind == "f" else "b" if wanted.kind == "b" else "iu"
-    # JSON carries an empty array without a type.
+    # An empty array from JSON has no element type.
     if array.size and array.dtype.kind not in allowed:
         raise Malformed(f"{where}: {name} must be {rule.dtype}, got {array.dtype}")
     if array.size and wanted.kind in "iu":
@@ -366,7 +367,7 @@ def _typed(rule: Array, array: NDArray[Any], where: str, name: str) -> NDArray[A
 
 
 def _axis(axis: int | str, name: str, response: Mapping[str, NDArray[Any]], where: str) -> int:
-    """Return the size of an axis as an output of its name tells it; -1 where none does."""
+    """Return the size of an axis from the output named after it; -1 if there is no such output."""
     if isinstance(axis, int):
         return axis
     told_size = response.get(axis) if axis != name else None
@@ -378,7 +379,7 @@ def _axis(axis: int | str, name: str, response: Mapping[str, NDArray[Any]], wher
 
 
 def _tell_size(event: Progress | FramesPart, pixels: Pixels | None) -> None:
-    """Let an event say how high and wide its pictures are."""
+    """Set an event's height and width from its pixels."""
     if pixels is not None:
         object.__setattr__(event, "height", pixels.shape[-3])
         object.__setattr__(event, "width", pixels.shape[-2])
@@ -387,5 +388,5 @@ def _tell_size(event: Progress | FramesPart, pixels: Pixels | None) -> None:
 def _from_base64(text: bytes, name: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
-    except ValueError as error:  # binascii.Error is one, and so is what it says of other characters
+    except ValueError as error:  # binascii.Error is a ValueError; characters beyond ASCII raise a plain one.
         raise Malformed(f"{name} must be base64 text, got something else ({error})") from None

@@ -1,7 +1,7 @@
-"""Facts that an export writes beside a model as JSON, read into frozen dataclasses.
+"""Reader for the JSON facts that an export writes next to a model; they become frozen dataclasses.
 
-Unknown and missing keys are refused, so that an export and a server of different versions do not agree by
-accident. Lists become tuples, objects become the dataclass that the field is annotated with.
+The reader refuses unknown and missing keys, so that an export and a server of different versions do not agree
+by accident. Lists become tuples, and objects become the dataclass that annotates the field.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ T = TypeVar("T")
 
 
 def read_facts(kind: type[T], path: Path) -> T:
-    """Read a JSON file.
+    """Read facts from a JSON file.
 
     Args:
-        kind: the dataclass that describes it.
-        path: of the file.
+        kind: Dataclass that describes the facts.
+        path: Path of the file.
 
     Raises:
-        InvalidRequest: the file is missing, is no JSON, or has unknown or missing keys.
+        InvalidRequest: The file is missing, is not JSON, or has unknown or missing keys.
     """
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))

@@ -1,9 +1,9 @@
-"""One field of a request or of an answer, stated once: its type, its rule, its tensor.
+"""Declarations of request and answer fields: type, rule and tensor of each field in one place.
 
 A dataclass annotates each field as ``Annotated[type, Rule | Array | Image]``. :func:`fields_of` lists them as
-:class:`Field`; from these follow the tensors of ``config.pbtxt``, the checks at both ends, the options of the
-command line and the tables in the documents. Values become tensors by :meth:`Field.encode` and come back by
-:meth:`Field.decode`. Needs numpy only; Pillow where a field is an image.
+:class:`Field`; from these follow the tensors of ``config.pbtxt``, the checks on both sides, the options of
+the command line and the tables in the documents. :meth:`Field.encode` turns a value into a tensor, and
+:meth:`Field.decode` reads it back. The module needs numpy only, and Pillow for image fields.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from slipway_serving import images, texts
 from slipway_serving.texts import short
 
 BATCH = "batch"
-"""Name of a first axis that Triton batches over: beside such an array, a scalar is of a batch of one."""
+"""Name of a first axis that Triton batches over; scalars beside such an array get a batch axis of size 1."""
 
 _DATATYPES: dict[type, str] = {str: "BYTES", bytes: "BYTES", int: "INT64", float: "FP32", bool: "BOOL"}
 _ARRAY_DATATYPES = {
@@ -40,18 +40,18 @@ _INT64 = np.iinfo(np.int64)
 
 @dataclass(frozen=True)
 class Rule:
-    """What the values of a scalar field may be.
+    """Rule for the values of a scalar field.
 
     Attributes:
-        must: completes "``<field>`` must be", for example "4k+1 and at least 1".
-        accepts: tells whether a value of the field's own type keeps the rule.
-        fix: what to do instead, given the refused value; completes "try".
-        help: one line for people: what the field is, with its unit.
-        shown: how a refused value is shown; by default its shortened repr.
-        default: what stands for a value that is left out, where the field's default does not say it.
-        datatype: Triton's name of the element type, where it is not the usual one of the field's type.
-        flag: the command line's name of it, where that is another; None where it offers none.
-        may_be_base64: Whether bytes of the field are base64 text already where the request asks for text.
+        must: Text of the rule that completes "``<field>`` must be", for example "4k+1 and at least 1".
+        accepts: Callback that returns True if a value of the field's type keeps the rule.
+        fix: Callback that returns advice for a refused value; the text completes "try".
+        help: One line for people that describes the field, with its unit.
+        shown: Callback that formats a refused value; by default its shortened repr.
+        default: Description of the default value, where the field's own default does not show it.
+        datatype: Triton's name of the element type, if it is not the usual one of the field's type.
+        flag: Option name on the command line; "" for the field's name, None for no option.
+        may_be_base64: True if the field's bytes are already base64 text when the request asks for text.
     """
 
     must: str
@@ -65,7 +65,7 @@ class Rule:
     may_be_base64: bool = False
 
     def problem(self, name: str, value: Any) -> str:
-        """Return the sentence about a value that breaks the rule; "" for one that keeps it."""
+        """Return an error message if a value breaks the rule, or an empty string."""
         fits = type(value) is not int or _INT64.min <= value <= _INT64.max
         if fits and self.accepts(value):
             return ""
@@ -74,23 +74,23 @@ class Rule:
 
 @dataclass(frozen=True)
 class Array:
-    """What the values of an array field may be.
+    """Rule for the values of an array field.
 
     Attributes:
-        dtype: numpy's name of the element type, or "text" for UTF-8, whose elements are str, or bytes of it.
-        shape: ints, and names of axes; fields of one request agree in the axes that they share.
-        help: one line for people: what the array is, with its unit.
-        sizes: smallest and largest size of an axis; (1, None) where it is not named. What the served model
-            itself bounds comes as `limits` with each check.
-        low: smallest value.
-        high: largest value.
-        also: a rule of the whole array, beyond its range.
-        fix: what to do with an axis that is too long; completes "try".
-        fix_values: what to do with values out of range; completes "try".
-        finite: whether floating-point values must be finite; not where another model gave them, since then
-            it is not the caller who broke the rule.
-        ragged: Triton may batch requests whose sizes differ.
-        default: what stands for an array that is left out.
+        dtype: NumPy's name of the element type, or "text" for UTF-8 elements of type str or bytes.
+        shape: Sizes as ints, or names of axes; fields of one request agree in the axes that they share.
+        help: One line for people that describes the array, with its unit.
+        sizes: Smallest and largest size by axis name; (1, None) for other axes. Limits of the served model
+            come as `limits` with each check.
+        low: Smallest allowed value.
+        high: Largest allowed value.
+        also: Additional rule for the whole array.
+        fix: Advice for an axis that is too long; completes "try".
+        fix_values: Advice for values out of range; completes "try".
+        finite: True if floating-point values must be finite. It is False for values from another model,
+            since the caller is then not at fault.
+        ragged: True if Triton may batch requests whose sizes differ.
+        default: Description of the default for an array that is left out.
     """
 
     dtype: str
@@ -108,12 +108,12 @@ class Array:
 
     @property
     def numpy(self) -> Any:
-        """The element type as numpy has it."""
+        """NumPy's scalar type of the elements."""
         return np.object_ if self.dtype == "text" else np.dtype(self.dtype).type
 
     @property
     def must(self) -> str:
-        """The rule for people."""
+        """Text of the rule for people."""
         parts = [_sizes(axis, *size) for axis, size in self.sizes.items()]
         if self.low is not None or self.high is not None:
             parts.append(_bounds(self.low, self.high))
@@ -124,7 +124,7 @@ class Array:
         return "; ".join(parts)
 
     def problem(self, name: str, value: Any, limits: Mapping[str, range]) -> str:
-        """Return the sentence about an array that breaks the rule; "" for one that keeps it."""
+        """Return an error message if an array breaks the rule, or an empty string."""
         if not isinstance(value, np.ndarray) or not self._typed(value) or not self.fits(value.shape):
             got = f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else short(value)
             want = f"{self.dtype} [{', '.join(map(str, self.shape))}]"
@@ -135,7 +135,7 @@ class Array:
         return bool(value.dtype == self.numpy) or (self.dtype == "text" and value.dtype.kind == "U")
 
     def fits(self, shape: Sequence[int]) -> bool:
-        """Return whether a shape has the axes of the rule, and the sizes of those that are fixed."""
+        """Return True if a shape has the rule's number of axes and its fixed sizes."""
         return len(shape) == len(self.shape) and all(
             isinstance(want, str) or want == size for want, size in zip(self.shape, shape, strict=True)
         )
@@ -166,7 +166,7 @@ class Array:
         return self.also.problem(name, value) if self.also else ""
 
     def _out_of_range(self, value: NDArray[Any]) -> float | None:
-        """Return the value that is furthest out of range; None where all are within."""
+        """Return the value furthest below the range, or else above it; None if all are within."""
         if self.low is not None and not (smallest := value.min()) >= self.low:
             return float(smallest)
         if self.high is not None and not (largest := value.max()) <= self.high:
@@ -184,13 +184,13 @@ class Array:
 
 @dataclass(frozen=True)
 class Image:
-    """What a picture may be: the bytes of a PNG, JPEG or WebP file, or uint8 pixels [height, width, 3].
+    """Rule for a picture: bytes of a PNG, JPEG or WebP file, or uint8 pixels [height, width, 3].
 
     Attributes:
-        help: one line for people.
-        smallest_px: of a side.
-        largest_px: of a side; looked at before any pixel is decoded.
-        largest_bytes: of the file.
+        help: One line for people that describes the picture.
+        smallest_px: Smallest length of a side, in pixels.
+        largest_px: Largest length of a side, in pixels; checked before any pixel is decoded.
+        largest_bytes: Largest size of the file, in bytes.
     """
 
     help: str
@@ -200,14 +200,14 @@ class Image:
 
     @property
     def must(self) -> str:
-        """The rule for people."""
+        """Text of the rule for people."""
         return (
             f"a PNG, JPEG or WebP file of {self.smallest_px} to {self.largest_px} px a side and at most"
             f" {self.largest_bytes >> 20} MiB, without transparency"
         )
 
     def problem(self, name: str, value: Any) -> str:
-        """Return the sentence about a picture that breaks the rule; "" for one that keeps it."""
+        """Return an error message if a picture breaks the rule, or an empty string."""
         sides = range(self.smallest_px, self.largest_px + 1)
         if problem := images.problem(value, sides, self.largest_bytes):
             return f"{name} must be {problem}"
@@ -219,17 +219,17 @@ Statement = Rule | Array | Image
 
 @dataclass(frozen=True)
 class Field:
-    """One field as the Triton tensor that carries it.
+    """One field and the Triton tensor that carries it.
 
     Attributes:
-        name: the field's and the tensor's name.
+        name: Name of the field and of the tensor.
         datatype: Triton's name of the element type, e.g. BYTES, INT64, FP32.
-        shape: of the tensor, batch axis included; -1 where any size fits.
-        optional: whether it may be left out.
-        nullable: whether the value may be None, which has no tensor.
-        kind: the Python type of the value; numpy.ndarray for arrays.
-        rule: what the value must be.
-        default: the value of a field that is left out, if it is optional.
+        shape: Shape of the tensor, batch axis included; -1 for an axis of any size.
+        optional: True if the field may be left out.
+        nullable: True if the value may be None, which has no tensor.
+        kind: Python type of the value; numpy.ndarray for arrays.
+        rule: Rule for the value.
+        default: Default value of an optional field.
     """
 
     name: str
@@ -243,13 +243,13 @@ class Field:
 
     @property
     def flag(self) -> str | None:
-        """The command line's name of the field; None where it offers none."""
+        """Option name of the field on the command line; None if it has no option."""
         if isinstance(self.rule, Rule) and self.rule.flag != "":
             return self.rule.flag
         return self.name
 
     def encode(self, value: Any) -> NDArray[Any]:
-        """Return the tensor of a value that is not None."""
+        """Return the tensor for a value that is not None."""
         if isinstance(self.rule, Array):
             if self.rule.dtype != "text":
                 return np.ascontiguousarray(value)
@@ -261,7 +261,7 @@ class Field:
         return np.array([element], dtype=_DTYPES[self.datatype]).reshape(self.shape)
 
     def decode(self, tensor: NDArray[Any]) -> tuple[Any, str]:
-        """Read a tensor: (value, "") or (None, the broken rule)."""
+        """Read a value from a tensor; return (value, "") or (None, error message)."""
         if isinstance(self.rule, Array):
             return texts.read_all(self.name, tensor) if self.rule.dtype == "text" else (tensor, "")
         dtype = _DTYPES[self.datatype]
@@ -274,11 +274,12 @@ class Field:
         if self.kind is bytes:
             raw = texts.to_bytes(element)
             return (images.from_text(raw) if isinstance(self.rule, Image) else raw), ""
-        # The shortest decimal that names the float32: a client's 4.1 is 4.1 again, not 4.099999904632568.
+        # The text is the shortest decimal of the float32, so a client's 4.1 stays 4.1 and does not become
+        # 4.099999904632568.
         return (float(str(element)) if self.kind is float else self.kind(element)), ""
 
     def problem(self, value: Any, limits: Mapping[str, range] = types.MappingProxyType({})) -> str:
-        """Return the rule that a value breaks as a sentence, or an empty string."""
+        """Return an error message if a value breaks the field's rule, or an empty string."""
         if value is None and self.nullable:
             return ""
         if isinstance(self.rule, Array):
@@ -286,7 +287,7 @@ class Field:
         return self._scalar_problem(value) or self.rule.problem(self.name, value)
 
     def _scalar_problem(self, value: Any) -> str:
-        """Return what is wrong with the type or the text of a value, or an empty string."""
+        """Return an error message if a value has the wrong type or invalid text, or an empty string."""
         if isinstance(self.rule, Image):
             return ""
         accepted: tuple[type[Any], ...] = (int, float) if self.kind is float else (self.kind,)
@@ -300,23 +301,23 @@ def fields_of(described: type[Any]) -> tuple[Field, ...]:
     """List the fields of a dataclass in their order.
 
     Args:
-        described: a dataclass whose fields are all annotated with a :class:`Rule`, :class:`Array` or
+        described: Dataclass whose fields are all annotated with a :class:`Rule`, :class:`Array` or
             :class:`Image`.
 
     Raises:
-        TypeError: a field's type has no tensor type, or its annotation has no rule.
+        TypeError: A field's type has no tensor type, or its annotation has no rule.
     """
     return _read_fields(described)  # type: ignore[arg-type]  # mypy has instances in mind: classes hash
 
 
 def encode(described: Any) -> dict[str, NDArray[Any]]:
-    """Return the tensors of a dataclass's values, by field name; None has none."""
+    """Return the tensors of a dataclass's values by field name, without values that are None."""
     values = {each.name: (each, getattr(described, each.name)) for each in fields_of(type(described))}
     return {name: each.encode(value) for name, (each, value) in values.items() if value is not None}
 
 
 def agreement_problems(values: Mapping[str, Any], described: Sequence[Field]) -> list[str]:
-    """Return a sentence for each two arrays whose shared axes differ in size."""
+    """Return an error message for each pair of arrays whose shared axis differs in size."""
     first: dict[str, tuple[str, NDArray[Any], int]] = {}
     problems = []
     for each in described:

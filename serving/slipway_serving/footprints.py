@@ -1,13 +1,12 @@
-"""What a model's process keeps outside of itself while it lives, so that its death is known and made good.
+"""Per-process state files that let the supervisor detect a dead model process and clean up after it.
 
-Triton 2.51 does not look after the processes of its Python models: one that was killed leaves its model, and
-the server, ready for ever while requests fail. So each has a folder below the server's
-(:mod:`slipway_serving.server_folder`), whose name says which process and which instance it is: how many
-requests it works on, how far it has come, and an empty file for each session that it holds. So anybody knows
-at any time which processes are gone that should be there (:func:`lost`) and what is under way
-(:func:`under_way`), without a request, by which a busy model would be taken for a dead one. The process that
-comes next for the model takes over what a dead one left (:func:`inherit`): requests that no longer run leave
-the gauge, and its sessions are known as lost.
+Triton 2.51 does not watch the processes of its Python models: if one is killed, its model and the server stay
+ready for ever while requests fail. So each process has a folder below the server's folder
+(:mod:`slipway_serving.server_folder`), named after the process and the instance. It holds the number of
+running requests, the stage of the process, and an empty file for each open session. Any process can read
+which processes died (:func:`lost`) and which requests run (:func:`under_way`) without sending a request,
+which would mistake a busy model for a dead one. The next process of the model takes over the state of a dead
+one (:func:`inherit`): it removes the requests that died from the gauge and records the sessions as lost.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ _FOLDER = "footprints"
 _WORK = "work"
 _LOST = "lost"
 _RESTARTS = ".restarts"
-# Whether the model is a pipeline, how many requests it works on, and its stage.
+# The values are: 1 if the model is a pipeline, the number of running requests, and the stage.
 _VALUES = struct.Struct("<III")
 
 
 class Stage(IntEnum):
-    """How far a process has come."""
+    """Stage in the life of a model's process."""
 
     STARTS = 0
     SERVES = 1
@@ -46,13 +45,13 @@ class Stage(IntEnum):
 
 @dataclass(frozen=True)
 class Work:
-    """What a process does, or did when it died.
+    """Last recorded state of a living or dead process.
 
     Attributes:
-        pid: its process id.
-        pipeline: whether its model works by calling others.
-        requests: how many it works on.
-        stage: how far it has come; the last one when Triton has told it to end.
+        pid: Process id.
+        pipeline: True if the model is a pipeline, which calls other models.
+        requests: Number of running requests.
+        stage: Stage of the process; `ENDS` if Triton has told it to end.
     """
 
     pid: int
@@ -62,12 +61,12 @@ class Work:
 
 
 class Footprint:
-    """The footprint of this process as an instance of a model.
+    """State files of this process, which is one instance of a model.
 
     Args:
-        folder: of the server; None where nobody looks: then nothing is kept.
-        model: the served model's name.
-        instance: its name, as Triton gives it: unique on the server, and the same for its successor.
+        folder: The server's runtime folder; None writes no files.
+        model: Name of the served model.
+        instance: Name of the instance from Triton, unique on the server and kept by the next process.
     """
 
     def __init__(self, folder: Path | None, model: str, instance: str) -> None:
@@ -88,41 +87,41 @@ class Footprint:
 
     @classmethod
     def of_instance(cls, args: Mapping[str, str]) -> Footprint:
-        """Begin the footprint of an instance, of which Triton's Python backend has told the arguments."""
+        """Create the state files of an instance from the arguments of Triton's Python backend."""
         return cls(folder_here(), args["model_name"], args["model_instance_name"])
 
     @property
     def is_serving(self) -> bool:
-        """Whether this process takes requests."""
+        """True if this process takes requests."""
         return self._stage is Stage.SERVES
 
     def serves(self, *, pipeline: bool = False) -> int:
-        """Take note that this process takes requests now, in the place of one that died.
+        """Record that this process takes requests now, and take over the state of dead processes.
 
         Args:
-            pipeline: whether the model works by calling others: a server that is stopped waits for it.
+            pipeline: True if the model is a pipeline, which calls other models; a drain waits for it.
 
         Returns:
-            How many requests the dead ones worked on.
+            The number of requests that the dead processes worked on.
         """
         self._pipeline, self._stage = pipeline, Stage.SERVES
         self.add(0)
         return inherit(self._folder, self._name) if self._folder is not None else 0
 
     def ends(self) -> None:
-        """Take note that Triton has told this process to end."""
+        """Record that Triton has told this process to end."""
         self._stage = Stage.ENDS
         self.add(0)
 
     def add(self, requests: int) -> None:
-        """Count requests that began, or, below 0, ended."""
+        """Add a number of started requests; a negative number counts ended ones."""
         self._requests += requests
         if self._folder is not None:
             _VALUES.pack_into(self._work, 0, self._pipeline, self._requests, self._stage)
 
     @contextlib.contextmanager
     def working(self, requests: int) -> Iterator[None]:
-        """Count requests as worked on until the block ends."""
+        """Count requests as running until the block ends."""
         self.add(requests)
         try:
             yield
@@ -130,47 +129,47 @@ class Footprint:
             self.add(-requests)
 
     def session_began(self, session_id: object) -> None:
-        """Take note that this process holds a session."""
+        """Record that this process holds a session."""
         if self._folder is not None:
             (self._own / _file_of(session_id)).touch()
             self.forget(session_id)
 
     def session_ended(self, session_id: object) -> None:
-        """Take note that this process no longer holds a session, which is as it should be."""
+        """Record that a session of this process ended normally."""
         if self._folder is not None:
             (self._own / _file_of(session_id)).unlink(missing_ok=True)
 
     def has_lost(self, session_id: object) -> bool:
-        """Return whether another process of the model, which no longer gets its turns, held a session."""
+        """Return True if another process of the model, which no longer gets its turns, held a session."""
         if self._folder is None:
             return False
         others = (place for place in _places(self._model) if place != self._own)
         return any((place / _file_of(session_id)).exists() for place in (self._model / _LOST, *others))
 
     def forget(self, session_id: object) -> None:
-        """Take note that nobody will ask for a lost session again."""
+        """Delete the record of a lost session that no caller will ask for again."""
         if self._folder is not None:
             (self._model / _LOST / _file_of(session_id)).unlink(missing_ok=True)
 
     def restarts(self) -> tuple[int, int]:
-        """Return how often the model was started anew by itself, and how often the whole server."""
+        """Return the number of restarts of the model alone and of the whole server."""
         if self._folder is None:
             return 0, 0
         return _count(self._model), _count(self._folder / _FOLDER)
 
 
 NO_FOOTPRINT = Footprint(None, "", "")
-"""That of a process which nobody looks at."""
+"""Footprint of a process that keeps no state files."""
 
 
 def count_restart(folder: Path, model: str = "") -> int:
-    """Count that a model, or the server, is started anew because it died; return how often by now.
+    """Count a restart of a model or of the server after it died, and return the new count.
 
-    A count that cannot be written stays as it was: what died is started anew all the same.
+    If the count cannot be written, the file keeps the old count, so that the restart does not fail.
 
     Args:
-        folder: of the server.
-        model: its name; "" for the server.
+        folder: The server's runtime folder.
+        model: Name of the model; "" for the server.
     """
     place = folder / _FOLDER / model
     count = _count(place) + 1
@@ -183,19 +182,19 @@ def count_restart(folder: Path, model: str = "") -> int:
 
 
 def under_way(folder: Path) -> list[Work]:
-    """Return what each living process of a server's models does.
+    """Return the state of each living process of a server's models.
 
     Args:
-        folder: of the server.
+        folder: The server's runtime folder.
     """
     return [work for place in _all_places(folder) if _lives(place) and (work := _work(place))]
 
 
 def lost(folder: Path) -> list[str]:
-    """Return the names of the instances whose processes are gone without having been told to.
+    """Return the names of serving instances whose processes died without being told to end.
 
     Args:
-        folder: of the server.
+        folder: The server's runtime folder.
     """
     gone = [place for place in _all_places(folder) if not _lives(place)]
     found = {place.name.split("-", 2)[2]: _work(place) for place in gone}
@@ -203,16 +202,16 @@ def lost(folder: Path) -> list[str]:
 
 
 def check_processes(pid: int, folder: Path) -> None:
-    """Check the processes of a server that Triton itself does not watch.
+    """Check those processes of a server that Triton itself does not watch.
 
     Args:
         pid: Process id of `tritonserver`.
-        folder: Folder of the server.
+        folder: The server's runtime folder.
 
     Raises:
         NotReady: `tritonserver` is dying, or a Python model lacks its process.
     """
-    from slipway_serving.triton_process import dies_of  # needs psutil, which the stubs do without
+    from slipway_serving.triton_process import dies_of  # It needs psutil, which model processes do without.
 
     if number := dies_of(pid):
         raise NotReady(
@@ -227,29 +226,29 @@ def check_processes(pid: int, folder: Path) -> None:
 
 
 def end(folder: Path, pid: int) -> None:
-    """Kill a process of a server's models, which is not lost then.
+    """Kill a process of a server's models and mark it as ended, so that :func:`lost` does not report it.
 
     Args:
-        folder: of the server.
-        pid: of one that has no work.
+        folder: The server's runtime folder.
+        pid: Process id of a process without running requests.
     """
     for place in _all_places(folder):
         if _lives(place) and (work := _work(place)) and work.pid == pid:
-            with (place / _WORK).open("r+b") as file:  # in place, which a full disk allows
+            with (place / _WORK).open("r+b") as file:  # A write in place works on a full disk too.
                 file.write(_VALUES.pack(work.pipeline, 0, Stage.ENDS))
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
 
 def inherit(folder: Path, model: str) -> int:
-    """Take over what dead processes of a model left, their sessions as lost ones.
+    """Take over the state files of a model's dead processes, and record their sessions as lost.
 
     Args:
-        folder: of the server.
-        model: its name.
+        folder: The server's runtime folder.
+        model: Name of the model.
 
     Returns:
-        How many requests they worked on.
+        The number of requests that the dead processes worked on.
     """
     left = 0
     for place in _places(folder / _FOLDER / model):
@@ -257,7 +256,7 @@ def inherit(folder: Path, model: str) -> int:
             continue
         sessions = place.parent / _LOST
         sessions.mkdir(exist_ok=True)
-        # Of several heirs, one takes each of these.
+        # Several processes may do this at once: each file and folder goes to one of them.
         with contextlib.suppress(FileNotFoundError):
             for session in place.iterdir():
                 if session.name != _WORK:
@@ -269,17 +268,17 @@ def inherit(folder: Path, model: str) -> int:
 
 
 def _all_places(folder: Path) -> Iterator[Path]:
-    """Yield the folders of the processes of all of a server's models."""
+    """Yield the process folders of all models of a server."""
     return (place for model in (folder / _FOLDER).glob("*/") for place in _places(model))
 
 
 def _places(model: Path) -> Iterator[Path]:
-    """Yield the folders of the processes of a model."""
+    """Yield the process folders of a model."""
     return (place for place in model.glob("[0-9]*-*/") if place.is_dir())
 
 
 def _work(place: Path) -> Work | None:
-    """Return what a process does; None where its folder is just being taken over."""
+    """Read the state of a process; return None if another process is just taking over its folder."""
     try:
         pipeline, requests, stage = _VALUES.unpack((place / _WORK).read_bytes())
     except FileNotFoundError:
@@ -293,17 +292,17 @@ def _lives(place: Path) -> bool:
 
 
 def _told(pid: int) -> str | None:
-    """Return a living process with the time at which it started, since numbers come again."""
+    """Return a living process's id and start time as text, since process ids are reused; None if dead."""
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # A killed one stays as a zombie, since Triton does not ask how it ended.
+    # A killed process stays a zombie, since Triton does not wait for it.
     return None if state in "ZX" else f"{pid}-{rest[18]}"
 
 
 def _file_of(session_id: object) -> str:
-    # A caller's text never becomes a path; 7 and "7" are two sessions.
+    # The hash keeps a caller's text out of the path; repr keeps 7 and "7" apart, which are two sessions.
     return hashlib.sha256(repr(session_id).encode()).hexdigest()
 
 

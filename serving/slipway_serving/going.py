@@ -1,8 +1,8 @@
-"""A server that is going refuses what comes: its models are told by files in the server's folder.
+"""Admission gate that rejects new requests while the server shuts down.
 
-First the pipelines refuse, whose requests take long, while those under way go on, with all the models that
-they call; when nothing is under way any more, every Python model does. A caller that is refused connects
-anew, and reaches another server.
+Shutdown is signalled by files in the server's folder, which each model checks for. At first only the
+pipelines refuse, whose requests take long; running requests go on, with all the models that they call. When
+no request runs any more, every Python model refuses. A refused caller reconnects and reaches another server.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from slipway_serving.server_folder import folder_here
 
 
 class Refused(NotReady):
-    """The server is going: no fault of its, and another one answers."""
+    """The server refuses a request because it shuts down; another server can answer it."""
 
 
 class Going(Enum):
-    """How far a server is on its way; the value is the name of the file that says so."""
+    """Stage of a server's shutdown; the value is the name of the file that signals it."""
 
     PIPELINES_REFUSE = "pipelines_refuse"
     ALL_REFUSE = "all_refuse"
 
 
 def tell(folder: Path, going: Going) -> None:
-    """Have a server's models refuse what comes from now on.
+    """Make a server's models refuse new requests from now on.
 
     Args:
-        folder: of the server.
-        going: which of them.
+        folder: The server's runtime folder.
+        going: Stage of the shutdown, which decides which models refuse.
     """
     folder.mkdir(mode=0o700, exist_ok=True)
     (folder / going.value).touch()
 
 
 class Door:
-    """Whether a model takes requests.
+    """Gate of one model that refuses requests during shutdown.
 
     Args:
-        model: its name.
-        is_pipeline: whether it works on long requests, with the help of other models.
+        model: Name of the model.
+        is_pipeline: True if the model is a pipeline: it works on long requests and calls other models.
     """
 
     def __init__(self, model: str, *, is_pipeline: bool) -> None:
@@ -51,10 +51,10 @@ class Door:
         self._marks = [folder_here() / going.value for going in refusing]
 
     def check(self) -> None:
-        """Let a request in.
+        """Admit a request unless the server shuts down.
 
         Raises:
-            Refused: the server is going.
+            Refused: The server shuts down.
         """
         if any(os.path.exists(mark) for mark in self._marks):  # noqa: PTH110 - asked for every request
             raise Refused(

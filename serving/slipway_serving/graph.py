@@ -1,9 +1,9 @@
-"""One graph of an authored model, whose tensors may stay where they were computed.
+"""Runner for one ONNX graph of an authored model, which can keep tensors on the device between runs.
 
-Arrays go in from memory, OrtValues from wherever an earlier graph left them; outputs come out as OrtValues on
-the model's device, but for those that are asked for in memory. So what a graph leaves for the next one, or
-for the next request, never crosses the bus. Where the model's folder says so, PyTorch runs the network in
-place of the graph (`torch_engine/graph.py`); a program cannot see which.
+Inputs are arrays in host memory or OrtValues that an earlier run left on a device. Outputs are OrtValues on
+the model's device, except those that the caller requests in host memory. So a tensor for the next graph or
+the next request never crosses the bus. If the model's folder describes the network for PyTorch, PyTorch runs
+it in place of the graph (`torch_engine/graph.py`); programs use both in the same way.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ State = dict[str, ort.OrtValue]
 
 
 class Graph:
-    """A graph in a session of its own.
+    """Graph with its own inference session.
 
     Args:
-        settings: of the model: its folder holds the file, its config has the session parameters of the
-            onnxruntime backend and the device.
-        filename: of the graph.
+        settings: Settings of the model: its folder holds the file, its config has the session parameters of
+            the onnxruntime backend and the device.
+        filename: Name of the graph's file.
 
     Attributes:
-        inputs: their names.
-        ranks: number of axes of each input.
-        outputs: their names.
+        inputs: Names of the inputs.
+        ranks: Number of axes of each input.
+        outputs: Names of the outputs.
 
     Raises:
-        InvalidRequest: the graph does not load or a parameter cannot be read.
+        InvalidRequest: The graph does not load, or a parameter cannot be read.
     """
 
     def __init__(self, settings: Settings, filename: str) -> None:
@@ -57,21 +57,21 @@ class Graph:
         self.outputs = tuple(self._network.signature.outputs)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return a tensor's sizes as the graph states them; of an axis that it leaves open, the batch, 1."""
+        """Return a tensor's shape as the graph states it, with 1 for an open axis, the batch."""
         tensor = (self._taken | self._network.signature.outputs)[name]
         return tuple(size if isinstance(size, int) else 1 for size in tensor.shape)
 
     def placed(self, array: Array) -> ort.OrtValue:
-        """Return an array on the model's device; where that is the CPU, the value is the array itself."""
+        """Copy an array to the model's device; on a CPU the value shares the array's memory."""
         return ort.OrtValue.ortvalue_from_numpy(array, *self._device)
 
     def zeros(self, names: Iterable[str]) -> State:
-        """Return float32 inputs of zeros on the model's device, see :meth:`shape`.
+        """Create float32 inputs of zeros on the model's device, with the sizes from :meth:`shape`.
 
-        Inputs of one shape are one value, since a run changes none of its inputs.
+        Inputs of the same shape share one value, since a run never changes its inputs.
 
         Args:
-            names: of the inputs.
+            names: Names of the inputs.
         """
         made: dict[tuple[int, ...], ort.OrtValue] = {}
         state: State = {}
@@ -91,15 +91,15 @@ class Graph:
         """Run the graph.
 
         Args:
-            tensors: by input name.
-            in_memory: outputs that are wanted as arrays: their ``numpy()`` is at hand.
-            wanted: outputs to give; no memory outlives the run for others. All when None.
+            tensors: Arrays or OrtValues by input name.
+            in_memory: Names of outputs to return in host memory, so that ``numpy()`` needs no transfer.
+            wanted: Names of outputs to return, None for all; the memory of the others is freed with the run.
 
         Returns:
             Every wanted output by name.
 
         Raises:
-            InvalidRequest: A size lies outside the range of its axis, or inputs differ in an axis.
+            InvalidRequest: A size lies outside the range of its axis, or inputs disagree about an axis.
         """
         raise_all(self._model, self._sizes.problems({name: _shape(value) for name, value in tensors.items()}))
         given = [name for name in self.outputs if wanted is None or name in wanted]
@@ -111,10 +111,10 @@ def _shape(tensor: Array | ort.OrtValue) -> Sequence[int]:
 
 
 class _Network(Protocol):
-    """What runs a graph.
+    """Engine that runs a graph.
 
     Attributes:
-        signature: of its tensors.
+        signature: Names, types and shapes of the tensors.
     """
 
     signature: Signature
@@ -122,13 +122,13 @@ class _Network(Protocol):
     def run(
         self, tensors: Mapping[str, Array | ort.OrtValue], given: Sequence[str], in_memory: Collection[str]
     ) -> list[ort.OrtValue]:
-        """Return the given outputs, those that are named in memory."""
+        """Run the graph and return the given outputs, those named `in_memory` in host memory."""
 
 
 def _network(settings: Settings, filename: str, device: tuple[str, int]) -> _Network:
     stem = Path(filename).stem
     if (settings.folder / described_file(stem)).is_file():
-        # torch is at hand only where PyTorch serves.
+        # torch is available only where PyTorch serves.
         from slipway_serving.torch_engine.graph import TorchGraph
 
         return TorchGraph(settings, stem)
@@ -136,7 +136,7 @@ def _network(settings: Settings, filename: str, device: tuple[str, int]) -> _Net
 
 
 class _OnnxGraph:
-    """A graph in a session of its own."""
+    """Graph that ONNX Runtime runs in its own session."""
 
     def __init__(self, settings: Settings, filename: str, device: tuple[str, int]) -> None:
         self._device = device

@@ -1,9 +1,9 @@
-"""Start a program whose secret arguments are not on its command line.
+"""Start a program without showing its secret arguments on the command line.
 
-Triton takes the key to its administration as an argument and in no other way, and a process's command line
-(`ps`, `/proc/PID/cmdline`) can be read by every user of the machine, unlike its environment. :func:`start`
-puts the secret into the environment and a stand-in on the command line, halts the process when the program
-has been loaded and not begun, and points its argument at the environment's text. No moment shows the secret.
+Triton accepts the key to its administration only as an argument. Every user of the machine can read the
+command line of a process (`ps`, `/proc/PID/cmdline`), but not its environment. :func:`start` puts the secret
+into the environment and a placeholder on the command line. It halts the process after the program is loaded
+and before it runs, and points the argument at the text in the environment. The secret is never visible.
 """
 
 from __future__ import annotations
@@ -20,34 +20,35 @@ from typing import IO
 
 from slipway_serving.private_files import UMASK
 
-# <sys/ptrace.h>
+# These constants are from <sys/ptrace.h>.
 _SEIZE, _CONT, _DETACH, _TRACE_EXEC, _EVENT_EXEC = 0x4206, 7, 17, 0x10, 4
 _WALL = 0x40000000
 _NAME = "SLIPWAY_ARGUMENT_"
-# Waits for a line, so that it can be seized before it becomes the program; same process, same session.
+# The shell waits for a line, so that the tracer can seize it before `exec` turns it into the program. Its
+# process id and session stay the same.
 _LAUNCHER = ("/bin/sh", "-c", 'read -r _; exec "$@" </dev/null', "sh")
 
 
 def start(
     arguments: Sequence[str], hidden: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: IO[bytes]
 ) -> tuple[subprocess.Popen[bytes], bool]:
-    """Start a program in a session of its own, with no input and its output in a file.
+    """Start a program in its own session, without input and with its output in a file.
 
-    What it writes can be read by its user alone.
+    Only the user of the program can read the files that it writes.
 
     Args:
-        arguments: the program's path and the arguments that anybody may see.
-        hidden: further arguments that hold secrets, as `--name=value`.
-        env: its environment, which its owner and root can read.
-        cwd: its working directory.
-        log: gets what it writes.
+        arguments: Path of the program and the arguments that anybody may see.
+        hidden: Further arguments that contain secrets, as `--name=value`.
+        env: Environment of the program, which its owner and root can read.
+        cwd: Working directory of the program.
+        log: File that receives stdout and stderr of the program.
 
     Returns:
-        The process, and whether its secrets are hidden; not where the kernel or a sandbox lets no process
-        be traced: then they are on its command line.
+        The process, and True if its secrets are hidden. If the kernel or a sandbox forbids tracing, the
+        secrets are on its command line and the value is False.
 
     Raises:
-        OSError: there is no such program.
+        OSError: The program does not exist.
     """
     names = [f"{_NAME}{index}" for index in range(len(hidden))]
     shown = [f"{argument.partition('=')[0]}=({name})" for name, argument in zip(names, hidden, strict=True)]
@@ -86,7 +87,7 @@ def start(
 
 
 def _becomes_program(process: subprocess.Popen[bytes], program: str) -> bool:
-    """Let the launcher become the program, loaded and halted; return False where that is forbidden."""
+    """Let the launcher become the program and halt it; return False if tracing is forbidden."""
     if process.stdin is None:
         raise RuntimeError("the launcher has no standard input")
     with process.stdin as line:
@@ -94,7 +95,7 @@ def _becomes_program(process: subprocess.Popen[bytes], program: str) -> bool:
             return False
         line.write(b"\n")
     started = os.fsencode(program) + b"\0"
-    # Seized early enough, it halts where it becomes the shell too.
+    # If the process is seized early enough, it also halts when it becomes the shell.
     while os.WIFSTOPPED(status := os.waitpid(process.pid, _WALL)[1]):
         line_now = Path(f"/proc/{process.pid}/cmdline").read_bytes()
         if status >> 8 == signal.SIGTRAP | _EVENT_EXEC << 8 and line_now.startswith(started):
@@ -107,8 +108,9 @@ def _point_at_environment(pid: int, stand_ins: Mapping[str, str]) -> None:
     """Replace pointers to arguments by pointers to environment variables' values in a halted process.
 
     Args:
-        pid: of a process at its first instruction: its stack begins with the pointers to its arguments.
-        stand_ins: names of variables by the arguments to be replaced.
+        pid: Process id of a process at its first instruction, so that its stack begins with the pointers to
+            its arguments.
+        stand_ins: Names of environment variables by the argument that each replaces.
     """
     maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
     found = re.search(r"^([0-9a-f]+)-([0-9a-f]+) .*\[stack\]$", maps, re.MULTILINE)

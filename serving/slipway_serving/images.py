@@ -1,8 +1,8 @@
-"""Pictures in requests: files or pixels in, checked before anything is decoded, RGB pixels out.
+"""Pictures in requests: checks before anything is decoded, and conversion to RGB pixels.
 
 A picture travels as the bytes of a PNG, JPEG or WebP file, or as base64 text of them where a protocol carries
-text only. Pixels that a caller has are sent as a PNG, which loses nothing. Size and mode are read from the
-file's header; pixels are decoded only of a picture that keeps its rules.
+text only. Pixels from a caller travel as a PNG, which is lossless. The checks read size and mode from the
+file's header; only a picture that passes them is decoded.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
 
 FORMATS = ("PNG", "JPEG", "WEBP")
 _FIX = "a PNG, JPEG or WebP file, or uint8 pixels [height, width, 3]"
-# What turns into RGB without a loss; transparency has no colour of its own.
+# These modes convert to RGB without loss. Transparency is excluded, since it has no colour of its own.
 _MODES = ("RGB", "L", "P", "1")
-# The header's byte that tells the bits of a channel: of 16, Pillow would drop half without a word.
+# _PNG_DEPTH is the header byte with the bits of a channel. Pillow would silently drop half of 16 bits.
 _PNG_DEPTH, _DEPTH_BITS = 24, 8
 DAMAGED = (
     *(ArithmeticError, AttributeError, EOFError, LookupError, OSError, RuntimeError, SyntaxError, TypeError),
     *(ValueError, struct.error, zlib.error),
 )
-"""What Pillow raises for a file that is damaged: whatever its parsers meet in it."""
+"""Exceptions that Pillow raises for a damaged file; its parsers pass on whatever fails in them."""
 
 
 def problem(value: Any, sides_px: range, largest_bytes: int) -> str:
-    """Return what is wrong with a picture, "<rule>, got <value>; try <fix>", or "".
+    """Return an error message "<rule>, got <value>; try <fix>" for a picture, or an empty string.
 
     Args:
-        value: bytes of a file or uint8 pixels [height, width, 3].
-        sides_px: allowed sizes of each side.
-        largest_bytes: of a file.
+        value: Bytes of a file, or uint8 pixels [height, width, 3].
+        sides_px: Allowed lengths of each side, in pixels.
+        largest_bytes: Largest size of a file, in bytes.
     """
     if isinstance(value, np.ndarray):
         if value.dtype != np.uint8 or value.ndim != 3 or value.shape[2] != 3:
@@ -54,7 +54,7 @@ def problem(value: Any, sides_px: range, largest_bytes: int) -> str:
 
 
 def to_bytes(value: bytes | NDArray[np.uint8]) -> bytes:
-    """Return the bytes of a picture's file; pixels become a PNG."""
+    """Return the bytes of a picture's file, and encode pixels as PNG."""
     if isinstance(value, bytes):
         return value
     from PIL import Image
@@ -65,9 +65,9 @@ def to_bytes(value: bytes | NDArray[np.uint8]) -> bytes:
 
 
 def from_text(raw: bytes) -> bytes:
-    """Return the bytes of a file that may have come as base64 text.
+    """Return the bytes of a file, decoded if they came as base64 text.
 
-    Every picture's file has bytes in its header that are no characters of base64.
+    This is unambiguous: the header of every picture file has bytes that are not base64 characters.
     """
     try:
         return base64.b64decode(raw, validate=True)
@@ -76,7 +76,7 @@ def from_text(raw: bytes) -> bytes:
 
 
 def pixels(value: bytes | NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return a picture that keeps its rules as RGB pixels [height, width, 3], uint8, the right way up."""
+    """Decode a checked picture to upright RGB pixels, [height, width, 3], uint8."""
     if isinstance(value, np.ndarray):
         return value
     picture = _opened(value)
@@ -84,25 +84,25 @@ def pixels(value: bytes | NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def bits(picture: Image, value: bytes) -> int:
-    """Return how many bits each channel has in a picture's file."""
+    """Return the number of bits per channel in a picture's file."""
     return value[_PNG_DEPTH] if picture.format == "PNG" else _DEPTH_BITS
 
 
 def orientation(picture: Image) -> int:
-    """Return the orientation that a picture's EXIF or XMP data state, 1 to 8; 1 is upright.
+    """Read the orientation from a picture's EXIF or XMP data, 1 to 8; 1 is upright.
 
     Raises:
-        ValueError: The data are damaged, so that nothing is known of the orientation.
+        ValueError: The data are damaged, so that the orientation is unknown.
     """
     from PIL import Image as Pillow
     from PIL.ExifTags import Base
 
-    # Pillow passes over damaged EXIF data while it opens a JPEG file. Another picture reads them again.
+    # Pillow ignores damaged EXIF data when it opens a JPEG file. A second picture makes it read them again.
     other = Pillow.new("1", (1, 1))
     other.info = dict(picture.info)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow warns of an entry that it skips.
+            warnings.simplefilter("ignore")  # Pillow warns about each entry that it skips.
             stated = other.getexif().get(Base.Orientation, 1)
     except DAMAGED as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
@@ -111,11 +111,11 @@ def orientation(picture: Image) -> int:
 
 
 def turned(picture: Image, stated: int) -> Image:
-    """Return a picture the right way up, without any EXIF data.
+    """Turn a picture upright and remove its EXIF data.
 
     Args:
-        picture: Pixels as the file holds them.
-        stated: Orientation, 1 to 8.
+        picture: Picture with the pixels as the file stores them.
+        stated: Orientation from the file, 1 to 8.
     """
     from PIL import ImageOps
     from PIL.ExifTags import Base
@@ -134,7 +134,7 @@ def _file_problem(value: bytes, sides_px: range) -> str:
         picture = _opened(value)
         wrong = _size_problem(*picture.size, sides_px) or _mode_problem(picture, value)
         if not wrong:
-            # A file that was cut short opens; its pixels tell. The size is known to be small enough.
+            # A truncated file opens, but decoding its pixels fails. The size is known to be small enough.
             picture.load()
             wrong = _orientation_problem(picture)
     except DecompressionBombError as error:
@@ -153,7 +153,7 @@ def _mode_problem(picture: Image, value: bytes) -> str:
             " with transparency" if transparent else ""
         )
         return f"RGB or grey of {_DEPTH_BITS} bits without transparency, got {got}; try converting it to RGB"
-    # Phones write JPEG files that hold previews and depth after the picture itself, which Pillow calls MPO.
+    # Phones write JPEG files with previews and depth maps after the picture, a format that Pillow calls MPO.
     if frames == 1 or picture.format == "MPO":
         return ""
     return f"one picture, got {frames} frames; try one of them"
@@ -181,10 +181,11 @@ def _sides_rule(sides_px: range) -> str:
 
 
 def _opened(value: bytes) -> Image:
-    """Open a file's header."""
+    """Open a picture file and read its header only."""
     from PIL import Image
 
     with warnings.catch_warnings():
-        # Pillow warns of pictures above its own bound, which ours refuses, and of metadata that it skips.
+        # Pillow warns about pictures above its own limit, which the size check refuses anyway, and about
+        # metadata that it skips.
         warnings.simplefilter("ignore")
         return Image.open(io.BytesIO(value), formats=FORMATS)

@@ -1,8 +1,9 @@
-"""What a model's process gets from its server and must change before it serves.
+"""Cleanup of sockets and shared memory that a model's process inherits from its server.
 
-A process that Triton 2.51 starts while it serves, as after a death, is given the server's open connections
-too. One that the server closes then stays open for its caller, for as long as the process lives. The memory
-that the process shares with the server holds requests, and every user of the machine may read it.
+A process that Triton 2.51 starts while it serves, such as the replacement of a dead one, inherits the
+server's open connections. A connection that the server closes then stays open for its caller as long as the
+process lives. The memory that the process shares with the server holds requests, and by default every user of
+the machine can read it.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ _DESCRIPTORS = Path("/proc/self/fd")
 
 
 def close_sockets() -> None:
-    """Close every socket of this process; for one that has opened none itself yet."""
+    """Close every socket of this process; call this before the process opens its own."""
     for descriptor in list(_DESCRIPTORS.iterdir()):
-        # The listing's own is gone by now.
+        # The descriptor of the listing itself no longer exists here.
         with contextlib.suppress(FileNotFoundError):
             if str(descriptor.readlink()).startswith("socket:"):
                 os.close(int(descriptor.name))
 
 
 def restrict_shared_memory() -> None:
-    """Let only this user read the shared memory of this process; for one that shares none with others yet."""
+    """Let only this user read this process's shared memory; call this before other processes share it."""
     for path in set(_SHARED_MEMORY.findall(_MAPS.read_text(encoding="utf-8", errors="replace"))):
-        with contextlib.suppress(OSError):  # Regions of other names may be gone, or another user's.
+        with contextlib.suppress(OSError):  # Other regions may be gone or belong to another user.
             os.chmod(path, 0o600)  # noqa: PTH101 - not a symbolic link

@@ -1,9 +1,9 @@
 """Check the sizes of a network's inputs against the exported ranges of its axes, before the network runs.
 
-An export writes the ranges into the parameter ``axes`` of ``config.pbtxt``. The graph names each dimension
-that varies by its expression, such as ``4*frames - 3``. :class:`InputSizes` combines both: it finds the size
-of each axis in the shapes of a request and refuses a size outside the range, a size that no axis gives, and
-inputs that disagree about an axis.
+An export writes the ranges into the parameter ``axes`` of ``config.pbtxt``. The graph names each dynamic
+dimension by its expression, such as ``4*frames - 3``. :class:`InputSizes` combines both: it derives the size
+of each axis from the shapes of a request and refuses a size outside the range, a size that no value of the
+axis yields, and inputs that disagree about an axis.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ PARAMETER = "axes"
 """Parameter of ``config.pbtxt`` with the ranges, e.g. ``batch=1:2 latent_frames=1:21``."""
 
 Shape = Sequence[int | str]
-"""Sizes of a tensor; the expression of a dimension that varies, "" where the graph has no name for it."""
+"""Sizes of a tensor; a dynamic dimension is its expression, or "" if the graph has no name for it."""
 
 _RANGE = re.compile(r"([a-z][a-z0-9_]*)=([1-9]\d*):([1-9]\d*)")
 
 
 def ranges_text(ranges: Mapping[str, tuple[int, int]]) -> str:
-    """Return the value of :data:`PARAMETER` for smallest and largest sizes by axis name."""
+    """Format smallest and largest sizes by axis name as the value of :data:`PARAMETER`."""
     return " ".join(f"{axis}={low}:{high}" for axis, (low, high) in ranges.items())
 
 
 def read_ranges(model: str, parameters: Mapping[str, str]) -> dict[str, tuple[int, int]]:
-    """Return smallest and largest sizes by axis name; none where the configuration has no ranges.
+    """Read smallest and largest sizes by axis name; return none if the configuration has no ranges.
 
     Args:
         model: Name of the model, for messages.
         parameters: Parameters of the model's configuration.
 
     Raises:
-        InvalidRequest: The parameter is not of the form that :func:`ranges_text` writes.
+        InvalidRequest: The parameter does not have the form that :func:`ranges_text` writes.
     """
     found = {}
     for text in parameters.get(PARAMETER, "").split():
@@ -54,13 +54,13 @@ def read_ranges(model: str, parameters: Mapping[str, str]) -> dict[str, tuple[in
 
 @dataclass(frozen=True)
 class _Dimension:
-    """A dimension of an input that varies.
+    """Dynamic dimension of an input.
 
     Attributes:
         tensor: Name of the input.
-        index: Place of the dimension in the input's shape.
+        index: Index of the dimension in the input's shape.
         name: Text of the dimension in the graph.
-        size: Expression of axes; None where the text is none.
+        size: Expression of axes; None if the text is not an expression.
     """
 
     tensor: str
@@ -70,7 +70,7 @@ class _Dimension:
 
     @property
     def order(self) -> int:
-        """Rank in which dimensions tell sizes of axes: plain axes, then affine ones, then all others."""
+        """Rank of evaluation: plain axes come first, then affine expressions, then all others."""
         if self.size is None or self.size.affine is None:
             return 2
         return 0 if self.size.affine[1:] == (1, 0) else 1
@@ -78,11 +78,11 @@ class _Dimension:
 
 @dataclass
 class _Sizes:
-    """Sizes that the shapes of one request told so far.
+    """Sizes that are known so far from the shapes of one request.
 
     Attributes:
-        axes: Size and telling input of each axis.
-        names: Size and telling input of each expression.
+        axes: Size of each axis, and the input that determined it.
+        names: Size of each expression, and the input that determined it.
     """
 
     axes: dict[str, tuple[int, str]] = field(default_factory=dict)
@@ -90,18 +90,18 @@ class _Sizes:
 
 
 class InputSizes:
-    """The sizes that the inputs of one network may have.
+    """Allowed sizes of one network's inputs.
 
     Args:
         shapes: Shape of each input as the graph states it.
-        ranges: Smallest and largest size of axes by name; an axis without a range may have any size.
+        ranges: Smallest and largest size by axis name; an axis without a range may have any size.
     """
 
     def __init__(self, shapes: Mapping[str, Shape], ranges: Mapping[str, tuple[int, int]]) -> None:
         self._ranges = dict(ranges)
         fixed = {axis: low for axis, (low, high) in ranges.items() if low == high}
         parsed = {text: _parsed(text, fixed) for shape in shapes.values() for text in shape}
-        # An expression of axes with one size each is a number.
+        # An expression becomes a number if each of its axes allows a single size.
         self._shapes = {
             tensor: tuple(size if isinstance(size := parsed[text], int) else text for text in shape)
             for tensor, shape in shapes.items()
@@ -115,10 +115,10 @@ class InputSizes:
         self._dimensions = sorted(dimensions, key=lambda dimension: dimension.order)
 
     def problems(self, given: Mapping[str, Sequence[int]]) -> list[str]:
-        """Return each broken rule as a sentence that names the input, the axis, its range and the size.
+        """List the broken rules as sentences that name the input, the axis, its range and the size.
 
         Args:
-            given: Shapes of a request by input name; other names than those of the network are ignored.
+            given: Shapes in a request by input name; names that the network does not have are ignored.
         """
         problems = [
             f"{tensor} must have shape {_dims(shape)}, got {list(given[tensor])}"
@@ -135,7 +135,7 @@ class InputSizes:
         return problems
 
     def _problem(self, dimension: _Dimension, given: int, sizes: _Sizes) -> str | None:
-        """Say which rule a dimension breaks, and note the axis that it tells."""
+        """Return the rule that a dimension breaks, and record the axis size that it determines."""
         known, first = sizes.names.setdefault(dimension.name, (given, dimension.tensor))
         if known != given:
             return f"{dimension.tensor} must have {known} for {dimension.name} as {first} has, got {given}"
@@ -150,7 +150,7 @@ class InputSizes:
         return None if left == given else rule
 
     def _is_inside(self, left: Size, given: int, dimension: _Dimension, sizes: _Sizes) -> bool:
-        """Return whether axes within their ranges give a size; note the axis where there is one only."""
+        """Return True if axes within their ranges yield a size, and record the axis if there is only one."""
         if left.affine is None:
             low, high = self._bounds(left)
             return low <= given and (high is None or given <= high)
@@ -158,7 +158,7 @@ class InputSizes:
         found, rest = divmod(given - offset, factor)
         if rest:
             return False
-        # A size outside the range is noted too: one mistake is then told once.
+        # Record a size outside the range too, so that other inputs do not report the same mistake again.
         sizes.axes[axis] = (found, dimension.tensor)
         low, high = self._ranges.get(axis, (0, None))
         return low <= found and (high is None or found <= high)
@@ -186,11 +186,11 @@ class InputSizes:
 
 
 def _parsed(text: int | str, fixed: Mapping[str, int]) -> Size | int | None:
-    """Return the size that a dimension's text says; None where the text is no expression of axes."""
+    """Parse the text of a dimension; return None if it is not an expression of axes."""
     if isinstance(text, int):
         return text
     try:
-        # A graph writes products without the spaces of a description.
+        # Graphs write products without the spaces that Size.parse expects.
         return Size.parse(text.replace("*", " * ")).given(fixed)
     except InvalidRequest:
         return None

@@ -1,4 +1,4 @@
-"""Which INT8 weights ONNX Runtime multiplies exactly on this processor.
+"""Check that ONNX Runtime multiplies a graph's INT8 weights exactly on this processor.
 
 An x86 processor without VNNI adds each pair of 8-bit products in 16 bits and clips the sum. With weights of
 up to 127 the results are then far off: half of the sum of 64 products of 255 and 127 is lost. Weights of up
@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 FULL, REDUCED = 127, 64
-"""Largest absolute value of a weight of 8 bits, and of one that no processor clips."""
+"""Largest absolute value of any 8-bit weight, and of a weight whose products no processor clips."""
 PROPERTY = "slipway.int8_largest_weight"
 """Metadata property of a graph with INT8 weights: their largest possible absolute value."""
 _EXACT = {"avx512_vnni", "avx_vnni"}
@@ -31,7 +31,7 @@ def largest_exact_weight() -> int:
 
 
 def problem(largest: int) -> str:
-    """Return a sentence about weights that this processor does not multiply exactly, or an empty string.
+    """Return an error message if this processor does not multiply weights exactly, or an empty string.
 
     Args:
         largest: Largest possible absolute value of the weights, from the graph's property :data:`PROPERTY`.

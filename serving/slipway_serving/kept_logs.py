@@ -1,8 +1,8 @@
-"""Where the log of a server lies that was told no other place, and how long the log of a failed one stays.
+"""Default place of a server's log, and removal of old logs of failed servers.
 
-Each log has a folder of its own that only its user can enter: it holds ids of requests, and whoever knows an
-id can end the request. A server that stops in good order removes its folder. One that failed names the log in
-its error and leaves it there; :func:`remove_old` at a later start removes it.
+Each log has its own folder that only its user can enter: the log contains request ids, and anyone who knows
+an id can cancel the request. A server that stops normally removes its folder. A server that fails names the
+log in its error and keeps it; :func:`remove_old` deletes it at a later start.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FOLDER = re.compile(r"slipway-(?P<pid>\d+)-[0-9a-f]{8}-log")
 
 
 def place(server_id: str) -> Path:
-    """Return the path of a server's log.
+    """Return the default path of a server's log.
 
     Args:
         server_id: Id of the server, which ends with a hyphen.
@@ -34,11 +34,11 @@ def remove_old() -> None:
     """Remove this user's logs of servers that ended more than a week ago."""
     oldest_s = time.time() - KEPT_DAYS * 24 * 3600
     for folder in Path(tempfile.gettempdir()).glob("slipway-*-log"):
-        with contextlib.suppress(OSError):  # Another start may remove it meanwhile.
+        with contextlib.suppress(OSError):  # Another starting server may remove the folder meanwhile.
             named, found = _FOLDER.fullmatch(folder.name), folder.lstat()
             last_s = max([found.st_mtime, *(file.lstat().st_mtime for file in folder.iterdir())])
             if not named or found.st_uid != os.geteuid() or last_s >= oldest_s:
                 continue
-            # A server without requests writes nothing for a long time.
+            # A living server without requests writes nothing for a long time, so age alone is no proof.
             if not psutil.pid_exists(int(named["pid"])):
                 shutil.rmtree(folder)

@@ -1,7 +1,7 @@
-"""Notice processes of models that ended at their launch, for which Triton 2.51 waits without an end.
+"""Detect model processes that ended during launch; Triton 2.51 waits for them without an end.
 
-Triton starts each model's process through a shell and waits for its first message. Until that message has
-come, Triton does not look whether the process still lives: a process that cannot be executed, or that is
+Triton starts each model's process through a shell and waits for its first message. Until that message
+arrives, Triton does not check whether the process still lives: a process that cannot be executed, or that is
 killed in its first moments, stays a zombie.
 """
 
@@ -20,11 +20,11 @@ GRACE_S = 10.0
 
 
 class Launches:
-    """The processes that one `tritonserver` starts while its models load.
+    """Watcher of the processes that one `tritonserver` starts while its models load.
 
     Args:
         pid: Process id of `tritonserver`.
-        clock: Function that returns monotonic seconds.
+        clock: Callback that returns monotonic time, in seconds.
     """
 
     def __init__(self, pid: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -32,7 +32,7 @@ class Launches:
         self._ended_s: dict[int, float] = {}
 
     def died(self) -> str:
-        """Return how a process ended that nobody has waited for in a while, or an empty string."""
+        """Describe how a process ended that stayed a zombie for :data:`GRACE_S`; return "" if none did."""
         now_s = self._clock()
         zombies = _zombies(self._pid)
         self._ended_s = {pid: self._ended_s.get(pid, now_s) for pid in zombies}
@@ -41,11 +41,11 @@ class Launches:
 
 
 def _zombies(pid: int) -> dict[int, int]:
-    """Return the wait status of each child that has ended and was not waited for, by process id."""
+    """Return the wait status of each zombie child by process id."""
     found = {}
     with contextlib.suppress(psutil.Error):
         for child in psutil.Process(pid).children():
-            with contextlib.suppress(OSError, psutil.Error):  # It may be waited for meanwhile.
+            with contextlib.suppress(OSError, psutil.Error):  # Triton may reap the child meanwhile.
                 fields = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
                 if fields[0] == "Z":
                     found[child.pid] = int(fields[-1])
@@ -53,7 +53,7 @@ def _zombies(pid: int) -> dict[int, int]:
 
 
 def _how(status: int) -> str:
-    """Return in words how a process with a wait status ended."""
+    """Describe in words how a process with a wait status ended."""
     if number := status & 0x7F:
         return f"one was ended by {signal.Signals(number).name}"
     return f"one ended with code {status >> 8}"

@@ -1,9 +1,9 @@
-"""Find and end what a server left behind because its launcher and its watcher were both killed.
+"""Clean up after servers whose launcher and watcher were both killed.
 
-The folder of each server in shared memory holds a file that says what belongs to the server. The launcher
+The folder of each server in shared memory holds a file that lists what belongs to the server. The launcher
 and the watcher each hold a shared lock on this file (:func:`claim`, :func:`join_claim`), which the kernel
 releases however they end. So :func:`end_leftovers`, which each start calls, needs no guess about process ids:
-what it can lock exclusively belongs to nobody any more.
+if it can lock a file exclusively, no launcher or watcher uses that server any more.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _FILE = "belongings.json"
 
 
 def claim(belongings: Belongings) -> IO[bytes]:
-    """Make a server's folder in shared memory and mark it as in use by this process.
+    """Create a server's folder in shared memory and mark it as in use by this process.
 
     Args:
-        belongings: What belongs to the server.
+        belongings: Resources that belong to the server.
 
     Returns:
         The locked file; closing it, or the end of the process, ends the claim.
     """
-    # The folder gets its name when the file is locked: nobody may take it for a leftover before.
+    # Rename the folder only after the file is locked, so that no other start takes it for a leftover.
     unseen = belongings.requests.with_name(f".{belongings.requests.name}")
     unseen.mkdir(mode=0o700)
     file = (unseen / _FILE).open("w+b", buffering=0)
@@ -41,7 +41,7 @@ def claim(belongings: Belongings) -> IO[bytes]:
 
 
 def join_claim(belongings: Belongings) -> IO[bytes] | None:
-    """Mark a server's folder as in use by this process too; return None where the folder is gone."""
+    """Mark a server's folder as in use by this process too; return None if the folder is gone."""
     with contextlib.suppress(FileNotFoundError):
         file = (belongings.requests / _FILE).open("rb")
         fcntl.flock(file, fcntl.LOCK_SH)
@@ -50,7 +50,7 @@ def join_claim(belongings: Belongings) -> IO[bytes] | None:
 
 
 def end_leftovers() -> list[str]:
-    """End the processes of this user's dead servers and free what they held.
+    """End the processes of this user's dead servers and free their resources.
 
     Returns:
         The ids of those servers.
@@ -61,7 +61,7 @@ def end_leftovers() -> list[str]:
 
 
 def _end(folder: Path) -> str | None:
-    """End one server's leftovers and return its id; None where it is in use or belongs to another user."""
+    """Clean up after one server and return its id; None if it is in use or belongs to another user."""
     try:
         if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
             return None
@@ -73,6 +73,6 @@ def _end(folder: Path) -> str | None:
             ):
                 sweep(belongings)
                 return belongings.server_id
-    except (OSError, ValueError, TypeError):  # in use, just being freed, or of another version
+    except (OSError, ValueError, TypeError):  # The folder is in use, just being freed, or of another version.
         return None
     return None

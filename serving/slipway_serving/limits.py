@@ -1,14 +1,15 @@
-"""What an operator allows a request to ask for, below what the models could do: one file for all models.
+"""Operator limits on requests: one YAML file sets lower limits than the models themselves have.
 
-`slipway serve --limits FILE` or the environment's `SLIPWAY_LIMITS` names a YAML file, of models by name::
+`slipway serve --limits FILE` or the environment variable `SLIPWAY_LIMITS` names the file, which lists limits
+by model::
 
     wan_t2v: {steps: 20, prompt: 2000, "frames * height * width": 8_000_000}
     matrix_game_universal: {max_sessions: 2, image: 4_000_000}
 
-A limit is of one input or of a product of inputs: the largest value of a number, the most bytes of a text or
-a file, the most elements of an array. `max_sessions` and other numbers of a model's parameters are replaced.
-Each model reads its own when it is loaded (:class:`~slipway_serving.program.Settings`); the adapter checks
-requests.
+A limit applies to one input or to a product of inputs: the largest value of a number, the most bytes of a
+text or a file, the most elements of an array. For numeric parameters of a model, such as `max_sessions`, the
+limit replaces the parameter. Each model reads its own limits when it loads
+(:class:`~slipway_serving.program.Settings`); the adapter checks requests.
 """
 
 from __future__ import annotations
@@ -27,33 +28,33 @@ from numpy.typing import NDArray
 from slipway_serving.errors import InvalidRequest, raise_all
 
 VARIABLE = "SLIPWAY_LIMITS"
-"""Environment variable that names the file; none is no limits."""
+"""Environment variable that names the file; without it there are no limits."""
 _PRODUCT = re.compile(r"[a-z_][a-z0-9_]*(\s*\*\s*[a-z_][a-z0-9_]*)*")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of one model.
+    """Limits of one model.
 
     Attributes:
-        most: what each input, or product of inputs, may be at most; by the names joined with " * ".
-        numbers: the inputs that are one number: left out, a default stands for it.
+        most: Largest value by input name, or by the names of a product joined with " * ".
+        numbers: Names of inputs that hold one number, which has a default if the request omits it.
     """
 
     most: Mapping[str, int]
     numbers: frozenset[str] = frozenset()
 
     def check(self, model: str, tensors: Mapping[str, NDArray[Any]], *, opening: bool) -> None:
-        """Check what a request asks for.
+        """Check the inputs of a request against the limits.
 
         Args:
-            model: that was asked, for the message.
-            tensors: by input name.
-            opening: whether defaults would stand for what it leaves out; not in a later turn of a session.
+            model: Name of the model, for the message.
+            tensors: Arrays by input name.
+            opening: True if defaults replace omitted inputs; False in a later turn of a session.
 
         Raises:
-            InvalidRequest: naming each input above its limit, and each number that was left to its default,
-                which may be above it.
+            InvalidRequest: An input is above its limit, or a number is omitted whose default may be above
+                it. The message names all of them.
         """
         problems = []
         for name, most in self.most.items():
@@ -79,7 +80,8 @@ def read_limits(path: Path) -> dict[str, dict[str, int]]:
     """Read a file of limits: by model, then by input, product of inputs, or parameter.
 
     Raises:
-        InvalidRequest: it cannot be read, or is not models with whole numbers of 0 or more by name.
+        InvalidRequest: The file cannot be read, or does not map model names to limits that are whole numbers
+            of 0 or more by name.
     """
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -104,15 +106,16 @@ def read_limits(path: Path) -> dict[str, dict[str, int]]:
 
 
 def limits_of(model: str, path: Path, config: Mapping[str, Any]) -> tuple[Limits, dict[str, str]]:
-    """Return a model's limits, and the parameters that the file replaces.
+    """Return a model's limits, and the new values of the parameters that the file replaces.
 
     Args:
-        model: the served model.
-        path: of the file.
-        config: the model's config in Triton's JSON form.
+        model: Name of the served model.
+        path: Path of the limits file.
+        config: Configuration of the model in Triton's JSON form.
 
     Raises:
-        InvalidRequest: as :func:`read_limits`; or a name is neither an input nor a parameter of the model.
+        InvalidRequest: The file is not valid for :func:`read_limits`, or a name is neither an input nor a
+            parameter of the model.
     """
     own = read_limits(path).get(model, {})
     parameters = {name for name, value in config.get("parameters", {}).items() if _is_number(value)}
@@ -138,7 +141,7 @@ def _is_number(parameter: Mapping[str, Any]) -> bool:
 
 
 def _amount(tensor: NDArray[Any]) -> float:
-    """Return how much a tensor asks for: bytes of texts, the value of one number, else its elements."""
+    """Measure a tensor for a limit: bytes of texts, the value of one number, else the number of elements."""
     if tensor.dtype == np.object_:
         return float(sum(len(element) for element in tensor.flat))
     if tensor.size == 1:

@@ -1,7 +1,7 @@
-"""Says which models a starting server loads and how far it is, from its log and its processes.
+"""Progress report of a starting server: which models load, from its log and its processes.
 
-:class:`Loading` is shown the log from time to time and says a line when a model's load begins, every few
-seconds in which nothing else was said, and when it is over.
+:class:`Loading` receives the log from time to time. It reports a line when a model begins to load, when it
+has loaded, and after every few seconds without another line.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _EVERY_S = 5.0
 
 
 class Loading:
-    """The loads of one start.
+    """Progress of the model loads of one server start.
 
     Args:
-        folders: of the repository's models.
-        server_id: of the server, see :mod:`slipway_serving.triton_process`.
-        say: called with each line.
-        clock: of seconds.
+        folders: Folders of the repository's models.
+        server_id: ID of the server, see :mod:`slipway_serving.triton_process`.
+        say: Callback that receives each line of progress.
+        clock: Monotonic clock, in seconds.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Loading:
         self._said_s = clock()
 
     def look(self, log: str) -> None:
-        """Say what is new in a log since the last look."""
+        """Report what is new in the log since the last call."""
         now = self._clock()
         for model in triton_log.begun(log):
             if model not in self._began_s:
@@ -78,17 +78,17 @@ class Loading:
     def _on_disk(self, model: str) -> str:
         folder = self._folders.get(model)
         size = 0
-        with contextlib.suppress(OSError):  # A file may be replaced while we look at it.
+        with contextlib.suppress(OSError):  # A file may be replaced meanwhile.
             size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) if folder else 0
         return f"{_size(size)} on disk"
 
     def _in_memory(self, model: str) -> int:
-        """Return what the processes of a model's instances hold now, bytes."""
+        """Return the resident memory of the processes of a model's instances, in bytes."""
         held = 0
         for pid in processes(self._server_id):
             with contextlib.suppress(psutil.Error):
                 process = psutil.Process(pid)
-                # A stub is told its instance's name: the model's and a number or two.
+                # A stub's command line has its instance's name: the model's with one or two numbers.
                 if any(re.fullmatch(rf"{re.escape(model)}(_\d+)+", part) for part in process.cmdline()):
                     held += process.memory_info().rss
         return held

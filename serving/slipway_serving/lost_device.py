@@ -1,8 +1,8 @@
-"""Errors after which a process can never use its device again, and the end of such a process.
+"""Sticky device errors, after which a process can never use its device again and must end.
 
-CUDA keeps some errors: every later call of the process fails with the same one, while Triton goes on to say
-that its models are ready. Only another process can use the device again. So one that met such an error
-answers and ends; who watches it (:mod:`slipway_serving.supervision`, a pod's probes) has it started anew.
+Some CUDA errors are sticky: every later call of the process fails with the same error, while Triton still
+reports that its models are ready. Only another process can use the device again. So a process that got such
+an error answers its requests and ends; :mod:`slipway_serving.supervision` or a pod's probes restart it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import signal
 import threading
 
 ANSWER_S = 1.0
-"""Seconds in which a process's answers leave it before it ends."""
-# The texts of the codes after which, as CUDA's runtime says, "the process must be terminated and relaunched":
-# 214, 700, 702, 710, 714 to 719. PyTorch and ONNX Runtime repeat them.
+"""Seconds that a process has to send its answers before it ends."""
+# Texts of the error codes after which, as CUDA's runtime says, "the process must be terminated and
+# relaunched": 214, 700, 702, 710, 714 to 719. PyTorch and ONNX Runtime repeat these texts.
 _KEPT = (
     "uncorrectable ECC error encountered",
     "an illegal memory access was encountered",
@@ -30,13 +30,13 @@ _KEPT = (
 
 
 def loses_device(error: Exception) -> bool:
-    """Tell whether an error means that this process cannot use its device again."""
+    """Return True if an error means that this process cannot use its device again."""
     text = str(error)
     return "CUDA" in text and any(kept in text for kept in _KEPT)
 
 
 def end_soon() -> None:
-    """End this process when its answers have had time to leave it."""
+    """End this process after it has had time to send its answers."""
     ending = threading.Timer(ANSWER_S, os.kill, (os.getpid(), signal.SIGKILL))
     ending.daemon = True
     ending.start()

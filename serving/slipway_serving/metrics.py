@@ -1,9 +1,9 @@
-"""What programs count while they serve, free of Triton: recorded here, published elsewhere.
+"""Metrics that programs record while they serve, independent of Triton.
 
-A program gets a :class:`Recorder` with its settings and records plain numbers of the metrics below. In Triton
-a thread brings them into the server's own metrics (:mod:`slipway_serving.triton_metrics`); in process whoever
-wants reads them by :meth:`Recorder.changes`. Every label takes its values from a closed set that is written
-here: no text of a caller can become one.
+A program gets a :class:`Recorder` with its settings and records plain numbers for the metrics below. In
+Triton, a thread publishes them among the server's own metrics (:mod:`slipway_serving.triton_metrics`). In
+process, :meth:`Recorder.changes` returns them. Every label has a closed set of values that is declared here,
+so a caller's text can never become a label value.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from typing import Literal
 from slipway_serving.errors import CODES, Unrecoverable
 
 OK = "OK"
-"""Value of the label `code` of a request that was answered."""
+"""Value of the label `code` for a request that was answered."""
 REFUSED = "REFUSED"
-"""Value of the label `code` of a request that a server refused because it was going."""
+"""Value of the label `code` for a request that a server refused because it was shutting down."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric; every metric also has the label ``model``, the served model's name.
+    """Declaration of a metric; every metric also has the label ``model``, the served model's name.
 
     Attributes:
-        name: as Prometheus has it, unit included.
-        kind: "counter" only grows, "gauge" has a value now, "histogram" counts observations by size.
-        description: one sentence.
-        label: name of a further label; "" without one.
-        values: all values that it may have.
-        buckets: upper bounds of a histogram's buckets, ascending.
+        name: Prometheus name, unit included.
+        kind: Kind of metric. A "counter" only grows, a "gauge" has a current value, a "histogram" counts
+            observations by size.
+        description: Description in one sentence.
+        label: Name of a further label; "" without one.
+        values: All values of the further label.
+        buckets: Upper bounds of a histogram's buckets, ascending.
     """
 
     name: str
@@ -57,14 +58,15 @@ HEARTBEATS = Metric(
 )
 INSTANCES = Metric("slipway_instances", "gauge", "Processes that a Python model is to have.")
 FRAMES = Metric("slipway_frames_total", "counter", "Video frames that were decoded.")
-# From the tiny checkpoint's milliseconds to a 14B denoiser's step at 720p.
+# The buckets range from the milliseconds of the tiny checkpoint to the step of a 14B denoiser at 720p.
 DENOISE_STEP = Metric(
     "slipway_denoise_step_seconds",
     "histogram",
     "Seconds of one denoising step.",
     buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0),
 )
-# From the tiny checkpoint's milliseconds to ten times what 25 frames a second leave a block.
+# The buckets range from the milliseconds of the tiny checkpoint to ten times the time that 25 frames a second
+# leave for a block.
 _BLOCK_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
 BLOCK = Metric(
     "slipway_block_seconds",
@@ -117,12 +119,13 @@ METRICS = (
 
 @dataclass(frozen=True)
 class Change:
-    """What a metric has to be told.
+    """Update of a metric since the last read.
 
     Attributes:
-        metric: which.
-        value: of its further label; "" without one.
-        amounts: what a counter grew by or a gauge is now, one number; of a histogram each observation.
+        metric: Metric that is updated.
+        value: Value of its further label; "" without one.
+        amounts: Numbers of the update: the growth of a counter, the value of a gauge, or each observation of
+            a histogram.
     """
 
     metric: Metric
@@ -131,7 +134,7 @@ class Change:
 
 
 class Recorder:
-    """Takes the numbers of one instance of a model; threads may use it together."""
+    """Thread-safe recorder of the metrics of one model instance."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -139,37 +142,37 @@ class Recorder:
         self._gauges: dict[Metric, Callable[[], float]] = {}
 
     def declare(self, *metrics: Metric) -> None:
-        """Announce counters and histograms, so that they are there, at 0, before anything happened."""
+        """Declare counters and histograms, so that they are published with 0 before anything happens."""
         with self._lock:
             for metric in metrics:
                 for value in metric.values:
                     self._recorded.setdefault((metric, value), _nothing(metric))
 
     def count(self, metric: Metric, amount: float = 1.0, value: str = "") -> None:
-        """Let a counter grow.
+        """Increase a counter.
 
         Raises:
-            Unrecoverable: its further label cannot have this value.
+            Unrecoverable: The further label cannot have this value.
         """
         self._record(metric, amount, value)
 
     def observe(self, metric: Metric, amount: float, value: str = "") -> None:
-        """Give a histogram an observation.
+        """Add an observation to a histogram.
 
         Raises:
-            Unrecoverable: its further label cannot have this value.
+            Unrecoverable: The further label cannot have this value.
         """
         self._record(metric, amount, value)
 
     def follow(self, metric: Metric, read: Callable[[], float]) -> None:
-        """Have a gauge read whenever the metrics are."""
+        """Register a function that gives a gauge's value whenever the metrics are read."""
         with self._lock:
             self._gauges[metric] = read
 
     def changes(self) -> Iterator[Change]:
-        """Yield what was recorded since the last call, and the gauges of now.
+        """Yield the numbers recorded since the last call, and the current values of the gauges.
 
-        A counter's amounts are added up; one of a metric that stood still is 0.
+        The amounts of a counter are added up; an unchanged counter yields 0.
         """
         with self._lock:
             taken = self._recorded
@@ -195,5 +198,5 @@ class Recorder:
 
 
 def _nothing(metric: Metric) -> list[float]:
-    """Return the amounts of a counter or histogram that was told nothing."""
+    """Return the amounts of a counter or histogram without any record."""
     return [0.0] if metric.kind == "counter" else []

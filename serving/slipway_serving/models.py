@@ -1,8 +1,8 @@
-"""Served models without a server: the same repository, graphs and programs, called in this process.
+"""In-process execution of a model repository: the same graphs and programs, without a server.
 
-:class:`InProcessModels` reads each model's ``config.pbtxt`` and runs it as Triton would: an ONNX graph by the
-onnxruntime backend's own executor, a Python model by the program that it names, an ensemble step by step.
-Unit tests drive the pipelines with it, and the benchmark compares it with the server.
+:class:`InProcessModels` reads each model's ``config.pbtxt`` and runs the model as Triton would: an ONNX graph
+with the onnxruntime backend's own executor, a Python model with the program that its config names, an
+ensemble step by step. Unit tests run the pipelines with it, and the benchmark compares it with the server.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def read_config(model: Path) -> dict[str, Any]:
     """Read a model's ``config.pbtxt`` as Triton's JSON form.
 
     Args:
-        model: the model's folder.
+        model: Folder of the model.
 
     Raises:
-        NotReady: the file is missing or is no config.
+        NotReady: The file is missing or is not a valid config.
     """
     try:
         text = (model / "config.pbtxt").read_text(encoding="utf-8")
@@ -48,13 +48,13 @@ def read_config(model: Path) -> dict[str, Any]:
 
 
 class InProcessModels:
-    """Calls the models of a repository in this process; implements :class:`slipway_serving.program.Models`.
+    """In-process implementation of :class:`slipway_serving.program.Models` for a model repository.
 
     Args:
-        repository: folder of model folders.
-        threads: threads of each ONNX session; 0 takes all cores.
-        limited: Whether graphs refuse sizes beyond their exported ranges, as the server does. A measurement
-            may go beyond them.
+        repository: Folder of the model repository.
+        threads: Number of threads of each ONNX session; 0 uses all cores.
+        limited: True if graphs refuse sizes beyond their exported ranges, as the server does. A measurement
+            may go beyond these ranges.
     """
 
     def __init__(self, repository: Path, threads: int = 0, *, limited: bool = True) -> None:
@@ -63,7 +63,7 @@ class InProcessModels:
         self._programs: list[Program] = []
 
     def call(self, model: str, tensors: Tensors, outputs: list[str]) -> Answer:
-        """Ask a model that answers once; raises the model's error."""
+        """Call a model that answers once; raise the model's error."""
         (answer,) = self._run(model, Call(tensors, self), outputs)
         return answer
 
@@ -75,20 +75,20 @@ class InProcessModels:
         *,
         turn: Turn = NO_SESSION,
     ) -> Iterator[Answer]:
-        """Ask a decoupled model; see :class:`slipway_serving.program.Models`."""
+        """Call a decoupled model; see :class:`slipway_serving.program.Models`."""
         return self._run(model, Call(tensors, self, turn=turn), outputs)
 
     def is_ready(self, model: str) -> bool:
-        """Tell whether a model is in the repository; it is loaded when it is called."""
+        """Return True if the repository contains a model; the model is loaded when it is called."""
         return (self._repository / model / "config.pbtxt").is_file()
 
     def load(self, model: str) -> None:
-        """Load a model now rather than at its first call."""
+        """Load a model now instead of at its first call."""
         if model not in self._loaded:
             self._loaded[model] = self._open(model)
 
     def close(self) -> None:
-        """Free what the models hold."""
+        """Close the programs and drop all loaded models."""
         for program in self._programs:
             program.close()
         self._programs.clear()
@@ -150,7 +150,7 @@ class InProcessModels:
 
 
 def _program(program: Program, config: Mapping[str, Any]) -> Run:
-    """Return what runs a Python model; its inputs come as the configuration reshapes them."""
+    """Return a function that runs a Python model on inputs in the shapes of the configuration."""
     reshaped = _reshaping(config)
 
     def run(call: Call, outputs: list[str]) -> Iterator[Answer]:
@@ -180,7 +180,7 @@ def _only(outputs: list[str], answer: Tensors) -> Answer:
 
 
 def _graph_shape(entry: Mapping[str, Any]) -> list[int] | None:
-    """Return the shape that the config gives to an input's elements for the graph, if it differs."""
+    """Return the shape to which the config reshapes an input; None if it keeps the shape."""
     if "reshape" not in entry:
         return None
     return [int(size) for size in entry["reshape"].get("shape", [])]

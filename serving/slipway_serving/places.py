@@ -1,7 +1,7 @@
-"""Where a server may run: its repository, the machine's shared memory and temporary folder, its ports.
+"""Checks before the start of a server: repository, shared memory, temporary folder, host and ports.
 
-Each function checks one of them before anything is started, so that a start fails in words rather than in
-Triton.
+Each function checks one requirement before anything starts, so that a start fails with a clear message
+instead of an error within Triton.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _NAME_MARKS = ". _ - + , @ %"
 _SAFE_MARKS = f"/ : {_NAME_MARKS}"
 _SAFE_PATH = re.compile(r"[\w/.+,:@%-]+", re.ASCII)
 _SAFE_NAME = re.compile(r"[\w.+,@%-]+", re.ASCII)
-# A stub starts with 1 MiB of shared memory (Triton's default); a response of frames or video is at most
-# 3 MiB and several are under way at once.
+# A stub starts with 1 MiB of shared memory (Triton's default). A response with frames or video has at most
+# 3 MiB, and several are in flight at once.
 _SHARED_MEMORY_BASE_BYTES = 32 * _MIB
 _SHARED_MEMORY_PER_MODEL_BYTES = 2 * _MIB
 
@@ -37,8 +37,8 @@ def check_repository(repository: Path) -> list[Path]:
     """Return the repository's model folders.
 
     Raises:
-        InvalidRequest: it does not exist, is not a folder, or holds no model, or the name of a model has a
-            character that a shell would take for more than a character.
+        InvalidRequest: The repository does not exist, is not a folder, or contains no model, or the name of a
+            model has a character that is special to a shell.
     """
     if not repository.exists():
         raise InvalidRequest(f"server: repository must exist, got {repository}; try `slipway export` first")
@@ -62,12 +62,12 @@ def check_repository(repository: Path) -> list[Path]:
 
 
 def may_cache(models: Sequence[Path], wanted: bool, warn: Callable[[str], object]) -> bool:
-    """Return whether a server of models may have a response cache; say what an earlier export lacks.
+    """Return True if the server may use a response cache; warn about models of earlier exports.
 
     Args:
         models: Folders of the models.
-        wanted: Whether the operator wants a response cache.
-        warn: Takes a line for each lack.
+        wanted: True if the operator wants a response cache.
+        warn: Callback that receives a line for each problem.
     """
     if found := without_ranges(models):
         warn(
@@ -84,13 +84,14 @@ def may_cache(models: Sequence[Path], wanted: bool, warn: Callable[[str], object
 
 
 def wrongly_cached(models: Sequence[Path]) -> list[str]:
-    """Return the names of models that Triton's response cache must not serve.
+    """Return the names of models for which Triton's response cache would give wrong answers.
 
-    The key of that cache leaves out which outputs a request asks for. After a request for one output of
-    several, every later request of the same inputs would get that output alone.
+    The cache key does not include the requested outputs. After a request for one output of several, every
+    later request with the same inputs would get that output alone.
 
     Args:
-        models: Folders of the models; one whose configuration cannot be read is left to Triton.
+        models: Folders of the models. Models with an unreadable configuration are skipped, since Triton
+            reports them.
     """
     configs = ((model, _config(model)) for model in models)
     return [
@@ -103,7 +104,7 @@ def wrongly_cached(models: Sequence[Path]) -> list[str]:
 def without_ranges(models: Sequence[Path]) -> list[str]:
     """Return the names of exported models whose configuration does not limit the sizes of their inputs.
 
-    Exports of earlier versions wrote the ranges of axes into the manifest only.
+    Earlier versions of the export wrote the ranges of axes into the manifest only.
 
     Args:
         models: Folders of the models.
@@ -120,7 +121,7 @@ def without_ranges(models: Sequence[Path]) -> list[str]:
 
 
 def _config(model: Path) -> model_config_pb2.ModelConfig | None:
-    """Read a model's configuration; None where it cannot be read, which Triton says itself."""
+    """Return a model's configuration; None if it cannot be read, which Triton itself reports."""
     try:
         text = (model / "config.pbtxt").read_text(encoding="utf-8")
         return text_format.Parse(text, model_config_pb2.ModelConfig())
@@ -129,7 +130,7 @@ def _config(model: Path) -> model_config_pb2.ModelConfig | None:
 
 
 def check_limits(limits: Path, models: Sequence[Path]) -> None:
-    """Raise InvalidRequest where a file of limits is none, or is of models that are not served."""
+    """Raise InvalidRequest if a file of limits is invalid or names models that are not served."""
     known = {model.name for model in models}
     if unknown := sorted(set(read_limits(limits)) - known):
         raise InvalidRequest(
@@ -139,7 +140,7 @@ def check_limits(limits: Path, models: Sequence[Path]) -> None:
 
 
 def check_shared_memory(models: int) -> None:
-    """Raise NotReady where /dev/shm has too little room for the models' stubs."""
+    """Raise NotReady if /dev/shm has too little free space for the models' stubs."""
     if not SHARED_MEMORY.is_dir():
         raise NotReady(f"server: {SHARED_MEMORY} must exist for Triton's Python models, got none")
     status = os.statvfs(SHARED_MEMORY)
@@ -153,9 +154,9 @@ def check_shared_memory(models: int) -> None:
 
 
 def check_path_is_safe(folder: Path) -> None:
-    """Raise NotReady where a shell would take a character of a folder's path for more than a character.
+    """Raise NotReady if a folder's path has a character that is special to a shell.
 
-    Triton's Python backend starts its processes from this folder through `bash -c` without quotes.
+    Triton's Python backend starts its processes from this folder with `bash -c`, without quotes.
     """
     if not _SAFE_PATH.fullmatch(str(folder)):
         raise NotReady(
@@ -165,7 +166,7 @@ def check_path_is_safe(folder: Path) -> None:
 
 
 def check_programs_run(folder: Path) -> None:
-    """Raise NotReady where a folder's mount lets no program run."""
+    """Raise NotReady if a folder is on a mount that does not allow programs to run."""
     if os.statvfs(folder).f_flag & os.ST_NOEXEC:
         raise NotReady(
             f"server: {folder} must let programs run (Triton's Python backend is laid out there), got a"
@@ -174,19 +175,19 @@ def check_programs_run(folder: Path) -> None:
 
 
 def free_ports(host: str, wanted: Mapping[str, int]) -> dict[str, int]:
-    """Return ports by name, with free ones for ports 0.
+    """Return the ports by name and pick a free port for each 0.
 
     Args:
-        host: to listen on.
-        wanted: by name, which is that of an option too.
+        host: Host to listen on.
+        wanted: Ports by name; the name is also that of a command line option.
 
     Raises:
-        InvalidRequest: a given port is in use, or the host is not an address of this machine.
+        InvalidRequest: A given port is in use, or the host is not an address of this machine.
     """
     ports: dict[str, int] = {}
     problems: list[str] = []
     where = address(host)
-    with contextlib.ExitStack() as held:  # held together, so that no two are the same
+    with contextlib.ExitStack() as held:  # all sockets stay open, so that no two ports are the same
         for name, port in wanted.items():
             family = socket.AF_INET6 if ":" in where else socket.AF_INET
             listener = held.enter_context(socket.socket(family, socket.SOCK_STREAM))
@@ -203,10 +204,10 @@ def free_ports(host: str, wanted: Mapping[str, int]) -> dict[str, int]:
 
 
 def address(host: str) -> str:
-    """Return the address of a host, which is what Triton binds to: its IPv4 address, where it has one.
+    """Return the address that Triton binds to for a host: its IPv4 address if it has one, else IPv6.
 
     Raises:
-        InvalidRequest: It has neither an IPv4 nor an IPv6 address.
+        InvalidRequest: The host has neither an IPv4 nor an IPv6 address.
     """
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)

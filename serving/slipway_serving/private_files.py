@@ -9,33 +9,35 @@ from pathlib import Path
 from slipway_serving.errors import NotReady
 
 UMASK = 0o077
-"""Umask of `tritonserver`, its models and what they write: shared memory and traces hold requests."""
+"""Umask of `tritonserver` and its models. Their files must be private, since shared memory and traces contain
+requests."""
 
 
 def make_empty(path: Path) -> None:
-    """Create a file that only its user can read, or empty one and restrict it so.
+    """Create an empty file that only its user can read, or empty and restrict an existing one.
 
     Raises:
         OSError: The file cannot be written, or belongs to another user.
     """
     descriptor = open_private(str(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
-        if stat.S_ISREG(os.fstat(descriptor).st_mode):  # /dev/stderr stays as it is
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):  # a device such as /dev/stderr keeps its mode
             os.fchmod(descriptor, 0o600)
     finally:
         os.close(descriptor)
 
 
 def open_private(path: str, flags: int) -> int:
-    """Open a file, as an `opener` of :func:`open`; a new one can be read by its user alone."""
+    """Open a file as an `opener` of :func:`open`, so that only its user can read a new file."""
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder that only its user can read, or make sure that an existing one is such a folder.
+    """Create a folder that only its user can read, or check that an existing one is private.
 
     Raises:
-        NotReady: It belongs to another user, or others may enter it: somebody may have made it to read along.
+        NotReady: The folder belongs to another user, or others may enter it; somebody may have created it to
+            read our files.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = path.lstat()

@@ -1,9 +1,9 @@
-"""An HTTP endpoint that tells whether a server is ready or lives, with the processes of its Python models.
+"""HTTP endpoint for Kubernetes probes that also checks the processes of the server's Python models.
 
-Triton goes on answering "ready" when the process of a Python model was killed. The command
-``slipway ready --processes`` looks at the processes too, but starts Python each time, which costs half a
-second of processor time. Kubernetes asks this endpoint of ``slipway serve`` instead: ``GET /ready`` and
-``GET /live`` answer 200, or 503 with the reason. Each connection has a thread of its own until its caller was
+Triton keeps answering "ready" after the process of a Python model was killed. The command
+``slipway ready --processes`` checks the processes too, but starts Python each time, which costs half a second
+of processor time. Kubernetes probes this endpoint of ``slipway serve`` instead: ``GET /ready`` and
+``GET /live`` answer 200, or 503 with the reason. Each connection has its own thread until its caller has been
 silent for five seconds.
 """
 
@@ -20,20 +20,20 @@ from typing import Any
 from slipway_serving.errors import InvalidRequest, NotReady
 
 _CALLER_S = 5.0
-"""Longest wait for a caller's bytes, seconds."""
+"""Longest wait for a caller's bytes, in seconds."""
 _TRITON_S = 5.0
-"""Longest wait for an answer of Triton, seconds."""
+"""Longest wait for Triton's answer, in seconds."""
 
 
 def check_health(http_url: str, state: str) -> None:
-    """Ask Triton whether it is what it should be.
+    """Check that Triton reports itself ready or live.
 
     Args:
         http_url: "HOST:PORT" of Triton's HTTP endpoint.
-        state: "ready" or "live".
+        state: State to check, "ready" or "live".
 
     Raises:
-        NotReady: Triton does not answer, or says no.
+        NotReady: Triton does not answer, or is not in this state.
     """
     connection = http.client.HTTPConnection(http_url, timeout=_TRITON_S)
     try:
@@ -50,7 +50,7 @@ def check_health(http_url: str, state: str) -> None:
 
 
 class Probes:
-    """The endpoint, which answers from its beginning until it is closed."""
+    """Probe endpoint, which answers from its creation until it is closed."""
 
     def __init__(self, host: str, port: int, check: Callable[[str], None]) -> None:
         """Open the endpoint.
@@ -58,7 +58,7 @@ class Probes:
         Args:
             host: IPv4 or IPv6 address to listen on.
             port: Port to listen on.
-            check: Raises NotReady when the server is not "ready", or not "live".
+            check: Function that raises NotReady if the server is not in the given state, "ready" or "live".
 
         Raises:
             InvalidRequest: The port is in use.
@@ -72,7 +72,7 @@ class Probes:
             daemon_threads = True
 
             def handle_error(self, *_: Any) -> None:
-                """Let a connection go that its caller broke."""
+                """Ignore a connection that its caller broke."""
 
         try:
             self._listener = Listener((host, port), Handler)
@@ -84,21 +84,21 @@ class Probes:
         self._thread.start()
 
     def close(self) -> None:
-        """Close the endpoint; answers that are under way are not waited for."""
+        """Close the endpoint without waiting for answers in progress."""
         self._listener.shutdown()
         self._listener.server_close()
         self._thread.join()
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers one connection."""
+    """Handler of one connection."""
 
     checked: Callable[[str], None]
     timeout = _CALLER_S
-    server_version, sys_version = "slipway", ""  # without Python's version
+    server_version, sys_version = "slipway", ""  # the header Server must not show Python's version
 
     def do_GET(self) -> None:
-        """Answer whether the server is what the path names."""
+        """Answer whether the server is in the state that the path names."""
         state = self.path.removeprefix("/")
         if state not in ("ready", "live"):
             return self._answer(HTTPStatus.NOT_FOUND, "path must be /ready or /live")
@@ -117,4 +117,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """Write no line for each probe."""
+        """Suppress the log line of each probe."""

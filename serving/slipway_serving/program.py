@@ -1,9 +1,9 @@
-"""What a served Python model is, free of Triton: a program that turns a call into responses.
+"""Programs: served Python models, independent of Triton, that turn a call into responses.
 
 A model's ``config.pbtxt`` names its program in the parameter ``program`` (``package.module:Class``). Triton's
-adapter (:mod:`slipway_serving.adapter`) and the in-process runner (:mod:`slipway_serving.models`) build it
-from the model's :class:`Settings` and hand it one :class:`Call` per request; each item that it yields is one
-response.
+adapter (:mod:`slipway_serving.adapter`) and the in-process runner (:mod:`slipway_serving.models`) build the
+program from the model's :class:`Settings` and pass it one :class:`Call` per request. Each item that the
+program yields is one response.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ Responses = Generator[Tensors, None, None]
 
 
 class Last(dict[str, NDArray[Any]]):
-    """Tensors of a response of a decoupled model that is the last one, and is marked so.
+    """Tensors of the last response of a decoupled model, marked as the final one.
 
-    Where none is, an empty response follows that has the mark. Where a model called another, a Triton 2.51
-    server hands on the first response at once, but waits until the caller has taken each that follows: when
-    the caller's process dies meanwhile, it waits for ever, and with it the model that was called.
+    If no response is marked, an empty response with the mark follows. When a model calls another, Triton 2.51
+    forwards the first response at once, but waits until the caller has taken each later one. If the caller's
+    process dies meanwhile, Triton waits forever, and so does the model that was called.
     """
 
 
 class Models(Protocol):
-    """How a program calls other served models."""
+    """Interface through which a program calls other served models."""
 
     def call(self, model: str, tensors: Tensors, outputs: list[str]) -> dict[str, NDArray[Any]]:
-        """Ask a model that answers once; raises the model's error."""
+        """Call a model that answers once; raise the model's error."""
 
     def stream(
         self,
@@ -54,14 +54,14 @@ class Models(Protocol):
         *,
         turn: Turn = NO_SESSION,
     ) -> Iterator[dict[str, NDArray[Any]]]:
-        """Ask a model that answers several times, perhaps as one turn of a session.
+        """Call a model that answers several times, optionally as one turn of a session.
 
-        A Triton 2.51 server never ends a stream of a model to a model in which an error follows a response:
-        where errors matter, ask for one response at a time.
+        Triton 2.51 never ends a stream between two models in which an error follows a response. If errors
+        matter, ask for one response at a time.
         """
 
     def is_ready(self, model: str) -> bool:
-        """Tell whether a model is loaded; an unknown one is not."""
+        """Return True if a model is loaded; False for an unknown one."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,11 @@ class Call:
     """One request to a program.
 
     Attributes:
-        tensors: by input name; with a batch axis where the model has one.
-        models: the other served models.
-        is_cancelled: whether the caller has given up.
-        limit_s: the time limit that came with the request beside its tensors, seconds; None without one.
-        turn: the request's place in a session.
+        tensors: Arrays by input name, with a batch axis if the model has one.
+        models: Interface to the other served models.
+        is_cancelled: Function that returns True if the caller has cancelled the request.
+        limit_s: Time limit that came with the request beside its tensors, in seconds; None without one.
+        turn: Position of the request in a session.
     """
 
     tensors: Tensors
@@ -84,10 +84,10 @@ class Call:
 
 
 class Program(Protocol):
-    """What a model's ``program`` must be.
+    """Interface of the class that a model's parameter ``program`` names.
 
     Attributes:
-        reports_requests: whether each request is worth two lines in the server's log.
+        reports_requests: True if each request writes two lines to the server's log.
     """
 
     reports_requests: bool
@@ -103,28 +103,29 @@ class Program(Protocol):
 
 @runtime_checkable
 class BatchProgram(Program, Protocol):
-    """A program that answers the calls of a batch together; of a model that is not decoupled.
+    """Program of a model that is not decoupled, which answers the calls of a batch together.
 
-    Triton's dynamic batcher fills the batch, in the order in which the requests came.
+    Triton's dynamic batcher fills the batch in the order in which the requests came.
     """
 
     def run_batch(self, calls: Sequence[Call]) -> list[Tensors | SlipwayError]:
-        """Return the answer to each call, in order, or why it failed; none of them can fail another."""
+        """Return the answer or the error of each call, in order; a failed call does not affect the others."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a program is built from.
+    """Settings from which a program is built.
 
     Attributes:
-        model: the served model's name.
-        folder: the model's version folder.
-        config: the model's config in Triton's JSON form.
-        kind: "CPU" or "GPU", where the instance shall run.
-        device_id: of the GPU.
-        recorder: takes the numbers that the program records.
-        limits: what the operator lets requests ask for.
-        footprint: takes what must outlive the process.
+        model: Name of the served model.
+        folder: Version folder of the model.
+        config: Configuration of the model in Triton's JSON form.
+        kind: Device kind of the instance, "CPU" or "GPU".
+        device_id: Index of the GPU.
+        recorder: Recorder of the program's metrics.
+        limits: Upper limits that the operator sets for requests.
+        footprint: Store of the state that must outlive the process.
+        parameters: String values of the configuration's parameters, by name.
     """
 
     model: str
@@ -144,15 +145,15 @@ class Settings:
 
     @property
     def repository(self) -> Path:
-        """The model repository: the folder of the model's folder."""
+        """Model repository, the parent of the model's folder."""
         return self.folder.parent.parent
 
     @classmethod
     def from_triton(cls, args: Mapping[str, str]) -> Settings:
-        """Read the arguments that Triton's Python backend gives to ``initialize``, and the operator's limits.
+        """Build settings from the arguments of the Python backend's ``initialize`` and the operator's limits.
 
         Raises:
-            InvalidRequest: the file of limits is not as it must be.
+            InvalidRequest: The file of limits is invalid.
         """
         model, config, limits = args["model_name"], json.loads(args["model_config"]), NO_LIMITS
         if file := os.environ.get(VARIABLE):
@@ -170,13 +171,13 @@ class Settings:
         )
 
     def waiting(self, warn: Callable[[str], None]) -> Waiting:
-        """Return the limit of what waits for the model, by the config's parameters.
+        """Return the queue limit of the model from the config's parameters.
 
         Args:
-            warn: told where it cannot be kept.
+            warn: Callback that receives a warning if the limit cannot be enforced.
 
         Raises:
-            InvalidRequest: the limit is no number above 0.
+            InvalidRequest: The limit is not a whole number above 0.
         """
         limit = self.positive(waiting.PARAMETER) if waiting.PARAMETER in self.parameters else None
         models = [self.model, *self.parameters.get(waiting.MODELS_PARAMETER, "").split()]
@@ -186,7 +187,7 @@ class Settings:
         """Return a parameter of the config that is a whole number above 0.
 
         Raises:
-            InvalidRequest: it is missing or is none.
+            InvalidRequest: The parameter is missing or is not a whole number above 0.
         """
         text = self.parameters.get(name, "")
         if not (text.isascii() and text.isdigit() and int(text) > 0):
@@ -201,16 +202,16 @@ def load_program(settings: Settings) -> Program:
     """Build the program that a model's config names.
 
     Raises:
-        InvalidRequest: the parameter is missing or names nothing.
+        InvalidRequest: The parameter is missing or names no importable class.
     """
     return program_class(settings)(settings)
 
 
 def program_class(settings: Settings) -> type[Program]:
-    """Return the program that a model's config names, not built yet.
+    """Return the class of the program that a model's config names.
 
     Raises:
-        InvalidRequest: the parameter is missing or names nothing.
+        InvalidRequest: The parameter is missing or names no importable class.
     """
     name = settings.parameters.get("program", "")
     module, _, attribute = name.partition(":")
@@ -225,7 +226,7 @@ def program_class(settings: Settings) -> type[Program]:
 
 
 class Single:
-    """Gives a :class:`BatchProgram` its ``run``: a batch of one."""
+    """Mixin that implements ``run`` of a :class:`BatchProgram` as a batch of one."""
 
     def run(self: BatchProgram, call: Call) -> Responses:
         """Yield the one response to a call."""
@@ -236,5 +237,5 @@ class Single:
 
 
 def one_text(text: str) -> NDArray[np.object_]:
-    """Return a text as a BYTES tensor of shape [1, 1], the first axis being the batch."""
+    """Return a text as a BYTES tensor, [batch, 1], with batch size 1."""
     return np.array([[text.encode()]], dtype=np.object_)

@@ -1,7 +1,7 @@
-"""Which proxy of the environment a connection takes, decided in one place for HTTP and for gRPC.
+"""Choice of the proxy for a connection from the environment, the same for HTTP and for gRPC.
 
-A connection to this machine takes none, and neither does one to a host that `no_proxy` names. Errors of other
-connections name the variable that led them through a proxy, since whoever set it may not think of it.
+Connections to this machine and to hosts that `no_proxy` names use no proxy. Errors of other connections name
+the variable that set the proxy, since the user may have forgotten it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies_environment, proxy_bypass_environment  # type: ignore[attr-defined]
 
 HTTP = ("http", "all")
-"""Variables that lead a URL of http:// through a proxy, without their ending `_proxy`; the first counts."""
+"""Variables that set the proxy for http:// URLs, without the suffix `_proxy`; the first that is set wins."""
 HTTPS = ("https", "all")
-"""Variables of a URL of https://."""
+"""Variables that set the proxy for https:// URLs, in the same form as :data:`HTTP`."""
 GRPC = ("grpc", "https", "http")
-"""Variables that gRPC itself reads, in lower case only."""
+"""Variables that set the proxy for gRPC, which reads them in lower case only."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Proxy:
 
     @property
     def told(self) -> str:
-        """Return what an error adds about the proxy; a password of its URL is not shown."""
+        """Text about the proxy for an error message, without the password of its URL."""
         place = self.url.rpartition("@")[2].rpartition("://")[2].rstrip("/")
         return (
             f" (through the proxy {place}, which {self.variable} names;"
@@ -45,7 +45,7 @@ class Proxy:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches a server that listens on `host`."""
+    """Return True if only this machine can reach a server that listens on `host`."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -53,11 +53,11 @@ def is_loopback(host: str) -> bool:
 
 
 def proxy_of(place: str, kinds: tuple[str, ...]) -> Proxy | None:
-    """Return the proxy that leads to a server; None where the connection is direct.
+    """Return the proxy for a connection to a server; None if the connection is direct.
 
     Args:
-        place: "HOST:PORT" of the server, or its host alone.
-        kinds: Which variables count: :data:`HTTP`, :data:`HTTPS` or :data:`GRPC`.
+        place: Address of the server, "HOST:PORT" or the host alone.
+        kinds: Variables to read: :data:`HTTP`, :data:`HTTPS` or :data:`GRPC`.
     """
     host = urlsplit(f"//{place}").hostname or place
     found = getproxies_environment()
@@ -76,12 +76,12 @@ def proxy_of(place: str, kinds: tuple[str, ...]) -> Proxy | None:
 
 
 def grpc_options(proxy: Proxy | None) -> tuple[tuple[str, int], ...]:
-    """Return the options of a gRPC channel that takes a proxy of the environment, or none."""
+    """Return the gRPC channel options, which disable gRPC's own proxy lookup if there is no proxy."""
     return () if proxy else (("grpc.enable_http_proxy", 0),)
 
 
 def _in_network(host: str, no_proxy: str) -> bool:
-    """Return whether `no_proxy` names a network, for example 10.0.0.0/8, that contains an address."""
+    """Return True if `no_proxy` names a network, for example 10.0.0.0/8, that contains the host's address."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -90,6 +90,6 @@ def _in_network(host: str, no_proxy: str) -> bool:
         try:
             if address in ipaddress.ip_network(part.strip(), strict=False):
                 return True
-        except ValueError:  # this part names a host
+        except ValueError:  # this part is a host name
             continue
     return False

@@ -1,8 +1,8 @@
-"""The program of a model that another server has: a request goes there over gRPC, its answer comes back.
+"""Proxy program for a model on another server: it forwards requests over gRPC and returns the answers.
 
-The model has the name and the tensors of the one that it stands for, so that callers do not know which of
-both they ask. Connections are kept and made anew by gRPC itself; an error of the other server is this
-model's error, of the same class.
+The proxy has the same name and tensors as the remote model, so callers need not know which of the two they
+call. gRPC itself keeps and reopens the connection. An error of the other server becomes an error of the same
+class of this model.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from slipway_serving.proxies import GRPC, grpc_options, proxy_of
 _OPTIONS = (
     ("grpc.max_send_message_length", MAX_GRPC_MESSAGE_SIZE),
     ("grpc.max_receive_message_length", MAX_GRPC_MESSAGE_SIZE),
-    # A host that died in silence is noticed by a ping; Triton closes connections that ping more often.
+    # Pings detect a host that died silently. Triton closes connections that ping more often than this.
     ("grpc.keepalive_time_ms", 310_000),
     ("grpc.keepalive_timeout_ms", 20_000),
 )
 
 
 class RemoteModel:
-    """Passes requests on to the model of its own name on the server that the config names.
+    """Program that forwards requests to the model of the same name on the server that the config names.
 
-    Parameters of the config: ``server``, its gRPC endpoint as ``HOST:PORT``; ``timeout_s``, whole seconds
-    that it has for an answer.
+    The config has two parameters: ``server``, the gRPC endpoint of the server as ``HOST:PORT``, and
+    ``timeout_s``, the longest wait for its answer in whole seconds.
     """
 
     reports_requests = False
@@ -56,7 +56,8 @@ class RemoteModel:
         """Yield the other server's answer.
 
         Raises:
-            SlipwayError: as the other server said, or NotReady where it cannot be reached or takes too long.
+            SlipwayError: The other server answered with this error. NotReady means that it cannot be reached
+                or takes too long.
         """
         inputs = []
         for name, array in call.tensors.items():

@@ -1,7 +1,7 @@
-"""The parameters that come with a request beside its tensors, read and checked.
+"""Validation of the request parameters that come beside the tensors.
 
-HTTP's generate endpoints have no other place for a time limit, a session's turn and the shapes of arrays:
-Triton turns every JSON field that is no input into a parameter.
+Triton's HTTP generate endpoints turn every JSON field that is not an input into a parameter. For these
+endpoints, parameters are the only way to send a time limit, a session's turn and the shapes of arrays.
 """
 
 from __future__ import annotations
@@ -18,34 +18,35 @@ from slipway_serving.requests import SHAPE_PARAMETER
 from slipway_serving.texts import short
 
 GRPC_MARK = "user-agent"
-"""Parameter that a request which came over gRPC has: the metadata that every gRPC library sends, handed on
-by `--grpc-header-forward-pattern`. Calls between models carry it too."""
+"""Parameter that marks a request which came over gRPC. Every gRPC library sends this metadata, and
+`--grpc-header-forward-pattern` forwards it. Calls between models carry it too."""
 MARKED_VARIABLE = "SLIPWAY_GRPC_IS_MARKED"
-"""Environment variable of a server's processes that is set where Triton marks requests so."""
-# What Triton 2.51 itself puts into a request's parameters: HTTP's generate endpoints repeat "id" there and
-# hand on "timeout" (microseconds) and a session's turn unheeded, which we heed. gRPC consumes its own ones.
+"""Environment variable of a server's processes, set if Triton marks requests with :data:`GRPC_MARK`."""
+# Parameters that Triton 2.51 itself adds to a request. The HTTP generate endpoints repeat "id" and pass on
+# "timeout" (microseconds) and a session's turn without acting on them; we do. gRPC consumes these itself.
 _OWN_PARAMETERS = frozenset({"id", "timeout", "sequence_id", "sequence_start", "sequence_end", GRPC_MARK})
 _NAMED = 5
 
 
 def wants_text(request: Any) -> bool:
-    """Return whether the answers to a request of a decoupled model must be text.
+    """Return True if the answers to a request of a decoupled model must be text.
 
-    They must where the request came over HTTP: Triton serves decoupled models there through its generate
-    endpoints only, whose answers are JSON, and puts bytes into them as if they were text. Nothing in such a
-    request tells so in Triton 2.51; those that came over gRPC are marked instead.
+    Answers must be text if the request came over HTTP: Triton serves decoupled models over HTTP only through
+    its generate endpoints, whose answers are JSON, and inserts bytes there as if they were text. Nothing in
+    such a request shows its protocol in Triton 2.51, so requests that came over gRPC are marked instead.
     """
     return bool(os.environ.get(MARKED_VARIABLE)) and GRPC_MARK not in json.loads(request.parameters() or "{}")
 
 
 def read_parameters(request: Any, model: str) -> dict[str, Any]:
-    """Return a request's parameters.
+    """Return a request's parameters after validation.
 
-    HTTP's generate endpoints turn JSON fields that are no input into parameters, so an unknown one is most
-    likely a misspelt field.
+    The HTTP generate endpoints turn JSON fields that are not inputs into parameters, so an unknown parameter
+    is most likely a misspelt field.
 
     Raises:
-        InvalidRequest: naming the unknown ones, or a timeout that is no number of microseconds.
+        InvalidRequest: Parameters are unknown, or the timeout is not a number of microseconds; the message
+            names them.
     """
     parameters: dict[str, Any] = json.loads(request.parameters() or "{}")
     given = {name for name in parameters if not name.startswith(SHAPE_PARAMETER)}
@@ -64,10 +65,12 @@ def read_parameters(request: Any, model: str) -> dict[str, Any]:
 
 
 def shaped(tensors: Tensors, parameters: Mapping[str, Any], model: str) -> Tensors:
-    """Return tensors in the shapes that the parameters tell: HTTP's generate endpoints take flat arrays only.
+    """Return tensors in the shapes that the parameters give.
+
+    The HTTP generate endpoints accept only flat arrays.
 
     Raises:
-        InvalidRequest: a shape is none, or not that of its input.
+        InvalidRequest: A parameter is not a shape, or does not fit its input.
     """
     found = dict(tensors)
     for key, text in parameters.items():

@@ -1,9 +1,9 @@
-"""From a frozen request dataclass to its Triton tensors and back; no family is known here.
+"""Conversion between frozen request dataclasses and Triton tensors, for all model families.
 
-The dataclass is the one description: its fields are stated as :mod:`slipway_serving.fields` has it.
-:func:`encode` makes the tensors of a request (in the client), :func:`decode` makes the request from them (in
-the server). Both ends apply the same rules: the client when the dataclass is built, the server once more on
-what arrived. Needs numpy only.
+The dataclass is the only description of a request; its fields are declared with
+:mod:`slipway_serving.fields`. :func:`encode` makes the tensors of a request in the client, :func:`decode`
+makes the request from the tensors in the server. Both sides apply the same rules: the client when it builds
+the dataclass, the server when it receives the tensors. This module needs numpy only.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from slipway_serving.turns import Turn
 R = TypeVar("R", bound="Request")
 
 USUAL = "usual_"
-"""Begins the parameters of a served model's configuration that tell usual values of its request's fields."""
+"""Prefix of the parameters in a served model's configuration that give usual values of request fields."""
 SHAPE_PARAMETER = "shape_"
-"""Begins the request parameter that tells an input's shape where a protocol carries flat arrays only."""
+"""Prefix of the request parameter that gives an input's shape if a protocol carries only flat arrays."""
 NO_LIMITS: Mapping[str, range] = {}
 
 
 class Request:
-    """Base of request dataclasses: every field is annotated ``Annotated[type, Rule | Array | Image]``.
+    """Base class of request dataclasses: every field has ``Annotated[type, Rule | Array | Image]``.
 
     Attributes:
-        model: the served model that takes the request; errors name it.
-        events: what the model answers with.
-        streams: whether it answers several times; else exactly once.
-        turn: for a request that opens a session: what each of its turns brings. The fields of both are inputs
-            of one model; those of the opening request come with the first turn only.
-        instead: for such a request: what a turn may bring in place of that.
+        model: Name of the served model that takes the request; errors name it.
+        events: Event classes with which the model answers.
+        streams: True if the model answers several times, False if it answers exactly once.
+        turn: Request class with the fields of each turn, for a request that opens a session; else None. The
+            fields of both are inputs of one model; the opening request's come with the first turn only.
+        instead: Request classes that a turn may carry instead of `turn`.
     """
 
     model: ClassVar[str]
@@ -51,10 +51,10 @@ class Request:
         raise_all(self.model, self.problems())
 
     def problems(self, limits: Mapping[str, range] = NO_LIMITS) -> list[str]:
-        """Return every broken rule as a sentence.
+        """Return a sentence for each broken rule.
 
         Args:
-            limits: sizes of named axes that the served model allows, beside those of the fields.
+            limits: Sizes of named axes that the served model allows, in addition to the rules of the fields.
         """
         described = fields_of(type(self))
         values = {field.name: getattr(self, field.name) for field in described}
@@ -62,11 +62,11 @@ class Request:
         return problems or agreement_problems(values, described) or self.conflicts()
 
     def conflicts(self) -> list[str]:
-        """Return the broken rules that concern several fields; only asked when each field is fine."""
+        """Return the broken rules that concern several fields; called only if each field is valid."""
         return []
 
     def result_shape(self) -> tuple[int, ...] | None:
-        """Return the shape of all frames that the request asks for; None where it does not say."""
+        """Return the shape of all frames that the request asks for; None if it does not determine it."""
         return None
 
 
@@ -74,11 +74,11 @@ def encode(request: Request) -> dict[str, NDArray[Any]]:
     """Turn a request into its tensors.
 
     Args:
-        request: a valid request (being built proves that).
+        request: Valid request; its constructor has checked the rules.
 
     Returns:
-        One array per field that is not None: scalars in shape [1], text as UTF-8 bytes in an object array,
-        arrays as they are, pictures as the bytes of a file.
+        One array per field that is not None: scalars with shape [1], text as UTF-8 bytes in an object array,
+        arrays unchanged, pictures as the bytes of an image file.
     """
     return encode_fields(request)
 
@@ -92,13 +92,13 @@ def decode(
     """Turn tensors into a request; fields without a tensor take their defaults.
 
     Args:
-        request_class: what to build.
-        tensors: by field name.
-        where: the model that was asked, for the message.
-        limits: sizes of named axes that the served model allows, beside those of the fields.
+        request_class: Class of the request.
+        tensors: Arrays by field name.
+        where: Name of the requested model, for the error message.
+        limits: Sizes of named axes that the served model allows, in addition to the rules of the fields.
 
     Raises:
-        InvalidRequest: naming every unknown, missing or refused field.
+        InvalidRequest: A field is unknown, missing or invalid; the message names all such fields.
     """
     known = fields_of(request_class)
     names = {field.name for field in known}
@@ -128,21 +128,22 @@ def decode_turn(
     turn: Turn,
     limits: Mapping[str, range] = NO_LIMITS,
 ) -> tuple[R | None, Any]:
-    """Turn the tensors of a session's turn into the request that opens it, at its start, and what it brings.
+    """Turn the tensors of a session's turn into the opening request, on the first turn, and the turn's own.
 
     Args:
-        opening: the request that opens a session; its `turn` says what each turn brings.
-        tensors: by field name.
-        where: the model that was asked, for the message.
-        turn: the request's place in its session.
-        limits: as of :func:`decode`.
+        opening: Class of the request that opens a session; its `turn` declares the fields of each turn.
+        tensors: Arrays by field name.
+        where: Name of the requested model, for the error message.
+        turn: Position of the request in its session.
+        limits: Sizes of named axes, see :func:`decode`.
 
     Returns:
-        The opening request, None after the first turn, and the turn's own.
+        The opening request, or None after the first turn, and the turn's own request.
 
     Raises:
-        InvalidRequest: naming every unknown, missing or refused field, and those that came too late.
-        TypeError: the request opens no session.
+        InvalidRequest: A field is unknown, missing or invalid, or a field of the opening request came after
+            the first turn; the message names all such fields.
+        TypeError: The request class opens no session.
     """
     if opening.turn is None:
         raise TypeError(f"{opening.__name__} must say what its turns bring")
@@ -157,15 +158,15 @@ def decode_turn(
 
 
 def decode_instead(opening: type[Request], tensors: Mapping[str, NDArray[Any]], where: str) -> Request | None:
-    """Turn the tensors of a turn into what it brings in place of the session's own; None where it does not.
+    """Turn the tensors of a turn into one of the requests in `instead`; return None if they are not one.
 
     Args:
-        opening: the request that opens a session; its `instead` says what there is.
-        tensors: by field name.
-        where: the model that was asked, for the message.
+        opening: Class of the request that opens a session; its `instead` lists the alternative requests.
+        tensors: Arrays by field name.
+        where: Name of the requested model, for the error message.
 
     Raises:
-        InvalidRequest: naming every unknown, missing or refused field.
+        InvalidRequest: A field is unknown, missing or invalid; the message names all such fields.
     """
     for other in opening.instead:
         if any(field.name in tensors for field in fields_of(other) if not field.optional):
@@ -174,7 +175,7 @@ def decode_instead(opening: type[Request], tensors: Mapping[str, NDArray[Any]], 
 
 
 def input_fields(request: type[Request]) -> tuple[Field, ...]:
-    """List the inputs of the model that takes a request: its fields, and those of its turns, each once."""
+    """Return the inputs of the model that takes a request: the fields of the request and of its turns."""
     in_turns = (*((request.turn,) if request.turn is not None else ()), *request.instead)
     found: dict[str, Field] = {}
     for each in (request, *in_turns):
@@ -184,12 +185,13 @@ def input_fields(request: type[Request]) -> tuple[Field, ...]:
 
 
 def ending(request: type[Request]) -> dict[str, NDArray[Any]]:
-    """Return the tensors of a request that ends a session and asks for nothing more.
+    """Return the tensors of a request that only ends a session.
 
-    Triton batches only requests that have an input: for a model that batches, what a turn brings is empty.
+    Triton batches only requests that have an input, so for a model that batches, the inputs of a turn are
+    empty arrays.
 
     Args:
-        request: the one that opens sessions.
+        request: Class of the request that opens sessions.
     """
     needed = fields_of(request.turn) if request.turn is not None else ()
     return {

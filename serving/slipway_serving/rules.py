@@ -1,6 +1,6 @@
-"""Rules that scalar fields of several families keep; each function returns one as a :class:`Rule`.
+"""Rules for scalar fields that several model families share; each function returns a :class:`Rule`.
 
-Numbers cross Triton as float32: what is infinite there is refused on the caller's side already.
+Triton carries numbers as float32, so the caller's side already refuses a number that is infinite as float32.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from slipway_serving.fields import Rule
 
 
 def text(help_text: str, longest: int) -> Rule:
-    """Return the rule of a text of at most so many characters."""
+    """Return the rule for a text of at most `longest` characters."""
     return Rule(
         f"at most {longest} characters",
         lambda value: len(value) <= longest,
@@ -25,7 +25,7 @@ def text(help_text: str, longest: int) -> Rule:
 
 
 def within(low: float, high: float, help_text: str, default: str = "") -> Rule:
-    """Return the rule of a number between two, both included."""
+    """Return the rule for a number from `low` to `high`, both included."""
     return Rule(
         f"{low} to {high}",
         lambda value: low <= value <= high,
@@ -36,7 +36,7 @@ def within(low: float, high: float, help_text: str, default: str = "") -> Rule:
 
 
 def multiple(of: int, help_text: str) -> Rule:
-    """Return the rule of a whole number above 0 that is a multiple of another."""
+    """Return the rule for a whole number above 0 that is a multiple of another."""
     return Rule(
         f"a multiple of {of} above 0",
         lambda value: value > 0 and value % of == 0,
@@ -46,7 +46,7 @@ def multiple(of: int, help_text: str) -> Rule:
 
 
 def one_more_than_multiple(of: int, help_text: str) -> Rule:
-    """Return the rule of a whole number that is 1 more than a multiple of another, from 1 on."""
+    """Return the rule for a whole number of at least 1 that is 1 more than a multiple of another."""
     return Rule(
         f"{of}k+1 and at least 1",
         lambda value: value >= 1 and value % of == 1 % of,
@@ -56,12 +56,12 @@ def one_more_than_multiple(of: int, help_text: str) -> Rule:
 
 
 def share(help_text: str) -> Rule:
-    """Return the rule of a share, 0 to 1."""
+    """Return the rule for a fraction from 0 to 1."""
     return Rule("0 to 1", lambda value: 0 <= value <= 1, lambda _: "0.0 or 1.0", help_text)
 
 
 def from_zero(help_text: str, example: str, default: str = "") -> Rule:
-    """Return the rule of a finite number that is at least 0."""
+    """Return the rule for a finite number of at least 0."""
     return Rule(
         "finite and at least 0",
         lambda value: bool(np.isfinite(_as_float32(value)) and value >= 0),
@@ -72,7 +72,7 @@ def from_zero(help_text: str, example: str, default: str = "") -> Rule:
 
 
 def above_zero(help_text: str, example: str, default: str = "") -> Rule:
-    """Return the rule of a finite number above 0."""
+    """Return the rule for a finite number above 0."""
     return Rule(
         "finite and above 0",
         lambda value: bool(np.isfinite(_as_float32(value)) and _as_float32(value) > 0),
@@ -83,7 +83,7 @@ def above_zero(help_text: str, example: str, default: str = "") -> Rule:
 
 
 def duration(help_text: str, example: str, default: str = "") -> Rule:
-    """Return the rule of a number of seconds above 0 that timers can wait."""
+    """Return the rule for a duration in seconds, above 0 and within the range of timers."""
     return Rule(
         f"above 0 and at most {LONGEST_S:.0f}",
         lambda value: bool(_as_float32(value) > 0 and value <= LONGEST_S),
@@ -94,23 +94,23 @@ def duration(help_text: str, example: str, default: str = "") -> Rule:
 
 
 def one_of(choices: tuple[str, ...], help_text: str) -> Rule:
-    """Return the rule of a text that is one of several; the first stands for them in messages."""
+    """Return the rule for a text that is one of several choices; error messages suggest the first."""
     return Rule(f"one of {', '.join(choices)}", choices.__contains__, lambda _: choices[0], help_text)
 
 
 def switch(help_text: str) -> Rule:
-    """Return the rule of true or false."""
+    """Return the rule for true or false."""
     return Rule("true or false", lambda _: True, lambda _: "false", help_text)
 
 
 def outside_exported(name: str, value: int, allowed: tuple[int, int], unit: str = "") -> list[str]:
-    """Return the sentence about a size that the exported models cannot do, as a list of one, or none.
+    """Return an error sentence, in a list, if the exported models do not support a size; else an empty list.
 
     Args:
-        name: of the field.
-        value: that was asked for.
-        allowed: smallest and largest.
-        unit: of the bounds, with the space before it.
+        name: Name of the field.
+        value: Requested size.
+        allowed: Smallest and largest size.
+        unit: Unit of the bounds, with a space before it.
     """
     low, high = allowed
     if low <= value <= high:
@@ -122,17 +122,17 @@ def outside_exported(name: str, value: int, allowed: tuple[int, int], unit: str 
 
 
 def clamped(value: float, low: float, high: float) -> str:
-    """Return the nearest number within a range, as text; the lowest for what is no number."""
+    """Return the nearest number within a range, as text; the lowest for NaN."""
     return str(low) if math.isnan(value) else str(min(max(value, low), high))
 
 
 def nearest(value: int, step: int, first: int) -> str:
-    """Return the nearest number that is whole steps above the first, as text."""
+    """Return the nearest number that is a whole number of steps above the first, as text."""
     return str(max(first, first + round((value - first) / step) * step)) if abs(value) < 10**9 else str(first)
 
 
 def _as_float32(value: float) -> np.float32:
-    """Return what will cross Triton: a number too large for float32 is infinite there."""
+    """Return a number as Triton carries it: infinite if it is too large for float32."""
     try:
         with np.errstate(over="ignore"):
             return np.float32(value)

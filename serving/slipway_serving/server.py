@@ -1,11 +1,11 @@
-"""The embedded server: the real Triton from the nvidia-pytriton wheel, started and stopped in good order.
+"""Embedded server that starts, supervises and stops the Triton from the nvidia-pytriton wheel.
 
-:class:`ServerConfig` says what to serve and where. :class:`Server` checks it, lays out a backend
-directory in a private folder, starts `tritonserver`, waits until every model is ready or says per model
-why it is not, and on the way out lets in-flight work finish, then leaves no process, no shared memory
-and no folder. A watcher (:mod:`slipway_serving.watcher`) does the same if this process is killed.
-While it serves, what dies is started anew (:mod:`slipway_serving.supervision`): a model's process, and
-`tritonserver` itself.
+:class:`ServerConfig` says what to serve and where. :class:`Server` checks it, creates a backend directory in
+a private folder, starts `tritonserver`, and waits until every model is ready or reports per model why it is
+not. When it stops, it lets in-flight work finish and then removes every process, shared memory region and
+folder of the server. A watcher (:mod:`slipway_serving.watcher`) does the same if this process is killed.
+While the server runs, :mod:`slipway_serving.supervision` restarts model processes and `tritonserver` itself
+when they die.
 """
 
 from __future__ import annotations
@@ -80,15 +80,18 @@ class Server:
     """One running Triton. Use it as a context manager, or call :meth:`start` and :meth:`stop`.
 
     Args:
-        config: what to serve and where.
-        say: called with a line for each step of a start: which models are loading and how far; or nothing.
-        warn: called with a line for each death of a process and what came of it; the log has them too.
+        config: Configuration of the server: what to serve and where.
+        say: Callback that receives a line for each step of a start: which models load and how far they are;
+            None reports nothing.
+        warn: Callback that receives a line for each death of a process and what followed; the log has these
+            lines too.
 
     Attributes:
-        config: what was asked for; after :meth:`start` with the ports and the address that were picked.
-        log_path: the server's log file.
-        control_token: what the APIs that change the server need: the configuration's, or this server's own.
-        token_hidden: whether the running server's command line is without it.
+        config: Configuration as requested; after :meth:`start` it holds the ports and the address in use.
+        log_path: Log file of the server.
+        control_token: Token for the APIs that change the server: the configured one, or one made for this
+            server.
+        token_hidden: True if the running server's command line does not show the token.
     """
 
     def __init__(
@@ -125,7 +128,7 @@ class Server:
 
     @property
     def http_url(self) -> str:
-        """`host:port` of the HTTP endpoint, as tritonclient takes it."""
+        """`host:port` of the HTTP endpoint, in the form that tritonclient accepts."""
         return f"{_reachable(self.config.host)}:{self.config.http_port}"
 
     @property
@@ -140,34 +143,34 @@ class Server:
 
     @property
     def probe_url(self) -> str | None:
-        """URL of the endpoint that tells whether this server is ready or lives; None without one."""
+        """URL of the endpoint that reports readiness and liveness; None if the server has none."""
         if self.config.probe_port is None:
             return None
         return f"http://{_reachable(self.config.host)}:{self.config.probe_port}"
 
     @property
     def pid(self) -> int | None:
-        """Process id of `tritonserver`; None before the start."""
+        """Process ID of `tritonserver`; None before the start."""
         return self._process.pid if self._process else None
 
     @property
     def server_id(self) -> str:
-        """What names this server's processes and shared memory, see :mod:`slipway_serving.triton_process`."""
+        """ID that marks this server's processes and shared memory (:mod:`slipway_serving.triton_process`)."""
         return self._id
 
     @property
     def control_token_file(self) -> Path | None:
-        """Where the running server's own key lies, for its user alone; None where a token was given."""
+        """File with the token made for this server, for its user only; None if a token was configured."""
         if self._belongings is None or self.config.control_token is not None:
             return None
         return Path(self._belongings.folder) / "control-token"
 
     def is_alive(self) -> bool:
-        """Return whether the `tritonserver` process runs."""
+        """Return True if the `tritonserver` process runs."""
         return self._process is not None and self._process.poll() is None
 
     def log_text(self) -> str:
-        """Return the log so far."""
+        """Return the text that the log holds now."""
         return triton_log.text(self.log_path)
 
     def models(self) -> list[str]:
@@ -178,9 +181,9 @@ class Server:
         """Start the server and return when it is ready.
 
         Raises:
-            InvalidRequest: the repository or a port cannot be used; nothing was started.
-            NotReady: Triton is not installed, a model failed to load, the time ran out; nothing is left
-                running and the message names each failed model, the reason and the log file.
+            InvalidRequest: The repository or a port cannot be used; nothing was started.
+            NotReady: Triton is not installed, a model failed to load, or the time ran out. Nothing is left
+                running. The message names each failed model, the reason and the log file.
         """
         if self._process is not None:
             raise InvalidRequest("server: start must be called once, got a second call; try a new Server")
@@ -209,7 +212,8 @@ class Server:
                 self._launch()
                 self._wait_until_ready(models)
             except BaseException as error:
-                # A port that was free when it was picked may be taken by now; only ours to pick again.
+                # Another process may have taken a port since we picked it. We can pick again only if the
+                # caller left the choice to us.
                 again = isinstance(error, DiedLoading) or (
                     isinstance(error, PortTaken) and self.config.ports != wanted.ports
                 )
@@ -229,9 +233,9 @@ class Server:
                 return
 
     def stop(self) -> None:
-        """Stop the server: in-flight work may finish within `exit_timeout_s`, then nothing is left.
+        """Stop the server: let in-flight work finish within `exit_timeout_s`, then remove all its resources.
 
-        Calling it again, or without a start, does nothing.
+        A second call, or a call before the start, does nothing.
         """
         if self._process is None or self._belongings is None:
             return
@@ -250,25 +254,25 @@ class Server:
 
     @property
     def failure(self) -> SlipwayError | None:
-        """Why the server ended by itself and is not started anew; None as long as that is not so."""
+        """Error because of which the server is down and is not restarted; None otherwise."""
         return self._supervisor.failure if self._supervisor is not None else None
 
     @property
     def _control(self) -> ModelControl:
-        """Orders to the server: by its token where others may give some, else by our own key."""
+        """Control client: it uses the token under explicit model control, else the supervisor's own key."""
         limit_s = max(self.config.ready_timeout_s, 1.0)
         if self.config.model_control == "explicit":
             return ModelControl(self.http_url, self.control_token, limit_s)
         return ModelControl(self.http_url, self._key, limit_s, SUPERVISOR_HEADER)
 
     def _restart(self, models: Sequence[Path]) -> bool:
-        """Start `tritonserver` anew after its death; return whether it serves."""
+        """Restart `tritonserver` after its death; return True if it serves."""
         assert self._belongings is not None
         assert self._supervisor is not None
         if self._watcher is not None:
-            self._watcher.kill()  # in good order it would take the server's folder with it
+            self._watcher.kill()  # a watcher that ends normally removes the server's folder
         end_processes(self._belongings.server_id)
-        # With explicit control a model may be gone on purpose, and is not loaded then.
+        # With explicit control, an operator may have removed a model on purpose; it is not loaded then.
         if self.config.model_control == "none" and not has_folders(models, self._supervisor.closing):
             missing = ", ".join(model.name for model in models if not model.is_dir())
             self._tell("server_starts_without", models=missing)
@@ -286,7 +290,7 @@ class Server:
         return True
 
     def _look_after(self, models: Sequence[Path]) -> ModelSupervisor:
-        """Return what looks after the models of the `tritonserver` that runs now."""
+        """Return a supervisor for the models of the `tritonserver` that runs now."""
         assert self._belongings is not None
         pid, folder = self._belongings.pid, self._belongings.requests
         names = [model.name for model in models]
@@ -295,19 +299,19 @@ class Server:
         )
 
     def _keep_watcher(self) -> None:
-        """Start another watcher where this server's has died."""
+        """Start a new watcher if this server's watcher has died."""
         if self._watcher is not None:
             self._watcher.look()
 
     def _tell(self, event: str, **facts: Any) -> None:
-        """Write an event of supervision to the log, and hand it on in words."""
+        """Write a supervision event to the log and pass it to `warn` in words."""
         unwritten = triton_log.record(self.log_path, event, **facts)
         told = ", ".join(f"{name} {value}" for name, value in facts.items() if name != "traceback")
         note = f" (not in the log, which cannot be written: {unwritten})" if unwritten is not None else ""
         self._warn(f"{event.replace('_', ' ')}: {told}{note}")
 
     def _unfailing(self, tell: Callable[[str], object]) -> Callable[[str], None]:
-        """Return a function of the caller's with its failures left to the log: supervision must go on."""
+        """Wrap a callback so that its exceptions go to the log; supervision must continue."""
 
         def tell_or_log(line: str) -> None:
             try:
@@ -318,14 +322,14 @@ class Server:
         return tell_or_log
 
     def _lay_out(self) -> None:
-        """Make the server's private folder: its backends, their interpreter, and what its models share."""
+        """Create the server's private folder with its backends, their interpreter and a folder for graphs."""
         install = find_triton()
         folder = Path(tempfile.mkdtemp(prefix=self._id))
         timeout_s, traces = self.config.exit_timeout_s, self.config.traces
         self._belongings = Belongings(self._id, str(folder), 0, timeout_s, str(self.log_path), traces)
         self._claim = claim(self._belongings)
         (folder / "graphs").mkdir()
-        # Triton hands the paths of models to a shell without quotes, so it gets one that any shell takes.
+        # Triton passes model paths to a shell without quotes, so we give it a path that needs none.
         (folder / _MODELS).symlink_to(self.config.repository.resolve())
         lay_out_backends(install, folder / "backends")
         lay_out_interpreter(folder / "interpreter", os.environ)
@@ -335,10 +339,10 @@ class Server:
         self._make_log()
 
     def _make_log(self) -> None:
-        """Make the log, empty, for its user alone.
+        """Create an empty log file that only its user can read.
 
         Raises:
-            InvalidRequest: The path that was given cannot be written, or belongs to another user.
+            InvalidRequest: The configured path cannot be written, or belongs to another user.
         """
         if self.config.log_path is None:
             private_files.make_folder(self.log_path.parent)
@@ -355,8 +359,9 @@ class Server:
         assert self._belongings is not None
         install, folder = find_triton(), Path(self._belongings.folder)
         self._log_start = len(self.log_text())
-        with triton_log.appending(self.log_path) as log:  # the watcher empties it when it is long
-            # In a session of its own: a terminal's Ctrl-C is for us, and we stop it in good order.
+        with triton_log.appending(self.log_path) as log:  # the watcher truncates a long log
+            # The server runs in its own process session, so a terminal's Ctrl-C reaches only us and we can
+            # stop it in an orderly way.
             self._process, self.token_hidden = hidden_arguments.start(
                 [str(install.binary), *self._arguments(folder, install.caches)],
                 tuple(self._closed_apis()),
@@ -376,13 +381,13 @@ class Server:
         self._watcher = Watcher(self._belongings, self._tell)
 
     def _closed_apis(self) -> Iterator[str]:
-        """Return the arguments that close the administrative APIs; they hold secrets."""
+        """Return the arguments that restrict the administrative APIs; they contain secrets."""
         if self.config.model_control == "explicit":
             return closed_apis(self.control_token)
         return closed_but_to_us(self._key, self.control_token)
 
     def _arguments(self, folder: Path, caches: Path) -> Iterator[str]:
-        """Yield the arguments of `tritonserver` that anybody may see."""
+        """Yield the arguments of `tritonserver` that contain no secrets."""
         config = self.config
         yield f"--model-repository={folder / _MODELS}"
         yield f"--backend-directory={folder / 'backends'}"
@@ -393,7 +398,7 @@ class Server:
         yield f"--exit-timeout-secs={config.exit_timeout_s}"
         yield f"--exit-on-error={str(config.exit_on_error).lower()}"
         yield f"--log-verbose={config.log_verbose}"
-        # Of use to the supervisor whether or not others may give orders.
+        # The supervisor needs explicit control even if clients may not load or unload models.
         yield "--model-control-mode=explicit"
         yield "--load-model=*"
         if config.response_cache_bytes and self._may_cache:
@@ -403,7 +408,7 @@ class Server:
         yield from forwarding(config.arguments)
 
     def _check(self, state: str) -> None:
-        """Raise NotReady where the server is not "ready" or not "live", or one of its processes is gone."""
+        """Raise NotReady if the server is not in `state` ("ready" or "live") or a process of it is gone."""
         belongings = self._belongings
         if belongings is None or not self.is_alive():
             raise NotReady("ready: tritonserver must run, got none; try again, or see the server's log")
@@ -411,21 +416,21 @@ class Server:
         footprints.check_processes(belongings.pid, belongings.requests)
 
     def _log_since_launch(self) -> str:
-        """Return what the log got since the last launch, with paths as the user knows them."""
+        """Return the log since the last launch, with model paths as the user configured them."""
         assert self._belongings is not None
         link = str(Path(self._belongings.folder) / _MODELS)
         return self.log_text()[self._log_start :].replace(link, str(self.config.repository.resolve()))
 
     def _wait_until_ready(self, models: Sequence[Path]) -> None:
-        """Poll until the server answers ready; raise NotReady as soon as it cannot become so."""
-        # Endpoints open when all models have loaded or failed. Without exit_on_error a failed model would
-        # keep `ready` false for ever; `live` is then what there is to wait for.
+        """Poll until the server is ready; raise NotReady as soon as it cannot become ready."""
+        # The endpoints open when all models have loaded or failed. Without exit_on_error, one failed model
+        # keeps `ready` false forever, so we wait for `live` instead.
         endpoint = "ready" if self.config.exit_on_error else "live"
         deadline = time.monotonic() + self.config.ready_timeout_s
         loading = Loading(models, self._id, self._say) if self._say is not None else None
         launches = Launches(self._process.pid if self._process else 0)
-        # One client for all looks: to make one takes longer than to wait between two. A proxy of the
-        # environment is for the world outside, not for a server of our own.
+        # All polls share one client, since creating one takes longer than the pause between two polls. Proxy
+        # settings of the environment do not apply to a server on this machine.
         with httpx.Client(base_url=f"http://{self.http_url}", timeout=2, trust_env=False) as client:
             while not _answers(client, f"/v2/health/{endpoint}"):
                 log = self._log_since_launch()
@@ -446,7 +451,7 @@ class Server:
             loading.look(self._log_since_launch())
 
     def _end(self, *, keep_log: bool) -> None:
-        """Kill what is left, free what it held, and let the watcher go."""
+        """Kill the remaining processes, free their resources and end the watcher."""
         process, watcher, belongings, claimed = self._process, self._watcher, self._belongings, self._claim
         self._process = self._watcher = self._belongings = self._claim = None
         probes, self._probes = self._probes, None
@@ -465,13 +470,13 @@ class Server:
 
 
 def _reachable(host: str) -> str:
-    """Return what stands before the port in a URL of a server on this machine that listens on `host`."""
+    """Return the host part of a URL that reaches a server on this machine that listens on `host`."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{host}]" if ":" in host else host
 
 
 def _answers(client: httpx.Client, path: str) -> bool:
-    """Return whether a path of the client's server answers 200."""
+    """Return True if a path of the client's server answers with status 200."""
     try:
         return client.get(path).status_code == httpx.codes.OK
     except httpx.HTTPError:

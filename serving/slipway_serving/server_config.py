@@ -1,4 +1,4 @@
-"""What a server serves and where: checked when it is made, before anything is started."""
+"""Configuration of a server, validated when it is created and before anything starts."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from slipway_serving.triton_arguments import further_problems, tracing_problems
 
 ModelControlMode = Literal["none", "explicit"]
 _MIB = 1 << 20
-# Eight prompts of 512 tokens of width 4096, or a hundred of the usual 40.
+# This holds eight prompts of 512 tokens of width 4096, or a hundred prompts of the usual 40 tokens.
 _RESPONSE_CACHE_MIB = 64
 
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """What to serve and where.
+    """Configuration of a server: what to serve and where.
 
     Attributes:
-        repository: the model repository, a folder of model folders.
-        host: IPv4 or IPv6 address to listen on, or a name that has one; other machines reach the server
-            only by another than 127.0.0.1 and ::1.
-        http_port: 0 picks a free one, as for the others.
-        grpc_port: see `http_port`.
-        metrics_port: see `http_port`.
+        repository: Model repository, a folder of model folders.
+        host: IPv4 or IPv6 address to listen on, or a host name that resolves to one. Other machines cannot
+            reach a server that listens on 127.0.0.1 or ::1.
+        http_port: Port of the HTTP endpoint; 0 picks a free port, as for the other ports.
+        grpc_port: Port of the gRPC endpoint, see `http_port`.
+        metrics_port: Port of the Prometheus metrics, see `http_port`.
         probe_port: Port of :mod:`slipway_serving.probes`, see `http_port`; None opens none.
-        exit_timeout_s: seconds that in-flight requests are given when the server is stopped.
-        ready_timeout_s: seconds that all models together have to load.
-        exit_on_error: whether one model that fails to load fails the start.
-        model_control: "none" serves what the repository held at the start; "explicit" also takes orders to
-            load and unload models while it runs.
-        control_token: what such orders must carry (see :mod:`slipway_serving.control`), and any other use of
-            the APIs that change the server (:data:`slipway_serving.triton_arguments.CLOSED_APIS`); None is a
-            key of the server's own, anew for each.
-        response_cache_mib: MiB of answers that are kept for equal requests, of models whose configuration
-            allows it; 0 keeps none. None is 64, and 0 with explicit model control, where a model may be
-            loaded anew: Triton 2.51 would go on answering from what the old one said.
-        trace_otlp: OTLP endpoint over HTTP that gets traces of requests; None traces nothing.
-        trace_every: one request in this many is traced.
+        exit_timeout_s: Longest time for in-flight requests to finish when the server stops, in seconds.
+        ready_timeout_s: Longest time for all models together to load, in seconds.
+        exit_on_error: True if one model that fails to load fails the start.
+        model_control: Mode of model control. "none" serves the models that the repository has at the start;
+            "explicit" also accepts requests to load and unload models while the server runs.
+        control_token: Token that such requests must carry (see :mod:`slipway_serving.control`), as must every
+            use of the APIs that change the server (:data:`slipway_serving.triton_arguments.CLOSED_APIS`);
+            None makes a new token for each server.
+        response_cache_mib: Size of the response cache in MiB, used by models whose configuration allows it; 0
+            disables it. None means 64, or 0 with explicit model control: Triton 2.51 would keep serving
+            cached answers of the old model after a model is reloaded.
+        trace_otlp: OTLP endpoint over HTTP that receives traces of requests; None traces nothing.
+        trace_every: Sampling interval of traces: one request in this many is traced.
         log_verbose: Triton's verbosity, 0 or more.
-        limits: file of what requests may ask for at most, see :mod:`slipway_serving.limits`; None has none
-            beside the models' own.
-        log_path: where the log goes and stays; None keeps it only when something failed.
-        arguments: further arguments of `tritonserver`, e.g. `--rate-limit=execution_count`, but none that
-            follow from the above.
+        limits: File with upper limits for requests, see :mod:`slipway_serving.limits`; None adds no limits to
+            those of the models.
+        log_path: Log file, which stays after the stop; None keeps a log only if something failed.
+        arguments: Further arguments of `tritonserver`, e.g. `--rate-limit=execution_count`, except those that
+            the fields above determine.
     """
 
     repository: Path
@@ -99,18 +99,18 @@ class ServerConfig:
 
     @property
     def response_cache_bytes(self) -> int:
-        """What the cache of answers may hold; 0 without one."""
+        """Size of the response cache in bytes; 0 if there is none."""
         default = _RESPONSE_CACHE_MIB if self.model_control == "none" else 0
         return (default if self.response_cache_mib is None else self.response_cache_mib) * _MIB
 
     @property
     def traces(self) -> bool:
-        """Whether requests are traced, into a file or to a collector."""
+        """True if requests are traced, into a file or to a collector."""
         return self.trace_otlp is not None or any("--trace-config" in each for each in self.arguments)
 
     @property
     def ports(self) -> dict[str, int]:
-        """The ports to listen on, by field name."""
+        """Ports to listen on, by field name."""
         probe = {} if self.probe_port is None else {"probe_port": self.probe_port}
         return {
             "http_port": self.http_port,

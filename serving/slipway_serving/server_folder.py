@@ -1,7 +1,7 @@
-"""The folder in which the processes of one server tell each other of requests, by files.
+"""The runtime folder of a server, in which its processes exchange the state of requests through files.
 
-It is the private one of the embedded server, else one named by the `tritonserver` process, whose children all
-stubs are.
+The embedded server names a private folder in an environment variable. Otherwise the folder's name follows
+from the `tritonserver` process, which is the parent of all stubs.
 """
 
 from __future__ import annotations
@@ -15,46 +15,46 @@ if TYPE_CHECKING:
     import psutil
 
 FOLDER_VARIABLE = "SLIPWAY_SERVER_FOLDER"
-"""Environment variable of a server's processes: the folder."""
+"""Environment variable that gives a server's processes the path of the folder."""
 
 
 def folder_here() -> Path:
-    """Return the folder of the server whose stub this is."""
+    """Return the runtime folder of the server that this stub belongs to."""
     return folder_of(os.getppid(), os.environ.get(FOLDER_VARIABLE))
 
 
 def folder_of(pid: int, private: str | None) -> Path:
-    """Return a server's folder.
+    """Return a server's runtime folder.
 
     Args:
-        pid: of `tritonserver`.
-        private: the folder that its environment names, if it does.
+        pid: Process ID of `tritonserver`.
+        private: Folder that its environment names; None or "" if it names none.
     """
     if private:
         return Path(private)
-    # The time at which it started, too: in a container it is process 1 again after a restart.
+    # The name includes the start time, since tritonserver is process 1 again after a container restart.
     started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     return Path(tempfile.gettempdir()) / f"slipway-{pid}-{started}"
 
 
 def folder_at(port: int) -> Path | None:
-    """Return the folder of the server of this machine that listens on a port; None where none does."""
+    """Return the runtime folder of the server that listens on a port of this machine; None if none does."""
     process = tritonserver_at(port)
     return None if process is None else folder_of_process(process)
 
 
 def folder_of_process(process: psutil.Process) -> Path:
-    """Return the folder of the server that a running `tritonserver` is."""
+    """Return the runtime folder of a running `tritonserver`."""
     return folder_of(process.pid, process.environ().get(FOLDER_VARIABLE))
 
 
 def tritonserver_at(port: int) -> psutil.Process | None:
-    """Return the `tritonserver` of this machine that listens on a port; None where none does."""
+    """Return the `tritonserver` process that listens on a port of this machine; None if none does."""
     import psutil
 
     for connection in psutil.net_connections("tcp"):
         if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port:
-            # Of several, its stubs have inherited the socket.
+            # Its stubs have inherited the socket, so several processes may listen on the port.
             process = psutil.Process(connection.pid) if connection.pid else None
             if process is not None and process.name() == "tritonserver":
                 return process

@@ -1,11 +1,11 @@
-"""Sessions as a stateful model holds them: begun, found, bounded, expired and freed in this one place.
+"""Session store of a stateful model: it begins, finds, limits, expires and frees sessions.
 
-A model keeps one state for each session under way. :meth:`Sessions.take` begins a session or finds its state
-and takes it out for the work of one turn, :meth:`Sessions.keep` puts it back or, after the last turn, lets it
-go, :meth:`Sessions.free` drops it; :meth:`Sessions.turn` does these around a block. A thread drops sessions
-that nobody asked for in a while, so nothing is held for callers who are gone. Which sessions there are is
-kept outside of the process too (:mod:`slipway_serving.footprints`): one that died with it is answered as
-lost.
+A model keeps one state per open session. :meth:`Sessions.take` begins a session or finds its state and takes
+the state out of the store for one turn. :meth:`Sessions.keep` puts it back, or drops it after the last turn.
+:meth:`Sessions.free` drops it. :meth:`Sessions.turn` does all of this around a block. A thread drops idle
+sessions, so the model holds nothing for callers who are gone. The IDs of open sessions are also kept outside
+of the process (:mod:`slipway_serving.footprints`), so that a request for a session that died with its process
+gets :class:`~slipway_serving.errors.SessionLost`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _SWEEPS_PER_IDLE_TIME = 6
 
 
 class Taken(Generic[S]):
-    """A session's state while one of its turns is worked on.
+    """State of a session during one turn.
 
     Attributes:
-        state: what the next turn will find; replace it at will.
+        state: State that the next turn receives; the turn may replace it.
     """
 
     def __init__(self, state: S) -> None:
@@ -39,14 +39,14 @@ class Taken(Generic[S]):
 
 
 class Sessions(Generic[S]):
-    """The sessions of a model.
+    """Open sessions of a model.
 
     Args:
-        where: the model, for messages.
-        limit: how many may be under way.
-        idle_s: seconds after which one that nobody goes on with is freed.
-        clock: monotonic seconds.
-        footprint: of the process.
+        where: Name of the model, for error messages.
+        limit: Largest number of open sessions.
+        idle_s: Idle time after which a session is freed, in seconds.
+        clock: Monotonic clock, in seconds.
+        footprint: Footprint of the process.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class Sessions(Generic[S]):
 
     @classmethod
     def of_model(cls, settings: Settings) -> Sessions[S]:
-        """Open the sessions of a model, whose config bounds them, and have them counted.
+        """Create the session store of a model with the limits of its config, and publish its metrics.
 
         Raises:
-            InvalidRequest: `max_sessions` or `session_idle_s` of the config is no number.
+            InvalidRequest: `max_sessions` or `session_idle_s` of the config is not a whole number above 0.
         """
         limit = settings.positive("max_sessions")
         idle_s = settings.positive("session_idle_s")
@@ -84,19 +84,19 @@ class Sessions(Generic[S]):
         return len(self._held)
 
     def under_way(self) -> int:
-        """Return how many sessions there are: those that wait, and those whose turn is worked on."""
+        """Return the number of open sessions, both those between turns and those within a turn."""
         with self._lock:
             return len(self._held.keys() | self._taken)
 
     def check(self, turn: Turn, *, fix: str = "") -> None:
-        """Check that a request names its session, where it says that it begins or ends one or a fix is given.
+        """Check that a request has a session ID if it begins or ends a session or if `fix` is given.
 
         Args:
-            turn: the request's.
-            fix: what else to do; given by models that take sessions only.
+            turn: Turn of the request.
+            fix: Advice for the error message; models that accept only requests of sessions give it.
 
         Raises:
-            InvalidRequest: it has no id.
+            InvalidRequest: The request has no session ID.
         """
         if turn.id or not (fix or turn.start or turn.end):
             return
@@ -104,12 +104,12 @@ class Sessions(Generic[S]):
         raise_all(self._where, [f"correlation id {rule}, got none" + (f"; try {fix}" if fix else "")])
 
     def check_new(self, turn: Turn) -> None:
-        """Check that a request which begins a session does not meet one of its id that is under way.
+        """Check that a request which begins a session does not reuse the ID of an open session.
 
-        For models whose sessions are worth more than the ease to begin anew under the same id.
+        Models call this if a session is too valuable to be replaced by a new one with the same ID.
 
         Raises:
-            InvalidRequest: there is one, which stays as it is.
+            InvalidRequest: A session with this ID is open; it stays unchanged.
         """
         if not turn.start:
             return
@@ -123,17 +123,17 @@ class Sessions(Generic[S]):
             )
 
     def take(self, turn: Turn, begin: Callable[[], S]) -> S:
-        """Begin a session or find its state, which is out of the store until it is kept or freed.
+        """Begin a session or find its state, which leaves the store until it is kept or freed.
 
         Args:
-            turn: one that starts begins anew, and drops what was held under its id; one without an id gets a
-                state of its own that is never held.
-            begin: makes the first state.
+            turn: Turn of the request. A first turn begins a new session and drops an older one with the same
+                ID. A turn without an ID gets a state of its own that is never stored.
+            begin: Function that makes the first state.
 
         Raises:
-            InvalidRequest: there is no such session.
-            SessionLost: there was one, in a process of the model that ended.
-            Overloaded: the limit is reached by sessions that are not idle.
+            InvalidRequest: The session is not open.
+            SessionLost: The session was open in a process of the model that ended.
+            Overloaded: The number of sessions that are not idle has reached the limit.
         """
         if not turn.id:
             return begin()
@@ -150,7 +150,7 @@ class Sessions(Generic[S]):
         return state
 
     def keep(self, turn: Turn, state: S) -> None:
-        """Keep a session's state for its next turn; nothing is kept after the last one."""
+        """Store a session's state for its next turn; after the last turn, drop it."""
         with self._lock:
             self._taken.discard(turn.id)
             if turn.id and not turn.end:
@@ -159,7 +159,7 @@ class Sessions(Generic[S]):
                 self._footprint.session_ended(turn.id)
 
     def free(self, turn: Turn) -> None:
-        """Free a session's state; nothing happens if there is none."""
+        """Free a session's state; do nothing if there is none."""
         with self._lock:
             self._held.pop(turn.id, None)
             self._taken.discard(turn.id)
@@ -169,18 +169,20 @@ class Sessions(Generic[S]):
     def turn(
         self, turn: Turn, begin: Callable[[], S], check: Callable[[S], None] = lambda _: None
     ) -> Iterator[Taken[S]]:
-        """Work on one turn: its state is kept when the block ends, and freed when it fails or is left.
+        """Give a block the state for one turn: keep the state when the block ends, free it when it fails.
+
+        A block that a closed generator leaves early (GeneratorExit) counts as failed.
 
         Args:
-            turn: as of :meth:`take`.
-            begin: makes the first state.
-            check: looks at the state before any work: a session that was under way stays as it is when this
-                raises.
+            turn: Turn of the request, see :meth:`take`.
+            begin: Function that makes the first state.
+            check: Function that inspects the state before any work; if it raises, a session that was already
+                open stays unchanged.
 
         Raises:
-            InvalidRequest: there is no such session.
-            SessionLost: there was one, in a process of the model that ended.
-            Overloaded: too many are under way.
+            InvalidRequest: The session is not open.
+            SessionLost: The session was open in a process of the model that ended.
+            Overloaded: Too many sessions are open.
         """
         taken = Taken(self.take(turn, begin))
         try:
@@ -199,7 +201,7 @@ class Sessions(Generic[S]):
         self.keep(turn, taken.state)
 
     def drop_idle(self) -> None:
-        """Free the sessions that were idle for too long."""
+        """Free the sessions that have been idle for longer than the limit."""
         oldest = self._clock() - self._idle_s
         with self._lock:
             for key in [key for key, (since, _) in self._held.items() if since < oldest]:
@@ -207,7 +209,7 @@ class Sessions(Generic[S]):
                 self._footprint.session_ended(key)
 
     def close(self) -> None:
-        """Free all sessions, which are lost then, and end the thread."""
+        """Free all sessions and end the thread; the sessions are lost."""
         self._closed.set()
         self._sweeper.join()
         with self._lock:

@@ -1,9 +1,9 @@
-"""Dimensions as expressions of axes: parsed once, evaluated at any point.
+"""Tensor dimensions as expressions of axes, parsed once and evaluated at any point.
 
-A tensor's shape says ``"4 * frames - 3"`` or ``"height * width + text_tokens"``; :class:`Size` is the value
-of that text, a polynomial of axes with whole coefficients, from which the sizes that are traced, verified,
-configured and warmed up follow. A factor may be an axis in groups, the last of which may not be full:
-``"ceil(height / 4)"``, as of a convolution over padded rows.
+A tensor's shape contains texts such as ``"4 * frames - 3"`` or ``"height * width + text_tokens"``.
+:class:`Size` represents such a text as a polynomial of axes with whole coefficients. The sizes for tracing,
+verification, configuration and warmup follow from it. A factor may also be an axis in groups, the last of
+which may be incomplete: ``"ceil(height / 4)"``, as for a convolution over padded rows.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _TERM = re.compile(rf"(?:([+-]) )?({_PRODUCT}|\d+)")
 
 @dataclass(frozen=True)
 class Size:
-    """A dimension that follows from axes: a sum of products of them, and a whole number.
+    """Dimension of a tensor: a sum of products of axes and a whole number.
 
     Args:
-        terms: the coefficient of each product, by its factors in alphabetical order, each the name of an axis
-            or groups of one; a product of no axis is the whole number. In the order of :meth:`parse`, by
-            degree and name.
+        terms: Pairs of a product and its coefficient, in the order of :meth:`parse`, by degree and name. A
+            product is its factors in alphabetical order, each the name of an axis or groups of one; the
+            product without factors stands for the whole number.
     """
 
     terms: tuple[tuple[tuple[str, ...], int], ...]
@@ -43,10 +43,10 @@ class Size:
     def parse(cls, text: str) -> Size:
         """Parse a sum of terms ``axis``, ``2 * axis`` or ``2 * axis * axis`` and a last whole number.
 
-        In the place of an axis there may be ``ceil(axis / 4)``.
+        ``ceil(axis / 4)`` may stand in the place of an axis.
 
         Raises:
-            InvalidRequest: the text is no such sum, or names no axis that changes it.
+            InvalidRequest: The text is not such a sum, or does not depend on any axis.
         """
         found: Counter[tuple[str, ...]] = Counter()
         if _SUM.fullmatch(text):
@@ -68,7 +68,7 @@ class Size:
         return cls(tuple(sorted(terms.items(), key=lambda term: (-len(term[0]), term[0]))))
 
     def __str__(self) -> str:
-        """The dimension as a graph names it: ``2*height*width + 9``."""
+        """Return the dimension in the form that graphs use: ``2*height*width + 9``."""
         text = ""
         for axes, factor in self.terms:
             product = "*".join([*([str(abs(factor))] if abs(factor) != 1 or not axes else []), *axes])
@@ -78,12 +78,12 @@ class Size:
 
     @property
     def axes(self) -> frozenset[str]:
-        """The axes that it follows from."""
+        """Names of the axes that the dimension depends on."""
         return frozenset(_axis_of(factor) for factors, _ in self.terms for factor in factors)
 
     @property
     def affine(self) -> tuple[str, int, int] | None:
-        """Axis, factor and offset of ``factor * axis + offset``; None for any other expression."""
+        """Axis, factor and offset if the dimension is ``factor * axis + offset``; None otherwise."""
         products = dict(self.terms)
         offset = products.pop((), 0)
         if len(products) != 1:
@@ -92,7 +92,7 @@ class Size:
         return (axes[0], factor, offset) if len(axes) == 1 and axes[0] == _axis_of(axes[0]) else None
 
     def given(self, point: Point) -> Size | int:
-        """Return what is left of the dimension where some axes have a size already."""
+        """Return the dimension after some axes have got a size: a number, or an expression of the others."""
         left: Counter[tuple[str, ...]] = Counter()
         for axes, factor in self.terms:
             known = math.prod(_size_of(axis, point) for axis in axes if _axis_of(axis) in point)
@@ -101,7 +101,7 @@ class Size:
         return Size._ordered(terms) if any(terms) else left[()]
 
     def bounds(self, low: Point, high: Point) -> tuple[int, int]:
-        """Return a smallest and a largest size for axes between two points."""
+        """Return a lower and an upper bound of the size for axes between two points."""
         ends = [
             sorted(factor * math.prod(_size_of(axis, point) for axis in axes) for point in (low, high))
             for axes, factor in self.terms
@@ -109,18 +109,18 @@ class Size:
         return sum(least for least, _ in ends), sum(most for _, most in ends)
 
     def at(self, point: Point) -> int:
-        """Return the dimension with each axis at the point's size."""
+        """Return the size of the dimension at a point."""
         return sum(factor * math.prod(_size_of(axis, point) for axis in axes) for axes, factor in self.terms)
 
 
 def _axis_of(factor: str) -> str:
-    """Return the axis that a factor of a product follows from."""
+    """Return the axis that a factor of a product depends on."""
     groups = _GROUPS.fullmatch(factor)
     return groups[1] if groups else factor
 
 
 def _size_of(factor: str, point: Point) -> int:
-    """Return a factor with its axis at the point's size, which while a network is traced is a symbol."""
+    """Return the value of a factor at a point; during tracing, the sizes of a point are symbols."""
     groups = _GROUPS.fullmatch(factor)
     if groups is None:
         return point[factor]

@@ -1,4 +1,4 @@
-"""Why a server could not start: errors from what its log says."""
+"""Errors of a failed server start, built from its log."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ _SHOWN_LINES = 5
 
 
 class PortTaken(NotReady):
-    """Another process took a port between our look and Triton's."""
+    """Another process took a port between our check and Triton's start."""
 
 
 class DiedLoading(NotReady):
-    """A model's process, or Triton, died while models were loaded.
+    """A model's process, or Triton, died while models were loading.
 
-    Triton 2.51 takes a process that does not run for a second while it loads, as happens on a busy machine,
-    for dead, and frees the memory that both use: the process dies of that, or Triton itself.
+    If a process does not run for a second while it loads, as happens on a busy machine, Triton 2.51 considers
+    it dead and frees the memory that both use. The process or Triton itself then dies.
     """
 
 
 def says_code_is_missing(log: str) -> bool:
-    """Return whether a Python model has no code; Triton waits for such a model without an end."""
+    """Return True if the log says that a Python model has no code; Triton waits for such a model forever."""
     return "Failed to preinitialize Python stub" in log
 
 
 def of_server(code: int | None, log: str, path: Path) -> NotReady:
-    """Return the error of a start in which models failed or `tritonserver` ended.
+    """Return the error for a start in which models failed to load or `tritonserver` ended.
 
     Args:
         code: Return code of `tritonserver`; None while it runs.
         log: Text of the log since the start.
-        path: Place of the log.
+        path: Path of the log.
     """
     failures = triton_log.load_failures(log)
     error: type[NotReady] = NotReady
@@ -53,12 +53,12 @@ def of_server(code: int | None, log: str, path: Path) -> NotReady:
 
 
 def of_launch(died: str, log: str, path: Path) -> NotReady:
-    """Return the error of a start in which a model's process ended at once, which Triton does not notice.
+    """Return the error for a start in which a model's process ended at once, which Triton does not notice.
 
     Args:
-        died: How the process ended, in words.
+        died: Description of how the process ended.
         log: Text of the log since the start.
-        path: Place of the log.
+        path: Path of the log.
     """
     loading = ", ".join(triton_log.still_loading(log)) or "a model"
     said = "".join(f"\n  {line}" for line in triton_log.printed(log)[-_SHOWN_LINES:])
@@ -69,12 +69,12 @@ def of_launch(died: str, log: str, path: Path) -> NotReady:
 
 
 def of_time(limit_s: float, log: str, path: Path) -> NotReady:
-    """Return the error of a start that takes too long.
+    """Return the error for a start that takes too long.
 
     Args:
-        limit_s: Seconds that all models together have to load.
+        limit_s: Longest time for all models together to load, in seconds.
         log: Text of the log since the start.
-        path: Place of the log.
+        path: Path of the log.
     """
     waiting = ", ".join(triton_log.still_loading(log)) or "none, but it does not answer"
     return NotReady(f"server: models must load within {limit_s:g} s, still loading: {waiting}; log: {path}")

@@ -1,8 +1,9 @@
-"""Runs a network that was exported as two graphs with explicit caches, and keeps the caches between calls.
+"""Stepwise execution of a network that was exported as two graphs with explicit caches.
 
-:class:`SteppedModel` runs ``first.onnx`` on the first element of a sequence and ``next.onnx`` on each other.
-A graph's outputs ``next_<name>`` are its caches; they stay where they were computed (OrtValues, by I/O
-binding) and become the inputs ``<name>`` of the following step: memory is flat in the number of steps.
+:class:`SteppedModel` runs ``first.onnx`` on the first element of a sequence and ``next.onnx`` on each later
+element. A graph's outputs ``next_<name>`` are its caches. They stay on the device that computed them
+(OrtValues with I/O binding) and become the inputs ``<name>`` of the next step, so memory does not grow with
+the number of steps.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ CACHE_OUTPUT_PREFIX = "next_"
 
 
 class SteppedModel:
-    """A network as a first-step and a next-step graph.
+    """Network that consists of a graph for the first step and a graph for each later step.
 
     Args:
-        settings: of the model: its folder holds ``first.onnx`` and ``next.onnx``, its config has the session
-            parameters of the onnxruntime backend and the device, where the caches stay too.
+        settings: Settings of the model. Its folder contains ``first.onnx`` and ``next.onnx``; its config has
+            the session parameters of the onnxruntime backend and the device, where the caches stay too.
 
     Raises:
-        InvalidRequest: a graph does not load or a parameter cannot be read.
-        Unrecoverable: the graphs' caches do not fit together.
+        InvalidRequest: A graph does not load, or a parameter cannot be read.
+        Unrecoverable: The caches of the two graphs do not match.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -45,23 +46,23 @@ class SteppedModel:
 
     @property
     def caches(self) -> dict[str, tuple[int, ...]]:
-        """The caches by name, and their sizes where the graphs state them (see :meth:`Graph.shape`)."""
+        """Shapes of the caches by name, as far as the graphs state them (see :meth:`Graph.shape`)."""
         wanted = sorted(set(self._next.inputs) - set(self._first.inputs))
         return {name: self._next.shape(name) for name in wanted}
 
     def placed(self, arrays: Mapping[str, Array]) -> State:
-        """Return caches that were read from the graphs' device on it again."""
+        """Copy caches that were read from the graphs' device back to it."""
         return {name: self._next.placed(array) for name, array in arrays.items()}
 
     def step(self, inputs: Mapping[str, Array], state: State | None) -> tuple[dict[str, Array], State]:
         """Run one element of a sequence.
 
         Args:
-            inputs: the tensors of this element, without caches.
-            state: the caches that the step before returned; None for the first element.
+            inputs: Tensors of this element by name, without caches.
+            state: Caches that the previous step returned; None for the first element.
 
         Returns:
-            The outputs that are no caches, and the caches for the next element.
+            The outputs that are not caches, and the caches for the next element.
         """
         graph = self._first if state is None else self._next
         plain = [name for name in graph.outputs if not name.startswith(CACHE_OUTPUT_PREFIX)]

@@ -1,11 +1,11 @@
-"""Stops a running `tritonserver`: the work under way ends, then everything does, at once.
+"""Shutdown of a running `tritonserver`: in-flight work finishes, then all processes end at once.
 
-First pipelines end what they work on (:func:`finish_pipelines`), since Triton refuses their calls of other
-models as soon as it is told to end. Then it is told (:func:`end`). Left to itself, Triton 2.51 would end a
-model's processes one after the other, more than a second each, and wait its whole exit timeout for requests
-that it still counts though their process died or their caller went. So the processes are asked
-(:mod:`slipway_serving.footprints`): when none of them works any more, what is left can be swept. A server
-that traces writes the last of its traces at its very end, and is left to it.
+First the pipelines finish their work (:func:`finish_pipelines`), since Triton refuses their calls to other
+models as soon as it shuts down. Then :func:`end` tells Triton to shut down. On its own, Triton 2.51 would end
+a model's processes one after another, more than a second each, and would wait its whole exit timeout for
+requests that it still counts although their process died or their caller left. So the footprints of the
+processes (:mod:`slipway_serving.footprints`) show whether any of them works; if none does, the rest can be
+swept. A server that traces writes its last traces at its very end, so it is left to end by itself.
 """
 
 from __future__ import annotations
@@ -22,30 +22,31 @@ from slipway_serving.footprints import under_way
 from slipway_serving.triton_process import Belongings, stubs
 
 EXIT_GRACE_S = 5.0
-"""After its exit timeout Triton gives up on requests, but looks for that only once a second."""
-# For so long no process may have worked. Between two steps of a request, or while Triton has one in a queue,
-# none does for a moment: at most for the 500 ms that its batcher sleeps.
+"""Seconds that Triton may take beyond its exit timeout, since it checks the timeout only once a second."""
+# The server counts as idle after this long without work in any process. It must be longer than the pause
+# between two steps of a request or in a queue of Triton, at most the 500 ms that Triton's batcher sleeps.
 _IDLE_S = 1.0
-# For so long no process may have ended either, where the end is Triton's.
+# A server that traces and ends by itself counts as stuck if for this long no process has worked or ended.
 _STUCK_S = 3.0
 _POLL_S = 0.05
 
 
 def finish_pipelines(belongings: Belongings) -> None:
-    """Have pipelines refuse what comes, and wait for what they work on, at most the exit timeout."""
+    """Make pipelines refuse new requests, and wait at most the exit timeout for their in-flight requests."""
 
     def running() -> int:
-        """Count their requests; none of those whose process died."""
+        """Count the in-flight requests of pipelines, except those whose process died."""
         return sum(work.requests for work in under_way(belongings.requests) if work.pipeline)
 
     drain_known(running, belongings.exit_timeout_s, belongings.requests)
 
 
 def end(belongings: Belongings) -> None:
-    """Tell the server to end; return when it has, or when what is left of it has nothing to do.
+    """Tell the server to shut down; return when it has ended or its remaining processes are idle.
 
-    A process without a footprint, of a model that is not ours, tells nothing of its work: Triton ends it, or
-    its exit timeout passes. One that traces ends by itself, unless its processes stay though none works.
+    A process without a footprint belongs to a model that is not ours and does not report its work. It keeps
+    this function waiting until Triton ends it or the exit timeout passes. A server that traces ends by
+    itself, unless its processes stay although none of them works.
     """
     with contextlib.suppress(ProcessLookupError):
         os.kill(belongings.pid, signal.SIGTERM)

@@ -1,10 +1,10 @@
-"""Starts models and the server anew when a process of theirs dies, within bounds, and says so.
+"""Supervision that restarts models and the server when their processes die, a limited number of times.
 
-Triton 2.51 never replaces a Python process that died, and answers what its instance would get with errors
-while every health endpoint says 200. So :class:`ModelSupervisor` looks at the processes: a model that is
-ready with fewer of them than instances lost one, and is loaded anew, all of its instances beside the old
-ones. What depends on it goes on; other models notice nothing. When `tritonserver` itself dies, or stands
-still while it does, :class:`Supervisor` has it started again. Each step is a line of JSON in the log
+Triton 2.51 never replaces a Python process that died. It answers the requests of that instance with errors
+while every health endpoint returns 200. So :class:`ModelSupervisor` watches the processes: a ready model with
+fewer processes than instances has lost one. It is reloaded with all of its instances, beside the old ones, so
+models that depend on it keep working and other models are not affected. When `tritonserver` itself dies, or
+hangs while it dies, :class:`Supervisor` restarts it. Each step is a line of JSON in the log
 (:func:`slipway_serving.triton_log.record`).
 """
 
@@ -28,36 +28,37 @@ from slipway_serving.footprints import Stage
 from slipway_serving.triton_process import dies_of, ended_by, is_stopped, stubs
 
 DEATHS = 5
-"""This many deaths in a row end the attempts: a model stays unloaded, a server is given up."""
+"""Number of deaths in a row that ends the restarts: a model stays unloaded, a server stays down."""
 MODEL_STEADY_S = 5.0
-"""A model that served for this long since its last start begins a new row of deaths."""
+"""Seconds of service after which the next death of a model is counted as the first of a row."""
 SERVER_STEADY_S = 60.0
-"""A server that served for this long since its last start begins a new row of deaths."""
+"""Seconds of service after which the next death of a server is counted as the first of a row."""
 REPLACED_IDLE_S = 5.0
-"""A process of a model that was loaded anew is ended after this long without work: Triton takes up to 2 s for
-it, of each instance in turn, and never where it still counts a request that died with another process."""
+"""Idle seconds after which the old processes of a reloaded model are ended. Triton ends one instance after
+another, up to 2 s each, and never ends one if it still counts a request that died with another process."""
 DYING_S = 5.0
-"""A `tritonserver` that is dying of a signal and has not ended after this long is killed."""
+"""Seconds after which a `tritonserver` that is dying of a signal and has not ended is killed."""
 STOPPED_S = 0.4
-"""A model's process that a signal has stopped is killed after this long, and so before Triton gives it up,
-which it does after a second."""
+"""Seconds after which a model's process that a signal has stopped is killed. Triton gives such a process up
+after 1 s, so the limit must be shorter."""
 FOLDER_MISSING_S = 60.0
-"""A model that died while its folder was missing is given up when the folder is not back after this long."""
+"""Seconds after which a model that died is given up if its folder is still missing."""
 LOOK_S = 0.25
-"""Seconds between two looks at the processes."""
+"""Seconds between two checks of the processes."""
 _LOOKS_FOR_DYING = 20
-"""Looks between two at all threads of `tritonserver`, a thousand, which take 13 ms of a core."""
+"""Number of checks between two scans of all threads of `tritonserver`; a scan of its thousand threads takes
+13 ms of a core."""
 
 
 class Deaths:
-    """Deaths in a row of one thing that is started anew after each.
+    """Counter of the deaths in a row of a model or server that is restarted after each death.
 
     Args:
-        steady_s: seconds of service after which a death is the first of a row again.
-        clock: monotonic seconds.
+        steady_s: Time of service after which the next death is the first of a new row, in seconds.
+        clock: Monotonic clock, in seconds.
 
     Attributes:
-        count: in this row.
+        count: Number of deaths in the current row.
     """
 
     def __init__(self, steady_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -66,31 +67,32 @@ class Deaths:
         self.count = 0
 
     def died(self) -> None:
-        """Take note of a death, or of a start that failed."""
+        """Count a death, or a start that failed."""
         since = self._served_since_s
         steady = since is not None and self._clock() - since >= self._steady_s
         self.count = 1 if steady else self.count + 1
         self._served_since_s = None
 
     def serves(self) -> None:
-        """Take note that it was started, and serves."""
+        """Record that the model or server was started and serves."""
         self._served_since_s = self._clock()
 
     @property
     def wait_s(self) -> float:
-        """Seconds to wait before the next start: none after the first death, then 1, 2, 4, ..."""
+        """Seconds to wait before the next start: 0 after the first death, then 1, 2, 4, ..."""
         return 0.0 if self.count < 2 else 2.0 ** (self.count - 2)
 
     @property
     def too_many(self) -> bool:
-        """Whether there is to be no next start."""
+        """True if there must not be another start."""
         return self.count >= DEATHS
 
 
 def has_folders(models: Sequence[Path], closing: threading.Event) -> bool:
-    """Return whether models' folders are there, after a while in which missing ones may come back.
+    """Return True if all model folders exist, after a wait in which missing ones may come back.
 
-    A model that others replace by moving folders has none for a moment. Triton cannot load it then.
+    An operator who replaces a model by moving folders leaves it without a folder for a moment, in which
+    Triton cannot load it.
 
     Args:
         models: Folders of the models.
@@ -104,19 +106,19 @@ def has_folders(models: Sequence[Path], closing: threading.Event) -> bool:
 
 
 class Supervisor:
-    """Starts one server anew when it dies, and has its models looked after; runs in a thread until closed.
+    """Thread that restarts one server when it dies and supervises its models until it is closed.
 
     Args:
-        process: returns the `tritonserver` process of now.
-        look_after: returns what looks after the models of the process of now.
-        restart: starts another process; returns whether it serves.
-        tell: called with the name of an event and its facts.
-        keep_watcher: Function that starts another watcher where the server's has died.
+        process: Function that returns the current `tritonserver` process.
+        look_after: Function that returns a supervisor for the models of the current process.
+        restart: Function that starts another process; it returns True if the process serves.
+        tell: Callback that receives the name of an event and its facts.
+        keep_watcher: Function that starts a new watcher if the server's watcher has died.
 
     Attributes:
         failure: Error that ended supervision: the server died too often, or its supervisor itself failed;
-            None while the server is looked after.
-        closing: set once it is being closed.
+            None while the server is supervised.
+        closing: Event that is set once the supervisor is being closed.
     """
 
     def __init__(
@@ -136,7 +138,7 @@ class Supervisor:
         self._thread.start()
 
     def close(self) -> None:
-        """Start nothing any more; return when nothing is being started."""
+        """Stop all further starts; return when no start is in progress."""
         self.closing.set()
         self._thread.join()
 
@@ -158,7 +160,7 @@ class Supervisor:
                 reason = ""
 
     def _look_until_death(self) -> str:
-        """Look after the server until it dies or is stopped; return what it died of where that is known."""
+        """Supervise the server until it dies or is stopped; return the reason of its death, "" if unknown."""
         models, looks, reason = self._look_after(), 0, ""
         try:
             while self._code() is None and not self.closing.wait(LOOK_S):
@@ -172,7 +174,7 @@ class Supervisor:
         return reason
 
     def _killed_of(self) -> str:
-        """Kill a process that stands still while it dies; return of what it would have died, or ""."""
+        """Kill a process that hangs while it dies of a signal; return the reason of its death, or ""."""
         process = self._process()
         number = dies_of(process.pid) if process is not None else None
         if process is None or number is None:
@@ -186,12 +188,12 @@ class Supervisor:
         return ""
 
     def _code(self) -> int | None:
-        """Return the return code of the process if it has ended."""
+        """Return the return code of the process; None while it runs."""
         process = self._process()
         return process.poll() if process is not None else None
 
     def _died(self, reason: str) -> None:
-        """Start the server anew, or give it up."""
+        """Restart the server, or give it up."""
         self._deaths.died()
         self._tell("server_died", deaths=self._deaths.count, reason=reason)
         if self._deaths.too_many:
@@ -205,18 +207,18 @@ class Supervisor:
 
 
 class ModelSupervisor:
-    """Loads the models of one running `tritonserver` anew when their processes die.
+    """Supervisor that reloads the models of one running `tritonserver` when their processes die.
 
-    What asks the server has threads of its own, since a server that hangs answers nobody: one that looks for
-    models that lack a process, and one for each model that is loaded anew.
+    Calls to the server run in threads of their own, since a server that hangs does not answer: one thread
+    looks for models that lack a process, and each reload of a model has its own thread.
 
     Args:
-        pid: of `tritonserver`.
+        pid: Process ID of `tritonserver`.
         repository: Folder of the model repository.
-        models: that it has loaded; each may have lost a process already.
-        control: orders to it.
-        folder: of the server (:mod:`slipway_serving.server_folder`).
-        tell: called with the name of an event and its facts.
+        models: Names of the models that it has loaded; each may have lost a process already.
+        control: Client that loads and unloads its models.
+        folder: Runtime folder of the server (:mod:`slipway_serving.server_folder`).
+        tell: Callback that receives the name of an event and its facts.
     """
 
     def __init__(
@@ -241,10 +243,10 @@ class ModelSupervisor:
         self._thread("suspects", self._ask_for_suspects)
 
     def look(self) -> None:
-        """Take note of processes that ended, and end those that must not go on.
+        """Record processes that ended, and end processes that must not continue.
 
         Raises:
-            Exception: The one that ended a thread of this object.
+            Exception: A thread of this object ended with this error.
         """
         if self._error is not None:
             raise self._error
@@ -257,11 +259,11 @@ class ModelSupervisor:
         self._kill_stopped(now)
 
     def close(self) -> None:
-        """Start no model any more, and be silent."""
+        """Stop all further reloads and reports."""
         self._closed.set()
 
     def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
-        """Start a thread, whose exception :meth:`look` raises."""
+        """Start a thread; :meth:`look` raises the exception that ends it."""
 
         def run() -> None:
             try:
@@ -274,7 +276,7 @@ class ModelSupervisor:
         return thread
 
     def _ask_for_suspects(self) -> None:
-        """Start anew, each by a thread of its own, the models that lack a process."""
+        """Reload the models that lack a process, each in a thread of its own."""
         while not self._closed.wait(LOOK_S):
             for model in list(self._suspects):
                 if (thread := self._healing.get(model)) is not None and thread.is_alive():
@@ -284,7 +286,8 @@ class ModelSupervisor:
                     return
                 if lacking is None:
                     continue
-                # Twice, since a model that is being loaded or unloaded on purpose changes its processes too.
+                # A model that an operator loads or unloads also changes its processes, so only a process that
+                # is missing in two checks counts.
                 self._suspects[model] += 1
                 if not lacking:
                     del self._suspects[model]
@@ -293,10 +296,10 @@ class ModelSupervisor:
                     self._healing[model] = self._thread(model, partial(self._heal, model))
 
     def _kill_stopped(self, now: Mapping[int, str]) -> None:
-        """Kill processes that a signal has stopped, before they go on.
+        """Kill processes that a signal has stopped, before they continue.
 
         Triton gives up a process that does not run for a second while it has a request. If the process then
-        goes on and answers, Triton uses memory that it has freed, and dies.
+        continues and answers, Triton uses memory that it has freed, and dies.
         """
         stopped = [pid for pid in now if is_stopped(pid)]
         self._stopped = {pid: self._stopped.get(pid, time.monotonic()) for pid in stopped}
@@ -307,7 +310,7 @@ class ModelSupervisor:
                 self._say("stopped_process_killed", model=now[pid], pid=pid)
 
     def _lacks(self, model: str) -> bool | None:
-        """Return whether a model that is ready has fewer processes than instances; None if nobody says so."""
+        """Return True if a ready model has fewer processes than instances; None if the server cannot say."""
         try:
             instances = self._control.instances(model)
         except SlipwayError:
@@ -316,7 +319,7 @@ class ModelSupervisor:
         return len(own) < instances
 
     def _end_replaced(self, now: Mapping[int, str]) -> None:
-        """End what is left of models as they were before they were loaded anew, once it does not work."""
+        """End the old processes of reloaded models once they are idle."""
         if not self._replaced:
             return
         idle = {
@@ -334,7 +337,7 @@ class ModelSupervisor:
                 self._say("replaced_process_ended", model=now[pid], pid=pid)
 
     def _heal(self, model: str) -> None:
-        """Load a model anew until it serves, or died too often."""
+        """Reload a model until it serves or has died too often."""
         deaths = self._deaths.setdefault(model, Deaths(MODEL_STEADY_S))
         deaths.died()
         self._say("model_died", model=model, deaths=deaths.count)
@@ -363,7 +366,7 @@ class ModelSupervisor:
                 return
         if not self._closed.is_set():
             del self._deaths[model]
-            with contextlib.suppress(SlipwayError):  # The server is going.
+            with contextlib.suppress(SlipwayError):  # The server may be shutting down.
                 self._control.give_up(model)
             self._say("model_given_up", model=model, deaths=deaths.count, reason=reason)
 

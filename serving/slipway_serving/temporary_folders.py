@@ -1,7 +1,8 @@
-"""Temporary folders that the next process removes when the process that made them was killed.
+"""Temporary folders that a later process removes if the process that made them was killed.
 
-The owner of a folder holds a shared lock on it; the kernel releases the lock with the process. Before a new
-folder is made, every folder of the same prefix that belongs to this user and that nobody locks is removed.
+The owner of a folder holds a shared lock on it, which the kernel releases when the process ends. Before it
+makes a new folder, a process removes every folder with the same prefix that belongs to its user and that
+nobody locks.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ from types import TracebackType
 
 
 class TemporaryFolder:
-    """A temporary folder that is removed on leaving, or by the next one of its prefix after a SIGKILL.
+    """Temporary folder that is removed on exit, or after a SIGKILL by the next one with its prefix.
 
-    Use as a context manager, which gives the folder's path, or call :meth:`remove`.
+    Use it as a context manager, which returns the folder's path, or call :meth:`remove`.
 
     Args:
         prefix: First part of the folder's name, the same for all folders of one purpose.
-        within: Folder to make it in; the system's folder for temporary files when None.
+        within: Parent folder; None uses the system's folder for temporary files.
+
+    Attributes:
+        path: Path of the folder.
     """
 
     def __init__(self, prefix: str, within: Path | None = None) -> None:
@@ -51,9 +55,9 @@ def _locked_folder(prefix: str, around: Path) -> tuple[Path, int]:
         path = Path(tempfile.mkdtemp(prefix=prefix, dir=around))
         try:
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        except FileNotFoundError:  # Another process took it for an abandoned one.
+        except FileNotFoundError:  # Another process removed it as abandoned.
             continue
-        # On a file system without locks, such as some network shares, a killed owner's folder stays.
+        # On a file system without locks, such as some network shares, the folder of a killed owner stays.
         with suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_SH)
         if path.exists():
@@ -62,7 +66,7 @@ def _locked_folder(prefix: str, around: Path) -> tuple[Path, int]:
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Remove a folder of this user that no process locks; leave any other."""
+    """Remove a folder if it belongs to this user and no process locks it."""
     try:
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
@@ -71,7 +75,7 @@ def _remove_abandoned(path: Path) -> None:
         if os.fstat(lock).st_uid == os.geteuid():
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(path, ignore_errors=True)
-    except OSError:  # Its owner lives, or the file system has no locks.
+    except OSError:  # Its owner still runs, or the file system has no locks.
         return
     finally:
         os.close(lock)

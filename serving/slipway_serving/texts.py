@@ -1,4 +1,7 @@
-"""Text in tensors: str in requests, UTF-8 bytes on the way; what is none is refused by its place."""
+"""Conversion and validation of text in tensors: str in requests, UTF-8 bytes on the wire.
+
+An error about invalid text says where in the text the fault is.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ _KEPT_CHARACTERS = 8192
 
 
 def read(name: str, element: Any) -> tuple[str | None, str]:
-    """Read an element: (the text, "") or (None, what is wrong with it).
+    """Read an element as text; return (text, "") or (None, error sentence).
 
     Args:
-        name: of the field, for the sentence.
-        element: a str, or bytes of UTF-8.
+        name: Name of the field, for the error sentence.
+        element: Text as str or as UTF-8 bytes.
     """
     if isinstance(element, str):
         text = element
@@ -34,7 +37,7 @@ def read(name: str, element: Any) -> tuple[str | None, str]:
 
 
 def read_all(name: str, array: NDArray[Any]) -> tuple[NDArray[Any] | None, str]:
-    """Read an array: (the same with str as its elements, "") or (None, what is wrong with one)."""
+    """Read an array of texts; return (array with str elements, "") or (None, error sentence)."""
     found = np.empty(array.shape, np.object_)
     for index, element in np.ndenumerate(array):
         found[index], wrong = read(name, element)
@@ -44,7 +47,7 @@ def read_all(name: str, array: NDArray[Any]) -> tuple[NDArray[Any] | None, str]:
 
 
 def problem(name: str, value: str) -> str:
-    """Return what a text has that cannot cross, as a sentence, or ""."""
+    """Return an error sentence if a text cannot be sent in a tensor, else ""."""
     if (at := value.find("\0")) >= 0:
         return f"{name} must be text without NUL, got one at character {at}; try removing it"
     try:
@@ -55,12 +58,12 @@ def problem(name: str, value: str) -> str:
 
 
 def to_bytes(element: Any) -> bytes:
-    """Return an element as the bytes that cross."""
+    """Return an element as the bytes that a tensor carries."""
     return element.encode() if isinstance(element, str) else bytes(element)
 
 
 def shortened(text: str) -> str:
-    """Return a text for the log; one of more than 16,384 characters loses its middle."""
+    """Return a text for the log; a text of more than 16,384 characters loses its middle."""
     left_out = len(text) - 2 * _KEPT_CHARACTERS
     if left_out <= 0:
         return text
@@ -68,16 +71,15 @@ def shortened(text: str) -> str:
 
 
 def short(value: Any) -> str:
-    """Return a value's repr, shortened."""
+    """Return a value's repr, shortened to 40 characters."""
     text = repr(value)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
 def printable(value: str) -> str:
-    """Return a text that a terminal shows and does not obey: control and format characters as escapes.
+    """Return a text that is safe to print on a terminal: control and format characters become escapes.
 
-    Whoever serves or sends a text could otherwise move the cursor, change the window's title or hide what is
-    printed.
+    The author of a text could otherwise move the cursor, change the window's title or hide printed output.
     """
     return "".join(
         each

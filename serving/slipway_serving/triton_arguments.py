@@ -1,7 +1,7 @@
-"""Arguments of `tritonserver`: what closes its administrative APIs, what makes it trace, what a user may add.
+"""Command line arguments of `tritonserver`: restricted APIs, response cache, tracing and a user's own.
 
-:class:`~slipway_serving.server_config.ServerConfig` checks by these; :class:`~slipway_serving.server.Server`
-starts Triton so.
+:class:`~slipway_serving.server_config.ServerConfig` validates a configuration with these functions, and
+:class:`~slipway_serving.server.Server` starts Triton with the arguments that they yield.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from slipway_serving.control import CONTROL_HEADER, SUPERVISOR_HEADER
 from slipway_serving.request_parameters import GRPC_MARK
 
 CLOSED_APIS = ("model-repository", "shared-memory", "trace", "logging")
-"""Groups of Triton's API that need the control token: those that change the server.
+"""Groups of Triton's APIs that need the control token, since they change the server.
 
-Whoever may use them loads code (model-repository), reads and writes memory of other processes on the machine
-(shared-memory), or has the server write to files or hosts of their choice (trace, logging). Health, metadata,
-inference, model-config and statistics stay open.
+A client with access to them can load code (model-repository), read and write memory of other processes on the
+machine (shared-memory), or make the server write to files or hosts of its choice (trace, logging). Health,
+metadata, inference, model-config and statistics stay open.
 """
-# What `slipway serve` says itself, and by which flag of its own.
+# Arguments that `slipway serve` sets itself, and what to use instead, often a flag of its own.
 _OURS = {
     "model-repository": "--repository",
     "model-store": "--repository",
@@ -43,20 +43,20 @@ _GRPC_FORWARDING = "--grpc-header-forward-pattern="
 
 
 def closed_apis(token: str) -> Iterator[str]:
-    """Yield the arguments that close the administrative APIs to those who do not know a token.
+    """Yield the arguments that restrict the administrative APIs to callers with a token.
 
-    Over HTTP it comes in the header ``slipway-control``, over gRPC in the metadata
+    HTTP requests carry the token in the header ``slipway-control``, gRPC requests in the metadata
     ``triton-grpc-protocol-slipway-control``.
     """
     yield from _closed(CLOSED_APIS, CONTROL_HEADER, token)
 
 
 def closed_but_to_us(key: str, token: str) -> Iterator[str]:
-    """Yield the arguments that close the orders to load and unload models to everyone but the supervisor.
+    """Yield the arguments that allow only the supervisor to load and unload models.
 
     Args:
-        key: the supervisor's.
-        token: what the other administrative APIs need.
+        key: Secret of the supervisor.
+        token: Token for the other administrative APIs.
     """
     orders, *others = CLOSED_APIS
     yield from _closed([orders], SUPERVISOR_HEADER, key)
@@ -69,14 +69,14 @@ def _closed(groups: Sequence[str], header: str, token: str) -> Iterator[str]:
 
 
 def response_cache(folder: Path, size_bytes: int) -> Iterator[str]:
-    """Yield the arguments that make Triton answer repeated requests from memory.
+    """Yield the arguments that enable Triton's response cache.
 
-    Only of models whose configuration has ``response_cache { enable: true }``. What was asked for longest ago
-    goes first.
+    The cache serves only models whose configuration has ``response_cache { enable: true }``. It evicts the
+    least recently used answer first.
 
     Args:
-        folder: of Triton's cache libraries.
-        size_bytes: for the answers of all models together.
+        folder: Folder of Triton's cache libraries.
+        size_bytes: Size of the cache for all models together, in bytes.
     """
     yield f"--cache-directory={folder}"
     yield f"--cache-config=local,size={size_bytes}"
@@ -86,8 +86,8 @@ def tracing(url: str, every: int) -> Iterator[str]:
     """Yield the arguments that make Triton send traces of requests to an OpenTelemetry collector.
 
     Args:
-        url: of the collector's OTLP endpoint over HTTP.
-        every: one request in this many is traced.
+        url: URL of the collector's OTLP endpoint over HTTP.
+        every: Sampling interval: one request in this many is traced.
     """
     yield "--trace-config=mode=opentelemetry"
     yield "--trace-config=level=TIMESTAMPS"
@@ -98,7 +98,7 @@ def tracing(url: str, every: int) -> Iterator[str]:
 
 
 def tracing_problems(url: str | None, every: int) -> list[str]:
-    """Say which rules the settings of tracing break."""
+    """Return a sentence for each rule that the tracing settings break."""
     problems = []
     if url is not None:
         parts = urllib.parse.urlsplit(url)
@@ -113,21 +113,21 @@ def tracing_problems(url: str | None, every: int) -> list[str]:
 
 
 def bind_address(service: str, address: str) -> str:
-    """Return an address to listen on as one of Triton's services takes it.
+    """Return an address to listen on in the form that one of Triton's services needs.
 
     Args:
-        service: "http", "grpc" or "metrics".
-        address: An IPv4 or IPv6 address. At ``::`` gRPC listens on IPv4 too; HTTP and metrics do not.
+        service: Name of the service: "http", "grpc" or "metrics".
+        address: IPv4 or IPv6 address. At ``::`` gRPC listens on IPv4 too; HTTP and metrics do not.
     """
     if ":" not in address:
         return address
-    return f"[{address}]" if service == "grpc" else f"ipv6:{address}"  # libevhtp's form
+    return f"[{address}]" if service == "grpc" else f"ipv6:{address}"  # the form that libevhtp needs
 
 
 def forwarding(further: Sequence[str]) -> Iterator[str]:
-    """Yield the arguments that a user adds, with the metadata of gRPC that Triton must hand to the models.
+    """Yield a user's further arguments, and the pattern of gRPC metadata that Triton forwards to models.
 
-    Triton takes one pattern only, so ours, which marks requests that came over gRPC, joins the user's.
+    Triton accepts only one pattern, so this joins the user's pattern and ours, which marks gRPC requests.
     """
     patterns = [GRPC_MARK]
     for argument in further:
@@ -139,7 +139,7 @@ def forwarding(further: Sequence[str]) -> Iterator[str]:
 
 
 def further_problems(arguments: Sequence[str]) -> list[str]:
-    """Say which of a user's own arguments Triton cannot be started with."""
+    """Return a sentence for each of a user's further arguments that Triton must not be started with."""
     problems = []
     for argument in arguments:
         name, equals, value = argument.removeprefix("--").partition("=")
@@ -168,7 +168,7 @@ def further_problems(arguments: Sequence[str]) -> list[str]:
 
 
 def _pattern_problem(name: str, pattern: str) -> str | None:
-    """Return why Triton cannot hand on the headers of a pattern to the models."""
+    """Return an error sentence if Triton must not forward the headers of a pattern to models, else None."""
     try:
         forges_mark = re.search(pattern, GRPC_MARK) and name.startswith("http")
     except re.error as error:

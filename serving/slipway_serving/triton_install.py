@@ -1,10 +1,10 @@
-"""Find the Triton that the nvidia-pytriton wheel carries and lay out backends for this Python.
+"""Triton from the nvidia-pytriton wheel: locate it and prepare backends for this Python version.
 
-The wheel has one `tritonserver` binary, the Python backend's library and one stub per Python version.
-:func:`find_triton` locates them; :func:`lay_out_backends` writes a backend directory that a server
-can be pointed at: `python` (the wheel's library, this Python's stub) and `onnxruntime` (ours);
-:func:`lay_out_interpreter` writes what lets its stubs find the packages that this process finds.
-:func:`environment` is what the server has to be started with.
+The wheel contains one `tritonserver` binary, the Python backend's library and one stub per Python version.
+:func:`find_triton` locates them. :func:`lay_out_backends` writes a backend directory with `python` (the
+wheel's library and this Python's stub) and `onnxruntime` (ours). :func:`lay_out_interpreter` writes a virtual
+environment in which the stubs find the packages of this process. :func:`environment` returns the environment
+variables with which the server must be started.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _INSTALL_HINT = f"try {install_hint('server')}"
 
 @dataclass(frozen=True)
 class TritonInstall:
-    """Where the parts of one Triton lie.
+    """Paths of the parts of an installed Triton.
 
     Attributes:
-        binary: the `tritonserver` executable.
-        libraries: folder of the shared libraries that it links to.
-        python_backend: folder of `libtriton_python.so` and `triton_python_backend_utils.py`.
-        caches: folder of the libraries that keep answers.
-        stub: the Python backend's stub executable for the running Python version.
+        binary: Executable `tritonserver`.
+        libraries: Folder of the shared libraries that it links to.
+        python_backend: Folder of `libtriton_python.so` and `triton_python_backend_utils.py`.
+        caches: Folder of the response cache libraries.
+        stub: Stub executable of the Python backend for the running Python version.
     """
 
     binary: Path
@@ -49,7 +49,7 @@ def find_triton() -> TritonInstall:
     """Locate Triton in the installed nvidia-pytriton wheel, without importing it.
 
     Raises:
-        NotReady: the wheel is not installed, incomplete, or has no stub for this Python version.
+        NotReady: The wheel is not installed, is incomplete, or has no stub for this Python version.
     """
     spec = importlib.util.find_spec("pytriton")
     if spec is None or not spec.submodule_search_locations:
@@ -79,12 +79,13 @@ def lay_out_backends(install: TritonInstall, folder: Path) -> None:
     """Write a backend directory for this Python version.
 
     Args:
-        install: the Triton to link to.
-        folder: created; afterwards the value of `--backend-directory`.
+        install: Triton whose files to use.
+        folder: Folder to create, the later value of `--backend-directory`.
     """
     python = folder / "python"
     python.mkdir(parents=True)
-    # Copies (3 MB): Triton refuses a library whose resolved path lies outside the backend's folder.
+    # We copy the files (3 MB), since Triton refuses a library whose resolved path is outside of the backend's
+    # folder.
     for name in ("libtriton_python.so", "triton_python_backend_utils.py"):
         shutil.copy(install.python_backend / name, python)
     shutil.copy(install.stub, python)
@@ -94,15 +95,15 @@ def lay_out_backends(install: TritonInstall, folder: Path) -> None:
 def lay_out_interpreter(folder: Path, base: Mapping[str, str]) -> None:
     """Write a virtual environment in which a stub finds the packages that this process finds.
 
-    The stub's interpreter takes the virtual environment whose `bin` comes first on PATH, but ignores
-    PYTHONPATH (in Triton 2.51 its `sys.flags.ignore_environment` is 1). So it gets an environment of its own,
-    which names the folders of PYTHONPATH and then the site-packages of this Python, whose .pth files count
-    too (editable installs). It also ignores the locale and takes only ASCII in the names of files, so a path
-    with other characters is reached through a link, and texts are read as UTF-8 from here on.
+    The stub's interpreter uses the virtual environment whose `bin` comes first on PATH, but ignores
+    PYTHONPATH (in Triton 2.51 its `sys.flags.ignore_environment` is 1). So it gets its own environment, which
+    lists the folders of PYTHONPATH and then the site-packages of this Python with their .pth files (editable
+    installs). The interpreter also ignores the locale and accepts only ASCII file names. So links lead to
+    paths with other characters, and the environment sets the locale to UTF-8.
 
     Args:
-        folder: created; to be given to :func:`environment`.
-        base: the environment of this process.
+        folder: Folder to create, the later argument of :func:`environment`.
+        base: Environment variables of this process.
     """
     (folder / "bin").mkdir(parents=True)
     (folder / "bin" / "python3").symlink_to(sys.executable)
@@ -122,17 +123,17 @@ def lay_out_interpreter(folder: Path, base: Mapping[str, str]) -> None:
 
 
 class _Links:
-    """Symbolic links to paths that have other characters than those of ASCII.
+    """Symbolic links to paths with characters other than ASCII.
 
     Args:
-        folder: Folder of the links; made for the first of them.
+        folder: Folder of the links; it is created with the first link.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._count = folder, 0
 
     def ascii(self, path: str) -> str:
-        """Return a path that has only characters of ASCII and leads to the same place."""
+        """Return a path of ASCII characters that leads to the same place."""
         if path.isascii():
             return path
         self._folder.mkdir(exist_ok=True)
@@ -143,15 +144,15 @@ class _Links:
 
 
 def environment(install: TritonInstall, interpreter: Path, base: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment that the server must be started with.
+    """Return the environment variables with which the server must be started.
 
-    The stub is an embedded interpreter: it must load this Python's own library, since another patch
-    release of the same version cannot load its extension modules (`_ssl`, for one).
+    The stub embeds a Python interpreter. It must load this Python's own library, since another patch release
+    of the same version cannot load its extension modules (`_ssl`, for example).
 
     Args:
-        install: the Triton that will be started.
-        interpreter: what :func:`lay_out_interpreter` wrote.
-        base: the environment to extend, usually `os.environ`.
+        install: Triton that will be started.
+        interpreter: Folder that :func:`lay_out_interpreter` wrote.
+        base: Environment variables to extend, usually `os.environ`.
     """
     first = {
         "LD_LIBRARY_PATH": [str(install.libraries), sysconfig.get_config_var("LIBDIR")],
@@ -164,11 +165,11 @@ def environment(install: TritonInstall, interpreter: Path, base: Mapping[str, st
 
 
 def python_path(base: Mapping[str, str]) -> str:
-    """Return the PYTHONPATH of a process that is to find our packages and whatever this one finds by its own.
+    """Return a PYTHONPATH with which another process finds our packages and those on this PYTHONPATH.
 
     Args:
-        base: the environment of this process. Relative folders become absolute: the other process has another
-            working directory.
+        base: Environment variables of this process. Relative folders become absolute, since the other process
+            has another working directory.
     """
     given = base.get("PYTHONPATH")
     folders = [os.path.abspath(folder) for folder in given.split(os.pathsep)] if given else []  # noqa: PTH100

@@ -1,9 +1,10 @@
-r"""Read what `tritonserver` writes to its log.
+r"""Parser and writer for the log of `tritonserver`.
 
-A record of the server's own is one line, severity first (`E1120 22:14:09.123456 77 file.cc:12] "text"`,
-line ends written as `\n`); lines that models print lie between. :func:`load_failures` says per model why
-it could not be loaded, :func:`still_loading` which models have not answered, and :func:`follow` hands
-new text on while a server runs. :func:`record` adds what the server's supervisor has to say.
+A record of the server itself is one line that starts with the severity
+(`E1120 22:14:09.123456 77 file.cc:12] "text"`, with line ends written as `\n`). Lines that models print are
+in between. :func:`load_failures` returns per model why it could not be loaded, :func:`still_loading` returns
+the models that have not finished loading, and :func:`follow` passes on new lines while a server runs.
+:func:`record` adds events of the server's supervisor.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from typing import IO, Any
 from slipway_serving import private_files
 
 LIMIT_BYTES = 32 * 2**20
-"""Size at which a log begins anew, after some hundred thousand requests; in a container it may be memory."""
+"""Size at which a log starts over, reached after some hundred thousand requests; in a container, the log's
+file system may be in memory."""
 _RECORD = re.compile(r"^[EWIF]\d{4} [\d:.]+ \d+ [\w.]+:\d+\]\s+\"?(?P<text>.*?)\"?$", re.MULTILINE)
 _ANY_RECORD = re.compile(r"[EWIF]\d{4} ")
 _FAILURES = tuple(
@@ -33,7 +35,7 @@ _FAILURES = tuple(
         r"Invalid argument: ensemble '(?P<model>[^']+)' "
         r"(?P<reason>depends on '[^']+' which has no loaded version)",
         r"Invalid argument: ensemble (?P<model>\S+) (?P<reason>contains models that .+)",
-        # A stub that ends before it has initialised is waited for without an end.
+        # Triton waits forever for a stub that ends before it has initialised.
         r"Failed to preinitialize Python stub: (?P<reason>Python model file not found in "
         r"'.*/(?P<model>[^/']+)/[^/']+/[^/']+')",
     )
@@ -60,7 +62,7 @@ def _records(log: str) -> list[str]:
 
 
 def plain(reason: str) -> str:
-    """Return a failure's own words: no stack, no exception class, no code for the wire."""
+    """Return the message of a failure without stack trace, exception class and error code prefix."""
     text = _STATUS.sub("", _STACK.sub("", reason).strip())
     while (shorter := _WRAPPED.sub("", text)) != text:
         text = shorter
@@ -68,7 +70,7 @@ def plain(reason: str) -> str:
 
 
 def load_failures(log: str) -> dict[str, str]:
-    """Return why models could not be loaded, by model name, in the order of the log."""
+    """Return the reasons why models could not be loaded, by model name, in the order of the log."""
     failures: dict[str, str] = {}
     for text in _records(log):
         for pattern in _FAILURES:
@@ -82,44 +84,44 @@ def load_failures(log: str) -> dict[str, str]:
 
 
 def begun(log: str) -> list[str]:
-    """Return the models whose load was begun, in that order."""
+    """Return the models that began to load, in that order."""
     return _found(r"loading: (.+):-?\d+$", log)
 
 
 def loaded(log: str) -> list[str]:
-    """Return the models that were loaded, in the order in which they were."""
+    """Return the models that were loaded, in that order."""
     return _found(r"successfully loaded '([^']+)'", log)
 
 
 def still_loading(log: str) -> list[str]:
-    """Return the models whose load was begun and neither succeeded nor failed yet."""
+    """Return the models whose load has begun and has neither succeeded nor failed yet."""
     ended = {*loaded(log), *_found(r"failed to load '([^']+)'", log)}
     return [model for model in begun(log) if model not in ended]
 
 
 def _found(pattern: str, log: str) -> list[str]:
-    """Return what a pattern finds at the beginning of lines of the server's records, each once."""
+    """Return the distinct matches of a pattern at line starts in the server's records."""
     texts = "\n".join(_records(log))
     return list(dict.fromkeys(re.findall(f"^{pattern}", texts, re.MULTILINE)))
 
 
 def printed(log: str) -> list[str]:
-    """Return the lines that are no records of the server: processes of models, or a shell, printed them."""
+    """Return the lines that are not records of the server, printed by a model's process or a shell."""
     return [line for line in log.splitlines() if line.strip() and not _ANY_RECORD.match(line)]
 
 
 def fatal(log: str) -> str | None:
-    """Return why the server itself could not start, where the log says so."""
+    """Return the reason why the server itself could not start; None if the log gives none."""
     found = [match["text"] for pattern in _FATAL if (match := pattern.search(log))]
     return " ".join(found[0].split()) if found else None
 
 
 def record(path: Path, event: str, **facts: Any) -> OSError | None:
-    """Append a line of JSON to a server's log, in the form that those of its models have there.
+    """Append a line of JSON to a server's log, in the form that its models use there.
 
     Returns:
-        The reason why the log could not be written, for example a full disk; None where it was. Whoever looks
-        after a server must go on in that case, so nothing is raised.
+        The error if the log could not be written, for example because of a full disk, else None. It is not
+        raised, since supervision must continue.
     """
     now = datetime.now(UTC)
     line = json.dumps(json.dumps({"event": event, **facts}))
@@ -133,9 +135,9 @@ def record(path: Path, event: str, **facts: Any) -> OSError | None:
 
 @contextlib.contextmanager
 def appending(path: Path) -> Iterator[IO[bytes]]:
-    """Open a log for a process that appends to it; one that cannot be opened takes nothing and keeps nothing.
+    """Open a log for a process that appends to it, or the null device if the log cannot be opened.
 
-    A process that is started anew must not fail because the folder of its log is gone.
+    A restart of a process must not fail because the folder of its log is gone.
     """
     with contextlib.ExitStack() as opened:
         try:
@@ -146,7 +148,7 @@ def appending(path: Path) -> Iterator[IO[bytes]]:
 
 
 def text(path: Path) -> str:
-    """Return a log file's text; nothing where it does not exist or cannot be read."""
+    """Return a log file's text; "" if it does not exist or cannot be read."""
     try:
         return path.read_text(errors="replace")
     except OSError:
@@ -156,9 +158,10 @@ def text(path: Path) -> str:
 def follow(
     path: Path, write: Callable[[str], object], stop: threading.Event, interval_s: float = 0.2
 ) -> None:
-    """Hand the lines of a growing file to `write` until `stop` is set and all of them are handed on.
+    """Pass the lines of a growing file to `write` until `stop` is set and all lines are passed on.
 
-    A file that does not exist yet is waited for; one that :func:`bound` emptied is read from its beginning.
+    The function waits for a file that does not exist yet. After :func:`bound` has emptied the file, it reads
+    from the beginning.
     """
     while not path.exists():
         if stop.wait(interval_s):
@@ -176,10 +179,10 @@ def follow(
 
 
 def bound(path: Path, limit_bytes: int = LIMIT_BYTES) -> None:
-    """Keep a log that others append to from growing: a longer one becomes PATH.1, in place of an earlier one.
+    """Limit the size of a log that others append to: move a longer one to PATH.1 and replace an earlier one.
 
-    A line that is written in that moment may be in neither. Where PATH.1 cannot be written, say because the
-    disk is full, the log begins anew without it and says so in its first line.
+    A line that is written at that moment may be lost. If PATH.1 cannot be written, for example because the
+    disk is full, the log starts over without it and says so in its first line.
     """
     try:
         if path.stat().st_size <= limit_bytes:
@@ -188,7 +191,7 @@ def bound(path: Path, limit_bytes: int = LIMIT_BYTES) -> None:
         return
     earlier, lost = path.with_name(f"{path.name}.1"), None
     try:
-        earlier.unlink(missing_ok=True)  # gives a full disk room for its successor
+        earlier.unlink(missing_ok=True)  # frees space on a full disk for its successor
         private_files.make_empty(earlier)
         shutil.copyfile(path, earlier)
     except OSError as error:

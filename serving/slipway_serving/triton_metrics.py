@@ -1,7 +1,7 @@
-"""Brings what a program records (:mod:`slipway_serving.metrics`) into Triton's, beside its `nv_` ones.
+"""Publication of the metrics of programs (:mod:`slipway_serving.metrics`) beside Triton's own `nv_` metrics.
 
-A thread of the model's stub asks the recorder once a second and passes on what changed: nothing of it is on
-the way of a request, and gauges fall also while no request comes. All instances of a model feed the same
+A thread of the model's stub reads the recorder once a second and publishes the changes. So publication adds
+no time to a request, and gauges also fall while no requests come. All instances of a model update the same
 series.
 """
 
@@ -19,13 +19,13 @@ _INTERVAL_S = 1.0
 
 
 class Publisher:
-    """Publishes one instance's numbers until it is closed.
+    """Thread that publishes the metrics of one model instance until it is closed.
 
     Args:
-        pb_utils: the Python backend's module.
-        model: value of the label ``model``.
-        recorder: what the instance's program feeds.
-        interval_s: seconds between two looks.
+        pb_utils: Module of Triton's Python backend.
+        model: Value of the label ``model``.
+        recorder: Recorder of the instance's program.
+        interval_s: Time between two reads of the recorder, in seconds.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Publisher:
         self._thread.start()
 
     def close(self) -> None:
-        """Publish the rest; a model that holds nothing any more has gauges of 0."""
+        """Stop the thread and publish the rest; the gauges of a model that holds nothing then become 0."""
         self._closed.set()
         self._thread.join()
         self._publish()
@@ -73,7 +73,7 @@ class Publisher:
                     series.observe(amount)
 
     def _new(self, metric: Metric, value: str) -> Any:
-        """Return a new series, at 0."""
+        """Return a new series with the value 0."""
         if metric not in self._families:
             self._families[metric] = self._kinds(
                 name=metric.name,
@@ -89,31 +89,32 @@ class Publisher:
 
 
 class Running:
-    """How many requests all instances of a model work on, published at once: a server is stopped at 0.
+    """Gauge of the requests that all instances of a model work on; a server is stopped when it is 0.
 
-    A process that dies in the middle of a request leaves it counted; the next one of the model takes it back.
+    It is updated at once, not by the thread of :class:`Publisher`. A process that dies within a request
+    leaves the request counted; the next process of the model corrects the count.
 
     Args:
-        pb_utils: the Python backend's module.
-        model: value of the label ``model``.
+        pb_utils: Module of Triton's Python backend.
+        model: Value of the label ``model``.
     """
 
     def __init__(self, pb_utils: Any, model: str) -> None:
         self._series = _gauge(pb_utils, REQUESTS_RUNNING, model)
 
     def add(self, change: int) -> None:
-        """Count requests that began, or, below 0, ended."""
+        """Add the number of requests that began; a negative number counts requests that ended."""
         self._series.increment(change)
 
 
 def tell_restarts(pb_utils: Any, model: str, footprint: Footprint) -> None:
-    """Publish how often a model and its server were started anew; each instance tells the same."""
+    """Publish how often a model and its server were restarted; each instance publishes the same numbers."""
     for metric, count in zip(RESTARTS, footprint.restarts(), strict=True):
         _gauge(pb_utils, metric, model).set(count)
 
 
 def _gauge(pb_utils: Any, metric: Metric, model: str) -> Any:
-    """Return the series of a gauge without a further label, for as long as the process lives."""
+    """Return the series of a gauge without a further label; it lives as long as the process."""
     kinds = pb_utils.MetricFamily
     family = kinds(name=metric.name, description=metric.description, kind=kinds.GAUGE)
     series = family.Metric(labels={"model": model})
@@ -123,10 +124,10 @@ def _gauge(pb_utils: Any, metric: Metric, model: str) -> Any:
 
 
 def _keep(thing: Any) -> None:
-    """Never let go of an object, not even when the interpreter ends.
+    """Prevent an object from ever being freed, even when the interpreter ends.
 
-    Triton 2.51 counts the users of a series per family object: when one instance's objects go, the series is
-    freed under the other instances, and under those of a model that is just being loaded anew. Seen: the
-    counters disappear, and the load never ends.
+    Triton 2.51 counts the users of a series per family object. When the objects of one instance are freed,
+    the series is freed although other instances use it, including those of a model that is being reloaded. We
+    have seen counters disappear and loads that never end.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))

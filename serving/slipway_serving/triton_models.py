@@ -1,6 +1,6 @@
-"""Calls from one model to another of the same server, over Triton's Python backend.
+"""Calls between models of the same server through Triton's Python backend (BLS).
 
-Triton's own module is handed in: this one never imports it.
+This module never imports Triton's own Python module; callers pass it in.
 """
 
 from __future__ import annotations
@@ -18,24 +18,25 @@ from slipway_serving.turns import NO_SESSION, Turn
 
 
 class EndedStreams:
-    """Streams of models to a model that ended, held until the Python backend itself holds nothing of them.
+    """Ended streams between models, kept until the Python backend itself no longer refers to them.
 
-    Before Triton 2.53 (24.12) that destroys an answer's arrays on whichever of its threads lets go of them
-    last, without Python's lock, and a process whose heap broke so dies anywhere later (python_backend#390).
-    Such threads are the one that hands on answers, until it hands on those of another stream, and the one
-    that tells Triton that a stream has ended, until it has answered what it was asked after that. Hence: a
-    stream is let go of when a later one has ended, and a question asked then has been answered.
+    Before Triton 2.53 (24.12), the backend destroys an answer's arrays on the thread that drops the last
+    reference, without holding Python's GIL. This corrupts the heap, and the process dies at some later point
+    (python_backend#390). Two threads of the backend may hold a reference: the one that passes on answers,
+    until it passes on answers of another stream, and the one that tells Triton that a stream has ended, until
+    it has answered a later question. So a stream is released only after a later stream has ended and a
+    question asked after that has been answered.
     """
 
     def __init__(self) -> None:
         self._streams: list[Any] = []
 
     def hold(self, stream: Any, ask: Callable[[], bool]) -> None:
-        """Hold a stream that ended, and let go of earlier ones.
+        """Keep a stream that ended, and release the earlier ones if that is safe.
 
         Args:
-            stream: what iterates over its responses.
-            ask: asks the backend a question; returns whether it is sure to have been answered by that thread.
+            stream: Iterator over the responses of the stream.
+            ask: Function that asks the backend a question; it returns True if that thread certainly answered.
         """
         earlier, self._streams = self._streams, [stream]
         if earlier and not ask():
@@ -43,13 +44,13 @@ class EndedStreams:
 
 
 class TritonModels:
-    """Calls other models of the same server; implements :class:`slipway_serving.program.Models`.
+    """Implementation of :class:`slipway_serving.program.Models` for models of the same server.
 
     Args:
-        pb_utils: the Python backend's module.
-        request_id: id that the calls carry on.
-        request: of the caller, on whose behalf the calls are made; they become part of its trace.
-        ended: streams of this process that ended.
+        pb_utils: Module of Triton's Python backend.
+        request_id: Request ID that the calls carry.
+        request: Triton request of the caller on whose behalf the calls are made; they join its trace.
+        ended: Ended streams of this process.
     """
 
     def __init__(self, pb_utils: Any, request_id: str, request: Any, ended: EndedStreams) -> None:
@@ -57,7 +58,7 @@ class TritonModels:
         self._trace, self._is_cancelled = request.trace(), request.is_cancelled
 
     def call(self, model: str, tensors: Tensors, outputs: list[str]) -> dict[str, NDArray[Any]]:
-        """Ask a model that answers once; raises the model's error."""
+        """Call a model that answers once; raise the model's error."""
         return self._tensors(model, self._request(model, tensors, outputs).exec())
 
     def stream(
@@ -68,10 +69,10 @@ class TritonModels:
         *,
         turn: Turn = NO_SESSION,
     ) -> Iterator[dict[str, NDArray[Any]]]:
-        """Ask a decoupled model; see :class:`slipway_serving.program.Models`."""
+        """Call a decoupled model; see :class:`slipway_serving.program.Models`."""
         flags = self._pb.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START if turn.start else 0
         flags |= self._pb.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END if turn.end else 0
-        # Answers to a model are bytes, as those over gRPC.
+        # This mark makes the other model answer in bytes, as over gRPC.
         marked = {GRPC_MARK: "slipway"}
         request = self._request(
             model, tensors, outputs, correlation_id=turn.id, flags=flags, parameters=marked
@@ -82,11 +83,11 @@ class TritonModels:
                 if found := self._tensors(model, response):
                     yield found
         finally:
-            # Once cancelled, a request says so without asking.
+            # is_cancelled asks the backend, except that a cancelled request answers True without asking.
             self._ended.hold(responses, ask=lambda: not self._is_cancelled())
 
     def is_ready(self, model: str) -> bool:
-        """Tell whether a model is loaded; an unknown one is not."""
+        """Return True if a model is loaded; False for an unknown one."""
         return bool(self._pb.is_model_ready(model_name=model))
 
     def _request(self, model: str, tensors: Tensors, outputs: list[str], **options: Any) -> Any:
@@ -96,7 +97,7 @@ class TritonModels:
             trace=self._trace,
             requested_output_names=outputs,
             inputs=[self._pb.Tensor(name, array) for name, array in tensors.items()],
-            # The loop's arithmetic is numpy's; without this, a model on a GPU answers with GPU memory.
+            # Callers compute with numpy; without this, a model on a GPU answers with GPU memory.
             preferred_memory=self._pb.PreferredMemory(self._pb.TRITONSERVER_MEMORY_CPU),
             **options,
         )
@@ -105,9 +106,9 @@ class TritonModels:
         if response.has_error():
             text = response.error().message()
             error = from_wire(text)
-            # Triton gives calls between models no other code than INTERNAL: a missing model is asked for.
+            # Triton reports every error between models as INTERNAL, so we ask whether the model is missing.
             if isinstance(error, Unrecoverable) and not self._pb.is_model_ready(model_name=model):
                 raise NotReady(f"{model}: must be loaded and ready, got: {text}")
             raise error
-        # Copied, since the array is a view of shared memory that goes back with the response.
+        # We copy the array, since it is a view of shared memory that is freed with the response.
         return {tensor.name(): np.array(tensor.as_numpy()) for tensor in response.output_tensors()}

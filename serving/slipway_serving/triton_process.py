@@ -1,7 +1,7 @@
-"""A server's processes, what they hold, and how they are ended and it is freed.
+"""Processes and shared memory of one server: how to find them, end them and free what they hold.
 
-Every process of one server carries the server's id in its environment and every shared memory region
-of its Python stubs starts with that id, so :func:`sweep` finds exactly them, whoever started them.
+Every process of a server carries the server's ID in its environment, and the name of every shared memory
+region of its Python stubs starts with that ID. So :func:`sweep` finds exactly these, whoever started them.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ ID_VARIABLE = "SLIPWAY_SERVER_ID"
 SHARED_MEMORY = Path("/dev/shm")
 STUB = "triton_python_backend_stub"
 REQUESTS = "requests"
-"""What the name of :attr:`Belongings.requests` ends with."""
+"""Suffix of the name of :attr:`Belongings.requests`."""
 _BLOCKED = re.compile(rb"^SigBlk:\t(\w+)$", re.MULTILINE)
 _ALONE = {1 << number - 1: number for number in (signal.SIGABRT, signal.SIGSEGV)}
 
 
 @dataclass(frozen=True)
 class Belongings:
-    """What has to be gone when a server is.
+    """Resources of one server that must be removed when it ends.
 
     Attributes:
-        server_id: value of :data:`ID_VARIABLE` in its processes; prefix of its shared memory regions.
-        folder: its private folder.
-        pid: the `tritonserver` process.
-        exit_timeout_s: time that its in-flight work is given on SIGTERM.
-        log: its log, which the watcher keeps from growing without end.
-        traces: whether it traces requests.
+        server_id: Value of :data:`ID_VARIABLE` in its processes and prefix of its shared memory regions.
+        folder: Path of its private folder.
+        pid: Process ID of `tritonserver`; 0 before it was started.
+        exit_timeout_s: Longest time for in-flight work to finish after SIGTERM, in seconds.
+        log: Path of its log, whose size the watcher limits.
+        traces: True if it traces requests.
     """
 
     server_id: str
@@ -48,18 +48,18 @@ class Belongings:
 
     @property
     def requests(self) -> Path:
-        """Folder of :mod:`slipway_serving.server_folder`, in memory.
+        """Runtime folder of the server (:mod:`slipway_serving.server_folder`), in shared memory.
 
-        A model's process that is started anew writes there, which must not fail where the disk is full.
+        A restarted model process writes there, and a full disk must not prevent that.
         """
         return SHARED_MEMORY / f"{self.server_id}{REQUESTS}"
 
 
 def processes(server_id: str) -> list[int]:
-    """Return the pids of the living processes that carry a server's id."""
+    """Return the process IDs of the living processes that carry a server's ID."""
     found = []
     for process in psutil.process_iter():
-        # A process may end while we look at it; those of other users cannot be read.
+        # A process may end while we read it, and processes of other users cannot be read.
         with contextlib.suppress(psutil.Error, OSError):
             if process.environ().get(ID_VARIABLE) == server_id:
                 found.append(process.pid)
@@ -67,25 +67,25 @@ def processes(server_id: str) -> list[int]:
 
 
 def shared_memory(server_id: str) -> list[Path]:
-    """Return the shared memory regions whose names start with a server's id."""
+    """Return the shared memory regions whose names start with a server's ID."""
     return sorted(path for path in SHARED_MEMORY.glob(f"{server_id}*") if not path.is_dir())
 
 
 def stubs(pid: int) -> dict[int, str]:
-    """Return the models whose instances the living processes of a `tritonserver` are, by their pids."""
+    """Return the living stub processes of a `tritonserver`: the name of the model by process ID."""
     found = {}
     with contextlib.suppress(psutil.Error):
         for child in psutil.Process(pid).children():
             with contextlib.suppress(psutil.Error):
-                command = child.cmdline()  # empty of one that has ended and was not waited for
+                command = child.cmdline()  # empty for a zombie process
                 if command and Path(command[0]).name == STUB:
-                    # REPOSITORY/MODEL/VERSION/FILE
+                    # The first argument is REPOSITORY/MODEL/VERSION/FILE.
                     found[child.pid] = Path(command[1]).parent.parent.name
     return found
 
 
 def ended_by(code: int) -> str:
-    """Return how a process ended, in words, from its return code as `subprocess` gives it."""
+    """Describe in words how a process ended, from its return code in the form of `subprocess`."""
     if code >= 0:
         return f"exit code {code}"
     with contextlib.suppress(ValueError):
@@ -94,18 +94,19 @@ def ended_by(code: int) -> str:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a process was stopped by a signal and does not run; a debugger's hold does not count."""
+    """Return True if a signal has stopped a process; a process that a debugger holds does not count."""
     with contextlib.suppress(OSError):  # It may end meanwhile.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     return False
 
 
 def dies_of(pid: int) -> signal.Signals | None:
-    """Return the signal that a process is dying of: one of its threads is in Triton's handler of it.
+    """Return the signal that a process is dying of, if one of its threads is in Triton's signal handler.
 
-    The handler writes a stack trace, for each line of which it forks. Where the signal comes from within
-    malloc, as it does when memory was freed twice, that waits for malloc's lock for ever: the process neither
-    serves nor ends, and goes on saying that it lives. Seen by what signals the thread blocks: that one alone.
+    The handler writes a stack trace and forks for each line of it. If the signal was raised within malloc, as
+    after a double free, the fork waits for malloc's lock forever: the process neither serves nor ends, and
+    still reports that it is live. A thread in the handler is recognised by the signals that it blocks: that
+    signal alone.
     """
     for status in Path(f"/proc/{pid}/task").glob("*/status"):
         with contextlib.suppress(OSError):  # It may end meanwhile.
@@ -116,14 +117,14 @@ def dies_of(pid: int) -> signal.Signals | None:
 
 
 def sweep(belongings: Belongings) -> None:
-    """Kill what is left of a server's processes; free its shared memory and its folders."""
+    """Kill the remaining processes of a server, free its shared memory and remove its folders."""
     end_processes(belongings.server_id)
     for folder in (belongings.folder, belongings.requests):
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def end_processes(server_id: str) -> None:
-    """Kill what is left of a server's processes and free its shared memory."""
+    """Kill the remaining processes of a server and free its shared memory."""
     deadline = time.monotonic() + 10
     while (pids := processes(server_id)) and time.monotonic() < deadline:
         for pid in pids:

@@ -1,8 +1,8 @@
-"""Sessions as their callers see them: turns in their order, and an end however the caller's work ends.
+"""Caller's side of sessions: it sends turns in order and always ends the session.
 
-A stateful model tells sessions apart by an id (Triton's correlation id). Each request is a :class:`Turn` of
-one session: the first begins it, the last ends it. :class:`Turns` counts them; :class:`Session` sends them
-and, as a context manager, ends what it began, whether its body ends, fails or is left. Pipelines use it
+A stateful model tells sessions apart by an ID (Triton's correlation ID). Each request is a :class:`Turn` of
+one session: the first begins it, the last ends it. :class:`Turns` counts them. :class:`Session` sends them
+and is a context manager that ends the session whether its body ends, fails or is left early. Pipelines use it
 between models inside Triton, clients from outside; both give it the function that sends.
 """
 
@@ -25,13 +25,13 @@ A = TypeVar("A")
 
 @dataclass(frozen=True)
 class Turn:
-    """A request's place in a session.
+    """Position of a request in a session.
 
     Attributes:
-        id: the session's, a number above 0 or a text, unique among the sessions of the model; 0 or "" is no
+        id: Session ID, a number above 0 or a text, unique among the sessions of the model; 0 or "" means no
             session.
-        start: whether the request begins its session.
-        end: whether the request ends its session.
+        start: True if the request begins its session.
+        end: True if the request ends its session.
     """
 
     id: int | str = 0
@@ -40,18 +40,18 @@ class Turn:
 
 
 NO_SESSION = Turn()
-"""The place of a request that belongs to no session."""
+"""Turn of a request that belongs to no session."""
 
 
 class Turns:
-    """The turns of one session, counted where they are sent.
+    """Counter of the turns of one session, on the side that sends them.
 
     Args:
-        session_id: a random one where it is left out: a number if `numbered`, else a text.
-        numbered: whether ids are numbers, as calls between models of Triton need them.
+        session_id: Session ID; None makes a random one, a number if `numbered`, else a text.
+        numbered: True if a random ID must be a number, as calls between models in Triton require.
 
     Attributes:
-        id: of the session.
+        id: Session ID.
 
     Raises:
         InvalidRequest: The id is neither a text of 1 to 128 bytes nor a whole number above 0.
@@ -68,10 +68,10 @@ class Turns:
         """Return the next turn.
 
         Args:
-            last: the session ends with it.
+            last: True if this turn ends the session.
 
         Raises:
-            InvalidRequest: the session has ended.
+            InvalidRequest: The session has ended.
         """
         if self._ended:
             raise InvalidRequest(f"session {self.id}: must be under way, got a turn after its end")
@@ -81,22 +81,22 @@ class Turns:
 
     @property
     def closing(self) -> Turn | None:
-        """The turn that ends the session without further work; None where nothing is under way."""
+        """Turn that ends the session without further work; None if the session is not open."""
         return Turn(self.id, end=True) if self._begun and not self._ended else None
 
     def closed(self) -> None:
-        """Take note that the session has ended."""
+        """Record that the session has ended."""
         self._ended = True
 
     def failed(self, turn: Turn, error: BaseException) -> None:
-        """Take note that a turn failed: whether a first one began or a last one ended anything is not known.
+        """Record that a turn failed, so it is unknown whether the server began or ended the session.
 
-        What may be under way is ended once more. A server that has enough has begun nothing: there the next
-        turn is the first again.
+        The session counts as still open and is ended once more. But a server that refused the first turn as
+        Overloaded has not begun the session, so the next turn is the first again.
 
         Args:
-            turn: that failed.
-            error: why.
+            turn: Turn that failed.
+            error: Error with which it failed.
         """
         self._ended = False
         if turn.start and isinstance(error, Overloaded):
@@ -104,11 +104,12 @@ class Turns:
 
 
 class Session(Generic[T, A]):
-    """One session of a stateful model; use as a context manager.
+    """One session of a stateful model, used as a context manager.
 
     Args:
-        send: sends a turn's content and yields the answers; None as content ends the session and no more.
-        turns: of the session.
+        send: Function that sends a turn's content and yields the answers; None as content only ends the
+            session.
+        turns: Turn counter of the session.
     """
 
     def __init__(self, send: Callable[[T | None, Turn], Iterator[A]], turns: Turns) -> None:
@@ -116,7 +117,7 @@ class Session(Generic[T, A]):
 
     @property
     def id(self) -> int | str:
-        """The session's id."""
+        """Session ID."""
         return self._turns.id
 
     def __enter__(self) -> Session[T, A]:
@@ -128,14 +129,14 @@ class Session(Generic[T, A]):
         self.close()
 
     def step(self, content: T, *, last: bool = False) -> Iterator[A]:
-        """Send one turn and yield its answers; it is sent when the first is asked for.
+        """Send one turn and yield its answers; the turn is sent when the first answer is requested.
 
         Args:
-            content: of the turn.
-            last: the session ends with it.
+            content: Content of the turn.
+            last: True if this turn ends the session.
 
         Raises:
-            SlipwayError: the model's.
+            SlipwayError: The model answered with this error.
         """
         turn = self._turns.next(last=last)
         try:
@@ -145,10 +146,11 @@ class Session(Generic[T, A]):
             raise
 
     def close(self) -> None:
-        """End the session, if it is under way; the model frees what it holds of it."""
+        """End the session if it is open; the model then frees its state."""
         if (turn := self._turns.closing) is not None:
             self._turns.closed()
-            # Whatever ended the body is what its caller must hear of; idle sessions end by themselves.
+            # The caller must see the error that ended the body, not one of this request. If this request
+            # fails, the session ends when its idle time is over.
             with contextlib.suppress(SlipwayError):
                 for _ in self._send(None, turn):
                     pass

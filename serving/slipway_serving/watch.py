@@ -1,4 +1,4 @@
-"""Whether work should go on: asked between its steps, about the caller and about the time limit."""
+"""Check for cancellation and the time limit between the steps of a request's work."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from slipway_serving.errors import Cancelled, DeadlineExceeded
 
 
 class Watch:
-    """Runs from its creation on.
+    """Cancellation and deadline check of one request; the time runs from its creation.
 
     Args:
-        where: the model that works, for messages.
-        is_cancelled: whether the caller has given up.
-        limit_s: seconds that the work may take; None for any.
-        clock: monotonic seconds.
+        where: Name of the model that works, for error messages.
+        is_cancelled: Function that returns True if the caller has cancelled the request.
+        limit_s: Longest time for the work, in seconds; None sets no limit.
+        clock: Monotonic clock, in seconds.
     """
 
     def __init__(
@@ -29,18 +29,18 @@ class Watch:
         self._started_s = clock()
 
     def elapsed_s(self) -> float:
-        """Return the seconds since the work began."""
+        """Return the time since the work began, in seconds."""
         return self._clock() - self._started_s
 
     def check(self, point: str) -> None:
-        """Stop the work if nobody wants it any more or its time is up.
+        """Raise an error if the caller has cancelled the request or its time limit has passed.
 
         Args:
-            point: where the work stands, for example "before step 4 of 50".
+            point: Progress of the work, for the message, for example "before step 4 of 50".
 
         Raises:
-            Cancelled: the caller has given up.
-            DeadlineExceeded: the limit is passed.
+            Cancelled: The caller has cancelled the request.
+            DeadlineExceeded: The time limit has passed.
         """
         if self._is_cancelled():
             raise Cancelled(f"{self._where}: cancelled by the caller {point}")

@@ -1,7 +1,7 @@
-"""The small process beside a server that bounds its log, and stops it when its parent has ended.
+"""Watcher: a small process beside a server that limits its log and stops it when the launcher has ended.
 
-(PR_SET_PDEATHSIG would be shorter, but it fires when the starting *thread* ends, cannot free shared memory
-and gives in-flight work no time.)
+PR_SET_PDEATHSIG would be shorter, but it fires when the starting *thread* ends, cannot free shared memory and
+gives in-flight work no time.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from slipway_serving.triton_install import python_path
 from slipway_serving.triton_process import Belongings, ended_by, processes, sweep
 
 PAUSE_S = 5.0
-"""Seconds between two starts of a watcher at least: one that always dies must not take a core."""
+"""Shortest time between two starts of a watcher, in seconds, so that one that always dies does not use a
+core."""
 
 
 class Watcher:
-    """The watcher of one running server, which is started again when it dies.
+    """Watcher process of one running server, which is restarted when it dies.
 
     Args:
-        belongings: What the watcher looks after.
-        tell: Function that is called with the name of an event and its facts.
+        belongings: Resources of the server that the watcher looks after.
+        tell: Callback that receives the name of an event and its facts.
 
     Raises:
         OSError: The process cannot be started.
@@ -43,7 +44,7 @@ class Watcher:
         self._process = _start(belongings)
 
     def look(self) -> None:
-        """Start another watcher where this one has ended, at most one every few seconds."""
+        """Start a new watcher process if the current one has ended, at most once every few seconds."""
         code = self._process.poll()
         if code is None or time.monotonic() - self._started_s < PAUSE_S:
             return
@@ -56,12 +57,12 @@ class Watcher:
             self._tell("watcher_restarted", reason=ended_by(code))
 
     def kill(self) -> None:
-        """End the watcher at once; what it looked after stays as it is."""
+        """End the watcher at once and leave the server's resources as they are."""
         self._process.kill()
         self._process.wait()
 
     def end(self) -> None:
-        """Have the watcher end, which sweeps what is left of the server, and wait for it."""
+        """Let the watcher sweep what is left of the server and end, and wait for it."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         self._process.wait()
@@ -69,7 +70,7 @@ class Watcher:
 
 def _start(belongings: Belongings) -> subprocess.Popen[bytes]:
     """Start a watcher's process, which ends when its standard input is closed or the caller has died."""
-    # It writes to the log, should it fail: the caller's own pipes would be held open by it.
+    # The watcher writes its errors to the log, since it would otherwise hold the caller's own pipes open.
     with triton_log.appending(Path(belongings.log)) as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "slipway_serving.watcher"],
@@ -79,17 +80,17 @@ def _start(belongings: Belongings) -> subprocess.Popen[bytes]:
             stderr=log,
             cwd="/",
             env={**os.environ, "PYTHONPATH": python_path(os.environ)},
-            start_new_session=True,  # a terminal's Ctrl-C is for the parent, which closes our input in time
+            start_new_session=True,  # a terminal's Ctrl-C must reach only the parent
         )
     if process.stdin is None:
         raise RuntimeError("the watcher has no standard input")
-    with contextlib.suppress(BrokenPipeError):  # It died at once: it is started again as any that dies.
+    with contextlib.suppress(BrokenPipeError):  # It died at once; look() restarts it.
         process.stdin.write(json.dumps(asdict(belongings)).encode() + b"\n")
     return process
 
 
 def _watch() -> None:
-    """Wait for the parent's end, then stop the server and sweep."""
+    """Wait for the end of the parent, then stop the server and sweep what is left of it."""
     parent = os.getppid()
     belongings = Belongings(**json.loads(sys.stdin.buffer.readline()))
     claim = join_claim(belongings)

@@ -1,1 +1,1 @@
-"""Training of the networks that users make themselves."""
+"""Training of wake words by users, and of the demo checkpoints."""

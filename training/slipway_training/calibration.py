@@ -1,7 +1,7 @@
-"""The threshold of a wake word: how often each one accepts what it should not and rejects what it should.
+"""Choice of a wake word's detection threshold from false accepts and false rejects.
 
-A false accept is a window without the word that is detected, a false reject one with the word that is not.
-The chosen threshold has the fewest false rejects among those with few enough false accepts.
+A false accept is a detection in a window without the word. A false reject is a missed window with the word.
+The chosen threshold has the fewest false rejects among those within the allowed share of false accepts.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from numpy.typing import NDArray
 
 from slipway_serving.errors import InvalidRequest
 
-# Closer near 1: an hour has thousands of windows, so few false accepts an hour are a matter of thousandths.
+# Thresholds are denser near 1: an hour has thousands of windows, so thousandths decide whether false accepts
+# per hour are few.
 THRESHOLDS = (*(each / 100 for each in range(1, 90)), *(each / 1000 for each in range(900, 1000)))
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What a threshold does to the held-out windows.
+    """Error rates of the held-out windows at one threshold.
 
     Args:
-        threshold: probability from which on the word counts as detected.
-        false_accepts: share of the windows without the word that are detected.
-        false_rejects: share of the windows with the word that are not.
+        threshold: Smallest probability at which the word counts as detected.
+        false_accepts: Share of the windows without the word that are detected.
+        false_rejects: Share of the windows with the word that are missed.
     """
 
     threshold: float
@@ -39,11 +40,11 @@ class Rates:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The rates at every threshold, and the chosen one.
+    """Error rates at every threshold, and the chosen threshold.
 
     Args:
-        rates: by rising threshold.
-        chosen: one of them.
+        rates: Rates in ascending order of the threshold.
+        chosen: Rates of the chosen threshold, one of `rates`.
     """
 
     rates: tuple[Rates, ...]
@@ -51,19 +52,19 @@ class Calibration:
 
 
 def calibrate(positive: NDArray[Any], negative: NDArray[Any], max_false_accepts: float) -> Calibration:
-    """Choose a threshold.
+    """Choose the threshold with the fewest false rejects within a bound on false accepts.
 
     Args:
-        positive: [n], probabilities of windows with the word.
-        negative: [m], probabilities of windows without it.
-        max_false_accepts: share of the negative windows that may be detected, 0 to 1.
+        positive: Probabilities of windows with the word, [n].
+        negative: Probabilities of windows without the word, [m].
+        max_false_accepts: Largest allowed share of detected negative windows, 0 to 1.
 
     Returns:
-        The fewest false rejects within the bound; of equally good thresholds the middle one, which is
+        The rates and the chosen threshold. Of equally good thresholds it is the middle one, which is
         furthest from both kinds of windows.
 
     Raises:
-        InvalidRequest: no threshold is within the bound.
+        InvalidRequest: No threshold keeps the false accepts within the bound.
     """
     rates = tuple(
         Rates(threshold, float(np.mean(negative >= threshold)), float(np.mean(positive < threshold)))

@@ -1,4 +1,4 @@
-"""The model card of a checkpoint that was trained here: what it is of, how it was made, what it reaches."""
+"""Model cards of the checkpoints that the recipes train: contents, training and measured results."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ CARD_FILE = "README.md"
 
 @dataclass(frozen=True)
 class Card:
-    """What people must know of a checkpoint.
+    """Facts about a checkpoint that its model card states.
 
     Args:
-        title: of the card.
-        is_of: what the networks are and what they were made for.
-        data: what they were trained on.
-        training: how.
-        results: what each figure is, by its name among the recipe's measures; `{}` is its value.
-        limits: what they do not do.
+        title: Title of the card.
+        is_of: Description of the networks and their purpose.
+        data: Description of the training data.
+        training: Description of the training.
+        results: Label of each figure in the card, by the figure's name among the recipe's measures.
+        limits: Known limits of the networks.
     """
 
     title: str
@@ -30,7 +30,7 @@ class Card:
     limits: str
 
     def text(self, family: str, seed: int, figures: Mapping[str, float]) -> str:
-        """Return the card as Markdown, with the front matter of the hub's cards."""
+        """Return the card as Markdown, with the front matter that Hugging Face Hub cards have."""
         rows = "\n".join(f"| {name} | {figures[figure]:.4g} |" for figure, name in self.results.items())
         return (
             "---\nlicense: apache-2.0\ntags: [slipway, synthetic-data]\n---\n"

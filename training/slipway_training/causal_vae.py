@@ -1,7 +1,8 @@
-"""Training of a causal video VAE, on clips that a program draws; `vae_forms` says which VAEs there are.
+"""Training of a causal video VAE on rendered clips; `vae_forms` describes the supported VAEs.
 
-Clips go through encoder and decoder whole. Where diffusers goes frame by frame, with what each convolution
-keeps of the frames before, both give the same, and whole clips are several times fewer and larger operations.
+Encoder and decoder process whole clips. diffusers processes them frame by frame, with a cache of earlier
+frames for each convolution. Both give the same result, but whole clips need several times fewer and larger
+operations.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ from slipway_training.recipe import Making
 from slipway_training.vae_forms import WAN, Form, Vae, form_of
 
 DrawClips = Callable[[np.random.Generator, int], NDArray[np.uint8]]
-"""From a generator and a step's number to the clips of a step, [batch, 4k + 1 frames, height, width, 3]."""
+"""Function from a generator and a step's number to its clips, [batch, 4k + 1 frames, height, width, 3]."""
 
-# Of the latents' distance to unit noise, in the mean of a latent's place, against the mean error of a colour.
+# Weight of the KL divergence from unit noise (mean per latent value), relative to the mean colour error.
 _KL_WEIGHT = 3e-4
-# As diffusers keeps it: further off a variance counts as this one.
+# Bounds to which diffusers clamps the logarithm of the variance.
 _LOG_VARIANCE = (-30.0, 20.0)
 _FIRST_LOG_VARIANCE, _BLOCK_GAIN = -6.0, 0.1
-# Noise on the latents that a decoder learns to forgive, at most.
+# Largest deviation of the noise on latents that the decoder learns to tolerate.
 _WORN = 0.4
 _MEASURED_STEPS = 64
 _FRAMES_PER_LATENT = 4
 
 
 class WholeClips(nn.Module):
-    """A VAE that encodes and decodes whole clips."""
+    """VAE that encodes and decodes whole clips."""
 
     def __init__(self, vae: Vae) -> None:
         super().__init__()
@@ -46,26 +47,26 @@ class WholeClips(nn.Module):
         """Encode clips and decode a sample of their latents.
 
         Args:
-            clips: [batch, 3, 4k + 1 frames, height, width] in [-1, 1].
-            first: latent frame from which on they are decoded.
+            clips: Clips, [batch, 3, 4k + 1 frames, height, width] in [-1, 1].
+            first: First latent frame that is decoded.
 
         Returns:
-            Clips of the same shape, less the first ``4 * first`` frames, and mean and logarithm of the
-            variance of the latents.
+            Clips of the same shape without the first ``4 * first`` frames, and the mean and the logarithm of
+            the variance of the latents.
         """
         mean, log_variance = self.encode(clips)
         latents = mean + torch.randn_like(mean) * (log_variance / 2).exp()
         return self.decode(latents[:, :, first:]), mean, log_variance
 
     def encode(self, clips: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and logarithm of the variance, each [batch, channels, k + 1, height / 8, width / 8]."""
+        """Return mean and log variance, each [batch, channels, k + 1, height / 8, width / 8]."""
         with self.form.whole():
             moments = self.vae.quant_conv(self.vae.encoder(clips)).float()
         mean, log_variance = moments.chunk(2, dim=1)
         return mean, log_variance.clamp(*_LOG_VARIANCE)
 
     def decode(self, latents: Tensor) -> Tensor:
-        """Return clips [batch, 3, 4k + 1 frames, height, width], about -1 to 1, not cut off."""
+        """Return clips [batch, 3, 4k + 1 frames, height, width], about -1 to 1, not clamped."""
         with self.form.whole():
             clips: Tensor = self.vae.decoder(self.vae.post_quant_conv(latents))
         return clips.float()
@@ -73,16 +74,17 @@ class WholeClips(nn.Module):
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a VAE's training, with an optimizer of its own.
+    """Stage of a VAE's training with its own optimizer.
 
-    Weights that only clips reach must not meet the optimizer of pictures: at their first gradients it would
-    take them many times too far.
+    Some weights get gradients only from clips. The optimizer of the stage on pictures would move them many
+    times too far at their first gradients.
 
     Args:
-        name: among the recipe's networks.
-        schedule: of the optimizer.
-        draw: gives the clips of a step.
-        emphasis: by how much more than the ground a shape counts, where it differs most.
+        name: Name of the stage within the recipe.
+        schedule: Hyperparameters of the optimizer.
+        draw: Function that draws the clips of a step.
+        emphasis: Extra loss weight where a shape differs most from the ground; see
+            :func:`~slipway_training.flow_matching.weights_of`.
     """
 
     name: str
@@ -98,17 +100,17 @@ def train_vae(
     form: Form = WAN,
     initial: Vae | None = None,
 ) -> Vae:
-    """Train a VAE, and tell in it the spread of its latents.
+    """Train a VAE, and store the statistics of its latents in it.
 
     Args:
-        config: of the form's network.
-        stages: one after the other; pictures before clips save most of the time.
-        making: seed, threads and state.
-        form: which VAE it is.
-        initial: a VAE of this configuration whose weights it begins with; without it they are drawn.
+        config: Configuration of the form's network.
+        stages: Stages in their order; training on pictures before clips saves most of the time.
+        making: Seed, threads and state folder.
+        form: Kind of VAE.
+        initial: VAE of this configuration with the initial weights; without it they are random.
 
     Returns:
-        The VAE with mean weights, float32, in eval mode.
+        The VAE with averaged weights, float32, in eval mode.
     """
     torch.manual_seed(making.seed)
     vae = form.network(**config)
@@ -121,7 +123,7 @@ def train_vae(
         trained = fit(network, _loss(stage, making, form.tiled), stage.schedule, making, stage.name)
         assert isinstance(trained, WholeClips)
         network = trained
-    # Of steps beyond the last, which are like the last ones.
+    # The statistics come from steps after the last one, whose clips are like those of the last steps.
     last = stages[-1]
     steps = range(last.schedule.steps, last.schedule.steps + _MEASURED_STEPS)
     clips = (last.draw(np.random.default_rng([making.seed, step]), step) for step in steps)
@@ -131,14 +133,14 @@ def train_vae(
 
 
 def train_decoder(vae: Vae, stage: Stage, making: Making) -> Vae:
-    """Train a VAE's decoder further, on latents that are not quite right; its encoder and its latents stay.
+    """Train a VAE's decoder further on noisy latents, with its encoder frozen.
 
-    What a network makes of noise is never quite what the encoder gives, and an outline suffers first.
+    Generated latents always differ a little from encoded ones, and outlines suffer first.
 
     Args:
-        vae: whose latents are of deviation 1; it is changed.
-        stage: the training.
-        making: seed, threads and state.
+        vae: VAE with latents of deviation 1; it is changed.
+        stage: Stage of the training.
+        making: Seed, threads and state folder.
     """
     network = _laid_out(vae)
     for part in (vae.encoder, vae.quant_conv):
@@ -179,7 +181,7 @@ def _loss(stage: Stage, making: Making, tiled: bool) -> Loss:
 
 
 def _first_decoded(random: np.random.Generator, clips: Tensor) -> int:
-    """Draw the latent frame with which a tile of decoding begins."""
+    """Draw the first latent frame of a decoding tile."""
     return int(random.integers((clips.shape[2] - 1) // _FRAMES_PER_LATENT + 1))
 
 
@@ -194,7 +196,7 @@ def _error(decoded: Tensor, wanted: Tensor, stage: Stage) -> Tensor:
 
 @torch.no_grad()
 def latents_of(network: WholeClips, clips: NDArray[np.uint8]) -> Tensor:
-    """Return the means of clips' latents, as the VAE gives them, in float32."""
+    """Return the means of clips' latents, unnormalized, in float32."""
     with torch.autocast("cpu", torch.bfloat16):
         means, _ = network.encode(as_tensor(clips))
     return means
@@ -202,12 +204,12 @@ def latents_of(network: WholeClips, clips: NDArray[np.uint8]) -> Tensor:
 
 def as_tensor(clips: NDArray[np.uint8]) -> Tensor:
     """Return clips [batch, frames, height, width, 3] as [batch, 3, frames, height, width] in [-1, 1]."""
-    # The channels stay last in memory, where the convolutions are fastest.
+    # The channels stay last in memory, the fastest layout for convolutions.
     return torch.from_numpy(clips).permute(0, 4, 1, 2, 3).float() / 127.5 - 1
 
 
 def psnr_db(vae: Vae, clips: NDArray[np.uint8]) -> float:
-    """Return how near clips [batch, frames, height, width, 3] are to themselves after diffusers' own loop."""
+    """Return the PSNR in dB of clips [batch, frames, height, width, 3] encoded and decoded by diffusers."""
     with torch.no_grad():
         pixels = as_tensor(clips)
         decoded = vae.decode(vae.encode(pixels).latent_dist.mode()).sample
@@ -217,10 +219,11 @@ def psnr_db(vae: Vae, clips: NDArray[np.uint8]) -> float:
 
 @torch.no_grad()
 def _begin(vae: Vae, form: Form) -> None:
-    """Set initial weights that pass a clip on; with torch's own, biases and noise drown it for long.
+    """Set initial weights that pass a clip through the VAE.
 
-    Every convolution keeps the variance and sees one frame, blocks add little, a frame stands for those that
-    it becomes, and the latents' noise is small.
+    With torch's defaults, biases and noise drown the clip for many steps. Here every convolution keeps the
+    variance and reads one frame, residual blocks add little, a layer that changes the number of frames copies
+    them, and the latents' noise is small.
     """
     for module in vae.modules():
         if isinstance(module, (nn.Conv2d, nn.Conv3d)):
@@ -241,7 +244,7 @@ def _begin(vae: Vae, form: Form) -> None:
 
 
 def _laid_out(vae: Vae) -> WholeClips:
-    """Bring weights to the layout in memory for which convolutions are fastest."""
+    """Convert weights to the memory layout with the fastest convolutions."""
     for module in vae.modules():
         if isinstance(module, (nn.Conv2d, nn.Conv3d)):
             layout = torch.channels_last_3d if module.weight.ndim == 5 else torch.channels_last

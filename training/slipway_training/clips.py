@@ -1,7 +1,7 @@
-"""Recordings of a folder, cut into the windows that a served wake word hears, and variations of them.
+"""Recordings of a folder, cut into the windows that a served wake word receives, and augmented windows.
 
-A stream is heard in windows of one second that overlap by half, so that is what training hears too: of a long
-negative recording every window, of a positive one the window that holds most of its energy.
+Serving cuts a stream into windows of one second that overlap by half, so training uses the same windows. A
+long negative recording gives every window; a positive one gives the window with most of its energy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from slipway_serving.wakeword.request import SAMPLE_RATE_HZ, SHORTEST_S
 
 WINDOW_S, OVERLAP = 1.0, 0.5
 LONGEST_RECORDING_S = 3600.0
-# Of these some cannot be decoded. A recording that is there is refused by name rather than left out.
+# Some of these formats cannot be decoded. An error then names the recording, so that none is skipped.
 SUFFIXES = (
     *(
         ".aac",
@@ -43,7 +43,7 @@ SUFFIXES = (
 )
 WINDOW_SAMPLES = round(WINDOW_S * SAMPLE_RATE_HZ)
 _HOP_SAMPLES = round(WINDOW_SAMPLES * (1 - OVERLAP))
-# The middle of a word lies no further than half a hop from that of a stream's nearest window.
+# The middle of a word is at most half a hop away from the middle of a stream's nearest window.
 _SPAN_SAMPLES = WINDOW_SAMPLES + _HOP_SAMPLES
 _SPEED = (0.92, 1.08)
 _NOISE_DB = (5.0, 30.0)
@@ -55,14 +55,14 @@ Samples = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Clip:
-    """One recording, as training hears it.
+    """One recording and its training windows.
 
     Args:
-        path: of the file.
-        windows: [samples] each, mono, float32, -1 to 1, 16 kHz, at most one second; none of them silent.
-        spans: what is varied of each window: of a recording of the word one and a half seconds about its
-            middle, with silence beyond the recording's ends, since a stream's windows begin anywhere; else
-            the window.
+        path: Path of the file.
+        windows: Windows of [samples] each, mono, float32, -1 to 1, 16 kHz, at most one second, none silent.
+        spans: Samples from which the augmentation of each window is cut. For a recording of the word they
+            are 1.5 s around its middle, padded with silence beyond the recording's ends, since a stream's
+            windows begin anywhere. For other recordings they are the window itself.
     """
 
     path: Path
@@ -71,14 +71,15 @@ class Clip:
 
 
 def read_clips(folder: Path, *, positive: bool) -> list[Clip]:
-    """Read all recordings of a folder and of those inside it; channels are averaged.
+    """Read all recordings of a folder and its subfolders, with channels averaged.
 
     Args:
         folder: Folder with WAV, FLAC, Ogg, MP3 or AIFF files.
-        positive: each recording is one utterance of the word, else it is anything but the word.
+        positive: True if each recording is one utterance of the word, False if none contains the word.
 
     Raises:
-        InvalidRequest: there is no recording, or one of them cannot be used; the first five are named.
+        InvalidRequest: The folder has no recording, or some recordings cannot be used. The error names the
+            first five.
     """
     where = "positive" if positive else "negative"
     if not folder.is_dir():
@@ -120,14 +121,14 @@ def read_samples(path: Path) -> Samples:
 
 
 def varied(span: Samples, random: np.random.Generator) -> Samples:
-    """Return a second as it might have been said elsewhere: other speed, other moment, some noise.
+    """Return an augmented second of audio, with random speed, offset and noise.
 
     Args:
-        span: [samples], at 16 kHz; of a longer one than a second any second within it is taken.
-        random: decides speed (0.92 to 1.08), moment and noise (5 to 30 dB below the sound).
+        span: Samples, [samples], at 16 kHz. From a span longer than a second, a random second is cut.
+        random: Generator of speed (0.92 to 1.08), offset and noise (5 to 30 dB below the sound).
 
     Returns:
-        [16000], peak 0.9.
+        Samples, [16000], peak 0.9.
     """
     speed = random.uniform(*_SPEED)
     said = soxr.resample(span, SAMPLE_RATE_HZ, SAMPLE_RATE_HZ / speed)
@@ -145,12 +146,12 @@ def varied(span: Samples, random: np.random.Generator) -> Samples:
 
 
 def noise(random: np.random.Generator) -> Samples:
-    """Return a second of noise, as :func:`noise_of`."""
+    """Return a second of noise, as :func:`noise_of` does."""
     return noise_of(WINDOW_SAMPLES, random)
 
 
 def noise_of(size: int, random: np.random.Generator) -> Samples:
-    """Return noise, [size], rms 1: its power falls by the frequency to a power of 0 to 2."""
+    """Return noise, [size], rms 1, with power proportional to 1 / frequency**a, a drawn from 0 to 2."""
     spectrum = np.fft.rfft(random.standard_normal(size))
     spectrum *= np.maximum(np.arange(spectrum.size), 1.0) ** -random.uniform(0.0, 1.0)
     samples = np.fft.irfft(spectrum, size)
@@ -170,7 +171,7 @@ def _clip(path: Path, samples: Samples, *, positive: bool) -> Clip:
 
 
 def _loudest(samples: Samples) -> int:
-    """Return the begin of the second that holds most of a recording's energy."""
+    """Return the first sample of the second with most of a recording's energy."""
     if samples.size <= WINDOW_SAMPLES:
         return 0
     energy = np.concatenate(([0.0], np.cumsum(np.square(samples, dtype=np.float64))))
@@ -178,13 +179,13 @@ def _loudest(samples: Samples) -> int:
 
 
 def _middle(window: Samples) -> int:
-    """Return the mean moment of a window's energy, in samples from its begin."""
+    """Return the energy-weighted mean time of a window, in samples from its start."""
     energy = np.square(window, dtype=np.float64)
     return int(np.average(np.arange(window.size), weights=energy)) if energy.any() else window.size // 2
 
 
 def _all_windows(samples: Samples) -> Iterator[Samples]:
-    """Yield every whole window as a stream has them; a shorter recording is one window itself."""
+    """Yield every whole window, as in a stream; a shorter recording is a single window."""
     if samples.size <= WINDOW_SAMPLES:
         yield samples
         return

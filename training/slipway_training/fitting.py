@@ -1,7 +1,7 @@
-"""The training loop of all recipes: AdamW, the mean of the weights, and a state that outlives the process.
+"""Training loop of all recipes: AdamW, averaged weights, and saved state to resume from.
 
-Every step draws its data and its dropout from the seed and its own number, so a training that was ended and
-goes on makes the same weights as one that was not.
+Every step seeds its data and its dropout with the seed and the step's number. An interrupted and resumed
+training therefore gives the same weights as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ _REPORTED_EVERY = 100
 _PART, _BEFORE = ".part", ".before"
 
 Loss = Callable[[nn.Module, int], Tensor]
-"""From the network, in training mode, and the step's number, from 0, to what the step makes smaller."""
+"""Function that returns a step's loss from the network, in training mode, and the step's number, from 0."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How a network is trained.
+    """Hyperparameters of a network's training.
 
     Args:
-        steps: of the optimizer, 1 or more.
-        learning_rate: of AdamW at its highest: it rises for the first steps, then falls as a cosine to 1 %.
-        warmup: steps for which it rises.
-        weight_decay: of AdamW.
-        clip: norm that a step's gradient is cut to.
-        ema: how much of the mean weights a step keeps, 0 to below 1; the mean is what is returned.
+        steps: Steps of the optimizer, 1 or more.
+        learning_rate: Peak learning rate of AdamW. The rate rises during the warmup, then decays along a
+            cosine to 1 % of the peak.
+        warmup: Number of steps in which the learning rate rises.
+        weight_decay: Weight decay of AdamW.
+        clip: Largest norm of a step's gradient; larger gradients are clipped.
+        ema: Decay of the moving average of the weights, 0 to below 1. Training returns the average.
     """
 
     steps: int
@@ -50,7 +51,7 @@ class Schedule:
     ema: float = 0.995
 
     def rate_at(self, step: int, steps: int) -> float:
-        """Return the learning rate of a step of so many, as a share of the highest."""
+        """Return a step's learning rate as a share of the peak, in a training of `steps` steps."""
         if step < self.warmup:
             return (step + 1) / self.warmup
         done = (step - self.warmup) / max(1, steps - self.warmup)
@@ -58,7 +59,7 @@ class Schedule:
 
 
 class _Step:
-    """The number of steps that are done, among what is saved."""
+    """Number of completed steps, as part of the saved state."""
 
     def __init__(self) -> None:
         self.done = 0
@@ -71,17 +72,17 @@ class _Step:
 
 
 def fit(network: nn.Module, loss: Loss, schedule: Schedule, making: Making, name: str) -> nn.Module:
-    """Train a network, from where an earlier process of the same making left it.
+    """Train a network, and resume from the state that an earlier process of the same run saved.
 
     Args:
-        network: with its initial weights; on a GPU afterwards where there is one.
-        loss: what a step makes smaller; it draws from torch's generator, or from one of seed and step.
-        schedule: how; `making.scale` shortens it.
-        making: seed, threads and the folder of the state.
-        name: of the network among those of the recipe.
+        network: Network with its initial weights. It is moved to the GPU if there is one.
+        loss: Loss of a step. It draws from torch's generator, or from a generator seeded with seed and step.
+        schedule: Hyperparameters; `making.scale` reduces the number of steps.
+        making: Seed, threads and the folder of the state.
+        name: Name of the network within the recipe.
 
     Returns:
-        A network with the mean weights, in eval mode, on the CPU.
+        A network with the averaged weights, in eval mode, on the CPU.
     """
     torch.set_num_threads(making.threads)
     steps = making.steps_of(schedule.steps)
@@ -126,13 +127,13 @@ def fit(network: nn.Module, loss: Loss, schedule: Schedule, making: Making, name
 
 
 def _kept(folder: Path) -> Path | None:
-    """Return the folder of the last state that is whole."""
+    """Return the folder of the last complete state, or None."""
     places = (folder, folder.with_name(folder.name + _BEFORE))
     return next((place for place in places if place.is_dir()), None)
 
 
 def _save(accelerator: Accelerator, folder: Path) -> None:
-    """Write the state; a process that ends meanwhile leaves the one before."""
+    """Write the state, and keep the previous one until the new one is complete."""
     part, before = (folder.with_name(folder.name + ending) for ending in (_PART, _BEFORE))
     shutil.rmtree(part, ignore_errors=True)
     part.parent.mkdir(parents=True, exist_ok=True)

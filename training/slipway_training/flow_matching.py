@@ -1,4 +1,4 @@
-"""Flow matching: noise is mixed into latents along a line, and a network learns the line's direction.
+"""Flow matching: a network learns the direction of the line from clean latents to noise.
 
 Lipman et al., "Flow Matching for Generative Modeling", https://arxiv.org/abs/2210.02747.
 """
@@ -15,12 +15,12 @@ TRAIN_TIMESTEPS = 1000
 
 @dataclass(frozen=True)
 class Noise:
-    """How much noise is mixed in: sigmas of a uniform schedule with a shift, within a range.
+    """Range and shift of the noise levels (sigmas) that training draws.
 
     Args:
-        lowest: sigma, 0 to 1.
-        highest: sigma, 0 to 1.
-        shift: of the schedule, above 1 for more noise.
+        lowest: Smallest sigma, 0 to 1.
+        highest: Largest sigma, 0 to 1.
+        shift: Shift of the uniform schedule, above 1 for more noise.
     """
 
     lowest: float
@@ -28,7 +28,7 @@ class Noise:
     shift: float
 
     def draw(self, count: int) -> Tensor:
-        """Draw sigmas, [count], by torch's generator."""
+        """Draw sigmas, [count], from torch's generator."""
         first, last = (
             sigma / (self.shift - (self.shift - 1) * sigma) for sigma in (self.lowest, self.highest)
         )
@@ -38,13 +38,13 @@ class Noise:
 
 
 def flow_loss(flow: Tensor, clean: Tensor, noise: Tensor, weights: Tensor | float = 1.0) -> Tensor:
-    """Return the mean square error of a predicted flow, which leads from clean latents to noise.
+    """Return the mean squared error of a predicted flow, whose target is noise minus clean latents.
 
     Args:
-        flow: predicted, any shape.
-        clean: latents of the same shape, on any device.
-        noise: of the same shape.
-        weights: that broadcast against it; see :func:`weights_of`.
+        flow: Predicted flow, any shape.
+        clean: Clean latents of the same shape, on any device.
+        noise: Noise of the same shape.
+        weights: Weights of the squared error that broadcast against it; see :func:`weights_of`.
     """
     off = (flow.float() - (noise - clean).to(flow.device)).square()
     if isinstance(weights, Tensor):
@@ -53,15 +53,17 @@ def flow_loss(flow: Tensor, clean: Tensor, noise: Tensor, weights: Tensor | floa
 
 
 def weights_of(clean: Tensor, ground: Tensor, emphasis: float) -> Tensor:
-    """Return how much each place of clips counts in the loss: a shape is small, and its outline smaller.
+    """Return loss weights that emphasize places where clips differ from their ground.
+
+    A shape is small beside its ground, and its outline is smaller still.
 
     Args:
-        clean: [batch, channels, frames, height, width], of standard deviation 1.
-        ground: what lies behind what moves; broadcasts against `clean`.
-        emphasis: added to the weight of 1 where the mean square difference is 1 or more.
+        clean: Clips, [batch, channels, frames, height, width], of standard deviation 1.
+        ground: Background behind the moving shape; broadcasts against `clean`.
+        emphasis: Amount added to the weight of 1 at places with a mean squared difference of 1 or more.
 
     Returns:
-        [batch, 1, frames, height, width], of mean 1 for each clip.
+        Weights, [batch, 1, frames, height, width], with mean 1 for each clip.
     """
     found = 1 + emphasis * (clean - ground).square().mean(dim=1, keepdim=True).clamp(max=1)
     weighed: Tensor = found / found.mean(dim=(1, 2, 3, 4), keepdim=True)
@@ -72,10 +74,10 @@ def ground_of(clean: Tensor) -> Tensor:
     """Return the ground of clips: the median of each row over width and time.
 
     Args:
-        clean: [batch, channels, frames, height, width].
+        clean: Clips, [batch, channels, frames, height, width].
 
     Returns:
-        [batch, channels, 1, height, 1].
+        Ground, [batch, channels, 1, height, 1].
     """
     rows = clean.transpose(2, 3).flatten(3)
     return rows.median(dim=3).values[:, :, None, :, None]

@@ -1,9 +1,9 @@
-"""The fitting of a wake word's head to embeddings.
+"""Training of a wake word's classifier head on embeddings.
 
-The head's first layer normalizes an embedding and then scales and shifts each of its channels; it starts with
-the scales and shifts that standardize the channels over the training embeddings. Where the embeddings of all
-sounds are nearly alike, which they are wherever the backbone was trained for something else, the layers after
-it would otherwise hardly see a difference.
+The head's first layer normalizes an embedding and then scales and shifts each of its channels. It starts with
+the scales and shifts that standardize the channels over the training embeddings. A backbone that was trained
+for another task gives nearly equal embeddings for all sounds; without this start, the later layers would
+hardly see a difference.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.nn import functional
 from slipway_export.modeling.wakeword import WAKE_WORD_CLASS, HeadConfig, WakeWordHead
 
 _SMALLEST_SPREAD = 1e-4
-# Keeps probabilities off 0 and 1, so that thresholds have something to choose from.
+# Smoothing keeps probabilities away from 0 and 1, so that different thresholds give different rates.
 _LABEL_SMOOTHING = 0.05
 
 
@@ -28,8 +28,8 @@ class Examples:
     """Labelled embeddings.
 
     Args:
-        embeddings: [windows, embedding_dim], float32.
-        labels: [windows], int64, 1 where the window holds the word.
+        embeddings: Embeddings, [windows, embedding_dim], float32.
+        labels: Labels, [windows], int64, 1 if the window contains the word, else 0.
     """
 
     embeddings: Tensor
@@ -38,17 +38,18 @@ class Examples:
 
 @dataclass(frozen=True)
 class Schedule:
-    """How a head is fitted.
+    """Hyperparameters of a head's training.
 
     Args:
-        epochs: passes over the training windows at most.
-        patience: epochs without a better held-out loss after which fitting ends.
-        anneal: let the learning rate fall along a cosine to nothing after all epochs, and keep the last head,
-            not that of the best held-out loss. Of hours of recordings it tells the word from others better.
-        batch: windows of one step.
-        learning_rate: of AdamW.
-        weight_decay: of AdamW.
-        seed: of the weights, the order of windows and the dropout.
+        epochs: Largest number of passes over the training windows.
+        patience: Number of epochs without a better held-out loss after which training stops.
+        anneal: True to decay the learning rate along a cosine to 0 over all epochs, and to keep the last head
+            instead of the one with the best held-out loss. With hours of recordings, such a head
+            distinguishes the word from others better.
+        batch: Windows per step.
+        learning_rate: Learning rate of AdamW.
+        weight_decay: Weight decay of AdamW.
+        seed: Seed of the weights, the order of windows and the dropout.
     """
 
     epochs: int = 150
@@ -62,12 +63,12 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A fitted head.
+    """Trained head with its epoch and held-out loss.
 
     Args:
-        head: in eval mode, as it was at its best epoch, or at its last one where the rate fell to nothing.
-        epoch: that one, from 1.
-        loss: cross-entropy of the held-out windows at that epoch, windows weighing as in the fitting.
+        head: Head in eval mode, from its best epoch, or from its last epoch if the schedule anneals.
+        epoch: Number of that epoch, from 1.
+        loss: Cross-entropy of the held-out windows at that epoch, weighted by class as in training.
     """
 
     head: WakeWordHead
@@ -82,14 +83,14 @@ def fit(
     schedule: Schedule,
     report: Callable[[str], None] = lambda _: None,
 ) -> Fitted:
-    """Fit a head to the training windows until the held-out ones get no better.
+    """Train a head until the loss of the held-out windows stops improving.
 
     Args:
-        config: sizes and flags of the head.
-        training: both classes.
-        held_out: both classes, of other recordings.
-        schedule: how.
-        report: called with one line now and then.
+        config: Sizes and flags of the head.
+        training: Training examples of both classes.
+        held_out: Held-out examples of both classes, from other recordings.
+        schedule: Hyperparameters of the training.
+        report: Callback that receives lines of progress.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(schedule.seed)
@@ -99,7 +100,7 @@ def fit(
 
 
 def standardize(head: WakeWordHead, embeddings: Tensor) -> None:
-    """Start a head's first layer so that its outputs have mean 0 and spread 1 over the embeddings."""
+    """Initialize a head's first layer so that its outputs have mean 0 and deviation 1 over the embeddings."""
     norm = head.input_norm
     normalized = functional.layer_norm(embeddings, norm.normalized_shape, eps=norm.eps)
     spread = normalized.std(dim=0).clamp_min(_SMALLEST_SPREAD)
@@ -134,8 +135,8 @@ def _descend(
         for start in range(0, len(order), schedule.batch):
             rows = order[start : start + schedule.batch]
             labels = training.labels[rows]
-            # Each window's loss is weighed as a whole: weights within it, as torch has them, would weigh the
-            # smoothing of the many by that of the few, and what holds no word would be a third of one.
+            # The class weight multiplies each window's whole loss. torch's `weight` argument would also
+            # weight the smoothing term per class, so windows without the word would count as a third of one.
             each = functional.cross_entropy(
                 head(training.embeddings[rows]), labels, label_smoothing=_LABEL_SMOOTHING, reduction="none"
             )
@@ -157,9 +158,10 @@ def _descend(
 
 
 def _class_weights(labels: Tensor) -> Tensor:
-    """Return the square roots of the weights by which both classes would count the same.
+    """Return the square roots of the weights that balance both classes.
 
-    With those themselves a few windows of a word outweigh hours of other speech, which is then detected.
+    With the balancing weights themselves, a few windows of a word outweigh hours of other speech, and the
+    head then detects the word in other speech.
     """
     counts = torch.bincount(labels, minlength=2).float()
     return (counts.sum() / (2 * counts)).sqrt()

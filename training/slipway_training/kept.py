@@ -1,4 +1,4 @@
-"""What takes long to make and is made in chunks: on the disk, from where an ended process goes on."""
+"""Arrays that are computed in chunks and saved to disk, so that an interrupted run can resume."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 def kept_chunks(folder: Path, chunks: int, make: Callable[[int], Arrays], report: Report) -> Arrays:
-    """Make chunks of arrays, but for those that an earlier process of the same making left.
+    """Compute chunks of arrays, and reuse those that an earlier process of the same run saved.
 
     Args:
-        folder: for a file of each; created where missing.
-        chunks: how many, 1 or more.
-        make: from a chunk's number to its arrays, by a seed of its own; only their first sizes differ.
-        report: called with a line for each that is made.
+        folder: Folder with one file per chunk; the function creates it if it is missing.
+        chunks: Number of chunks, 1 or more.
+        make: Function that returns the arrays of a chunk from its number, which also seeds it. Only the
+            first sizes of the arrays may differ between chunks.
+        report: Callback that receives one line for each chunk that is computed.
 
     Returns:
-        Each array of all chunks, one after the other.
+        The arrays by name, each concatenated over all chunks along the first axis.
     """
     folder.mkdir(parents=True, exist_ok=True)
     found = []

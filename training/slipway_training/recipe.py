@@ -1,8 +1,8 @@
-"""How a family's demo checkpoint is made: a program's data, a training from a seed, and its measures.
+"""Recipes that train demo checkpoints from synthetic data and a seed, and measure the result.
 
-A recipe trains networks by :func:`slipway_training.fitting.fit` and writes a checkpoint in the family's
-public layout with a model card. What is kept of it is the family's folder in `slipway_demo`, from which
-`--checkpoint demo` is read.
+A recipe trains networks with :func:`slipway_training.fitting.fit` and writes a checkpoint in the family's
+public layout with a model card. The project keeps the checkpoint in the family's folder in `slipway_demo`,
+from which `--checkpoint demo` is read.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Making:
-    """What the user asked of the making of a checkpoint.
+    """Options of one run of a recipe.
 
     Args:
-        output: folder for the checkpoint; created where missing.
-        state: folder for what a making that was ended goes on from; it may be removed once the checkpoint is
-            made.
-        seed: of data, weights and their order, 0 or more.
-        threads: of PyTorch on the CPU, 1 or more.
-        scale: share of each network's steps that are made, above 0 to 1; below 1 it is a try.
-        report: called with one line now and then.
+        output: Folder for the checkpoint; the recipe creates it if it is missing.
+        state: Folder for the state from which an interrupted run resumes. It may be removed once the
+            checkpoint is complete.
+        seed: Seed of the data, the initial weights and the order of the data, 0 or more.
+        threads: CPU threads of PyTorch, 1 or more.
+        scale: Share of each network's training steps to run, above 0 to 1. A value below 1 is for trial runs.
+        report: Callback that receives lines of progress.
     """
 
     output: Path
@@ -49,21 +49,22 @@ class Making:
         raise_all("weights", problems)
 
     def steps_of(self, steps: int) -> int:
-        """Return how many of a network's steps are made."""
+        """Return the number of training steps to run, out of a network's full number."""
         return max(1, round(self.scale * steps))
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a family's demo checkpoint is made.
+    """Recipe of a family's demo checkpoint.
 
     Args:
-        family: its name; also the folder in `slipway_demo`.
-        summary: one line for people: what is trained on what.
-        hours: that making it took on 2 CPU cores.
-        make: trains, and writes the checkpoint.
-        measure: what a checkpoint's folder reaches on data that its making never saw, by name.
-        card: what people must know of the checkpoint.
+        family: Name of the family; also the name of its folder in `slipway_demo`.
+        summary: One line for people that names the networks and their training data.
+        hours: Duration of the run on 2 CPU cores, in hours.
+        make: Function that trains the networks and writes the checkpoint.
+        measure: Function that measures the checkpoint in a folder on data that the training never saw, and
+            returns the figures by name.
+        card: Model card of the checkpoint.
     """
 
     family: str
@@ -74,7 +75,7 @@ class Recipe:
     card: Card
 
     def run(self, making: Making) -> Mapping[str, float]:
-        """Make the checkpoint with its model card, and return what it reaches."""
+        """Train and write the checkpoint, write its model card, and return its measured figures."""
         self.make(making)
         making.report("measuring")
         figures = self.measure(making.output)

@@ -1,4 +1,4 @@
-"""The registry of recipes: of each family whose demo checkpoint is trained here, where its recipe is."""
+"""Registry of recipes: the module with the recipe of each demo checkpoint."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib import import_module
 from slipway_serving.errors import InvalidRequest
 from slipway_training.recipe import Recipe
 
-# Imported when asked for: a recipe brings torch.
+# A recipe is imported only when it is requested, because it imports torch.
 RECIPES: Mapping[str, str] = {
     "airimu": "slipway_training.airimu.recipe",
     "framepack_i2v": "slipway_training.framepack_i2v.recipe",
@@ -23,7 +23,7 @@ def recipe_named(family: str) -> Recipe:
     """Return the recipe of a family's demo checkpoint.
 
     Raises:
-        InvalidRequest: the family has none.
+        InvalidRequest: The family has no recipe.
     """
     if family not in RECIPES:
         raise InvalidRequest(f"weights: family must be one of {', '.join(RECIPES)}, got {family!r}")

@@ -1,7 +1,7 @@
-"""What differs between the causal video VAEs that are trained here: Wan's and HunyuanVideo's.
+"""Differences between the causal video VAEs of Wan and HunyuanVideo that training needs.
 
-`causal_vae` trains either on whole clips. A form says how diffusers' network takes a clip at once, what lets
-its first weights pass one on, and where the spread of its latents is told.
+`causal_vae` trains either on whole clips. A form describes how diffusers' network processes a clip at once,
+which initial weights pass a clip through it, and where it stores the statistics of its latents.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ Vae: TypeAlias = AutoencoderKLWan | AutoencoderKLHunyuanVideo
 
 @dataclass(frozen=True)
 class Form:
-    """A kind of causal video VAE.
+    """Description of a kind of causal video VAE.
 
     Args:
-        network: diffusers' class.
-        channels: entry of the configuration with the number of latent channels.
-        whole: within it, encoder and decoder take whole clips.
-        branch_ends: the last layers of residual branches, to begin with adding little.
-        keep_frames: sets layers that change the number of frames so that each stands for those it becomes.
-        settle: from latents, [channels, any], writes their mean and spread to where users of the network find
-            them.
-        normalize: latents as a denoiser takes them, from those of the VAE.
-        tiled: a decoded run may begin with any latent frame, not the clip's first alone.
+        network: Class of the network in diffusers.
+        channels: Key of the configuration for the number of latent channels.
+        whole: Context manager in which encoder and decoder process whole clips.
+        branch_ends: Function that returns the last layers of residual branches, which start small.
+        keep_frames: Function that initializes layers that change the number of frames to copy frames.
+        settle: Function that stores the mean and deviation of latents, [channels, any], in the VAE for the
+            users of the network.
+        normalize: Function that converts latents of the VAE to those that a denoiser takes.
+        tiled: True if decoding may begin with any latent frame, False if only with the clip's first.
     """
 
     network: type[Any]
@@ -54,14 +54,15 @@ def form_of(vae: Vae) -> Form:
 
 @torch.no_grad()
 def move_latents(vae: Vae, factor: Tensor, offset: Tensor) -> None:
-    """Make a VAE's latents ``factor * latents + offset``, by the two convolutions of one pixel beside them.
+    """Make a VAE's latents ``factor * latents + offset``, by its two convolutions of one pixel.
 
-    What it decodes of its own latents stays the same, but for rounding.
+    The convolutions are those directly before and after the latents. The VAE still decodes its own latents
+    to the same clips, except for rounding.
 
     Args:
-        vae: it is changed.
-        factor: of each channel, above 0.
-        offset: of each channel.
+        vae: VAE that is changed.
+        factor: Factor of each channel, above 0.
+        offset: Offset of each channel.
     """
     into, out = vae.quant_conv, vae.post_quant_conv
     own = slice(len(factor))
@@ -100,7 +101,7 @@ def _wan_normalize(vae: Vae, latents: Tensor) -> Tensor:
 
 @contextmanager
 def _wan_whole() -> Iterator[None]:
-    """Let the layers that change the number of frames take a whole clip, without caches."""
+    """Make the layers that change the number of frames process a whole clip, without caches."""
     own = WanResample.forward
     WanResample.forward = _resample
     try:
@@ -112,7 +113,7 @@ def _wan_whole() -> Iterator[None]:
 def _resample(
     layer: WanResample, hidden: Tensor, feat_cache: object = None, feat_idx: object = None
 ) -> Tensor:
-    """Do what :meth:`WanResample.forward` does with caches: the first frame stands for itself."""
+    """Resample a whole clip as :meth:`WanResample.forward` does with caches; the first frame stays single."""
     first, later = hidden[:, :, :1], hidden[:, :, 1:]
     if layer.mode == "upsample3d" and later.shape[2]:
         doubled = layer.time_conv(later).unflatten(1, (2, hidden.shape[1]))
@@ -132,7 +133,7 @@ def _hunyuan_branch_ends(vae: nn.Module) -> list[nn.Module]:
 
 
 def _hunyuan_settle(vae: Vae, columns: Tensor) -> None:
-    """Make each channel's mean 0 and its deviation 1; the configuration's one factor for all is then 1."""
+    """Make each channel's mean 0 and deviation 1; the configuration has one scaling factor, then 1."""
     mean, std = columns.mean(dim=1), columns.std(dim=1)
     move_latents(vae, 1 / std, -mean / std)
     vae.register_to_config(scaling_factor=1.0)
@@ -153,7 +154,7 @@ WAN = Form(
     normalize=_wan_normalize,
     tiled=False,
 )
-# Its layers keep nothing between frames, and repeat frames where Wan's learn to make two of one.
+# HunyuanVideo's layers need no caches, and upsample time by repeating frames, where Wan's layers learn it.
 HUNYUAN_VIDEO = Form(
     network=AutoencoderKLHunyuanVideo,
     channels="latent_channels",

@@ -1,8 +1,8 @@
-"""The training of a wake word: recordings → windows → embeddings → head → threshold → `model.pt`.
+"""Training of a wake word: recordings → windows → embeddings → head → threshold → `model.pt`.
 
-The backbone stays as it is, and hears each window through the preprocessing that serving uses. A share of the
-recordings, with all their windows and variations, is held out of the fitting: it ends the fitting and chooses
-the threshold. (So its rates flatter a little; judge a word by recordings that training never saw.)
+The backbone stays frozen, and receives each window through the preprocessing that serving uses. A share of
+the recordings, with all their windows and variations, is held out: its loss stops the training, and its rates
+choose the threshold. These rates are therefore a little optimistic; judge a word by other recordings.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 TABLE, PLOT = "calibration.csv", "calibration.png"
 FEWEST_CLIPS = 8
 _BATCH = 32
-# Features of more windows at once leave the processor's caches: 1.4 ms each in 32s, 0.6 in fours (a core).
+# Larger batches of features exceed the processor's caches: 1.4 ms per window in batches of 32, 0.6 ms in
+# batches of 4 (one core).
 _FEATURES_AT_ONCE = 4
 _NOISE_PEAK = 0.5
 
@@ -46,26 +47,27 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """What the user asked of a training.
+    """Options of a wake word's training.
 
     Args:
-        name: id of the word, a folder's name.
-        positive: folder of recordings of the word.
-        negative: folder of recordings of anything else.
-        backbone: checkpoint of the backbone: a preset, a folder, or a hub id.
-        models: the models folder.
-        wake_word: the word as people say it; the id with spaces when None.
-        held_out: share of the recordings that end the fitting and choose the threshold, above 0 to 0.5.
-        variations: how often each window is varied in speed, moment and noise, beside itself.
-        max_false_accepts: share of held-out negative windows that the threshold may accept, 0 to 1.
-        hidden_dims: of the head's hidden layers.
-        use_attention: see :class:`~slipway_export.modeling.wakeword.HeadConfig`, as for the other two.
-        use_se_block: see `use_attention`.
-        use_tcn: see `use_attention`.
-        epochs: passes over the training windows at most.
-        anneal: see :class:`~slipway_training.head.Schedule`.
-        seed: of the split, the variations and the weights.
-        force: replace a trained model of that id.
+        name: Id of the word, which is also the name of its folder.
+        positive: Folder of recordings of the word.
+        negative: Folder of recordings of anything else.
+        backbone: Checkpoint of the backbone: a preset, a folder, or a Hugging Face Hub id.
+        models: Folder of trained models.
+        wake_word: Word as people say it. None means the id with spaces for underscores.
+        held_out: Share of the recordings that are held out, above 0 to 0.5. They stop the training and choose
+            the threshold.
+        variations: Number of augmented copies of each window, with random speed, offset and noise.
+        max_false_accepts: Largest share of held-out negative windows that the threshold may accept, 0 to 1.
+        hidden_dims: Sizes of the head's hidden layers.
+        use_attention: Flag of :class:`~slipway_export.modeling.wakeword.HeadConfig`, as are the next two.
+        use_se_block: Flag of the same class.
+        use_tcn: Flag of the same class.
+        epochs: Largest number of passes over the training windows.
+        anneal: True to decay the learning rate; see :class:`~slipway_training.head.Schedule`.
+        seed: Seed of the split, the variations and the weights.
+        force: True to replace a trained model with that id.
     """
 
     name: str
@@ -101,14 +103,14 @@ class TrainOptions:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training made.
+    """Result of a training.
 
     Args:
-        folder: the model's folder.
-        calibration: the rates of the held-out windows at every threshold, and the chosen one.
-        epoch: of the head that is kept.
-        windows: number of windows by use and kind, variations included.
-        elapsed_s: of the whole training.
+        folder: Folder of the model.
+        calibration: Rates of the held-out windows at every threshold, and the chosen threshold.
+        epoch: Epoch of the head that is kept.
+        windows: Number of windows by use and kind, variations included.
+        elapsed_s: Duration of the whole training, in seconds.
     """
 
     folder: Path
@@ -120,13 +122,13 @@ class Trained:
 
 @dataclass(frozen=True)
 class _Heard:
-    """Windows of one kind, made as they are wanted: hours of them would not fit into memory.
+    """Windows of one kind, computed lazily because hours of them would not fit into memory.
 
     Args:
-        clips: whose windows come first as they are, then varied.
-        variations: of each.
-        hisses: windows of noise alone that come last.
-        seed: of variations and noise.
+        clips: Recordings. Iteration gives their unchanged windows first, then the variations.
+        variations: Number of variations of each window.
+        hisses: Number of windows of noise alone, which come last.
+        seed: Seed of variations and noise.
     """
 
     clips: Sequence[Clip]
@@ -151,23 +153,23 @@ class _Heard:
 
 @dataclass(frozen=True)
 class _Split:
-    """Windows of both kinds."""
+    """Positive and negative windows of one part of the recordings."""
 
     positive: _Heard
     negative: _Heard
 
 
 def train(family: Family, options: TrainOptions, report: Report = lambda _: None) -> Trained:
-    """Train the head of a wake word and leave it in the models folder.
+    """Train the head of a wake word and write it to the models folder.
 
     Args:
-        family: of the backbone.
-        options: what to do.
-        report: called with one line before each long piece of work.
+        family: Family of the backbone.
+        options: Options of the training.
+        report: Callback that receives one line before each long piece of work.
 
     Raises:
-        InvalidRequest: an option, a recording or the backbone is not as it must be, there are too few
-            recordings, or no threshold is good enough; nothing is written then.
+        InvalidRequest: An option, a recording or the backbone is invalid, there are too few recordings, or
+            no threshold is good enough. Nothing is written then.
     """
     from transformers import ASTFeatureExtractor
 
@@ -222,15 +224,15 @@ def _check_free(options: TrainOptions) -> None:
 
 
 def _base_model(checkpoint: Checkpoint) -> str:
-    """Return how a `.pt` file names its backbone: the folder where it is one, else what the user named."""
+    """Return the backbone's name for the `.pt` file: its folder if local, else the name the user gave."""
     return str(checkpoint.path) if Path(checkpoint.source).is_dir() else checkpoint.source
 
 
 def _split(options: TrainOptions) -> tuple[_Split, _Split]:
-    """Return training and held-out windows, of different recordings, with their variations.
+    """Split the recordings into training and held-out windows, each with variations.
 
     Raises:
-        InvalidRequest: a recording cannot be used, or there are too few.
+        InvalidRequest: A recording cannot be used, or there are too few recordings.
     """
     clips = {
         kind: read_clips(getattr(options, kind), positive=kind == "positive")
@@ -257,7 +259,7 @@ def _split(options: TrainOptions) -> tuple[_Split, _Split]:
                 seed=(options.seed, place, kind == "positive"),
             )
             if kind == "negative":
-                # Noise alone is the commonest thing that a microphone hears.
+                # A microphone most often hears noise alone.
                 heard = replace(heard, hisses=max(1, len(heard) // 10))
             parts[place][kind] = heard
     training, held_out = (_Split(**part) for part in parts)
@@ -276,11 +278,11 @@ def _count(split: _Split) -> int:
 
 @dataclass(frozen=True)
 class _Listener:
-    """Hears windows as the served models do.
+    """Embedding of windows, with the features and backbone that serving uses.
 
     Args:
-        features: of the backbone's checkpoint.
-        backbone: in eval mode.
+        features: Feature extractor of the backbone's checkpoint.
+        backbone: Backbone in eval mode.
     """
 
     features: Features
@@ -311,7 +313,7 @@ class _Listener:
 def _save(
     trained: Trained, fitted: Fitted, options: TrainOptions, schedule: Schedule, base_model: str
 ) -> None:
-    """Write weights, metadata, table and plot; each file whole or not at all, the weights last."""
+    """Write weights, metadata, table and plot: each file atomically, the weights last."""
     from slipway_export.modeling.wakeword import SAMPLE_RATE_HZ, write_head
 
     folder, chosen = trained.folder, trained.calibration.chosen
@@ -361,7 +363,7 @@ def _save(
 
 @contextmanager
 def _part(path: Path) -> Iterator[Path]:
-    """Give a place beside a file's own, and move the file there when it is whole."""
+    """Yield a temporary path beside a file, and rename it to the file when the block ends without error."""
     part = path.with_name(f".{path.name}.part")
     try:
         yield part

@@ -1,1 +1,1 @@
-"""Recordings of inertial sensors: read, made, corrected in windows, integrated and measured."""
+"""Recordings of inertial sensors: reading, synthesis, correction in windows, integration and evaluation."""

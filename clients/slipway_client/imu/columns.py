@@ -1,4 +1,4 @@
-"""Which column of a file holds what, by the names and units in its header."""
+"""Layouts of recording files: the quantity and unit of each column, from the names in the header."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from slipway_client.imu.units import ACCELERATIONS, RATES, TIME_NS
 
 TIME = "time"
-# As a header may write them, without spaces, slashes, powers and signs.
+# Spellings of units in headers, without spaces, slashes, powers and signs.
 _SPELLINGS: dict[str, dict[str, str]] = {
     TIME: {
         **{unit: unit for unit in TIME_NS},
@@ -37,11 +37,11 @@ _UNIT = re.compile(r"(?P<name>.*?)\s*[\[(](?P<unit>[^\])]*)[\])]")
 
 @dataclass(frozen=True)
 class Layout:
-    """What a file holds.
+    """Groups of columns that a kind of file holds.
 
     Attributes:
-        groups: Axes of each group of columns, in the order in which they follow the time where no header says
-            otherwise.
+        groups: Axes of each group of columns, in the order in which they follow the time in a file without
+            a header.
         counts: Numbers of columns that a file without a header may have.
         optional: Groups that may be missing in a file with a header.
     """
@@ -62,8 +62,8 @@ class Columns:
     Attributes:
         time: Place of the time.
         groups: Places of each group's axes, in the order of the layout.
-        units: Unit that the header states of the time and of a group, where it states one; as it is written
-            there where it is none that we know.
+        units: Units that the header states for the time and for groups; an unknown unit is kept as it is
+            written.
     """
 
     time: int
@@ -71,10 +71,10 @@ class Columns:
     units: Mapping[str, str]
 
     def unit(self, quantity: str, stated: str | None) -> tuple[str, str]:
-        """Return the unit of a quantity: stated by the user, by the header, or the usual one.
+        """Return the unit of a quantity: the one stated by the user, by the header, or the default.
 
         Returns:
-            The unit, and what is wrong with the header's ("" if nothing).
+            The unit, and a sentence about an unknown unit in the header ("" if there is none).
         """
         unit = stated or self.units.get(quantity) or _DEFAULTS[quantity]
         known = UNITS[quantity]
@@ -93,14 +93,14 @@ def in_order(layout: Layout) -> Columns:
 
 
 def by_header(layout: Layout, header: Sequence[str]) -> tuple[Columns | None, list[str]]:
-    """Return the places of columns that a header names.
+    """Return the places of the columns that a header names.
 
     Args:
         layout: Layout of the file.
         header: Names of all columns.
 
     Returns:
-        The places, or None where the header names nothing that we know; and what is wrong with it.
+        The places, or None if the header names no known column; and the problems of the header.
     """
     found: dict[tuple[str, str], list[int]] = {}
     units: dict[str, str] = {}
@@ -137,7 +137,7 @@ def by_header(layout: Layout, header: Sequence[str]) -> tuple[Columns | None, li
 
 
 def _roles(layout: Layout, text: str) -> list[tuple[tuple[str, str], str]]:
-    """Return what a column is by its name, and its unit: nothing for one that we do not know."""
+    """Return the role and unit of a column from its name; empty for an unknown column."""
     bracketed = _UNIT.fullmatch(text.strip())
     name, unit = (bracketed["name"], bracketed["unit"]) if bracketed else (text, "")
     name = re.sub(r"[\s.\-/]+", "_", name.strip().lower()).strip("_")
@@ -154,6 +154,6 @@ def _roles(layout: Layout, text: str) -> list[tuple[tuple[str, str], str]]:
 
 
 def _spelled(quantity: str, written: str) -> str:
-    """Return a unit by its usual name; as it is written where it is none that we know."""
+    """Return the usual name of a unit; an unknown unit is returned as it is written."""
     bare = re.sub(r"[\s^_/*·-]", "", written.lower())
     return _SPELLINGS.get(quantity, {}).get(bare, written)

@@ -1,4 +1,4 @@
-"""The commands `slipway imu`, which corrects, measures and draws a recording, and `slipway imu-recording`."""
+"""The commands `slipway imu`, which corrects and evaluates a recording, and `slipway imu-recording`."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def imu(
     from slipway_client.progress import notes, progress
 
     files = {role: path for role, path in (("conf", conf), ("ckpt", ckpt)) if path is not None}
-    # The environment's URL is a default: it does not contradict --onnx.
+    # A URL from the environment is a default and does not contradict --onnx.
     source = context.get_parameter_source("url")
     is_typed = source is not None and source.name == "COMMANDLINE"
     _check(output, plot, onnx, url if is_typed else None, overwrite=overwrite)
@@ -169,7 +169,7 @@ def _check(output: Path, plot: Path | None, onnx: Path | None, url: str | None, 
     """Check the options before any work.
 
     Raises:
-        InvalidRequest: naming every one that is wrong.
+        InvalidRequest: An option is wrong; all wrong ones are named.
     """
     problems = []
     if output.suffix != ".csv" or not output.parent.is_dir() or output.is_dir():
@@ -186,7 +186,7 @@ def _check_comparison(checkpoint: str | None, files: Mapping[str, Path], verbose
     """Check that --verbose comes with a checkpoint, and a checkpoint with --verbose.
 
     Raises:
-        InvalidRequest: naming every one that is wrong.
+        InvalidRequest: An option is wrong; all wrong ones are named.
     """
     problems = []
     if checkpoint is not None and files:
@@ -218,13 +218,13 @@ def _corrector(
 
 
 def _by_checkpoint(checkpoint: str | None, files: Mapping[str, Path]) -> Correct:
-    """Return what corrects a window by a checkpoint's network in PyTorch."""
+    """Return a callback that corrects a window with a checkpoint's network in PyTorch."""
     from slipway_export.airimu_local import by_torch
 
     try:
         return by_torch(checkpoint or "", files)
     except ModuleNotFoundError as error:
-        # The command's own extra suffices without a checkpoint.
+        # Only a checkpoint needs packages beyond the command's own extra.
         raise InvalidRequest(
             f"imu: a checkpoint needs {error.name}, which is not installed;"
             f" try {install_hint('export', 'signals')}"
@@ -232,7 +232,7 @@ def _by_checkpoint(checkpoint: str | None, files: Mapping[str, Path]) -> Correct
 
 
 def _print_difference(name: str, ours: Mapping[str, Signal], theirs: Mapping[str, Signal]) -> None:
-    """Print how far the first window's corrections are from PyTorch's."""
+    """Print the largest difference between the first window's corrections and PyTorch's."""
     off = {
         sensor: abs(ours[f"correction_{sensor}"] - theirs[f"correction_{sensor}"]).max()
         for sensor in ("acc", "gyro")

@@ -1,4 +1,4 @@
-"""Reads a drive of KITTI's raw data: signals and ground truth of its `oxts`."""
+"""Reader of KITTI's raw data: signals and ground truth from the `oxts` of a drive."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def read_kitti(oxts: Path, name: str) -> Recording:
     """Read a drive's signals and ground truth.
 
     Each file of `oxts/data` is one line: latitude, longitude, altitude, roll, pitch, yaw, velocities, signals
-    and others.
+    and other values.
 
     Args:
         oxts: Folder with `timestamps.txt` and `data`.
-        name: Name of the recording, for people.
+        name: Display name of the recording.
 
     Raises:
         InvalidRequest: A file is missing or cannot be read, or has too few numbers.
@@ -43,14 +43,14 @@ def read_kitti(oxts: Path, name: str) -> Recording:
     motion = Motion(
         positions=_mercator(values[:, :3]),
         rotations=rotations.as_quat(),
-        # Forward, left and up are the body's axes.
+        # The velocities are along the body's axes forward, left and up.
         velocities=rotations.apply(values[:, 8:11]),
     )
     return Recording(name, times.astype(np.int64), values[:, 11:14], values[:, 17:20], motion)
 
 
 def _packet(file: Path) -> Array:
-    """Return the first 20 numbers of a moment's file."""
+    """Return the first 20 numbers of the file of one point in time."""
     try:
         numbers = np.loadtxt(file, ndmin=1)
     except (OSError, ValueError) as error:
@@ -63,9 +63,9 @@ def _packet(file: Path) -> Array:
 
 
 def _mercator(places: Array) -> Array:
-    """Return metres from the first of places [frames, 3] in latitude and longitude, degrees, and altitude, m.
+    """Convert [frames, 3], latitude and longitude in degrees and altitude in m, to metres from the first.
 
-    A Mercator projection at the scale of the first latitude, as in KITTI's development kit.
+    The projection is Mercator at the scale of the first latitude, as in KITTI's development kit.
     """
     latitude, longitude, altitude = np.radians(places[:, 0]), np.radians(places[:, 1]), places[:, 2]
     scale = _EARTH_RADIUS_M * np.cos(latitude[0])

@@ -1,8 +1,8 @@
-"""Whether a recording's values can be in the units that they are taken for.
+"""Check that a recording's values are plausible in the assumed units.
 
-A file of numbers does not tell when its times are in microseconds, its rates in deg/s or its accelerations in
-g. Values that no sensor measures in the assumed units are refused with the likely unit. A unit that the user
-states is believed.
+A file of numbers does not tell whether its times are in microseconds, its rates in deg/s or its accelerations
+in g. Values that no sensor measures in the assumed units are refused, and the error names the likely unit. A
+unit that the user states is not checked.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from slipway_serving.errors import raise_all
 _RATES_HZ = (10, 10_000)
 # Gravity is part of a measured acceleration, so its median is near 9.8 m/s² unless the sensor falls.
 _ACCELERATIONS_M_S2 = (5.0, 20.0)
-# Nobody turns a sensor at 286 deg/s for half of a recording, and none is off by 29 deg/s while it rests.
+# No sensor turns at 286 deg/s for half of a recording, and none has an error of 29 deg/s at rest.
 _LARGEST_MEDIAN_RAD_S, _LARGEST_AT_REST_RAD_S = 5.0, 0.5
 _REST_S, _REST_M_S2 = 1.0, 0.15
-# In deg/s a rate is 57 times what the ground truth shows.
+# A rate in deg/s is 57 times the rate that the ground truth shows.
 _LARGEST_AGAINST_TRUTH, _TRUTH_STEP_S, _SMALLEST_TRUTH_RAD_S = 10.0, 0.25, 0.02
 _GAP_FRAMES = 3
 
 
 def check_units(recording: Recording, stated: Units, time_unit: str | None) -> None:
-    """Refuse signals that no sensor measures in the units that they were taken for.
+    """Refuse signals that no sensor measures in the assumed units.
 
     Args:
         recording: Recording in ns, rad/s and m/s².
         stated: Units that the user stated; they are not checked.
-        time_unit: Unit from which the times were converted; None where a file states dates.
+        time_unit: Unit from which the times were converted; None for a file with dates.
 
     Raises:
-        InvalidRequest: A rule is broken; the likely unit is named.
+        InvalidRequest: Values are implausible; the message names the likely unit.
     """
     problems = []
     if stated.time is None and time_unit is not None:
@@ -47,7 +47,7 @@ def check_units(recording: Recording, stated: Units, time_unit: str | None) -> N
 
 
 def gaps(recording: Recording) -> str:
-    """Return a sentence about the gaps in a recording's times; "" where there are none."""
+    """Return a sentence about the gaps in a recording's times, or "" if there are none."""
     steps = np.diff(recording.time_ns)
     if not len(steps):
         return ""
@@ -114,7 +114,7 @@ def _rate_problem(recording: Recording) -> str:
 
 
 def _rate_at_rest(recording: Recording) -> float:
-    """Return the mean rate, rad/s, of the second in which the acceleration changes least; 0 without rest."""
+    """Return the mean rate, rad/s, in the second of steadiest acceleration; 0 if the sensor never rests."""
     frames = int(np.searchsorted(recording.time_s, _REST_S))
     seconds = len(recording) // frames if frames > 1 else 0
     if not seconds:
@@ -129,7 +129,7 @@ def _rate_at_rest(recording: Recording) -> float:
 
 
 def _against_truth(recording: Recording) -> float:
-    """Return how many times faster the sensor turns than its ground truth; 0 where that hardly turns."""
+    """Return how many times faster the sensor turns than its ground truth; 0 if that hardly turns."""
     step = int(np.searchsorted(recording.time_s, _TRUTH_STEP_S))
     if recording.truth is None or not 0 < step < len(recording):
         return 0.0

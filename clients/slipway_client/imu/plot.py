@@ -1,4 +1,4 @@
-"""The plot of `slipway imu`: trajectories from above, and how far they are from the ground truth."""
+"""Plot of `slipway imu`: trajectories from above, and their distance from the ground truth."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def draw(recording: Recording, motions: Mapping[str, Motion], path: Path) -> Non
     """Draw trajectories.
 
     Args:
-        recording: whose time and ground truth to use.
-        motions: by name, over the recording's frames.
-        path: of the picture; its suffix is the format.
+        recording: Recording that provides the time and the ground truth.
+        motions: Trajectories by name, one state for each frame of the recording.
+        path: Image file; its suffix determines the format.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -54,7 +54,7 @@ def draw(recording: Recording, motions: Mapping[str, Motion], path: Path) -> Non
 
 
 def _look_at(axes: Axes, truth: Motion) -> None:
-    """Show the surroundings of the ground truth: raw signals drift far away from it."""
+    """Limit the axes to the surroundings of the ground truth, from which raw signals drift far away."""
     x, y, _ = truth.positions.T
     half = 0.75 * max(float(np.ptp(x)), float(np.ptp(y)), 0.1)
     middle_x, middle_y = (float(values.min() + values.max()) / 2 for values in (x, y))

@@ -1,8 +1,8 @@
-"""Reads recordings of inertial sensors, and writes them in EuRoC's layout.
+"""Reader of inertial sensors' recordings, and writer of EuRoC's layout.
 
 A recording is a CSV file in the layout of EuRoC MAV and TUM-VI or with a header that names its columns, or a
-drive of KITTI's raw data. Signals are brought to ns, rad/s and m/s², and refused where they cannot be in the
-units that they are taken for.
+drive of KITTI's raw data. Signals are converted to ns, rad/s and m/s², and refused if they are implausible in
+the assumed units.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ def read_recording(
         path: CSV file of signals, a folder around EuRoC's or TUM-VI's `imu0/data.csv`, or a drive of KITTI's
             raw data, whose `oxts` holds both the signals and the ground truth.
         ground_truth: CSV file of the ground truth, such as EuRoC's `state_groundtruth_estimate0/data.csv` or
-            TUM-VI's `mocap0/data.csv`; found by itself beside `imu0` where `path` is a folder. The recording
-            is cut to the time that it covers.
+            TUM-VI's `mocap0/data.csv`; if `path` is a folder, the file beside `imu0` is the default. The
+            recording is cut to the time that the ground truth covers.
         units: Units that the user states; None states none.
         say: Callback that receives a sentence about gaps and about frames that are left out.
 
     Raises:
-        InvalidRequest: There is no such recording, a file of it cannot be read, or its values cannot be in
-            the units that they are taken for.
+        InvalidRequest: There is no such recording, a file of it cannot be read, or its values are implausible
+            in the assumed units.
     """
     stated = units or Units()
     if (path / "oxts").is_dir():
@@ -86,9 +86,10 @@ def write_signals(file: BinaryIO, recording: Recording, variances: Sequence[Arra
     """Write signals in EuRoC's layout.
 
     Args:
-        file: open for writing.
-        recording: whose signals to write.
-        variances: of the rate of rotation and of the acceleration, [frames, 3] each: six columns more.
+        file: File, open for writing.
+        recording: Recording with the signals.
+        variances: Variances of the rate of rotation and of the acceleration, [frames, 3] each, written as six
+            more columns.
     """
     columns = _EUROC_COLUMNS + (_VARIANCE_COLUMNS if variances else ())
     _write(file, columns, recording.time_ns, np.hstack([recording.gyro, recording.acc, *variances]))
@@ -116,7 +117,7 @@ def _write(file: BinaryIO, columns: Sequence[str], time_ns: NDArray[np.int64], v
 
 
 def _files(path: Path, ground_truth: Path | None) -> tuple[Path, Path | None]:
-    """Return the files of signals and of the ground truth."""
+    """Return the file of signals and that of the ground truth."""
     if not path.is_dir():
         return path, ground_truth
     found = [path / name for name in _EUROC_SIGNALS if (path / name).is_file()]
@@ -139,7 +140,7 @@ def _check_kitti_options(path: Path, ground_truth: Path | None, stated: Units) -
 
 
 def _signals(path: Path, name: str, stated: Units) -> tuple[Recording, str]:
-    """Return the signals of a file, and the unit that its times have."""
+    """Return the signals of a file, and the unit of its times."""
     table = read_table(path, SIGNALS)
     rate, rate_problem = table.columns.unit("gyro", stated.rate)
     acceleration, acceleration_problem = table.columns.unit("acc", stated.acceleration)
@@ -151,7 +152,7 @@ def _signals(path: Path, name: str, stated: Units) -> tuple[Recording, str]:
 
 
 def _with_truth(recording: Recording, signals: Path, path: Path, stated: Units, say: Say) -> Recording:
-    """Return a recording with its ground truth, cut to the time that this covers."""
+    """Return a recording with its ground truth, cut to the time that the ground truth covers."""
     table = read_table(path, TRUTH)
     truth_ns, _ = table.times_ns(table.columns.units.get("time") or stated.time)
     positions, rotations = table.group("position"), table.group("rotation")
@@ -174,7 +175,7 @@ def _with_truth(recording: Recording, signals: Path, path: Path, stated: Units, 
 
 
 def _velocities(time_ns: NDArray[np.int64], positions: Array) -> Array:
-    """Return the central differences of positions, m/s: what stands for velocities that a file lacks."""
+    """Return central differences of positions, m/s, in place of velocities that a file lacks."""
     if len(positions) < 2:
         return np.zeros_like(positions)
     time_s = (time_ns - time_ns[0]) / 1e9
@@ -182,10 +183,10 @@ def _velocities(time_ns: NDArray[np.int64], positions: Array) -> Array:
 
 
 def _check_truth(path: Path, time_ns: NDArray[np.int64], rotations: Array, lines: Sequence[int]) -> None:
-    """Refuse states between which nothing can be interpolated.
+    """Refuse states between which interpolation is impossible.
 
     Raises:
-        InvalidRequest: Every rule that a row breaks is named.
+        InvalidRequest: A row breaks a rule; all broken rules are named.
     """
     problems = []
     norms = np.linalg.norm(rotations, axis=1)
@@ -210,12 +211,12 @@ def _interpolate(time_ns: NDArray[np.int64], known_ns: NDArray[np.int64], values
 def _turn(time_ns: NDArray[np.int64], known_ns: NDArray[np.int64], rotations: Array) -> Array:
     """Interpolate rotations along the shortest turn, at constant speed."""
     known = Rotation.from_quat(rotations)
-    if len(rotations) == 1:  # Slerp wants two, and every time asked for is this one's.
+    if len(rotations) == 1:  # Slerp needs two rotations, and all requested times are this one's.
         return np.asarray(known[np.zeros(len(time_ns), int)].as_quat())
     at, since = _since_first(time_ns, known_ns)
     return np.asarray(Slerp(since, known)(at).as_quat())
 
 
 def _since_first(time_ns: NDArray[np.int64], known_ns: NDArray[np.int64]) -> tuple[Array, Array]:
-    # Relative, since float64 holds no nanoseconds of today.
+    # Relative times, since float64 cannot represent nanoseconds since 1970 exactly.
     return (time_ns - known_ns[0]).astype(float), (known_ns - known_ns[0]).astype(float)

@@ -1,4 +1,4 @@
-"""A recording of an inertial sensor, with the ground truth of its motion where there is one."""
+"""Recording of an inertial sensor, with the ground truth of its motion if it is known."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Motion:
-    """Where a body is, frame by frame.
+    """Motion of a body, frame by frame.
 
     Attributes:
-        positions: [frames, 3], m, in the world, whose z is up.
-        rotations: [frames, 4], unit quaternions x, y, z, w from the body to the world.
-        velocities: [frames, 3], m/s, in the world.
+        positions: Positions in the world, whose z axis points up, [frames, 3], m.
+        rotations: Unit quaternions x, y, z, w from the body to the world, [frames, 4].
+        velocities: Velocities in the world, [frames, 3], m/s.
     """
 
     positions: Array
@@ -28,20 +28,20 @@ class Motion:
     velocities: Array
 
     def between(self, start: int, stop: int) -> Motion:
-        """Return some of the frames."""
+        """Return the frames from `start` up to, but not including, `stop`."""
         return Motion(self.positions[start:stop], self.rotations[start:stop], self.velocities[start:stop])
 
 
 @dataclass(frozen=True)
 class Recording:
-    """Signals, frame by frame.
+    """Signals of a sensor, frame by frame.
 
     Attributes:
-        name: of the file or folder, for people.
-        time_ns: [frames], rising.
-        acc: [frames, 3], m/s², gravity included, in the body.
-        gyro: [frames, 3], rad/s, in the body.
-        truth: the body's motion at the frames; None where it is not known.
+        name: Name of the file or folder, for messages.
+        time_ns: Times in nanoseconds, [frames], rising.
+        acc: Acceleration in the body's frame, gravity included, [frames, 3], m/s².
+        gyro: Rate of rotation in the body's frame, [frames, 3], rad/s.
+        truth: Motion of the body at the frames; None if it is not known.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Recording:
 
     @property
     def time_s(self) -> Array:
-        """Time since the first frame, seconds, [frames]."""
+        """Return the time since the first frame, [frames], in seconds."""
         return np.asarray((self.time_ns - self.time_ns[0]) / 1e9)
 
     def with_signals(self, acc: Array, gyro: Array) -> Recording:
@@ -84,11 +84,12 @@ class Recording:
     def rotation_at(self, frame: int) -> Array:
         """Return the rotation from the body to the world, [4], as x, y, z, w.
 
-        Without ground truth it is the one that turns the frame's acceleration upwards, as if the sensor were
-        at rest: the heading is then 0.
+        Without ground truth, it is the rotation that turns the frame's acceleration upwards, as if the sensor
+        were at rest; the heading is then 0.
 
         Raises:
-            InvalidRequest: there is no ground truth, and less than 1 m/s² to tell up from down.
+            InvalidRequest: There is no ground truth, and an acceleration below 1 m/s² does not show which way
+                is up.
         """
         if self.truth:
             rotation: Array = self.truth.rotations[frame]
@@ -104,7 +105,7 @@ class Recording:
                 ],
             )
         x, y, z = acc / size
-        if z < -1 + 1e-12:  # upside down: half a turn about any level axis
+        if z < -1 + 1e-12:  # upside down: half a turn about any horizontal axis
             return np.array([1.0, 0.0, 0.0, 0.0])
         # The shortest turn from (x, y, z) to (0, 0, 1): its axis is their cross product.
         quaternion = np.array([y, -x, 0.0, 1 + z])

@@ -1,4 +1,4 @@
-"""Makes recordings of a known motion, smooth sums of sines with rests, as a sensor with errors sees it."""
+"""Synthetic recordings of a known motion, sums of sines with rests, as seen by an imperfect sensor."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ _STEP_S = 1.0
 
 @dataclass(frozen=True)
 class Sensor:
-    """How far a sensor is off; the defaults are a cheap one's.
+    """Errors of a sensor; the defaults are those of a cheap one.
 
     Attributes:
-        acc_bias_m_s2: size of the constant error of the acceleration.
-        gyro_bias_rad_s: size of the constant error of the rate of rotation.
-        acc_noise_m_s2: standard deviation of each sample.
-        gyro_noise_rad_s: standard deviation of each sample.
-        scale: standard deviation of the errors of each axis' scale, a share.
-        misalignment_rad: standard deviation of the angles between the axes and their nominal directions.
-        acc_walk_m_s2: how far the acceleration's error wanders in a second, standard deviation of each axis.
-        gyro_walk_rad_s: the same of the rate of rotation.
-        seed: of the directions of the constant errors: one sensor is off the same way in every recording.
+        acc_bias_m_s2: Size of the constant error of the acceleration.
+        gyro_bias_rad_s: Size of the constant error of the rate of rotation.
+        acc_noise_m_s2: Standard deviation of each acceleration sample.
+        gyro_noise_rad_s: Standard deviation of each sample of the rate of rotation.
+        scale: Standard deviation of the relative error of each axis' scale.
+        misalignment_rad: Standard deviation of the angles between the axes and their nominal directions.
+        acc_walk_m_s2: Random walk of the acceleration's error in a second, standard deviation of each axis.
+        gyro_walk_rad_s: Random walk of the rate of rotation's error, likewise.
+        seed: Seed of the directions of the constant errors, so that one sensor has the same errors in every
+            recording.
     """
 
     acc_bias_m_s2: float = 0.1
@@ -47,17 +48,17 @@ PERFECT = Sensor(0, 0, 0, 0)
 
 @dataclass(frozen=True)
 class Style:
-    """How a body moves; the defaults are a hand's that waves.
+    """Style of a body's motion; the defaults are those of a waving hand.
 
     Attributes:
-        reach_m: size of the movements.
-        longest_s: period of the slowest ones.
-        tilt_rad: size of the turns about all axes.
-        turn_s: period of the slowest turns.
-        heading_rad: size of the turns about the vertical beyond those.
-        step_m: size of a quick bobbing as of steps, several times a second.
-        rest_s: how long the body rests before it first moves.
-        pause_s: how long it moves at most before it rests anew, for a quarter of that at most; 0 for never.
+        reach_m: Size of the movements.
+        longest_s: Period of the slowest movements.
+        tilt_rad: Size of the turns about all axes.
+        turn_s: Period of the slowest turns.
+        heading_rad: Size of additional turns about the vertical axis.
+        step_m: Size of a quick bobbing like that of steps, several times a second.
+        rest_s: Time before the body first moves.
+        pause_s: Longest movement between two rests; a rest takes at most a quarter of it. 0 means no rests.
     """
 
     reach_m: float = 2.0
@@ -80,14 +81,14 @@ def make_recording(
     sensor: Sensor | None = None,
     style: Style = WAVING,
 ) -> Recording:
-    """Make a recording with its ground truth.
+    """Generate a recording with its ground truth.
 
     Args:
-        seconds: duration.
-        rate_hz: frames per second.
-        seed: of the motion and the noise.
-        sensor: how far the sensor is off.
-        style: how its body moves.
+        seconds: Duration in seconds.
+        rate_hz: Frames per second.
+        seed: Seed of the motion and the noise.
+        sensor: Errors of the sensor.
+        style: Style of the motion.
     """
     sensor = sensor or Sensor()
     random = np.random.default_rng(seed)
@@ -107,7 +108,7 @@ def make_recording(
 def _moved(
     seed: int, random: np.random.Generator, time_s: Array, style: Style
 ) -> tuple[Array, Array, Motion]:
-    """Return what a perfect sensor sees of a motion, acceleration and rate of rotation, and the motion."""
+    """Return the acceleration and rate of rotation that a perfect sensor measures, and the motion."""
     pace = _pace(np.random.default_rng([seed, 1]), time_s, style)
     where, velocities, accelerations = _sines(random, pace, style.reach_m, style.longest_s)
     angles, turning, _ = _sines(random, pace, style.tilt_rad, style.turn_s)
@@ -129,14 +130,14 @@ def _moved(
 def shown(
     random: np.random.Generator, acc: Array, gyro: Array, sensor: Sensor, rate_hz: float
 ) -> tuple[Array, Array]:
-    """Return what a sensor shows of what a perfect one would.
+    """Apply a sensor's errors to the signals of a perfect one.
 
     Args:
-        random: of noise and walk.
-        acc: [frames, 3], m/s², gravity included.
-        gyro: [frames, 3], rad/s.
-        sensor: how far it is off.
-        rate_hz: frames per second.
+        random: Generator of the noise and the random walk.
+        acc: Acceleration, gravity included, [frames, 3], m/s².
+        gyro: Rate of rotation, [frames, 3], rad/s.
+        sensor: Errors of the sensor.
+        rate_hz: Frames per second.
     """
     directions = np.random.default_rng(sensor.seed)
     axes = np.random.default_rng([sensor.seed, 1])
@@ -162,7 +163,7 @@ def shown(
 def _pace(random: np.random.Generator, time_s: Array, style: Style) -> tuple[Array, Array, Array]:
     """Return a motion's own time, [frames], with its first and second derivatives.
 
-    It stands still while the body rests, and gets under way and comes to rest within 0.6 s.
+    This time stands still while the body rests; it accelerates and slows down within 0.6 s.
     """
     if not style.rest_s and not style.pause_s:
         return time_s, np.ones_like(time_s), np.zeros_like(time_s)
@@ -183,7 +184,7 @@ def _pace(random: np.random.Generator, time_s: Array, style: Style) -> tuple[Arr
 def _sines(
     random: np.random.Generator, pace: tuple[Array, Array, Array], size: float, longest_s: float
 ) -> tuple[Array, ...]:
-    """Return three sums of sines, [frames, 3], with their first and second derivatives."""
+    """Return a sum of sines for each axis, [frames, 3], with its first and second derivatives."""
     own, speed, change = (series[:, None] for series in pace)
     shape = (_SINES, 1, 3)
     rates = 2 * np.pi / random.uniform(longest_s / 4, longest_s, shape)
@@ -197,7 +198,7 @@ def _sines(
 
 
 def _body_rates(angles: Array, rates: Array) -> Array:
-    """Return the rate of rotation in the body, rad/s, of roll, pitch and yaw and their rates."""
+    """Return the rate of rotation in the body, rad/s, from roll, pitch, yaw and their rates."""
     roll, pitch, _ = angles.T
     roll_rate, pitch_rate, yaw_rate = rates.T
     return np.stack(

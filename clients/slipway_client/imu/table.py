@@ -1,6 +1,6 @@
-"""Files of numbers: a row for each moment, separated by commas, semicolons, tabs or spaces.
+"""Reader of tables of numbers: a row for each time, separated by commas, semicolons, tabs or spaces.
 
-A header may be a comment or a plain first row. Rows are counted as an editor counts lines.
+A header may be a comment or a plain first row. Messages number the rows like the lines of an editor.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _FAR = 10**20
 
 @dataclass(frozen=True)
 class Table:
-    """A file of numbers.
+    """Content of a file of numbers.
 
     Attributes:
-        path: File.
-        lines: Number of each row's line in the file, from 1.
-        rows: Cells of each row, as many as the columns.
+        path: File of the table.
+        lines: Line number of each row in the file, from 1.
+        rows: Cells of each row, one for each column.
         columns: Places of the columns.
     """
 
@@ -42,13 +42,14 @@ class Table:
     columns: Columns
 
     def times_ns(self, stated: str | None) -> tuple[NDArray[np.int64], str]:
-        """Return the rows' times in nanoseconds, [rows], and the unit that the file has them in.
+        """Return the rows' times in nanoseconds, [rows], and their unit in the file.
 
         Args:
             stated: Unit that the user stated.
 
         Raises:
-            InvalidRequest: A time is no number, no whole number of nanoseconds, or does not rise.
+            InvalidRequest: A time is not a number or not a whole number of nanoseconds, or the times do not
+                rise.
         """
         unit, problem = self.columns.unit(TIME, stated)
         raise_all(str(self.path), [f"{problem}; try --time-unit"] if problem else [])
@@ -75,7 +76,7 @@ class Table:
         """Return the values of a group of columns, [rows, axes], times a factor.
 
         Raises:
-            InvalidRequest: A value is no number.
+            InvalidRequest: A value is not a number.
         """
         places = self.columns.groups[name]
         try:
@@ -92,7 +93,7 @@ class Table:
         """Return a time that may have a point or an exponent, in whole nanoseconds.
 
         Raises:
-            InvalidRequest: It is no number, or a part of a nanosecond, which tells of another unit.
+            InvalidRequest: It is not a number, or has a fraction of a nanosecond, so the unit is another.
         """
         try:
             exact = Decimal(text) * TIME_NS[unit]
@@ -105,7 +106,7 @@ class Table:
             raise InvalidRequest(
                 f"{self.path}: time must be whole nanoseconds, got {text} in row {line}; try --time-unit s"
             )
-        # Beyond the range anyway; such a number may have millions of digits.
+        # Larger values are out of range anyway, and may have millions of digits.
         return int(whole) if abs(whole) < _FAR else _FAR
 
     def _check_range(self, exact: Sequence[int], texts: Sequence[str], unit: str) -> None:
@@ -125,12 +126,12 @@ def read_table(path: Path, layout: Layout) -> Table:
     """Read a file of numbers.
 
     Args:
-        path: File.
+        path: File of the table.
         layout: Layout of the file.
 
     Raises:
-        InvalidRequest: The file cannot be read, a row has too few or too many columns, or the columns are not
-            known.
+        InvalidRequest: The file cannot be read, a row has too few or too many columns, or the columns are
+            unknown.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
@@ -150,7 +151,7 @@ def read_table(path: Path, layout: Layout) -> Table:
         raise InvalidRequest(f"{path}: must have rows of numbers, got none")
     count = len(header) if plain else mode(map(len, rows))
     if len(header) != count:
-        header = []  # a comment and no header
+        header = []  # the comment is not a header
     columns = _columns(path, layout, header, count, plain=plain)
     _check_rows(path, places, rows, count)
     return Table(path, places, rows, columns)
@@ -181,12 +182,12 @@ def _check_rows(path: Path, places: Sequence[int], rows: Sequence[Sequence[str]]
 
 
 def _cells(line: str, separator: str | None) -> list[str]:
-    """Return a line's cells; where commas do not separate them, a comma stands for the decimal point."""
+    """Return a line's cells; unless commas separate them, a comma is read as the decimal point."""
     if separator is None:
         return line.split()
     if separator != ",":
         line = line.replace(",", ".")
-    quoted = '"' in line  # The library is slow, and hardly any file of numbers has quotes.
+    quoted = '"' in line  # csv is slow, and hardly any file of numbers has quotes.
     cells = next(csv.reader([line], delimiter=separator)) if quoted else line.split(separator)
     if len(cells) > 1 and not cells[-1].strip():  # a separator ends the line
         cells.pop()

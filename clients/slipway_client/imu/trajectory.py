@@ -1,9 +1,9 @@
-"""From signals to a trajectory, by AirIMU's integrator, and how far it is from the ground truth.
+"""Integration of signals to a trajectory with AirIMU's integrator, and errors against the ground truth.
 
-The integrator is pypose's, which upstream integrates with; rotations are SciPy's. The errors are those of
-AirIMU's evaluation. Absolute ones (A) are of one integration over the recording, averaged over its frames;
-relative ones (R) are where segments end that begin at the ground truth, averaged over the segments. TE is of
-the position, m; OE of the rotation, degrees.
+The integrator is that of pypose, which upstream uses; rotations are SciPy's. The errors are those of AirIMU's
+evaluation. Absolute errors (A) compare one integration of the whole recording, averaged over its frames.
+Relative errors (R) compare the ends of segments that begin at the ground truth, averaged over the segments.
+TE is the error of the position, m; OE is that of the rotation, degrees.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from scipy.spatial.transform import Rotation
 
 from slipway_client.imu.recording import Array, Motion, Recording
 
-# Upstream's 9.81007 as pypose holds it, in float32: with it the two agree to rounding.
+# Upstream's 9.81007 rounded to float32, as in pypose, so that both agree up to rounding.
 _GRAVITY_M_S2 = float(np.float32(9.81007))
 
 
 @dataclass(frozen=True)
 class Errors:
-    """How far a trajectory is from the ground truth.
+    """Errors of a trajectory against the ground truth.
 
     Attributes:
-        ate_m: absolute, of the position.
-        aoe_deg: absolute, of the rotation.
-        rte_m: relative, of the position; None where the recording is shorter than a segment.
-        roe_deg: relative, of the rotation.
+        ate_m: Absolute error of the position.
+        aoe_deg: Absolute error of the rotation.
+        rte_m: Relative error of the position; None if the recording is shorter than a segment.
+        roe_deg: Relative error of the rotation; None likewise.
     """
 
     ate_m: float
@@ -39,8 +39,8 @@ class Errors:
 def integrate(recording: Recording) -> Motion:
     """Integrate a recording's signals, frame by frame.
 
-    Begins at the ground truth's first state; without ground truth at rest in the origin, with the rotation of
-    :meth:`Recording.rotation_at`.
+    The trajectory begins at the ground truth's first state. Without ground truth it begins at rest in the
+    origin, with the rotation of :meth:`Recording.rotation_at`.
     """
     truth = recording.truth
     zeros = np.zeros((1, 3))
@@ -56,14 +56,14 @@ def errors(recording: Recording, motion: Motion, segment_frames: int) -> Errors:
     """Compare a recording's trajectory with its ground truth.
 
     Args:
-        recording: with ground truth, and with the signals that were integrated.
-        motion: its trajectory, from :func:`integrate`.
-        segment_frames: length of the segments of the relative errors.
+        recording: Recording with ground truth and with the integrated signals.
+        motion: Trajectory of the recording, from :func:`integrate`.
+        segment_frames: Length of the segments of the relative errors, in frames.
     """
     truth = recording.truth
     assert truth is not None
     ate_m, aoe_deg = _mean_errors(motion, truth)
-    # A segment of n frames ends in the state after them.
+    # A segment of n frames ends in the state after its last frame.
     starts = range(0, len(recording) - segment_frames, segment_frames)
     if not starts:
         return Errors(ate_m, aoe_deg, None, None)
@@ -83,10 +83,10 @@ def _cut(recording: Recording, start: int, stop: int) -> Recording:
 
 
 def _integrate(recording: Recording, start: Motion) -> Motion:
-    """Return the state of one frame and the states after each frame but the last, [frames, ...].
+    """Return the start state and the states after each frame but the last, [frames, ...].
 
-    Forster et al., "IMU Preintegration on Manifold", RSS 2015, supplement, eq. A7 to A10, as pypose's
-    ``IMUPreintegrator`` has them, which takes gravity off as the body sees it at the end of a step.
+    The formulas are eq. A7 to A10 of Forster et al., "IMU Preintegration on Manifold", RSS 2015, supplement,
+    as in pypose's ``IMUPreintegrator``, which subtracts gravity in the body's frame at the end of a step.
     """
     steps_s = np.diff(recording.time_s)[:, None]
     turns = Rotation.from_rotvec(recording.gyro[:-1] * steps_s)
@@ -106,7 +106,7 @@ def _sums(first: Array, rest: Array) -> Array:
 def _products(rotations: Rotation) -> Rotation:
     """Return the products of the first one, two, three, ... rotations.
 
-    After each pass an entry is the product of twice as many, so that n take log n passes over all.
+    Each pass doubles the number of factors in an entry, so n rotations take log n passes.
     """
     reach = 1
     while reach < len(rotations):

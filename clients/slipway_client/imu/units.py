@@ -1,4 +1,4 @@
-"""Units in which a recording's file may be, and what a user states of them."""
+"""Units of a recording's file, and the units that a user states for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Corrects a recording window by window, by whatever corrects one window."""
+"""Correction of a recording, window by window."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ from slipway_serving.errors import Malformed, raise_all
 
 Signal = NDArray[np.float32]
 Correct = Callable[[Signal, Signal, Signal], Mapping[str, Signal]]
-"""From `acc` and `gyro` [frames, 3] and the first frame's rotation [4] to the outputs of the model, by name:
-`correction_acc` and `correction_gyro` and perhaps `acc_cov` and `gyro_cov`, [frames, 3] each."""
+"""Callback that corrects one window. It takes `acc` and `gyro`, [frames, 3], and the first frame's rotation,
+[4], and returns the outputs of the model by name: `correction_acc` and `correction_gyro`, and perhaps
+`acc_cov` and `gyro_cov`, [frames, 3] each."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """Frames that are corrected at once.
+    """Range of frames that are corrected together.
 
     Attributes:
-        start: first frame.
-        stop: after the last frame.
-        wanted: first frame whose correction is taken; those before were another window's, and are context.
+        start: First frame.
+        stop: Frame after the last one.
+        wanted: First frame whose correction is used; the frames before it belong to an earlier window and are
+            context.
     """
 
     start: int
@@ -36,13 +38,13 @@ class Window:
 
 @dataclass(frozen=True)
 class Corrected:
-    """A corrected recording.
+    """Result of a correction.
 
     Attributes:
-        recording: with the corrected signals.
-        windows: how many there were.
-        variances: of the rate of rotation and of the acceleration, [frames, 3] each; none from a network
-            without covariances.
+        recording: Recording with the corrected signals.
+        windows: Number of windows.
+        variances: Variances of the rate of rotation and of the acceleration, [frames, 3] each; empty for a
+            network without covariances.
     """
 
     recording: Recording
@@ -51,15 +53,15 @@ class Corrected:
 
 
 def windows_of(frames: int, size: int, step: int) -> Iterator[Window]:
-    """Cut a recording into windows; the last one is shorter where the frames end.
+    """Cut a recording into windows; the last one may be shorter.
 
     Args:
-        frames: of the recording.
-        size: of a window, frames.
-        step: from one window's first frame to the next one's.
+        frames: Number of frames of the recording.
+        size: Length of a window in frames.
+        step: Distance between the first frames of neighbouring windows.
 
     Raises:
-        InvalidRequest: a size is below 1, or frames would be left out between windows.
+        InvalidRequest: A size is below 1, or frames would be left out between windows.
     """
     problems = []
     if size < 1:
@@ -80,11 +82,11 @@ def correct(
     """Correct a recording.
 
     Args:
-        recording: its signals.
-        correct_window: corrects one window.
-        size: of a window, frames.
-        step: between windows, frames.
-        report: called with the number of frames that are done.
+        recording: Recording with the raw signals.
+        correct_window: Callback that corrects one window.
+        size: Length of a window in frames.
+        step: Distance between the first frames of neighbouring windows.
+        report: Callback that receives the number of finished frames.
     """
     parts: dict[str, list[Signal]] = {}
     count = 0
@@ -103,14 +105,14 @@ def correct(
 
 
 def window_inputs(recording: Recording, window: Window) -> tuple[Signal, Signal, Signal]:
-    """Return what corrects a window takes: its signals, and the rotation where it begins."""
+    """Return the arguments of :data:`Correct` for a window: its signals and its first rotation."""
     acc, gyro = (signal[window.start : window.stop] for signal in (recording.acc, recording.gyro))
     rotation = recording.rotation_at(window.start)
     return acc.astype(np.float32), gyro.astype(np.float32), rotation.astype(np.float32)
 
 
 def served(client: Client) -> Correct:
-    """Return what corrects a window by a running server."""
+    """Return a callback that corrects a window with a running server."""
 
     def correct_window(acc: Signal, gyro: Signal, rotation: Signal) -> Mapping[str, Signal]:
         request = CorrectionRequest(acc[None], gyro[None], rotation[None])

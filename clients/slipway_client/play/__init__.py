@@ -1,1 +1,1 @@
-"""`slipway play`: a world on a running server, steered by a script or by the keys of a terminal."""
+"""The command `slipway play`, which steers a world on a running server by a script or a terminal's keys."""

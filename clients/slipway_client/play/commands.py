@@ -1,4 +1,4 @@
-"""The command `slipway play`: a world steered by a script or by hand, on screen and into a video."""
+"""The command `slipway play`, which steers a world by script or by hand, on screen and into a video."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def play(
     quiet: Quiet = False,
 ) -> None:
     """Play a world on a running server."""
-    if output is not None:  # before a world begins: it may lack its library
+    if output is not None:  # imported before a world begins, since its library may be missing
         from slipway_serving.video.mp4 import Mp4Encoder
 
         encoder = partial(Mp4Encoder, fps=fps)
@@ -113,7 +113,7 @@ def _world(
     restore: Path | None,
     say: Say,
 ) -> ClientSession:
-    """Return the session of a world that a picture begins, or that a snapshot goes on with."""
+    """Return a session of a world that begins with a picture or resumes from a snapshot."""
     from slipway_client.pictures import image_rule, read_picture
     from slipway_serving.matrix_game.request import REQUESTS
     from slipway_serving.snapshots.parts import read_parts
@@ -143,7 +143,7 @@ def _file_problems(
 
 
 def _text(actions: str) -> str:
-    """Return a script: what was given, or what the file that it names holds."""
+    """Return the script itself, or the content of the file that it names after @."""
     if not actions.startswith("@"):
         return actions
     try:
@@ -153,7 +153,7 @@ def _text(actions: str) -> str:
 
 
 def _told(blocks: Iterator[Block], count: int, quiet: bool) -> Iterator[Block]:
-    """Hand on blocks and say a line of each."""
+    """Yield the blocks and print a status line for each."""
     for index, block in enumerate(blocks, 1):
         if not quiet:
             print(f"{index} of {count}: {block.status}", file=sys.stderr, flush=True)
@@ -161,7 +161,7 @@ def _told(blocks: Iterator[Block], count: int, quiet: bool) -> Iterator[Block]:
 
 
 def _on_screen(blocks: Iterator[Block], screen: Screen) -> Iterator[Block]:
-    """Hand on blocks and say a line of each on the screen; Ctrl-C ends them."""
+    """Yield the blocks and show a status line for each on the screen; Ctrl-C ends them."""
     with contextlib.suppress(KeyboardInterrupt):
         for block in blocks:
             screen.say(block.status)
@@ -169,7 +169,7 @@ def _on_screen(blocks: Iterator[Block], screen: Screen) -> Iterator[Block]:
 
 
 def _record(blocks: Iterator[Block], output: Path, video: Callable[[int, int], Mp4Encoder]) -> None:
-    """Write the frames of blocks as they come; the file appears whole, or not at all."""
+    """Encode the frames of blocks as they arrive; the file appears complete or not at all."""
     first = next(blocks, None)
     if first is None:
         raise InvalidRequest("play: at least one block must be made for a video, got none")

@@ -1,4 +1,4 @@
-"""A world in a terminal: keys as they are pressed, frames as half blocks, two pixels to a character."""
+"""Terminal display of a world: keys as they are pressed, and frames as half blocks of two pixels each."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from slipway_serving.errors import InvalidRequest
 from slipway_serving.matrix_game.keys import Vocabulary
 
 _ESCAPE = "\x1b"
-# Arrows and other keys that a terminal sends as sequences.
+# Terminals send arrows and some other keys as escape sequences.
 _SEQUENCE = re.compile(r"\x1b[\[O][0-9;]*[A-Za-z~]")
-# ECMA-48 and xterm: the other screen without a cursor, and back; colours of a character's two halves.
+# ECMA-48 and xterm: alternate screen without a cursor, and back; colours of a character's two halves.
 _OTHER_SCREEN, _OWN_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[0m\x1b[?25h\x1b[?1049l"
 _HOME, _PLAIN, _REST_OF_LINE = "\x1b[H", "\x1b[0m", "\x1b[K"
 _CELL = "\x1b[38;2;{};{};{};48;2;{};{};{}m▀"
 
 
 class Keys:
-    """The keys that are pressed, block by block, until Escape.
+    """Iterator of the keys to hold in each block, until Escape is pressed.
 
-    A terminal says when a key is pressed and not when it is let go: what was pressed since the last block was
-    begun is held in the next. Use as a context manager, which puts the terminal back as it was.
+    A terminal reports when a key is pressed but not when it is released, so the keys pressed since the last
+    block began are held in the next one. Use it as a context manager, which restores the terminal's mode.
 
     Args:
-        known: the keys of the world; others are passed over.
+        known: Keys of the world; others are ignored.
     """
 
     def __init__(self, known: Vocabulary) -> None:
@@ -59,7 +59,7 @@ class Keys:
 
     @staticmethod
     def _pressed() -> str | None:
-        """Return what was pressed since the last call; None after Escape."""
+        """Return the keys pressed since the last call, or None after Escape."""
         text = ""
         while select.select([sys.stdin], [], [], 0)[0]:
             read = os.read(sys.stdin.fileno(), 1024).decode("utf-8", errors="replace")
@@ -70,13 +70,13 @@ class Keys:
 
 
 def typed(text: str) -> str | None:
-    """Return the characters of what a terminal sent, without its sequences; None with Escape among them."""
+    """Return a terminal's characters without its escape sequences, or None if Escape is among them."""
     characters = _SEQUENCE.sub("", text)
     return None if _ESCAPE in characters else characters
 
 
 def held(pressed: str, known: Vocabulary) -> str:
-    """Return the keys to hold for what was pressed: of those that cannot be held together the latest."""
+    """Return the keys to hold; of pressed keys that exclude each other, the latest counts."""
     keys: list[str] = []
     for key in pressed.lower():
         if key in known.keys:
@@ -86,13 +86,13 @@ def held(pressed: str, known: Vocabulary) -> str:
 
 
 class Screen:
-    """The terminal's other screen: frames from its top, a line of status and the keys at its bottom.
+    """Alternate screen of the terminal: frames at the top, a status line and the keys at the bottom.
 
-    Use as a context manager, which brings back what was there before. Written by hand, since frames come
-    25 times a second: a library that lays out each character took a tenth of a second for one.
+    Use it as a context manager, which restores the previous screen. The output is written by hand because
+    frames arrive 25 times a second, and a library that lays out each character took 0.1 s for one frame.
 
     Args:
-        keys: the line about them.
+        keys: Line that describes the keys.
     """
 
     def __init__(self, keys: str) -> None:
@@ -115,19 +115,19 @@ class Screen:
             _write(f"{_HOME}{picture(frame, columns, max(1, lines - 2))}")
 
     def say(self, status: str) -> None:
-        """Show a line of status."""
+        """Show a status line."""
         columns, lines = os.get_terminal_size()
         for place, line in ((lines - 1, status), (lines, self._keys)):
             _write(f"\x1b[{place};1H{_PLAIN}{line[:columns]}{_REST_OF_LINE}")
 
 
 def picture(frame: NDArray[np.uint8], columns: int, lines: int) -> str:
-    """Return a frame as characters in 24-bit colours, a line for each two rows of pixels.
+    """Return a frame as characters in 24-bit colours, one line for every two rows of pixels.
 
     Args:
-        frame: [height, width, 3], uint8.
-        columns: at most so many characters a line.
-        lines: at most so many.
+        frame: Pixels, [height, width, 3], uint8.
+        columns: Largest number of characters in a line.
+        lines: Largest number of lines.
     """
     from PIL import Image
 

@@ -1,7 +1,7 @@
-"""A world that is played: keys for each block go out, its frames come back.
+"""Loop that plays a world: it sends the keys of each block and receives the block's frames.
 
-Keys are asked for when a block is begun. What is pressed while one is made counts for the next, the latest of
-what cannot be held together, and nothing queues up.
+Keys are read when a block begins. Keys pressed while the server makes a block count for the next one; of keys
+that exclude each other the latest counts. Nothing queues up.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from slipway_serving.matrix_game.request import REQUESTS, BlockMade
 
 @dataclass(frozen=True)
 class Block:
-    """A block of frames.
+    """Block of frames that a turn returned.
 
     Attributes:
-        held: the keys that made it.
-        frames: [frames, height, width, 3], uint8.
-        made: what the server says of it.
-        took_s: from the keys going out to the last answer, seconds.
+        held: Keys that were held in the block.
+        frames: Pixels, [frames, height, width, 3], uint8.
+        made: Event in which the server reports the finished block.
+        took_s: Time from sending the keys to the last answer, in seconds.
     """
 
     held: str
@@ -39,7 +39,7 @@ class Block:
 
     @property
     def status(self) -> str:
-        """One line for people."""
+        """Return a status line for display."""
         parts = {
             "picture": self.made.picture_s,
             "denoise": self.made.denoise_s,
@@ -64,14 +64,14 @@ def play(
     """Play a world until the keys or the world end.
 
     Args:
-        session: of the world.
-        mode: of the world.
-        keys: held in each block; the next is asked for when the block before is there.
-        show: is given frames as they come, [frames, height, width, 3], uint8.
-        endless: go on from an earlier place where the world would end.
+        session: Session of the world.
+        mode: Mode of the world.
+        keys: Keys to hold in each block; each is read when the block before it is complete.
+        show: Callback that receives frames as they arrive, [frames, height, width, 3], uint8.
+        endless: True to rebase to an earlier place where the world would end.
 
     Raises:
-        SlipwayError: as :meth:`Client.generate`.
+        SlipwayError: A turn failed, as in :meth:`Client.generate`.
     """
     turn: Any = REQUESTS[mode].turn
     at_end = False

@@ -1,8 +1,8 @@
-"""The registry of families: those of this distribution, and those that others register by an entry point.
+"""Registry of the built-in families and of those that other distributions add by an entry point.
 
-A distribution names a family in the entry point group ``slipway.families``: ``name =
-"package.module:FAMILY"``. What cannot be loaded, or has a name that is taken, is left out and shown by
-`slipway families` with its reason; the other families go on as if it were not there.
+A distribution declares a family in the entry point group ``slipway.families``: ``name =
+"package.module:FAMILY"``. The registry leaves out a family that fails to load or whose name is taken;
+`slipway families` shows the reason. The other families are not affected.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ BUILT_IN: tuple[Family, ...] = (
 
 @dataclass(frozen=True)
 class Registered:
-    """A family and where it comes from.
+    """A family and the distribution that registered it.
 
     Attributes:
-        name: of the family; of one that did not load, its entry point's.
-        origin: the distribution and its version, or who else registered it.
-        family: None if it did not load.
-        problem: why not.
+        name: Name of the family, or of its entry point if the family did not load.
+        origin: Distribution and version, or the entry point's value if it has no distribution.
+        family: Family, or None if it did not load.
+        problem: Reason why the family did not load; empty if it did.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Registered:
 
 @cache
 def registered() -> tuple[Registered, ...]:
-    """Return all families, our own first, then those from outside by name."""
+    """Return all families: the built-in ones first, then those of other distributions, sorted by name."""
     found = [Registered(family.name, distribution.NAME, family) for family in BUILT_IN]
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
         found.append(_loaded(entry, {known.name: known.origin for known in found}))
@@ -50,7 +50,7 @@ def registered() -> tuple[Registered, ...]:
 
 
 def families() -> tuple[Family, ...]:
-    """Return the families that can be used."""
+    """Return the families that loaded."""
     return tuple(known.family for known in registered() if known.family is not None)
 
 
@@ -58,7 +58,7 @@ def family_named(name: str) -> Family:
     """Return a family by its name.
 
     Raises:
-        InvalidRequest: there is none of that name, or it did not load.
+        InvalidRequest: No family has that name, or the family did not load.
     """
     for known in registered():
         if known.name == name and known.family is not None:

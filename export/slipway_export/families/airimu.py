@@ -1,7 +1,7 @@
-"""AirIMU: a network that corrects the signals of an inertial sensor, whole recordings or streams.
+"""AirIMU: a network that corrects the signals of an inertial sensor, in whole recordings or in streams.
 
-A checkpoint is an experiment's `.conf` and its `ckpt/best_model.ckpt`. The conf says which network it is;
-the network says how its features lie in time; everything served follows from that.
+A checkpoint is an experiment's `.conf` and its `ckpt/best_model.ckpt`. The conf names the network. The
+network determines how its features are spaced in time, and all served models follow from that.
 """
 
 from __future__ import annotations
@@ -47,21 +47,22 @@ AXES = (
     Axis("frames", 1, 1000, 120_000),
     Axis("steps", 1, 12, 1024),
 )
-# Corrections are hundredths of m/s² and of rad/s. A trained network tells a thousandth of a rad/s beside one,
-# and so makes more of float32's rounding: 3 in 10,000 of a correction that is small itself was seen. Those in
-# float64 are held against PyTorch in float32, too, whose rounding it is then.
+# Corrections are hundredths of m/s² and of rad/s. A trained network resolves a thousandth of a rad/s next to
+# values of one rad/s, so it amplifies the rounding of float32: an error of 3 in 10,000 of a small correction
+# was measured. Graphs in float64 are compared with PyTorch in float32 too, so there the rounding is
+# PyTorch's.
 TOLERANCE = dict.fromkeys(
     (Precision.FP32, Precision.FP64), Tolerance(max_abs=1e-5, relative_l2=2e-3, cosine=0.99999)
 )
-# How long one request may wait for others: a third of a sample at 200 Hz.
+# Longest time that a request waits to be batched with others: a third of a sample at 200 Hz.
 MERGE_US = 1500
 
 
 def plan(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
-    """Describe what an AirIMU checkpoint becomes.
+    """Describe the models that an AirIMU checkpoint becomes.
 
     Raises:
-        InvalidRequest: its conf names no network that is known here.
+        InvalidRequest: The conf names no known network.
     """
     by_name = {axis.name: axis for axis in axes}
     facts = facts_of(checkpoint, axes)
@@ -73,10 +74,10 @@ def plan(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
 
 
 def facts_of(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Facts:
-    """Return what the served models must know of a checkpoint's network.
+    """Return the facts about a checkpoint's network that the served models need.
 
     Raises:
-        InvalidRequest: its conf names no network that is known here.
+        InvalidRequest: The conf names no known network.
     """
     from slipway_export.modeling.airimu import NETWORKS, build
     from slipway_export.modeling.airimu_conf import read_conf
@@ -99,7 +100,7 @@ def facts_of(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Facts:
 
 
 def _codenet(checkpoint: Checkpoint, facts: Facts, axes: dict[str, Axis]) -> Component:
-    """Describe the graph from whole recordings to a correction of each frame."""
+    """Describe the graph that maps whole recordings to a correction of each frame."""
     given = f"frames + {facts.lead}" if facts.lead else "frames"
     return Component(
         name="codenet",
@@ -110,13 +111,13 @@ def _codenet(checkpoint: Checkpoint, facts: Facts, axes: dict[str, Axis]) -> Com
         lower=_lower,
         tolerance=TOLERANCE,
         merge_us=MERGE_US,
-        # A larger batch is sent in parts.
+        # The served model splits larger batches.
         rows=(1, 1),
     )
 
 
 def _step(checkpoint: Checkpoint, facts: Facts, axes: dict[str, Axis]) -> Component:
-    """Describe the graph from a stretch of a stream and its states to the corrections of its features."""
+    """Describe the graph that maps a chunk of a stream and its states to the corrections of its features."""
     hops = "steps" if facts.hop == 1 else f"{facts.hop} * steps"
     given = f"{hops} + {facts.overhang}"
     states = tuple(replace(_tensor(name, size), initial=0.0) for name, size in facts.states.items())
@@ -140,7 +141,7 @@ def _step(checkpoint: Checkpoint, facts: Facts, axes: dict[str, Axis]) -> Compon
 
 
 def _stream(checkpoint: Checkpoint, facts: Facts, step: Component) -> Stepped:
-    """Describe a stream: stretches that share their edges, and the states between them."""
+    """Describe a stream: overlapping chunks, and the states that pass from one chunk to the next."""
 
     def reference(inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         network = _load(checkpoint, "Steps", Precision.FP32).to(inputs["acc"].device)

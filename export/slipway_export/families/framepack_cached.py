@@ -1,4 +1,4 @@
-"""FramePack's transformer as the graphs of a first-block cache; see `modeling.framepack_cached`."""
+"""FramePack's transformer, cut into the graphs of a first-block cache; see `modeling.framepack_cached`."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 Shape = tuple[int | str, ...]
 GRID: Shape = ("latent_frames", "token_height", "token_width")
-# History in the order of its tokens: the input, and how many latent frames, rows and columns of tokens of the
-# full size are one of its tokens.
+# The history inputs in the order of their tokens. Each number is how many latent frames, rows and columns of
+# full-size tokens one history token covers.
 HISTORY = (("latents_history_4x", 4), ("latents_history_2x", 2), ("latents_clean", 1))
 
 
 def cut_transformer(checkpoint: Checkpoint, config: Mapping[str, Any], whole: Component) -> list[Component]:
-    """Describe a transformer as four graphs whose chain is the whole.
+    """Describe a transformer as four graphs that together compute the whole.
 
     Args:
-        checkpoint: with a part `transformer`.
-        config: of that part.
-        whole: the component that is cut.
+        checkpoint: Checkpoint with a part `transformer`.
+        config: Configuration of that part.
+        whole: Component of the uncut transformer.
 
     Raises:
-        InvalidRequest: it has too few blocks for any to be left out.
+        InvalidRequest: The transformer has too few blocks to skip any.
     """
     _check(checkpoint, config)
     inputs = _inputs(whole, config)
@@ -62,7 +62,7 @@ def _check(checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
 
 
 def _inputs(whole: Component, config: Mapping[str, Any]) -> dict[str, tuple[TensorSpec, ...]]:
-    """Return the inputs of all graphs but the last, by name of the network."""
+    """Return the inputs of all graphs but the last, by the network's name."""
     told = {tensor.name: tensor for tensor in whole.inputs}
     head_size = config["attention_head_dim"]
     dim = config["num_attention_heads"] * head_size
@@ -90,8 +90,8 @@ def _inputs(whole: Component, config: Mapping[str, Any]) -> dict[str, tuple[Tens
 
 
 def _tokens(frames: int | str, group: int) -> str:
-    """Return how many tokens so many latent frames are, of which groups along each side are one."""
-    assert isinstance(frames, int)  # What a section sees of history never varies.
+    """Return the token count of `frames` latent frames if a token covers `group` places along each side."""
+    assert isinstance(frames, int)  # The history of a section has a fixed length.
     sides = GRID[1:] if group == 1 else [f"ceil({side} / {group})" for side in GRID[1:]]
     return " * ".join(map(str, (-(-frames // group), *sides)))
 
@@ -106,11 +106,11 @@ def _cut(
     sizes = [size for tensor in (*inputs, *outputs) for size in tensor.sizes if isinstance(size, Size)]
     named = frozenset[str]().union(*(size.axes for size in sizes))
     if network in ("Head", "Tail"):
-        # The residual stream between blocks has no fixed scale: relative bounds tell.
+        # The residual stream between blocks has no fixed scale, so the relative bounds decide.
         bounds = {key: replace(bound, max_abs=10 * bound.max_abs) for key, bound in whole.tolerance.items()}
         kinds: dict[str, Any] = {"lower": whole.lower, "keep_float": whole.keep_float}
     else:
-        # What decides and what projects stays in float32, and has no attention.
+        # `Change` decides and `Finish` projects; both stay in float32 and have no attention.
         bounds, kinds = {Precision.FP32: whole.tolerance[Precision.FP32]}, {}
     return Component(
         name=whole.name,

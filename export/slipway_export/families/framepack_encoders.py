@@ -1,4 +1,4 @@
-"""The encoders of FramePack as components: LLaMA and CLIP for the prompt, SigLIP for the picture."""
+"""Components of FramePack's encoders: LLaMA and CLIP for the prompt, SigLIP for the picture."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
-# Hidden states have no fixed scale: relative bounds tell, the absolute one is a net. Each row is a token's or
-# a patch's: none may be lost in the others.
+# Hidden states have no fixed scale, so the relative bounds decide and the absolute one is a safety net. Each
+# row belongs to one token or patch; `row_cosine` bounds each row, so that no bad row is lost in the average.
 ENCODER_TOLERANCE = {
     Precision.FP32: Tolerance(max_abs=1e-3, relative_l2=1e-4, cosine=0.99999, row_cosine=0.9999),
     Precision.FP16: Tolerance(max_abs=0.2, relative_l2=2e-2, cosine=0.999, row_cosine=0.998),
@@ -26,19 +26,19 @@ ENCODER_TOLERANCE = {
     Precision.INT8: Tolerance(max_abs=1.0, relative_l2=8e-2, cosine=0.997, row_cosine=0.99),
     Precision.INT4: Tolerance(max_abs=3.0, relative_l2=0.3, cosine=0.96, row_cosine=0.9),
 }
-# Encoders of this kind have tokens and channels of far larger values than the others: integer precisions
-# keep the activations.
+# Some tokens and channels of these encoders have far larger values than the others, so integer precisions do
+# not quantize the activations.
 OUTLIERS = ("*",)
 
 
 def lengths_mask(shape: tuple[int, ...]) -> Array:
-    """Return a mask as padding leaves it: ones, then zeros, of another length in every row.
+    """Return an example of a padding mask: ones, then zeros, with another length in each row.
 
     Args:
-        shape: [batch, tokens].
+        shape: Size of the mask, [batch, tokens].
 
     Returns:
-        int64; three quarters of the tokens in the first row, half of them in the second, and so on.
+        Mask in int64; three quarters of the first row are ones, half of the second, and so on.
     """
     batch, tokens = shape
     lengths = [max(1, tokens * (3 - row % 3) // 4) for row in range(batch)]
@@ -46,7 +46,7 @@ def lengths_mask(shape: tuple[int, ...]) -> Array:
 
 
 def _some_ids(vocabulary: int, shape: tuple[int, ...]) -> Array:
-    """Return ids where no tokenizer is given; the last of a row is the largest, which ends a CLIP's text."""
+    """Return random ids in place of a tokenizer's; each row ends in the largest id, as CLIP texts do."""
     ids = np.random.default_rng(0).integers(0, vocabulary - 1, size=shape)
     ids[:, -1] = vocabulary - 1
     return ids
@@ -61,13 +61,13 @@ def _input_ids(checkpoint: Checkpoint, tokenizer: str, config: str, vocabulary: 
 
 
 def llama_text(checkpoint: Checkpoint) -> Component:
-    """Describe the graph from the tokens of a prompt in its template to LLaMA's hidden states.
+    """Describe the graph that maps the tokens of a prompt in its template to LLaMA's hidden states.
 
     Args:
-        checkpoint: with a part `text_encoder`.
+        checkpoint: Checkpoint with a part `text_encoder`.
 
     Raises:
-        InvalidRequest: it has no layer beside those that are not run.
+        InvalidRequest: The encoder has no layers besides those that are skipped.
     """
     from transformers import LlamaConfig
 
@@ -87,7 +87,7 @@ def llama_text(checkpoint: Checkpoint) -> Component:
             TensorSpec("attention_mask", DType.INT64, ("batch", "tokens"), example=lengths_mask),
         ),
         outputs=(TensorSpec("hidden_states", DType.FLOAT32, ("batch", "tokens", config.hidden_size)),),
-        # A template of 95 tokens, and 256 of the prompt in diffusers or 512.
+        # The template has 95 tokens; a prompt has up to 256 in diffusers, or up to 512.
         axes=(Axis("batch", 1, 1, 2), Axis("tokens", 1, 351, 607)),
         load=partial(_load_llama, checkpoint),
         tolerance=ENCODER_TOLERANCE,
@@ -96,10 +96,10 @@ def llama_text(checkpoint: Checkpoint) -> Component:
 
 
 def clip_text(checkpoint: Checkpoint) -> Component:
-    """Describe the graph from the tokens of a prompt to CLIP's one vector of it.
+    """Describe the graph that maps the tokens of a prompt to CLIP's pooled vector.
 
     Args:
-        checkpoint: with a part `text_encoder_2`.
+        checkpoint: Checkpoint with a part `text_encoder_2`.
     """
     from transformers import CLIPTextConfig
 
@@ -120,10 +120,10 @@ def clip_text(checkpoint: Checkpoint) -> Component:
 
 
 def siglip_image(checkpoint: Checkpoint) -> Component:
-    """Describe the graph from normalized pictures to the states of their patches.
+    """Describe the graph that maps normalized pictures to the hidden states of their patches.
 
     Args:
-        checkpoint: with a part `image_encoder`.
+        checkpoint: Checkpoint with a part `image_encoder`.
     """
     from transformers import SiglipVisionConfig
 
@@ -142,7 +142,7 @@ def siglip_image(checkpoint: Checkpoint) -> Component:
 
 
 def image_tokens(checkpoint: Checkpoint) -> int:
-    """Return how many patches the image encoder of a checkpoint sees: 729 for so400m at 384 px."""
+    """Return the number of patches that a checkpoint's image encoder makes: 729 for so400m at 384 px."""
     from transformers import SiglipVisionConfig
 
     config = SiglipVisionConfig.from_dict(checkpoint.config("image_encoder/config.json"))

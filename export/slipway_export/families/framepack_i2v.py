@@ -1,9 +1,9 @@
-"""FramePack image-to-video: the HunyuanVideo transformer that sees its history at three sizes; its encoders.
+"""FramePack image-to-video: a HunyuanVideo transformer with history at three resolutions, and its encoders.
 
-A checkpoint is in diffusers' layout. Public ones lie in three places: text encoders, tokenizers, VAE and
-scheduler with HunyuanVideo, the transformer and the image encoder each on their own (`--part`). Every size
-follows from the parts' configurations. A component that is made of one part needs no other: what is given
-(`--model-path`) is what there are components of.
+A checkpoint has diffusers' layout. The public one is spread over three repositories: HunyuanVideo has the
+text encoders, tokenizers, VAE and scheduler; the transformer and the image encoder have one each (`--part`).
+All sizes follow from the parts' configurations. Each component needs only its own part, so an export contains
+the components of the parts that are given (`--model-path`).
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ TRANSFORMER = "lllyasviel/FramePackI2V_HY"
 TOKENIZERS = ("tokenizer", "tokenizer_2")
 SCHEDULER_FILE = "scheduler/scheduler_config.json"
 PATCH = vae.PATCH
-# What a section sees beside itself, in latent frames: the picture and the nearest of history in full, then
-# history at half size, then at a quarter.
+# Latent frames that a section sees besides its own: the picture and the nearest frame of history at full
+# size, then history at half size, then at a quarter.
 CLEAN_FRAMES, HISTORY_2X_FRAMES, HISTORY_4X_FRAMES = 2, 2, 16
-# HunyuanVideo's: what LLaMA is told, and how many of its tokens come before the prompt.
+# The prompt template of HunyuanVideo for LLaMA, and the number of its tokens before the prompt.
 PROMPT_TEMPLATE = (
     "<|start_header_id|>system<|end_header_id|>\n\nDescribe the video by detailing the following aspects: "
     "1. The main content and theme of the video."
@@ -62,7 +62,7 @@ PROMPT_TEMPLATE = (
 )
 CROP_START = 95
 TEXT_TOKENS = 256
-# diffusers' VAE: tiles of 16 video frames and one more, 12 from one to the next.
+# The tiles of the VAE in diffusers: 16 + 1 video frames each, with a stride of 12 video frames.
 TILES = Tiles(frames=5, stride=3, blended=4)
 
 TOLERANCE = {
@@ -72,21 +72,21 @@ TOLERANCE = {
     Precision.INT8: Tolerance(max_abs=1.0, relative_l2=8e-2, cosine=0.997),
     Precision.INT4: Tolerance(max_abs=3.0, relative_l2=0.3, cosine=0.96),
 }
-# What embeds time, guidance and pooled text, and what projects, is small and moves everything after it.
+# The embedders (time, guidance, pooled text) and the last projection are small and affect all later layers.
 KEEP_FLOAT = ("*.time_text_embed", "transformer.proj_out")
 
 
 def plan(checkpoint: Checkpoint, axes: Sequence[Axis], *, first_block_cache: bool = False) -> Plan:
-    """Describe what a checkpoint becomes: the components of the parts that are there.
+    """Describe the models that a checkpoint becomes: the components of the parts that it has.
 
     Args:
-        checkpoint: its configurations are read.
-        axes: the ranges.
-        first_block_cache: the transformer is cut into graphs that an authored model runs, so that requests
-            may ask it to reuse what its later blocks gave.
+        checkpoint: Checkpoint; only its configurations are read.
+        axes: Ranges of the family's axes.
+        first_block_cache: True if the transformer is cut into graphs that an authored model runs, so that
+            requests may ask it to reuse the outputs of its later blocks.
 
     Raises:
-        InvalidRequest: a part is not as the graphs need it, or parts do not fit together.
+        InvalidRequest: A part is not as the graphs need it, or parts do not fit together.
     """
     by_name = {axis.name: axis for axis in axes}
     made: Mapping[str, Sequence[Callable[[], Component]]] = {
@@ -120,7 +120,7 @@ def plan(checkpoint: Checkpoint, axes: Sequence[Axis], *, first_block_cache: boo
 def _pipeline(
     checkpoint: Checkpoint, axes: Sequence[Axis], first_block_cache: bool
 ) -> tuple[AuthoredModel, ...]:
-    """Return the models around the graphs, of a checkpoint that has all its parts."""
+    """Return the authored models around the graphs; none if the checkpoint lacks a part."""
     if not all(checkpoint.has(f"{part.name}/{file}") for part in FAMILY.parts for file in part.files):
         return ()
     if not all(checkpoint.has(name) for name in TOKENIZERS):
@@ -140,21 +140,21 @@ def _pipeline(
 
 
 def transformer(checkpoint: Checkpoint, axes: Mapping[str, Axis]) -> Component:
-    """Describe the graph of a section's denoising step.
+    """Describe the graph of one denoising step of a section.
 
     Batch, height, width and the length of the text vary. The latent frames do not: a section has 9, as
-    FramePack was trained (the axis `latent_frames`), in either order, and its history is always 2 latent
-    frames seen in full, 2 at half size and 16 at a quarter; where there is no history yet its latents are
-    zeros. Both orders are the same graph, told apart by the indices alone: inverted sections have [0] and
-    what follows them as clean, forward ones [0] and what is before.
+    FramePack was trained (the axis `latent_frames`), in either order. Its history always has 2 latent frames
+    at full size, 2 at half size and 16 at a quarter; latents of missing history are zeros. Both orders use
+    the same graph and differ only in the indices: the clean frames are [0] and the frame after the section if
+    sections are inverted, [0] and the frame before it if they go forward.
 
     Args:
-        checkpoint: with a part `transformer`; the number of image tokens is that of a part `image_encoder`,
-            or SigLIP so400m's at 384 px without one.
-        axes: by name; of them all but `tile_frames` are used.
+        checkpoint: Checkpoint with a part `transformer`. The number of image tokens comes from its part
+            `image_encoder`; without that part it is SigLIP so400m's at 384 px.
+        axes: Axes by name, of which all but `tile_frames` are used.
 
     Raises:
-        InvalidRequest: it is not FramePack's transformer.
+        InvalidRequest: The transformer is not FramePack's.
     """
     config = _transformer_config(checkpoint)
     images = IMAGE_TOKENS
@@ -225,7 +225,7 @@ def _lower(module: nn.Module) -> AbstractContextManager[None]:
 
 
 def _transformer_config(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the transformer's configuration, which must be FramePack's and not HunyuanVideo's own."""
+    """Return the transformer's configuration; refuse any but FramePack's, HunyuanVideo's own included."""
     file = "transformer/config.json"
     config = {"in_channels": 16, "image_proj_dim": 1152} | checkpoint.config(file)
     wanted = {"patch_size": PATCH, "patch_size_t": 1, "guidance_embeds": True}
@@ -244,7 +244,7 @@ def _transformer_config(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _check_widths(checkpoint: Checkpoint) -> None:
-    """Refuse parts that do not fit together, as they may when each comes from a place of its own."""
+    """Refuse parts that do not fit together, as parts from different repositories may not."""
     if not checkpoint.has("transformer/config.json"):
         return
     config = _transformer_config(checkpoint)
@@ -267,14 +267,14 @@ def _check_widths(checkpoint: Checkpoint) -> None:
 
 
 def facts_of(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Facts:
-    """Return what a served pipeline must know of a whole checkpoint.
+    """Return the facts about a complete checkpoint that the served pipeline needs.
 
     Args:
-        checkpoint: with all its parts.
-        axes: the ranges that its graphs have.
+        checkpoint: Checkpoint with all its parts.
+        axes: Ranges of the graphs' axes.
 
     Raises:
-        InvalidRequest: as :func:`plan`; or a file is missing.
+        InvalidRequest: A part is refused as in :func:`plan`, or a file is missing.
     """
     _check_widths(checkpoint)
     by_name = {axis.name: axis for axis in axes}
@@ -331,7 +331,7 @@ FAMILY = Family(
             partial(plan, first_block_cache=True),
         )
     },
-    # Those of the FramePack fork's converter; its `vae` is two graphs here.
+    # The names of the FramePack fork's converter; its `vae` is two graphs here.
     former_names={
         "framepack_i2v": ("transformer",),
         "flux_redux": ("siglip_image",),

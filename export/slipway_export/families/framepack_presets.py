@@ -1,7 +1,7 @@
-"""The checkpoints that the family `framepack_i2v` can write: a small one, and those of public sizes.
+"""Checkpoints that the family `framepack_i2v` can write: a small one, and those of public sizes.
 
-A preset is configurations; `modeling.framepack_presets` streams them to the disk, all in the layout of the
-public places put together.
+A preset consists of configurations. `modeling.framepack_presets` streams the checkpoint to the disk, in the
+combined layout of the public repositories.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from slipway_export.demo import demo_preset
 from slipway_export.spec import Axis, Preset
 
 IMAGE_TOKENS = 729
-"""What the public image encoder gives: 27 x 27 patches of 14 px."""
+"""Tokens from the public image encoder: 27 x 27 patches of 14 px."""
 SECTION_FRAMES = 9
 """Latent frames of a section; FramePack was trained with no other number."""
 
@@ -24,12 +24,12 @@ def axes(
     """Return the family's axes.
 
     Args:
-        tokens: min, opt, max of height and width in tokens of 16 pixels.
-        text_tokens: of the prompt after its template, with padding.
-        tile_frames: latent frames that are decoded at once.
+        tokens: Min, opt, max of height and width, in tokens of 16 pixels.
+        text_tokens: Min, opt, max of the prompt's tokens after the template, padding included.
+        tile_frames: Min, opt, max of the latent frames that are decoded at once.
     """
     return (
-        # Guidance is distilled; true guidance would be one call with two prompts.
+        # Guidance is distilled into the weights; classifier-free guidance would be one call with two prompts.
         Axis("batch", 1, 1, 2),
         Axis("latent_frames", *[SECTION_FRAMES] * 3),
         Axis("token_height", *tokens),
@@ -40,7 +40,7 @@ def axes(
 
 
 PUBLIC_AXES = axes(tokens=(1, 40, 80), text_tokens=(1, 256, 512), tile_frames=(1, 5, 5))
-"""To 1280 pixels a side; 640 x 640 is 40 x 40 tokens. From one on, since the VAE may be run in tiles."""
+"""Up to 1280 pixels a side; 640 x 640 is 40 x 40 tokens. The minimum is 1, since the VAE may run in tiles."""
 
 _SHARED: dict[str, dict[str, Any]] = {
     "transformer": {
@@ -53,7 +53,7 @@ _SHARED: dict[str, dict[str, Any]] = {
         "has_clean_x_embedder": True,
     },
     "text_encoder": {"rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": False},
-    # The end of a text is told by the largest id, as in the public one.
+    # The largest id marks the end of a text, as in the public checkpoint.
     "text_encoder_2": {
         "max_position_embeddings": 77,
         "eos_token_id": 2,
@@ -73,7 +73,7 @@ _SHARED: dict[str, dict[str, Any]] = {
 
 
 def _configs(parts: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the configurations by file, of what each part's adds to `_SHARED`."""
+    """Return the configurations by file; each is the part's entry of `_SHARED` with its own values added."""
     return {f"{part}/config.json": _SHARED[part] | own for part, own in parts.items()}
 
 
@@ -81,10 +81,10 @@ def _preset(summary: str, ranges: tuple[Axis, ...], dtype: str, parts: dict[str,
     """Return a preset.
 
     Args:
-        summary: one line for people.
-        ranges: its axes.
-        dtype: of its weights, by torch's name; the VAE's are float32.
-        parts: what each part's configuration adds to `_SHARED`.
+        summary: Line of text that describes the preset.
+        ranges: Axes of the preset.
+        dtype: Type of the weights, by torch's name; those of the VAE are float32.
+        parts: Values that each part's configuration adds to `_SHARED`.
     """
     configs = _configs(parts)
 
@@ -231,8 +231,8 @@ DEMO_CONFIGS = _configs(
             "num_attention_heads": 4,
             "image_size": 56,
         },
-        # With one group of channels, a colour that fills the picture is not divided away; its latents are of
-        # deviation 1.
+        # With one group of channels, normalization does not remove a colour that fills the picture. The
+        # latents of this VAE have a standard deviation of 1.
         "vae": {
             "block_out_channels": [8, 16, 32, 32],
             "layers_per_block": 1,
@@ -241,7 +241,7 @@ DEMO_CONFIGS = _configs(
         },
     }
 )
-"""Of the checkpoint that `slipway train weights framepack_i2v` makes."""
+"""Configurations of the checkpoint that `slipway train weights framepack_i2v` makes."""
 DEMO = demo_preset(
     "framepack_i2v",
     "trained on coloured shapes that go on moving; 64 x 64 pixels, 1 to 4 sections, as it was trained for",

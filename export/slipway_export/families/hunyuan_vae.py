@@ -1,4 +1,4 @@
-"""The VAE of HunyuanVideo as components: the encoder for pictures, the decoder for tiles of latent frames."""
+"""Components of HunyuanVideo's VAE: the encoder for pictures, the decoder for tiles of latent frames."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 CONFIG = "vae/config.json"
 PATCH = 2
-"""Latents of a token, in height and width."""
+"""Latents per token, along height and width."""
 SPATIAL, TEMPORAL = 8, 4
-"""Pixels of a latent along a side, and frames of a latent frame."""
+"""Pixels per latent along each side, and video frames per latent frame."""
 
-# Latents and pixels are of the order of 1. There is nothing to quantize but four products of the attention.
+# Latents and pixels are of the order of 1. Only four matrix products of the attention could be quantized.
 VAE_TOLERANCE = {
     Precision.FP32: Tolerance(max_abs=1e-3, relative_l2=1e-4, cosine=0.99999),
     Precision.FP16: Tolerance(max_abs=0.1, relative_l2=2e-2, cosine=0.999),
@@ -28,14 +28,14 @@ VAE_TOLERANCE = {
 
 
 def vae_encoder(checkpoint: Checkpoint, axes: Mapping[str, Axis]) -> Component:
-    """Describe the graph from pictures to the mode and the deviation of their latents.
+    """Describe the graph that maps pictures to the mode and the standard deviation of their latents.
 
     Args:
-        checkpoint: with a part `vae`.
-        axes: by name; of them `batch`, `token_height` and `token_width` are used.
+        checkpoint: Checkpoint with a part `vae`.
+        axes: Axes by name, of which `batch`, `token_height` and `token_width` are used.
 
     Raises:
-        InvalidRequest: the VAE is not as HunyuanVideo's in what the graphs rely on.
+        InvalidRequest: The VAE differs from HunyuanVideo's in an entry that the graphs rely on.
     """
     latents = ("batch", vae_config(checkpoint)["latent_channels"], 1, *_plane(PATCH))
     return Component(
@@ -50,14 +50,15 @@ def vae_encoder(checkpoint: Checkpoint, axes: Mapping[str, Axis]) -> Component:
 
 
 def vae_decoder(checkpoint: Checkpoint, axes: Mapping[str, Axis]) -> Component:
-    """Describe the graph from a tile of latent frames to its pixels.
+    """Describe the graph that maps a tile of latent frames to its pixels.
 
     Args:
-        checkpoint: with a part `vae`.
-        axes: by name; of them `batch`, `tile_frames`, `token_height` and `token_width` are used.
+        checkpoint: Checkpoint with a part `vae`.
+        axes: Axes by name, of which `batch`, `tile_frames`, `token_height` and `token_width` are used.
 
     Raises:
-        InvalidRequest: as :func:`vae_encoder`; or tiles may have more frames than are told apart.
+        InvalidRequest: The VAE is refused as in :func:`vae_encoder`, or tiles may have more than
+            `LARGEST_TILE` frames.
     """
     from slipway_export.modeling.hunyuan_vae import LARGEST_TILE
 
@@ -76,16 +77,16 @@ def vae_decoder(checkpoint: Checkpoint, axes: Mapping[str, Axis]) -> Component:
         load=partial(_load, checkpoint, "TileDecoder"),
         tolerance=VAE_TOLERANCE,
         rows=(1, 1),
-        # Resize has no antialiasing before.
+        # The ONNX operator Resize has no antialiasing before opset 18.
         lowest_opset=dict.fromkeys(VAE_TOLERANCE, 18) | {Precision.BF16: 22},
     )
 
 
 def vae_config(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the VAE's configuration.
+    """Return the VAE's configuration after a check of the entries that the graphs rely on.
 
     Raises:
-        InvalidRequest: names every entry that the graphs rely on and that is another.
+        InvalidRequest: An entry has another value; the message names all such entries.
     """
     config = {"latent_channels": 16} | checkpoint.config(CONFIG)
     wanted = {"spatial_compression_ratio": SPATIAL, "temporal_compression_ratio": TEMPORAL}

@@ -1,9 +1,9 @@
-"""Matrix-Game 2.0: a world that begins with a picture and is steered by a mouse and a keyboard.
+"""Matrix-Game 2.0: a world that begins with a picture and that a mouse and a keyboard steer.
 
 A checkpoint is the folder `Skywork/Matrix-Game-2.0` with upstream's `configs` beside the weights. Each mode
-is a variant with files of its own; the VAE and the CLIP are common to all. A mode's inference YAML and the
-`config.json` that it names give every size below. What upstream's exporter takes, a YAML and the network's
-weights, is enough for the network's graphs.
+is a variant with its own files; all modes share the VAE and the CLIP. A mode's inference YAML and the
+`config.json` that it names give every size below. The inputs of upstream's exporter, a YAML and the network's
+weights, suffice for the network's graphs.
 """
 
 from __future__ import annotations
@@ -51,24 +51,24 @@ USUAL_MODE = "universal"
 
 
 def plan(checkpoint: Checkpoint, axes: Sequence[Axis], *, mode: str) -> Plan:
-    """Describe what a mode of a checkpoint becomes.
+    """Describe the models that a mode of a checkpoint becomes.
 
     Args:
-        checkpoint: its configurations are read, and the headers of its weights.
-        axes: the ranges.
-        mode: a name of `MODES`.
+        checkpoint: Checkpoint; only its configurations and the headers of its weights are read.
+        axes: Ranges of the family's axes.
+        mode: Name from `MODES`.
 
     Raises:
-        InvalidRequest: a file is missing or of another mode, or files do not fit together.
+        InvalidRequest: A file is missing or belongs to another mode, or files do not fit together.
     """
     world = world_of(checkpoint, mode)
     by_name = {axis.name: axis for axis in axes} | world.plane
     components = [denoiser(world, by_name)]
     stepped: list[Stepped] = []
     authored: list[AuthoredModel] = []
-    # Files that are given by name may come without those that pictures need.
+    # Files given by name may lack the VAE and the CLIP, which only pictures need.
     has_vision = checkpoint.has(VAE_FILE) and checkpoint.has(CLIP_FILE)
-    # A network that sees all frames before it has no window to keep: it is for whole videos only.
+    # A network that attends to all earlier frames has no window to cache, so it generates whole videos only.
     has_window = world.config.local_attn_size > 0
     if has_window:
         crossed, block, moved = (
@@ -92,14 +92,14 @@ def plan(checkpoint: Checkpoint, axes: Sequence[Axis], *, mode: str) -> Plan:
 
 
 def facts_of(checkpoint: Checkpoint, mode: str) -> Facts:
-    """Return what a served world must know of a checkpoint.
+    """Return the facts about a checkpoint that a served world needs.
 
     Args:
-        checkpoint: with the VAE.
-        mode: a name of `MODES`.
+        checkpoint: Checkpoint with the VAE.
+        mode: Name from `MODES`.
 
     Raises:
-        InvalidRequest: as :func:`plan`; or the network has no window to keep.
+        InvalidRequest: A file is refused as in :func:`plan`, or the network has no attention window to cache.
     """
     world = world_of(checkpoint, mode)
     encoder = vision.vae_encoder(checkpoint, world.plane)
@@ -138,12 +138,12 @@ def facts_of(checkpoint: Checkpoint, mode: str) -> Facts:
 
 
 def _of_session(world: World, component: Component) -> Component:
-    """Return a component of the network as a graph of the model that serves worlds."""
+    """Return a component of the network as a graph of the served world's model."""
     return replace(component, name=world.mode, graph=component.name.removeprefix(f"{world.mode}_"))
 
 
 def _check_vision(world: World, components: Sequence[Component]) -> None:
-    """Refuse a VAE or a CLIP that does not fit the network, as files from several places may."""
+    """Refuse a VAE or a CLIP that does not fit the network, as files from different sources may not."""
     given = {component.label: component for component in components}
     encoder, image = given["vae_encoder"], given["image_encoder"]
     frames = given["vae_decoder/next"].outputs[0].shape[2]
@@ -164,7 +164,7 @@ def _check_vision(world: World, components: Sequence[Component]) -> None:
 
 
 def _model_config(yaml: Path) -> Mapping[str, Path]:
-    """Find the configuration that a YAML names: from where the command runs, as upstream, or above it."""
+    """Find the configuration that a YAML names: in the working folder, as upstream, or above the YAML."""
     where = f"--config-path {yaml}"
     file = config_file(read_inference(yaml, where))
     for folder in (Path.cwd(), *yaml.absolute().parents):
@@ -177,7 +177,7 @@ def _model_config(yaml: Path) -> Mapping[str, Path]:
 
 
 def _common_files(weights: Path) -> Mapping[str, Path]:
-    """Find what all modes have in common, beside the weights or above, as the public folder has it."""
+    """Find the files common to all modes: in the folder above the weights, as published, or beside them."""
     beside = weights.absolute().parent
     return {
         file: folder / file
@@ -188,7 +188,7 @@ def _common_files(weights: Path) -> Mapping[str, Path]:
 
 
 def _mode(mode: str) -> dict[str, Any]:
-    """Return what is a mode's own: of a variant, and of the family for the usual one."""
+    """Return the fields of a mode's variant; the family itself takes those of the usual mode."""
     yaml, weights = inference_file(mode), MODES[mode].weights
     return {
         "plan": partial(plan, mode=mode),

@@ -1,4 +1,4 @@
-"""The components of Matrix-Game 2.0's network: over all frames of a video, and over one block of them.
+"""Components of Matrix-Game 2.0's network: over all frames of a video, and over one block of frames.
 
 A mode's inference YAML and the `config.json` that it names give every size (:class:`World`).
 """
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
     from slipway_export.modeling.causal_wan.network import CausalWan
 
-# Values of a row of the mouse: up and down, left and right.
+# Values in one row of mouse input: up and down, left and right.
 MOUSE = 2
 
-# Keys and values that a block leaves have no fixed scale: relative bounds tell, the absolute one is a net.
+# Cached keys and values have no fixed scale: the relative bounds decide, the absolute one is a safety net.
 TOLERANCE = {
     Precision.FP32: Tolerance(max_abs=1e-3, relative_l2=1e-4, cosine=0.99999),
     Precision.FP16: Tolerance(max_abs=1.0, relative_l2=2e-2, cosine=0.999),
@@ -49,21 +49,21 @@ TOLERANCE = {
     Precision.INT8: Tolerance(max_abs=5.0, relative_l2=8e-2, cosine=0.997),
     Precision.INT4: Tolerance(max_abs=20.0, relative_l2=0.3, cosine=0.96),
 }
-# What embeds timesteps, picture and keys, and what projects, is small and moves everything after it.
+# The embedders of timesteps, picture and keys and the last projection are small and affect all later layers.
 KEEP_FLOAT = ("*.time_embedding", "*.time_projection", "*.img_emb", "*.keyboard_embed", "*.head.head")
-# So many blocks of frames are verified as one run; the third drops the first's keys in every mode.
+# Blocks of frames that are verified as one run; in every mode, the third already drops the first's keys.
 _VERIFIED_BLOCKS = 8
 
 
 @dataclass(frozen=True)
 class World:
-    """A mode of a checkpoint, as its files say it.
+    """A mode of a checkpoint, as its files describe it.
 
     Args:
-        checkpoint: that has the files.
-        inference: its YAML.
-        config: of the network.
-        visual_dim: width of the features that the network takes of the first picture.
+        checkpoint: Checkpoint that contains the files.
+        inference: Inference YAML of the mode.
+        config: Configuration of the network.
+        visual_dim: Width of the first picture's features that the network takes.
     """
 
     checkpoint: Checkpoint
@@ -73,17 +73,17 @@ class World:
 
     @property
     def mode(self) -> str:
-        """A name of `MODES`."""
+        """The mode's name in `MODES`."""
         return self.inference.mode
 
     @property
     def tokens(self) -> int:
-        """Of a latent frame."""
+        """Number of tokens of a latent frame."""
         return self.inference.latent_height * self.inference.latent_width // PATCH**2
 
     @property
     def plane(self) -> dict[str, Axis]:
-        """The axes of pictures and latents, of the one size that the network knows."""
+        """The axes of pictures and latents, fixed to the one size that the network supports."""
         sides = {"token_height": self.inference.latent_height, "token_width": self.inference.latent_width}
         return {name: Axis(name, *[side // PATCH] * 3) for name, side in sides.items()}
 
@@ -94,11 +94,11 @@ class World:
         return load_network(self.checkpoint, config_file(self.inference), MODES[self.mode].weights, precision)
 
     def frames(self, name: str, channels: int, count: int | str) -> TensorSpec:
-        """Return the tensor of so many latent frames."""
+        """Return the tensor of `count` latent frames."""
         return _tensor(name, channels, count, self.inference.latent_height, self.inference.latent_width)
 
     def actions(self, rows: int | str) -> tuple[TensorSpec, ...]:
-        """Return the tensors of actions, so many rows each."""
+        """Return the tensors of actions, with `rows` rows each."""
         widths = {"mouse_cond": MOUSE, "keyboard_cond": self.config.action.keyboard_dim_in}
         return tuple(_tensor(name, rows, widths[name]) for name in MODES[self.mode].actions)
 
@@ -112,11 +112,11 @@ def world_of(checkpoint: Checkpoint, mode: str) -> World:
     """Read the configurations of a mode.
 
     Args:
-        checkpoint: that has them.
-        mode: a name of `MODES`.
+        checkpoint: Checkpoint that contains the configurations.
+        mode: Name from `MODES`.
 
     Raises:
-        InvalidRequest: a file is missing or of another mode, or network and YAML do not fit together.
+        InvalidRequest: A file is missing or belongs to another mode, or network and YAML do not fit together.
     """
     from slipway_export.modeling.causal_wan.weights import visual_dim
 
@@ -171,7 +171,7 @@ def denoiser(world: World, axes: Mapping[str, Axis]) -> Component:
 
 
 def cross_attention(world: World, axes: Mapping[str, Axis]) -> Component:
-    """Describe the graph from the first picture's features to what every block of frames sees of it."""
+    """Describe the graph that maps the first picture's features to the keys and values for every block."""
 
     def load(precision: Precision) -> nn.Module:
         from slipway_export.modeling.causal_wan.cached import CrossAttention
@@ -190,7 +190,7 @@ def cross_attention(world: World, axes: Mapping[str, Axis]) -> Component:
 
 
 def block_denoiser(world: World, axes: Mapping[str, Axis]) -> Component:
-    """Describe the graph of one block of frames, with the keys and values before it as tensors."""
+    """Describe the graph of one block of frames, with the keys and values of earlier frames as tensors."""
     from slipway_export.modeling.causal_wan.cached import cache_names
 
     names, latents = cache_names(world.config), world.config.out_dim
@@ -223,7 +223,7 @@ def block_denoiser(world: World, axes: Mapping[str, Axis]) -> Component:
 
 
 def rebase(world: World, axes: Mapping[str, Axis]) -> Component:
-    """Describe the graph that moves the keys before a block to earlier places."""
+    """Describe the graph that moves the cached keys to earlier positions."""
     from slipway_export.modeling.causal_wan.cached import key_names
 
     names = key_names(world.config)
@@ -242,13 +242,13 @@ def rebase(world: World, axes: Mapping[str, Axis]) -> Component:
         outputs=tuple(_cache(world, name, f"rebased_{name}") for name in names),
         axes=(axes["batch"],),
         load=load,
-        # It has no weights, and keys are float32 in every precision.
+        # This graph has no weights, and keys are float32 in every precision.
         tolerance={Precision.FP32: TOLERANCE[Precision.FP32]},
     )
 
 
 def blocks(world: World, block: Component) -> Stepped:
-    """Describe a world: its blocks one after the other, the last run of each at timestep 0."""
+    """Describe a world: a sequence of blocks, the last run of each at timestep 0."""
 
     def reference(inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         from slipway_export.modeling.causal_wan.cached import whole_flow
@@ -276,7 +276,7 @@ def blocks(world: World, block: Component) -> Stepped:
 
 
 def config_file(inference: Inference) -> str:
-    """Return where a YAML has the network's configuration."""
+    """Return the path of the network's configuration that a YAML names."""
     return f"{inference.model_config}/config.json"
 
 
@@ -288,7 +288,7 @@ def _crossed(world: World) -> tuple[TensorSpec, ...]:
 
 
 def _cache(world: World, name: str, tensor: str, initial: float | None = None) -> TensorSpec:
-    """Return the tensor of a cache of :func:`cache_names`, under a name of its own."""
+    """Return the tensor of a cache from :func:`cache_names`, under the name `tensor`."""
     config, kind = world.config, name.partition("_")[0]
     action_heads = (config.action.heads_num, sum(config.action.rope_dim_list))
     heads = (config.num_heads, config.head_dim) if kind == "self" else action_heads

@@ -1,4 +1,4 @@
-"""The checkpoints that the family `matrix_game` can write: small ones of all modes, one of public size."""
+"""Checkpoints that the family `matrix_game` can write: small ones of all modes, one of public size."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def axes(latent_frames: tuple[int, int, int]) -> tuple[Axis, ...]:
     """Return the family's axes.
 
     Args:
-        latent_frames: min, opt, max; a video has ``4 * latent_frames - 3`` frames.
+        latent_frames: Min, opt, max of the latent frames; a video has ``4 * latent_frames - 3`` frames.
     """
     return Axis("batch", 1, 1, 2), Axis("latent_frames", *latent_frames)
 
 
 PUBLIC_AXES = axes(latent_frames=(1, 150, POSITIONS))
-"""Traced at what upstream's exporter traces by default; up to the last frame that has a position."""
+"""Traced at the default of upstream's exporter; the maximum is the number of positions."""
 
-# Upstream's CLIP makes 257 features of 224 px a side; so does the small one, of a fraction of their width.
+# Upstream's CLIP makes 257 features from 224 px a side. The small one does too, at a fraction of the width.
 _CLIP_PX = 224
 
 

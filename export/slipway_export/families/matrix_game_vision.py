@@ -1,7 +1,7 @@
-"""The components of Matrix-Game 2.0 beside its network: what its first picture becomes, and its latents.
+"""Components of Matrix-Game 2.0 besides its network: the two encoders of the first picture, and the decoder.
 
-All take their sizes from two `.pth` files of a checkpoint, which have no configuration: the CLIP that gives
-the visual context, and the VAE of Wan2.1, whose decoder is Wan's own.
+They derive their sizes from two `.pth` files of a checkpoint, which have no configuration: the CLIP for the
+visual context, and the VAE of Wan2.1, whose decoder is shared with the family `wan_t2v`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from torch import nn
 
 VAE_FILE = "Wan2.1_VAE.pth"
-"""The VAE, by the name that upstream gives it."""
+"""Upstream's file name of the VAE."""
 CLIP_FILE = "models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth"
-"""The CLIP, by the name that upstream gives it."""
+"""Upstream's file name of the CLIP."""
 
-# Hidden states have no fixed scale: relative bounds tell, the absolute one is a net.
+# Hidden states have no fixed scale, so the relative bounds decide and the absolute one is a safety net.
 IMAGE_TOLERANCE = {
     Precision.FP32: Tolerance(max_abs=1e-3, relative_l2=1e-4, cosine=0.99999, row_cosine=0.9999),
     Precision.FP16: Tolerance(max_abs=0.2, relative_l2=2e-2, cosine=0.999, row_cosine=0.998),
@@ -41,16 +41,16 @@ ENCODER_TOLERANCE = {Precision.FP32: Tolerance(max_abs=1e-3, relative_l2=1e-4, c
 
 
 def image_encoder(checkpoint: Checkpoint, axes: Mapping[str, Axis]) -> Component:
-    """Describe the graph from pictures to the network's visual context.
+    """Describe the graph that maps pictures to the network's visual context.
 
-    It takes the very tensor that :func:`vae_encoder` takes; resizing and CLIP's normalization are part of it.
+    It takes the same tensor as :func:`vae_encoder`; the graph includes resizing and CLIP's normalization.
 
     Args:
-        checkpoint: with a `CLIP_FILE`, and the `VAE_FILE` that tells how large pictures are.
-        axes: by name; of them `batch`, `token_height` and `token_width` are used.
+        checkpoint: Checkpoint with a `CLIP_FILE`, and the `VAE_FILE` that gives the size of pictures.
+        axes: Axes by name, of which `batch`, `token_height` and `token_width` are used.
 
     Raises:
-        InvalidRequest: the file is missing, or no such file.
+        InvalidRequest: The file is missing, or it is not of the expected kind.
     """
     from slipway_export.modeling.clip_vision import vision_config
 
@@ -63,23 +63,23 @@ def image_encoder(checkpoint: Checkpoint, axes: Mapping[str, Axis]) -> Component
         axes=tuple(axes[name] for name in ("batch", "token_height", "token_width")),
         load=partial(_load_image_encoder, checkpoint),
         tolerance=IMAGE_TOLERANCE,
-        # Resize has no antialiasing before.
+        # The ONNX operator Resize has no antialiasing before opset 18.
         lowest_opset=dict.fromkeys(IMAGE_TOLERANCE, 18),
         rows=(1, 1),
     )
 
 
 def vae_encoder(checkpoint: Checkpoint, axes: Mapping[str, Axis]) -> Component:
-    """Describe the graph from the first picture to the latents of the video that it begins.
+    """Describe the graph that maps the first picture to the latents of the video that begins with it.
 
-    The last of its latents is that of every later frame; a shorter video has the first of them.
+    The last latent frame repeats for every later frame; a shorter video uses only the first latent frames.
 
     Args:
-        checkpoint: with a `VAE_FILE`.
-        axes: by name; of them `token_height` and `token_width` are used.
+        checkpoint: Checkpoint with a `VAE_FILE`.
+        axes: Axes by name, of which `token_height` and `token_width` are used.
 
     Raises:
-        InvalidRequest: the file is missing, or no such file.
+        InvalidRequest: The file is missing, or it is not of the expected kind.
     """
     from slipway_export.modeling.wan_encoder import picture_latents
 
@@ -96,14 +96,14 @@ def vae_encoder(checkpoint: Checkpoint, axes: Mapping[str, Axis]) -> Component:
 
 
 def vae_decoder(checkpoint: Checkpoint, axes: Mapping[str, Axis]) -> tuple[Component, Component, Stepped]:
-    """Describe the decoder; arguments but for the checkpoint's, and result, as of `video_decoder`.
+    """Describe the graphs that decode latents to video; see `video_decoder` for the result.
 
     Args:
-        checkpoint: with a `VAE_FILE`.
-        axes: by name.
+        checkpoint: Checkpoint with a `VAE_FILE`.
+        axes: Axes by name, of which `token_height` and `token_width` are used.
 
     Raises:
-        InvalidRequest: the file is missing, or no such file.
+        InvalidRequest: The file is missing, or it is not of the expected kind.
     """
     return video_decoder(_vae_config(checkpoint), partial(_load_vae, checkpoint), axes)
 

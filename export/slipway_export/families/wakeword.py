@@ -1,8 +1,8 @@
-"""Wake words: one shared AST backbone and a small head for each word, served apart so that words share it.
+"""Wake words: one AST backbone that all words share, and a small head for each word.
 
-Two families, since they come from two checkpoints: `wakeword` is an AST in the layout of transformers (128
-frames for speech-commands, 1024 for AudioSet: its own config says) with the models around it;
-`wakeword_head` is one word's `.pt` file as WakeBuilder writes it. The folder of that file is the word's name.
+There are two families because there are two kinds of checkpoint. `wakeword` is an AST in the layout of
+transformers with the models around it; its config gives the number of frames (128 for speech-commands, 1024
+for AudioSet). `wakeword_head` is one word's `.pt` file from WakeBuilder, in a folder named as the word.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ NAME = "wakeword"
 HEAD_NAME = "wakeword_head"
 MODEL_FILE = "model.pt"
 CONFIG_FILE, PREPROCESSOR_FILE = "config.json", "preprocessor_config.json"
-# Requests of one length that wait anyway are merged; none is held back, which cost clips and streams alike.
+# Triton merges waiting requests of equal length but delays none: a delay slowed down both clips and streams.
 MERGE_US = 0
 
-# A larger batch leaves the processor's caches: a clip took 0.9 ms in a batch of 4 and 2.1 in one of 16.
+# A larger batch exceeds the processor's caches: a clip took 0.9 ms in a batch of 4, 2.1 ms in a batch of 16.
 FEATURES_MERGE_ROWS = 4
-# Requests that may wait on their way through the ensemble, of whose models the first refuses those beyond:
-# two batches, so that at three times what is carried clips wait no longer than at the most that is.
+# Most requests that may wait in the ensemble; its first model refuses further ones. The limit is two batches,
+# so that clips wait no longer at three times the sustainable load than at the highest sustainable load.
 QUEUE_LIMIT = 32
 
 FEATURES_TOLERANCE = {Precision.FP32: Tolerance(max_abs=1e-4, relative_l2=1e-5, cosine=0.999999)}
@@ -66,8 +66,8 @@ BACKBONE_TOLERANCE = {
     Precision.BF16: Tolerance(max_abs=0.2, relative_l2=5e-2, cosine=0.998),
     Precision.INT8: Tolerance(max_abs=1.0, relative_l2=0.1, cosine=0.995),
 }
-# Of logits, and of a probability, which moves by a quarter of what its logits do at most. A small
-# probability is relatively further off, hence the wide relative bound.
+# These bounds hold for logits and for the probability, which changes by at most a quarter of the change of
+# its logits. A small probability has a larger relative error, hence the wide relative bound.
 HEAD_TOLERANCE = {
     Precision.FP32: Tolerance(max_abs=1e-4, relative_l2=1e-5, cosine=0.999999),
     Precision.INT8: Tolerance(max_abs=0.1, relative_l2=0.1, cosine=0.995),
@@ -76,22 +76,22 @@ FUSED_TOLERANCE = {
     Precision.FP32: BACKBONE_TOLERANCE[Precision.FP32],
     Precision.INT8: Tolerance(max_abs=0.3, relative_l2=0.3, cosine=0.97),
 }
-# The last products of a head are few and decide.
+# The output layer of a head is small, and the decision depends on it directly.
 KEEP_FLOAT = ("*output",)
-# As many rows as the ensemble takes; the same for all, since one batch of it is one of each model.
+# All models have the same batch axis, since a batch of the ensemble is one batch of each of its models.
 BATCH = Axis("batch", 1, 4, 16)
 ROWS = (BATCH.min, BATCH.max)
 
 
 def plan(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
-    """Describe what an AST checkpoint becomes: features, the backbone and the authored models around them.
+    """Describe the models of an AST checkpoint: features, backbone and the authored models around them.
 
     Args:
-        checkpoint: its configurations are read.
-        axes: the ranges.
+        checkpoint: Checkpoint; only its configurations are read.
+        axes: Ranges of the family's axes.
 
     Raises:
-        InvalidRequest: it is no AST, or its two configurations contradict each other.
+        InvalidRequest: The checkpoint is no AST, or its two configurations contradict each other.
     """
     config = backbone_config(checkpoint)
     features = Component(
@@ -107,7 +107,7 @@ def plan(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
         queue_limit_with=("wakeword_backbone", "wakeword_decide"),
         rows=ROWS,
     )
-    # What waits there, waits for the model of streams.
+    # This copy for streams needs no merging and no queue limit: requests wait at the model of streams.
     streamed = replace(
         features,
         name="stream",
@@ -140,7 +140,7 @@ def backbone_config(checkpoint: Checkpoint) -> dict[str, Any]:
     """Read an AST's configuration and check it against its feature extractor's.
 
     Raises:
-        InvalidRequest: it is no AST, or the two contradict each other.
+        InvalidRequest: The checkpoint is no AST, or its two configurations contradict each other.
     """
     config = checkpoint.config(CONFIG_FILE)
     where = f"checkpoint {checkpoint.source}: {CONFIG_FILE}"
@@ -169,12 +169,12 @@ def _features(config: dict[str, Any]) -> TensorSpec:
 
 
 def _samples(config: dict[str, Any]) -> Axis:
-    """Return how many samples a clip may have: of what the backbone sees, at the highest rate."""
+    """Return the axis of a clip's samples, up to the backbone's longest clip at the highest sample rate."""
     return Axis("samples", 1, SAMPLE_RATE_HZ, int(longest_s(config["max_length"]) * SAMPLE_RATES_HZ[1]))
 
 
 def _noise(shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """Return clips within -1 to 1, the first of them silent."""
+    """Return noise within -1 to 1 as clips, the first of them almost silent."""
     import numpy as np
 
     noise = np.random.default_rng(0).uniform(-1, 1, shape)
@@ -201,7 +201,7 @@ def _load_backbone(checkpoint: Checkpoint, precision: Precision) -> Backbone:
     def build() -> ASTModel:
         return ASTModel(ASTConfig.from_dict(checkpoint.config(CONFIG_FILE)))
 
-    # Names a cut-off file, before the library's loader.
+    # `readable` names a truncated file before the library's loader fails on it.
     with checkpoint.describing("wakeword"), checkpoint.readable(".", build) as folder:
         backbone = load_backbone(folder, checkpoint.source)
     half = {Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}
@@ -209,14 +209,14 @@ def _load_backbone(checkpoint: Checkpoint, precision: Precision) -> Backbone:
 
 
 def plan_head(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
-    """Describe what a word's `.pt` file becomes: one small graph.
+    """Describe the one small graph that a word's `.pt` file becomes.
 
     Args:
-        checkpoint: a folder, named as the word, with `model.pt`.
-        axes: the ranges.
+        checkpoint: Folder with `model.pt`, named as the word.
+        axes: Ranges of the family's axes.
 
     Raises:
-        InvalidRequest: the folder's name is no word, or the file is no head.
+        InvalidRequest: The folder's name is no valid word, or the file is no head.
     """
     saved = _saved(checkpoint)
     embedding = TensorSpec("embedding", DType.FLOAT32, ("batch", saved.config.embedding_dim))
@@ -241,14 +241,15 @@ def plan_head(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
 
 
 def plan_fused(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
-    """Describe a word's head and its backbone as one graph: features in, logits out.
+    """Describe a word's head and its backbone as one graph that maps features to logits.
 
     Args:
-        checkpoint: a folder, named as the word, with `model.pt`, which names its backbone.
-        axes: the ranges.
+        checkpoint: Folder with `model.pt`, named as the word. The file names the backbone.
+        axes: Ranges of the family's axes.
 
     Raises:
-        InvalidRequest: as :func:`plan_head`, or the backbone is no folder of this machine or does not fit.
+        InvalidRequest: The head is refused as in :func:`plan_head`, or the backbone is no local folder or
+            does not fit.
     """
     saved = _saved(checkpoint)
     base = Checkpoint(base_folder(checkpoint.path, saved.base_model), saved.base_model)
@@ -295,7 +296,7 @@ def word_name(checkpoint: Checkpoint) -> str:
     """Return the word of a head's checkpoint: the name of its folder, or of its preset.
 
     Raises:
-        InvalidRequest: the name breaks the rule of words.
+        InvalidRequest: The name breaks the rules for words.
     """
     return check_word(Path(checkpoint.source).resolve().name, f"checkpoint {checkpoint.source}")
 
@@ -304,11 +305,11 @@ def base_folder(head: Path, base_model: str) -> Path:
     """Find the backbone that a head names: a folder beside its file, or a path.
 
     Args:
-        head: the head's folder.
-        base_model: as its file says.
+        head: Folder of the head.
+        base_model: Name of the backbone in the head's file.
 
     Raises:
-        InvalidRequest: there is no such folder; nothing is downloaded.
+        InvalidRequest: There is no such folder; nothing is downloaded.
     """
     for folder in (head / base_model, Path(base_model)):
         if folder.is_dir():
@@ -333,7 +334,7 @@ TINY_CONFIG = {
     "max_length": 128,
     "num_mel_bins": 128,
 }
-# The figures of speech-commands-v2.
+# Mean and std are those of speech-commands-v2.
 TINY_PREPROCESSOR = {"max_length": 128, "num_mel_bins": 128, "mean": -6.845978, "std": 5.5654526}
 
 
@@ -387,7 +388,7 @@ HEAD = Family(
             (BATCH,),
             _write_tiny_head,
         ),
-        # Named as its word, as a folder is.
+        # The preset has the name of its word, as a folder would.
         "slipway": demo_preset(
             HEAD_NAME, "a trained word for the demo backbone: slipway", (BATCH,), beside={"backbone": NAME}
         ),

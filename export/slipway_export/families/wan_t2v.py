@@ -1,7 +1,7 @@
 """Wan text-to-video: Wan2.2-T2V-A14B (two experts) and Wan2.1 (one), in the layout of diffusers.
 
-The checkpoint's `model_index.json` and the parts' `config.json` give every size below; nothing of a
-particular checkpoint is written here.
+The checkpoint's `model_index.json` and the parts' `config.json` give every size below; no value of a
+particular checkpoint is hard-coded here.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 NAME = "wan_t2v"
-# WanPipeline's max_sequence_length: prompts are padded with zeros to so many embeddings.
+# WanPipeline's max_sequence_length: prompts are padded with zeros to this number of embeddings.
 TEXT_TOKENS = 512
 SCHEDULER_FILE = "scheduler/scheduler_config.json"
 
@@ -56,7 +56,7 @@ TRANSFORMER_TOLERANCE = {
     Precision.INT8: Tolerance(max_abs=1.0, relative_l2=8e-2, cosine=0.997),
     Precision.INT4: Tolerance(max_abs=3.0, relative_l2=0.3, cosine=0.96),
 }
-# Of a prompt's embeddings each row is a token's: none may be lost in the others.
+# Each row of a prompt's embeddings belongs to one token; `row_cosine` bounds each row.
 TEXT_TOLERANCE = {
     precision: replace(TRANSFORMER_TOLERANCE[precision], row_cosine=row_cosine)
     for precision, row_cosine in (
@@ -67,30 +67,31 @@ TEXT_TOLERANCE = {
         (Precision.INT4, 0.93),
     )
 }
-# The embedders, the modulation and the final projection are small and move everything after them.
+# The embedders, the modulation and the final projection are small and affect all later layers.
 KEEP_FLOAT = ("*condition_embedder*", "*proj_out")
-# The residual stream between blocks has no fixed scale: relative bounds tell, the absolute one is a net.
+# The residual stream between blocks has no fixed scale, so the relative bounds decide and the absolute one is
+# a safety net.
 STREAM_TOLERANCE: dict[Precision, Tolerance] = {
     precision: replace(bounds, max_abs=10 * bounds.max_abs)
     for precision, bounds in TRANSFORMER_TOLERANCE.items()
-    # The cache compares residuals, which weights of 4 bits changed by half (relative L2) in the tiny network.
+    # The cache compares residuals; 4-bit weights changed them by half (relative L2) in the tiny network.
     if precision is not Precision.INT4
 }
-# What decides and what projects stays in float32.
+# The graphs that decide (`Change`) and project (`Finish`) stay in float32.
 FLOAT_TOLERANCE = {Precision.FP32: TRANSFORMER_TOLERANCE[Precision.FP32]}
 
 
 def plan(checkpoint: Checkpoint, axes: Sequence[Axis], *, first_block_cache: bool = False) -> Plan:
-    """Describe what a Wan checkpoint becomes.
+    """Describe the models that a Wan checkpoint becomes.
 
     Args:
-        checkpoint: its configuration is read.
-        axes: the ranges.
-        first_block_cache: each denoiser is cut into graphs that an authored model runs, so that requests may
-            ask it to reuse what its later blocks gave.
+        checkpoint: Checkpoint; only its configurations are read.
+        axes: Ranges of the family's axes.
+        first_block_cache: True if each denoiser is cut into graphs that an authored model runs, so that
+            requests may ask it to reuse the outputs of its later blocks.
 
     Raises:
-        InvalidRequest: it is no text-to-video checkpoint of this family.
+        InvalidRequest: The checkpoint is no text-to-video checkpoint of this family.
     """
     index = checkpoint.config("model_index.json")
     experts = _experts(checkpoint, index)
@@ -123,7 +124,7 @@ def plan(checkpoint: Checkpoint, axes: Sequence[Axis], *, first_block_cache: boo
 
 
 def _experts(checkpoint: Checkpoint, index: dict[str, Any]) -> dict[str, str]:
-    """Return the checkpoint's folder for each denoiser."""
+    """Return the name of the checkpoint's part for each denoiser."""
     where = f"checkpoint {checkpoint.source}: model_index.json"
     if index.get("_class_name") != "WanPipeline":
         raise InvalidRequest(f"{where}: _class_name must be WanPipeline, got {index.get('_class_name')!r}")
@@ -146,7 +147,7 @@ def _experts(checkpoint: Checkpoint, index: dict[str, Any]) -> dict[str, str]:
 
 
 def _check_widths(checkpoint: Checkpoint, experts: dict[str, str]) -> None:
-    """Refuse parts that do not fit together, as they may when each comes from a place of its own."""
+    """Refuse parts that do not fit together, as parts from different repositories may not."""
     problems = []
     for part in experts.values():
         config = checkpoint.config(f"{part}/config.json")
@@ -165,10 +166,10 @@ def _check_widths(checkpoint: Checkpoint, experts: dict[str, str]) -> None:
 
 
 def _check_schedules(checkpoint: Checkpoint) -> None:
-    """Refuse a scheduler that the served pipeline could not use, by the pipeline's own check."""
+    """Refuse a scheduler that the served pipeline cannot use, with the pipeline's own check."""
     from slipway_serving.wan_t2v.pipeline import check_schedules
 
-    # The files of a network that PyTorch serves may lack the scheduler, which only an export needs.
+    # Only an export needs the scheduler; a network that PyTorch serves may come without it.
     if checkpoint.has(SCHEDULER_FILE):
         where = f"{checkpoint.where(SCHEDULER_FILE)}: {SCHEDULER_FILE}"
         check_schedules(checkpoint.config(SCHEDULER_FILE), where)
@@ -216,8 +217,8 @@ def _text_encoder(checkpoint: Checkpoint) -> Component:
         axes=(Axis("batch", 1, 2, 8), Axis("tokens", 1, 64, TEXT_TOKENS)),
         load=load,
         lower=lower,
-        # T5's activations have outliers: in the feed-forward (transformers keeps its `wo` in float32) and in
-        # some channels of the residual stream, which every product takes.
+        # T5's activations have outliers in the feed-forward (transformers keeps its `wo` in float32) and in
+        # some channels of the residual stream, which is the input of every matrix product.
         outliers=("*",),
         tolerance=TEXT_TOLERANCE,
         # Every request of a video repeats its negative prompt.
@@ -259,13 +260,13 @@ def _denoiser(checkpoint: Checkpoint, part: str, name: str, axes: dict[str, Axis
         lower=lower,
         keep_float=KEEP_FLOAT,
         tolerance=TRANSFORMER_TOLERANCE,
-        # With and without guidance.
+        # One row without guidance, two with it.
         rows=(1, 2),
     )
 
 
 def _cut_denoiser(checkpoint: Checkpoint, part: str, whole: Component) -> list[Component]:
-    """Describe a denoiser as four graphs whose chain is the whole; see `modeling.wan_cached`."""
+    """Describe a denoiser as four graphs that together compute the whole; see `modeling.wan_cached`."""
     config = checkpoint.config(f"{part}/config.json")
     if config["num_layers"] < 2:
         raise InvalidRequest(
@@ -327,7 +328,7 @@ def _load_vae(checkpoint: Checkpoint) -> AutoencoderKLWan:
 
 
 def _usual(axes: Mapping[str, Axis]) -> dict[str, int]:
-    """Return the size of a video for which the graphs are tuned."""
+    """Return the video size for which the graphs are tuned."""
     return {
         "frames": FRAMES_PER_LATENT * (axes["latent_frames"].opt - 1) + 1,
         "height": PIXELS_PER_TOKEN * axes["token_height"].opt,
@@ -342,7 +343,7 @@ def _pipeline_facts(
     axes: dict[str, Axis],
     first_block_cache: bool,
 ) -> bytes:
-    """Return `pipeline.json`: what the served loop must know of the checkpoint."""
+    """Return `pipeline.json`: the facts about the checkpoint that the served pipeline needs."""
     from slipway_export.modeling.wan import fit_latent_rgb
 
     vae = _load_vae(checkpoint)
@@ -381,7 +382,7 @@ FAMILY = Family(
         Part("tokenizer"),
         Part("text_encoder", ("config.json",)),
         Part("transformer", ("config.json",)),
-        # The expert of the low noise, which model_index.json says whether there is.
+        # The expert for low noise; model_index.json says if the checkpoint has one.
         Part("transformer_2", ("config.json",), optional=True),
         Part("vae", ("config.json",)),
         Part("scheduler", ("scheduler_config.json",)),

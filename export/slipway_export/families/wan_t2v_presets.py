@@ -1,7 +1,7 @@
-"""The checkpoints that the family `wan_t2v` can write: small ones for tests and benchmarks, and public sizes.
+"""Checkpoints that the family `wan_t2v` can write: small ones for tests and benchmarks, and public sizes.
 
-A preset is configurations; `modeling.wan_presets` turns them into files. Small ones are built and saved,
-those of public sizes are streamed to the disk.
+A preset consists of configurations; `modeling.wan_presets` turns them into files. It builds and saves small
+checkpoints; it streams those of public sizes to the disk.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def axes(latent_frames: tuple[int, int, int], tokens: tuple[int, int, int]) -> t
     """Return the family's axes.
 
     Args:
-        latent_frames: min, opt, max; a video has ``4 * (latent_frames - 1) + 1`` frames.
-        tokens: min, opt, max of height and width in tokens of 16 pixels.
+        latent_frames: Min, opt, max of the latent frames; a video has ``4 * (latent_frames - 1) + 1`` frames.
+        tokens: Min, opt, max of height and width, in tokens of 16 pixels.
     """
     return (
         # Classifier-free guidance is one call with the prompt and the negative prompt.
@@ -139,14 +139,14 @@ DEMO_CONFIGS = _configs(
     },
     vae={"base_dim": 8, "num_res_blocks": 1, "temperal_downsample": [False, True, True]},
 )
-"""Of the checkpoint that `slipway train weights wan_t2v` makes."""
+"""Configurations of the checkpoint that `slipway train weights wan_t2v` makes."""
 DEMO = demo_preset(
     "wan_t2v",
     "trained on coloured shapes in motion; 33 frames of 64 x 64 pixels, as it was trained for",
     axes(latent_frames=(1, 9, 9), tokens=(2, 4, 4)),
     configs=DEMO_CONFIGS,
 )
-# Denoisers and text encoder in bfloat16, the VAE in float32.
+# In public sizes, denoisers and text encoder are bfloat16 and the VAE is float32.
 _1_3B = _public(
     "random weights at the sizes of Wan2.1-T2V-1.3B: one expert; 14.7 GB on disk",
     experts=1,

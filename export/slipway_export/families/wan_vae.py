@@ -1,7 +1,7 @@
-"""The video decoder of a Wan VAE as components, for every family whose latents it decodes.
+"""Components of a Wan VAE's video decoder, for every family that uses its latents.
 
-Two graphs, the first latent frame and each later one with the caches that the one before left, and the run of
-them that is verified against diffusers' own loop.
+There are two graphs: one decodes the first latent frame, the other decodes each later frame with the caches
+that the previous frame left. The export verifies a run of both against diffusers' own loop.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PATCH = 2
-"""Latents of a token, in height and width."""
+"""Latents per token, along height and width."""
 DECODER_TOLERANCE = {Precision.FP32: Tolerance(max_abs=5e-3, relative_l2=1e-4, cosine=0.99999)}
 
 
@@ -35,12 +35,12 @@ def video_decoder(
     """Describe the decoder of a VAE.
 
     Args:
-        config: of :class:`AutoencoderKLWan`.
-        load: gives the VAE, in float32.
-        axes: by name; of them `token_height` and `token_width` are used, of two latents each.
+        config: Configuration of :class:`AutoencoderKLWan`.
+        load: Callback that returns the VAE in float32.
+        axes: Axes by name, of which `token_height` and `token_width` are used, with two latents per token.
 
     Returns:
-        The graph of the first latent frame, that of each later one, and their run.
+        Graph of the first latent frame, graph of each later frame, and their verified run.
     """
     from slipway_export.modeling.wan import FirstDecoderStep, NextDecoderStep, decode, decoder_caches
 
@@ -83,5 +83,5 @@ def video_decoder(
 
 
 def plane(scale: int) -> tuple[str, str]:
-    """Return height and width of what has `scale` places for each token."""
+    """Return height and width of a tensor that has `scale` places per token along each side."""
     return f"{scale} * token_height", f"{scale} * token_width"

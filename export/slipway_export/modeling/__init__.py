@@ -1,1 +1,1 @@
-"""Networks, and views of networks, that no library has in the form that a graph needs."""
+"""Networks, and wrappers of library networks, in the form that an exported graph needs."""

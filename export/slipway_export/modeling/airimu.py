@@ -1,10 +1,10 @@
 """AirIMU's networks: CodeNet and CodeNetKITTI, with the key names of the public checkpoints.
 
-Acceleration and rate of rotation go through convolutions (and in CodeNet through two GRUs) to one feature per
-`hop` frames; small heads turn each feature into corrections and variances. A network is traced twice: whole,
-from a recording to a correction for every frame, and stepwise, from a stretch of frames and the recurrent
+Convolutions (and two GRUs in CodeNet) turn acceleration and rate of rotation into one feature per `hop`
+frames; small heads turn each feature into corrections and variances. A network is traced twice: as a whole,
+from a recording to a correction for every frame, and stepwise, from a chunk of frames and the recurrent
 states before it to the corrections of its features and the states after it.
-:mod:`slipway_serving.airimu.facts` says which frame takes which feature.
+:mod:`slipway_serving.airimu.facts` defines which frame uses which feature.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ COVARIANCES = ("acc_cov", "gyro_cov")
 
 
 class CnnEncoder(nn.Module):
-    """Convolutions over time, each with BatchNorm and an exact GELU.
+    """Encoder of convolutions over time, each with BatchNorm and an exact GELU.
 
     Args:
-        channels: of the input and of each layer.
-        kernels: of each layer; odd, and padded by half.
-        stride: of every layer.
+        channels: Numbers of channels of the input and of each layer.
+        kernels: Kernel size of each layer; odd, and padded by half.
+        stride: Stride of every layer.
     """
 
     def __init__(self, channels: Sequence[int], kernels: Sequence[int], stride: int = 1) -> None:
@@ -48,17 +48,17 @@ class CnnEncoder(nn.Module):
         self.net = nn.Sequential(*layers)
 
     def forward(self, signal: Tensor) -> Tensor:
-        """Encode a whole recording: [batch, frames, channels] to [batch, features, channels]."""
+        """Encode whole recordings from [batch, frames, channels] to [batch, features, channels]."""
         encoded: Tensor = self.net(signal.transpose(1, 2)).transpose(1, 2)
         return encoded
 
     def within(self, signal: Tensor, present: Tensor) -> Tensor:
-        """Encode a stretch of a recording, without the padding of the whole one.
+        """Encode a chunk of a recording, without the padding that a whole recording gets.
 
         Args:
-            signal: [batch, frames, channels], with the frames around that the features depend on.
-            present: [batch, frames]: 1 where the recording has a frame, 0 before its first and after its
-                last. What a layer gives around an absent frame is the zero that padding would be.
+            signal: Chunk with the surrounding frames on which the features depend, [batch, frames, channels].
+            present: Mask of the recording's frames, [batch, frames]: 1 for a frame of the recording, 0 before
+                its first and after its last. A layer's output at an absent frame is 0, as with padding.
         """
         x = signal.transpose(1, 2)
         for i, (padding, stride) in enumerate(self.strides):
@@ -71,13 +71,13 @@ class CnnEncoder(nn.Module):
 
 
 class Gru(nn.GRU):
-    """One layer over [batch, steps, size], which becomes one operator of a graph.
+    """GRU of one layer over [batch, steps, size], which is exported as one ONNX operator.
 
-    torch's exporter takes torch's own call apart, step by step, and so for one number of steps only.
+    torch's exporter unrolls torch's own call step by step, which fixes the number of steps.
     """
 
     def forward(self, signal: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """Run from a state [1, batch, hidden]; return all outputs, and the state after."""
+        """Run from a state [1, batch, hidden]; return all outputs and the final state."""
         if not torch.onnx.is_in_onnx_export():
             outputs, after = super().forward(signal, state)
             return outputs, after
@@ -97,18 +97,18 @@ class Gru(nn.GRU):
 
 
 def _zrn(gates: Tensor) -> Tensor:
-    """Turn torch's order of the gates, reset, update, new, into ONNX's, update, reset, new."""
+    """Reorder the gates from torch's order (reset, update, new) to ONNX's (update, reset, new)."""
     reset, update, new = gates.chunk(3)
     return torch.cat([update, reset, new])
 
 
 class CodeNet(nn.Module):
-    """The network of AirIMU for the EuRoC, TUM-VI and SubT recordings.
+    """Network of AirIMU for the EuRoC, TUM-VI and SubT recordings.
 
-    Its recordings begin with `lead` frames of sensors at rest, for which it gives no correction.
+    Its recordings begin with `lead` frames of sensors at rest, for which it returns no correction.
 
     Args:
-        conf: scale of the corrections, and whether variances are given too.
+        conf: Settings of the network: the scale of the corrections, and the choice of variances as outputs.
     """
 
     hop: ClassVar[int] = 9
@@ -131,46 +131,46 @@ class CodeNet(nn.Module):
         """Correct recordings.
 
         Args:
-            acc: [batch, lead + frames, 3], m/s².
-            gyro: [batch, lead + frames, 3], rad/s.
+            acc: Acceleration, [batch, lead + frames, 3], m/s².
+            gyro: Rate of rotation, [batch, lead + frames, 3], rad/s.
 
         Returns:
-            What `outputs` names, [batch, frames, 3] each.
+            Tensors named by `outputs`, [batch, frames, 3] each.
         """
         encoded = self.cnn(torch.cat([acc, gyro], dim=-1))
-        # Explicit, so that the graphs carry the states and their batch.
+        # Explicit zeros keep the states and their batch axis in the graphs.
         zeros = [acc.new_zeros(acc.shape[0], size) for size in self.states.values()]
         features, *_ = self.recur(encoded, *zeros)
-        # The first feature is of the lead-in alone.
+        # The first feature covers only the lead-in.
         features = features[:, self.lead // self.hop :]
         frames = torch.arange(acc.shape[1] - self.lead)
         held = ((frames + self.hop // 2) // self.hop).clamp(max=features.shape[1] - 1)
         return tuple(output[:, held] for output in self.decode(features))
 
     def steps(self, acc: Tensor, gyro: Tensor, present: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
-        """Correct a stretch of recordings under way, one correction per feature.
+        """Correct a chunk of running recordings, one correction per feature.
 
         Args:
-            acc: [batch, hop * steps + 2 * reach + 1 - hop, 3].
-            gyro: of the same shape.
-            present: [batch, frames], see :meth:`CnnEncoder.within`.
-            *states: [batch, size] each, after the feature before.
+            acc: Acceleration, [batch, hop * steps + 2 * reach + 1 - hop, 3].
+            gyro: Rate of rotation, same shape as `acc`.
+            present: Mask of the recordings' frames, [batch, frames], see :meth:`CnnEncoder.within`.
+            *states: States after the preceding feature, [batch, size] each.
 
         Returns:
-            What `outputs` names, [batch, steps, 3] each, then the states after the last feature.
+            Tensors named by `outputs`, [batch, steps, 3] each, then the states after the last feature.
         """
         encoded = self.cnn.within(torch.cat([acc, gyro], dim=-1), present)
         features, *after = self.recur(encoded, *states)
         return (*self.decode(features), *after)
 
     def recur(self, encoded: Tensor, state1: Tensor, state2: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Run the GRUs: [batch, steps, 64] to [batch, steps, 256], and the states after."""
+        """Run the GRUs from [batch, steps, 64] to [batch, steps, 256]; return the final states too."""
         features, after1 = self.gru1(encoded, state1[None])
         features, after2 = self.gru2(features, state2[None])
         return features, after1[0], after2[0]
 
     def decode(self, features: Tensor) -> tuple[Tensor, ...]:
-        """Return what `outputs` names for features [batch, steps, 256]."""
+        """Return the tensors named by `outputs` for features [batch, steps, 256]."""
         corrections = (self.accdecoder(features) * self.acc_std, self.gyrodecoder(features) * self.gyro_std)
         if self.outputs == CORRECTIONS:
             return corrections
@@ -179,10 +179,10 @@ class CodeNet(nn.Module):
 
 
 class CodeNetKitti(nn.Module):
-    """The network of AirIMU for KITTI's 10 Hz recordings: convolutions only, one feature per frame.
+    """Network of AirIMU for KITTI's 10 Hz recordings, with convolutions only and one feature per frame.
 
     Args:
-        conf: whether variances are given too; the scale has a place in the checkpoint, but no use.
+        conf: Settings of the network: the choice of variances as outputs. The scale is stored but not used.
     """
 
     hop: ClassVar[int] = 1
@@ -204,11 +204,11 @@ class CodeNetKitti(nn.Module):
         return self.decode(self.accEncoder(acc), self.gyroEncoder(gyro))
 
     def steps(self, acc: Tensor, gyro: Tensor, present: Tensor) -> tuple[Tensor, ...]:
-        """Correct a stretch of recordings; see :meth:`CodeNet.steps`, without states."""
+        """Correct a chunk of recordings; see :meth:`CodeNet.steps`, without states."""
         return self.decode(self.accEncoder.within(acc, present), self.gyroEncoder.within(gyro, present))
 
     def decode(self, acc: Tensor, gyro: Tensor) -> tuple[Tensor, ...]:
-        """Return what `outputs` names for features [batch, frames, 128] of either sensor."""
+        """Return the tensors named by `outputs` for features [batch, frames, 128] of each sensor."""
         corrections = (self.accDecoder(acc), self.gyroDecoder(gyro))
         if self.outputs == CORRECTIONS:
             return corrections
@@ -227,7 +227,7 @@ def _head(*sizes: int) -> nn.Sequential:
 
 
 class _Edged(nn.Module):
-    """A network in a precision of its own, with float32 at the edges."""
+    """Wrapper that runs a network in its own precision, with float32 inputs and outputs."""
 
     def __init__(self, network: Network) -> None:
         super().__init__()
@@ -239,18 +239,18 @@ class _Edged(nn.Module):
 
 
 class Whole(_Edged):
-    """A network's pass over whole recordings."""
+    """Wrapper of a network's pass over whole recordings."""
 
     def forward(self, acc: Tensor, gyro: Tensor) -> tuple[Tensor, ...]:
-        """See :meth:`CodeNet.forward`."""
+        """Correct whole recordings; see :meth:`CodeNet.forward`."""
         return self._run(self.network.forward, acc, gyro)
 
 
 class Steps(_Edged):
-    """A network's pass over stretches of recordings."""
+    """Wrapper of a network's pass over chunks of recordings."""
 
     def forward(self, acc: Tensor, gyro: Tensor, present: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
-        """See :meth:`CodeNet.steps`."""
+        """Correct a chunk of recordings; see :meth:`CodeNet.steps`."""
         return self._run(self.network.steps, acc, gyro, present, *states)
 
 
@@ -258,11 +258,11 @@ def load_network(folder: Path, source: str) -> Network:
     """Load a checkpoint's network in float32 and eval mode.
 
     Args:
-        folder: with the conf and the weights.
-        source: how messages name the checkpoint.
+        folder: Folder with the conf and the weights.
+        source: Name of the checkpoint in error messages.
 
     Raises:
-        InvalidRequest: the conf or the weights are not as they must be.
+        InvalidRequest: The conf or the weights are invalid.
     """
     conf = read_conf(folder, source)
     network = build(conf)
@@ -272,7 +272,7 @@ def load_network(folder: Path, source: str) -> Network:
         raise InvalidRequest(f"{where} must have model_state_dict, got {', '.join(map(str, content))}")
     state = content["model_state_dict"]
     if isinstance(state, dict):
-        # Older pypose stored its integrator's constants with the weights.
+        # Older versions of pypose stored the constants of its integrator with the weights.
         state = {key: value for key, value in state.items() if not str(key).startswith("integrator.")}
     load_weights(network, state, where)
     return network.eval().requires_grad_(False)

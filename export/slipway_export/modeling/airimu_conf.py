@@ -1,7 +1,7 @@
-"""Reads the `.conf` of an AirIMU experiment: what of it the network and its input depend on.
+"""Reader of the settings in an AirIMU experiment's `.conf` on which the network and its input depend.
 
-The format is HOCON. Upstream's files include others, which say how to train and where the data sets are; none
-of that is needed here, so includes are not followed: they could name any file or URL.
+The format is HOCON. Upstream's files include others with settings for training and data sets. These are not
+needed here, and an include could name any file or URL, so includes are not followed.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from slipway_serving.errors import InvalidRequest, raise_all
 CONF_FILE = "codenet.conf"
 WEIGHTS_FILE = "ckpt/best_model.ckpt"
 GRAVITY_M_S2 = 9.81007
-"""Acceleration that upstream's `padding9` writes into the lead-in."""
+"""Upward acceleration that upstream's `padding9` writes into the lead-in."""
 
-# What goes before a recording, by the name of upstream's collate function, for each network.
+# Acceleration in the lead-in of a recording for each network, by the name of upstream's collate function.
 LEAD_GRAVITY_M_S2 = {
     "codenet": {"padding9": GRAVITY_M_S2, "Gpadding": 0.0},
     "codenetkitti": {"base": 0.0},
@@ -31,14 +31,14 @@ _OTHER_INCLUDE = re.compile(r"\binclude\s*(?:\"|url|file|package|required)", re.
 
 @dataclass(frozen=True)
 class Conf:
-    """What a conf says of the network.
+    """Settings of the network from a conf.
 
     Attributes:
-        network: codenet or codenetkitti.
-        covariance: whether it gives variances (propcov).
-        lead_gravity_m_s2: upward acceleration in the lead-in (collate).
-        acc_std: scale of CodeNet's corrections, m/s².
-        gyro_std: scale of CodeNet's corrections, rad/s.
+        network: Name of the network, codenet or codenetkitti.
+        covariance: True if the network returns variances (propcov).
+        lead_gravity_m_s2: Upward acceleration in the lead-in (collate).
+        acc_std: Scale of CodeNet's corrections of acceleration, m/s².
+        gyro_std: Scale of CodeNet's corrections of the rate of rotation, rad/s.
     """
 
     network: str = "codenet"
@@ -52,11 +52,11 @@ def read_conf(folder: Path, source: str) -> Conf:
     """Read the conf of a checkpoint.
 
     Args:
-        folder: of the checkpoint.
-        source: how messages name it.
+        folder: Folder of the checkpoint.
+        source: Name of the checkpoint in error messages.
 
     Raises:
-        InvalidRequest: it is missing, is no HOCON, or names what is not known here.
+        InvalidRequest: The conf is missing, is no HOCON, or contains an unknown network or invalid value.
     """
     where = f"checkpoint {source}: {CONF_FILE}"
     entries = _parse(folder / CONF_FILE, where)
@@ -86,7 +86,7 @@ def read_conf(folder: Path, source: str) -> Conf:
 
 
 def _parse(path: Path, where: str) -> Callable[[str, Any], Any]:
-    """Return a function from the dotted name of an entry and a default to its value."""
+    """Return a function that takes an entry's dotted name and a default, and returns the entry's value."""
     from pyhocon import ConfigFactory
     from pyhocon.exceptions import ConfigException
     from pyparsing import ParseBaseException

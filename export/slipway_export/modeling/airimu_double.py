@@ -1,7 +1,7 @@
-"""The dialect of ONNX Runtime for float64, in which it has no convolution, no GRU and no error function.
+"""Replacements for operators that ONNX Runtime lacks in float64: convolution, GRU and error function.
 
-Inside :func:`double_operators` they become products of matrices, a scan over time and a series, of operators
-that it has. The network's own pass, the reference of the verification, stays torch's.
+Inside :func:`double_operators` they become matrix products, a scan over time and a series, which use only
+operators that it has. The network's own pass, the reference of the verification, uses torch's operators.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch.nn import functional
 
 from slipway_export.modeling.airimu import Gru
 
-# The series has converged to the rounding of float64 at this degree.
+# At this degree the series has converged to the rounding error of float64.
 _DEGREE = 27
 _SCALE = 2.0**30
 
 
 def _series() -> list[float]:
-    # At the zeros of the Chebyshev polynomial of the next degree, where the fit is a cosine transform.
+    # At the zeros of the Chebyshev polynomial of the next degree, the fit is a cosine transform.
     angles = np.pi * (np.arange(_DEGREE + 1) + 0.5) / (_DEGREE + 1)
     t = torch.from_numpy((np.cos(angles) + 1) / 2)
     values = (torch.special.erfcx(2 / t - 2) / t).log().numpy()
@@ -31,13 +31,13 @@ def _series() -> list[float]:
     return [terms[0] / 2, *terms[1:]]
 
 
-# Now, since what runs in a trace gives no numbers.
+# The series is computed at import, since tensors have no values inside a trace.
 _SERIES = _series()
 
 
 @contextlib.contextmanager
 def double_operators(module: nn.Module) -> Iterator[None]:
-    """Trace a float64 network with operators that ONNX Runtime has; other networks are left alone."""
+    """Trace a float64 network with operators that ONNX Runtime has; leave other networks unchanged."""
     if all(parameter.dtype is not torch.float64 for parameter in module.parameters()):
         yield
         return
@@ -58,7 +58,7 @@ def _conv1d(
     dilation: int | tuple[int, ...] = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Stand in for torch's function: one product of matrices for each tap of the kernel."""
+    """Replace torch's function with one matrix product for each tap of the kernel."""
     (step,), (pad,), (spread,) = (x if isinstance(x, tuple) else (x,) for x in (stride, padding, dilation))
     if groups != 1 or spread != 1:
         raise TypeError(f"float64 convolution: groups and dilation must be 1, got {groups} and {spread}")
@@ -70,7 +70,7 @@ def _conv1d(
 
 
 def _gru(self: Gru, signal: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Stand in for the forward of a GRU of one layer, [batch, steps, size] and [1, batch, hidden]."""
+    """Replace the forward of a GRU of one layer; inputs are [batch, steps, size] and [1, batch, hidden]."""
     weight_ih, weight_hh, bias_ih, bias_hh = self.all_weights[0]
     gates = signal @ weight_ih.T + bias_ih
 
@@ -79,7 +79,7 @@ def _gru(self: Gru, signal: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         reset, update = (torch.sigmoid(given[i] + own[i]) for i in range(2))
         new = torch.tanh(given[2] + reset * own[2])
         after = new + update * (hidden - new)
-        # Carried on and given out, which a scan wants as two tensors.
+        # A scan needs separate tensors for the carried state and the output.
         return after, after.clone()
 
     after, steps = scan(step, state[0], gates.transpose(0, 1))
@@ -93,17 +93,17 @@ def _gelu(x: Tensor, approximate: str = "none") -> Tensor:
 
 
 def erf(x: Tensor) -> Tensor:
-    """Return the error function, by elementary operations, within 5e-15.
+    """Return the error function from elementary operations, within 5e-15.
 
     `erfc(x) = t exp(P(t) - x^2)` for `x >= 0` and `t = 2 / (2 + x)`, with a Chebyshev series `P` that is
     fitted here (the form is that of Press et al., Numerical Recipes, section 6.2.2).
     """
-    # As tensors: the exporter rounds numbers of Python to float32. Scaled: its optimizer drops additions of
-    # less than 1e-8.
+    # The coefficients are tensors, since the exporter rounds Python numbers to float32, and scaled, since its
+    # optimizer drops additions of less than 1e-8.
     first, *rest = (torch.tensor(_SCALE * coefficient, dtype=torch.float64) for coefficient in _SERIES)
     size = x.abs()
     t = 2 / (2 + size)
-    # Clenshaw's recurrence in 4 t - 2, twice the series' variable 2 t - 1.
+    # This is Clenshaw's recurrence in 4 t - 2, twice the series' variable 2 t - 1.
     twice = 4 * t - 2
     high, higher = torch.zeros_like(t), torch.zeros_like(t)
     for coefficient in reversed(rest):

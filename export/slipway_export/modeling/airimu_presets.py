@@ -1,4 +1,4 @@
-"""Writes random AirIMU checkpoints of the real size, in the layout and with the keys of the public ones."""
+"""Writer of random AirIMU checkpoints of the real size, with the layout and keys of the public ones."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from slipway_export.modeling.airimu_conf import CONF_FILE, WEIGHTS_FILE, read_co
 
 
 def write_checkpoint(folder: Path, conf: str, seed: int) -> None:
-    """Write a conf and weights that fit it.
+    """Write a conf and matching random weights.
 
     Args:
-        folder: an existing folder.
-        conf: text of the conf.
-        seed: of the weights.
+        folder: Folder of the checkpoint; it must exist.
+        conf: Text of the conf.
+        seed: Seed of the weights.
     """
     (folder / CONF_FILE).write_text(conf, encoding="utf-8")
     state = torch.random.get_rng_state()
@@ -31,11 +31,11 @@ def write_checkpoint(folder: Path, conf: str, seed: int) -> None:
 
 
 def write_weights(folder: Path, state: Mapping[str, torch.Tensor]) -> None:
-    """Write weights where a checkpoint has them, with upstream's other entries.
+    """Write weights to a checkpoint's weights file, with upstream's other entries.
 
     Args:
-        folder: of the checkpoint.
-        state: weights by key.
+        folder: Folder of the checkpoint.
+        state: Weights by key.
     """
     weights = folder / WEIGHTS_FILE
     weights.parent.mkdir(exist_ok=True)
@@ -52,8 +52,9 @@ def write_weights(folder: Path, state: Mapping[str, torch.Tensor]) -> None:
 def _shaped(network: nn.Module) -> nn.Module:
     """Give the norms statistics as if they had been trained on signals around gravity.
 
-    Fresh ones do nothing, and a graph without them would pass every comparison. The recurrent weights are
-    doubled, so that a state that is lost or mixed up shows: random ones forget within few features.
+    Fresh norms have no effect, so a graph without them would pass every comparison. The recurrent weights are
+    doubled, so that a lost or swapped state changes the output: with random weights a state fades within a
+    few features.
     """
     with torch.no_grad():
         for module in network.modules():

@@ -1,8 +1,8 @@
-"""The image encoder of Matrix-Game 2.0: the visual half of a CLIP with XLM-RoBERTa, in transformers' network.
+"""Image encoder of Matrix-Game 2.0: the vision model of a CLIP with XLM-RoBERTa, in transformers' network.
 
-A picture in [-1, 1] of any size is resized, normalized and encoded; what is wanted is the output of the last
-block but one. The checkpoint has its authors' names and no configuration: everything follows from its shapes,
-but for the width of a head.
+A picture in [-1, 1] of any size is resized, normalized and encoded; the result is the output of the
+penultimate block. The checkpoint uses its authors' key names and has no configuration: everything except the
+width of a head follows from its shapes.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from slipway_export.torch_file import read_torch_file
 from slipway_serving.errors import raise_all
 
 IMAGE_MEAN = (0.48145466, 0.4578275, 0.40821073)
-"""Mean of the colours of a picture in [0, 1], as CLIP has it."""
+"""CLIP's mean of the colours of pictures in [0, 1]."""
 IMAGE_STD = (0.26862954, 0.26130258, 0.27577711)
-"""Their deviation."""
+"""CLIP's standard deviation of the colours of pictures in [0, 1]."""
 HEAD_WIDTH = 80
-"""Of ViT-H/14, 16 heads in 1280 channels; no shape in a checkpoint tells it."""
+"""Width of a head in ViT-H/14, with 16 heads in 1280 channels; no shape in a checkpoint shows it."""
 LEFT_OUT = ("textual.", "log_scale", "visual.head")
-"""What a checkpoint's keys begin with that an image encoder has no use for: texts, and their comparison."""
+"""Prefixes of keys that the image encoder does not need: the text model and the comparison with texts."""
 
 _PATCHES, _POSITIONS, _MLP = (
     "visual.patch_embedding.weight",
@@ -37,7 +37,7 @@ _PATCHES, _POSITIONS, _MLP = (
 )
 _BLOCK = re.compile(r"^visual\.transformer\.(\d+)\.")
 _LAYER = re.compile(r"^encoder\.layers\.(\d+)\.(.+)\.(weight|bias)$")
-# Of a block, by transformers' names.
+# Sources of a block's weights, by transformers' names.
 _BLOCK_SOURCES = {
     "layer_norm1": Source("norm1"),
     "self_attn.q_proj": Source("attn.to_qkv", 0, 3),
@@ -60,7 +60,7 @@ _SOURCES = {
 
 
 class ImageEncoder(nn.Module):
-    """CLIP's view of a picture: the output of its last block but one, the class token's first."""
+    """CLIP's image encoder up to its penultimate block; the class token comes first in the output."""
 
     mean: Tensor
     std: Tensor
@@ -68,7 +68,7 @@ class ImageEncoder(nn.Module):
     def __init__(self, vision: CLIPVisionModel) -> None:
         super().__init__()
         self.vision, self.side_px = vision, vision.config.image_size
-        # Neither the last block nor the norm after it has a part in the output.
+        # The output does not depend on the last block and the norm after it.
         del vision.encoder.layers[-1], vision.post_layernorm
         for name, values in (("mean", IMAGE_MEAN), ("std", IMAGE_STD)):
             self.register_buffer(name, torch.tensor(values).view(1, 3, 1, 1))
@@ -77,8 +77,8 @@ class ImageEncoder(nn.Module):
         """Encode pictures.
 
         Args:
-            image: [batch, 3, height, width] in [-1, 1], float32, of any size. It is resized by cubic
-                interpolation without a filter before, as upstream does it.
+            image: Pictures of any size, [batch, 3, height, width] in [-1, 1], float32. They are resized by
+                bicubic interpolation without antialiasing, as upstream does it.
 
         Returns:
             Hidden states, [batch, 1 + patches, channels], float32: 257 of 1280 for ViT-H/14.
@@ -92,40 +92,40 @@ class ImageEncoder(nn.Module):
 
 
 def vision_config(path: Path, where: str) -> CLIPVisionConfig:
-    """Return the configuration that a file's shapes tell.
+    """Return the configuration that follows from the shapes in a file.
 
     Args:
-        path: of the file; its weights are not read.
-        where: how messages name it.
+        path: Path of the file; its weights are not read.
+        where: Name of the file in error messages.
 
     Raises:
-        InvalidRequest: it is no such file, or lacks what tells the configuration.
+        InvalidRequest: The file is of another kind, or lacks keys from which the configuration follows.
     """
     return _config(read_torch_file(path, where, mapped=True), where)
 
 
 def load_vision(path: Path, where: str) -> CLIPVisionModel:
-    """Read the visual half of a file, in float32, in eval mode and without gradients.
+    """Load the vision model of a file, in float32, in eval mode and without gradients.
 
     Args:
-        path: of the file.
-        where: how messages name it.
+        path: Path of the file.
+        where: Name of the file in error messages.
 
     Raises:
-        InvalidRequest: as :func:`vision_config`; or keys are missing, unknown, of another shape or not
-            finite. Those that begin as `LEFT_OUT` says are not looked at.
+        InvalidRequest: The file is refused as in :func:`vision_config`, or keys are missing, unknown, of
+            another shape or not finite. Keys that begin with a prefix in `LEFT_OUT` are ignored.
     """
     state = read_torch_file(path, where, mapped=True)
     with torch.device("meta"):
         vision = CLIPVisionModel(_config(state, where))
     load_renamed(vision, state, source_of, where, LEFT_OUT)
     positions = torch.arange(vision.embeddings.num_positions)
-    vision.embeddings.position_ids = positions[None]  # the only buffer, and in no file
+    vision.embeddings.position_ids = positions[None]  # the only buffer; no file contains it
     return vision.eval().requires_grad_(False)
 
 
 def source_of(key: str) -> Source:
-    """Say where the file of a CLIP has a tensor of transformers' vision model."""
+    """Return the source, in the file of a CLIP, of a tensor of transformers' vision model."""
     if found := _LAYER.match(key):
         block, name, kind = found.groups()
         source = _BLOCK_SOURCES[name]

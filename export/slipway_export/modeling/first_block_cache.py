@@ -1,4 +1,4 @@
-"""What transformers that are cut for a first-block cache have in common: how much the first block changed."""
+"""Network that measures the change of the first block, common to all first-block caches."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from torch import Tensor, nn
 
 
 class Change(nn.Module):
-    """How much the first block's residual differs from another step's."""
+    """Network that compares the first block's residual with that of another step."""
 
     def forward(self, residual: Tensor, cached_residual: Tensor) -> Tensor:
         """Compare two residuals, each [batch, ..., dim], float32.
 
         Returns:
-            Mean absolute difference over mean absolute value of the cached one, [batch], float32.
+            Mean absolute difference divided by the mean absolute cached residual, [batch], float32.
         """
         axes = tuple(range(1, residual.dim()))
         change: Tensor = (residual - cached_residual).abs().mean(axes) / cached_residual.abs().mean(axes)

@@ -1,12 +1,12 @@
-"""The FramePack transformer of HunyuanVideo as a graph needs it: named tensors in, one way through for all.
+"""FramePack transformer of HunyuanVideo in the form of a graph: named input tensors and no branches.
 
-The layers are those of diffusers' `HunyuanVideoFramepackTransformer3DModel`; what differs is the way between
-them. diffusers cuts the text of a single prompt off where its mask ends, which is a size that depends on a
-value, and masks it for several prompts in a loop over the batch. Here a mask of keys does both: text is the
-last of the sequence, so a key that is masked and a token that is not there are the same to all others.
+The layers are those of diffusers' `HunyuanVideoFramepackTransformer3DModel`; only the code between them
+differs. diffusers truncates the text of a single prompt at the end of its mask, a size that depends on a
+value, and masks the text of several prompts in a loop over the batch. Here a mask of keys does both: the text
+is at the end of the sequence, so for all other tokens a masked key is equivalent to a missing token.
 
-What is traced for ONNX Runtime has the rotation of queries and keys as one operator, and the mask as channels
-of both (:mod:`slipway_export.modeling.attention_bias`), so that attention needs no mask.
+The graph for ONNX Runtime has the rotation of queries and keys as one operator, and the mask as extra
+channels of both (:mod:`slipway_export.modeling.attention_bias`), so that attention needs no mask input.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from slipway_export.modeling.attention_bias import without_keys
 
 
 class Transformer(nn.Module):
-    """FramePack transformer: a section's noisy latents and what is known around it to the predicted flow."""
+    """FramePack transformer, which predicts a section's flow from latents, history, prompt and picture."""
 
     def __init__(self, transformer: HunyuanVideoFramepackTransformer3DModel) -> None:
         super().__init__()
         self.transformer = transformer
         fix_embedders(transformer)
         if transformer.x_embedder.proj.weight.dtype is not torch.float32:
-            # As FramePack's own code has it.
+            # FramePack's own code runs the last projection in float32 too.
             transformer.proj_out.float().register_forward_pre_hook(lambda _, inputs: (inputs[0].float(),))
 
     def forward(
@@ -53,26 +53,28 @@ class Transformer(nn.Module):
         latents_history_4x: Tensor,
         indices_latents_history_4x: Tensor,
     ) -> Tensor:
-        """Predict the flow of a batch of sections; names as of diffusers' forward.
+        """Predict the flow of a batch of sections; the names are those of diffusers' forward.
 
         Args:
-            hidden_states: [batch, channels, 9, height / 8, width / 8], float32, noisy.
-            timestep: [batch], float32, 0 to 1000.
-            encoder_hidden_states: [batch, text_tokens, text_embed_dim], float32.
-            encoder_attention_mask: [batch, text_tokens], int64, ones and then zeros.
-            pooled_projections: [batch, pooled_projection_dim], float32.
-            image_embeds: [batch, image_tokens, image_proj_dim], float32.
-            indices_latents: [9], int64, where each latent frame lies in time.
-            guidance: [batch], float32, 1000 times the scale.
-            latents_clean: [batch, channels, 2, height / 8, width / 8], float32: what is seen in full.
-            indices_latents_clean: [2], int64.
-            latents_history_2x: [batch, channels, 2, height / 8, width / 8], float32: seen at half size.
-            indices_latents_history_2x: [2], int64.
-            latents_history_4x: [batch, channels, 16, height / 8, width / 8], float32: seen at a quarter.
-            indices_latents_history_4x: [16], int64.
+            hidden_states: Noisy latents, [batch, channels, 9, height / 8, width / 8], float32.
+            timestep: Timesteps, [batch], float32, 0 to 1000.
+            encoder_hidden_states: Hidden states of the prompt, [batch, text_tokens, text_embed_dim], float32.
+            encoder_attention_mask: Mask of the prompt, [batch, text_tokens], int64, ones and then zeros.
+            pooled_projections: Pooled vector of the prompt, [batch, pooled_projection_dim], float32.
+            image_embeds: Embedding of the picture, [batch, image_tokens, image_proj_dim], float32.
+            indices_latents: Positions of the latent frames in time, [9], int64.
+            guidance: Guidance scale times 1000, [batch], float32.
+            latents_clean: Frames seen at full size, [batch, channels, 2, height / 8, width / 8], float32.
+            indices_latents_clean: Positions of these frames, [2], int64.
+            latents_history_2x: Frames seen at half size, float32,
+                [batch, channels, 2, height / 8, width / 8].
+            indices_latents_history_2x: Positions of these frames, [2], int64.
+            latents_history_4x: Frames seen at a quarter, float32,
+                [batch, channels, 16, height / 8, width / 8].
+            indices_latents_history_4x: Positions of these frames, [16], int64.
 
         Returns:
-            Flow, shape and dtype of `hidden_states`.
+            Flow, same shape and dtype as `hidden_states`.
         """
         net: Any = self.transformer
         hidden, rotations, temb, context, context_mask = embedded(
@@ -80,7 +82,7 @@ class Transformer(nn.Module):
             image_embeds, indices_latents, guidance, latents_clean, indices_latents_clean, latents_history_2x,
             indices_latents_history_2x, latents_history_4x, indices_latents_history_4x,
         )  # fmt: skip
-        # Embedded in float32 in every precision.
+        # The embedders run in float32 in every precision.
         temb = temb.to(hidden.dtype)
         seen = keys_seen(hidden, context_mask)
         for block in (*net.transformer_blocks, *net.single_transformer_blocks):
@@ -91,15 +93,15 @@ class Transformer(nn.Module):
 
 
 class Embedded(NamedTuple):
-    """What the blocks of a transformer take.
+    """Inputs of a transformer's blocks.
 
     Attributes:
-        hidden: [batch, tokens, dim]: history at a quarter, at half and in full, then the section's own.
-        rotations: cosines and sines of the tokens' positions, each [tokens, size of a head], float32; the two
-            channels of a pair have the same.
-        temb: [batch, dim], float32.
-        context: [batch, image_tokens + text_tokens, dim].
-        context_mask: [batch, image_tokens + text_tokens], int64, ones and then zeros.
+        hidden: Tokens of history at a quarter, half and full size, then of the section, [batch, tokens, dim].
+        rotations: Cosines and sines of the tokens' positions, each [tokens, size of a head], float32; equal
+            for the two channels of a pair.
+        temb: Embedding of time, guidance and pooled text, [batch, dim], float32.
+        context: Tokens of picture and text, [batch, image_tokens + text_tokens, dim].
+        context_mask: Mask of `context`, [batch, image_tokens + text_tokens], int64, ones and then zeros.
     """
 
     hidden: Tensor
@@ -126,7 +128,7 @@ def embedded(
     latents_history_4x: Tensor,
     indices_latents_history_4x: Tensor,
 ) -> Embedded:
-    """Return what the blocks of diffusers' transformer `net` take; inputs as of :class:`Transformer`."""
+    """Return the inputs of the blocks of diffusers' transformer `net` from those of :class:`Transformer`."""
     _, _, _, height, width = hidden_states.shape
     patch, dtype = net.config.patch_size, net.x_embedder.proj.weight.dtype
     clean = [x.to(dtype) for x in (latents_clean, latents_history_2x, latents_history_4x)]
@@ -148,7 +150,7 @@ def embedded(
 
 
 def keys_seen(hidden: Tensor, context_mask: Tensor) -> Tensor:
-    """Return which keys attention sees, [batch, 1, 1, tokens + context tokens]: all but the padding."""
+    """Return the mask of all keys but the padding, [batch, 1, 1, tokens + context tokens]."""
     length = hidden.shape[1] + context_mask.sum(dim=1, keepdim=True)
     tokens = torch.arange(hidden.shape[1] + context_mask.shape[1], device=hidden.device)
     return (tokens < length)[:, None, None]
@@ -158,10 +160,10 @@ def projected(net: Any, hidden: Tensor, temb: Tensor, grid: Sequence[int]) -> Te
     """Return the flow of a section, [batch, channels, frames, height / 8, width / 8], float32.
 
     Args:
-        net: has the last norm and projection.
-        hidden: [batch, tokens, dim], after all blocks.
-        temb: [batch, dim], of the dtype of `hidden`.
-        grid: frames, rows and columns of tokens.
+        net: Transformer with the last norm and projection.
+        hidden: Tokens after all blocks, [batch, tokens, dim].
+        temb: Embedding of time, guidance and pooled text, [batch, dim], same dtype as `hidden`.
+        grid: Numbers of frames, rows and columns of tokens.
     """
     patch = net.config.patch_size
     patches = net.proj_out(net.norm_out(hidden, temb)).unflatten(1, grid).unflatten(-1, (-1, patch, patch))
@@ -170,10 +172,10 @@ def projected(net: Any, hidden: Tensor, temb: Tensor, grid: Sequence[int]) -> Te
 
 
 class _Waves(nn.Module):
-    """Cosines and sines of a number, as diffusers' `Timesteps` of HunyuanVideo, with their frequencies fixed.
+    """Sinusoidal embedding as in diffusers' `Timesteps` of HunyuanVideo, with precomputed frequencies.
 
-    A guidance of 10,000 times a frequency that a runtime rounds otherwise, as they do with the exponential
-    function, is another angle by 0.001.
+    Runtimes round the exponential function differently; at a guidance of 10,000, a frequency rounded
+    differently changes the angle by 0.001.
     """
 
     frequencies: Tensor
@@ -185,15 +187,15 @@ class _Waves(nn.Module):
         self.register_buffer("frequencies", torch.exp(exponents))
 
     def forward(self, numbers: Tensor) -> Tensor:
-        """Embed numbers: [batch], float32, to [batch, channels], float32, cosines first."""
+        """Embed numbers [batch], float32, as [batch, channels], float32, cosines first."""
         angles = numbers[:, None].float() * self.frequencies[None]
         return torch.cat([torch.cos(angles), torch.sin(angles)], dim=-1)
 
 
 def fix_embedders(transformer: Any) -> None:
-    """Give a transformer's embedders of numbers fixed frequencies, and run what they move in float32.
+    """Precompute the frequencies of a transformer's embedders, and run `time_text_embed` in float32.
 
-    The embedders of time, guidance and pooled text move everything after them.
+    The embedders of time, guidance and pooled text affect all later layers.
     """
     for embedder in (transformer.time_text_embed, transformer.context_embedder.time_text_embed):
         embedder.time_proj = _Waves(embedder.time_proj.num_channels)
@@ -201,7 +203,7 @@ def fix_embedders(transformer: Any) -> None:
 
 
 class _Processor:
-    """HunyuanVideo's attention with the rotation as one operator and no mask, for tracing."""
+    """Attention processor for tracing HunyuanVideo, with the rotation as one operator and without a mask."""
 
     _attention_backend = None
     _parallel_config = None
@@ -214,9 +216,9 @@ class _Processor:
         attention_mask: Tensor,
         image_rotary_emb: tuple[Tensor, Tensor],
     ) -> tuple[Tensor, Tensor]:
-        """Attend; arguments as diffusers' `HunyuanVideoAttnProcessor2_0` takes them."""
+        """Attend, with the arguments of diffusers' `HunyuanVideoAttnProcessor2_0`."""
         streams = (_of_latents(attn, hidden_states), _of_context(attn, encoder_hidden_states))
-        # The tables repeat each angle for the two channels of a pair.
+        # The tables contain each angle twice, once for each channel of a pair.
         cos, sin = (table[:, 0::2].to(hidden_states.dtype) for table in image_rotary_emb)
         (query, key, value), others = streams
         query, key = (_by_head(rotate(x.flatten(2), cos, sin, attn.heads), attn.heads) for x in (query, key))
@@ -240,13 +242,13 @@ def _by_head(x: Any, heads: int) -> Tensor:
 
 
 def _of_latents(attn: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries, keys and values [batch, tokens, heads, size] by the layers of the latents."""
+    """Return queries, keys and values [batch, tokens, heads, size] from the layers of the latents."""
     query, key, value = (_by_head(layer(x), attn.heads) for layer in (attn.to_q, attn.to_k, attn.to_v))
     return attn.norm_q(query), attn.norm_k(key), value
 
 
 def _of_context(attn: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the same of picture and text, which a dual-stream block has layers of their own for."""
+    """Return queries, keys and values of picture and text; dual-stream blocks have own layers for them."""
     if attn.add_q_proj is None:
         return _of_latents(attn, x)
     layers = (attn.add_q_proj, attn.add_k_proj, attn.add_v_proj)
@@ -256,7 +258,7 @@ def _of_context(attn: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @contextmanager
 def lowered_attention(module: nn.Module) -> Iterator[None]:
-    """Trace a transformer's attention as ONNX Runtime computes it best, and put its own back."""
+    """Trace a transformer with attention that suits ONNX Runtime; restore its own attention afterwards."""
     net: Any = module.transformer
     attentions = [block.attn for block in (*net.transformer_blocks, *net.single_transformer_blocks)]
     own = [attention.processor for attention in attentions]

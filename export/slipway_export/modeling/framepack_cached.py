@@ -1,16 +1,17 @@
-"""The FramePack transformer cut so that what its later blocks gave can be used again: the first-block cache.
+"""FramePack transformer cut for a first-block cache, which reuses the output of its later blocks.
 
-Neighbouring steps of a section change little. :class:`Head` runs the embeddings and the first dual-stream
-block; :class:`~slipway_export.modeling.first_block_cache.Change` says how much what that block added to the
-latents' tokens differs from the last step that was computed in full. If it is little, what all other blocks,
-of two streams and of one, added is taken from that step instead of :class:`Tail`; :class:`Finish` adds it and
-projects. The rule is that of diffusers' `FirstBlockCacheConfig`: compared are all tokens of the stream of
-latents, history among them, and none of the stream of picture and text. diffusers keeps what the later blocks
-added to every token of both streams; only the section's own tokens reach the flow, so only theirs is kept.
+Consecutive steps of a section change little. :class:`Head` runs the embeddings and the first dual-stream
+block. :class:`~slipway_export.modeling.first_block_cache.Change` measures how much that block's residual on
+the latents' tokens differs from that of the last step that was computed in full. If the change is small, the
+residual of all other blocks, dual-stream and single-stream, is taken from that step instead of :class:`Tail`;
+:class:`Finish` adds it and projects. The rule is that of diffusers' `FirstBlockCacheConfig`: it compares all
+tokens of the latents' stream, including history, and none of the stream of picture and text. diffusers caches
+the residual of every token of both streams; only the section's own tokens reach the flow, so here only theirs
+is cached.
 
 A section's own tokens keep their axes between the graphs, [batch, 9, height / 16, width / 16, dim], from
-which each graph knows their number; history is a row of tokens before them. Positions are carried as the
-cosines and sines that the head computes of them, an angle for each pair of channels.
+which each graph derives their number; history is a sequence of tokens before them. Positions pass between the
+graphs as the cosines and sines that the head computes, one angle for each pair of channels.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _EMBEDDERS = (
 
 
 class Head(nn.Module):
-    """Embeddings and first block."""
+    """Graph of the embeddings and the first block."""
 
     def __init__(self, transformer: HunyuanVideoFramepackTransformer3DModel) -> None:
         super().__init__()
@@ -43,11 +44,11 @@ class Head(nn.Module):
         """Run the first block on a batch of sections.
 
         Args:
-            *inputs: those of :class:`slipway_export.modeling.framepack.Transformer`, in its order.
+            *inputs: Inputs of :class:`slipway_export.modeling.framepack.Transformer`, in its order.
 
         Returns:
             The section's own tokens after the block, `hidden` [batch, 9, height / 16, width / 16, dim], and
-            those of history, `history` [batch, tokens, dim]; what the block added to history and section,
+            those of history, `history` [batch, tokens, dim]; the block's residual on history and section,
             `residual` [batch, tokens, dim]; `temb` [batch, dim]; picture and text after the block, `context`
             [batch, image_tokens + text_tokens, dim], all float32; `context_mask` [batch, image_tokens +
             text_tokens], int64, ones and then zeros; `rotation_cos` and `rotation_sin` of history and
@@ -69,7 +70,7 @@ class Head(nn.Module):
 
 
 class Tail(nn.Module):
-    """All blocks but the first."""
+    """Graph of all blocks but the first."""
 
     def __init__(self, transformer: HunyuanVideoFramepackTransformer3DModel) -> None:
         super().__init__()
@@ -86,10 +87,10 @@ class Tail(nn.Module):
         rotation_cos: Tensor,
         rotation_sin: Tensor,
     ) -> Tensor:
-        """Run the blocks on the output of the first; arguments as :class:`Head` returns them.
+        """Run the blocks on the outputs of :class:`Head`, which have the names of the arguments.
 
         Returns:
-            What the blocks added to the section's own tokens, shape and dtype of `hidden`.
+            Residual of the blocks on the section's own tokens, same shape and dtype as `hidden`.
         """
         net: Any = self.transformer
         blocks = (*net.transformer_blocks, *net.single_transformer_blocks)
@@ -105,7 +106,7 @@ class Tail(nn.Module):
 
 
 class Finish(nn.Module):
-    """Output norm, projection, and tokens back to latents; float32 in every precision."""
+    """Graph of the output norm and the projection of tokens to latents; float32 in every precision."""
 
     def __init__(self, transformer: HunyuanVideoFramepackTransformer3DModel) -> None:
         super().__init__()
@@ -115,9 +116,9 @@ class Finish(nn.Module):
         """Predict the flow.
 
         Args:
-            hidden: of :class:`Head`.
-            tail_residual: of :class:`Tail`, of this step or an earlier one.
-            temb: of :class:`Head`.
+            hidden: Tokens of the section from :class:`Head`.
+            tail_residual: Output of :class:`Tail`, from this step or an earlier one.
+            temb: Embedding of time, guidance and pooled text from :class:`Head`.
 
         Returns:
             Flow, [batch, channels, 9, height / 8, width / 8], float32.
@@ -132,13 +133,13 @@ def _part(
     dual: nn.ModuleList | None = None,
     single: nn.ModuleList | None = None,
 ) -> HunyuanVideoFramepackTransformer3DModel:
-    """Return a transformer that has some of another's modules, by the same names, and none of the others.
+    """Return a transformer that has only some of another's modules, under the same names.
 
     Args:
-        transformer: stays as it is; its modules are shared.
-        kept: names of modules.
-        dual: its blocks of two streams; none at all when None.
-        single: its blocks of one stream.
+        transformer: Original transformer; it is not changed, and its modules are shared.
+        kept: Names of the modules to keep.
+        dual: Dual-stream blocks; the attribute is absent if None.
+        single: Single-stream blocks; the attribute is absent if None.
     """
     part = copy.copy(transformer)
     blocks = {"transformer_blocks": dual, "single_transformer_blocks": single}

@@ -1,6 +1,7 @@
-"""The encoders of prompts and pictures of FramePack, in transformers' networks, with float32 at their edges.
+"""Wrappers of FramePack's encoders of prompts and pictures, with float32 inputs and outputs.
 
-Each gives the one tensor that the transformer takes of it; layers that have no part in it are left out.
+The networks are those of transformers. Each returns the one tensor that FramePack's transformer needs; layers
+that do not contribute to it are removed.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from torch import Tensor, nn
 from transformers import CLIPTextModel, LlamaModel, SiglipVisionModel
 
 SKIPPED_LAYERS = 2
-"""Layers of LLaMA, from its end, that are not run: HunyuanVideo takes what those before them give."""
+"""Number of LLaMA's last layers that are not run: HunyuanVideo uses the output of the layer before them."""
 
 
 class LlamaText(nn.Module):
-    """LLaMA without its last layers and norm: token ids to hidden states."""
+    """LLaMA without its last layers and norm, which maps token ids to hidden states."""
 
     def __init__(self, llama: LlamaModel) -> None:
         super().__init__()
@@ -26,15 +27,15 @@ class LlamaText(nn.Module):
         """Encode prompts in their template.
 
         Args:
-            input_ids: [batch, tokens], int64.
-            attention_mask: [batch, tokens], int64, ones and then zeros.
+            input_ids: Token ids, [batch, tokens], int64.
+            attention_mask: Mask of the tokens, [batch, tokens], int64, ones and then zeros.
 
         Returns:
-            Hidden states before the last `SKIPPED_LAYERS` layers, [batch, tokens, hidden_size], float32;
-            those of the template's tokens too.
+            Hidden states before the last `SKIPPED_LAYERS` layers, [batch, tokens, hidden_size], float32,
+            including those of the template's tokens.
         """
         batch, tokens = input_ids.shape
-        # For every row its own: the operator of the rotation wants a table of each.
+        # Each row has its own positions, since the rotation operator needs a table for each row.
         positions = torch.arange(tokens, device=input_ids.device)[None].expand(batch, -1)
         hidden: Tensor = self.llama(
             input_ids=input_ids, attention_mask=attention_mask, position_ids=positions, use_cache=False
@@ -43,7 +44,7 @@ class LlamaText(nn.Module):
 
 
 class ClipText(nn.Module):
-    """CLIP's text encoder: token ids to one vector."""
+    """CLIP's text encoder, which maps token ids to one vector."""
 
     def __init__(self, clip: CLIPTextModel) -> None:
         super().__init__()
@@ -53,17 +54,17 @@ class ClipText(nn.Module):
         """Encode prompts.
 
         Args:
-            input_ids: [batch, tokens], int64, each row with the token that ends a text.
+            input_ids: Token ids, [batch, tokens], int64; each row contains the token that ends a text.
 
         Returns:
-            The state of that token, [batch, hidden_size], float32.
+            Hidden state of that token, [batch, hidden_size], float32.
         """
         pooled: Tensor = self.clip(input_ids=input_ids).pooler_output
         return pooled.float()
 
 
 class SiglipImage(nn.Module):
-    """SigLIP's view of a picture: the states of its patches."""
+    """SigLIP's image encoder, which maps a picture to the hidden states of its patches."""
 
     def __init__(self, siglip: SiglipVisionModel) -> None:
         super().__init__()
@@ -76,8 +77,8 @@ class SiglipImage(nn.Module):
         """Encode pictures.
 
         Args:
-            pixel_values: [batch, 3, size, size], float32, resized and normalized as the checkpoint's
-                `feature_extractor` says.
+            pixel_values: Pictures, [batch, 3, size, size], float32, resized and normalized as the
+                checkpoint's `feature_extractor` specifies.
 
         Returns:
             Hidden states, [batch, patches, hidden_size], float32: 729 of 1152 for so400m at 384 px.

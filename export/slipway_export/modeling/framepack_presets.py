@@ -1,8 +1,8 @@
-"""Writes random FramePack checkpoints of any size, in the layout and with the key names of the public ones.
+"""Writer of random FramePack checkpoints of any size, with the layout and key names of the public ones.
 
-Weights are streamed (`random_weights`), so that no network is held. Configurations are written as the public
-places have them, and the keys of CLIP and SigLIP begin as an earlier transformers wrote them. The tokenizers
-are made here, that of LLaMA from the prompt's template; their ids lie within any vocabulary.
+Weights are streamed (`random_weights`), so that no network is in memory. Configurations are written as in the
+public repositories, and the keys of CLIP and SigLIP have the prefixes of an earlier version of transformers.
+The tokenizers are made here, LLaMA's from the prompt template; their ids fit into any vocabulary.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from transformers import (
 from slipway_export.random_weights import Normal, RandomPart, check_space, write_part
 
 _DIFFUSERS_STEM = "diffusion_pytorch_model"
-# What LLaMA 3 cuts a text into before its merges: contractions, words, up to three digits, signs, line ends.
+# LLaMA 3 splits a text at these before its merges: contractions, words, up to 3 digits, signs, line ends.
 _LLAMA_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -59,16 +59,17 @@ _MODEL_INDEX = {
 def write_checkpoint(
     folder: Path, configs: Mapping[str, Mapping[str, Any]], seed: int, *, dtype: str = "float32"
 ) -> None:
-    """Write a checkpoint with all parts in one folder, where diffusers' pipeline finds them too.
+    """Write a checkpoint with all parts in one folder, which diffusers' pipeline can load too.
 
     Args:
-        folder: an existing folder.
-        configs: of `transformer`, `text_encoder`, `text_encoder_2`, `image_encoder` and `vae`, by file.
-        seed: of the weights.
-        dtype: of the weights, by torch's name; the VAE's are float32.
+        folder: Folder of the checkpoint; it must exist.
+        configs: Configurations by file: of `transformer`, `text_encoder`, `text_encoder_2`, `image_encoder`
+            and `vae`.
+        seed: Seed of the weights.
+        dtype: Type of the weights, by torch's name; those of the VAE are float32.
 
     Raises:
-        InvalidRequest: the disk has too little room.
+        InvalidRequest: The disk has too little free space.
     """
     parts = _parts(configs, getattr(torch, dtype))
     check_space(folder, parts)
@@ -85,13 +86,13 @@ def write_settings(
     sentences: Sequence[str] = (),
     flow_shift: float = 7.0,
 ) -> None:
-    """Write what a checkpoint has beside its networks: tokenizers, scheduler, the picture's size, the index.
+    """Write a checkpoint's files besides the networks: tokenizers, scheduler, image preprocessor, index.
 
     Args:
-        folder: an existing folder.
-        configs: as of :func:`write_checkpoint`; `image_encoder` is read.
-        sentences: with words that both tokenizers shall have a token for.
-        flow_shift: of the scheduler.
+        folder: Folder of the checkpoint; it must exist.
+        configs: Configurations as in :func:`write_checkpoint`; only that of `image_encoder` is read.
+        sentences: Sentences for whose words both tokenizers get a token.
+        flow_shift: Flow shift of the scheduler.
     """
     from slipway_export.families.framepack_i2v import PROMPT_TEMPLATE
 
@@ -154,11 +155,11 @@ def _preprocessor(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _llama_tokenizer(template: str, sentences: Sequence[str]) -> PreTrainedTokenizerFast:
-    """Train a tokenizer that knows the template's words, so that it has as many tokens as the public one.
+    """Train a tokenizer that splits the template into as many tokens as the public one does.
 
     Args:
-        template: of prompts.
-        sentences: whose words it knows too.
+        template: Template of prompts.
+        sentences: Sentences whose words become tokens too.
     """
     begin = _LLAMA_SPECIAL[0]
     tokenizer = Tokenizer(models.BPE())
@@ -190,7 +191,7 @@ def _llama_tokenizer(template: str, sentences: Sequence[str]) -> PreTrainedToken
 
 
 def _write_clip_tokenizer(folder: Path, sentences: Sequence[str]) -> None:
-    """Write a CLIP tokenizer: a token for each byte, for each that ends a word, and for sentences' words."""
+    """Write a CLIP tokenizer with tokens for bytes, bytes that end a word, and the sentences' words."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     bytes_only = [*alphabet, *(f"{byte}{_CLIP_WORD_END}" for byte in alphabet)]
     merges = _clip_merges(sentences)
@@ -206,7 +207,7 @@ def _write_clip_tokenizer(folder: Path, sentences: Sequence[str]) -> None:
 
 
 def _clip_merges(sentences: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the merges that make a token of each of the sentences' words."""
+    """Return the merges that turn each word of the sentences into a token."""
     if not sentences:
         return []
     tokenizer = Tokenizer(models.BPE(end_of_word_suffix=_CLIP_WORD_END))

@@ -1,14 +1,14 @@
-"""The VAE of HunyuanVideo as graphs: a picture to its latents, and a tile of latent frames to pixels.
+"""VAE of HunyuanVideo as graphs: one encodes pictures, the other decodes a tile of latent frames.
 
-diffusers decodes a video in tiles of 5 latent frames, of which 2 overlap with the tile before, and blends the
-frames that two tiles have in common; the graph is one tile, of any number of frames to 8. Latents are as the
-transformer has them: the checkpoint's scaling factor is inside the graphs.
+diffusers decodes a video in tiles of 5 latent frames, of which 2 overlap with the previous tile, and blends
+the frames that two tiles share; the graph decodes one tile of up to 8 frames. Latents are scaled as in the
+transformer: the checkpoint's scaling factor is inside the graphs.
 
-Two things of diffusers' decoder follow from the number of frames, and are said otherwise here with the same
-results: frames are repeated by an index instead of a branch for videos of one frame, and attention leaves
-later frames out by channels more of queries and keys instead of a mask of all pairs of tokens
-(:mod:`slipway_export.modeling.attention_bias`). Groups are normalized by their distances from the mean, which
-the operator of group normalization does not prescribe.
+Two parts of diffusers' decoder depend on the number of frames and are rewritten here with the same results:
+frames are repeated by an index instead of a branch for videos of one frame, and attention ignores later
+frames by extra channels of queries and keys instead of a mask of all pairs of tokens
+(:mod:`slipway_export.modeling.attention_bias`). Group normalization uses the distances from the mean, which
+ONNX's operator does not guarantee.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from torch.nn import functional
 from slipway_export.modeling.attention_bias import CHANNELS, without_later
 
 LARGEST_TILE = CHANNELS
-"""Latent frames of a tile at most: so many are told apart."""
+"""Most latent frames in a tile; the extra channels distinguish no more."""
 
 
 class PictureEncoder(nn.Module):
-    """The encoder for pictures, videos of one frame."""
+    """Encoder for pictures, which are videos of one frame."""
 
     def __init__(self, vae: AutoencoderKLHunyuanVideo) -> None:
         super().__init__()
@@ -39,11 +39,11 @@ class PictureEncoder(nn.Module):
         """Encode pictures.
 
         Args:
-            image: [batch, 3, 1, height, width] in [-1, 1], float32.
+            image: Pictures, [batch, 3, 1, height, width] in [-1, 1], float32.
 
         Returns:
-            Of the latents the mode and the standard deviation, scaled: [batch, channels, 1, height / 8,
-            width / 8], float32. diffusers' pipeline takes a sample, which is mode + deviation * noise.
+            Mode and standard deviation of the scaled latents, each [batch, channels, 1, height / 8,
+            width / 8], float32. diffusers' pipeline uses a sample, which is mode + deviation * noise.
         """
         encoder: Any = self.encoder
         hidden = encoder.conv_in(image.to(self.quant_conv.weight.dtype))
@@ -52,13 +52,13 @@ class PictureEncoder(nn.Module):
         hidden = _middle(encoder.mid_block, hidden)
         moments = self.quant_conv(encoder.conv_out(encoder.conv_act(encoder.conv_norm_out(hidden))))
         mean, log_variance = moments.float().chunk(2, dim=1)
-        # The bounds of diffusers' DiagonalGaussianDistribution.
+        # The bounds are those of diffusers' DiagonalGaussianDistribution.
         deviation = torch.exp(0.5 * log_variance.clamp(-30.0, 20.0))
         return mean * self.scaling_factor, deviation * self.scaling_factor
 
 
 class TileDecoder(nn.Module):
-    """The decoder for a tile of latent frames."""
+    """Decoder for a tile of latent frames."""
 
     def __init__(self, vae: AutoencoderKLHunyuanVideo) -> None:
         super().__init__()
@@ -67,14 +67,15 @@ class TileDecoder(nn.Module):
         self.scaling_factor: float = vae.config.scaling_factor
 
     def forward(self, latents: Tensor) -> Tensor:
-        """Decode a tile.
+        """Decode a tile of latent frames.
 
         Args:
-            latents: [batch, channels, frames, height / 8, width / 8], float32, at most `LARGEST_TILE` frames.
+            latents: Latents of at most `LARGEST_TILE` frames, float32,
+                [batch, channels, frames, height / 8, width / 8].
 
         Returns:
-            Pixels, about [-1, 1] and not cut to it since tiles are blended first, [batch, 3,
-            4 * frames - 3, height, width], float32.
+            Pixels, [batch, 3, 4 * frames - 3, height, width], float32. They are about [-1, 1]; they are not
+            clamped, since tiles are blended first.
         """
         decoder: Any = self.decoder
         dtype = self.post_quant_conv.weight.dtype
@@ -90,10 +91,10 @@ class TileDecoder(nn.Module):
 
 
 class _CenteredGroups(nn.Module):
-    """Group normalization with the variance as the mean of squared distances.
+    """Group normalization that computes the variance as the mean of squared distances from the mean.
 
-    ONNX has it as the mean of squares less the square of the mean, which float32 cannot tell from 0, or from
-    less, where a group hardly varies: a picture of one colour became nan.
+    ONNX computes it as the mean of squares minus the square of the mean. If a group hardly varies, float32
+    rounds that difference to 0 or below: a picture of one colour became nan.
     """
 
     def __init__(self, norm: nn.GroupNorm) -> None:
@@ -113,7 +114,7 @@ class _CenteredGroups(nn.Module):
 
 
 def _center_groups(network: nn.Module) -> None:
-    """Put :class:`_CenteredGroups` in the place of every group normalization, with its weights."""
+    """Replace every group normalization by a :class:`_CenteredGroups` with its weights."""
     for parent in list(network.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.GroupNorm):
@@ -121,7 +122,7 @@ def _center_groups(network: nn.Module) -> None:
 
 
 def _repeated(hidden: Tensor, factor: tuple[int, ...]) -> Tensor:
-    """Repeat places by factors of time, height and width; of frames all but the first."""
+    """Repeat values by the factors of time, height and width; the first frame is not repeated in time."""
     if factor[0] != 1:
         count = factor[0] * (hidden.shape[2] - 1) + 1
         source = (torch.arange(count, device=hidden.device) + factor[0] - 1) // factor[0]
@@ -140,7 +141,7 @@ def _middle(middle: Any, hidden: Tensor) -> Tensor:
 
 
 def _attended(attention: Any, hidden: Tensor) -> Tensor:
-    """Attend to the places of a frame and of those before it."""
+    """Attend from each place to all places of its frame and of earlier frames."""
     _, _, frames, height, width = hidden.shape
     tokens = hidden.flatten(2)
     normed = attention.group_norm(tokens).transpose(1, 2)

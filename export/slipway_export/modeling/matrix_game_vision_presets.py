@@ -1,4 +1,4 @@
-"""Writes random VAEs and CLIPs as the `.pth` files of a Matrix-Game checkpoint have them."""
+"""Writer of random VAEs and CLIPs in the format of a Matrix-Game checkpoint's `.pth` files."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def write_vae(
     """Write a random VAE of Wan2.1.
 
     Args:
-        path: of the file.
-        seed: of the weights.
-        base_dim: channels of the first layer; those of the public one are 96.
-        num_res_blocks: of each size; the public one has 2.
-        dim_mult: channels of each size over `base_dim`.
-        temperal_downsample: for each size but the last, whether its frames are halved after it.
+        path: Path of the file.
+        seed: Seed of the weights.
+        base_dim: Channels of the first layer; the public VAE has 96.
+        num_res_blocks: Number of residual blocks at each size; the public VAE has 2.
+        dim_mult: Channels at each size as multiples of `base_dim`.
+        temperal_downsample: Flags for each size but the last: True if the frames are halved after it.
     """
     with _built(seed):
         vae = AutoencoderKLWan(
@@ -57,15 +57,15 @@ def write_clip(
     image_px: int = 28,
     patch_px: int = 14,
 ) -> None:
-    """Write a random CLIP, with little of the half that reads texts.
+    """Write a random CLIP, with only a small part of the text model.
 
     Args:
-        path: of the file.
-        seed: of the weights.
-        channels: a multiple of the width of a head; the public one has 1280.
-        blocks: the public one has 32.
-        image_px: side of the square that pictures are resized to; 224 in the public one.
-        patch_px: side of a patch, 14 in the public one too.
+        path: Path of the file.
+        seed: Seed of the weights.
+        channels: Number of channels, a multiple of the width of a head; the public CLIP has 1280.
+        blocks: Number of blocks; the public CLIP has 32.
+        image_px: Side of the square to which pictures are resized; 224 in the public CLIP.
+        patch_px: Side of a patch; 14 in the public CLIP too.
     """
     config = CLIPVisionConfig(
         hidden_size=channels,
@@ -88,7 +88,7 @@ def write_clip(
 
 @contextlib.contextmanager
 def _built(seed: int) -> Iterator[None]:
-    """Build with random weights; without memory where configurations are enough."""
+    """Build networks with random weights, or on device "meta" if configurations suffice."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         with torch.device("meta" if are_from_configurations() else "cpu"):
@@ -96,14 +96,14 @@ def _built(seed: int) -> Iterator[None]:
 
 
 def _save(weights: Mapping[str, Tensor], path: Path) -> None:
-    """Write a file; where configurations are enough one number stands for all of a tensor's."""
+    """Write a file of weights; if configurations suffice, each tensor stores a single number."""
     if are_from_configurations():
         weights = {key: torch.zeros((), dtype=each.dtype).expand(each.shape) for key, each in weights.items()}
     torch.save(dict(weights), path)
 
 
 def _strong(vision: CLIPVisionModel) -> CLIPVisionModel:
-    """Give every part a say in the output, where fresh weights have norms of 1 and biases of 0."""
+    """Randomize all weights, so that each affects the output; fresh norms are 1 and fresh biases 0."""
     with torch.no_grad():
         for parameter in vision.parameters():
             if parameter.ndim > 1:

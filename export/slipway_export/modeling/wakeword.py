@@ -1,8 +1,8 @@
-"""The networks of a wake word: the shared AST backbone and one small head for each word.
+"""Networks of wake words: the shared AST backbone and one small head for each word.
 
-A head is trained as :class:`WakeWordHead`, whose keys are those of WakeBuilder's classifier, and served as
-:class:`ServedHead`: an embedding is a sequence of length 1, so its attention is one matrix and a convolution
-only its centre tap. :func:`read_head` and :func:`write_head` are the one place that touches a `.pt` file.
+A head is trained as :class:`WakeWordHead`, which has the keys of WakeBuilder's classifier, and served as
+:class:`ServedHead`. An embedding is a sequence of length 1, so there attention reduces to one matrix and a
+convolution to its centre tap. Only :func:`read_head` and :func:`write_head` access `.pt` files.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _SHOWN_KEYS = 5
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """The sizes and flags of a head, as its checkpoint states them.
+    """Sizes and flags of a head from its checkpoint.
 
     Args:
-        embedding_dim: of the backbone's embedding; a multiple of 4 with attention.
-        hidden_dims: of the hidden layers, in order.
-        dropout: after each hidden layer while training, 0 to below 1.
-        use_attention: refine the embedding by self-attention.
-        use_se_block: weigh its channels (squeeze and excitation).
-        use_tcn: refine it by convolutions.
+        embedding_dim: Width of the backbone's embedding; a multiple of 4 with attention.
+        hidden_dims: Widths of the hidden layers, in order.
+        dropout: Dropout rate after each hidden layer in training, 0 to below 1.
+        use_attention: True if self-attention refines the embedding.
+        use_se_block: True if squeeze and excitation weights the embedding's channels.
+        use_tcn: True if convolutions refine the embedding.
 
     Raises:
-        InvalidRequest: naming every field that breaks its rule.
+        InvalidRequest: A field breaks its rule; the message names all such fields.
     """
 
     embedding_dim: int = 768
@@ -89,10 +89,10 @@ def _is_number(value: object) -> bool:
 
 
 class SelfAttentionPooling(nn.Module):
-    """Self-attention over an embedding as a sequence of length 1, added and normalized.
+    """Self-attention over an embedding as a sequence of length 1, with residual and norm.
 
-    With one key the softmax is 1 whatever query and key say: only values and their projection remain. While
-    training, dropout takes whole heads, as dropout of the attention weights does.
+    With one key the softmax is always 1, so only the values and their projection remain. In training, dropout
+    drops whole heads, as dropout of the attention weights does.
     """
 
     def __init__(self, dim: int) -> None:
@@ -110,7 +110,7 @@ class SelfAttentionPooling(nn.Module):
         return refined
 
     def served(self) -> nn.Module:
-        """Return the same for inference: values and projection as one matrix."""
+        """Return an equivalent module for inference, with values and projection as one matrix."""
         dim = self.norm.normalized_shape[0]
         weight, bias = self.attention.in_proj_weight[2 * dim :], self.attention.in_proj_bias[2 * dim :]
         projection = self.attention.out_proj
@@ -122,7 +122,7 @@ class SelfAttentionPooling(nn.Module):
 
 
 class SqueezeExcitation(nn.Module):
-    """Scales each channel of an embedding by a gate between 0 and 1 (Hu et al., 2018)."""
+    """Block that scales each channel of an embedding by a gate between 0 and 1 (Hu et al., 2018)."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -135,14 +135,14 @@ class SqueezeExcitation(nn.Module):
         return embedding * gate
 
     def served(self) -> nn.Module:
-        """Return the same for inference."""
+        """Return the block itself, which is suitable for inference."""
         return self
 
 
 class TemporalConvBlock(nn.Module):
     """Two convolutions of width 3 over an embedding as a sequence of length 1, with a residual.
 
-    Both neighbours of the one step are padding, so only the centre tap of a kernel counts.
+    Both neighbours of the single step are padding, so only the centre tap of a kernel matters.
     """
 
     def __init__(self, dim: int) -> None:
@@ -169,7 +169,7 @@ class TemporalConvBlock(nn.Module):
         return dropped
 
     def served(self) -> nn.Module:
-        """Return the same for inference: a matrix for each convolution, LayerNorm for GroupNorm."""
+        """Return an equivalent module for inference: matrices for convolutions, LayerNorm for GroupNorm."""
         layers: list[nn.Module] = []
         for layer in self.conv:
             if isinstance(layer, nn.Conv1d):
@@ -202,10 +202,10 @@ def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
 
 
 class WakeWordHead(nn.Module):
-    """The classifier of one wake word, in the layout of WakeBuilder.
+    """Classifier of one wake word, in the layout of WakeBuilder.
 
     Args:
-        config: its sizes and flags.
+        config: Sizes and flags of the head.
     """
 
     def __init__(self, config: HeadConfig) -> None:
@@ -230,7 +230,7 @@ class WakeWordHead(nn.Module):
         """Classify embeddings.
 
         Args:
-            embedding: [batch, embedding_dim], float32.
+            embedding: Embeddings from the backbone, [batch, embedding_dim], float32.
 
         Returns:
             Logits [batch, 2]; class 1 is the wake word.
@@ -242,18 +242,18 @@ class WakeWordHead(nn.Module):
         return logits
 
     def blocks(self) -> Iterator[SelfAttentionPooling | SqueezeExcitation | TemporalConvBlock]:
-        """Yield the optional blocks that the head has, in their order."""
+        """Yield the optional blocks of the head, in their order."""
         for block in (self.attention, self.se_block, self.tcn_block):
             if block is not None:
                 yield block
 
 
 class ServedHead(nn.Module):
-    """A head for inference, with its word's threshold beside the probability.
+    """Head for inference, which returns the word's threshold along with the probability.
 
     Args:
-        head: trained.
-        threshold: probability from which on the word counts as detected.
+        head: Trained head.
+        threshold: Lowest probability at which the word counts as detected.
     """
 
     constant: Tensor
@@ -262,15 +262,15 @@ class ServedHead(nn.Module):
         super().__init__()
         *hidden, self.output = (layer for layer in head.classifier if not isinstance(layer, nn.Dropout))
         self.hidden = nn.Sequential(head.input_norm, *(block.served() for block in head.blocks()), *hidden)
-        # Not "threshold", which is the name of an output in the graph.
+        # The name cannot be "threshold", which is an output of the graph.
         self.register_buffer("constant", torch.tensor([threshold], dtype=torch.float32))
         self.eval().requires_grad_(False)
 
     def forward(self, embedding: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Judge embeddings.
+        """Compute logits and probability of the wake word.
 
         Args:
-            embedding: [batch, embedding_dim], float32.
+            embedding: Embeddings from the backbone, [batch, embedding_dim], float32.
 
         Returns:
             Logits [batch, 2], the wake word's probability [batch], and the threshold [batch].
@@ -281,10 +281,10 @@ class ServedHead(nn.Module):
 
 
 class Backbone(nn.Module):
-    """An AST without its classification: features in, one embedding out.
+    """AST without its classifier, which maps features to one embedding.
 
     Args:
-        model: transformers' network.
+        model: Network of transformers.
     """
 
     def __init__(self, model: ASTModel) -> None:
@@ -292,24 +292,24 @@ class Backbone(nn.Module):
         self.model = model
 
     def forward(self, input_values: Tensor) -> Tensor:
-        """Embed features.
+        """Compute the embeddings of features.
 
         Args:
-            input_values: [batch, max_length, num_mel_bins], normalized log-mel energies.
+            input_values: Normalized log-mel energies, [batch, max_length, num_mel_bins].
 
         Returns:
-            Embeddings [batch, hidden_size]: the mean of the two class tokens after the last norm.
+            Embeddings [batch, hidden_size], the mean of the two class tokens after the last norm.
         """
         embedding: Tensor = self.model(input_values.to(self.model.dtype)).pooler_output
         return embedding.float()
 
 
 class Fused(nn.Module):
-    """Backbone and one word's head as one network.
+    """Network of the backbone and one word's head.
 
     Args:
-        backbone: as served.
-        head: as served.
+        backbone: Backbone as it is served.
+        head: Head as it is served.
     """
 
     def __init__(self, backbone: Backbone, head: ServedHead) -> None:
@@ -317,13 +317,13 @@ class Fused(nn.Module):
         self.backbone, self.head = backbone, head
 
     def forward(self, input_values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Judge features [batch, max_length, num_mel_bins]; returns as :meth:`ServedHead.forward`."""
+        """Run on features [batch, max_length, num_mel_bins]; results as in :meth:`ServedHead.forward`."""
         judged: tuple[Tensor, Tensor, Tensor] = self.head(self.backbone(input_values))
         return judged
 
 
 class FusedLogits(Fused):
-    """The same with upstream's one output, for portable graphs."""
+    """Backbone and head with upstream's only output, the logits, for portable graphs."""
 
     def forward(self, input_values: Tensor) -> Tensor:  # type: ignore[override]
         """Return the logits [batch, 2] of features [batch, max_length, num_mel_bins]."""
@@ -333,15 +333,15 @@ class FusedLogits(Fused):
 
 @dataclass(frozen=True)
 class SavedHead:
-    """What a head's `.pt` file holds.
+    """Content of a head's `.pt` file.
 
     Args:
-        config: sizes and flags of the network.
-        state: its weights, by the keys of :class:`WakeWordHead`.
-        wake_word: the word as people say it.
-        threshold: probability from which on it counts as detected, 0 to 1.
-        base_model: the backbone that the head was trained with: a folder, or a hub id.
-        more: the file's other entries (metrics, training_config, ...).
+        config: Sizes and flags of the network.
+        state: Weights by the keys of :class:`WakeWordHead`.
+        wake_word: Word as people say it.
+        threshold: Lowest probability at which the word counts as detected, 0 to 1.
+        base_model: Backbone with which the head was trained: a folder, or a hub id.
+        more: Other entries of the file (metrics, training_config, ...).
     """
 
     config: HeadConfig
@@ -379,12 +379,12 @@ def write_head(
     """Write a head in WakeBuilder's `.pt` layout.
 
     Args:
-        path: of the file.
-        head: trained.
-        wake_word: the word as people say it.
-        threshold: probability from which on it counts as detected, 0 to 1.
-        base_model: folder or hub id of the backbone that it was trained with.
-        **more: further entries of plain numbers, texts, lists and dicts.
+        path: Path of the file.
+        head: Trained head.
+        wake_word: Word as people say it.
+        threshold: Lowest probability at which the word counts as detected, 0 to 1.
+        base_model: Folder or hub id of the backbone with which the head was trained.
+        **more: Further entries of plain numbers, texts, lists and dicts.
     """
     config = head.config
     content = {
@@ -405,14 +405,15 @@ def write_head(
 
 
 def read_head(path: Path, where: str) -> SavedHead:
-    """Read a head's `.pt` file; nothing that it holds is executed.
+    """Read a head's `.pt` file without executing any code in it.
 
     Args:
-        path: of the file.
-        where: how messages name it.
+        path: Path of the file.
+        where: Name of the file in error messages.
 
     Raises:
-        InvalidRequest: it is missing, no such file, wants code to be run, or its entries do not fit.
+        InvalidRequest: The file is missing, is of another kind, requires code to be run, or has invalid
+            entries.
     """
     content = read_torch_file(path, where)
     if missing := [name for name in _REQUIRED if name not in content]:
@@ -456,14 +457,14 @@ def _first_line(error: Exception) -> str:
 
 
 def load_backbone(folder: Path, source: str) -> Backbone:
-    """Load an AST's weights without its classification, in eval mode and float32.
+    """Load an AST without its classifier, in eval mode and float32.
 
     Args:
-        folder: with config.json and model.safetensors in the layout of transformers.
-        source: how messages name the checkpoint.
+        folder: Folder with config.json and model.safetensors in the layout of transformers.
+        source: Name of the checkpoint in error messages.
 
     Raises:
-        InvalidRequest: weights are missing, unknown or of another shape.
+        InvalidRequest: Weights are missing, unknown or of another shape.
     """
     where = f"checkpoint {source}: model.safetensors"
     try:
@@ -472,7 +473,7 @@ def load_backbone(folder: Path, source: str) -> Backbone:
         )
     except (RuntimeError, OSError, ValueError) as error:
         raise InvalidRequest(f"{where} must load as an ASTModel, got {_first_line(error)}") from None
-    # The public checkpoints carry a classification beside the backbone.
+    # The public checkpoints contain a classifier besides the backbone.
     unknown = sorted(key for key in info["unexpected_keys"] if not key.startswith("classifier."))
     problems = [
         f"{kind} keys {', '.join(sorted(map(str, keys))[:_SHOWN_KEYS])}"

@@ -1,8 +1,8 @@
-"""Audio to the features of an AST, as one network: the loudness rule, and transformers' extractor.
+"""Network that turns audio into the features of an AST: a loudness rule, and transformers' extractor.
 
-The spectrum is computed in float64, as ASTFeatureExtractor does: next to a pure tone the quiet frequencies of
-a frame lie below what float32 resolves. As only its power counts, the Fourier transform is taken about the
-frame's middle: there the window is even, so that two products of half a frame's length make it.
+The spectrum is computed in float64, as in ASTFeatureExtractor: next to a pure tone, the quiet frequencies of
+a frame are below the resolution of float32. Only the power of the spectrum matters, so the Fourier transform
+is centred on the frame's middle. The window is even there, so two products of half a frame's length suffice.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from slipway_serving.wakeword.request import LONGEST_S, SAMPLE_RATE_HZ, SAMPLE_R
 if TYPE_CHECKING:
     from transformers import ASTFeatureExtractor
 
-# The extractor's own, of Kaldi's filter banks.
+# These values are those of the extractor, from Kaldi's filter banks.
 FFT_SAMPLES = 512
 _HALF = FRAME_SAMPLES // 2
 PREEMPHASIS = 0.97
 _LOWEST_HZ = 20
 SMALLEST_ENERGY = 1.192092955078125e-07
-# A longer clip is refused whatever its rate, so that nothing beyond is looked at.
+# A longer clip is refused at any sample rate, so the graph ignores the samples beyond this number.
 _MOST_SAMPLES = int(LONGEST_S * SAMPLE_RATES_HZ[1])
 
 
@@ -48,13 +48,13 @@ def mel_filters(bands: int) -> NDArray[np.float64]:
 
 
 class Features(nn.Module):
-    """Clips at 16 kHz to what the backbone takes.
+    """Feature extractor from clips at 16 kHz to the input of the backbone.
 
-    Nothing is refused here: samples that are no legal ones are made such, so that a clip which is refused
-    later harms none that shares its batch.
+    It refuses nothing: it replaces invalid samples by valid ones, so that a clip that is refused later does
+    not harm the other clips of its batch.
 
     Args:
-        extractor: whose figures to use.
+        extractor: Feature extractor of transformers that supplies the settings.
     """
 
     cosines: Tensor
@@ -69,24 +69,24 @@ class Features(nn.Module):
         self.mean: float = extractor.mean if extractor.do_normalize else 0.0
         self.scale: float = 2 * extractor.std if extractor.do_normalize else 1.0
         filters = mel_filters(extractor.num_mel_bins)
-        # Of the samples beside the middle, outwards; rows are samples, columns frequencies that a filter has.
+        # Rows are the samples from the middle outwards; columns are the frequencies that occur in a filter.
         beside = np.arange(_HALF) + 0.5
         frequencies = np.flatnonzero(filters.any(axis=1))
         angles = 2 * np.pi / FFT_SAMPLES * np.outer(beside, frequencies)
         window = window_function(FRAME_SAMPLES, "hann", periodic=False)[_HALF:, None]
         cosines = window * np.cos(angles)
         self.register_buffer("cosines", torch.from_numpy(cosines))
-        # What a frame whose samples are all 1 has: both halves.
+        # These are the cosines of a frame whose samples are all 1, summed over both halves.
         self.register_buffer("mean_cosines", torch.from_numpy(2 * cosines.sum(0)))
         self.register_buffer("sines", torch.from_numpy(window * np.sin(angles)))
         self.register_buffer("filters", torch.from_numpy(filters[frequencies]).float())
         self.register_buffer("ends", torch.arange(self.frames) * HOP_SAMPLES + FRAME_SAMPLES)
 
     def forward(self, audio: Tensor) -> tuple[Tensor, Tensor]:
-        """Make features of clips of one length.
+        """Compute the features of clips of equal length.
 
         Args:
-            audio: [batch, samples], float32, mono, -1 to 1.
+            audio: Mono clips, [batch, samples], float32, -1 to 1.
 
         Returns:
             Normalized log-mel energies [batch, max_length, num_mel_bins], zeros for a silent clip, and the
@@ -95,30 +95,30 @@ class Features(nn.Module):
         audio = audio[:, :_MOST_SAMPLES]
         samples = audio.shape[1]
         audio = torch.where(audio.isnan(), torch.zeros_like(audio), audio).clamp(-1, 1)
-        # Rows beyond the clip are not computed: of one second, a checkpoint of 1024 frames sees a tenth.
+        # Rows beyond the clip are not computed: one second fills only a tenth of a checkpoint's 1024 frames.
         rows = audio[:, : self.frames * HOP_SAMPLES - 1].shape[1] // HOP_SAMPLES + 1
-        # Never empty, and one block of samples longer than the last frame needs.
+        # The padded audio is never empty, and one block of samples longer than the last frame needs.
         audio = functional.pad(audio, (0, 3 * HOP_SAMPLES))
         double = audio.double()
-        # Products, not squares, for which ONNX Runtime calls a power function.
+        # A product is used and not a square, for which ONNX Runtime calls a power function.
         rms = ((double * double).sum(1, keepdim=True) / samples).sqrt().float()
         peak = audio.abs().amax(1, keepdim=True)
         audio = torch.where(peak > QUIET_PEAK, audio / peak * PEAK, audio)
         features = (self._energies(audio, rows) - self.mean) / self.scale
         features = functional.pad(features, (0, 0, 0, self.frames - rows))
         silent = (rms < SILENT_RMS)[:, :, None]
-        # A row beyond the clip is a zero before the normalization.
+        # A row beyond the clip is zero before the normalization.
         otherwise = torch.where(silent, 0.0, -self.mean / self.scale)
         heard = (self.ends <= samples)[:, None] & ~silent
         return torch.where(heard, features, otherwise), rms
 
     def _energies(self, audio: Tensor, rows: int) -> Tensor:
-        """Return log-mel energies [batch, rows, num_mel_bins] of [batch, samples]."""
+        """Return the log-mel energies [batch, rows, num_mel_bins] of audio [batch, samples]."""
         count = rows + 2
         audio = audio[:, : count * HOP_SAMPLES].double()
-        # What precedes a frame's first sample does not count: there the window is zero.
+        # The sample before a frame's first one does not matter, since the window is zero there.
         emphasized = audio - PREEMPHASIS * functional.pad(audio, (1, -1))
-        # A frame is two and a half hops: blocks of samples, of which its first half is read backwards.
+        # A frame is two and a half hops, taken from blocks of one hop; its first half is read backwards.
         blocks = emphasized.view(-1, count, HOP_SAMPLES)
         reversed_ = blocks.flip(2)
         inner = _HALF - HOP_SAMPLES
@@ -132,7 +132,7 @@ class Features(nn.Module):
         return energies
 
     def _means(self, audio: Tensor, rows: int) -> Tensor:
-        """Return the mean of each frame, which it is to lack, as emphasized: [batch, rows, 1]."""
+        """Return the mean of each pre-emphasized frame, [batch, rows, 1]; the caller subtracts it."""
         half = HOP_SAMPLES // 2
         sums = audio.view(-1, 2 * (rows + 2), half).sum(2)
         ends = 2 * rows

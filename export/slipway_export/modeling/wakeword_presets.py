@@ -1,4 +1,4 @@
-"""Writes small random wake-word checkpoints, in the layout and with the key names of the public ones."""
+"""Writer of small random wake-word checkpoints, with the layout and key names of the public ones."""
 
 from __future__ import annotations
 
@@ -31,19 +31,20 @@ def _seeded(seed: int) -> Iterator[None]:
 def write_backbone(
     folder: Path, config: Mapping[str, Any], preprocessor: Mapping[str, Any], seed: int, *, gain: float = 5.0
 ) -> None:
-    """Write an AST with its classification of 35 labels, as the public checkpoints have it.
+    """Write an AST with a classifier of 35 labels, as in the public checkpoints.
 
     Args:
-        folder: an existing folder.
-        config: sizes of the network.
-        preprocessor: of the feature extractor.
-        seed: of the weights.
-        gain: on the products' random start, at which an embedding hardly depends on the audio. It amplifies
-            rounding as well, far more than trained weights do: good for two layers, not for twelve.
+        folder: Folder of the checkpoint; it must exist.
+        config: Sizes of the network.
+        preprocessor: Settings of the feature extractor.
+        seed: Seed of the weights.
+        gain: Factor on the random weights of linear layers, with which the embedding depends on the audio; it
+            hardly does without. The factor amplifies rounding far more than trained weights do, so it suits
+            two layers but not twelve.
     """
     with _seeded(seed):
         network = ASTForAudioClassification(ASTConfig(**config, num_labels=_LABELS))
-        # transformers starts the class tokens and the positions at zero, where the two tokens are one.
+        # transformers initializes the class tokens and positions with zeros, which makes both tokens equal.
         embeddings = network.audio_spectrogram_transformer.embeddings
         with torch.no_grad():
             for parameter in (
@@ -63,10 +64,10 @@ def write_word(folder: Path, config: HeadConfig, seed: int, *, base_model: str =
     """Write a random head's `model.pt` and `metadata.json`.
 
     Args:
-        folder: an existing folder, whose name becomes the word's.
-        config: sizes and flags of the head.
-        seed: of the weights.
-        base_model: the backbone that the file names.
+        folder: Folder of the word, which is named as the folder; it must exist.
+        config: Sizes and flags of the head.
+        seed: Seed of the weights.
+        base_model: Backbone that the file names.
     """
     with _seeded(seed):
         head = WakeWordHead(config)
@@ -78,5 +79,5 @@ def write_word(folder: Path, config: HeadConfig, seed: int, *, base_model: str =
 
 
 def all_flags(config: HeadConfig) -> HeadConfig:
-    """Return the same head with attention, squeeze-excitation and convolutions."""
+    """Return the configuration with attention, squeeze-excitation and convolutions enabled."""
     return replace(config, use_attention=True, use_se_block=True, use_tcn=True)

@@ -1,9 +1,9 @@
-"""The networks of a Wan checkpoint as graphs need them: named tensors in, plain tensors out.
+"""Networks of a Wan checkpoint in the form of graphs: named tensors in, plain tensors out.
 
-The text encoder and the denoiser are diffusers' and transformers' own, with float32 at their edges
-whatever the precision of their weights. The VAE decoder is cut into two: diffusers loops over latent
-frames in Python and keeps what a frame leaves for the next in a list; here that list is explicit
-tensors, so one frame is one graph call and the number of frames is free.
+The text encoder and the denoiser are those of transformers and diffusers, with float32 inputs and outputs in
+every precision of their weights. The VAE decoder is cut into two graphs: diffusers loops over latent frames
+in Python and keeps the caches between frames in a list. Here the caches are explicit tensors, so one frame is
+one graph call and any number of frames is possible.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from slipway_export.lowering import rotate
 
 
 class TextEncoder(nn.Module):
-    """UMT5 encoder: token ids to hidden states."""
+    """UMT5 encoder, which maps token ids to hidden states."""
 
     def __init__(self, encoder: UMT5EncoderModel) -> None:
         super().__init__()
@@ -34,8 +34,8 @@ class TextEncoder(nn.Module):
         """Encode a prompt.
 
         Args:
-            input_ids: [batch, tokens], int64.
-            attention_mask: [batch, tokens], int64, 1 for tokens and 0 for padding.
+            input_ids: Token ids, [batch, tokens], int64.
+            attention_mask: Mask of the tokens, [batch, tokens], int64, 1 for tokens and 0 for padding.
 
         Returns:
             Last hidden state, [batch, tokens, d_model], float32.
@@ -45,7 +45,7 @@ class TextEncoder(nn.Module):
 
 
 class Denoiser(nn.Module):
-    """Wan transformer: noisy latents to the predicted flow."""
+    """Wan transformer, which maps noisy latents to the predicted flow."""
 
     def __init__(self, transformer: WanTransformer3DModel) -> None:
         super().__init__()
@@ -57,15 +57,15 @@ class Denoiser(nn.Module):
         """Predict the flow of a batch of latents.
 
         Args:
-            hidden_states: [batch, channels, latent_frames, height / 8, width / 8], float32.
-            timestep: [batch], float32, 0 to 1000.
-            encoder_hidden_states: [batch, 512, text_dim], float32.
+            hidden_states: Noisy latents, [batch, channels, latent_frames, height / 8, width / 8], float32.
+            timestep: Timesteps, [batch], float32, 0 to 1000.
+            encoder_hidden_states: Embeddings of the prompt, [batch, 512, text_dim], float32.
 
         Returns:
-            Flow, shape and dtype of `hidden_states`.
+            Flow, same shape and dtype as `hidden_states`.
         """
         dtype = self.transformer.patch_embedding.weight.dtype
-        # The embedder of the text is float32 in every precision.
+        # The text is not converted, since its embedder is float32 in every precision.
         sample: Tensor = self.transformer(
             hidden_states.to(dtype), timestep, encoder_hidden_states, return_dict=False
         )[0]
@@ -75,7 +75,7 @@ class Denoiser(nn.Module):
 def _keep_sensitive_in_float32(transformer: WanTransformer3DModel) -> None:
     """Run the embedders of time and text, the modulation and the final projection in float32.
 
-    diffusers itself keeps the norms, the time embedder and the modulation tables so.
+    diffusers itself keeps the norms, the time embedder and the modulation tables in float32.
     """
 
     def text_back(
@@ -90,9 +90,9 @@ def _keep_sensitive_in_float32(transformer: WanTransformer3DModel) -> None:
 
 
 class _RotatingProcessor:
-    """Wan's attention with the rotation of queries and keys as one operator, for tracing.
+    """Attention processor for tracing Wan, with the rotation of queries and keys as one operator.
 
-    diffusers rotates by writing every second channel, which becomes chains of scatters.
+    diffusers rotates by writing to every second channel, which becomes a chain of scatter operators.
     """
 
     _attention_backend = None
@@ -106,13 +106,13 @@ class _RotatingProcessor:
         attention_mask: Tensor | None = None,
         rotary_emb: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """Attend; arguments as diffusers' `WanAttnProcessor` takes them."""
+        """Attend, with the arguments of diffusers' `WanAttnProcessor`."""
         context = hidden_states if encoder_hidden_states is None else encoder_hidden_states
         query = attn.norm_q(attn.to_q(hidden_states))
         key = attn.norm_k(attn.to_k(context))
         value = attn.to_v(context)
         if rotary_emb is not None:
-            # The tables repeat each angle for the two channels of a pair.
+            # The tables contain each angle twice, once for each channel of a pair.
             cos, sin = (table[0, :, 0, 0::2].to(query.dtype) for table in rotary_emb)
             query, key = (rotate(x, cos, sin, attn.heads) for x in (query, key))
         query, key, value = (x.unflatten(2, (attn.heads, -1)) for x in (query, key, value))
@@ -124,7 +124,7 @@ class _RotatingProcessor:
 
 @contextmanager
 def fused_rotation(module: nn.Module) -> Iterator[None]:
-    """Trace a denoiser's attention with one operator for the rotation, and put its own back."""
+    """Trace a denoiser with one operator for the rotation, and restore its own attention afterwards."""
     attentions = [part for part in module.modules() if isinstance(part, WanAttention)]
     own = [attention.processor for attention in attentions]
     for attention in attentions:
@@ -138,7 +138,7 @@ def fused_rotation(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def sdpa_attention(module: nn.Module) -> Iterator[None]:
-    """Trace a text encoder through torch's attention function, which the export then lowers."""
+    """Trace a text encoder with torch's attention function, which the export then lowers."""
     encoder: Any = module.encoder
     encoder.set_attn_implementation("sdpa")
     try:
@@ -149,18 +149,18 @@ def sdpa_attention(module: nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Cache:
-    """What one causal convolution keeps of the frames before.
+    """Shape of a causal convolution's cache of earlier frames.
 
     Args:
-        channels: of the convolution's input.
-        scale: its height and width over the latents'.
+        channels: Number of channels of the convolution's input.
+        scale: Height and width of the input as a multiple of the latents'.
     """
 
     channels: int
     scale: int
 
     def zeros(self, latents: Tensor) -> Tensor:
-        """Return the cache before any frame: [batch, channels, 2, scale * height, scale * width]."""
+        """Return the initial cache, [batch, channels, 2, scale * height, scale * width]."""
         batch, _, _, height, width = latents.shape
         return latents.new_zeros(batch, self.channels, 2, self.scale * height, self.scale * width)
 
@@ -168,10 +168,10 @@ class Cache:
 def decoder_caches(config: dict[str, object]) -> list[Cache]:
     """Return the caches of a VAE decoder, in the order in which it uses them.
 
-    Found by running the decoder without weights or memory for two latent frames.
+    The function finds them by running the decoder for two latent frames on device "meta".
 
     Args:
-        config: of :class:`AutoencoderKLWan`.
+        config: Configuration of :class:`AutoencoderKLWan`.
     """
     with torch.device("meta"), torch.no_grad():
         vae = AutoencoderKLWan.from_config(config)
@@ -183,10 +183,10 @@ def decoder_caches(config: dict[str, object]) -> list[Cache]:
 
 
 class DecoderStep(nn.Module):
-    """One step of a Wan VAE decoder: one latent frame and the caches to pixels and new caches.
+    """Step of a Wan VAE decoder, which maps one latent frame and the caches to pixels and new caches.
 
-    Latents come as the denoiser leaves them, with unit variance; the scale and shift of the
-    checkpoint's `latents_std` and `latents_mean` are part of the step.
+    Latents have unit variance, as the denoiser returns them; the step applies the checkpoint's `latents_std`
+    and `latents_mean`.
     """
 
     latents_mean: Tensor
@@ -204,12 +204,12 @@ class DecoderStep(nn.Module):
         """Decode one latent frame.
 
         Args:
-            latents: [1, channels, 1, height / 8, width / 8], float32.
-            caches: two frames each; None before the first latent frame.
+            latents: Latent frame, [1, channels, 1, height / 8, width / 8], float32.
+            caches: Caches of two frames each; None before the first latent frame.
 
         Returns:
             Pixels [1, 3, frames, height, width] in [-1, 1] (1 frame for the first latent frame, 4 for
-            a later one), then the caches for the next.
+            each later one), then the caches for the next step.
         """
         slots: list[Tensor | str | None] = [None] * len(self.caches) if caches is None else list(caches)
         frame = self.post_quant_conv(latents * self.latents_std + self.latents_mean)
@@ -220,10 +220,10 @@ class DecoderStep(nn.Module):
         return (sample.clamp(-1.0, 1.0), *kept)
 
     def _two_frames(self, slot: Tensor | str | None, cache: Cache, latents: Tensor) -> Tensor:
-        """Return what a slot holds as two frames, with zeros for frames that never were.
+        """Return the content of a slot as two frames, with zeros for missing frames.
 
-        Equal to what diffusers computes: it pads a shorter cache with zeros, and a slot that says
-        "Rep" (seen one frame, kept none) convolves with zeros.
+        The result is equivalent to diffusers', which pads a shorter cache with zeros, and for a slot "Rep"
+        (one frame seen, none kept) convolves with zeros.
         """
         zeros = cache.zeros(latents)
         if not isinstance(slot, Tensor):
@@ -232,18 +232,18 @@ class DecoderStep(nn.Module):
 
 
 class FirstDecoderStep(DecoderStep):
-    """The step for the first latent frame, which has no caches."""
+    """Step for the first latent frame, which has no caches."""
 
     def forward(self, latents: Tensor) -> tuple[Tensor, ...]:
-        """See :meth:`DecoderStep.step`."""
+        """Decode the first latent frame; see :meth:`DecoderStep.step`."""
         return self.step(latents, None)
 
 
 class NextDecoderStep(DecoderStep):
-    """The step for every later latent frame."""
+    """Step for every later latent frame."""
 
     def forward(self, latents: Tensor, *caches: Tensor) -> tuple[Tensor, ...]:
-        """See :meth:`DecoderStep.step`."""
+        """Decode a later latent frame; see :meth:`DecoderStep.step`."""
         return self.step(latents, list(caches))
 
 
@@ -251,8 +251,8 @@ def decode(vae: AutoencoderKLWan, latents: Tensor) -> Tensor:
     """Decode a whole video with diffusers' own loop, the reference of the two steps.
 
     Args:
-        vae: in float32.
-        latents: [1, channels, latent_frames, height / 8, width / 8], unit variance.
+        vae: VAE in float32.
+        latents: Latents of unit variance, [1, channels, latent_frames, height / 8, width / 8].
 
     Returns:
         Pixels [1, 3, 4 * (latent_frames - 1) + 1, height, width] in [-1, 1].
@@ -267,8 +267,8 @@ def decode(vae: AutoencoderKLWan, latents: Tensor) -> Tensor:
 def fit_latent_rgb(vae: AutoencoderKLWan) -> tuple[list[list[float]], list[float]]:
     """Fit the colour of a latent pixel as a linear function of its channels, for previews.
 
-    Least squares over the later frames of decoded random latents, each 4 x 8 x 8 block averaged: the
-    first frame, which has nothing before it, is not like the others.
+    The fit is a least squares fit to decoded random latents, averaged over blocks of 4 x 8 x 8. It excludes
+    the first frame, which has no frames before it and differs from the others.
 
     Returns:
         Weight [channels][3] and bias [3]; colours in [-1, 1].

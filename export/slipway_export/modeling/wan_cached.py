@@ -1,12 +1,12 @@
-"""A Wan transformer cut so that what its later blocks gave can be used again: the first-block cache.
+"""Wan transformer cut for a first-block cache, which reuses the output of its later blocks.
 
-Neighbouring steps of the denoising loop change little. :class:`Head` runs the embeddings and the first block;
-:class:`~slipway_export.modeling.first_block_cache.Change` says how much that block's residual differs from
-the last step that was computed in full. If it is little, the residual of all other blocks is taken from that
-step instead of :class:`Tail`; :class:`Finish` adds it and projects. Equal to diffusers'
-`FirstBlockCacheConfig`; the decision itself is not in a graph. Tokens keep their three axes between the
-graphs, [batch, latent_frames, height / 16, width / 16, width of the network], from which each graph knows its
-positions.
+Consecutive steps of the denoising loop change little. :class:`Head` runs the embeddings and the first block;
+:class:`~slipway_export.modeling.first_block_cache.Change` measures how much that block's residual differs
+from that of the last step that was computed in full. If the change is small, the residual of all other blocks
+is taken from that step instead of :class:`Tail`; :class:`Finish` adds it and projects. The result equals that
+of diffusers' `FirstBlockCacheConfig`; the decision itself is not in a graph. Tokens keep their three axes
+between the graphs, [batch, latent_frames, height / 16, width / 16, width of the network], from which each
+graph derives its positions.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 
 class Head(nn.Module):
-    """Embeddings and first block."""
+    """Graph of the embeddings and the first block."""
 
     def __init__(self, transformer: WanTransformer3DModel) -> None:
         super().__init__()
         self.rope, self.patch_embedding = transformer.rope, transformer.patch_embedding
-        # Float32 in every precision, as in the network that is not cut.
+        # The embedder is float32 in every precision, as in the uncut network.
         self.condition_embedder = transformer.condition_embedder.float()
         self.block = transformer.blocks[0]
 
@@ -31,14 +31,14 @@ class Head(nn.Module):
         """Run the first block on a batch of latents.
 
         Args:
-            hidden_states: [batch, channels, latent_frames, height / 8, width / 8], float32.
-            timestep: [batch], float32, 0 to 1000.
-            encoder_hidden_states: [batch, 512, text_dim], float32.
+            hidden_states: Noisy latents, [batch, channels, latent_frames, height / 8, width / 8], float32.
+            timestep: Timesteps, [batch], float32, 0 to 1000.
+            encoder_hidden_states: Embeddings of the prompt, [batch, 512, text_dim], float32.
 
         Returns:
-            All float32: the block's output `hidden` and what it added to its input, `residual`, both
-            [batch, latent_frames, height / 16, width / 16, dim]; `temb` [batch, dim]; `timestep_proj`
-            [batch, 6, dim]; the text as the blocks take it, `context` [batch, 512, dim].
+            The block's output `hidden` and its change of the input, `residual`, both [batch, latent_frames,
+            height / 16, width / 16, dim]; `temb` [batch, dim]; `timestep_proj` [batch, 6, dim]; the embedded
+            text for the blocks, `context` [batch, 512, dim]. All are float32.
         """
         dtype = self.patch_embedding.weight.dtype
         latents = hidden_states.to(dtype)
@@ -53,7 +53,7 @@ class Head(nn.Module):
 
 
 class Tail(nn.Module):
-    """All blocks but the first."""
+    """Graph of all blocks but the first."""
 
     def __init__(self, transformer: WanTransformer3DModel) -> None:
         super().__init__()
@@ -61,14 +61,14 @@ class Tail(nn.Module):
         self.blocks = transformer.blocks[1:]
 
     def forward(self, hidden: Tensor, timestep_proj: Tensor, context: Tensor) -> Tensor:
-        """Run the blocks on the output of the first; arguments as :class:`Head` returns them.
+        """Run the blocks on the outputs of :class:`Head`, which have the names of the arguments.
 
         Returns:
-            What the blocks added, shape and dtype of `hidden`.
+            Residual of the blocks, same shape and dtype as `hidden`.
         """
         batch, *grid, _ = hidden.shape
         dtype = self.blocks[0].ffn.net[2].weight.dtype
-        # Only its shape matters: the positions are those of the latents.
+        # Only the shape of this tensor matters: the positions follow from the shape of the latents.
         latents = hidden.new_zeros(
             (batch, 1, *(size * patch for size, patch in zip(grid, self.patch_size, strict=True)))
         )
@@ -80,7 +80,7 @@ class Tail(nn.Module):
 
 
 class Finish(nn.Module):
-    """Output norm, projection, and tokens back to latents; float32 in every precision."""
+    """Graph of the output norm and the projection of tokens to latents; float32 in every precision."""
 
     def __init__(self, transformer: WanTransformer3DModel) -> None:
         super().__init__()
@@ -94,9 +94,9 @@ class Finish(nn.Module):
         """Predict the flow.
 
         Args:
-            hidden: of :class:`Head`.
-            tail_residual: of :class:`Tail`, of this step or an earlier one.
-            temb: of :class:`Head`.
+            hidden: Output of the first block from :class:`Head`.
+            tail_residual: Output of :class:`Tail`, from this step or an earlier one.
+            temb: Embedding of the timestep from :class:`Head`.
 
         Returns:
             Flow, [batch, channels, latent_frames, height / 8, width / 8], float32.
@@ -105,7 +105,7 @@ class Finish(nn.Module):
         shift, scale = (self.scale_shift_table + temb.unsqueeze(1)).chunk(2, dim=1)
         tokens = (hidden + tail_residual).flatten(1, 3)
         flow = self.proj_out(self.norm_out(tokens) * (1 + scale) + shift)
-        # [batch, frames, rows, columns, patch frames, patch rows, patch columns, channels]
+        # The axes are [batch, frames, rows, columns, patch frames, patch rows, patch columns, channels].
         flow = flow.reshape(batch, *grid, *self.patch_size, -1).permute(0, 7, 1, 4, 2, 5, 3, 6)
         sample: Tensor = flow.flatten(6, 7).flatten(4, 5).flatten(2, 3)
         return sample

@@ -1,9 +1,10 @@
-"""The encoder of a Wan VAE for a picture that a video begins with and nothing else is known of.
+"""Encoder of a Wan VAE for a video of which only the first picture is known.
 
-The video is the picture and then frames of zeros. Encoded frames depend on it for a while only: every causal
-convolution reaches two frames back. So each layer here takes the frames that differ, of which the last stands
-for all after it, and gives those that differ after it, of which the last does the same. No frame is encoded
-that would be like the one before, the latents are those of a video of any length, and the graph has no loop.
+The video consists of the picture and then frames of zeros. Only the first encoded frames depend on the
+picture, since every causal convolution reaches two frames back. Each layer here receives the frames that
+differ, the last of which represents all later ones, and returns the frames that differ after it, in the same
+form. So no frame is encoded that equals the previous one, the latents are valid for a video of any length,
+and the graph has no loop.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 
 class PictureEncoder(nn.Module):
-    """A Wan VAE's encoder for a picture and the frames of zeros after it."""
+    """Encoder of a Wan VAE for a picture followed by frames of zeros."""
 
     latents_mean: Tensor
     latents_std: Tensor
@@ -32,11 +33,11 @@ class PictureEncoder(nn.Module):
         """Encode a picture.
 
         Args:
-            image: [1, 3, height, width] in [-1, 1], float32.
+            image: Picture, [1, 3, height, width] in [-1, 1], float32.
 
         Returns:
-            The means of the latents, [1, channels, latent_frames, height / 8, width / 8], unit variance.
-            The last is that of every later one; a shorter video has the first of them.
+            Means of the latents, [1, channels, latent_frames, height / 8, width / 8], unit variance. The last
+            latent frame repeats for every later one; a shorter video uses only the first latent frames.
         """
         video = torch.stack([image, torch.zeros_like(image)], dim=2)
         encoder: Any = self.encoder
@@ -54,10 +55,10 @@ class PictureEncoder(nn.Module):
 
 
 def picture_latents(config: dict[str, object]) -> int:
-    """Return how many latents :class:`PictureEncoder` gives: 30 for the VAE of Wan2.1.
+    """Return the number of latent frames of :class:`PictureEncoder`: 30 for the VAE of Wan2.1.
 
     Args:
-        config: of :class:`AutoencoderKLWan`.
+        config: Configuration of :class:`AutoencoderKLWan`.
     """
     with torch.device("meta"), torch.no_grad():
         vae = AutoencoderKLWan.from_config(config)
@@ -66,13 +67,13 @@ def picture_latents(config: dict[str, object]) -> int:
 
 
 def _held(frames: Tensor, count: int) -> Tensor:
-    """Return so many frames, the last again and again."""
+    """Extend frames to `count` by repeating the last one."""
     after = frames[:, :, -1:].expand(-1, -1, count - frames.shape[2], -1, -1)
     return torch.cat([frames, after], dim=2)
 
 
 def _convolve(convolution: nn.Conv3d, frames: Tensor) -> Tensor:
-    """Convolve with as many frames more as the last one is seen from."""
+    """Convolve frames, extended by copies of the last one until the output is constant in time."""
     result: Tensor = convolution(_held(frames, frames.shape[2] + convolution.kernel_size[0] - 1))
     return result
 
@@ -84,11 +85,11 @@ def _residual(block: Any, frames: Tensor) -> Tensor:
 
 
 def _downsample(layer: Any, frames: Tensor) -> Tensor:
-    """Halve height and width, and the frames after the first where the layer does that too.
+    """Halve height and width, and the number of frames after the first if the layer downsamples time.
 
-    Its convolution in time takes frames 2j - 2 to 2j for its frame j; the first frame passes it by.
+    For output frame j, the convolution in time uses frames 2j - 2 to 2j; the first frame bypasses it.
     """
-    hidden: Tensor = layer(frames)  # without a cache it leaves time alone
+    hidden: Tensor = layer(frames)  # without a cache the layer does not downsample time
     if layer.mode != "downsample3d":
         return hidden
     first_alike = frames.shape[2] // 2 + 1

@@ -1,8 +1,8 @@
-"""Writes random Wan checkpoints, in the layout and with the key names of the public ones.
+"""Writer of random Wan checkpoints, with the layout and key names of the public ones.
 
-diffusers' and transformers' own `save_pretrained` write the parts of a small one, so the layout is theirs.
-Of one that memory does not hold they write the configurations, and `random_weights` streams the weights. The
-tokenizer is trained here on the few sentences below; its ids lie within any vocabulary.
+The `save_pretrained` of diffusers and transformers writes the parts of a small checkpoint, so the layout is
+theirs. For a checkpoint too large for memory, they write the configurations, and `random_weights` streams the
+weights. The tokenizer is trained here on the few sentences below; its ids fit into any vocabulary.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SENTENCES = (
 
 BOUNDARY_RATIO = 0.875
 _DIFFUSERS_STEM = "diffusion_pytorch_model"
-# As `_modulated` has it.
+# Streamed weights get the modulation of `_modulated`.
 _MODULATED = (("blocks.*.scale_shift_table", Normal(std=0.7)),)
 
 
@@ -41,11 +41,11 @@ def write_checkpoint(
     """Write a checkpoint with two experts.
 
     Args:
-        folder: an existing folder.
-        configs: of `transformer` (both experts), `text_encoder` and `vae`, by file.
-        seed: of the weights.
-        attentive: the prompt changes the video, for tests; such sharp attention amplifies rounding far more
-            than trained weights do.
+        folder: Folder of the checkpoint; it must exist.
+        configs: Configurations by file: of `transformer` (both experts), `text_encoder` and `vae`.
+        seed: Seed of the weights.
+        attentive: True if the prompt changes the video, for tests; such sharp attention amplifies rounding
+            far more than trained weights do.
     """
     shape = _attentive if attentive else _modulated
     state = torch.random.get_rng_state()
@@ -71,13 +71,13 @@ def stream_checkpoint(
     """Write a checkpoint of any size, a piece of a tensor at a time: denoisers and text encoder in bfloat16.
 
     Args:
-        folder: an existing folder.
-        configs: as for :func:`write_checkpoint`.
-        seed: of the weights.
-        experts: 1 or 2.
+        folder: Folder of the checkpoint; it must exist.
+        configs: Configurations as in :func:`write_checkpoint`.
+        seed: Seed of the weights.
+        experts: Number of experts, 1 or 2.
 
     Raises:
-        InvalidRequest: the disk has too little room.
+        InvalidRequest: The disk has too little free space.
     """
     names = ("transformer", "transformer_2")[:experts]
     text_config = UMT5Config(
@@ -90,7 +90,7 @@ def stream_checkpoint(
         }
         text_encoder = UMT5EncoderModel(text_config).to(torch.bfloat16)
         vae = AutoencoderKLWan(**configs["vae/config.json"])
-    # T5's attention does not divide by the root of a head's width: its queries are smaller instead.
+    # T5's attention does not divide by the root of a head's width; its query weights are smaller instead.
     queries = Normal(std=(text_config.d_model * text_config.d_kv) ** -0.5)
     text_rules = (("shared.weight", Normal()), ("*.q.weight", queries))
     parts = [
@@ -119,7 +119,7 @@ def stream_checkpoint(
 
 
 def flow_scheduler(flow_shift: float = 3.0) -> UniPCMultistepScheduler:
-    """Return the scheduler of the public checkpoints."""
+    """Return the scheduler of the public checkpoints, with a flow shift."""
     return UniPCMultistepScheduler(
         prediction_type="flow_prediction",
         use_flow_sigmas=True,
@@ -129,11 +129,11 @@ def flow_scheduler(flow_shift: float = 3.0) -> UniPCMultistepScheduler:
 
 
 def train_tokenizer(folder: Path, sentences: Sequence[str] = SENTENCES) -> T5Tokenizer:
-    """Train a unigram tokenizer and leave its `spiece.model` in the checkpoint's folder `tokenizer`.
+    """Train a unigram tokenizer and write its `spiece.model` to the checkpoint's folder `tokenizer`.
 
     Args:
-        folder: of the checkpoint.
-        sentences: with the words and letters that it shall know.
+        folder: Folder of the checkpoint.
+        sentences: Sentences with the words and letters that the tokenizer learns.
     """
     import sentencepiece
 
@@ -159,9 +159,10 @@ def train_tokenizer(folder: Path, sentences: Sequence[str] = SENTENCES) -> T5Tok
 
 
 def _modulated(transformer: WanTransformer3DModel) -> WanTransformer3DModel:
-    """Bring the modulation to the order of 1, as in trained weights.
+    """Scale the modulation to the order of 1, as in trained weights.
 
-    At its random start a block adds 7 % to the residual stream, and an error inside would hardly be seen.
+    With fresh random weights a block adds 7 % to the residual stream, so an error inside it would hardly
+    show.
     """
     with torch.no_grad():
         for block in transformer.blocks:
@@ -172,8 +173,8 @@ def _modulated(transformer: WanTransformer3DModel) -> WanTransformer3DModel:
 def _attentive(transformer: WanTransformer3DModel) -> WanTransformer3DModel:
     """Sharpen and strengthen the cross-attention, so that the prompt changes the video.
 
-    With random weights every one of the 512 rows of text gets the same attention, nearly all of them
-    padding, and a comparison would pass with any prompt.
+    With random weights all 512 rows of text get the same attention, and nearly all of them are padding, so a
+    comparison would pass with any prompt.
     """
     with torch.no_grad():
         for block in transformer.blocks:
@@ -186,8 +187,8 @@ def _attentive(transformer: WanTransformer3DModel) -> WanTransformer3DModel:
 def spread(vae: AutoencoderKLWan) -> AutoencoderKLWan:
     """Scale the last convolution so that decoded noise fills most of the colour range.
 
-    Random weights decode to nearly one grey; a comparison of two greys would pass whatever happened
-    before the decoder.
+    Random weights decode to almost uniform grey, so a comparison of pixels would pass with any error before
+    the decoder.
     """
     last = vae.decoder.conv_out
     with torch.no_grad():

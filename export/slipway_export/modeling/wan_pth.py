@@ -1,8 +1,8 @@
-"""Reads `Wan2.1_VAE.pth`, the VAE under its authors' names, into diffusers' `AutoencoderKLWan`.
+"""Reader of `Wan2.1_VAE.pth`, the VAE under its authors' key names, into diffusers' `AutoencoderKLWan`.
 
-The file has no configuration: widths, blocks and scales follow from the shapes of its encoder; strict loading
-then refuses a file whose other tensors say otherwise. The mean and the deviation of latents are in no file of
-the authors', but in their code; diffusers has the same numbers as defaults.
+The file has no configuration: widths, blocks and scales follow from the shapes of its encoder, and strict
+loading then refuses a file with other tensors that contradict them. The mean and the standard deviation of
+latents are in the authors' code and in none of their files; diffusers has the same numbers as defaults.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from slipway_serving.errors import InvalidRequest
 LATENT_CHANNELS = 16
 _FIRST, _LATENTS = "encoder.conv1.weight", "conv2.weight"
 _UP = re.compile(r"^decoder\.up_blocks\.(\d+)\.(?:resnets\.(\d+)|upsamplers\.0)\.")
-# From diffusers' names to the file's, in this order.
+# Replacements that turn diffusers' names into the file's, in this order.
 _NAMES = (
     (re.compile(r"\.norm1\."), ".residual.0."),
     (re.compile(r"\.conv1\."), ".residual.2."),
@@ -42,27 +42,28 @@ _NAMES = (
 
 
 def vae_config(path: Path, where: str) -> dict[str, Any]:
-    """Return the configuration of :class:`AutoencoderKLWan` that a file's shapes tell.
+    """Return the configuration of :class:`AutoencoderKLWan` that follows from the shapes in a file.
 
     Args:
-        path: of the file; its weights are not read.
-        where: how messages name it.
+        path: Path of the file; its weights are not read.
+        where: Name of the file in error messages.
 
     Raises:
-        InvalidRequest: it is no such file, or lacks what tells the configuration.
+        InvalidRequest: The file is of another kind, or lacks keys from which the configuration follows.
     """
     return _config(read_torch_file(path, where, mapped=True), where)
 
 
 def load_vae(path: Path, where: str) -> AutoencoderKLWan:
-    """Read a file's VAE, in float32, in eval mode and without gradients.
+    """Load the VAE of a file, in float32, in eval mode and without gradients.
 
     Args:
-        path: of the file.
-        where: how messages name it.
+        path: Path of the file.
+        where: Name of the file in error messages.
 
     Raises:
-        InvalidRequest: as :func:`vae_config`; or keys are missing, unknown, of another shape or not finite.
+        InvalidRequest: The file is refused as in :func:`vae_config`, or keys are missing, unknown, of another
+            shape or not finite.
     """
     state = read_torch_file(path, where, mapped=True)
     with torch.device("meta"):
@@ -72,12 +73,12 @@ def load_vae(path: Path, where: str) -> AutoencoderKLWan:
 
 
 def source_of(vae: AutoencoderKLWan) -> SourceOf:
-    """Say where the file of a VAE has its tensors.
+    """Return a function that maps a key of diffusers' VAE to its source in the file.
 
     Args:
-        vae: with or without weights.
+        vae: VAE with or without weights.
     """
-    # Each size of the decoder has one block more than the encoder's, and the change of size.
+    # Each size of the decoder has one block more than in the encoder, and one layer for the change of size.
     layers = vae.config.num_res_blocks + 2
 
     def source(key: str) -> Source:
@@ -92,7 +93,7 @@ def source_of(vae: AutoencoderKLWan) -> SourceOf:
 
 
 def _config(state: Mapping[str, object], where: str) -> dict[str, Any]:
-    """Tell the configuration from the first convolution, the last and the layers between them."""
+    """Derive the configuration from the encoder's first convolution, the last one and the layers between."""
     width, channels = (shape_of(state, key, 5, where)[0] for key in (_FIRST, _LATENTS))
     if channels != LATENT_CHANNELS:
         raise InvalidRequest(

@@ -1,1 +1,1 @@
-"""The benchmarks behind `slipway bench`: what a model costs beside its yardstick, and what it keeps of it."""
+"""Benchmarks behind `slipway bench`: the cost of a model compared with its reference, and its quality."""

@@ -1,8 +1,8 @@
-"""What is measured: the sizes of a Wan denoiser and of the video that it denoises.
+"""Benchmark cases: the sizes of a Wan denoiser and of the video that it denoises.
 
-A case becomes a small random checkpoint in the public layout (the `small` preset's with the case's sizes),
-so it takes the loading path of a real one. Named cases keep figures comparable from one day to the next; the
-case of a checkpoint has its sizes, and is measured with its weights.
+A case becomes a small random checkpoint in the public layout (the `small` preset with the case's sizes), so
+it takes the loading path of a real one. Named cases keep figures comparable over time. The case of a
+checkpoint has the checkpoint's sizes and is measured with its weights.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from slipway_serving.errors import InvalidRequest, raise_all
 from slipway_serving.wan_t2v.request import FRAMES_PER_LATENT, PIXELS_PER_TOKEN, TextToVideoRequest
 
 FAMILY = "wan_t2v"
-# Folder of the measured denoiser in a checkpoint, and the entries of its configuration by the case's fields.
+# Folder of the measured denoiser in a checkpoint, and its configuration keys by field of the case.
 _PART = "transformer"
 _SIZES = {
     "layers": "num_layers",
@@ -29,33 +29,33 @@ _SIZES = {
     "freq_dim": "freq_dim",
     "text_dim": "text_dim",
 }
-# Channels of the latents, and pixels of the video per latent pixel.
+# Channels of the latents, and pixels of the video per latent pixel on each side.
 LATENT_CHANNELS = 16
 PIXELS_PER_LATENT = 8
 
 
 @dataclass(frozen=True)
 class DenoiserCase:
-    """A denoiser and a video.
+    """Sizes of a denoiser and of a video.
 
     Attributes:
-        name: of the case.
-        layers: transformer blocks.
-        heads: attention heads.
-        head_dim: width of a head, even, at least 6.
-        ffn_dim: width of the feed-forward layer.
-        freq_dim: width of the timestep's sinusoids, even.
-        text_dim: width of the text embeddings.
-        text_tokens: rows of the text embeddings.
-        frames: of the video, 4k+1.
-        height: pixels, a multiple of 16.
-        width: pixels, a multiple of 16.
-        guidance_scale: weight of the prompt; above 1 a call has both guidance branches, a batch of two.
-        threads: of each engine.
-        seed: of weights, noise and embeddings.
+        name: Name of the case.
+        layers: Number of transformer blocks.
+        heads: Number of attention heads.
+        head_dim: Width of a head, even, at least 6.
+        ffn_dim: Width of the feed-forward layer.
+        freq_dim: Width of the timestep's sinusoids, even.
+        text_dim: Width of the text embeddings.
+        text_tokens: Number of rows of the text embeddings.
+        frames: Number of frames of the video, 4k+1.
+        height: Height in pixels, a multiple of 16.
+        width: Width in pixels, a multiple of 16.
+        guidance_scale: Weight of the prompt; above 1, a call has both guidance branches, a batch of two.
+        threads: Number of threads of each engine.
+        seed: Seed of weights, noise and embeddings.
 
     Raises:
-        InvalidRequest: naming every field that breaks its rule.
+        InvalidRequest: At least one field breaks its rule; the message names each.
     """
 
     name: str
@@ -85,7 +85,7 @@ class DenoiserCase:
         if self.freq_dim < 2 or self.freq_dim % 2:
             problems.append(f"freq_dim must be even and at least 2, got {self.freq_dim}; try 256")
         raise_all("bench", problems)
-        self.request(steps=1)  # Its rules are those of the video's sizes, the seed and the guidance.
+        self.request(steps=1)  # The request checks the video's sizes, the seed and the guidance.
 
     def request(self, steps: int) -> TextToVideoRequest:
         """Return the request for the case's video."""
@@ -96,12 +96,12 @@ class DenoiserCase:
 
     @property
     def batch(self) -> int:
-        """Rows of a call: the prompt's, and the negative prompt's with guidance."""
+        """Number of rows of a call: one for the prompt, and with guidance one for the negative prompt."""
         return 2 if self.guidance_scale > 1 else 1
 
     @property
     def token_grid(self) -> tuple[int, int, int]:
-        """Latent frames, rows and columns of tokens."""
+        """Number of latent frames, and of rows and columns of tokens."""
         return (
             (self.frames - 1) // FRAMES_PER_LATENT + 1,
             self.height // PIXELS_PER_TOKEN,
@@ -110,7 +110,7 @@ class DenoiserCase:
 
     @property
     def tokens(self) -> int:
-        """Tokens of one row of a call."""
+        """Number of tokens in one row of a call."""
         frames, rows, columns = self.token_grid
         return frames * rows * columns
 
@@ -144,14 +144,14 @@ CASES = {
 
 
 def choose_case(name: str, changes: Mapping[str, int | float | None]) -> DenoiserCase:
-    """Return a named case with the fields that the user gave; its name then says which.
+    """Return a named case with the user's changes; the name of the result lists them.
 
     Args:
-        name: of the case.
-        changes: by field; None leaves the case's own.
+        name: Name of the case.
+        changes: Values by field; None keeps the case's own.
 
     Raises:
-        InvalidRequest: there is no such case, or a field breaks its rule.
+        InvalidRequest: There is no such case, or a field breaks its rule.
     """
     if name not in CASES:
         raise InvalidRequest(f"bench: case must be one of {', '.join(CASES)}, got {name!r}")
@@ -170,15 +170,17 @@ def choose_case(name: str, changes: Mapping[str, int | float | None]) -> Denoise
 def case_of_checkpoint(
     checkpoint: Checkpoint, changes: Mapping[str, int | float | None], case: str | None = None
 ) -> DenoiserCase:
-    """Return a case with a checkpoint's denoiser, and a named case's video with what the user gave.
+    """Return a case with a checkpoint's denoiser, and a named case's video with the user's changes.
 
     Args:
-        checkpoint: in the family's layout; the denoiser is its `transformer`, of two experts the first.
-        changes: by field; None leaves the video of the default case, and the text tokens of the pipeline.
-        case: named by the user, which contradicts a checkpoint.
+        checkpoint: Checkpoint in the family's layout; the denoiser is its `transformer`, the first of two
+            experts.
+        changes: Values by field; None keeps the video of the default case, and the text tokens of the
+            pipeline.
+        case: Name of the user's case, which must be None with a checkpoint.
 
     Raises:
-        InvalidRequest: a field that the checkpoint has was given, or one breaks its rule.
+        InvalidRequest: The user gave a field that the checkpoint defines, or a field breaks its rule.
     """
     where = f"checkpoint {checkpoint.source}: {_PART}/config.json"
     config = checkpoint.config(f"{_PART}/config.json")
@@ -204,7 +206,7 @@ def case_of_checkpoint(
 
 
 def write_checkpoint(case: DenoiserCase, folder: Path) -> None:
-    """Write a random checkpoint of the case's sizes in the public layout."""
+    """Write a random checkpoint with the case's sizes in the public layout."""
     from slipway_export.modeling import wan_presets
 
     configs = {file: dict(config) for file, config in family_named(FAMILY).presets["small"].configs.items()}

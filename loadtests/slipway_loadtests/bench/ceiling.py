@@ -1,8 +1,8 @@
-"""How fast a float32 denoiser could be here if nothing but its matrix products took time.
+"""Upper bound for the speed of a float32 denoiser on this machine, if only its matrix products took time.
 
-The products of one call are counted from the case's sizes; the rate is that of one large product through
-ONNX Runtime, timed in the rounds of the subjects. A subject at the ceiling would leave nothing to gain short
-of fewer products or narrower numbers.
+The products of one call are counted from the case's sizes. The rate is that of one large product in ONNX
+Runtime, timed in the rounds of the subjects. A subject at the ceiling can only gain from fewer products or
+from a narrower data type.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from slipway_loadtests.bench.cases import LATENT_CHANNELS, PIXELS_PER_LATENT, DenoiserCase
 from slipway_serving.wan_t2v.request import PIXELS_PER_TOKEN
 
-# Rows, depth and columns of the timed product: the shape of a wide layer, at which the rate is highest.
+# Rows, depth and columns of the timed product: the shape of a wide layer, for which the rate is highest.
 _ROWS, _DEPTH, _COLUMNS = 3072, 512, 2048
 _REPEATS = 5
 
@@ -23,8 +23,8 @@ _REPEATS = 5
 def product_gflop(case: DenoiserCase) -> float:
     """Return the billions of additions and multiplications in the products of one call.
 
-    Linear layers and attention of all blocks, the patch embedding and the final projection; the embeddings
-    of text and time are left out, so that the ceiling is rather too high than too low.
+    The count contains the linear layers and attention of all blocks, the patch embedding and the final
+    projection. It leaves out the embeddings of text and time, so the ceiling is too high rather than too low.
     """
     width, tokens, text = case.heads * case.head_dim, case.tokens, case.text_tokens
     patch = LATENT_CHANNELS * (PIXELS_PER_TOKEN // PIXELS_PER_LATENT) ** 2
@@ -41,7 +41,7 @@ class ProductRate:
     """Times one large float32 product.
 
     Args:
-        threads: of ONNX Runtime.
+        threads: Number of threads of ONNX Runtime.
     """
 
     def __init__(self, threads: int) -> None:
@@ -64,7 +64,7 @@ class ProductRate:
         self.feed = {"a": generator.standard_normal(rows["a"], np.float32)}
 
     def gflop_per_s(self) -> float:
-        """Return the best rate of a few runs, in billions of operations a second."""
+        """Return the best rate of several runs, in billions of operations per second."""
         times = []
         for _ in range(_REPEATS):
             started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The benchmarks as PNG charts, drawn without a display."""
+"""Charts of the benchmarks as PNG files, drawn without a display."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _EXAMPLE_FRAMES = 9
 
 
 def draw_denoiser(result: DenoiserResult, path: Path) -> None:
-    """Draw speed, quality and, where it was measured, memory of the denoiser benchmark."""
+    """Draw speed, quality and, if measured, memory of the denoiser benchmark."""
     curves = {name: found.memory for name, found in result.measured.items() if found.memory}
     figure, panels = _figure(3 if curves else 2)
     speeds = {name: found.call_ratio for name, found in result.measured.items()}
@@ -48,7 +48,7 @@ def draw_denoiser(result: DenoiserResult, path: Path) -> None:
 
 
 def draw_engines(result: EnginesResult, path: Path) -> None:
-    """Draw the benchmark of engines: speed of a step, memory of a process."""
+    """Draw the engine benchmark: speed of a step, memory of a process."""
     figure, panels = _figure(2)
     speeds = {name: served.ratio for name, served in result.served.items()}
     _bars(panels[0], speeds, "PyTorch eager ÷ it, one step (bar: median, line: min to max)")
@@ -86,7 +86,7 @@ def draw_wakeword(result: WakewordResult, path: Path) -> None:
 
 
 def draw_world(result: WorldResult, path: Path) -> None:
-    """Draw the benchmark of worlds: its ratios."""
+    """Draw the ratios of the world benchmark."""
     figure, (axes,) = _figure(1)
     found = {
         "late ÷ early, time": result.late_time,
@@ -99,9 +99,9 @@ def draw_world(result: WorldResult, path: Path) -> None:
 
 
 def draw_meaning(result: MeaningResult, path: Path) -> None:
-    """Draw the benchmark of meaning: each figure of each subject; lines are what it is held against.
+    """Draw the quality benchmark: each figure of each subject, with the references as lines.
 
-    Videos of the first subject are drawn beside it, as ``NAME_videos.png``.
+    Videos of the first subject are drawn separately, as ``NAME_videos.png``.
     """
     figure, panels = _figure(len(result.formats))
     for axes, (name, form) in zip(panels, result.formats.items(), strict=True):
@@ -138,7 +138,7 @@ def _frames_apart(frames: int) -> int:
 
 
 def draw_load(found: ModelSummary, level: str, file: IO[bytes]) -> None:
-    """Draw a load test of one model: answers per second, and latency, over the load of its stages."""
+    """Draw a load test of one model: answers per second and latency over the load of its stages."""
     figure, panels = _figure(2)
     stages = sorted(found.stages, key=lambda each: each.stage.level)
     levels = [each.stage.level for each in stages]
@@ -162,7 +162,7 @@ def draw_load(found: ModelSummary, level: str, file: IO[bytes]) -> None:
 
 
 def draw_soak(result: Result, path: Path) -> None:
-    """Draw a soak: what the server held over time, p95 of each model, and the kills."""
+    """Draw a soak test: the server's resources over time, p95 of each model, and the kills."""
     held = {name: line for name, line in result.lines.items() if not name.startswith("p95")}
     figure, panels = _figure(len(held) + 1)
     for axes, (name, line) in zip(panels, held.items(), strict=False):
@@ -183,7 +183,7 @@ def draw_soak(result: Result, path: Path) -> None:
 
 
 def _figure(panels: int) -> tuple[Any, Sequence[Axes]]:
-    # Without pyplot: no state of the process, no display.
+    # Avoid pyplot, which keeps global state and needs a display.
     width, height = _PANEL_INCHES
     figure = Figure(figsize=(panels * width, height), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
@@ -203,7 +203,7 @@ def _bars(axes: Axes, values: Mapping[str, Summary], title: str) -> None:
 
 def _quality_bars(axes: Axes, result: DenoiserResult) -> None:
     found = {name: each.quality for name, each in result.measured.items() if each.quality}
-    # An identical result has no PSNR; its label says so.
+    # An identical result has no PSNR, so its bar is empty and its label says so.
     decibels = [quality.psnr_db or 0.0 for quality in found.values()]
     bars = axes.barh(list(found), decibels, color="tab:green")
     labels = [

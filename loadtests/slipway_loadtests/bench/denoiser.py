@@ -1,8 +1,8 @@
-"""The denoiser benchmark: the same weights through PyTorch, torch.compile and our graphs, in one run.
+"""Denoiser benchmark: the same weights in PyTorch, torch.compile and our graphs, in one run.
 
 checkpoint -> subjects (loaded, exported, warmed up) -> rounds of one call each, in turn -> a whole denoising
-trajectory each, step by step in turn -> quality against eager -> peak memory in processes of their own.
-A subject that cannot run leaves its reason in the result and does not stop the others.
+trajectory each, step by step in turn -> quality against eager -> peak memory in separate processes. The
+result records why a subject could not run; the others continue.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class DenoiserOptions:
-    """What to measure.
+    """Options of the denoiser benchmark.
 
     Attributes:
-        case: sizes, weights and threads.
-        precisions: of the graphs.
-        rounds: timed calls of each subject.
-        steps: of the trajectory.
-        compile: measure torch.compile too.
-        decode: compare decoded videos rather than final latents.
-        memory_tokens: sizes at which the peak memory of a call is measured; none when empty.
-        checkpoint: folder of the case's own weights; None for random ones.
+        case: Case with sizes, weights and threads.
+        precisions: Precisions of the graphs.
+        rounds: Number of timed calls of each subject.
+        steps: Number of steps of the trajectory.
+        compile: True to measure torch.compile too.
+        decode: True to compare decoded videos rather than final latents.
+        memory_tokens: Numbers of tokens at which to measure the peak memory of a call; empty measures none.
+        checkpoint: Folder of the case's own weights; None for random ones.
     """
 
     case: DenoiserCase
@@ -80,18 +80,18 @@ class DenoiserOptions:
 
 @dataclass(frozen=True)
 class Measured:
-    """What one subject did.
+    """Figures of one subject.
 
     Attributes:
-        warm_up_s: its first call, with whatever it compiles or allocates then.
-        call_ms: one denoiser call, by round.
-        call_ratio: eager ÷ subject, by round.
-        step_ms: one step of the trajectory, by step.
-        step_ratio: eager ÷ subject, by step.
-        trajectory_s: all steps.
-        quality: against eager; None for eager itself.
-        nodes: of its graph; None for PyTorch.
-        memory: peaks of one call; None where that was not measured.
+        warm_up_s: Duration of the first call, including compilation and allocation, in seconds.
+        call_ms: Duration of one denoiser call, by round, in milliseconds.
+        call_ratio: Eager ÷ subject, by round.
+        step_ms: Duration of one step of the trajectory, by step, in milliseconds.
+        step_ratio: Eager ÷ subject, by step.
+        trajectory_s: Duration of all steps, in seconds.
+        quality: Quality against eager; None for eager itself.
+        nodes: Node count of its graph; None for PyTorch.
+        memory: Peak memory of one call; None if not measured.
     """
 
     warm_up_s: float
@@ -107,14 +107,14 @@ class Measured:
 
 @dataclass(frozen=True)
 class DenoiserResult:
-    """What a run found.
+    """Result of the denoiser benchmark.
 
     Attributes:
-        options: what was asked.
-        ceiling: eager ÷ the products of a call at this machine's best float32 rate, by round.
-        measured: by subject; eager, to which all are compared, comes first.
-        not_run: why a subject has no figures, by subject.
-        notes: what else was not measured, and why.
+        options: Options of the benchmark.
+        ceiling: Eager ÷ the products of a call at this machine's best float32 rate, by round.
+        measured: Figures by subject; eager, the reference of all, comes first.
+        not_run: Reasons why subjects have no figures, by subject.
+        notes: Notes about other figures that were not measured, and why.
     """
 
     options: DenoiserOptions
@@ -128,11 +128,11 @@ def run(options: DenoiserOptions, report: Report) -> DenoiserResult:
     """Measure a case.
 
     Args:
-        options: what to measure.
-        report: called with a line before each long piece of work.
+        options: Options of the benchmark.
+        report: Callback that receives a line before each long step.
 
     Raises:
-        SlipwayError: PyTorch eager, to which all is compared, could not run.
+        SlipwayError: PyTorch eager, the reference of all subjects, could not run.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(options.case.threads)
@@ -150,7 +150,7 @@ def run(options: DenoiserOptions, report: Report) -> DenoiserResult:
 
 
 class _Run:
-    """One run: who takes part, and why others do not."""
+    """State of one run: its subjects, and why others do not take part."""
 
     def __init__(self, options: DenoiserOptions, checkpoint: Path, folder: Path, report: Report) -> None:
         self.options, self.checkpoint, self.folder, self.report = options, checkpoint, folder, report
@@ -200,7 +200,7 @@ class _Run:
             self.admit(subjects.graph_name(precision.value), partial(self.open_graph, precision))
 
     def admit(self, name: str, load: Callable[[], Models]) -> None:
-        """Load a subject and warm it up, or note why it does not run."""
+        """Load a subject and warm it up, or record why it does not run."""
         self.report(f"{name}: loading and warming up")
         try:
             models = load()
@@ -216,7 +216,7 @@ class _Run:
         return self.folder / precision
 
     def graph(self, name: str) -> Path | None:
-        """Return the graph file of a subject, None for PyTorch."""
+        """Return the graph file of a subject, or None for PyTorch."""
         for precision in self.options.precisions:
             if name == subjects.graph_name(precision.value):
                 return self.repository(precision.value) / MODEL / "1" / "model.onnx"
@@ -231,9 +231,9 @@ class _Run:
         return models
 
     def time_calls(self) -> dict[str, list[float]]:
-        """Return the milliseconds of each subject's calls: in each round every subject calls once.
+        """Return the milliseconds of each subject's calls; in each round every subject makes one call.
 
-        The products of a call at the machine's best rate are part of the rounds.
+        Each round also times the products of a call at the machine's best rate.
         """
         case = self.options.case
         rate = ProductRate(case.threads)
@@ -268,7 +268,7 @@ class _Run:
         return times, latents
 
     def walk(self, models: Models) -> Iterator[torch.Tensor]:
-        """Yield the latents after each step, in the steps of the served loop, with one denoiser for all."""
+        """Yield the latents after each step of the served loop, with one denoiser for all steps."""
         case = self.options.case
         checkpoint = Checkpoint(self.checkpoint, case.name)
         config = checkpoint.config("scheduler/scheduler_config.json")
@@ -281,10 +281,10 @@ class _Run:
             yield latents
 
     def drop(self, name: str, reason: str) -> None:
-        """Take a subject out of the run.
+        """Remove a subject from the run.
 
         Raises:
-            Unrecoverable: it is eager, without which there is nothing to compare with.
+            Unrecoverable: The subject is eager, the reference of all.
         """
         if name == subjects.EAGER:
             raise Unrecoverable(f"bench: PyTorch eager must run, all is compared with it, got: {reason}")
@@ -311,7 +311,7 @@ class _Run:
         self, name: str, results: Mapping[str, Array], compared: str, lpips: quality.Lpips | None
     ) -> Quality:
         actual, expected = results[name], results[subjects.EAGER]
-        # SSIM takes planes: a picture's channels lie behind its pixels.
+        # SSIM needs planes, but the channels of a picture are its last axis.
         planes = [np.moveaxis(array, -1, -3) if compared == "decoded video" else array
                   for array in (actual, expected)]  # fmt: skip
         return Quality(
@@ -323,7 +323,7 @@ class _Run:
         )
 
     def close(self) -> None:
-        """Free every subject, so that the memory of the machine is the measured processes' own."""
+        """Free every subject, so that the measured processes have the machine's memory to themselves."""
         for models in self.models.values():
             if isinstance(models, InProcessModels):
                 models.close()

@@ -1,8 +1,8 @@
-"""What a process holds that serves one model: each measured in a process of its own.
+"""Memory of a process that serves one model, each measured in a separate process.
 
-The parent starts ``python -m slipway_loadtests.bench.engine_memory '<job as JSON>'`` for every engine; the
-child loads the model, calls it once and prints what it held before, with and at most. An engine's libraries
-come with its model, and are part of what it takes.
+The parent starts ``python -m slipway_loadtests.bench.engine_memory '<job as JSON>'`` for every engine. The
+child loads the model, calls it once and prints its memory before loading, after the call and at the peak. The
+figures include the engine's libraries, which are loaded with its model.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class EngineMemoryJob:
     """One model to measure.
 
     Attributes:
-        repository: folder of the model's folder.
-        model: its name.
-        inputs: file of the arrays of a call, by name.
-        outputs: of the model.
-        threads: of the engine.
+        repository: Folder that contains the model's folder.
+        model: Name of the model.
+        inputs: Path of the file with the arrays of a call, by name.
+        outputs: Names of the model's outputs.
+        threads: Number of threads of the engine.
     """
 
     repository: str
@@ -39,12 +39,12 @@ class EngineMemoryJob:
 
 @dataclass(frozen=True)
 class EngineMemory:
-    """What a process held, MiB of resident memory.
+    """Resident memory of a process, in MiB.
 
     Attributes:
-        before_mib: before the model was loaded.
-        held_mib: after a call.
-        peak_mib: at most, loading and compiling included.
+        before_mib: Memory before the model was loaded.
+        held_mib: Memory after a call.
+        peak_mib: Peak memory, including loading and compiling.
     """
 
     before_mib: float
@@ -56,13 +56,13 @@ def measure(job: EngineMemoryJob) -> EngineMemory:
     """Measure one model in a fresh process.
 
     Raises:
-        Unrecoverable: the process failed, for want of memory or otherwise.
+        Unrecoverable: The process failed, for lack of memory or another reason.
     """
     return EngineMemory(**told("slipway_loadtests.bench.engine_memory", asdict(job), job.threads))
 
 
 def _measured(job: EngineMemoryJob) -> EngineMemory:
-    """Load, call and measure, in this process."""
+    """Load, call and measure in this process."""
     from slipway_serving.models import InProcessModels
 
     with np.load(job.inputs) as file:

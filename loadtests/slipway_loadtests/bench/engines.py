@@ -1,9 +1,9 @@
-"""The benchmark of engines: one component of a checkpoint as each engine serves it, in one run.
+"""Engine benchmark: one component of a checkpoint as each engine serves it, in one run.
 
 checkpoint -> a repository for each engine, exported and verified as `slipway export` does -> the served
-models in this process, warmed up -> rounds of one call each, in turn, on the same inputs -> how close each is
-to PyTorch eager -> what a process of its own holds. An engine that cannot run leaves its reason in the result
-and does not stop the others.
+models in this process, warmed up -> rounds of one call each, in turn, on the same inputs -> distance of each
+from PyTorch eager -> memory of a separate process. The result records why an engine could not run; the others
+continue.
 """
 
 from __future__ import annotations
@@ -44,10 +44,12 @@ FP32, INT8 = "onnxruntime fp32", "onnxruntime int8"
 
 
 def asked(component: str) -> dict[str, dict[str, Any]]:
-    """Return the options of each engine's export; named, so that what a component lacks is refused.
+    """Return the options of each engine's export, which name the component.
+
+    Export therefore refuses what the component does not support.
 
     Args:
-        component: its name.
+        component: Name of the component.
     """
     torch_served = {"engine": Engine.TORCH}
     return {
@@ -61,16 +63,16 @@ def asked(component: str) -> dict[str, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class EnginesOptions:
-    """What to measure.
+    """Options of the engine benchmark.
 
     Attributes:
-        family: of the checkpoint.
-        component: that each engine serves; one with a single graph.
-        checkpoint: preset, folder or hub id.
-        sizes: of a call, by axis; the axes' opt where none is given.
-        rounds: timed calls of each engine.
-        threads: of each engine.
-        seed: of the inputs.
+        family: Family of the checkpoint.
+        component: Component that each engine serves; one with a single graph.
+        checkpoint: Preset, folder or hub id of the checkpoint.
+        sizes: Sizes of a call by axis; the axes' opt if none is given.
+        rounds: Number of timed calls of each engine.
+        threads: Number of threads of each engine.
+        seed: Seed of the inputs.
     """
 
     family: str = "wan_t2v"
@@ -89,10 +91,10 @@ class EnginesOptions:
         )
 
     def axes(self, checkpoint: Checkpoint) -> tuple[Axis, ...]:
-        """Return ranges up to the call and no further than it takes to vary: export verifies at the largest.
+        """Return ranges that end at the call's size, since export verifies at the largest, but still vary.
 
         Raises:
-            InvalidRequest: a size is of no axis.
+            InvalidRequest: A size belongs to no axis.
         """
         family = family_named(self.family)
         ranges = axes_of(family, checkpoint, {})
@@ -109,22 +111,22 @@ class EnginesOptions:
 
 
 def _up_to(axis: Axis, size: int) -> Axis:
-    # A compiler makes another program of a size of 1, which is not measured and takes as long to make.
+    # A compiler builds another program for a size of 1, which is not measured and takes as long to build.
     low = min(max(axis.min, 2) if size > 2 else axis.min, size)
-    # One size alone would be put into the graph, which is then another than the served one.
+    # A range of one size would become a constant of the graph, which would then differ from the served one.
     return Axis(axis.name, low, size, size if low < size else max(size, min(axis.max, size + 1)))
 
 
 @dataclass(frozen=True)
 class Served:
-    """What one engine did.
+    """Figures of one engine.
 
     Attributes:
-        call_ms: one call, which is a step of a loop, by round.
-        ratio: eager's time ÷ its own, by round.
-        relative_l2: of its worst output against eager's; None for eager itself.
-        psnr_db: of its worst output against eager's; None where the two are identical, and for eager.
-        memory: of a process of its own; None where it failed.
+        call_ms: Duration of one call (a step of a loop), by round, in milliseconds.
+        ratio: Eager's time ÷ its own, by round.
+        relative_l2: Relative L2 of its worst output against eager's; None for eager itself.
+        psnr_db: PSNR of its worst output against eager's; None if the two are identical, and for eager.
+        memory: Memory of a separate process; None if the measurement failed.
     """
 
     call_ms: Summary
@@ -136,14 +138,14 @@ class Served:
 
 @dataclass(frozen=True)
 class EnginesResult:
-    """What a run found.
+    """Result of the engine benchmark.
 
     Attributes:
-        options: what was asked.
-        inputs: shapes of a call's tensors, by name.
-        served: by engine; eager, to which all are compared, comes first.
-        not_run: why an engine has no figures, by engine.
-        notes: what else was not measured, and why.
+        options: Options of the benchmark.
+        inputs: Shapes of a call's tensors, by name.
+        served: Figures by engine; eager, the reference of all, comes first.
+        not_run: Reasons why engines have no figures, by engine.
+        notes: Notes about other figures that were not measured, and why.
     """
 
     options: EnginesOptions
@@ -157,12 +159,12 @@ def run(options: EnginesOptions, report: Report) -> EnginesResult:
     """Measure a component.
 
     Args:
-        options: what to measure.
-        report: called with a line before each long piece of work.
+        options: Options of the benchmark.
+        report: Callback that receives a line before each long step.
 
     Raises:
-        SlipwayError: the checkpoint, the component or a size is not as it must be, or PyTorch eager, to which
-            all is compared, could not run.
+        SlipwayError: The checkpoint, the component or a size is invalid, or PyTorch eager, the reference of
+            all engines, could not run.
     """
     family, threads = family_named(options.family), torch.get_num_threads()
     try:
@@ -176,7 +178,7 @@ def run(options: EnginesOptions, report: Report) -> EnginesResult:
 
 
 class _Run:
-    """One run: who takes part, and why others do not."""
+    """State of one run: its engines, and why others do not take part."""
 
     def __init__(self, options: EnginesOptions, checkpoint: Checkpoint, folder: Path, report: Report) -> None:
         self.options, self.folder, self.report = options, folder, report
@@ -216,7 +218,7 @@ class _Run:
         return self.folder / name.replace(" ", "-")
 
     def admit(self, name: str, engine: Mapping[str, Any]) -> None:
-        """Export the component for an engine, load what is served and call it once; or note why not."""
+        """Export the component for an engine, load the served model and call it once, or record why not."""
         repository = self.repository(name)
         options = replace(self.asked, repository=repository, **engine)
         models = InProcessModels(repository, threads=self.options.threads)
@@ -239,7 +241,7 @@ class _Run:
         gc.collect()
 
     def time_calls(self) -> dict[str, list[float]]:
-        """Return the milliseconds of each engine's calls: in each round every engine calls once."""
+        """Return the milliseconds of each engine's calls; in each round every engine makes one call."""
         times: dict[str, list[float]] = {name: [] for name in self.models}
         for number in range(1, self.options.rounds + 1):
             self.report(f"round {number} of {self.options.rounds}")
@@ -252,7 +254,7 @@ class _Run:
     def worst(
         self, name: str, figure: Callable[[Array, Array], float | None], worse: Callable[..., float]
     ) -> float | None:
-        """Return a figure of the output that is furthest from eager's; None where all are identical."""
+        """Return a figure of the output that is furthest from eager's, or None if all are identical."""
         ours, eager = self.answers[name], self.answers[EAGER]
         found = [figure(ours[output], eager[output]) for output in self.outputs]
         told = [value for value in found if value is not None]
@@ -271,7 +273,7 @@ class _Run:
             return None
 
     def close(self) -> None:
-        """Free every model, so that the memory of the machine is the measured processes' own."""
+        """Free every model, so that the measured processes have the machine's memory to themselves."""
         for models in self.models.values():
             models.close()
         self.models.clear()
@@ -279,7 +281,7 @@ class _Run:
 
 
 def _as_sent(config: Mapping[str, Any], inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Return inputs as callers send them: a served tensor has no empty shape, [batch] is [batch, 1]."""
+    """Return inputs in the shape that callers send: a served tensor of shape [batch] is [batch, 1]."""
     dims = {
         entry["name"]: [int(size) for size in entry["dims"]]
         for entry in config["input"]
@@ -305,7 +307,7 @@ def engines_json(result: EnginesResult, machine: Mapping[str, Any]) -> dict[str,
 
 
 def print_engines(console: Console, result: EnginesResult) -> None:
-    """Print what was measured as a table, then what was not."""
+    """Print the measured figures as a table, then what was not measured."""
     options = result.options
     console.print(
         f"{options.component} of {options.family}, checkpoint {options.checkpoint}: "

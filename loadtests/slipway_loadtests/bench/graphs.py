@@ -1,8 +1,8 @@
-"""A case's denoiser as the exporter makes it, in each precision that the exporter knows.
+"""Graphs of a case's denoiser, in each precision that the exporter supports.
 
-The family's plan is cut down to one denoiser with the case's number of text tokens, and then exported by
-`run_export` itself: dialect, precision, quantization and parity are those of `slipway export`, whatever it
-learns. A graph that is out of its bounds is not measured.
+The family's plan is reduced to one denoiser with the case's number of text tokens, and `run_export` exports
+it. Dialect, precision, quantization and parity are therefore always those of `slipway export`. A graph that
+fails its parity bounds is not measured.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MODEL = f"{FAMILY}_{COMPONENT}"
 
 
 def denoiser_only(case: DenoiserCase) -> Family:
-    """Return the Wan family with nothing to export but one denoiser for the case's text tokens."""
+    """Return the Wan family with a plan of one denoiser only, for the case's text tokens."""
     family = family_named(FAMILY)
 
     def plan(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
@@ -46,9 +46,9 @@ def _with_text_tokens(component: Component, tokens: int) -> Component:
 
 
 def axes_of_case(case: DenoiserCase) -> tuple[Axis, ...]:
-    """Return axes of which every one varies, so that a graph takes other sizes than the case's too.
+    """Return axes that all vary, so that a graph accepts other sizes than the case's too.
 
-    Parity is checked up to the case's size; what is larger is run for its memory only.
+    Parity is checked up to the case's size; larger sizes run only for the memory measurement.
     """
     names = ("latent_frames", "token_height", "token_width")
     sizes = (
@@ -61,18 +61,18 @@ def axes_of_case(case: DenoiserCase) -> tuple[Axis, ...]:
 def export_denoiser(
     case: DenoiserCase, checkpoint: Path, precision: Precision, repository: Path, report: Report
 ) -> None:
-    """Export the case's denoiser into a repository of its own.
+    """Export the case's denoiser into its own repository.
 
     Args:
-        case: its sizes.
-        checkpoint: folder that :func:`slipway_loadtests.bench.cases.write_checkpoint` wrote.
-        precision: of the graph.
-        repository: to place the model :data:`MODEL` in.
-        report: called with a line before each long piece of work.
+        case: Case with the sizes.
+        checkpoint: Folder that :func:`slipway_loadtests.bench.cases.write_checkpoint` wrote.
+        precision: Precision of the graph.
+        repository: Repository that receives the model :data:`MODEL`.
+        report: Callback that receives a line before each long step.
 
     Raises:
-        InvalidRequest: the exporter has no such graph of a denoiser.
-        ParityFailed: the graph is out of its bounds.
+        InvalidRequest: The exporter does not support this precision for a denoiser.
+        ParityFailed: The graph is out of its parity bounds.
     """
     family, axes = denoiser_only(case), axes_of_case(case)
     (component,) = family.plan(Checkpoint(checkpoint, case.name), axes).components

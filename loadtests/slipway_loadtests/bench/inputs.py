@@ -1,4 +1,4 @@
-"""The inputs of one denoiser call, as the served loop makes them; no torch, since a graph needs none."""
+"""Inputs of one denoiser call, as the served loop makes them; without torch, which a graph does not need."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ def call_tensors(
     """Make the inputs of one denoiser call as the served loop makes them.
 
     Args:
-        latents: [batch, channels, latent frames, height / 8, width / 8]; all rows get the same noise.
-        text: rows and width of the embeddings, which are noise too.
-        seed: of the noise.
+        latents: Shape of the latents, [batch, channels, latent frames, height / 8, width / 8]; all rows get
+            the same noise.
+        text: Rows and width of the embeddings, which are noise too.
+        seed: Seed of the noise.
     """
     random = np.random.default_rng(seed)
     batch = latents[0]

@@ -1,4 +1,4 @@
-"""A LitServe server as a process of its own, that sleeps while others are measured."""
+"""LitServe server in a separate process, which is suspended while others are measured."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _READY_S = 60.0
 
 @dataclass(frozen=True)
 class LitServe:
-    """A LitServe server that runs, and sleeps while others are measured.
+    """Running LitServe server, suspended while others are measured.
 
     Attributes:
-        port: of the server on this machine.
-        group: of its processes.
+        port: Port of the server on this machine.
+        group: Process group of the server.
     """
 
     port: int
@@ -41,7 +41,7 @@ class LitServe:
 
     @contextlib.contextmanager
     def awake(self) -> Iterator[None]:
-        """Let it work within the block; idle, its processes look for work at the cost of others."""
+        """Resume the server within the block; otherwise its idle processes would take time from others."""
         os.killpg(self.group, signal.SIGCONT)
         try:
             yield
@@ -51,17 +51,17 @@ class LitServe:
 
 @contextlib.contextmanager
 def litserve(repository: Path, word: str, kind: Kind, threads: int, most_batched: int) -> Iterator[LitServe]:
-    """Run a LitServe server of a repository's wake-word graphs, asleep.
+    """Run a LitServe server for a repository's wake-word graphs, suspended at first.
 
     Args:
-        repository: with the graphs.
-        word: that is decided on.
-        kind: what a request asks for.
-        threads: of ONNX Runtime.
-        most_batched: requests that are answered together, at most.
+        repository: Repository with the graphs.
+        word: Wake word to detect.
+        kind: Kind of the requests.
+        threads: Number of threads of ONNX Runtime.
+        most_batched: Largest number of requests in a batch.
 
     Raises:
-        NotReady: it does not come up.
+        NotReady: The server does not start.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -71,7 +71,7 @@ def litserve(repository: Path, word: str, kind: Kind, threads: int, most_batched
         kind, str(threads), str(most_batched),
     ]  # fmt: skip
     with tempfile.TemporaryFile() as log:
-        # Its workers are processes of its own group, which a signal to it alone leaves behind.
+        # Its workers share its process group; a signal to the main process alone would leave them running.
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         try:
             until = time.monotonic() + _READY_S
@@ -90,7 +90,7 @@ def litserve(repository: Path, word: str, kind: Kind, threads: int, most_batched
 
 
 def litserve_target(port: int, tensor: NDArray[Any]) -> Target:
-    """Return the request to LitServe."""
+    """Return the request for LitServe."""
     body = json.dumps({"data": base64.b64encode(tensor.tobytes()).decode()}).encode()
     return Target(port, "/predict", body, {"Content-Type": "application/json"})
 

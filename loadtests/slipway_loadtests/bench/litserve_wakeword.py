@@ -1,8 +1,8 @@
-"""A LitServe server of the same wake word, to compare with (`python -m` this module).
+"""LitServe server of the same wake word, for comparison (`python -m` this module).
 
-It runs the very graphs of the model repository in ONNX Runtime, with LitServe's own batching: for audio the
-features, either by transformers' extractor or by our graph, then the backbone and the head; for features the
-fused graph. A request is JSON with the tensor in base64.
+It runs the same graphs of the model repository in ONNX Runtime, with LitServe's own batching. Audio passes
+through feature extraction (transformers' extractor or our graph), the backbone and the head; features pass
+through the fused graph. A request is JSON with the tensor in base64.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from slipway_serving.wakeword.request import SAMPLE_RATE_HZ
 from slipway_serving.wakeword.words import FUSED_SUFFIX, head_model
 
 FIELD = "data"
-# As long as Triton holds requests of the backbone back.
+# Equal to Triton's queue delay for batching requests of the backbone.
 BATCH_TIMEOUT_S = 0.002
 
 
 class Kind(StrEnum):
-    """What a server is asked, and how it makes features of audio."""
+    """Kind of requests to a server, and how it extracts features from audio."""
 
     AUDIO = "audio"
     AUDIO_GRAPH = "audio-graph"
@@ -36,14 +36,14 @@ class Kind(StrEnum):
 
 
 class WakeWord(litserve.LitAPI):  # type: ignore[misc]
-    """Audio or features of one clip in, the word's probability out.
+    """LitServe API that maps the audio or features of one clip to the word's probability.
 
     Args:
-        repository: an exported model repository.
-        word: whose head to run.
-        kind: of the requests.
-        threads: of each ONNX Runtime session.
-        batch: requests in a batch at most.
+        repository: Exported model repository.
+        word: Wake word whose head runs.
+        kind: Kind of the requests.
+        threads: Number of threads of each ONNX Runtime session.
+        batch: Largest number of requests in a batch.
     """
 
     def __init__(self, repository: Path, word: str, *, kind: Kind, threads: int, batch: int) -> None:
@@ -68,7 +68,7 @@ class WakeWord(litserve.LitAPI):  # type: ignore[misc]
         return np.frombuffer(base64.b64decode(request[FIELD]), np.float32)
 
     def batch(self, inputs: list[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
-        """Leave the clips apart: an extractor makes the features of each alone."""
+        """Return the clips unstacked, because an extractor makes the features of each clip separately."""
         return inputs
 
     def predict(self, inputs: list[NDArray[np.float32]]) -> list[float]:
@@ -104,7 +104,7 @@ class WakeWord(litserve.LitAPI):  # type: ignore[misc]
 
 
 def main(port: int, repository: Path, word: str, kind: str, threads: int, batch: int) -> None:
-    """Serve until the process is ended."""
+    """Serve until the process ends."""
     api = WakeWord(repository, word, kind=Kind(kind), threads=threads, batch=batch)
     server = litserve.LitServer(api, accelerator="cpu", devices=1, workers_per_device=1)
     server.run(port=port, host="127.0.0.1", generate_client_file=False, log_level="error", num_api_servers=1)

@@ -1,4 +1,4 @@
-"""A closed loop of HTTP clients: each sends its request again as soon as the last is answered."""
+"""Closed loop of HTTP clients: each sends its next request as soon as the last is answered."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Target:
     """One request, ready to send.
 
     Attributes:
-        port: of the server on this machine.
-        path: of the URL.
-        body: of the POST.
-        headers: besides those of HTTP itself.
-        opening: makes what a client sends before its first request, of which nothing is counted, and what it
-            sends from then on in place of `body`: a session of its own.
+        port: Port of the server on this machine.
+        path: Path of the URL.
+        body: Body of the POST.
+        headers: Headers beside those of HTTP itself.
+        opening: Function that opens a session of its own for a client. It returns the first request, which is
+            not counted, and the request that the client then sends in place of `body`.
     """
 
     port: int
@@ -36,7 +36,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Post:
-    """The body of a POST and its headers."""
+    """Body of a POST and its headers."""
 
     body: bytes
     headers: Mapping[str, str]
@@ -44,11 +44,11 @@ class Post:
 
 @dataclass(frozen=True)
 class Load:
-    """What a server did under load.
+    """Figures of a server under load.
 
     Attributes:
-        per_s: answered requests per second.
-        latencies_ms: of each answered request, milliseconds.
+        per_s: Answered requests per second.
+        latencies_ms: Latency of each answered request, in milliseconds.
     """
 
     per_s: float
@@ -59,20 +59,20 @@ def closed_loop(target: Target, clients: int, seconds: float) -> Load:
     """Send one request over and over from several clients at a time.
 
     Args:
-        target: the request.
-        clients: threads, each with one kept connection.
-        seconds: after which no new request is sent.
+        target: Request to send.
+        clients: Number of threads, each with one persistent connection.
+        seconds: Time after which no new request is sent, in seconds.
 
     Raises:
-        Unrecoverable: a request was refused or lost; the text has the first answer.
+        Unrecoverable: A request was refused or lost; the message has the first answer.
     """
     barrier = threading.Barrier(clients + 1)
     latencies: list[float] = []
     failures: list[str] = []
 
     def client() -> None:
-        # Not httpx: with 64 kB of body it takes 1.2 ms of a core per request, this 0.4 ms, and the clients
-        # share the cores with the servers that they measure.
+        # Avoid httpx: with 64 kB of body it takes 1.2 ms of a core per request, http.client takes 0.4 ms, and
+        # the clients share the cores with the servers that they measure.
         connection = http.client.HTTPConnection("127.0.0.1", target.port, timeout=_TIMEOUT_S)
 
         def send(post: Post) -> None:
@@ -102,7 +102,7 @@ def closed_loop(target: Target, clients: int, seconds: float) -> Load:
     threads = [threading.Thread(target=client, daemon=True) for _ in range(clients)]
     for thread in threads:
         thread.start()
-    with contextlib.suppress(threading.BrokenBarrierError):  # The failure that broke it is told below.
+    with contextlib.suppress(threading.BrokenBarrierError):  # The failure that broke it is reported below.
         barrier.wait()
     started = time.perf_counter()
     for thread in threads:

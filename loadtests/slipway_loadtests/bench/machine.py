@@ -1,4 +1,4 @@
-"""What the figures were measured on: processor, cores, memory, load, and versions of what did the work."""
+"""Facts about the machine of a measurement: processor, cores, memory, load, and software versions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PACKAGES = (
 
 
 def machine_facts() -> dict[str, Any]:
-    """Return what a reader must know of this machine to judge a figure; the load is of this moment."""
+    """Return what a reader must know about this machine to judge a figure; the load is the current one."""
     return {
         "cpu": _first("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
@@ -37,7 +37,7 @@ def machine_facts() -> dict[str, Any]:
 
 
 def machine_lines(facts: Mapping[str, Any]) -> list[str]:
-    """Say in words what the machine is, and that it was busy where it was."""
+    """Describe the machine in words, and warn if it was busy."""
     cores, load = facts["cores"], facts["load_average_1_min"]
     lines = [f"{facts['cpu']}, {cores} cores, load average {load:g} at the start"]
     if load > cores / 2:

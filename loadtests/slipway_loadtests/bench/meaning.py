@@ -1,9 +1,9 @@
-"""The benchmark of meaning: whether what a checkpoint makes means what it should, whatever was saved on it.
+"""Quality benchmark: whether the results of a checkpoint mean what they should, despite every optimization.
 
-A checkpoint is exported in each precision and served by Triton; what its training never saw is asked of each,
-plainly and, of the first, with each shortcut; or it is asked of a server that runs already. What the answers
-are judged by is the family's own: whether a video shows what its prompt says, whether a world obeys its keys,
-how often a word is missed, how far a trajectory is off.
+A checkpoint is exported in each precision and served by Triton. Each export gets requests that the training
+never saw, first plain and, in the first precision, also with each shortcut; or a running server gets them.
+Each family has its own judgement: whether a video shows its prompt, whether a world obeys its keys, how often
+a word is missed, how large the error of a trajectory is.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from slipway_serving.errors import InvalidRequest, SlipwayError
 from slipway_serving.server import Server, ServerConfig
 from slipway_serving.temporary_folders import TemporaryFolder
 
-# Where the judgement of a family is, imported when it is asked for.
+# Module with the judgement of each family, imported on demand.
 JUDGED: Mapping[str, str] = {
     "airimu": "slipway_loadtests.bench.meaning_motion",
     "framepack_i2v": "slipway_loadtests.bench.meaning_pictures",
@@ -42,26 +42,27 @@ SERVED = "served"
 
 Report = Callable[[str], None]
 Figures = Mapping[str, float]
-"""What something reaches, by the name of the figure."""
+"""Values by name of the figure."""
 Measure = Callable[[Client, Report], Figures]
-"""Asks a server and judges its answers."""
+"""Function that sends requests to a server and judges its answers."""
 
 
 @dataclass(frozen=True)
 class MeaningOptions:
-    """What to measure.
+    """Options of the quality benchmark.
 
     Attributes:
-        family: one of `JUDGED`.
-        checkpoint: of the family.
-        precisions: of the exports; the first is also asked with each shortcut. The family's own when empty.
-        kept: precisions of components, by name, whatever that of the export is.
-        samples: how many prompts, pictures, worlds, words or recordings are asked of each; the family's own
-            number when None.
-        steps: of denoising, of families that denoise.
-        guidance_scale: of families that have prompts.
-        url: a server that has the checkpoint already, as :func:`slipway_client.address.address_of` takes it,
-            in the place of exports; None to export and serve it here.
+        family: Family of the checkpoint, one of `JUDGED`.
+        checkpoint: Preset, folder or hub id of the checkpoint.
+        precisions: Precisions of the exports; the first is also tested with each shortcut. Empty uses the
+            family's own precisions.
+        kept: Precisions of components by name, which override that of the export.
+        samples: Number of prompts, pictures, worlds, words or recordings for each subject; None uses the
+            family's own number.
+        steps: Number of denoising steps, for families that denoise.
+        guidance_scale: Guidance scale, for families that have prompts.
+        url: Address of a server that already serves the checkpoint, as
+            :func:`slipway_client.address.address_of` accepts it; None to export and serve it here.
     """
 
     family: str = "wan_t2v"
@@ -76,11 +77,11 @@ class MeaningOptions:
 
 @dataclass(frozen=True)
 class Example:
-    """A video of the first subject.
+    """Video of the first subject.
 
     Attributes:
-        title: what was asked, and what is seen in it where that differs.
-        video: [frames, height, width, 3], RGB.
+        title: Prompt or keys of the request, and what the video shows if that differs.
+        video: Frames, [frames, height, width, 3], uint8, RGB.
     """
 
     title: str
@@ -89,12 +90,12 @@ class Example:
 
 @dataclass(frozen=True)
 class Export:
-    """What is exported to be judged.
+    """One export to be judged.
 
     Attributes:
-        family: its name.
-        checkpoint: of it.
-        options: beside checkpoint and precision, by field of :class:`ExportOptions`.
+        family: Name of the family.
+        checkpoint: Checkpoint of the family.
+        options: Options beside checkpoint and precision, by field of :class:`ExportOptions`.
     """
 
     family: str
@@ -103,12 +104,12 @@ class Export:
 
 
 class Judgement(Protocol):
-    """How a family's answers are judged; a module of `JUDGED` makes it by ``judgement(options)``.
+    """Judgement of a family's answers; a module of `JUDGED` creates it with ``judgement(options)``.
 
     Attributes:
-        precisions: measured when none is asked for.
-        formats: of each figure, by its name, as :func:`format` takes them.
-        examples: of what the first subject made, once it was asked.
+        precisions: Precisions to measure if the user names none.
+        formats: Formats of the figures by name, as :func:`format` accepts them.
+        examples: Videos of the first subject, once it was measured.
     """
 
     precisions: tuple[Precision, ...]
@@ -116,26 +117,26 @@ class Judgement(Protocol):
     examples: Sequence[Example]
 
     def exports(self, *, first: bool) -> Sequence[Export]:
-        """Return what is served together, of the first precision or of another."""
+        """Return the exports that are served together, for the first precision or for another."""
 
     def ways(self, *, first: bool) -> Mapping[str, Measure]:
-        """Return how an export is asked, by name: plainly, named "", with its shortcuts, in its modes."""
+        """Return the ways to test an export, by name: plain (named ""), with its shortcuts, in its modes."""
 
     def references(self) -> Mapping[str, Figures]:
-        """Return what the figures are held against, by name."""
+        """Return the reference figures, by name."""
 
 
 @dataclass(frozen=True)
 class MeaningResult:
-    """What a run found.
+    """Result of the quality benchmark.
 
     Attributes:
-        subjects: figures of each, the first is what the others are compared with.
-        references: what they are held against.
-        formats: of the figures, by name.
-        examples: of what the first subject made.
-        not_run: why a subject has no figures, by subject.
-        options: what was asked.
+        subjects: Figures of each subject; the first is the reference of the others.
+        references: Reference figures, by name.
+        formats: Formats of the figures, by name.
+        examples: Videos of the first subject.
+        not_run: Reasons why subjects have no figures, by subject.
+        options: Options of the benchmark.
     """
 
     subjects: Mapping[str, Figures]
@@ -147,14 +148,15 @@ class MeaningResult:
 
 
 def run(options: MeaningOptions, report: Report) -> MeaningResult:
-    """Export, serve, ask and judge.
+    """Export, serve, send requests and judge the answers.
 
     Args:
-        options: what to measure.
-        report: called with a line before each long piece of work, and now and then in it.
+        options: Options of the benchmark.
+        report: Callback that receives a line before each long step, and sometimes during it.
 
     Raises:
-        SlipwayError: nothing judges the family or its checkpoint, or its first precision cannot be exported.
+        SlipwayError: No judgement exists for the family or its checkpoint, or its first precision cannot be
+            exported.
     """
     if options.family not in JUDGED:
         raise InvalidRequest(f"bench: family must be one of {', '.join(JUDGED)}, got {options.family}")
@@ -206,7 +208,7 @@ def _ask(
     subjects: dict[str, Figures],
     not_run: dict[str, str],
 ) -> None:
-    """Ask in each way, into `subjects`; a shortcut that the server refuses goes into `not_run`."""
+    """Measure each way, into `subjects`; a shortcut that the server refuses goes into `not_run`."""
     for way, measure in ways.items():
         subject = f"{name}, {way}" if way else name
         try:
@@ -222,10 +224,10 @@ def _report_of(report: Report, subject: str, line: str) -> None:
 
 
 def refuse_denoising(options: MeaningOptions) -> None:
-    """Refuse what only families that denoise have.
+    """Refuse options that only families that denoise have.
 
     Raises:
-        InvalidRequest: an option is given that means nothing to the family.
+        InvalidRequest: An option has no meaning for the family.
     """
     for name in ("steps", "guidance_scale"):
         if (value := getattr(options, name)) is not None:
@@ -246,7 +248,7 @@ def meaning_json(result: MeaningResult, machine: Mapping[str, Any]) -> dict[str,
 
 
 def print_meaning(console: Console, result: MeaningResult) -> None:
-    """Print what was measured as a table, then what was not."""
+    """Print the measured figures as a table, then what was not measured."""
     table = Table(result.options.family, *result.formats, box=box.SIMPLE)
     for name, figures in (*result.subjects.items(), *result.references.items()):
         cells = (

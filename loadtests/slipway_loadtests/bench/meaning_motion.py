@@ -1,4 +1,4 @@
-"""What a corrected trajectory is worth: errors of unseen sensors and motions ÷ those of the raw signals."""
+"""Quality of corrected trajectories: errors for unseen sensors and motions ÷ those of the raw signals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RAW = {f"{error}_share": 1.0 for error in ("ate", "aoe", "rte", "roe")}
 
 
 class Motion:
-    """Judges corrections; see :class:`~slipway_loadtests.bench.meaning.Judgement`."""
+    """Judgement of corrections; see :class:`~slipway_loadtests.bench.meaning.Judgement`."""
 
     precisions = (Precision.FP32, Precision.FP64)
     formats: Mapping[str, str] = {
@@ -38,15 +38,15 @@ class Motion:
         self._recordings = RECORDINGS if options.samples is None else options.samples
 
     def exports(self, *, first: bool) -> Sequence[Export]:
-        """Return the one network."""
+        """Return the only network."""
         return (self._export,)
 
     def ways(self, *, first: bool) -> Mapping[str, Measure]:
-        """Return the one way in which recordings are corrected: as a whole."""
+        """Return the only way to correct recordings: as a whole."""
         return {"": self._measure}
 
     def references(self) -> Mapping[str, Figures]:
-        """Return the raw signals' errors."""
+        """Return the errors of the raw signals."""
         return {"raw signals": _RAW}
 
     def _measure(self, client: Client, report: Report) -> Figures:
@@ -59,7 +59,7 @@ def judgement(options: MeaningOptions) -> Motion:
     """Return the judgement of corrections.
 
     Raises:
-        InvalidRequest: an option is of families that denoise.
+        InvalidRequest: An option belongs to families that denoise.
     """
     refuse_denoising(options)
     return Motion(options)

@@ -1,6 +1,6 @@
-"""What becomes of pictures: each with its prompt is of a combination of words that no training saw.
+"""Quality of videos from pictures, each with a prompt whose combination of words no training saw.
 
-A video is judged at its begin and at its end, and shows a word where both do.
+The judge looks at the beginning and the end of a video; the video shows a word if both do.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from slipway_training.framepack_i2v.transformer import GUIDANCE_SCALE
 from slipway_training.shapes.captions import plain
 from slipway_training.shapes.clips import SIDE_PX
 
-# Plainly the last section is made first.
+# The plain way makes the last section first.
 WAYS: Mapping[str, Mapping[str, Any]] = {
     "forward": {"order": "forward"},
     "cache_threshold 0.1": {"cache_threshold": 0.1},
@@ -40,10 +40,10 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
 
 
 def judgement(options: MeaningOptions) -> Shapes:
-    """Return the judgement of what becomes of pictures.
+    """Return the judgement of videos from pictures.
 
     Raises:
-        InvalidRequest: no judge lies beside the checkpoint.
+        InvalidRequest: The checkpoint has no judge beside it.
     """
     judge = judge_beside(options)
     scenes = unseen_scenes(PICTURES if options.samples is None else options.samples)

@@ -1,4 +1,4 @@
-"""Videos of coloured shapes: asked for, judged by a network that lies beside the checkpoint, compared."""
+"""Videos of coloured shapes: requested, judged by a network beside the checkpoint, and compared."""
 
 from __future__ import annotations
 
@@ -36,14 +36,15 @@ Videos = list[NDArray[np.uint8]]
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked of a checkpoint whose videos show coloured shapes.
+    """Requests to a checkpoint whose videos show coloured shapes, and their judgement.
 
     Args:
-        requests: one for each video, each with a seed of its own; their output is frames.
-        ways: further fields of each, by name; asked of the first precision only.
-        options: of every export, by field of :class:`ExportOptions`.
-        renders: tells how often the judge is right on renders.
-        judged: from videos to the share in which each word is right, and the title of each.
+        requests: Requests, one for each video, each with its own seed; their output is frames.
+        ways: Additional request fields by name of the way; used for the first precision only.
+        options: Options of every export, by field of :class:`ExportOptions`.
+        renders: Function that returns how often the judge is right on renders.
+        judged: Function from videos to the share of videos in which each word is right, and the title of
+            each.
     """
 
     requests: Sequence[TextToVideoRequest | ImageToVideoRequest]
@@ -54,7 +55,7 @@ class Asked:
 
 
 class Shapes:
-    """Judges videos of coloured shapes; see :class:`~slipway_loadtests.bench.meaning.Judgement`."""
+    """Judgement of videos of coloured shapes; see :class:`~slipway_loadtests.bench.meaning.Judgement`."""
 
     precisions = (Precision.FP32, Precision.INT8, Precision.INT4)
     formats: Mapping[str, str] = {
@@ -68,12 +69,12 @@ class Shapes:
         self._reference: Videos | None = None
 
     def exports(self, *, first: bool) -> Sequence[Export]:
-        """Return the checkpoint for the size of these videos, first with a graph for the caches."""
+        """Return the export for the size of these videos; the first has a graph for the caches."""
         made = {**self._asked.options, "variant": "first-block-cache" if first else None}
         return (Export(self._options.family, self._options.checkpoint, made),)
 
     def ways(self, *, first: bool) -> Mapping[str, Measure]:
-        """Return how the videos are asked for: plainly, and at first in the other ways."""
+        """Return the ways to request the videos: plain, and for the first export also the other ways."""
         ways: dict[str, Mapping[str, Any]] = {"": {}} | (dict(self._asked.ways) if first else {})
         return {way: partial(self._measure, fields) for way, fields in ways.items()}
 
@@ -100,10 +101,10 @@ class Shapes:
 
 
 def judge_beside(options: MeaningOptions) -> Judge:
-    """Return the judge that lies beside a checkpoint.
+    """Return the judge beside a checkpoint.
 
     Raises:
-        InvalidRequest: there is none.
+        InvalidRequest: The checkpoint has no judge beside it.
     """
     with open_checkpoint(family_named(options.family), options.checkpoint) as checkpoint:
         if not (checkpoint.path / JUDGE_FILE).is_file():
@@ -115,7 +116,7 @@ def judge_beside(options: MeaningOptions) -> Judge:
 
 
 def median_db(found: Videos, reference: Videos) -> float | None:
-    """Return the median over the videos that differ; None where none does."""
+    """Return the median PSNR of the videos that differ, in decibels, or None if none differs."""
     each = [psnr_db(actual, expected) for actual, expected in zip(found, reference, strict=True)]
     differing = [decibels for decibels in each if decibels is not None]
     return statistics.median(differing) if differing else None

@@ -1,4 +1,4 @@
-"""What videos show: prompts are combinations of words that no training saw."""
+"""Quality of videos from prompts whose combinations of words no training saw."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def judgement(options: MeaningOptions) -> Shapes:
     """Return the judgement of a checkpoint's videos.
 
     Raises:
-        InvalidRequest: no judge lies beside the checkpoint.
+        InvalidRequest: The checkpoint has no judge beside it.
     """
     judge = judge_beside(options)
     subjects = unseen_subjects(PROMPTS if options.samples is None else options.samples)
@@ -52,6 +52,6 @@ def judgement(options: MeaningOptions) -> Shapes:
 
 
 def title(prompt: str, verdict: Verdict) -> str:
-    """Return a video's prompt, and what is seen in it where that differs."""
+    """Return a video's prompt, and what the judge sees if that differs."""
     seen = " ".join(asdict(verdict).values())
     return prompt if seen in prompt else f"{prompt} (seen: {seen})"

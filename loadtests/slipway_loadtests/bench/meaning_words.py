@@ -1,4 +1,4 @@
-"""What a wake word hears: the ready word by voices that no training heard, in other speech and in noise."""
+"""Quality of the ready wake word, spoken by voices that no training heard, in other speech and in noise."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from slipway_training.speech.word import COOLDOWN_S, JUDGED, WORD, figures
 
 
 class Word:
-    """Judges what streams detect; see :class:`~slipway_loadtests.bench.meaning.Judgement`."""
+    """Judgement of detections in streams; see :class:`~slipway_loadtests.bench.meaning.Judgement`."""
 
     precisions = (Precision.FP32, Precision.INT8)
     formats: Mapping[str, str] = {
@@ -40,15 +40,15 @@ class Word:
         self._scale = 1.0 if options.samples is None else options.samples / JUDGED
 
     def exports(self, *, first: bool) -> Sequence[Export]:
-        """Return backbone and head."""
+        """Return the exports of backbone and head."""
         return self._exports
 
     def ways(self, *, first: bool) -> Mapping[str, Measure]:
-        """Return the one way in which streams are listened to."""
+        """Return the only way to listen to streams."""
         return {"": self._measure}
 
     def references(self) -> Mapping[str, Figures]:
-        """Return what is asked of a word."""
+        """Return the required figures of a word."""
         return {"wanted, at most": {"false_rejects": 0.05, "false_accepts_an_hour": 0.5}}
 
     def _measure(self, client: Client, report: Report) -> Figures:
@@ -60,7 +60,7 @@ def judgement(options: MeaningOptions) -> Word:
     """Return the judgement of the ready word.
 
     Raises:
-        InvalidRequest: an option is of families that denoise.
+        InvalidRequest: An option belongs to families that denoise.
     """
     refuse_denoising(options)
     return Word(options)

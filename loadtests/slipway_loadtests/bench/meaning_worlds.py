@@ -1,4 +1,4 @@
-"""Whether worlds do what their keys say, read from their frames, block by block, mode by mode."""
+"""Quality of worlds: whether their frames follow the keys, block by block and mode by mode."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from slipway_training.matrix_game.measures import PLAY_BLOCKS, PLAYED, judge_fig
 from slipway_training.worlds.judge import obeyed, verdicts
 from slipway_training.worlds.plays import Play, first_row
 
-# A server of worlds alone needs no graph of whole videos.
+# A server that only plays worlds needs no graph of whole videos.
 _SHARED = ("image_encoder", "vae_encoder", "vae_decoder")
 _EXAMPLES = 6
 
@@ -35,7 +35,7 @@ Videos = list[NDArray[np.uint8]]
 
 
 class Worlds:
-    """Judges worlds; see :class:`~slipway_loadtests.bench.meaning.Judgement`."""
+    """Judgement of worlds; see :class:`~slipway_loadtests.bench.meaning.Judgement`."""
 
     precisions = (Precision.FP32, Precision.INT8, Precision.INT4)
     formats: Mapping[str, str] = {"obeyed": ".0%", PSNR: ".1f"}
@@ -47,7 +47,7 @@ class Worlds:
         self._reference: dict[str, Videos] = {}
 
     def exports(self, *, first: bool) -> Sequence[Export]:
-        """Return the modes."""
+        """Return an export for each mode."""
         family, checkpoint = self._options.family, self._options.checkpoint
         return [
             Export(family, checkpoint, {"variant": mode, "components": (mode, *_SHARED)})
@@ -59,7 +59,7 @@ class Worlds:
         return {mode: partial(self._measure, mode) for mode in VOCABULARIES}
 
     def references(self) -> Mapping[str, Figures]:
-        """Return how often the judge reads renders as obeyed."""
+        """Return how often the judge finds that renders obey their keys."""
         return {"the judge, on renders": {"obeyed": judge_figures()}}
 
     def _measure(self, mode: str, client: Client, report: Report) -> Figures:
@@ -82,12 +82,12 @@ def played(client: Client, play: Play, seed: int) -> NDArray[np.uint8]:
     """Play a world on a server from a play's first picture with its keys.
 
     Args:
-        client: of the server.
-        play: whose keys are held for whole blocks.
-        seed: of the noise.
+        client: Client of the server.
+        play: Play with a first picture, and keys that are held for whole blocks.
+        seed: Seed of the noise.
 
     Returns:
-        [frames, height, width, 3].
+        Frames, [frames, height, width, 3], uint8.
     """
     opening: Any = REQUESTS[play.mode](image=play.frames()[0], seed=seed)
     frames = []
@@ -109,7 +109,7 @@ def _examples(plays: Sequence[Play], videos: Videos) -> list[Example]:
 
 
 def _script(play: Play) -> str:
-    """Return the keys that are held in each block."""
+    """Return the keys held in each block."""
     held = []
     for row in map(first_row, range(play.blocks)):
         told = {"keyboard_cond": play.rows.keyboard[row], "mouse_cond": play.rows.mouse[row]}
@@ -125,7 +125,7 @@ def judgement(options: MeaningOptions) -> Worlds:
     """Return the judgement of worlds.
 
     Raises:
-        InvalidRequest: an option is of families that denoise by prompts.
+        InvalidRequest: An option belongs to families that denoise by prompts.
     """
     refuse_denoising(options)
     return Worlds(options)

@@ -1,8 +1,8 @@
-"""The peak memory of one denoiser call, each measured in a process of its own.
+"""Peak memory of one denoiser call, each measured in a separate process.
 
-The parent starts ``python -m slipway_loadtests.bench.memory '<job as JSON>'`` for every subject and size; the
-child loads the denoiser, calls it once and prints its peak (VmHWM) and what it held before the call. The peak
-of `getrusage` would go on from the process that started the child, and psutil 7 has none.
+The parent starts ``python -m slipway_loadtests.bench.memory '<job as JSON>'`` for every subject and size. The
+child loads the denoiser, calls it once and prints its peak (VmHWM) and its memory before the call. The peak
+of `getrusage` would include that of the process that started the child, and psutil 7 reports no peak.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from slipway_serving.errors import InvalidRequest, Unrecoverable
 if TYPE_CHECKING:
     from slipway_serving.program import Models
 
-# Tokens of a call: 4 latent frames, 8 rows, the rest columns.
+# The tokens of a call form 4 latent frames and 8 rows; the rest are columns.
 _FRAMES, _ROWS = 4, 8
 _LATENT_PER_TOKEN = 2
-# A child may add this share of what is free now: attention that holds its score matrix asks for more than
-# the machine has, and must fail here rather than take other processes with it.
+# A child may allocate this share of the free memory: attention that stores its score matrix needs more than
+# the machine has, and must fail here rather than make the kernel kill other processes.
 _SHARE_OF_FREE = 0.8
 
 
@@ -38,12 +38,12 @@ class MemoryJob:
     """One call to measure.
 
     Attributes:
-        folder: the checkpoint for PyTorch, the model repository for a graph.
-        model: name of the served graph; None for PyTorch eager.
-        tokens: of the call, which has one row.
-        channels: of the latents.
-        text: rows and width of the text embeddings.
-        threads: of the engine.
+        folder: Folder of the checkpoint for PyTorch, or of the model repository for a graph.
+        model: Name of the served graph; None for PyTorch eager.
+        tokens: Number of tokens of the call, which has one row.
+        channels: Number of channels of the latents.
+        text: Rows and width of the text embeddings.
+        threads: Number of threads of the engine.
     """
 
     folder: str
@@ -56,7 +56,7 @@ class MemoryJob:
 
 @dataclass(frozen=True)
 class MemoryPoint:
-    """What one call of so many tokens took, MiB of resident memory."""
+    """Resident memory of one call, in MiB, and its number of tokens."""
 
     tokens: int
     before_mib: float
@@ -65,12 +65,12 @@ class MemoryPoint:
 
 @dataclass(frozen=True)
 class MemoryCurve:
-    """Peaks of one subject over tokens.
+    """Peak memory of one subject over the number of tokens.
 
     Attributes:
-        points: those that could be measured.
-        fit: peak MiB over thousands of tokens; None with fewer than two points.
-        failed: why the others could not be measured, by tokens.
+        points: Successful measurements.
+        fit: Line of peak MiB over thousands of tokens; None with fewer than two points.
+        failed: Reasons why other sizes could not be measured, by number of tokens.
     """
 
     points: tuple[MemoryPoint, ...]
@@ -82,7 +82,7 @@ def check_tokens(tokens: Sequence[int]) -> None:
     """Refuse sizes that cannot be laid out as a video.
 
     Raises:
-        InvalidRequest: a size is none.
+        InvalidRequest: At least one size has no such layout.
     """
     columns = _FRAMES * _ROWS
     if wrong := [size for size in tokens if size < 2 * columns or size % columns or size > 1024 * columns]:
@@ -93,7 +93,7 @@ def check_tokens(tokens: Sequence[int]) -> None:
 
 
 def latents_of(tokens: int, channels: int) -> tuple[int, int, int, int, int]:
-    """Return the shape of latents with so many tokens."""
+    """Return the shape of latents with the given number of tokens."""
     columns = tokens // (_FRAMES * _ROWS)
     return (1, channels, _FRAMES, _ROWS * _LATENT_PER_TOKEN, columns * _LATENT_PER_TOKEN)
 
@@ -102,24 +102,24 @@ def measure(job: MemoryJob) -> MemoryPoint:
     """Measure one call in a fresh process.
 
     Raises:
-        Unrecoverable: the process failed, for want of memory or otherwise.
+        Unrecoverable: The process failed, for lack of memory or another reason.
     """
     return MemoryPoint(**told("slipway_loadtests.bench.memory", asdict(job), job.threads))
 
 
 def told(module: str, job: Mapping[str, Any], threads: int) -> dict[str, Any]:
-    """Run a module of ours in a process of its own.
+    """Run one of our modules in a separate process.
 
     Args:
-        module: its name; called with the job as JSON.
-        job: what to do.
-        threads: of whatever reads `OMP_NUM_THREADS`.
+        module: Name of the module, which is called with the job as JSON.
+        job: Job as a mapping.
+        threads: Number of threads for libraries that read `OMP_NUM_THREADS`.
 
     Returns:
-        The JSON of the last line that it printed.
+        The JSON of the last line that the process printed.
 
     Raises:
-        Unrecoverable: the process failed, for want of memory or otherwise.
+        Unrecoverable: The process failed, for lack of memory or another reason.
     """
     command = [sys.executable, "-m", module, json.dumps(job)]
     environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
@@ -141,13 +141,13 @@ def curve(points: Sequence[MemoryPoint], failed: Mapping[int, str]) -> MemoryCur
 
 
 def peak_mib() -> float:
-    """Return the most that this process has held at a time, MiB."""
+    """Return the peak resident memory of this process, in MiB."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) / 1024
 
 
 def _call_once(job: MemoryJob) -> MemoryPoint:
-    """Load, call and measure, in this process."""
+    """Load, call and measure in this process."""
     models = _load(job)
     before = psutil.Process().memory_info()
     limit = int(before.vms + _SHARE_OF_FREE * psutil.virtual_memory().available)
@@ -172,7 +172,7 @@ def _load(job: MemoryJob) -> Models:
 
         torch.set_num_threads(job.threads)
         return eager(folder)
-    # No torch here: a served graph does not have it either.
+    # Do not import torch here: a process that serves a graph does not load it either.
     from slipway_serving.models import InProcessModels
 
     models = InProcessModels(folder, threads=job.threads, limited=False)

@@ -1,8 +1,8 @@
-"""How many nodes a graph has, and how many of them belong to one transformer block.
+"""Number of nodes in a graph, and in one of its transformer blocks.
 
-The exporter leaves each node's place in the network (`transformer.blocks.3.attn1`) in the node's metadata.
-Nodes that a later pass made (a quantizer, a rewriter) have none: such a node belongs to the block of
-those that use its outputs, else to that of those that made its inputs, if they agree.
+The exporter stores each node's place in the network (`transformer.blocks.3.attn1`) in the node's metadata.
+Nodes of a later pass (a quantizer, a rewriter) have none. Such a node belongs to the block of the nodes that
+use its outputs if they agree, else to that of the nodes that make its inputs if they agree.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _SCOPES = "pkg.torch.onnx.name_scopes"
 
 @dataclass(frozen=True)
 class NodeCount:
-    """The nodes of a graph.
+    """Number of nodes in a graph.
 
     Attributes:
-        total: all of them.
-        per_block: of one transformer block; None where the graph does not tell its blocks apart. The lower
-            median of the blocks, since the first also holds what all of them share.
-        operators: how often each operator occurs, the most frequent first.
+        total: Number of all nodes.
+        per_block: Number of nodes in one transformer block; None if the graph does not tell its blocks apart.
+            The lower median of the blocks, since the first also contains the nodes that all of them share.
+        operators: Number of nodes by operator, the most frequent first.
     """
 
     total: int
@@ -39,14 +39,14 @@ class NodeCount:
 
 
 def count_nodes(path: Path) -> NodeCount:
-    """Count the nodes of a graph file; its weights are not read."""
+    """Count the nodes of a graph file, without reading its weights."""
     import onnx
 
     return count(onnx.load(path, load_external_data=False).graph.node)
 
 
 def count(nodes: Sequence[onnx.NodeProto]) -> NodeCount:
-    """Count nodes that are in topological order, as ONNX demands."""
+    """Count nodes that are in topological order, as ONNX requires."""
     blocks = Counter(block for block in _blocks(nodes) if block is not None)
     operators = Counter(_operator(node) for node in nodes)
     return NodeCount(
@@ -61,10 +61,10 @@ def _operator(node: onnx.NodeProto) -> str:
 
 
 def _blocks(nodes: Sequence[onnx.NodeProto]) -> list[int | None]:
-    """Return the block of each node, None for those outside of all."""
+    """Return the block of each node, or None for nodes outside all blocks."""
     scopes = [_scope(node) for node in nodes]
     blocks = [int(found[1]) if (found := _BLOCK.search(scope)) else None for scope in scopes]
-    # A node with a scope that names no block is outside; only those without any are to be placed.
+    # A node whose scope names no block is outside; only nodes without a scope have to be assigned.
     placed = [bool(scope) for scope in scopes]
     maker = {name: index for index, node in enumerate(nodes) for name in node.output}
     users: dict[int, list[int]] = {}

@@ -1,8 +1,8 @@
-"""Commands of ours as processes: what they take of time and memory, their children included.
+"""Our commands as processes, with the time and memory that they and their children take.
 
-A command's words go to a log file. Memory is the resident memory of the process and all below it, added up
-several times a second; a page that two of them map counts twice. On a busy machine the time of the processors
-says more than the time that went by.
+The output of a command goes to a log file. Memory is the resident memory of the process and all its
+descendants, added up several times a second; a page that two of them map counts twice. On a busy machine, CPU
+time says more than elapsed time.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _TAIL_LINES = 15
 
 @dataclass(frozen=True)
 class Ran:
-    """What a command took.
+    """Resources that a command took.
 
     Attributes:
-        command: as it would be typed.
-        time_s: from its start to its end, seconds.
-        cpu_s: of the processors, all cores together, seconds.
-        peak_rss_bytes: of its processes at a time.
-        load_average: of the machine over the minute before it began.
+        command: Command as a user would type it.
+        time_s: Elapsed time from start to end, in seconds.
+        cpu_s: CPU time of all cores together, in seconds.
+        peak_rss_bytes: Peak resident memory of its processes together.
+        load_average: Load average of the machine over the minute before the start.
     """
 
     command: str
@@ -48,11 +48,11 @@ class Ran:
 
 
 class Tree:
-    """A process and all below it: their resident memory, sampled until it is closed, and their work.
+    """A process and its descendants; samples their resident memory until it is closed, and reads CPU time.
 
     Attributes:
-        peak_bytes: the most that was seen so far.
-        now_bytes: what was seen last.
+        peak_bytes: Largest sample so far.
+        now_bytes: Latest sample.
     """
 
     def __init__(self, pid: int) -> None:
@@ -68,11 +68,11 @@ class Tree:
         self._thread.join()
 
     def forget(self) -> None:
-        """Begin a new peak."""
+        """Start a new peak."""
         self.peak_bytes = 0
 
     def cpu_s(self) -> float:
-        """Return the time of the processors that those which live have taken so far, seconds."""
+        """Return the CPU time of the living processes so far, in seconds."""
         return sum(_cpu_s(process) for process in self._processes())
 
     def _processes(self) -> list[psutil.Process]:
@@ -102,18 +102,18 @@ def _cpu_s(process: psutil.Process) -> float:
 
 
 def _ended_cpu_s() -> float:
-    """Return what all processes that this one started, and that ended, have taken."""
+    """Return the CPU time of all ended children of this process, in seconds."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def shown(arguments: Sequence[str]) -> str:
-    """Return a command of ours as it would be typed."""
+    """Return one of our commands as a user would type it."""
     return shlex.join(["slipway", *arguments])
 
 
 def slipway(*arguments: str) -> list[str]:
-    """Return a command of ours for the interpreter that runs this."""
+    """Return one of our commands for the interpreter that runs this process."""
     return [sys.executable, "-m", "slipway_cli.root", *arguments]
 
 
@@ -121,12 +121,12 @@ def measured(command: Sequence[str], typed: str, log: Path) -> Ran:
     """Run a command to its end.
 
     Args:
-        command: what to run.
-        typed: how a person would say it.
-        log: takes its words.
+        command: Command to run.
+        typed: Command as a user would type it.
+        log: Path of the file that receives its output.
 
     Raises:
-        Unrecoverable: it failed; with its last words.
+        Unrecoverable: The command failed; the message has its last lines.
     """
     load, started, cpu_s = os.getloadavg()[0], time.monotonic(), _ended_cpu_s()
     with log.open("w", encoding="utf-8") as words:
@@ -143,9 +143,9 @@ class Serving:
     """A server that is ready.
 
     Attributes:
-        url: its gRPC address.
-        tree: its processes, watched on.
-        started: what it took until it was ready.
+        url: Address of its gRPC port.
+        tree: Process tree of the server, which is still sampled.
+        started: Resources that it took until it was ready.
     """
 
     url: str
@@ -155,10 +155,10 @@ class Serving:
 
 @contextlib.contextmanager
 def serving(repository: Path, ready_timeout_s: int, log: Path) -> Iterator[Serving]:
-    """Serve a repository by `slipway serve` on free ports; stop it at the end.
+    """Serve a repository with `slipway serve` on free ports, and stop it at the end.
 
     Raises:
-        Unrecoverable: it did not become ready; with its last words.
+        Unrecoverable: The server did not become ready; the message has its last lines.
     """
     arguments = ["serve", "--repository", str(repository), "--ready-timeout-s", str(ready_timeout_s)]
     typed = shown(arguments)
@@ -181,7 +181,7 @@ def serving(repository: Path, ready_timeout_s: int, log: Path) -> Iterator[Servi
 
 
 def _address(process: subprocess.Popen[str]) -> str | None:
-    """Wait until a server says that it is ready; return its gRPC address, None if it ended before."""
+    """Wait until a server is ready and return its gRPC address, or None if it ended before."""
     assert process.stdout is not None
     url = None
     for line in process.stdout:

@@ -1,7 +1,7 @@
-"""How close a result is to the reference's: relative L2, PSNR, SSIM, and LPIPS where it is installed.
+"""Distance of a result from the reference: relative L2, PSNR, SSIM, and LPIPS if it is installed.
 
-A result is a stack of planes: final latents (float32, no fixed range: the reference's own range is the peak)
-or decoded frames (uint8, peak 255).
+A result is a stack of planes: final latents (float32, no fixed range, so the reference's own range is the
+peak) or decoded frames (uint8, peak 255).
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 Lpips = Callable[[Array, Array], float]
-# Side of SSIM's uniform window, and its two constants, of Wang et al. 2004.
+# Side of SSIM's uniform window, and its two constants, from Wang et al. 2004.
 _WINDOW = 7
 _K1, _K2 = 0.01, 0.03
-# What torchvision calls the weights of the network under LPIPS.
+# File name of torchvision's weights for the network that LPIPS uses.
 _ALEXNET = "alexnet-owt-7be5be79.pth"
 
 
 @dataclass(frozen=True)
 class Quality:
-    """How close a subject is to the reference.
+    """Distance of a subject from the reference.
 
     Attributes:
-        relative_l2: of one call with the same inputs, ``|subject - reference| / |reference|``.
-        compared: what the figures below compare: "final latents" or "decoded video".
-        psnr_db: peak signal-to-noise ratio; None where the two are identical.
-        ssim: structural similarity, at most 1.
-        lpips: learned perceptual distance, 0 is equal; None where it was not measured.
+        relative_l2: Relative error of one call with the same inputs, ``|subject - reference| / |reference|``.
+        compared: Subject of the figures below: "final latents" or "decoded video".
+        psnr_db: Peak signal-to-noise ratio in decibels; None if the two are identical.
+        ssim: Structural similarity, at most 1.
+        lpips: Learned perceptual distance, 0 is equal; None if not measured.
     """
 
     relative_l2: float
@@ -62,7 +62,7 @@ def peak(reference: Array) -> float:
 
 
 def psnr_db(actual: Array, expected: Array) -> float | None:
-    """Return the peak signal-to-noise ratio in decibels, None where the two are identical."""
+    """Return the peak signal-to-noise ratio in decibels, or None if the two are identical."""
     error = float(np.mean((actual.astype(np.float64) - expected.astype(np.float64)) ** 2))
     return 20 * math.log10(peak(expected)) - 10 * math.log10(error) if error else None
 
@@ -74,8 +74,8 @@ def ssim(actual: Array, expected: Array) -> float:
     uniform window of 7 x 7, or as large as a smaller plane.
 
     Args:
-        actual: [..., height, width].
-        expected: the same shape; gives the peak.
+        actual: Planes to judge, [..., height, width].
+        expected: Reference planes of the same shape, which define the peak.
     """
     a, e = actual.astype(np.float64), expected.astype(np.float64)
     c1, c2 = (_K1 * peak(expected)) ** 2, (_K2 * peak(expected)) ** 2
@@ -91,14 +91,14 @@ def ssim(actual: Array, expected: Array) -> float:
 
 def _window_mean(planes: Array) -> Array:
     rows, columns = (min(_WINDOW, size) for size in planes.shape[-2:])
-    # One direction after the other: 14 values per pixel rather than 49.
+    # Averaging one direction after the other takes 14 values per pixel rather than 49.
     down = sliding_window_view(planes, rows, axis=-2).mean(axis=-1)
     averaged: Array = sliding_window_view(down, columns, axis=-1).mean(axis=-1)
     return averaged
 
 
 def find_lpips() -> tuple[Lpips | None, str]:
-    """Return LPIPS of two videos ([frames, height, width, 3], uint8), or None and why there is none.
+    """Return LPIPS of two videos ([frames, height, width, 3], uint8), or None and the reason.
 
     Nothing is downloaded: the package `lpips` and the AlexNet weights must be on this machine.
     """

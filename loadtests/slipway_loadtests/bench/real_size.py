@@ -1,9 +1,9 @@
-"""A checkpoint of public size, whole, on this machine: written, exported, served, called, compared.
+"""Real-size benchmark: writes, exports, serves, calls and compares a checkpoint of public size.
 
-Each part is a command in a process of its own, one after the other; its time and the peak of its memory are a
-row of the table. The served video is compared with diffusers' own on the same checkpoint, noise and prompt
-embeddings (those that the server gave), so that diffusers needs no text encoder. Rows are kept in the folder
-of the work, and parts may be run one at a time, in the order that they are listed in.
+Each part is a command in a separate process on this machine, one after the other; its time and peak memory
+are a row of the table. The served video is compared with diffusers' own for the same checkpoint, noise and
+prompt embeddings. The embeddings come from the server, so diffusers needs no text encoder. Rows are stored in
+the work folder, and parts may run one at a time, in the order of the list.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ PROMPT, NEGATIVE = "A serene lake at sunset", "blurry, static"
 _PROMPTS = {"prompt_embeds": PROMPT, "negative_prompt_embeds": NEGATIVE}
 REQUIRED_DB = 40.0
 _READY_TIMEOUT_S = 3600
-# Those of the exports that were measured before weights stayed on disk, to compare with.
+# Axes of the exports that were measured before weights stayed on disk, for comparison.
 SMALL_AXES = {"latent_frames": (1, 2, 3), "token_height": (4, 6, 8), "token_width": (4, 6, 8)}
 
 
 @dataclass(frozen=True)
 class RealSizeOptions:
-    """What to run.
+    """Options of the real-size benchmark.
 
     Attributes:
-        work: folder for the checkpoints, the repository, logs and rows; what is there is used.
-        preset: of the checkpoint that is served.
-        wide: of the checkpoint whose first expert is exported only.
-        parts: names of those to run; all when empty.
-        frames: of the video.
-        height: of the video, pixels.
-        width: of the video, pixels.
-        steps: of denoising.
-        seed: of the noise.
+        work: Folder for the checkpoints, the repository, logs and rows; existing contents are reused.
+        preset: Preset of the served checkpoint.
+        wide: Preset of the checkpoint of which only the first expert is exported.
+        parts: Names of the parts to run; empty runs all.
+        frames: Number of frames of the video.
+        height: Height of the video, in pixels.
+        width: Width of the video, in pixels.
+        steps: Number of denoising steps.
+        seed: Seed of the noise.
 
     Raises:
-        InvalidRequest: a part is none.
+        InvalidRequest: At least one part does not exist.
     """
 
     work: Path
@@ -78,17 +78,17 @@ class RealSizeOptions:
 
     @property
     def checkpoint(self) -> Path:
-        """Folder of the checkpoint that is served."""
+        """Folder of the served checkpoint."""
         return self.work / "checkpoint"
 
     @property
     def wide_checkpoint(self) -> Path:
-        """Folder of the checkpoint whose first expert is exported only."""
+        """Folder of the checkpoint of which only the first expert is exported."""
         return self.work / "wide-checkpoint"
 
     @property
     def repository(self) -> Path:
-        """The model repository."""
+        """Folder of the model repository."""
         return self.work / "models"
 
     def frames_file(self, subject: str) -> Path:
@@ -97,7 +97,7 @@ class RealSizeOptions:
 
     @property
     def request(self) -> TextToVideoRequest:
-        """The video that is asked for."""
+        """Request for the video."""
         return TextToVideoRequest(
             prompt=PROMPT, negative_prompt=NEGATIVE, frames=self.frames, height=self.height,
             width=self.width, steps=self.steps, guidance_scale=5.0, seed=self.seed, output="frames",
@@ -105,27 +105,27 @@ class RealSizeOptions:
 
     @property
     def axes(self) -> dict[str, tuple[int, int, int]]:
-        """Ranges up to the video and no more: export verifies at the largest size."""
+        """Ranges that end at the video's size, because export verifies at the largest size."""
         latents = (self.frames - 1) // FRAMES_PER_LATENT + 1
         sides = {"token_height": self.height, "token_width": self.width}
         tokens = {name: pixels // PIXELS_PER_TOKEN for name, pixels in sides.items()}
         return {
             "latent_frames": (1, latents, latents),
-            # A range of one size is none: its graph would have a fixed shape.
+            # A range must have more than one size, or its graph would have a fixed shape.
             **{name: (min(4, max(1, side // 2)), side, side) for name, side in tokens.items()},
         }
 
 
 @dataclass(frozen=True)
 class Row:
-    """What a part took.
+    """Resources that a part took.
 
     Attributes:
-        what: in words.
-        ran: command, time, peak memory, and how busy the machine was.
-        at: when it ended, UTC.
-        disk_bytes: of what it wrote; None where that is nothing to keep.
-        found: other figures, by name with unit.
+        what: Description of the part.
+        ran: Command, time, peak memory, and load of the machine.
+        at: Time of its end, UTC.
+        disk_bytes: Size of its output on disk; None if there is no output to keep.
+        found: Other figures, by name with unit.
     """
 
     what: str
@@ -137,7 +137,7 @@ class Row:
 
 @dataclass(frozen=True)
 class RealSizeResult:
-    """All rows so far by part, in the order of the parts, and what was asked."""
+    """All rows so far by part, in the order of the parts, and the options."""
 
     rows: Mapping[str, Sequence[Row]]
     options: RealSizeOptions
@@ -148,14 +148,14 @@ Axes = Mapping[str, tuple[int, int, int]]
 
 
 def run(options: RealSizeOptions, report: Callable[[str], None]) -> RealSizeResult:
-    """Run the parts; the rows of each are kept as soon as it has ended.
+    """Run the parts; store the rows of each as soon as it has ended.
 
     Args:
-        options: what to run.
-        report: called with the name of each part before it runs.
+        options: Options of the benchmark.
+        report: Callback that receives the name of each part before it runs.
 
     Raises:
-        Unrecoverable: a command failed, or the served video is further from diffusers' than may be.
+        Unrecoverable: A command failed, or the served video is too far from diffusers' own.
     """
     (options.work / "logs").mkdir(parents=True, exist_ok=True)
     kept = options.work / "rows.json"
@@ -164,7 +164,7 @@ def run(options: RealSizeOptions, report: Callable[[str], None]) -> RealSizeResu
             continue
         report(name)
         ran = list(part(options))
-        # Read only now: another run may have added its own.
+        # Read the file after the part has run, because another run may have added rows meanwhile.
         rows = _read_rows(kept) | {name: ran}
         write_json({part: [asdict(row) for row in found] for part, found in rows.items()}, kept)
     rows = _read_rows(kept)
@@ -192,7 +192,7 @@ def _write_checkpoint(options: RealSizeOptions, *, wide: bool = False) -> Rows:
     place, preset = (options.wide_checkpoint, options.wide) if wide else (options.checkpoint, options.preset)
     if place.exists():
         return
-    # A folder of the right name is whole.
+    # The rename makes sure that a folder of the final name is complete.
     unfinished = place.with_name(f"{place.name}.unfinished")
     arguments = ("checkpoint", FAMILY, "--preset", preset, "--output", str(unfinished))
     ran = _command(options, f"checkpoint-{preset}", *arguments)
@@ -207,13 +207,13 @@ def _export(options: RealSizeOptions, component: str, precision: str) -> Rows:
 
 
 def _export_others(options: RealSizeOptions) -> Rows:
-    """Place what surrounds the graphs; those that are placed already are taken as they are."""
+    """Export the models around the graphs; graphs that are in the repository already are reused."""
     ran = _run_export(options, options.checkpoint, "int8", None, options.axes)
     yield _row("export all: the graphs are there", ran)
 
 
 def _export_aside(options: RealSizeOptions, precision: str, *, wide: bool = False) -> Rows:
-    """Export a first expert and place it nowhere."""
+    """Export a first expert without placing it in the repository."""
     checkpoint, preset = (
         (options.wide_checkpoint, options.wide) if wide else (options.checkpoint, options.preset)
     )
@@ -235,7 +235,7 @@ def _run_export(
 
 
 def _serve(options: RealSizeOptions, precision: str) -> Rows:
-    """Serve the repository, ask for the embeddings of both prompts, and for the video."""
+    """Serve the repository, request the embeddings of both prompts, then the video."""
     log = options.work / "logs" / f"serve-{precision}.log"
     with serving(options.repository, _READY_TIMEOUT_S, log) as server:
         yield _row(f"start, {precision} denoiser: until ready", server.started)
@@ -254,19 +254,19 @@ def _serve(options: RealSizeOptions, precision: str) -> Rows:
         yield _row(
             f"call, {precision} denoiser: {request.frames} frames of {request.width}x{request.height},"
             f" {request.steps} steps",
-            # What the server takes, not the client.
+            # Record the resources of the server, not those of the client.
             replace(ran, cpu_s=server.tree.cpu_s() - before_s, peak_rss_bytes=server.tree.peak_bytes),
         )
 
 
 def _embeds(client: Client, text: str) -> NDArray[np.float32]:
-    """Return a prompt's embeddings as the served loop gives them to the denoiser: [1, 512, width]."""
+    """Return a prompt's embeddings as the served loop passes them to the denoiser: [1, 512, width]."""
     found = client.infer(f"{FAMILY}_prompt", {"prompt": one_text(text)})
     return pad_rows(found["prompt_embeds"][0], int(found["attention_mask"].sum()), TEXT_TOKENS)[None]
 
 
 def _compare(options: RealSizeOptions) -> Rows:
-    """Make the same video by diffusers, in float32, and compare what was served with it."""
+    """Make the same video with diffusers in float32, and compare the served videos with it."""
     module = "slipway_loadtests.bench.real_size_reference"
     request = options.request
     job = {
@@ -313,7 +313,7 @@ PARTS: dict[str, Callable[[RealSizeOptions], Rows]] = {
     "wide-checkpoint": partial(_write_checkpoint, wide=True),
     "wide-denoiser": partial(_export_aside, precision="fp32", wide=True),
 }
-"""What there is to run, in order."""
+"""Parts by name, in their order."""
 
 
 _HEADS = ("part", "time, s", "of processors, s", "peak RSS, GB", "on disk, GB", "load before it", "")
@@ -330,7 +330,7 @@ def real_size_json(result: RealSizeResult, machine: Mapping[str, Any]) -> dict[s
 
 
 def markdown(result: RealSizeResult) -> str:
-    """Return the rows as a table of Markdown, then the commands."""
+    """Return the rows as a Markdown table, then the commands."""
     rows = [row for found in result.rows.values() for row in found]
     lines = [f"| {' | '.join(_HEADS)} |", "|---" * len(_HEADS) + "|"]
     lines += [f"| {' | '.join(_cells(row))} |" for row in rows]

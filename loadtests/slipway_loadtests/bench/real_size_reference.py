@@ -1,4 +1,4 @@
-"""diffusers' video from given prompt embeddings, in a process of its own: no text encoder is loaded.
+"""Reference video of diffusers from given prompt embeddings, in a process that loads no text encoder.
 
 Called as ``python -m slipway_loadtests.bench.real_size_reference '<job as JSON>'``; writes frames to a file.
 """
@@ -16,9 +16,9 @@ def make(job: dict[str, Any]) -> None:
     """Make a video with diffusers' own pipeline in float32.
 
     Args:
-        job: `checkpoint` (folder), `embeds` (file with `prompt_embeds` and `negative_prompt_embeds`,
-            [1, tokens, width]), `seed` of the noise, `frames` (the file to write, [frames, height, width, 3],
-            uint8), and further arguments of the pipeline.
+        job: Arguments by name: `checkpoint` (folder), `embeds` (file with `prompt_embeds` and
+            `negative_prompt_embeds`, [1, tokens, width]), `seed` of the noise, `frames` (the file to write,
+            [frames, height, width, 3], uint8), and further arguments of the pipeline.
     """
     import torch
     from diffusers import WanPipeline

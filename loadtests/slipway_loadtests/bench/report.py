@@ -1,4 +1,4 @@
-"""What a benchmark leaves behind: tables for people, a JSON file for programs."""
+"""Output of the denoiser benchmark (tables and JSON), and the helpers that other benchmarks share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def write_json(content: Mapping[str, Any], path: Path) -> None:
-    """Write a report; a figure that is not finite is refused, since JSON has none."""
+    """Write a report as JSON; refuse figures that are not finite, which JSON cannot represent."""
     path.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
@@ -42,7 +42,7 @@ def denoiser_json(result: DenoiserResult, machine: Mapping[str, Any]) -> dict[st
 
 
 def print_denoiser(console: Console, result: DenoiserResult) -> None:
-    """Print the denoiser benchmark: speed beside quality, then memory, then what was not run."""
+    """Print the denoiser benchmark: speed and quality, then memory, then what was not measured."""
     options, case = result.options, result.options.case
     console.print(
         f"{case.name}: latents {list(case.latents)}, {case.tokens} tokens a row,"
@@ -97,7 +97,7 @@ def spread(summary: Summary, digits: int = 2) -> str:
 
 
 def quality_cells(found: Quality | None) -> Sequence[str]:
-    """Return the cells of a table: relative L2, PSNR, SSIM and LPIPS; None is the reference itself."""
+    """Return the table cells for relative L2, PSNR, SSIM and LPIPS; None stands for the reference itself."""
     if found is None:
         return ("reference", "", "", "")
     psnr = "identical" if found.psnr_db is None else f"{found.psnr_db:.1f} dB"

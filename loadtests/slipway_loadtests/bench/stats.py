@@ -1,7 +1,7 @@
-"""The arithmetic of the benchmarks: summaries of rounds, ratios of rounds, a line through points.
+"""Statistics of the benchmarks: summaries of rounds, ratios of rounds, a line through points.
 
-Times are taken in rounds, every subject once per round; a ratio is made within its round, so that whatever
-slows the machine down for a while slows both of its sides.
+Times are measured in rounds, every subject once per round. A ratio is computed within its round, so that a
+temporary slowdown of the machine affects both of its sides.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Summary:
-    """Smallest, middle and largest of some values, and the values in their order."""
+    """Smallest, median and largest of some values, and the values in their order."""
 
     min: float
     median: float
@@ -29,22 +29,22 @@ def summarize(values: Sequence[float]) -> Summary:
 
 
 def ratios(baseline: Sequence[float], other: Sequence[float]) -> list[float]:
-    """Return baseline ÷ other, round by round: above 1 the other is faster.
+    """Return baseline ÷ other, round by round; above 1, the other is faster.
 
     Raises:
-        ValueError: they do not have the same number of rounds.
+        ValueError: The two have different numbers of rounds.
     """
     return [first / second for first, second in zip(baseline, other, strict=True)]
 
 
 @dataclass(frozen=True)
 class Line:
-    """A least-squares line ``y = slope * x + intercept``.
+    """Least-squares line ``y = slope * x + intercept``.
 
     Attributes:
-        slope: growth of y per unit of x.
-        intercept: y at x = 0.
-        r2: share of the variance of y that the line explains, at most 1; 1 where y does not vary.
+        slope: Growth of y per unit of x.
+        intercept: Value of y at x = 0.
+        r2: Share of the variance of y that the line explains, at most 1; 1 if y does not vary.
     """
 
     slope: float
@@ -56,7 +56,7 @@ def fit_line(x: Sequence[float], y: Sequence[float]) -> Line:
     """Fit a line through at least two points with different x.
 
     Raises:
-        ValueError: there are fewer.
+        ValueError: There are fewer than two different x.
     """
     if len(set(x)) < 2:
         raise ValueError(f"a line needs two points with different x, got x = {list(x)}")

@@ -1,8 +1,8 @@
-"""Who is measured: denoisers with the same weights under the one interface of served models.
+"""Subjects of the denoiser benchmark: the same weights behind the common interface of served models.
 
-PyTorch eager is diffusers' own network as it comes; `torch.compile` compiles that very object; an ONNX graph
-runs through :class:`slipway_serving.models.InProcessModels`, that is with the session and the checks of the
-served backend. The denoising loop of the served pipeline drives any of them.
+PyTorch eager is diffusers' own network unchanged; `torch.compile` compiles that same object; an ONNX graph
+runs in :class:`slipway_serving.models.InProcessModels`, with the session and the checks of the served
+backend. The denoising loop of the served pipeline can drive any of them.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ COMPILED = "torch.compile"
 
 
 def graph_name(precision: str) -> str:
-    """Return what reports call the graph of a precision."""
+    """Return the name of a precision's graph in reports."""
     return f"onnx {precision}"
 
 
 class TorchDenoiser:
-    """A PyTorch denoiser; implements :class:`slipway_serving.program.Models` for its one model.
+    """PyTorch denoiser that implements :class:`slipway_serving.program.Models` for its one model.
 
     Args:
-        network: called like diffusers' ``WanTransformer3DModel``.
+        network: Module with the call signature of diffusers' ``WanTransformer3DModel``.
     """
 
     def __init__(self, network: Any) -> None:
         self.network = network
 
     def call(self, model: str, tensors: Tensors, outputs: list[str]) -> Answer:
-        """Run the network as the served denoiser would be run."""
+        """Run the network with the interface of the served denoiser."""
         timestep = np.asarray(tensors["timestep"]).reshape(-1)
         with torch.no_grad():
             sample = self.network(
@@ -50,7 +50,7 @@ class TorchDenoiser:
         return dict.fromkeys(outputs, sample.numpy())
 
     def is_ready(self, model: str) -> bool:
-        """It is."""
+        """Return True, because the network is always loaded."""
         return True
 
     def stream(
@@ -61,12 +61,12 @@ class TorchDenoiser:
         *,
         turn: Turn = NO_SESSION,
     ) -> Iterator[Answer]:
-        """Answer once."""
+        """Yield the only answer."""
         yield self.call(model, tensors, outputs)
 
 
 def eager(checkpoint: Path) -> TorchDenoiser:
-    """Return diffusers' denoiser of a checkpoint, float32."""
+    """Return the diffusers denoiser of a checkpoint, float32."""
     from diffusers import WanTransformer3DModel
 
     network = WanTransformer3DModel.from_pretrained(
@@ -76,5 +76,5 @@ def eager(checkpoint: Path) -> TorchDenoiser:
 
 
 def compiled(denoiser: TorchDenoiser) -> TorchDenoiser:
-    """Return the same denoiser compiled by its first call, with torch.compile's default options."""
+    """Return the same denoiser with torch.compile's default options; its first call compiles it."""
     return TorchDenoiser(torch.compile(denoiser.network))

@@ -1,10 +1,10 @@
-"""The video benchmark: whole videos side by side, and what decoding holds.
+"""Video benchmark: whole videos compared, and the memory of decoding.
 
-diffusers' own pipeline, our loop in this process, the same loop through Triton, and through Triton with each
-shortcut that a request may ask for, in turn on one checkpoint: time of a video and of a step, and how close
-the frames are. Then videos of several lengths are decoded, each in a process of its own, and their peak
-memory is compared. Of a server that runs already, its own videos are measured, beside diffusers' where the
-checkpoint is at hand. Times of one machine mean little; ratios are what to read.
+In turn on one checkpoint, diffusers' own pipeline, our loop in this process, the same loop through Triton,
+and through Triton with each shortcut of a request make the same video. The benchmark compares the time of a
+video and of a step, and the frames. Then it decodes videos of several lengths, each in a separate process,
+and compares their peak memory. For a running server, it measures only that server's videos, beside diffusers'
+if the checkpoint is available. Absolute times depend on the machine; read the ratios.
 """
 
 from __future__ import annotations
@@ -63,14 +63,15 @@ LATENTS = (5, 21, 41)
 
 @dataclass(frozen=True)
 class VideoOptions:
-    """What to measure.
+    """Options of the video benchmark.
 
     Attributes:
-        rounds: videos of each subject.
-        request: for the video, without shortcuts; its output is frames.
-        checkpoint: preset, folder or hub id; None for the preset `small`, or for a server's own alone.
-        url: a server that runs already, as :func:`slipway_client.address.address_of` takes it; None to export
-            and serve the checkpoint here.
+        rounds: Number of videos of each subject.
+        request: Request for the video, without shortcuts; its output is frames.
+        checkpoint: Preset, folder or hub id; None for the preset `small`, or, with `url`, for no comparison
+            with diffusers.
+        url: Address of a running server, as :func:`slipway_client.address.address_of` accepts it; None to
+            export and serve the checkpoint here.
     """
 
     rounds: int = 7
@@ -80,7 +81,7 @@ class VideoOptions:
 
     @property
     def axes(self) -> tuple[Axis, ...]:
-        """Ranges up to the video and no more: export verifies at the largest size."""
+        """Ranges that end at the video's size, because export verifies at the largest size."""
         latents = (self.request.frames - 1) // FRAMES_PER_LATENT + 1
         rows, columns = self.request.height // PIXELS_PER_TOKEN, self.request.width // PIXELS_PER_TOKEN
         return (
@@ -92,13 +93,13 @@ class VideoOptions:
 
 @dataclass
 class Taken:
-    """What one subject did, round by round.
+    """Measurements of one subject, round by round.
 
     Attributes:
-        video_ms: from the request to the last frame, milliseconds.
-        step_ms: median time between steps, milliseconds; empty where the subject does not tell.
-        frames: of the last video, [frames, height, width, 3], uint8.
-        hit_rate: of the first-block cache, 0 to 1; None without one.
+        video_ms: Time from the request to the last frame, in milliseconds.
+        step_ms: Median time between steps, in milliseconds; empty if the subject does not report steps.
+        frames: Frames of the last video, [frames, height, width, 3], uint8.
+        hit_rate: Hit rate of the first-block cache, 0 to 1; None without a cache.
     """
 
     video_ms: list[float] = field(default_factory=list)
@@ -108,18 +109,18 @@ class Taken:
 
 
 Make = Callable[[Taken], None]
-"""Makes the video once, and notes what it took."""
+"""Function that makes the video once and records the measurements."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What a run found of one subject.
+    """Figures of one subject.
 
     Attributes:
-        video_ms: from the request to the last frame, milliseconds.
-        ratio: the first subject's time for a video ÷ its own, by round.
-        quality: of its frames against the first subject's; None for the first.
-        hit_rate: of the first-block cache, 0 to 1; None without one.
+        video_ms: Time from the request to the last frame, in milliseconds.
+        ratio: First subject's time for a video ÷ its own, by round.
+        quality: Quality of its frames against the first subject's; None for the first.
+        hit_rate: Hit rate of the first-block cache, 0 to 1; None without a cache.
     """
 
     video_ms: Summary
@@ -130,15 +131,17 @@ class Subject:
 
 @dataclass(frozen=True)
 class VideoResult:
-    """What a run found.
+    """Result of the video benchmark.
 
     Attributes:
-        subjects: by name; all are compared with the first: diffusers, where the checkpoint is at hand.
-        step_ratio: time per step through Triton ÷ in process, by round; None of a server that ran already.
-        peak_memory_mib: of a process that decodes so many latent frames; none of a server that ran already.
-        not_run: why a subject has no figures, by subject.
-        notes: what else was not measured, and why.
-        options: what was asked.
+        subjects: Figures by name; all are compared with the first, which is diffusers if the checkpoint is
+            available.
+        step_ratio: Time per step through Triton ÷ in process, by round; None for a server that ran already.
+        peak_memory_mib: Peak memory of a decoding process by number of latent frames, in MiB; empty for a
+            server that ran already.
+        not_run: Reasons why subjects have no figures, by subject.
+        notes: Notes about other figures that were not measured, and why.
+        options: Options of the benchmark.
     """
 
     subjects: Mapping[str, Subject]
@@ -150,14 +153,14 @@ class VideoResult:
 
 
 def run(options: VideoOptions, report: Callable[[str], None]) -> VideoResult:
-    """Run both parts, or of a server that runs already the first.
+    """Run both parts, or only the first for a server that runs already.
 
     Args:
-        options: what to measure.
-        report: called with a line before each long piece of work.
+        options: Options of the benchmark.
+        report: Callback that receives a line before each long step.
 
     Raises:
-        SlipwayError: the checkpoint or the server is not as it must be, or it refuses the plain video.
+        SlipwayError: The checkpoint or the server is invalid, or the server refuses the plain video.
     """
     if options.url is not None:
         return _run_served(options, options.url, report)
@@ -203,7 +206,7 @@ def _make_here(
 
 
 def _run_served(options: VideoOptions, url: str, report: Callable[[str], None]) -> VideoResult:
-    """Measure a server's own videos, and diffusers' where the checkpoint is at hand."""
+    """Measure the videos of a running server, and diffusers' if the checkpoint is available."""
     left_out = (
         "the loop in process and the memory of decoding were left out: they need an export, without --url"
     )
@@ -220,7 +223,7 @@ def _run_served(options: VideoOptions, url: str, report: Callable[[str], None]) 
 
 
 def _served(client: Client, request: TextToVideoRequest) -> dict[str, Make]:
-    """Return what makes the video through a server, plainly and with each shortcut."""
+    """Return the functions that make the video through a server, plain and with each shortcut."""
     requests = {TRITON: request}
     for name, fields in SHORTCUTS.items():
         requests[f"{TRITON}, {name}"] = replace(request, **fields)
@@ -230,22 +233,22 @@ def _served(client: Client, request: TextToVideoRequest) -> dict[str, Make]:
 def make_videos(
     subjects: Mapping[str, Make], rounds: int, report: Callable[[str], None], not_run: dict[str, str]
 ) -> dict[str, Taken]:
-    """Make the same video with every subject, in turn, and once more before that to warm up.
+    """Make the same video with every subject, in turn, after one more round to warm up.
 
     Args:
-        subjects: what makes the video, by name.
-        rounds: timed videos of each.
-        report: called with a line before each.
-        not_run: takes the reasons of shortcuts that a server refuses in the first round.
+        subjects: Functions that make the video, by name.
+        rounds: Number of timed videos of each subject.
+        report: Callback that receives a line before each round.
+        not_run: Mapping that receives the reasons for shortcuts that a server refuses in the first round.
 
     Raises:
-        InvalidRequest: the plain video is refused.
+        InvalidRequest: The server refuses the plain video.
     """
     found = {name: Taken() for name in subjects}
     for number in range(rounds + 1):
         report(f"round {number} of {rounds}" if number else "warming up")
         for name in list(found):
-            # The first round warms up.
+            # The first round only warms up, so its measurements are dropped.
             taken = found[name] if number else Taken()
             started = time.perf_counter()
             try:
@@ -261,7 +264,7 @@ def make_videos(
 
 
 def _diffusers(checkpoint: Path, request: TextToVideoRequest) -> Make:
-    """Return what makes the video with diffusers' own pipeline."""
+    """Return the function that makes the video with diffusers' own pipeline."""
     import torch
     from diffusers import WanPipeline
 
@@ -315,7 +318,7 @@ def compare(taken: Mapping[str, Taken]) -> dict[str, Subject]:
 
 
 def _quality(actual: NDArray[np.uint8], expected: NDArray[np.uint8]) -> Quality:
-    # SSIM takes planes: a picture's channels lie behind its pixels.
+    # SSIM needs planes, but the channels of a picture are its last axis.
     planes = [np.moveaxis(frames, -1, -3) for frames in (actual, expected)]
     return Quality(
         relative_l2=quality.relative_l2(actual, expected),
@@ -327,13 +330,13 @@ def _quality(actual: NDArray[np.uint8], expected: NDArray[np.uint8]) -> Quality:
 
 
 def step_ms(events: Iterable[object]) -> float:
-    """Return the median time between the progress events of a run, milliseconds."""
+    """Return the median time between the progress events of a run, in milliseconds."""
     at = [event.elapsed_s for event in events if isinstance(event, Progress)]
     return 1000 * statistics.median([later - earlier for earlier, later in pairwise(at)])
 
 
 def decode_memory(repository: Path, count: int, request: TextToVideoRequest) -> float:
-    """Return the peak memory of a process that decodes so many latent frames of a video's size, MiB."""
+    """Return the peak memory of a process that decodes `count` latent frames of a video's size, in MiB."""
     sizes = [str(size) for size in (count, request.height, request.width)]
     command = [sys.executable, "-m", "slipway_loadtests.bench.video", str(repository), *sizes]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -341,7 +344,7 @@ def decode_memory(repository: Path, count: int, request: TextToVideoRequest) -> 
 
 
 def decode_and_measure(repository: Path, count: int, height: int, width: int) -> float:
-    """Decode so many latent frames, drop the pixels as they come, and return the peak memory, MiB."""
+    """Decode `count` latent frames, drop the pixels as they arrive, and return the peak memory in MiB."""
     models = InProcessModels(repository)
     shape = (1, LATENT_CHANNELS, count, height // PIXELS_PER_LATENT, width // PIXELS_PER_LATENT)
     latents = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
@@ -369,7 +372,7 @@ def video_json(result: VideoResult, machine: Mapping[str, Any]) -> dict[str, Any
 
 
 def print_video(console: Console, result: VideoResult) -> None:
-    """Print what was measured as tables, then what was not."""
+    """Print the measured figures as tables, then what was not measured."""
     first = next(iter(result.subjects))
     rounds = len(result.subjects[first].video_ms.values)
     table = Table(

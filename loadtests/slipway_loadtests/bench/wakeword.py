@@ -1,11 +1,11 @@
-"""The wake-word benchmark: what batching gives under load, and what int8 gives.
+"""Wake-word benchmark: the gain from batching under load, and the gain from int8.
 
 Triton with dynamic batching, the same repository without it, and LitServe servers of the same graphs with
-their own batching answer the same closed loop of clients, in turn, all up all the while. Three requests:
-audio (features, backbone, head), a stream's next half second, which fills a window, and the features alone
-(one fused graph). LitServe makes features by transformers' extractor, as its users would, or by our graph; it
-knows no streams, so there it is asked for the stream's windows, one clip each. Then the graphs of the public
-sizes are timed in float32 and int8, in turn.
+their own batching serve the same closed loop of clients in turn; all of them run the whole time. There are
+three kinds of requests: audio (features, backbone, head), a stream's next half second, which fills a window,
+and the features alone (one fused graph). LitServe extracts features with transformers' extractor, as its
+users would, or with our graph. It supports no streams, so it gets the stream's windows as one clip each. Then
+the graphs of the public sizes are timed in float32 and int8, in turn.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from slipway_serving.wakeword.words import FUSED_SUFFIX, head_model
 BATCHED, PLAIN, LITSERVE = "Triton, dynamic batching", "Triton without it", "LitServe, its batching"
 LITSERVE_GRAPH = "LitServe, our graph of features"
 AUDIO, STREAM, FEATURES = "audio", "stream", "features"
-# What LitServe is asked where Triton is asked these, by the name of the server.
+# LitServe's counterpart of each kind of request, by name of the server.
 LITSERVE_KINDS = {
     AUDIO: {LITSERVE: Kind.AUDIO, LITSERVE_GRAPH: Kind.AUDIO_GRAPH},
     STREAM: {LITSERVE: Kind.AUDIO, LITSERVE_GRAPH: Kind.AUDIO_GRAPH},
@@ -70,14 +70,14 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class WakewordOptions:
-    """What to measure.
+    """Options of the wake-word benchmark.
 
     Attributes:
-        clients: at a time.
-        rounds: in each, every server is under load once.
-        seconds: of load, each time.
-        threads: of ONNX Runtime in each server.
-        calls: timed calls of each graph of the int8 part; 0 leaves that part out.
+        clients: Number of concurrent clients.
+        rounds: Number of rounds, each of which puts every server under load once.
+        seconds: Length of each load, in seconds.
+        threads: Number of threads of ONNX Runtime in each server.
+        calls: Number of timed calls of each graph in the int8 part; 0 skips that part.
     """
 
     clients: int = 16
@@ -89,13 +89,13 @@ class WakewordOptions:
 
 @dataclass(frozen=True)
 class Served:
-    """What one server did.
+    """Figures of one server.
 
     Attributes:
-        per_s: answered requests per second, by round.
-        ratio: requests per second of Triton with dynamic batching ÷ its own, by round.
-        p50_ms: median latency of all its requests, milliseconds.
-        p99_ms: the latency that 99 of 100 stayed below, milliseconds.
+        per_s: Answered requests per second, by round.
+        ratio: Requests per second of Triton with dynamic batching ÷ its own, by round.
+        p50_ms: Median latency of all its requests, in milliseconds.
+        p99_ms: Latency's 99th percentile, in milliseconds.
     """
 
     per_s: Summary
@@ -106,13 +106,13 @@ class Served:
 
 @dataclass(frozen=True)
 class Quantized:
-    """What int8 does to one graph.
+    """Effect of int8 on one graph.
 
     Attributes:
-        fp32_bytes: size of the float32 file.
-        int8_bytes: size of the int8 file.
-        ratio: time of a call in float32 ÷ in int8, by call.
-        relative_l2: of the first output, int8 against float32.
+        fp32_bytes: Size of the float32 file, in bytes.
+        int8_bytes: Size of the int8 file, in bytes.
+        ratio: Time of a call in float32 ÷ in int8, by call.
+        relative_l2: Relative L2 of the first output, int8 against float32.
     """
 
     fp32_bytes: int
@@ -123,7 +123,7 @@ class Quantized:
 
 @dataclass(frozen=True)
 class WakewordResult:
-    """What a run found: by request and server, and by graph."""
+    """Result of the wake-word benchmark, by request and server, and by graph."""
 
     options: WakewordOptions
     served: Mapping[str, Mapping[str, Served]]
@@ -134,8 +134,8 @@ def run(options: WakewordOptions, report: Report) -> WakewordResult:
     """Run both parts.
 
     Args:
-        options: what to measure.
-        report: called with a line before each long piece of work.
+        options: Options of the benchmark.
+        report: Callback that receives a line before each long step.
     """
     with TemporaryFolder("slipway-measurement-") as folder:
         report("exporting the tiny presets")
@@ -186,7 +186,7 @@ def export(
 def measure_servers(
     repository: Path, folder: Path, options: WakewordOptions, report: Report
 ) -> dict[str, dict[str, Served]]:
-    """Put the servers under load, in turn; return what each did, by request."""
+    """Put the servers under load in turn; return the figures of each, by request."""
     with_threads(repository, options.threads)
     plain = folder / "plain"
     shutil.copytree(repository, plain)
@@ -237,7 +237,7 @@ def compare(loads: Mapping[str, Sequence[Load]]) -> dict[str, Served]:
 
 
 def with_threads(repository: Path, threads: int) -> None:
-    """Give every ONNX Runtime session of a repository so many threads."""
+    """Set the number of threads of every ONNX Runtime session in a repository."""
 
     def change(config: Any) -> None:
         if config.backend == "onnxruntime":
@@ -247,7 +247,7 @@ def with_threads(repository: Path, threads: int) -> None:
 
 
 def change_configs(repository: Path, change: Callable[[Any], None]) -> None:
-    """Rewrite the configuration of every model of a repository."""
+    """Rewrite the configuration of every model in a repository."""
     for path in repository.glob("*/config.pbtxt"):
         config = text_format.Parse(path.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
         change(config)
@@ -263,13 +263,13 @@ def clip() -> Array:
 
 
 def features(repository: Path) -> Array:
-    """Return the features of that clip, [1, frames, mel bins], float32."""
+    """Return the features of the clip of :func:`clip`, [1, frames, mel bins], float32."""
     extractor = Extractor(repository / "wakeword_decide" / "1")
     return extractor(clip()[0], SAMPLE_RATE_HZ).input_values[None]
 
 
 def triton_target(port: int, kind: str, tensor: Array) -> Target:
-    """Return the request to Triton over HTTP, its tensors in binary."""
+    """Return the request for Triton over HTTP, with its tensors in binary."""
     if kind == FEATURES:
         model = head_model(WORD) + FUSED_SUFFIX
         return _target(port, model, {"input_values": tensor})
@@ -280,7 +280,7 @@ def triton_target(port: int, kind: str, tensor: Array) -> Target:
     pcm = (tensor * 32767).astype(np.int16)
 
     def opening() -> tuple[Post, Post]:
-        """Begin a stream of its own with the first half of a window; each next piece fills one."""
+        """Open a stream with the first half of a window; each next piece fills a window."""
         half = SAMPLE_RATE_HZ // 2
         turns = Turns()
         first = encode(ListenRequest(words)) | encode(ListenTurn(pcm[:, :half]))
@@ -300,7 +300,7 @@ def _post(tensors: Mapping[str, Array], turn: Turn = NO_SESSION) -> Post:
 
 
 def measure_int8(folder: Path, options: WakewordOptions, report: Report) -> dict[str, Quantized]:
-    """Export backbone and head of the public sizes in both precisions and time them, in turn."""
+    """Export backbone and head of the public sizes in both precisions and time them in turn."""
     backbone, word = write_checkpoints(folder / "public", PUBLIC_CONFIG, gain=1.0)
     exported = {}
     for precision in (Precision.FP32, Precision.INT8):
@@ -332,7 +332,7 @@ def compare_graphs(tensor: Array, options: WakewordOptions, fp32: Path, int8: Pa
     feed = {sessions[0].get_inputs()[0].name: tensor}
     outputs = [session.run(None, feed)[0] for session in sessions]
     times: list[list[float]] = [[], []]
-    # A small graph is called often enough for its time to be one of calls, not of the clock.
+    # Call a small graph several times, so that the resolution of the clock does not matter.
     repeats = max(1, round(0.05 / max(_call_s(sessions[0], feed, 3), 1e-6)))
     for _ in range(options.calls):
         for session, kept in zip(sessions, times, strict=True):

@@ -1,10 +1,10 @@
-"""The benchmark of worlds: whether a block takes as long as the one before, and what its caches save.
+"""World benchmark: whether the time of a block stays constant, and how much the caches save.
 
-Whole worlds are played on a real Triton, one after the other. The time of each block is the caller's; the
-memory is that of the server's processes after it. The last blocks of each are made in turn with the same
-number of a younger world's, so that what else the machine does is in both. Beside that, in turn in one
-process: the graph of a block with its caches, and the graph of whole videos over all frames so far, which is
-what a world without caches would have to run.
+Whole worlds are played on a real Triton, one after the other. The time of each block is measured by the
+caller; the memory is that of the server's processes after the block. The last blocks of each world alternate
+with the same number of a younger world's, so that other load on the machine affects both. In addition, two
+graphs are timed in turn in one process: the graph of a block with its caches, and the graph of whole videos
+over all frames so far, which a world without caches would have to run.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from slipway_serving.requests import Request
 from slipway_serving.temporary_folders import TemporaryFolder
 
 FAMILY = "matrix_game"
-# From the third on a block's window is full; so many at either end are compared.
+# First block with a full window, counted from 1, and number of compared blocks at either end.
 FULL_FROM, COMPARED = 3, 10
 _READY_TIMEOUT_S = 600
 Report = Callable[[str], None]
@@ -48,15 +48,16 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class WorldOptions:
-    """What to measure.
+    """Options of the world benchmark.
 
     Attributes:
-        checkpoint: a preset, folder or hub id.
-        mode: of the worlds.
-        worlds: played one after the other; rounds of the graphs too.
-        blocks: of each world; two times ten and the first two at least, of which the last ten are in turn.
-        at_block: whose time with and without caches is compared.
-        threads: of ONNX Runtime where the graphs are compared.
+        checkpoint: Preset, folder or hub id of the checkpoint.
+        mode: Mode of the worlds.
+        worlds: Number of worlds, played one after the other, and number of rounds of the graphs.
+        blocks: Number of blocks of each world, at least two times ten plus the first two; the last ten are
+            played in turn with a younger world.
+        at_block: Number of the block whose time with and without caches is compared.
+        threads: Number of threads of ONNX Runtime for the comparison of the graphs.
     """
 
     checkpoint: str = "tiny"
@@ -69,13 +70,13 @@ class WorldOptions:
 
 @dataclass(frozen=True)
 class Played:
-    """One world.
+    """Measurements of one world.
 
     Attributes:
-        took_s: of each block, from its actions going out to its last answer, seconds.
-        made: what the server says of each.
-        rss_bytes: of the server's processes after each.
-        younger: a world whose first blocks with a full window were made in turn with the last ones of this.
+        took_s: Time of each block, from sending its actions to its last answer, in seconds.
+        made: Server's report on each block.
+        rss_bytes: Resident memory of the server's processes after each block, in bytes.
+        younger: World whose first blocks with a full window alternated with the last ones of this world.
     """
 
     took_s: tuple[float, ...]
@@ -86,18 +87,20 @@ class Played:
 
 @dataclass(frozen=True)
 class WorldResult:
-    """What a run found, each ratio by world.
+    """Result of the world benchmark, with each ratio by world.
 
     Attributes:
-        options: of the run.
-        block_s: seconds of a block with a full window, by world its median.
-        fps: frames a second of those blocks.
-        parts_s: seconds of each part of them, the median of all.
-        late_time: time of the last blocks ÷ of a younger world's first with a full window, medians.
-        late_memory: memory after the last blocks that were made alone ÷ after the first with a full window,
-            medians.
-        first_action: denoising of the first block ÷ of the tenth: nothing is compiled on the way.
-        caches: at one block, the graph of whole videos ÷ the graph of a block, each for all steps.
+        options: Options of the benchmark.
+        block_s: Median time of a block with a full window, by world, in seconds.
+        fps: Frames per second of those blocks.
+        parts_s: Median time of each part of those blocks, in seconds.
+        late_time: Median time of the last blocks ÷ that of a younger world's first blocks with a full window.
+        late_memory: Median memory after the last blocks that were made alone ÷ that after the first with a
+            full window.
+        first_action: Denoising time of the first block ÷ that of the tenth, which shows that nothing is
+            compiled on the way.
+        caches: Time of the graph of whole videos ÷ that of the graph of a block, at one block, each for all
+            steps.
     """
 
     options: WorldOptions
@@ -114,8 +117,8 @@ def run(options: WorldOptions, report: Report) -> WorldResult:
     """Export, serve and play; then compare the graphs.
 
     Args:
-        options: what to measure.
-        report: called with a line before each long piece of work.
+        options: Options of the benchmark.
+        report: Callback that receives a line before each long step.
     """
     with TemporaryFolder("slipway-measurement-") as folder:
         repository = folder / "models"
@@ -140,10 +143,10 @@ def play(client: Client, mode: str, blocks: int, rss_bytes: Callable[[], int] = 
     """Play a world.
 
     Args:
-        client: of the server.
-        mode: of the world.
-        blocks: of it.
-        rss_bytes: tells the memory of the server's processes.
+        client: Client of the server.
+        mode: Mode of the world.
+        blocks: Number of blocks.
+        rss_bytes: Function that returns the resident memory of the server's processes, in bytes.
     """
     with _opened(client, mode, rss_bytes) as world:
         world.go_on(blocks)
@@ -151,12 +154,12 @@ def play(client: Client, mode: str, blocks: int, rss_bytes: Callable[[], int] = 
 
 
 def play_beside(client: Client, options: WorldOptions, rss_bytes: Callable[[], int]) -> Played:
-    """Play a world whose last blocks are made in turn with a younger one's first blocks with a full window.
+    """Play a world whose last blocks alternate with a younger world's first blocks with a full window.
 
     Args:
-        client: of the server.
-        options: of the run.
-        rss_bytes: tells the memory of the server's processes.
+        client: Client of the server.
+        options: Options of the benchmark.
+        rss_bytes: Function that returns the resident memory of the server's processes, in bytes.
     """
     with _opened(client, options.mode, rss_bytes) as old:
         old.go_on(options.blocks - COMPARED)
@@ -169,7 +172,7 @@ def play_beside(client: Client, options: WorldOptions, rss_bytes: Callable[[], i
 
 
 class _World:
-    """A world under way."""
+    """World in progress."""
 
     def __init__(self, session: ClientSession, turn: Request, rss_bytes: Callable[[], int]) -> None:
         self._session, self._turn, self._rss_bytes = session, turn, rss_bytes
@@ -178,7 +181,7 @@ class _World:
         self._rss: list[int] = []
 
     def go_on(self, blocks: int) -> None:
-        """Play so many blocks more."""
+        """Play the given number of further blocks."""
         for _ in range(blocks):
             begun = time.perf_counter()
             *_, last = self._session.step(self._turn)
@@ -189,13 +192,13 @@ class _World:
             self._rss.append(self._rss_bytes())
 
     def played(self) -> Played:
-        """Return what was played so far."""
+        """Return the measurements so far."""
         return Played(tuple(self._took), tuple(self._made), tuple(self._rss))
 
 
 @contextlib.contextmanager
 def _opened(client: Client, mode: str, rss_bytes: Callable[[], int]) -> Iterator[_World]:
-    """Open a world, and end it however the block ends."""
+    """Open a world, and close it however the block ends."""
     picture = np.random.default_rng(0).integers(0, 256, (90, 160, 3), np.uint8)
     opening: Any = REQUESTS[mode](image=picture, seed=0)
     turn: Request = opening.turn(**actions_of("w", mode))
@@ -204,11 +207,11 @@ def _opened(client: Client, mode: str, rss_bytes: Callable[[], int]) -> Iterator
 
 
 def compare_caches(repository: Path, options: WorldOptions) -> Summary:
-    """Time one block by both graphs in turn, with random inputs; return the whole's time ÷ the block's.
+    """Time one block with both graphs in turn, with random inputs; return whole ÷ block.
 
     Args:
-        repository: as exported.
-        options: of the run.
+        repository: Exported model repository.
+        options: Options of the benchmark.
     """
     mode = options.mode
     facts = Facts.read(repository / f"{FAMILY}_{mode}" / "1")
@@ -219,7 +222,7 @@ def compare_caches(repository: Path, options: WorldOptions) -> Summary:
         by_label = {component.label: component for component in plan.components}
         block = example_inputs(by_label[f"{mode}/block_denoiser"], {"batch": 1})
         whole = example_inputs(by_label[f"{mode}_denoiser"], {"batch": 1, "latent_frames": frames})
-    # A block whose window is full.
+    # Choose a start for which the window of the block is full.
     block["start"] = np.array([frames - facts.latents.block_frames], np.int64)
     graphs = (
         (repository / f"{FAMILY}_{mode}" / "1" / "block_denoiser.onnx", block, len(facts.steps) + 1),
@@ -233,7 +236,7 @@ def compare_caches(repository: Path, options: WorldOptions) -> Summary:
 
 
 def _timed(path: Path, inputs: Mapping[str, Any], runs: int, threads: int) -> Callable[[], float]:
-    """Return what runs a graph so often and gives the seconds that it took."""
+    """Return a function that runs a graph `runs` times and returns the elapsed seconds."""
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads = threads
     session = onnxruntime.InferenceSession(path, settings, providers=["CPUExecutionProvider"])
@@ -248,12 +251,12 @@ def _timed(path: Path, inputs: Mapping[str, Any], runs: int, threads: int) -> Ca
 
 
 def summarized(options: WorldOptions, played: Sequence[Played], caches: Summary) -> WorldResult:
-    """Return the figures of worlds that were played.
+    """Return the figures of played worlds.
 
     Args:
-        options: of the run.
-        played: worlds of `options.blocks` blocks.
-        caches: see :func:`compare_caches`.
+        options: Options of the benchmark.
+        played: Measurements of worlds of `options.blocks` blocks.
+        caches: Ratio of times, see :func:`compare_caches`.
     """
     full = slice(FULL_FROM - 1, None)
     block_s = [statistics.median(world.took_s[full]) for world in played]
@@ -273,14 +276,14 @@ def summarized(options: WorldOptions, played: Sequence[Played], caches: Summary)
 
 
 def _late_time(world: Played) -> float:
-    """Return the time of the last blocks ÷ of those that a younger world made in turn with them, medians."""
+    """Return the median time of the last blocks ÷ that of a younger world's blocks made in turn with them."""
     if world.younger is None:
         raise ValueError("a world must have been played beside a younger one")
     return statistics.median(world.took_s[-COMPARED:]) / statistics.median(world.younger.took_s[-COMPARED:])
 
 
 def _late_memory(world: Played) -> float:
-    """Return memory after the last blocks that were made alone ÷ after the first with a full window."""
+    """Return the median memory after the last blocks made alone ÷ that after the first with a full window."""
     early = world.rss_bytes[FULL_FROM - 1 : FULL_FROM - 1 + COMPARED]
     return statistics.median(world.rss_bytes[-2 * COMPARED : -COMPARED]) / statistics.median(early)
 

@@ -1,4 +1,4 @@
-"""Who sends what when: users' requests as arrivals in the order of time, the same for the same seed."""
+"""Generators of arrivals: users' requests in the order of time, the same for the same seed."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from slipway_serving.errors import raise_all
 
 
 def poisson(per_s: float, count: int, service_s: Sequence[float], seed: int = 0) -> list[Arrival]:
-    """Return requests of many users who know nothing of each other.
+    """Return requests of many independent users, as a Poisson process.
 
     Args:
-        per_s: requests per second on the mean, above 0.
-        count: requests.
-        service_s: measured service times, of which each request takes one at random.
-        seed: of times and services.
+        per_s: Mean number of requests per second, above 0.
+        count: Number of requests.
+        service_s: Measured service times in seconds; each request takes one at random.
+        seed: Seed of times and services.
     """
     _check(per_s=per_s, count=count, services=len(service_s))
     random = np.random.default_rng(seed)
@@ -31,7 +31,7 @@ def poisson(per_s: float, count: int, service_s: Sequence[float], seed: int = 0)
 def waves(
     high_per_s: float, low_per_s: float, half_s: float, count: int, service_s: Sequence[float], seed: int = 0
 ) -> list[Arrival]:
-    """Return `count` waves: `half_s` of many requests, then `half_s` of few; otherwise as :func:`poisson`."""
+    """Return `count` waves, each `half_s` of many requests then `half_s` of few; else as :func:`poisson`."""
     _check(high_per_s=high_per_s, low_per_s=low_per_s, half_s=half_s, count=count, services=len(service_s))
     random = np.random.default_rng(seed)
     times: list[float] = []
@@ -45,14 +45,14 @@ def waves(
 def streams(
     users: int, period_s: float, rounds: int, service_s: Sequence[float], seed: int = 0
 ) -> list[Arrival]:
-    """Return requests of users who each send one in every period, from a moment of their own.
+    """Return requests of users who each send one in every period, at a random phase of their own.
 
     Args:
-        users: open streams.
-        period_s: between two requests of a user, seconds.
-        rounds: requests of each user.
-        service_s: as for :func:`poisson`.
-        seed: of the moments and services.
+        users: Number of open streams.
+        period_s: Time between two requests of a user, in seconds.
+        rounds: Number of requests of each user.
+        service_s: Service times in seconds, as for :func:`poisson`.
+        seed: Seed of the phases and services.
     """
     _check(users=users, period_s=period_s, rounds=rounds, services=len(service_s))
     random = np.random.default_rng(seed)
@@ -63,7 +63,7 @@ def streams(
 
 
 def _check(**positive: float) -> None:
-    """Refuse what must be above 0 and is not."""
+    """Refuse values that are not above 0."""
     raise_all(
         "capacity: arrivals",
         [f"{name} must be above 0, got {value}" for name, value in positive.items() if not value > 0],

@@ -1,8 +1,8 @@
-"""The capacity benchmark: does the model find what the embedded server does, and what does it say of fleets.
+"""Capacity benchmark: compares the capacity model with the embedded server, then asks it about fleets.
 
-First subjects are sent to a real Triton (:mod:`slipway_loadtests.capacity.load`), and the model predicts how
-long they wait. Then the model, fed with the service times just measured and with public ones, answers three
-questions: how many replicas for N users, what scaling down does to long jobs, how full sessions fill a fleet.
+First :mod:`slipway_loadtests.capacity.load` sends subjects to a real Triton, and the model predicts their
+queueing delay. Then the model, with the measured service times and with public ones, answers three questions:
+how many replicas N users need, how scaling down affects long jobs, and how full sessions can fill a fleet.
 """
 
 from __future__ import annotations
@@ -54,21 +54,21 @@ from slipway_serving.server import Server, ServerConfig
 from slipway_serving.temporary_folders import TemporaryFolder
 
 WORLDS = "universal"
-"""The mode that is played."""
+"""World mode that is measured."""
 SESSION_FLEETS = ((4, 1), (16, 1), (64, 1), (4, 4), (16, 4))
 Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class CapacityOptions:
-    """What to measure and to ask.
+    """Options of the capacity benchmark.
 
     Attributes:
-        rounds: in each, every subject is measured once; 0 measures nothing.
-        requests: of each open loop.
-        load: of each open loop, as a share of the most that the server was seen to do.
-        users: numbers to ask about.
-        seed: of the first round's moments and of the answers.
+        rounds: Number of rounds, each of which measures every subject once; 0 measures nothing.
+        requests: Number of requests in each open loop.
+        load: Load of each open loop, as a share of the highest measured throughput.
+        users: Numbers of users to ask about.
+        seed: Seed of the first round's arrivals and of the answers.
     """
 
     rounds: int = 3
@@ -80,14 +80,14 @@ class CapacityOptions:
 
 @dataclass(frozen=True)
 class Round:
-    """One open loop on the server, and the model's.
+    """One open loop on the server, and the model's prediction for it.
 
     Attributes:
-        service_s: mean service time, from the times at work in Triton's trace, seconds.
-        rates: from the same, see :class:`slipway_loadtests.capacity.fleet.Fleet`.
-        lag_s: by how much the latest request was sent too late, seconds.
-        measured: queueing delay, by Triton's trace.
-        predicted: the model's.
+        service_s: Mean service time from Triton's trace, in seconds.
+        rates: Rates from the same trace, see :class:`slipway_loadtests.capacity.fleet.Fleet`.
+        lag_s: Largest delay of the sender, in seconds.
+        measured: Queueing delay in Triton's trace.
+        predicted: Queueing delay that the model predicts.
     """
 
     service_s: float
@@ -99,13 +99,13 @@ class Round:
 
 @dataclass(frozen=True)
 class Checked:
-    """The model beside the server, for one subject.
+    """Comparison of the model with the server, for one subject.
 
     Attributes:
-        what: the request in words.
-        rounds: one after the other.
-        mean_ratio: predicted ÷ measured mean queueing delay, by round.
-        p95_ratio: the same of the delay that 95 of 100 stayed below.
+        what: Description of the request.
+        rounds: Rounds in their order.
+        mean_ratio: Predicted ÷ measured mean queueing delay, by round.
+        p95_ratio: Predicted ÷ measured 95th percentile of the queueing delay, by round.
     """
 
     what: str
@@ -116,16 +116,16 @@ class Checked:
 
 @dataclass(frozen=True)
 class CapacityResult:
-    """What a run found.
+    """Result of the capacity benchmark.
 
     Attributes:
-        options: what was measured and asked.
-        checked: by served model.
-        demands: that were asked about.
-        answers: of each demand, for each number of users and each routing.
-        traffic: the long jobs.
-        scaled: what each way of scaling did to them.
-        sessions: how full fleets of sessions can be.
+        options: Options of the benchmark.
+        checked: Comparisons by served model.
+        demands: Demands that were asked about.
+        answers: Answers for each demand, number of users and routing.
+        traffic: Long jobs of the scaling question.
+        scaled: Results of each way of scaling them.
+        sessions: Utilization bounds of session fleets.
     """
 
     options: CapacityOptions
@@ -138,14 +138,14 @@ class CapacityResult:
 
 
 def run(options: CapacityOptions, report: Report) -> CapacityResult:
-    """Measure, compare, answer.
+    """Run the benchmark: measure, compare, answer.
 
     Args:
-        options: what to measure and to ask.
-        report: called with a line before each long piece of work.
+        options: Options of the benchmark.
+        report: Callback that receives a line before each long step.
     """
     checked: Mapping[str, Checked] = {}
-    # Families that are served come first.
+    # Families that this machine can measure come right after the first public one.
     demands = list(PUBLIC)
     if options.rounds:
         checked, services = _measure(options, report)
@@ -185,9 +185,9 @@ def _measure(options: CapacityOptions, report: Report) -> tuple[dict[str, Checke
             with Client(server.grpc_url) as client:
                 blocks = max(options.requests // 8, 8) + FULL_FROM
                 took_s = play(client, WORLDS, blocks).took_s[FULL_FROM - 1 :]
-            # Worlds take turns, block by block.
+            # Worlds take turns block by block, so one block at a time is at work.
             services[WORLDS] = Service(took_s, rates=(1.0,))
-        # A thread for each graph leaves the client a core, so that sending does not slow what it measures.
+        # One thread per graph leaves the client a core, so that sending does not slow the measured server.
         with_threads(repository, 1)
         return check_model(repository, compared_subjects(), options, report), services
 
@@ -195,7 +195,7 @@ def _measure(options: CapacityOptions, report: Report) -> tuple[dict[str, Checke
 def check_model(
     repository: Path, subjects: Sequence[Subject], options: CapacityOptions, report: Report
 ) -> dict[str, Checked]:
-    """Put the model beside a server, for each subject, in turn."""
+    """Compare the model with a server, for each subject in turn."""
     with TemporaryFolder("slipway-measurement-") as folder:
         trace = folder / "trace.json"
         config = ServerConfig(
@@ -231,7 +231,7 @@ def _round(trace: Path, subject: Subject, window: Window) -> Round:
 
 
 def export_subjects(folder: Path, report: Report) -> Path:
-    """Export what the subjects ask for; return the repository."""
+    """Export the models that the subjects need; return the repository."""
     repository = folder / "repository"
     for family in ("wan_t2v", "airimu"):
         report(f"exporting {family}, tiny preset")
@@ -248,7 +248,7 @@ def export_subjects(folder: Path, report: Report) -> Path:
 
 
 def compare(subject: Subject, rounds: Sequence[Round]) -> Checked:
-    """Put the model's delays beside the server's, round by round."""
+    """Compare the model's delays with the server's, round by round."""
     measured, predicted = [each.measured for each in rounds], [each.predicted for each in rounds]
     mean_s = [[delay.mean_s for delay in delays] for delays in (predicted, measured)]
     p95_s = [[delay.p95_s for delay in delays] for delays in (predicted, measured)]
@@ -265,7 +265,7 @@ def capacity_json(result: CapacityResult, machine: Mapping[str, Any]) -> dict[st
 
 
 def print_capacity(console: Console, result: CapacityResult) -> None:
-    """Print comparison and answers as tables."""
+    """Print the comparison and the answers as tables."""
     if result.checked:
         console.print(_checked_table(result))
     else:

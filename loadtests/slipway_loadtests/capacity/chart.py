@@ -1,4 +1,4 @@
-"""The capacity benchmark as a PNG chart, drawn without a display."""
+"""Chart of the capacity benchmark as a PNG, drawn without a display."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _SHOWN_WAVES = 2
 
 
 def draw_capacity(result: CapacityResult, path: Path) -> None:
-    """Draw fleets by users, replicas under waves of long jobs, and how full fleets of sessions can be."""
-    # Without pyplot: no state of the process, no display.
+    """Draw replicas by users, replicas under waves of long jobs, and utilization of session fleets."""
+    # Avoid pyplot, which keeps global state and needs a display.
     figure = Figure(figsize=(15.0, 3.8), dpi=80, layout="constrained")
     FigureCanvasAgg(figure)
     fleets, scaling, sessions = figure.subplots(1, 3)

@@ -1,12 +1,12 @@
-"""A discrete-event model of a Triton fleet: replicas with their queues, an autoscaler, cold starts, sessions.
+"""Discrete-event model of a Triton fleet: replicas with their queues, an autoscaler, cold starts, sessions.
 
-Arrivals come from :mod:`slipway_loadtests.capacity.arrivals`. A router gives each to a replica, which works
-on as many at a time as it has rates and lets the others wait in its own queue, as Triton does; there is no
-queue of the fleet's. An autoscaler looks at the queues as Kubernetes' HorizontalPodAutoscaler does, orders
-replicas that are ready after their cold start, and ends others, which finish what they have within their
-grace period or lose it. :func:`simulate` returns a :class:`Run`, from which every figure is read.
+Arrivals come from :mod:`slipway_loadtests.capacity.arrivals`. A router sends each to a replica, which works
+on as many requests at a time as it has rates and keeps the others in its own queue, as Triton does; the fleet
+has no common queue. An autoscaler reads the queues as Kubernetes' HorizontalPodAutoscaler does. It orders
+replicas, which are ready after their cold start, and ends others, which finish their requests within the
+grace period or lose them. :func:`simulate` returns a :class:`Run`, from which every figure is computed.
 
-A session that holds a place on a GPU is a request whose service lasts as long as the session.
+A session that occupies a place on a GPU is a request whose service lasts as long as the session.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Arrival:
-    """One request as its sender knows it.
+    """One request of a user.
 
     Attributes:
-        at_s: when it is sent, seconds from the start.
-        service_s: how long it takes alone on a replica, seconds.
-        user: who sent it; requests of one user meet the same replica where the fleet is sticky.
+        at_s: Time of sending, in seconds from the start.
+        service_s: Service time alone on a replica, in seconds.
+        user: Number of the sender; a sticky fleet routes all requests of a user to the same replica.
     """
 
     at_s: float
@@ -47,17 +47,18 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Autoscaler:
-    """Kubernetes' rule: as many replicas as bring a metric to its target for each of them.
+    """Kubernetes' scaling rule: as many replicas as bring a metric to its target per replica.
 
     Attributes:
-        least: replicas, whatever the metric says; 1 or more.
-        most: replicas, whatever the metric says.
-        metric: "pending" counts the requests that wait (Triton's `nv_inference_pending_request_count`),
-            "in_flight" also those at work.
-        target: of the metric, for each replica.
-        every_s: between two looks, seconds (HorizontalPodAutoscaler: 15).
-        tolerance: share of the target by which the metric may be off without a change.
-        stabilization_s: a smaller number is taken once no look within so many seconds asked for more.
+        least: Smallest number of replicas, 1 or more.
+        most: Largest number of replicas.
+        metric: Metric of the load: "pending" counts the waiting requests (Triton's
+            `nv_inference_pending_request_count`), "in_flight" also those at work.
+        target: Target of the metric for each replica.
+        every_s: Time between two evaluations, in seconds (HorizontalPodAutoscaler: 15).
+        tolerance: Share of the target by which the metric may deviate without a change.
+        stabilization_s: Window before scaling down, in seconds: a smaller number takes effect once no
+            evaluation within the window asked for more.
     """
 
     least: int = 1
@@ -72,7 +73,7 @@ class Autoscaler:
         """Check every field.
 
         Raises:
-            InvalidRequest: naming each field that breaks its rule.
+            InvalidRequest: At least one field breaks its rule; the message names each.
         """
         rules = {
             f"least must be 1 to most, got {self.least} and {self.most}": 1 <= self.least <= self.most,
@@ -86,11 +87,11 @@ class Autoscaler:
         raise_all("capacity: autoscaler", [text for text, held in rules.items() if not held])
 
     def wanted(self, measured: float, current: int) -> int:
-        """Return how many replicas one look asks for.
+        """Return how many replicas one evaluation asks for.
 
         Args:
-            measured: the metric, summed over the fleet.
-            current: replicas ordered and not ended.
+            measured: Value of the metric, summed over the fleet.
+            current: Number of replicas ordered and not ended.
         """
         if abs(measured / (self.target * current) - 1) <= self.tolerance:
             return current
@@ -99,21 +100,23 @@ class Autoscaler:
 
 @dataclass(frozen=True)
 class Fleet:
-    """What serves the arrivals.
+    """Configuration of the fleet that serves the arrivals.
 
     Attributes:
-        replicas: at the start, all ready.
-        rates: of k requests at work in one replica, k = 1, 2, ..., each goes this fast, as a share of its
-            speed alone; as many are at work at a time as there are rates. (1.0,) is one instance, (1.0, 1.0)
-            are two that do not feel each other, (1.0, 0.5) two that share one processor.
-        routing: "least" takes the replica with the fewest requests, as a gateway that balances by outstanding
-            requests does, "random" any, as connections through a Kubernetes service are spread.
-        sticky: whether a user's later requests follow the first.
-        queue_limit: requests that may wait in one replica, further ones are refused; None is no limit.
-        start_s: from the order of a replica until it is ready, seconds.
-        grace_s: that an ended replica is given for what it has, seconds; what is left then begins anew
-            elsewhere.
-        autoscaler: None keeps the number.
+        replicas: Number of replicas at the start, all ready.
+        rates: Speed of each of k requests at work in one replica, k = 1, 2, ..., as a share of its speed
+            alone; the number of rates is the most requests at work at a time. (1.0,) is one instance, (1.0,
+            1.0) are two that do not slow each other, (1.0, 0.5) two that share one processor.
+        routing: Routing rule: "least" chooses the replica with the fewest requests, as a gateway that
+            balances by outstanding requests does; "random" chooses any, as a Kubernetes service spreads
+            connections.
+        sticky: True if a user's later requests follow the first.
+        queue_limit: Largest number of waiting requests in one replica, which refuses further ones; None is no
+            limit.
+        start_s: Cold start of a replica, from its order until it is ready, in seconds.
+        grace_s: Grace period of an ended replica for its requests, in seconds; the unfinished ones then begin
+            anew elsewhere.
+        autoscaler: Scaling rule; None keeps the number of replicas.
     """
 
     replicas: int = 1
@@ -129,7 +132,7 @@ class Fleet:
         """Check every field.
 
         Raises:
-            InvalidRequest: naming each field that breaks its rule.
+            InvalidRequest: At least one field breaks its rule; the message names each.
         """
         limit = self.queue_limit
         rules = {
@@ -146,21 +149,21 @@ class Fleet:
 
     @property
     def throughput(self) -> float:
-        """Most service seconds that a replica gets done in a second."""
+        """Most service seconds that a replica completes per second."""
         return max(count * rate for count, rate in enumerate(self.rates, 1))
 
 
 @dataclass(slots=True)
 class Request:
-    """What became of one arrival.
+    """State of one arrival.
 
     Attributes:
-        number: in the order of arrival.
-        arrival: what was sent.
-        started_s: when the work that was finished began; NaN where there was none, as for the next.
-        finished_s: when the answer was there.
-        lost: times that its replica ended before it was done.
-        refused: whether a full queue turned it away.
+        number: Position in the order of arrival.
+        arrival: Arrival that sent it.
+        started_s: Time at which the completed work began, in seconds; NaN if there was none.
+        finished_s: Time of the answer, in seconds; NaN if there was none.
+        lost: Number of times that its replica ended before the request was done.
+        refused: True if a full queue rejected it.
     """
 
     number: int
@@ -173,16 +176,16 @@ class Request:
 
 @dataclass(frozen=True)
 class Run:
-    """What a simulation found.
+    """Result of a simulation.
 
     Attributes:
-        requests: in the order of arrival.
-        ended_s: when the last was done, seconds from the start.
-        held_s: replica-seconds from each order to the replica's end: what is paid for.
-        wasted_s: service seconds that were done and lost with their replica.
-        moved: sticky users who met another replica, because theirs had ended.
-        timeline: (seconds, replicas held), at each change.
-        throughput: of the fleet's replicas.
+        requests: Requests in the order of arrival.
+        ended_s: Time at which the last was done, in seconds from the start.
+        held_s: Replica-seconds from each order to the replica's end, which is what costs money.
+        wasted_s: Service seconds of work that was lost with its replica.
+        moved: Number of times that a sticky user moved to another replica, because the old one had ended.
+        timeline: Pairs of (seconds, replicas held), at each change.
+        throughput: Most service seconds per second of each replica.
     """
 
     requests: Sequence[Request]
@@ -194,30 +197,30 @@ class Run:
     throughput: float
 
     def waits_s(self, after_s: float = 0.0) -> Floats:
-        """Return how long each answered request that was sent after a moment stood in queues, seconds."""
+        """Return the queue time of each answered request that was sent after a time, in seconds."""
         return self._of(after_s, lambda request: request.started_s - request.arrival.at_s)
 
     def latencies_s(self, after_s: float = 0.0) -> Floats:
-        """Return how long each took from its arrival to its answer, seconds."""
+        """Return the time from arrival to answer of each request, in seconds."""
         return self._of(after_s, lambda request: request.finished_s - request.arrival.at_s)
 
     def delays_s(self, after_s: float = 0.0) -> Floats:
-        """Return by how much each took longer than alone: waiting, slower work, lost work; seconds."""
+        """Return how much longer each request took than alone (waiting, slower work, lost work), seconds."""
         return self.latencies_s(after_s) - self._of(after_s, lambda request: request.arrival.service_s)
 
     def refused_share(self, after_s: float = 0.0) -> float:
-        """Return the share of the requests sent after a moment that was turned away."""
+        """Return the refused share of the requests sent after a time."""
         sent = [request.refused for request in self.requests if request.arrival.at_s >= after_s]
         return sum(sent) / len(sent) if sent else 0.0
 
     @property
     def lost(self) -> int:
-        """Times that a request was lost with its replica."""
+        """Number of times that a request was lost with its replica."""
         return sum(request.lost for request in self.requests)
 
     @property
     def utilization(self) -> float:
-        """Service seconds answered ÷ those that the held replicas could have done."""
+        """Answered service seconds ÷ service seconds that the held replicas could have done."""
         done_s = sum(each.arrival.service_s for each in self.requests if not each.refused)
         return done_s / (self.held_s * self.throughput)
 
@@ -227,15 +230,15 @@ class Run:
 
 
 def simulate(fleet: Fleet, arrivals: Sequence[Arrival], seed: int = 0) -> Run:
-    """Let a fleet serve arrivals until the last is done.
+    """Simulate a fleet that serves arrivals until the last is done.
 
     Args:
-        fleet: what serves.
-        arrivals: one or more, in the order of their time.
-        seed: of the router's choices; the same one gives the same run.
+        fleet: Fleet that serves.
+        arrivals: Arrivals, at least one, in the order of their time.
+        seed: Seed of the router's choices; the same one gives the same run.
 
     Raises:
-        InvalidRequest: there are no arrivals, or they are out of order.
+        InvalidRequest: There are no arrivals, or they are out of order.
     """
     times = [arrival.at_s for arrival in arrivals]
     if not times or times != sorted(times) or times[0] < 0:
@@ -244,7 +247,7 @@ def simulate(fleet: Fleet, arrivals: Sequence[Arrival], seed: int = 0) -> Run:
 
 
 class _Replica:
-    """Works on its requests at the fleet's rates; the others wait, first come first served."""
+    """Replica that works on its requests at the fleet's rates; the others wait, first come first served."""
 
     def __init__(self, env: simpy.Environment, fleet: Fleet, answered: Callable[[_Replica], None]) -> None:
         self.ordered_s = env.now
@@ -253,8 +256,8 @@ class _Replica:
         self.users = 0
         self._env, self._rates, self._answered = env, fleet.rates, answered
         self._queue: deque[Request] = deque()
-        # All at work go equally fast. So one clock of work serves all of them: a request is done when the
-        # clock shows what it showed at its start plus its service time.
+        # All requests at work progress equally fast, so one work clock serves all of them: a request is done
+        # when the clock shows its value at the start plus the service time.
         self._active: list[tuple[float, int, Request]] = []
         self._clock_s = 0.0
         self._looked_s = env.now
@@ -279,7 +282,7 @@ class _Replica:
             self._begin()
 
     def abandon(self) -> tuple[list[Request], float]:
-        """Give up everything; return it in the order of arrival, and the service seconds that are lost."""
+        """Give up all requests; return them in the order of arrival, and the lost service seconds."""
         self._advance()
         self._version += 1
         wasted_s = sum(
@@ -298,7 +301,7 @@ class _Replica:
         self._looked_s = self._env.now
 
     def _begin(self) -> None:
-        """Take what there is place for, and plan the next end."""
+        """Start queued requests while there is room, and schedule the next completion."""
         while self._queue and not self.full:
             request = self._queue.popleft()
             request.started_s = self._env.now
@@ -310,7 +313,7 @@ class _Replica:
             planned.callbacks.append(self._end)
 
     def _end(self, planned: simpy.Event) -> None:
-        if planned.value != self._version:  # Another came or went since: it was planned anew.
+        if planned.value != self._version:  # This completion was rescheduled.
             return
         self._advance()
         _, _, request = heappop(self._active)
@@ -320,7 +323,7 @@ class _Replica:
 
 
 class _Simulation:
-    """Routes, scales and counts."""
+    """State of one simulation: it routes, scales and counts."""
 
     def __init__(self, fleet: Fleet, arrivals: Sequence[Arrival], seed: int) -> None:
         self._fleet, self._arrivals = fleet, arrivals
@@ -375,7 +378,7 @@ class _Simulation:
         home = self._homes.get(user)
         if home is not None and not home.draining:
             return home
-        candidates = self._serving  # Never empty: of those that are not ended, one at least is ready.
+        candidates = self._serving  # Never empty: at least one running replica is ready.
         if self._fleet.routing == "least":
             loads = [(replica.in_flight, replica.users) for replica in candidates]
             fewest = min(loads)
@@ -449,7 +452,7 @@ class _Simulation:
                 looks.popleft()
             for _ in range(wanted - len(current)):
                 self._env.process(self._start(self._order()))
-            # As a ReplicaSet does: those that are not ready first, then the youngest.
+            # End replicas as a ReplicaSet does: first those that are not ready, then the youngest.
             surplus = len(current) - max(most for _, most in looks)
             ending = sorted(current, key=lambda each: (each.ready, -each.ordered_s))[: max(surplus, 0)]
             for replica in ending:

@@ -1,9 +1,10 @@
-"""Load on the embedded server whose arrivals are known, and what the capacity model needs to predict it.
+"""Load with known arrivals on the embedded server, and the service times that predict its queueing delay.
 
-A :class:`Subject` is one kind of request. :func:`measure_service` sends it alone and several at a time: its
-service times and rates. :func:`send_openly` sends it at random moments, whatever the server does. Triton's
-trace tells when each request came, began and ended (:func:`read_trace`); :func:`service_of` takes the service
-times from it, :func:`predict` lets the model serve the same moments with them and find the queue by itself.
+A :class:`Subject` is one kind of request. :func:`measure_service` sends it alone and several at a time, to
+measure its service times and rates. :func:`send_openly` sends it at random times, whatever the server does.
+Triton's trace tells when each request arrived, began and ended (:func:`read_trace`). :func:`service_of`
+computes the service times from the trace; :func:`predict` lets the model serve the same arrivals with them
+and computes the queueing delay independently.
 """
 
 from __future__ import annotations
@@ -40,11 +41,12 @@ class Subject:
     """One kind of request to one served model.
 
     Attributes:
-        model: the served model.
-        what: the request in words.
-        send: sends it once and returns when the answer is there; the number is new in each call.
-        together: how many are sent at a time to find the rates, rising from 1; no more than the last are ever
-            at work at a time.
+        model: Name of the served model.
+        what: Description of the request.
+        send: Function that sends it once and returns when the answer has arrived; each call gets a new
+            number.
+        together: Numbers of concurrent requests for the measurement of the rates, rising from 1; the last is
+            the most that are ever at work at a time.
     """
 
     model: str
@@ -55,12 +57,12 @@ class Subject:
 
 @dataclass(frozen=True)
 class Window:
-    """When an open loop was, in Triton's clock, and how well it was kept.
+    """Time span of an open loop in Triton's clock, and the accuracy of its sender.
 
     Attributes:
-        since_ns: of the machine's monotonic clock.
-        until_ns: of the same; every answer was there.
-        lag_s: by how much the latest request was sent too late, seconds.
+        since_ns: Start on the machine's monotonic clock, in nanoseconds.
+        until_ns: End on the same clock, in nanoseconds, after the last answer.
+        lag_s: Largest delay of the sender, in seconds.
     """
 
     since_ns: int
@@ -70,12 +72,12 @@ class Window:
 
 @dataclass(frozen=True)
 class Observed:
-    """The requests of an open loop, by Triton's trace, in the order in which they came into the queue.
+    """Requests of an open loop in Triton's trace, in the order in which they were queued.
 
     Attributes:
-        at_s: when each came, seconds from the first.
-        queue_s: how long each waited, seconds.
-        work_s: how long each was at work, seconds.
+        at_s: Arrival times, in seconds from the first.
+        queue_s: Queue times, in seconds.
+        work_s: Compute times, in seconds.
     """
 
     at_s: tuple[float, ...]
@@ -85,15 +87,15 @@ class Observed:
 
 @dataclass(frozen=True)
 class Delay:
-    """Queueing delay, seconds: its mean, and what 95 of 100 stayed below."""
+    """Mean and 95th percentile of the queueing delay, in seconds."""
 
     mean_s: float
     p95_s: float
 
 
 def compared_subjects() -> tuple[Subject, ...]:
-    """Return requests that wait in one queue of Triton's and are merged with no other."""
-    # A whole batch: nothing fits beside it, and one instance works on one after the other.
+    """Return requests that wait in a single Triton queue and are not batched with others."""
+    # A full batch leaves no room for another request, so one instance serves one request at a time.
     recordings = _signals(8, 2000)
     video = TextToVideoRequest(prompt="A serene lake at sunset", frames=5, height=48, width=48, steps=4)
 
@@ -111,7 +113,7 @@ def compared_subjects() -> tuple[Subject, ...]:
 
 
 def merged_subjects() -> tuple[Subject, ...]:
-    """Return requests that Triton merges into batches, in several models one after the other."""
+    """Return requests that Triton batches, to models that call others in sequence."""
     chunk = _signals(1, 100)
     audio = 0.1 * np.random.default_rng(0).standard_normal((1, SAMPLE_RATE_HZ))
     rate = np.array([[SAMPLE_RATE_HZ]], np.int64)
@@ -136,7 +138,7 @@ def _signals(batch: int, frames: int) -> dict[str, NDArray[np.float32]]:
 
 
 def measure_service(server: Server, subject: Subject, requests: int) -> Service:
-    """Send a subject alone and several at a time, `requests` of each, to a server that does nothing else."""
+    """Measure a subject alone and several at a time, `requests` of each, on an otherwise idle server."""
 
     async def measured() -> Service:
         async with AsyncClient(server.grpc_url, retry=RetryPolicy(budget_s=0.0)) as client:
@@ -150,14 +152,14 @@ def measure_service(server: Server, subject: Subject, requests: int) -> Service:
 
 
 def send_openly(server: Server, subject: Subject, load: float, requests: int, seed: int) -> Window:
-    """Send a subject at random moments.
+    """Send a subject at random times.
 
     Args:
-        server: running, with nothing else to do.
-        subject: one that waits in its own model's queue.
-        load: as a share of the most that the server is seen to do just before, below 1.
-        requests: of the open loop; half as many go before it.
-        seed: of the moments.
+        server: Running server with no other load.
+        subject: Subject that waits in its own model's queue.
+        load: Share of the throughput that is measured just before, below 1.
+        requests: Number of requests in the open loop; half as many are sent before it.
+        seed: Seed of the arrival times.
     """
 
     async def sent() -> Window:
@@ -175,16 +177,16 @@ def send_openly(server: Server, subject: Subject, load: float, requests: int, se
 
 
 def trace_arguments(path: Path) -> tuple[str, ...]:
-    """Return the arguments that make Triton trace every request into a file, complete once it has ended."""
+    """Return the arguments that make Triton trace every request to a file, complete once Triton has ended."""
     settings = ("mode=triton", f"triton,file={path}", "level=TIMESTAMPS", "rate=1", "count=-1")
     return tuple(f"--trace-config={setting}" for setting in settings)
 
 
 def read_trace(path: Path, model: str, window: Window) -> Observed:
-    """Return what Triton traced of a model's requests within a window.
+    """Return the traced requests of a model within a window.
 
     Raises:
-        Unrecoverable: it traced none.
+        Unrecoverable: The trace contains no such request.
     """
     calls: set[int] = set()
     times: defaultdict[int, dict[str, int]] = defaultdict(dict)
@@ -204,14 +206,14 @@ def read_trace(path: Path, model: str, window: Window) -> Observed:
 
 
 class _Sender:
-    """Sends the requests of one subject, each with a number of its own."""
+    """Sends the requests of one subject, each with its own number."""
 
     def __init__(self, client: AsyncClient, subject: Subject) -> None:
         self._client, self._send = client, subject.send
         self._numbers = itertools.count(1)
 
     async def closed_loop(self, at_a_time: int, count: int) -> tuple[list[float], float]:
-        """Send `count` requests, so many at a time; return latencies, seconds, and how many per second."""
+        """Send `count` requests, `at_a_time` concurrently; return latencies in s, and requests per second."""
         left = iter(range(count))
 
         async def one() -> list[float]:
@@ -222,7 +224,7 @@ class _Sender:
         return list(itertools.chain(*latencies)), count / (time.perf_counter() - started)
 
     async def open_loop(self, moments_s: Sequence[float]) -> list[float]:
-        """Send at each moment, answered or not; return by how much each was sent too late, seconds."""
+        """Send at each time, answered or not; return the delay of each sending, in seconds."""
         started = time.perf_counter()
 
         async def at(moment_s: float) -> float:
@@ -240,14 +242,15 @@ class _Sender:
 
 
 def service_of(observed: Observed, instances: int) -> Service:
-    """Return what one replica does, from requests that were often at work together.
+    """Return the service times and rates of one replica, from requests that were often at work together.
 
-    One number says how much they slow each other: each of k goes at the rate 1 / (1 + c (k - 1)). It is the c
-    that makes a request's service the same, on the mean, however much company it had.
+    One number says how much they slow each other: each of k runs at the rate 1 / (1 + c (k - 1)). The
+    function finds the c for which a request's service time does not depend, on average, on how many others
+    ran beside it.
 
     Args:
-        observed: of which the moments and the times at work are used.
-        instances: requests that the server works on at a time.
+        observed: Requests whose arrival times and compute times are used.
+        instances: Number of requests that the server works on at a time.
     """
     begun = np.add(observed.at_s, observed.queue_s)
     ended = begun + observed.work_s
@@ -258,7 +261,7 @@ def service_of(observed: Observed, instances: int) -> Service:
     spans_s = np.diff(moments)
 
     def over(value: Floats) -> Floats:
-        """Integrate what holds between two moments over each request's work."""
+        """Integrate a value that is constant between two times over each request's work."""
         sums = np.concatenate([[0.0], np.cumsum(value[:-1] * spans_s)])
         return np.asarray(sums[np.searchsorted(moments, ended)] - sums[np.searchsorted(moments, begun)])
 
@@ -278,14 +281,14 @@ def service_of(observed: Observed, instances: int) -> Service:
 
 
 def predict(service: Service, observed: Observed) -> Delay:
-    """Let the model serve the same moments, and find the queue.
+    """Predict the queueing delay of the same arrivals with the model.
 
-    Each of several runs gives the services to other requests than had them, in their order: begun at another
-    place. So the machine's slow and fast spells stay as long as they were.
+    Each of several runs rotates the service times, so that they belong to other requests but keep their
+    order. Slow and fast spells of the machine therefore keep their length.
 
     Args:
-        service: of those requests, in their order.
-        observed: of which the moments are used.
+        service: Service times of those requests, in their order.
+        observed: Requests whose arrival times are used.
     """
     fleet = Fleet(rates=service.rates)
     delays = []
@@ -299,5 +302,5 @@ def predict(service: Service, observed: Observed) -> Delay:
 
 
 def delay_of(waits_s: Sequence[float] | Floats) -> Delay:
-    """Return the figures of some waits, seconds."""
+    """Return the mean and the 95th percentile of waits in seconds."""
     return Delay(float(np.mean(waits_s)), float(np.percentile(waits_s, 95)))

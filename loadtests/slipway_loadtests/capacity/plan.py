@@ -1,8 +1,8 @@
-"""How many replicas: users of a family with their habits become arrivals; the model finds the smallest fleet.
+"""Capacity planning: turns users' behaviour into arrivals and finds the smallest fleet that serves them.
 
-A :class:`Demand` is data: what one request costs a replica, what one user does, and what is promised. Service
-times of families that this machine serves are measured (:mod:`slipway_loadtests.capacity.load`); those of the
-others are public figures, and their `source` says whose.
+A :class:`Demand` is data: the cost of one request on a replica, the behaviour of one user, and the promise.
+Service times of families that this machine serves are measured (:mod:`slipway_loadtests.capacity.load`);
+those of the others are public figures, and their `source` names the publisher.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from slipway_loadtests.capacity.arrivals import poisson, streams
 from slipway_loadtests.capacity.fleet import Arrival, Fleet, Floats, Routing, simulate
 from slipway_serving.errors import Unrecoverable, raise_all
 
-# Of a simulation: long enough that a queue that grows does not go unnoticed.
+# Length of a simulation: long enough to notice a growing queue.
 _REQUESTS = 4000
 _SERVICES_OF_LOAD = 200
 _PERIODS, _FIRST_PERIODS = 24, 4
@@ -27,11 +27,11 @@ CPU = "the machine below"
 
 @dataclass(frozen=True)
 class Service:
-    """What one replica does with a kind of request: what the model is fed.
+    """Service times and rates of one replica for a kind of request: the input of the capacity model.
 
     Attributes:
-        alone_s: latencies of requests that were alone, seconds.
-        rates: see :class:`slipway_loadtests.capacity.fleet.Fleet`.
+        alone_s: Latencies of requests that ran alone, in seconds.
+        rates: Rates of concurrent requests, see :class:`slipway_loadtests.capacity.fleet.Fleet`.
     """
 
     alone_s: tuple[float, ...]
@@ -39,7 +39,7 @@ class Service:
 
     @property
     def mean_s(self) -> float:
-        """Mean latency alone, seconds."""
+        """Mean latency alone, in seconds."""
         return float(np.mean(self.alone_s))
 
     @property
@@ -50,17 +50,17 @@ class Service:
 
 @dataclass(frozen=True)
 class Demand:
-    """What users of one family ask of a fleet.
+    """Demand of one family's users on a fleet.
 
     Attributes:
-        name: of the family.
-        service_s: times that a request, or a whole session, takes alone on a replica, seconds.
-        each_s: mean time between two requests of one user, seconds.
-        p95_s: promise: 95 of 100 are not kept longer than this beyond the service time, seconds.
-        rates: see :class:`slipway_loadtests.capacity.fleet.Fleet`.
-        streamed: whether a user is an open stream: a request exactly every `each_s`, always to one replica.
-        replica: the hardware of one replica, in words.
-        source: where the service time comes from.
+        name: Name of the family.
+        service_s: Times that a request, or a whole session, takes alone on a replica, in seconds.
+        each_s: Mean time between two requests of one user, in seconds.
+        p95_s: Promised 95th percentile of the delay beyond the service time, in seconds.
+        rates: Rates of concurrent requests, see :class:`slipway_loadtests.capacity.fleet.Fleet`.
+        streamed: True if a user is an open stream: a request exactly every `each_s`, always to one replica.
+        replica: Hardware of one replica, in words.
+        source: Source of the service time.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Demand:
         """Check every number.
 
         Raises:
-            InvalidRequest: naming each field that breaks its rule.
+            InvalidRequest: At least one field breaks its rule; the message names each.
         """
         rules = {
             f"service_s must be one or more times above 0, got {self.service_s}": bool(self.service_s)
@@ -88,35 +88,35 @@ class Demand:
 
     @property
     def service_mean_s(self) -> float:
-        """Mean service time, seconds."""
+        """Mean service time, in seconds."""
         return float(np.mean(self.service_s))
 
     def load(self, users: int) -> float:
-        """Return how many replicas would be busy all the time if work could be cut and moved at will."""
+        """Return how many replicas would always be busy if work could be split and moved freely."""
         return users * self.service_mean_s / self.each_s / Fleet(rates=self.rates).throughput
 
     def arrivals(self, users: int, seed: int) -> list[Arrival]:
-        """Return what so many users send."""
+        """Return the arrivals of a number of users."""
         if self.streamed:
             return streams(users, self.each_s, _PERIODS, self.service_s, seed)
         count = max(_REQUESTS, math.ceil(_SERVICES_OF_LOAD * self.load(users)))
         return poisson(users / self.each_s, count, self.service_s, seed)
 
     def settled_s(self, arrivals: Sequence[Arrival]) -> float:
-        """Return the moment after which requests count: the fleet was empty at the start."""
+        """Return the time in seconds after which requests count, because the fleet was empty at the start."""
         return _FIRST_PERIODS * self.each_s if self.streamed else 0.1 * arrivals[-1].at_s
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The smallest fleet that keeps a promise.
+    """Smallest fleet that keeps a promise.
 
     Attributes:
-        users: that were asked about.
-        routing: of the fleet.
-        replicas: the smallest number.
-        load: replicas' worth of work.
-        p95_s: delay that 95 of 100 stay below with this number, seconds.
+        users: Number of users.
+        routing: Routing rule of the fleet.
+        replicas: Smallest number of replicas.
+        load: Work in units of fully busy replicas.
+        p95_s: Delay's 95th percentile with this number of replicas, in seconds.
     """
 
     users: int
@@ -127,7 +127,7 @@ class Answer:
 
     @property
     def utilization(self) -> float:
-        """Share of the fleet that works."""
+        """Share of the fleet that is busy."""
         return self.load / self.replicas
 
 
@@ -135,14 +135,14 @@ def replicas_for(demand: Demand, users: int, routing: Routing = "least", seed: i
     """Find the smallest fleet that keeps a demand's promise.
 
     Args:
-        demand: what one user does and is promised.
-        users: 1 or more.
-        routing: of the fleet.
-        seed: of arrivals and routing.
+        demand: Behaviour of one user, and the promise.
+        users: Number of users, 1 or more.
+        routing: Routing rule of the fleet.
+        seed: Seed of arrivals and routing.
 
     Raises:
-        InvalidRequest: there are no users.
-        Unrecoverable: no number of replicas up to 10,000 keeps the promise.
+        InvalidRequest: There are no users.
+        Unrecoverable: No number of replicas up to 10,000 keeps the promise.
     """
     if users < 1:
         raise_all("capacity", [f"users must be 1 or more, got {users}"])
@@ -156,7 +156,7 @@ def replicas_for(demand: Demand, users: int, routing: Routing = "least", seed: i
             known[replicas] = float(np.percentile(delays, 95))
         return known[replicas]
 
-    # Below the load every queue grows without end, whatever a simulation of limited time says.
+    # With fewer replicas than the load, every queue grows without end, even if a short simulation hides it.
     enough = least = math.floor(demand.load(users)) + 1
     while p95_s(enough) > demand.p95_s:
         least = enough + 1
@@ -176,11 +176,12 @@ def replicas_for(demand: Demand, users: int, routing: Routing = "least", seed: i
 
 
 def rates_of(together: Sequence[int], per_s: Sequence[float]) -> tuple[float, ...]:
-    """Return the rates that explain how many requests per second were answered.
+    """Return the rates that explain the measured throughput.
 
     Args:
-        together: requests that were under way at a time, rising from 1.
-        per_s: answered requests per second with so many; between two of them throughput grows evenly.
+        together: Numbers of concurrent requests, rising from 1.
+        per_s: Answers per second with each of these numbers; throughput is interpolated linearly between
+            them.
     """
     counts = np.arange(1, together[-1] + 1)
     throughput = np.interp(counts, together, np.asarray(per_s) / per_s[0])
@@ -188,13 +189,13 @@ def rates_of(together: Sequence[int], per_s: Sequence[float]) -> tuple[float, ..
 
 
 def stream_latencies_s(service: Service, count: int, each_s: float, seed: int = 0) -> Floats:
-    """Return how long one replica takes to answer requests of open streams, seconds.
+    """Return the latencies of one replica that serves open streams, in seconds.
 
     Args:
-        service: of one request.
-        count: streams, each with a request exactly every `each_s`, from a moment of its own.
-        each_s: seconds.
-        seed: of the moments.
+        service: Service of one request.
+        count: Number of streams, each with a request exactly every `each_s` at its own phase.
+        each_s: Time between two requests of a stream, in seconds.
+        seed: Seed of the phases.
     """
     sent = streams(count, each_s, _PERIODS, service.alone_s, seed)
     return simulate(Fleet(rates=service.rates), sent, seed).latencies_s(_FIRST_PERIODS * each_s)
@@ -204,12 +205,12 @@ def streams_carried(service: Service, each_s: float, share: float, seed: int = 0
     """Return the most streams of which one replica answers a share of the requests before the next is due.
 
     Args:
-        service: of one request.
-        each_s: between two requests of a stream, seconds.
-        share: of the requests, above 0 to 1; where not even one stream has it the answer is 0.
-        seed: as of :func:`stream_latencies_s`.
+        service: Service of one request.
+        each_s: Time between two requests of a stream, in seconds.
+        share: Share of the requests, above 0 to 1; if not even one stream reaches it, the answer is 0.
+        seed: Seed of the phases, as in :func:`stream_latencies_s`.
     """
-    # Beyond the load every queue grows without end, whatever a simulation of limited time says.
+    # With more streams than the load, every queue grows without end, even if a short simulation hides it.
     carried, most = 0, math.floor(service.per_s * each_s)
     while carried < most:
         middle = (carried + most + 1) // 2
@@ -221,13 +222,13 @@ def streams_carried(service: Service, each_s: float, share: float, seed: int = 0
 
 
 def exponential(mean_s: float, longest_s: float, count: int = 200) -> tuple[float, ...]:
-    """Return lengths spread exponentially, those beyond the longest cut off there: quantiles, seconds."""
+    """Return quantiles of exponentially distributed lengths, capped at the longest, in seconds."""
     shares = (np.arange(count) + 0.5) / count
     lengths: list[float] = np.minimum(-mean_s * np.log1p(-shares), longest_s).tolist()
     return tuple(lengths)
 
 
-# Habits and promises are assumptions of this page, figures of others are named.
+# Behaviour and promises are our assumptions; `source` names the origin of other figures.
 WAN_T2V = Demand(
     "wan_t2v",
     service_s=(216.0,),
@@ -256,7 +257,7 @@ PUBLIC = (WAN_T2V, MATRIX_GAME, FRAMEPACK)
 
 
 def wakeword_demand(service: Service) -> Demand:
-    """Return what a listening device asks, by the measured service of a clip of 1 s."""
+    """Return the demand of a listening device, from the measured service of a clip of 1 s."""
     source = "measured: a window of 1 s every 0.5 s, AST of the public size"
     return Demand(
         "wakeword", service.alone_s, 0.5, 0.5, service.rates, streamed=True, replica=CPU, source=source
@@ -264,7 +265,7 @@ def wakeword_demand(service: Service) -> Demand:
 
 
 def airimu_demand(service: Service) -> Demand:
-    """Return what a sensor asks, by the measured service of a chunk of 0.5 s."""
+    """Return the demand of a sensor, from the measured service of a chunk of 0.5 s."""
     source = "measured: a chunk of 0.5 s at 200 Hz, the public size"
     return Demand(
         "airimu", service.alone_s, 0.5, 0.1, service.rates, streamed=True, replica=CPU, source=source
@@ -272,11 +273,11 @@ def airimu_demand(service: Service) -> Demand:
 
 
 def world_demand(service: Service, block_s: float) -> Demand:
-    """Return what a player asks, by the measured service of a block of a world.
+    """Return the demand of a player, from the measured service of a block of a world.
 
     Args:
-        service: of a block with a full window.
-        block_s: how long its frames last.
+        service: Service of a block with a full window.
+        block_s: Length of the block's frames, in seconds.
     """
     source = f"measured: a block every {block_s:g} s, tiny; a block is there before the next is due"
     return Demand(

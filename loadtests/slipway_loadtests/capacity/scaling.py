@@ -1,4 +1,4 @@
-"""What scaling does to work that cannot move: long jobs under an autoscaler, sessions on sticky replicas."""
+"""Effect of scaling on work that cannot move: long jobs under an autoscaler, sessions on sticky replicas."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from slipway_loadtests.capacity.plan import WAN_T2V, exponential
 
 _HOUR_S = 3600.0
 _KUBERNETES_GRACE_S = 30.0
-# Kubernetes' own, and four long jobs.
+# Kubernetes' default, and about the length of four long jobs.
 _STABILIZATIONS_S = (300.0, 900.0)
 _SESSIONS = 10_000
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Long jobs in waves, and the replicas that the autoscaler may have for them.
+    """Long jobs in waves, and the limits of the autoscaler for them.
 
     Attributes:
-        high_per_hour: jobs per hour in the first half of a wave.
-        low_per_hour: in the second.
-        half_s: of a wave, seconds.
-        waves: one after the other.
-        job_s: service time of a job, seconds.
-        start_s: cold start of a replica, seconds: image, weights, warm-up.
-        most: replicas.
+        high_per_hour: Jobs per hour in the first half of a wave.
+        low_per_hour: Jobs per hour in the second half.
+        half_s: Length of half a wave, in seconds.
+        waves: Number of consecutive waves.
+        job_s: Service time of a job, in seconds.
+        start_s: Cold start of a replica (image, weights, warm-up), in seconds.
+        most: Largest number of replicas.
     """
 
     high_per_hour: float = 120.0
@@ -44,16 +44,16 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Scaled:
-    """What one way of scaling did to a day's jobs.
+    """Result of one way of scaling for a day's jobs.
 
     Attributes:
-        name: of the way.
-        jobs: that were sent, and in the end all answered.
-        lost: times that a job was lost with its replica and began anew.
-        wasted_hours: replica-hours of lost work.
-        held_hours: replica-hours from each order to the end.
-        p95_s: delay that 95 of 100 jobs stayed below, seconds.
-        timeline: (seconds, replicas held), at each change.
+        name: Name of the way of scaling.
+        jobs: Number of jobs, all answered in the end.
+        lost: Number of times that a job was lost with its replica and began anew.
+        wasted_hours: Replica-hours of lost work.
+        held_hours: Replica-hours from each order to the end.
+        p95_s: Delay's 95th percentile, in seconds.
+        timeline: Pairs of (seconds, replicas held), at each change.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Scaled:
 
 
 def scale_long_jobs(traffic: Traffic, seed: int = 0) -> list[Scaled]:
-    """Serve the same jobs by a fixed fleet and by autoscalers that end replicas gently or not."""
+    """Serve the same jobs with a fixed fleet and with autoscalers that drain ended replicas or not."""
     per_s = (traffic.high_per_hour / _HOUR_S, traffic.low_per_hour / _HOUR_S)
     arrivals = waves(*per_s, traffic.half_s, traffic.waves, (traffic.job_s,), seed)
     found = []
@@ -87,7 +87,7 @@ def scale_long_jobs(traffic: Traffic, seed: int = 0) -> list[Scaled]:
 
 
 def _ways(traffic: Traffic) -> dict[str, Fleet]:
-    """Return the fleets by what they are called."""
+    """Return the fleets by name."""
     fleets = {f"always {traffic.most}": Fleet(traffic.most)}
     counted: dict[str, Metric] = {"waiting": "pending", "in flight": "in_flight"}
     for words, metric in counted.items():
@@ -103,14 +103,14 @@ def _ways(traffic: Traffic) -> dict[str, Fleet]:
 
 @dataclass(frozen=True)
 class SessionBound:
-    """How full a fleet of sessions can be before it turns too many away.
+    """Highest utilization of a fleet of sessions before it refuses too many.
 
     Attributes:
-        gpus: in the fleet.
-        sessions_each: that one holds at a time.
-        routing: "least" finds a free place wherever there is one; "random" is what a hash of the session's id
-            does, which knows nothing of free places.
-        utilization: share of the places that is taken when the refused share is reached.
+        gpus: Number of GPUs in the fleet.
+        sessions_each: Number of concurrent sessions on each GPU.
+        routing: Routing rule: "least" finds a free place wherever there is one; "random" is like a hash of
+            the session's id, which ignores free places.
+        utilization: Share of the places that is taken when the refused share is reached.
     """
 
     gpus: int
@@ -122,14 +122,14 @@ class SessionBound:
 def session_bound(
     gpus: int, sessions_each: int, routing: Routing, refused: float = 0.01, seed: int = 0
 ) -> SessionBound:
-    """Find by bisection the load at which so large a share of the sessions finds no place.
+    """Find by bisection the load at which the given share of the sessions finds no place.
 
     Args:
-        gpus: in the fleet.
-        sessions_each: that one holds at a time.
-        routing: how a new session finds its GPU, where it then stays.
-        refused: share of the sessions that may be turned away, above 0 and below 1.
-        seed: of arrivals and routing.
+        gpus: Number of GPUs in the fleet.
+        sessions_each: Number of concurrent sessions on each GPU.
+        routing: Routing rule that chooses a new session's GPU, where it then stays.
+        refused: Share of the sessions that may be refused, above 0 and below 1.
+        seed: Seed of arrivals and routing.
     """
     fleet = Fleet(gpus, (1.0,) * sessions_each, routing, sticky=True, queue_limit=0)
     places = gpus * sessions_each

@@ -1,1 +1,1 @@
-"""Load on a running server, driven by Locust: users of every family, arrivals, shapes, SLOs and a report."""
+"""Load tests of a running server with Locust: users of every family, arrivals, shapes, SLOs, a report."""

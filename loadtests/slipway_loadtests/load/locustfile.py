@@ -1,4 +1,4 @@
-"""What Locust runs: `locust -f` this file, or `slipway load`, which does it for you."""
+"""Locustfile of Slipway, for `locust -f`; `slipway load` passes it to Locust by itself."""
 
 import logging as _logging
 
@@ -7,10 +7,11 @@ from grpc.experimental.gevent import init_gevent as _init_gevent
 
 from slipway_loadtests.load.users import USERS
 
-# Users are greenlets, and so must be what waits inside gRPC; before the first channel is made. A channel with
-# a call under way holds a thread of gevent's pool: of its 10, an eleventh user would wait for another one.
+# Users are greenlets, so gRPC must wait in greenlets too; this has to be set before the first channel exists.
+# A channel with a call in progress holds a thread of gevent's pool, whose default size is 10: an eleventh
+# user would wait for another user's call.
 _init_gevent()
 _get_hub().threadpool.maxsize = 4096
-# Locust shows what its libraries log, and httpx logs a line for each request.
+# Locust shows the logs of its libraries, and httpx logs a line for each request.
 _logging.getLogger("httpx").setLevel(_logging.WARNING)
 globals().update(USERS)

@@ -1,20 +1,20 @@
-"""What became of each request, as its user saw it.
+"""Outcome and measures of each request, as its user saw them.
 
-A :class:`Watch` is put around a request: events go through :meth:`Watch.see`, and its end is an
-:class:`Outcome`. Latency counts from the moment at which the request was due, not from that at which it could
-be sent, so that a queue in the client is not hidden.
+A :class:`Watch` wraps a request: events pass through :meth:`Watch.see`, and the end of the request yields an
+:class:`Outcome`. Latency counts from the time at which the request was due, not from the time at which it was
+sent, so that a queue in the client is not hidden.
 
-Measures, seconds unless said otherwise:
-  latency_s         from due to the whole answer
-  lag_s             from due to being sent
-  first_progress_s  from due to the first progress, or whatever came first
-  step_s            of each denoising step, by the server's clock
+Measures, in seconds unless stated otherwise:
+  latency_s         from due to the complete answer
+  lag_s             from due to sent
+  first_progress_s  from due to the first progress, or to the first event of any kind
+  step_s            duration of each denoising step, by the server's clock
   first_frame_s     from due to the first frames
-  queue_s           what the latency is longer than the server's own account of the work; network included
-  service_s         that account
-  jitter_s          by how much the time between two blocks of a world differs from what the first lasts
-  stall_s           how long a player's picture stood still before a block
-  real_time_factor  seconds of video, sound or motion for each second of latency
+  queue_s           time from sent to the answer minus service_s; includes the network
+  service_s         duration of the work as the server reports it
+  jitter_s          difference between the time between two blocks of a world and the length of the first
+  stall_s           time for which a player's picture stood still before a block
+  real_time_factor  seconds of video, sound or motion per second of latency
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from slipway_serving.errors import (
 )
 from slipway_serving.events import Event, Progress
 
-# Several processes share one axis of time, and no step of the wall clock falls into a run.
+# Several processes need a common time axis, and a step of the wall clock must not affect a run.
 _EPOCH_S = time.time() - time.monotonic()
 
 ANSWERED, REJECTED, CANCELLED, UNANSWERED = "answered", "rejected", "cancelled", "unanswered"
@@ -46,26 +46,26 @@ FAILURES: Mapping[type[SlipwayError], str] = {
     InvalidRequest: "refused",
     Cancelled: "cut off",
 }
-"""How a request ended, by the error; "failed" for any other."""
+"""Name of a request's end by type of error; any other error is "failed"."""
 
 
 def now_s() -> float:
-    """Return the time, seconds since the epoch; it never goes back."""
+    """Return the time in seconds since the epoch; it never goes back."""
     return _EPOCH_S + time.monotonic()
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one request.
+    """Outcome of one request.
 
     Attributes:
-        model: that was asked.
-        due_s: when the request came, seconds since the epoch.
-        ended_s: when it ended.
-        ended: "answered", "cancelled" (by its user), "unanswered" (given up when the run ended), or one of
-            :data:`FAILURES`.
-        measures: see above; of an answered request only.
-        said: the error's text.
+        model: Model that served the request.
+        due_s: Time at which the request was due, in seconds since the epoch.
+        ended_s: Time at which it ended, in seconds since the epoch.
+        ended: Name of its end: "answered", "cancelled" (by its user), "unanswered" (abandoned when the run
+            ended), or one of :data:`FAILURES`.
+        measures: Values by measure, as the module describes them; empty unless the request was answered.
+        said: Text of the error.
     """
 
     model: str
@@ -77,15 +77,15 @@ class Outcome:
 
 
 class Watch:
-    """Measures one request from its sending to its end; an error of ours ends it and goes no further.
+    """Measures one request from sending to its end; suppresses a Slipway error, which becomes the outcome.
 
     Args:
-        model: that is asked.
-        due_s: when the request came.
-        keep: takes the outcome.
+        model: Model that serves the request.
+        due_s: Time at which the request was due, in seconds since the epoch.
+        keep: Callback that receives the outcome.
 
     Attributes:
-        outcome: of the request, once it has ended.
+        outcome: Outcome of the request; None until it has ended.
     """
 
     def __init__(self, model: str, due_s: float, keep: Callable[[Outcome], None]) -> None:
@@ -104,7 +104,7 @@ class Watch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         if error is not None and not isinstance(error, SlipwayError):
-            return False  # the run ends, or a defect: no outcome of the server's
+            return False  # the run is ending, or there is a defect: neither is an outcome of the server
         ended_s, ended, said = now_s(), ANSWERED, ""
         if error is not None:
             ended, said = FAILURES.get(type(error), "failed"), str(error)
@@ -129,20 +129,20 @@ class Watch:
         self._measures[name].append(value)
 
     def once(self, name: str) -> None:
-        """Measure the time since the request was due, the first time that this is said of a name."""
+        """Record the time since the request was due, on the first call for a measure only."""
         if name not in self._measures:
             self.note(name, now_s() - self._due_s)
 
     def took(self, server_s: float) -> None:
-        """Take note of what the server says the work took, seconds."""
+        """Record how long the work took according to the server, in seconds."""
         self._server_s = server_s
 
     def cancelled(self) -> None:
-        """Take note that the user cancels it."""
+        """Record that the user cancels the request."""
         self._cancelled = True
 
     def see(self, event: Event) -> None:
-        """Take note of an event as it comes."""
+        """Record an event when it arrives."""
         self.once("first_progress_s")
         elapsed_s = getattr(event, "elapsed_s", None)
         if isinstance(event, Progress):

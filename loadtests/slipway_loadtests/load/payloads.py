@@ -1,9 +1,8 @@
-"""Seeded data as users send it: prompts, pictures, speech, steps of a walk, keys of a player.
+"""Seeded request data like that of real users: prompts, pictures, speech, motion of a walk, keys of a player.
 
-Prompts and pictures are such as the demo checkpoints know; other checkpoints take them as well.
-
-What takes milliseconds to make is made once for each seed: whoever makes load shares the processor with its
-other users, and perhaps with the server.
+Prompts and pictures match the data of the demo checkpoints; other checkpoints accept them too. Data that
+takes milliseconds to generate is generated once per seed, because the load generator shares the processor
+with its other users, and perhaps with the server.
 """
 
 from __future__ import annotations
@@ -25,21 +24,21 @@ from slipway_training.worlds.plays import random_play
 
 IMU_HZ = 200
 SEEDS = 32
-"""Of pictures, sounds and motions there are so many of each kind."""
+"""Number of different pictures, sounds and motions of each kind."""
 _KEPT = 4 * SEEDS
 _GRAVITY_M_S2 = 9.81
 _SUBJECTS = subjects(unseen=True)
-# Of a camera: what is decoded and sent is as large as what people send.
+# Size and JPEG quality of a camera's picture, so that decoding and transfer cost as much as for real users.
 _SIDE_PX, _QUALITY = 640, 90
 
 
 def prompt(random: np.random.Generator) -> str:
-    """Return what somebody asks for who knows the demo checkpoints: a coloured shape in motion."""
+    """Return a prompt that the demo checkpoints know: a coloured shape in motion."""
     return caption(random, _SUBJECTS[int(random.integers(len(_SUBJECTS)))])
 
 
 def said(seed: int) -> str:
-    """Return how the picture of a seed is to go on."""
+    """Return the prompt that belongs to the picture of a seed."""
     return plain(_scene(seed).subject)
 
 
@@ -51,14 +50,14 @@ def picture(seed: int) -> bytes:
 
 @lru_cache(_KEPT)
 def land(seed: int, mode: str) -> bytes:
-    """Return a picture with which a world of a mode begins, 640 px wide, as a camera's JPEG."""
+    """Return the opening picture of a world of a mode, 640 px wide, as a camera's JPEG."""
     frame = Image.fromarray(random_play(np.random.default_rng(seed), mode, 1).frames()[0])
     return _jpeg(frame.resize((_SIDE_PX, _SIDE_PX * frame.height // frame.width)))
 
 
 @lru_cache(_KEPT)
 def speech(seed: int, seconds: float, rate_hz: int) -> NDArray[np.float32]:
-    """Return syllables with pauses, harmonics of a pitch under noise, [samples], float32, -1 to 1."""
+    """Return syllables with pauses, made of harmonics over noise, [samples], float32, -1 to 1."""
     random = np.random.default_rng(seed)
     time_s = np.arange(round(seconds * rate_hz)) / rate_hz
     audio = 0.01 * random.standard_normal(time_s.size)
@@ -92,7 +91,7 @@ def motion(seed: int, batch: int, frames: int) -> Mapping[str, NDArray[np.float3
 
 
 def keys(random: np.random.Generator, mode: str) -> str:
-    """Return what a player holds in a block of a world: mostly one key, sometimes two or none."""
+    """Return the keys that a player holds during a block of a world: mostly one, sometimes two or none."""
     known = VOCABULARIES[mode].keys
     held = str(random.choice(sorted(known)))
     if random.uniform() < 0.3:

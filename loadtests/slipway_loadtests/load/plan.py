@@ -1,8 +1,8 @@
-"""What a load test does, as data: whose users, how many when, what they send and what they are promised.
+"""Plan of a load test: its users, the load over time, the requests and the objectives.
 
-`slipway load` builds a :class:`Plan` of its options; plain Locust reads one from YAML (`--plan FILE`). It
-goes as JSON to the process that runs Locust, and from a master to its workers. Time is cut into stages, in
-each of which the load stays the same: the shapes are four ways to cut it.
+`slipway load` builds a :class:`Plan` from its options; plain Locust reads one from YAML (`--plan FILE`). The
+plan travels as JSON to the process that runs Locust, and from a master to its workers. Time is divided into
+stages of constant load; the four shapes are four ways to divide it.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _SPIKE_REST = 0.25
 
 @dataclass(frozen=True)
 class Stage:
-    """A time in which the load stays the same.
+    """Period of constant load.
 
     Attributes:
-        seconds: how long it is.
-        level: users where arrivals are closed, else requests or sessions per second.
+        seconds: Length of the stage, in seconds.
+        level: Number of users if arrivals are closed, else requests or sessions per second.
     """
 
     seconds: float
@@ -43,14 +43,14 @@ class Stage:
 
 
 def stages_of(shape: Shape, level: float, seconds: float, *, whole: bool = False) -> tuple[Stage, ...]:
-    """Cut a time into stages.
+    """Divide a time into stages.
 
     Args:
-        shape: steady and soak: one stage; ramp: eight equal stages from an eighth of the level to all of it;
-            spike: a quarter of the level, all of it, a quarter again.
-        level: the highest, as of :class:`Stage`.
-        seconds: of all stages together.
-        whole: levels are whole numbers from 1 on, as users are.
+        shape: Shape of the load. steady and soak: one stage; ramp: eight equal stages from an eighth of the
+            level to all of it; spike: a quarter of the level, all of it, a quarter again.
+        level: Highest level, in the unit of :class:`Stage`.
+        seconds: Length of all stages together, in seconds.
+        whole: True if levels are whole numbers of 1 or more, as numbers of users are.
     """
     shares = {
         "ramp": tuple(step / _RAMP_STAGES for step in range(1, _RAMP_STAGES + 1)),
@@ -62,32 +62,32 @@ def stages_of(shape: Shape, level: float, seconds: float, *, whole: bool = False
 
 @dataclass(frozen=True)
 class Plan:
-    """A load test.
+    """Configuration of a load test.
 
     Attributes:
-        url: of the server, as every command takes it; empty where Locust's own `--host` says it.
-        protocol: that the users speak; None as the url or its port says.
-        tls: folder of certificates, as of :class:`slipway_client.Client`.
-        users: names of Locust's users, by :data:`slipway_loadtests.load.visits.USES`; empty for those that
-            Locust's own command line names.
-        stages: the load over time; none leaves it to Locust's own `--users` and `--run-time`.
-        arrivals: closed: each user sends again when answered, after its time to think. Otherwise requests
-            come whatever the server does, at equal distances, as of many independent users, or in bursts.
-        burst: of gamma arrivals: the squared coefficient of variation of the time between two, above 0; 1 is
-            poisson.
-        think_s: mean of a closed user's time to think, exponential, seconds.
-        session_s: length of a session: of a world's play, or of a stream of sound or motion, seconds.
-        paced: whether a session's turns come as fast as the world is shown, or the sound and the motion are
-            heard and felt; otherwise each comes when the one before is answered.
-        cancel_share: of videos, the share that is cancelled after a step, 0 to 1.
-        timeout_s: time limit of each request, seconds.
-        workers: processes that make the load together.
-        seed: of moments, prompts, pictures, sounds and motions.
-        fields: of requests, by model and name, where they differ from the payloads' own.
-        slo: what is promised, by model.
-        metrics: the server's metrics endpoint "HOST:PORT", for its queues; None asks nothing.
-        html: where the report goes as a page.
-        json: where it goes as data.
+        url: URL of the server, as every command accepts it; empty if Locust's own `--host` gives it.
+        protocol: Protocol that the users speak; None to take it from the url or its port.
+        tls: Folder of certificates, as in :class:`slipway_client.Client`.
+        users: Names of Locust's users, from :data:`slipway_loadtests.load.visits.USES`; empty for the users
+            that Locust's own command line names.
+        stages: Load over time; empty to leave it to Locust's own `--users` and `--run-time`.
+        arrivals: Kind of arrivals. closed: each user waits for the answer and thinks before the next request.
+            Otherwise requests arrive whatever the server does: constant at equal gaps, poisson as from many
+            independent users, gamma in bursts.
+        burst: Squared coefficient of variation of the gaps of gamma arrivals, above 0; 1 is poisson.
+        think_s: Mean of a closed user's think time, exponentially distributed, in seconds.
+        session_s: Length of a session (a world's play, or a stream of sound or motion), in seconds.
+        paced: True if a session's turns are due as fast as the world is shown, or the sound or motion is
+            recorded; otherwise each turn is due when the one before is answered.
+        cancel_share: Share of videos that the user cancels after a step, 0 to 1.
+        timeout_s: Time limit of each request, in seconds.
+        workers: Number of processes that generate the load together.
+        seed: Seed of arrival times, prompts, pictures, sounds and motions.
+        fields: Values of request fields by model and name, in place of the payloads' own.
+        slo: Objectives by model.
+        metrics: The server's metrics endpoint "HOST:PORT", for its queue figures; None reads no metrics.
+        html: Path of the report as a page.
+        json: Path of the report as data.
     """
 
     url: str = ""
@@ -114,7 +114,7 @@ class Plan:
         """Check every number.
 
         Raises:
-            InvalidRequest: naming each field that breaks its rule.
+            InvalidRequest: At least one field breaks its rule; the message names each.
         """
         rules = {
             f"protocol must be one of {get_args(Protocol)}, got {self.protocol!r}": self.protocol
@@ -139,11 +139,11 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        """Length of all stages together."""
+        """Length of all stages together, in seconds."""
         return sum(stage.seconds for stage in self.stages)
 
     def stage_at(self, at_s: float) -> Stage | None:
-        """Return the stage at a moment, seconds from the beginning; None after the last."""
+        """Return the stage at a time in seconds from the beginning, or None after the last."""
         for stage in self.stages:
             if at_s < stage.seconds:
                 return stage
@@ -156,12 +156,13 @@ class Plan:
 
 
 def read_plan(text: str) -> Plan:
-    """Read a plan: JSON as :meth:`Plan.text` writes it, or the path of a YAML file.
+    """Read a plan from JSON, as :meth:`Plan.text` writes it, or from the path of a YAML file.
 
     Raises:
-        InvalidRequest: no such file, no mapping, an unknown key, or a value that breaks its rule.
+        InvalidRequest: The file does not exist or is no mapping, a key is unknown, or a value breaks its
+            rule.
     """
-    # JSON is nearly YAML: there 1e-06 is a text.
+    # JSON is not quite YAML: YAML reads 1e-06 as a text.
     given = json.loads(text) if text.startswith("{") else mapping_of(_text_of(Path(text)), text)
     known = {each.name for each in dataclasses.fields(Plan)}
     _only(known, given, "plan")
@@ -178,16 +179,16 @@ def read_stages(path: Path) -> tuple[Stage, ...]:
     """Read a list of stages, `- {seconds: 30, level: 4}` each, from YAML.
 
     Raises:
-        InvalidRequest: as :func:`read_plan`.
+        InvalidRequest: The file cannot be read, or is no list of stages.
     """
     return stages_from(_parsed(_text_of(path)))
 
 
 def stages_from(given: Any) -> tuple[Stage, ...]:
-    """Make stages of what YAML or JSON says of them.
+    """Convert parsed YAML or JSON to stages.
 
     Raises:
-        InvalidRequest: it is no list of `seconds` and `level`, or empty.
+        InvalidRequest: The data is empty or is no list of `seconds` and `level`.
     """
     keys = {"seconds", "level"}
     if not (
@@ -207,16 +208,16 @@ def read_slo(path: Path) -> dict[str, Objective]:
     """Read objectives by model from YAML.
 
     Raises:
-        InvalidRequest: as :func:`read_plan`.
+        InvalidRequest: The file cannot be read, a key is unknown, or a value breaks its rule.
     """
     return objectives_of(mapping_of(_text_of(path), str(path)))
 
 
 def mapping_of(text: str, where: str) -> dict[str, Any]:
-    """Return YAML or JSON that must be a mapping.
+    """Parse YAML or JSON that must be a mapping.
 
     Raises:
-        InvalidRequest: it is none.
+        InvalidRequest: The text cannot be parsed or is no mapping.
     """
     given = _parsed(text)
     if not isinstance(given, dict):

@@ -1,7 +1,7 @@
-"""What the server itself says of its models during a run: how long requests waited and were worked on.
+"""Queue time and compute time of each model during a run, as the server reports them.
 
-Taken from Triton's counters, at the beginning and at the end: the one place where the wait of a request that
-streams nothing is known apart from its work.
+They come from Triton's counters at the beginning and at the end of the run. Only there is the wait of a
+request that streams nothing known apart from its compute time.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _COUNTS = {
 
 @dataclass(frozen=True)
 class Queue:
-    """What a model did.
+    """Requests, queue time and compute time of a model.
 
     Attributes:
-        requests: that it answered, those of other models too.
-        queue_s: mean wait of a request, seconds.
-        compute_s: mean work on a request, seconds.
+        requests: Number of requests that the model answered, those of other clients included.
+        queue_s: Mean queue time of a request, in seconds.
+        compute_s: Mean compute time of a request, in seconds.
     """
 
     requests: int
@@ -38,16 +38,16 @@ class Queue:
 
 @dataclass(frozen=True)
 class Queues:
-    """Triton's counters at a moment.
+    """Triton's counters at one time.
 
     Attributes:
-        counts: requests, microseconds in the queue, microseconds of work, by model.
+        counts: Number of requests, microseconds in the queue and microseconds of compute, by model.
     """
 
     counts: Mapping[str, Mapping[str, float]]
 
     def since(self, before: Queues) -> dict[str, Queue]:
-        """Return what each model did since then, of those that did anything."""
+        """Return the figures of each model since an earlier reading, for models that answered requests."""
         found = {}
         for model, counts in self.counts.items():
             earlier = before.counts.get(model, {})
@@ -62,13 +62,13 @@ def read_queues(metrics: str) -> Queues:
     """Read Triton's counters.
 
     Args:
-        metrics: "HOST:PORT" of the server's metrics endpoint.
+        metrics: Metrics endpoint "HOST:PORT" of the server.
 
     Raises:
-        NotReady: they cannot be read.
+        NotReady: The counters cannot be read.
     """
     try:
-        # A proxy of the environment is for the world outside.
+        # Reach the metrics endpoint directly: a proxy from the environment is for external addresses.
         text = httpx.get(f"http://{metrics}/metrics", timeout=5, trust_env=False).raise_for_status().text
         families = list(text_string_to_metric_families(text))
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
@@ -76,7 +76,7 @@ def read_queues(metrics: str) -> Queues:
     counts: dict[str, dict[str, float]] = {}
     for family in families:
         for sample in family.samples:
-            # Triton's counters have no `_total`, as the library gives them.
+            # The parsed name of a Triton counter may lack `_total`.
             name = _COUNTS.get(sample.name) or _COUNTS.get(f"{sample.name}_total")
             if name is not None:
                 of_model = counts.setdefault(sample.labels.get("model", ""), {})

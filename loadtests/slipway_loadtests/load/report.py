@@ -1,4 +1,4 @@
-"""The report of a run: lines for the terminal, data as JSON, a page with tables and charts."""
+"""Report of a load test: lines for the terminal, data as JSON, and a page with tables and charts."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def lines(summary: Summary, queues: Queues) -> Iterator[str]:
 
 
 def write_json(path: Path, plan: Plan, summary: Summary, queues: Queues) -> None:
-    """Write the report as data."""
+    """Write the report as JSON."""
     data = {
         "plan": dataclasses.asdict(plan),
         "kept": not (summary.broken or summary.refusals),
@@ -67,7 +67,7 @@ def write_json(path: Path, plan: Plan, summary: Summary, queues: Queues) -> None
 
 
 def write_saturation(path: Path, found: Saturation) -> None:
-    """Write how much a server carries of one model's use as data."""
+    """Write the saturation of one model as JSON."""
     _write(path, dataclasses.asdict(found) | {"slower": found.slower})
 
 
@@ -98,7 +98,7 @@ def _figures(data: Mapping[str, Any]) -> Figures:
 
 
 def write_html(path: Path, plan: Plan, summary: Summary, queues: Queues) -> None:
-    """Write the report as a page that needs no other file."""
+    """Write the report as a self-contained HTML page."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(page(plan, summary, queues)), encoding="utf-8")
 

@@ -1,7 +1,7 @@
-"""One run in Locust: the plan comes in, outcomes are kept, and at the end the report goes out.
+"""One run in Locust: it reads the plan, collects outcomes, and writes the report at the end.
 
-Locust spawns users and counts answers by itself; what it cannot count is in our outcomes, which workers send
-to their master with Locust's own reports. The locustfile imports it.
+Locust itself spawns users and counts answers. Our outcomes hold what Locust cannot count; workers send them
+to their master with Locust's own reports. The locustfile imports this module.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from slipway_serving.texts import printable
 _LOG = logging.getLogger(__name__)
 _AT_ONCE = 100.0  # users per second; Locust warns above
 _KEY = "slipway"
-# Of users on other machines, until the order to start has reached all.
+# Delay before users on other machines start, so that the order to start reaches all of them.
 _LEAD_S = 1.0
 
 
 class Run:
-    """What a process knows of the run.
+    """State of the run in one process.
 
     Args:
-        environment: Locust's.
-        plan: of the run.
+        environment: Environment of Locust.
+        plan: Plan of the run.
 
     Attributes:
-        plan: of the run.
-        begun_s: when it began, seconds since the epoch.
-        until_s: when its last stage ends.
-        sources: of open arrivals, in all processes.
+        plan: Plan of the run.
+        begun_s: Time at which it began, in seconds since the epoch.
+        until_s: Time at which its last stage ends, in seconds since the epoch.
+        sources: Number of sources of open arrivals in all processes.
     """
 
     def __init__(self, environment: Any, plan: Plan) -> None:
@@ -54,7 +54,7 @@ class Run:
         self.begin(now_s())
 
     def begin(self, begun_s: float) -> None:
-        """Start the clock at a moment, with no outcome yet."""
+        """Start the clock at a time, and clear the outcomes."""
         self.begun_s = begun_s
         self.until_s = self.begun_s + self.plan.seconds if self.plan.stages else float("inf")
         self.outcomes: list[Outcome] = []
@@ -63,11 +63,11 @@ class Run:
 
     @cached_property
     def address(self) -> Address:
-        """Where the server is and what is spoken there."""
+        """Address of the server and its protocol."""
         return address_of(self.plan.url or self._environment.host or None, self.plan.protocol)
 
     def keep(self, outcome: Outcome) -> None:
-        """Take an outcome, for ourselves and for Locust's statistics."""
+        """Record an outcome and pass it to Locust's statistics."""
         self.outcomes.append(outcome)
         failed = outcome.ended not in (ANSWERED, CANCELLED)
         self._environment.events.request.fire(
@@ -80,14 +80,14 @@ class Run:
         )
 
     def refuse(self, text: str) -> None:
-        """Take note of why users could not begin."""
+        """Record why users could not start."""
         text = printable(text)
         if text not in self.refusals:
             _LOG.error(text)
             self.refusals[text] = None
 
     def tell(self, client_id: str, data: dict[str, Any]) -> None:
-        """Put what a worker tells its master into its report, and forget it."""
+        """Add a worker's outcomes to its report to the master, and clear them."""
         data[_KEY] = {
             "outcomes": [dataclasses.asdict(each) for each in self.outcomes],
             "refusals": list(self.refusals),
@@ -95,7 +95,7 @@ class Run:
         self.outcomes = []
 
     def hear(self, client_id: str, data: dict[str, Any]) -> None:
-        """Take what a worker told."""
+        """Record the outcomes in a worker's report."""
         told = data[_KEY]
         self.outcomes += [
             Outcome(**{**each, "measures": {name: tuple(v) for name, v in each["measures"].items()}})
@@ -106,14 +106,14 @@ class Run:
 
 
 class Stages(LoadTestShape):  # type: ignore[misc]
-    """The plan's stages as Locust's shape: how many users there are when."""
+    """The plan's stages as Locust's load shape: the number of users over time."""
 
     def __init__(self, run: Run, classes: int) -> None:
         super().__init__()
         self._run, self._classes = run, classes
 
     def tick(self) -> tuple[int, float] | None:
-        """Return how many users there are to be, and how many more in a second; None at the end."""
+        """Return the number of users and the number to spawn per second, or None at the end."""
         plan = self._run.plan
         stage = plan.stage_at(now_s() - self._run.begun_s)
         if stage is None:
@@ -159,7 +159,7 @@ def _started(environment: Any, **_: Any) -> None:
     if isinstance(environment.runner, LocalRunner) and not (run.plan.users or options.user_classes):
         environment.user_classes = _served(run, environment.user_classes)
     if isinstance(environment.runner, WorkerRunner):
-        # The master's plan, and when all begin, have come with its order to start.
+        # The master's order to start carries its plan and the common start time.
         run.plan = read_plan(options.plan)
         run.sources = len(run.plan.users or environment.user_classes) * run.plan.workers
     else:
@@ -169,10 +169,10 @@ def _started(environment: Any, **_: Any) -> None:
 
 
 def _served(run: Run, users: list[Any]) -> list[Any]:
-    """Return the users whose model the server serves; all of them where it serves none, or does not answer.
+    """Return the users whose model the server serves, or all if it serves none or does not answer.
 
-    Nobody named users: Locust would share its number of users among all classes, and those of a model that is
-    not served end at once.
+    This applies if nobody named users: Locust would share its number of users among all classes, and those of
+    a model that is not served would end at once.
     """
     tls = Path(run.plan.tls) if run.plan.tls else None
     try:

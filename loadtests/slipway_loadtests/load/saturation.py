@@ -1,13 +1,13 @@
-"""How much a server carries, found by itself, beside what the capacity model expects.
+"""Search for a server's saturation point, compared with the prediction of the capacity model.
 
-    users 1, 2, 4, … ─▶ service time and rates ─▶ capacity model ─▶ the most that it expects
+    users 1, 2, 4, … ─▶ service time and rates ─▶ capacity model ─▶ predicted maximum
                                                                           │
     knee, three times too much ◀─ stages of arrivals, or of sessions ◀────┘
 
-The first run is closed: each user asks again at once, a session's turns come without their pace. The second
-is open where visits are single requests (poisson); sessions keep their pace. Its stages go from two fifths of
-what the model expects to a little more, and the last is three times as much: what was admitted then is put
-beside what was at the knee, in one run.
+The first run is closed: each user sends its next request at once, and a session's turns are not paced. The
+second run is open if visits are single requests (poisson); sessions are paced. Its stages go from two fifths
+of the predicted maximum to a little above it, and the last stage is three times the maximum: so one run
+compares the latency of admitted requests under overload with that at the knee.
 """
 
 from __future__ import annotations
@@ -27,29 +27,32 @@ from slipway_loadtests.load.visits import Use
 from slipway_serving.errors import Unrecoverable
 
 OVERLOAD = 3.0
-"""Of the most that the model expects, the last stage's."""
+"""Level of the last stage, as a multiple of the predicted maximum."""
 _SHARES = (0.4, 0.6, 0.7, 0.8, 0.9, 1.0, 1.15, OVERLOAD)
 _DRAWS = 20
 _HEADS = ("there: p50, p95, p99", "good answers/s", "rejected, failed")
 
 Run = Callable[[str, Plan], ModelSummary]
-"""Runs a plan of one model under a name, and returns what became of it."""
+"""Function that runs a plan of one model under a name and returns the summary."""
 
 
 @dataclass(frozen=True)
 class Saturation:
-    """What was found of one model.
+    """Saturation point of one model.
 
     Attributes:
-        model: that was asked.
-        unit: of levels: "requests/s" or "sessions".
-        service: of one request or turn, by the closed run: what the capacity model was fed.
-        expected: the most that the capacity model has one replica carry: requests per second, or sessions.
-        expected_p95_s: its 95th percentile of latency at the knee's level; None without a knee.
-        closed: figures of the closed run.
-        stages: of the second run, the last of them three times too much.
-        knee: the highest stage at which 90 % of what was due was answered, turns of sessions as promised
-            (before the next is due, where nothing else is); None where there is none.
+        model: Name of the model.
+        unit: Unit of levels: "requests/s" or "sessions".
+        service: Service time and rates of one request or turn, from the closed run; input of the capacity
+            model.
+        expected: Most that one replica carries according to the capacity model: requests per second, or
+            sessions.
+        expected_p95_s: The capacity model's 95th percentile of latency at the knee's level; None without a
+            knee.
+        closed: Figures of the closed run.
+        stages: Figures of the second run; the last stage has three times the predicted maximum.
+        knee: Highest stage in which 90 % of the due requests were answered; for sessions, in which 90 % of
+            the turns kept their objective (by default, before the next turn is due). None if there is none.
     """
 
     model: str
@@ -63,7 +66,7 @@ class Saturation:
 
     @property
     def slower(self) -> float | None:
-        """95th percentile of what was answered of the last stage ÷ of the knee's; None without either."""
+        """95th percentile of latency in the last stage ÷ that at the knee; None without answers or a knee."""
         if self.knee is None or not self.stages[-1].figures.answered:
             return None
         p95_s = [each.figures.measures["latency_s"].p95 for each in (self.stages[-1], self.knee)]
@@ -74,14 +77,14 @@ def saturate(use: Use, plan: Plan, most_users: int, stage_s: float, run: Run) ->
     """Find how much of one model's use a server carries.
 
     Args:
-        use: of the model.
-        plan: what else the runs have: where the server is, fields, promises, seed. Its load is not used.
-        most_users: of the closed run, 1 or more.
-        stage_s: length of each stage, seconds.
-        run: sends the load.
+        use: Use of the model.
+        plan: Settings of the runs: the server's address, fields, objectives, seed. Its load is not used.
+        most_users: Largest number of users in the closed run, 1 or more.
+        stage_s: Length of each stage, in seconds.
+        run: Function that sends the load.
 
     Raises:
-        Unrecoverable: the only user of the first stage got none of its answers, or not all.
+        Unrecoverable: The only user of the first stage did not get all of its answers.
     """
     users = [2**power for power in range(most_users.bit_length())]
     plan = replace(plan, users=(use.user,), arrivals="closed")
@@ -96,7 +99,7 @@ def saturate(use: Use, plan: Plan, most_users: int, stage_s: float, run: Run) ->
     else:
         expected = streams_carried(service, use.turn_s, KNEE_SHARE)
         stages = _stages(sorted({max(round(expected * share), 1) for share in _SHARES}), stage_s)
-        # A user's session lasts to the end; one that was refused is tried again after a turn's time.
+        # A user's session lasts to the end; a refused session is retried after the length of a turn.
         plan = replace(plan, stages=stages, session_s=stage_s * len(stages), think_s=use.turn_s)
         plan = replace(plan, slo={use.model: Objective(good={"latency_s": use.turn_s}), **plan.slo})
     name, unit = ("open", "requests/s") if use.turn_s is None else ("sessions", "sessions")
@@ -144,7 +147,7 @@ def _service(model: str, closed: Sequence[Staged], failure: str) -> Service:
             f"saturate: {model} must answer all of its only user within a stage, got {failure};"
             " try more --seconds"
         )
-    # Beyond the most, requests wait; that they slow each other further would be a change in the machine.
+    # Above the maximum throughput, requests only wait; a further slowdown would be a change in the machine.
     kept = kept[: 1 + int(np.argmax([each.figures.per_s for each in kept]))]
     alone_s = kept[0].figures.measures["latency_s"].mean
     users = [round(each.stage.level) for each in kept]
@@ -152,7 +155,7 @@ def _service(model: str, closed: Sequence[Staged], failure: str) -> Service:
 
 
 def _knee(stages: Sequence[Staged], *, good: bool) -> Staged | None:
-    """Return the highest stage whose answers, or good answers, are 90 % of what was due in it."""
+    """Return the highest stage whose answers, or good answers, are 90 % of the requests due in it."""
 
     def carried(figures: Figures) -> bool:
         per_s = figures.goodput_per_s if good else figures.per_s
@@ -164,10 +167,10 @@ def _knee(stages: Sequence[Staged], *, good: bool) -> Staged | None:
 
 
 def _expected_p95_s(service: Service, turn_s: float | None, stage: Stage) -> float:
-    """Return the model's 95th percentile of latency in a stage, seconds: the median of several draws."""
+    """Return the capacity model's 95th percentile of latency in a stage, in seconds, as a median of draws."""
     if turn_s is not None:
         return float(np.percentile(stream_latencies_s(service, round(stage.level), turn_s), 95))
-    # As many as come in the stage: at the most that is carried, a queue grows as long as it is let.
+    # Simulate as many requests as the stage has: at the maximum rate, the queue grows with the run's length.
     fleet, count = Fleet(rates=service.rates), max(round(stage.level * stage.seconds), 1)
     draws = (poisson(stage.level, count, service.alone_s, seed) for seed in range(_DRAWS))
     return float(np.median([np.percentile(simulate(fleet, draw).latencies_s(), 95) for draw in draws]))

@@ -1,7 +1,7 @@
-"""What users are promised, by model, and which promises a run broke.
+"""Service level objectives by model, and the check of a run against them.
 
-A promise about each answer (`good`) decides which answers count as goodput; promises about percentiles and
-shares decide, with the goodput, whether the objective was kept.
+An objective for each answer (`good`) decides which answers count as goodput. Objectives for percentiles and
+shares decide, with the goodput, whether the run kept its objective.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ PERCENTILES = (50, 95, 99)
 
 @dataclass(frozen=True)
 class Objective:
-    """What users of one model are promised. Measures are those of :mod:`slipway_loadtests.load.outcomes`.
+    """Objective of one model. Its measures are those of :mod:`slipway_loadtests.load.outcomes`.
 
     Attributes:
-        good: the most that each measure of a good answer may be, by measure; the mean where it has several.
-        p50: the most that half of the values may be, by measure.
-        p95: the same of 95 of 100.
-        p99: the same of 99 of 100.
-        least_good_share: of the answers, 0 to 1.
-        least_goodput_per_s: good answers per second.
-        most_rejected_share: of what was sent, 0 to 1.
-        most_failed_share: the same of what neither was answered nor rejected, nor cancelled by the user.
+        good: Upper limits of a good answer by measure; the mean counts if a measure has several values.
+        p50: Upper limits of the 50th percentile by measure.
+        p95: Upper limits of the 95th percentile by measure.
+        p99: Upper limits of the 99th percentile by measure.
+        least_good_share: Smallest share of good answers among the answers, 0 to 1.
+        least_goodput_per_s: Smallest number of good answers per second.
+        most_rejected_share: Largest share of rejected requests among those sent, 0 to 1.
+        most_failed_share: Largest share of requests that were neither answered nor rejected, nor cancelled by
+            the user, 0 to 1.
     """
 
     good: Mapping[str, float] = field(default_factory=dict)
@@ -45,7 +46,7 @@ class Objective:
     most_failed_share: float | None = None
 
     def is_good(self, measures: Mapping[str, tuple[float, ...]]) -> bool:
-        """Tell whether an answer with these measures is a good one."""
+        """Return whether an answer with these measures is good."""
         return all(
             sum(measures[name]) <= most * len(measures[name])
             for name, most in self.good.items()
@@ -53,7 +54,7 @@ class Objective:
         )
 
     def broken(self, figures: Figures) -> list[str]:
-        """Return a sentence for each promise that a run broke; one without an answer breaks all."""
+        """Return a sentence for each objective that a run missed; without an answer, it missed them all."""
         if not figures.answered:
             return [f"{figures.model}: requests must be answered, got no answer of {figures.sent}"]
         return [f"{figures.model}: {sentence}" for sentence in self._broken(figures)]
@@ -77,13 +78,13 @@ class Objective:
 
 
 def objectives_of(given: Any) -> dict[str, Objective]:
-    """Make objectives of what YAML or JSON says of them.
+    """Convert parsed YAML or JSON to objectives.
 
     Args:
-        given: model → key of an :class:`Objective` → number, or measure → number.
+        given: Mapping of model → key of an :class:`Objective` → number, or measure → number.
 
     Raises:
-        InvalidRequest: an objective has an unknown key, or something else than numbers.
+        InvalidRequest: An objective has an unknown key, or a value that is not a number of 0 or more.
     """
     known = {each.name for each in dataclasses.fields(Objective)}
     made = {}

@@ -1,4 +1,4 @@
-"""From outcomes to figures: of the whole run and of each stage, the knee, and promises that were broken."""
+"""Figures from outcomes: of the whole run and of each stage, the knee, and the missed objectives."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from slipway_loadtests.load.plan import Plan, Stage
 from slipway_loadtests.load.slo import PERCENTILES, Objective
 
 KNEE_SHARE = 0.9
-"""Closed, the knee is the lowest level with this share of the most answers per second of any stage; open, the
-highest at which so many of what was sent are answered in the same time."""
+"""Share that defines the knee. With closed arrivals, the knee is the lowest level that reaches this share of
+the highest throughput of any stage; with open arrivals, the highest level at which this share of the requests
+due in a stage is answered in it."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """How the values of a measure are spread."""
+    """Count, mean, percentiles and maximum of a measure."""
 
     count: int
     mean: float
@@ -31,19 +32,19 @@ class Spread:
 
 @dataclass(frozen=True)
 class Figures:
-    """What became of the requests to one model in a time.
+    """Figures of the requests to one model in a period.
 
     Attributes:
-        model: that was asked.
-        seconds: how long the time was.
-        sent: requests that were due in it.
-        ended: how they ended.
-        per_s: answers per second that came in it.
-        goodput_per_s: those of them that kept the promise about each answer.
-        good_share: of the answers that came in it; 0 where none came.
-        rejected_share: of what was due.
-        failed_share: of what was due: neither answered nor rejected, nor cancelled by its user.
-        measures: of the answers to what was due in it.
+        model: Name of the model.
+        seconds: Length of the period, in seconds.
+        sent: Number of requests due in the period.
+        ended: Number of these requests by their end.
+        per_s: Answers per second that arrived in the period.
+        goodput_per_s: Good answers per second that arrived in the period.
+        good_share: Share of good answers among those that arrived; 0 if none arrived.
+        rejected_share: Share of rejected requests among those due.
+        failed_share: Share of due requests neither answered nor rejected, nor cancelled by the user.
+        measures: Spread of each measure over the answers to the due requests.
     """
 
     model: str
@@ -59,13 +60,13 @@ class Figures:
 
     @property
     def answered(self) -> int:
-        """How many of the requests were answered."""
+        """Number of answered requests."""
         return self.ended.get(ANSWERED, 0)
 
 
 @dataclass(frozen=True)
 class Staged:
-    """The figures of one stage."""
+    """Figures of one stage."""
 
     stage: Stage
     figures: Figures
@@ -73,13 +74,13 @@ class Staged:
 
 @dataclass(frozen=True)
 class ModelSummary:
-    """A run as the users of one model saw it.
+    """Figures of a run for the users of one model.
 
     Attributes:
-        whole: figures of all stages together.
-        stages: figures of each.
-        knee: level of the stage at the knee; None in a run of one level, or without one.
-        errors: texts of what failed, with how often, the most frequent first.
+        whole: Figures of all stages together.
+        stages: Figures of each stage.
+        knee: Level of the stage at the knee; None if the run has one level only, or no knee.
+        errors: Number of failures by text, the most frequent first.
     """
 
     whole: Figures
@@ -90,12 +91,12 @@ class ModelSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """A run.
+    """Figures of a run.
 
     Attributes:
-        models: by name.
-        broken: promises that were, a sentence each.
-        refusals: why users could not begin, a sentence each.
+        models: Figures by model.
+        broken: Missed objectives, a sentence each.
+        refusals: Reasons why users could not start, a sentence each.
     """
 
     models: Mapping[str, ModelSummary]
@@ -113,11 +114,11 @@ def summarize(
     """Return the figures of a run.
 
     Args:
-        plan: of the run; without stages, the run is one that ends with its last outcome.
-        models: that were to be asked; promises about others do not count.
-        begun_s: when it began, seconds since the epoch.
-        outcomes: of its requests.
-        refusals: why users could not begin.
+        plan: Plan of the run; if it has no stages, the run ends with its last outcome.
+        models: Names of the models under test; objectives of others do not count.
+        begun_s: Time at which the run began, in seconds since the epoch.
+        outcomes: Outcomes of the requests.
+        refusals: Reasons why users could not start.
     """
     last_s = max((each.ended_s for each in outcomes), default=begun_s + 1.0) - begun_s
     stages = plan.stages or (Stage(max(last_s, 1e-3), 0.0),)
@@ -191,13 +192,13 @@ def _spreads(outcomes: Iterable[Outcome]) -> dict[str, Spread]:
 
 
 def spread_of(values: Sequence[float]) -> Spread:
-    """Return how one or more values are spread."""
+    """Return the spread of one or more values."""
     p50, p95, p99 = np.percentile(values, PERCENTILES).tolist()
     return Spread(len(values), float(np.mean(values)), p50, p95, p99, float(np.max(values)))
 
 
 def _knee(stages: Sequence[Staged], *, closed: bool) -> float | None:
-    """Return the level at the knee; None without an answer, or with one level only."""
+    """Return the level at the knee, or None if there are no answers or only one level."""
     most = max(each.figures.per_s for each in stages)
     if len({each.stage.level for each in stages}) < 2 or not most:
         return None

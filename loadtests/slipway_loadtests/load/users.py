@@ -1,8 +1,8 @@
-"""Locust's users, one class for each model: who visits when.
+"""Locust's users, one class for each model.
 
-Closed, a user visits, thinks, and visits again; one that was rejected stays away for a moment first. Open, a
-user is a source of arrivals: it lets visitors come at their moments, each in a greenlet and with a connection
-of its own, and waits for the last of them.
+With closed arrivals, a user visits, thinks, and visits again; a rejected user waits a moment first. With open
+arrivals, a user is a source: it starts visitors at their arrival times, each in a greenlet and with its own
+connection, and waits for the last of them.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from slipway_serving.errors import SlipwayError
 
 _NUMBERS = itertools.count()
 _COMES_AGAIN_S = 1.0
-"""Mean of what a closed user waits after it was rejected, as the client's own retries would."""
+"""Mean wait of a closed user after a rejection, in seconds, like that of the client's own retries."""
 
 
 class ModelUser(User):  # type: ignore[misc]
-    """A user of one model.
+    """User of one model.
 
     Attributes:
-        use: of the model.
+        use: Use of the model.
     """
 
     abstract = True
     use: ClassVar[Use]
 
     def on_start(self) -> None:
-        """Connect, and take note where the server does not serve the model; the first task stops the user."""
+        """Connect; if the server does not serve the model, let the first task stop the user."""
         self.run_: Run = self.environment.slipway
         self.plan: Plan = self.run_.plan
         worker = getattr(self.environment.runner, "worker_index", 0)
@@ -57,7 +57,7 @@ class ModelUser(User):  # type: ignore[misc]
             self.refused = True  # Locust prints a traceback of whatever is raised here
             return
         if self.plan.arrivals == "closed" and self.plan.paced and self.use.turn_s is not None:
-            # Users of a stage begin at once, but do not speak at once.
+            # The users of a stage start together, so spread their first requests over a turn.
             gevent.sleep(self.random.uniform(0, self.use.turn_s))
 
     def on_stop(self) -> None:
@@ -66,13 +66,13 @@ class ModelUser(User):  # type: ignore[misc]
             client.close()
 
     def wait_time(self) -> float:
-        """Return how long to think, or to stay away, before the next visit, seconds."""
+        """Return the think time, or the wait after a rejection, before the next visit, in seconds."""
         mean_s = max(self.plan.think_s, _COMES_AGAIN_S if self.rejected else 0.0)
         return float(self.random.exponential(mean_s)) if mean_s else 0.0
 
     @task  # type: ignore[untyped-decorator]
     def come(self) -> None:
-        """Visit once; open, let all come whose source this is."""
+        """Visit once; with open arrivals, start every visitor of this source."""
         if self.refused:
             raise StopUser
         if self.plan.arrivals == "closed":

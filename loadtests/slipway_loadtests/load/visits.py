@@ -1,10 +1,10 @@
-"""What users of each model do: one visit is one request, or one session with all its turns.
+"""Visits of each model's users: one visit is one request, or one session with all its turns.
 
-A visit knows nothing of Locust: it is given a client, and moments and data come from a seed. Videos are
-followed event by event and put together, so that an answer that is not whole is no answer. A player sees a
-world's blocks one after the other at 25 frames a second and asks for the next when the last one is begun to
-be shown; a microphone and a sensor bring half a second of sound or motion every half second, whatever the
-server does.
+A visit is independent of Locust: it receives a client, and its times and data come from a seed. A visit
+follows a video event by event and assembles it, so that an incomplete answer does not count as an answer. A
+player watches a world's blocks one after the other at 25 frames a second and asks for the next block when the
+display of the last one begins. A microphone and a sensor send half a second of sound or motion every half
+second, whatever the server does.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ _BATCH, _BATCH_FRAMES = 8, 1000
 
 @dataclass(frozen=True)
 class Visitor:
-    """Somebody who uses the server.
+    """One user of the server.
 
     Attributes:
-        client: connected; it does not retry.
-        plan: of the load test.
-        random: of the data.
-        keep: takes what became of each request.
-        until_s: when the load test ends, seconds since the epoch: no turn is begun after it.
+        client: Connected client that does not retry.
+        plan: Plan of the load test.
+        random: Random generator for the data.
+        keep: Callback that receives the outcome of each request.
+        until_s: Time at which the load test ends, in seconds since the epoch; no turn begins after it.
         usual: Values of the request's fields that the served model tells, as :func:`usual_of` returns them.
     """
 
@@ -63,13 +63,13 @@ class Visitor:
     usual: Mapping[str, str] = field(default_factory=dict)
 
     def asked(self, request: type[R], **fields: Any) -> R:
-        """Return a request of these fields, but for those that the plan states.
+        """Return a request with these fields, except those that the plan sets.
 
-        Of what is left, the size for which the served model is tuned takes the place of the request's own
-        default, which suits the public checkpoint only.
+        For the other fields, the size for which the served model is tuned replaces the request's own default,
+        which suits the public checkpoint only.
 
         Raises:
-            InvalidRequest: the request has no such field, or a value breaks its rule.
+            InvalidRequest: The request has no such field, or a value breaks its rule.
         """
         stated = self.plan.fields.get(request.model, {})
         known = {each.name for each in dataclasses.fields(request)}  # type: ignore[arg-type]
@@ -92,17 +92,17 @@ class Visitor:
 
 
 def usual_of(client: Client, model: str) -> dict[str, str]:
-    """Return the usual values of a request's fields, as a served model's configuration tells them.
+    """Return the usual values of a request's fields from a served model's configuration.
 
     Raises:
-        SlipwayError: The server cannot be asked, or has no such model.
+        SlipwayError: The server does not answer, or has no such model.
     """
     found = client.model_parameters(model)
     return {name.removeprefix(USUAL): text for name, text in found.items() if name.startswith(USUAL)}
 
 
 Visit = Callable[[Visitor, float], None]
-"""One visit of somebody, due at a moment, seconds since the epoch."""
+"""Function that makes one visit, due at a time in seconds since the epoch."""
 
 
 def _video(visitor: Visitor, due_s: float, request: Any) -> None:
@@ -124,21 +124,21 @@ def _video(visitor: Visitor, due_s: float, request: Any) -> None:
 
 
 def text_to_video(visitor: Visitor, due_s: float) -> None:
-    """Have a video made of a text."""
+    """Generate a video from a text."""
     random = visitor.random
     seed = int(random.integers(2**31))
     _video(visitor, due_s, visitor.asked(TextToVideoRequest, prompt=payloads.prompt(random), seed=seed))
 
 
 def image_to_video(visitor: Visitor, due_s: float) -> None:
-    """Have a video made of a picture and a text."""
+    """Generate a video from a picture and a text."""
     shown, seed = visitor.data_seed(), int(visitor.random.integers(2**31))
     sent = {"image": payloads.picture(shown), "prompt": payloads.said(shown)}
     _video(visitor, due_s, visitor.asked(ImageToVideoRequest, **sent, seed=seed))
 
 
 def world(visitor: Visitor, due_s: float, mode: str) -> None:
-    """Play a world for a time."""
+    """Play a world for the length of a session."""
     opening = visitor.asked(
         REQUESTS[mode],
         image=payloads.land(visitor.data_seed(), mode),
@@ -148,7 +148,7 @@ def world(visitor: Visitor, due_s: float, mode: str) -> None:
     begun_s = now_s()
     with visitor.client.session(opening) as session:
         player = _Player(visitor, session, opening.turn)
-        # The first block is due when the visit is, each further one when the one before begins to be shown.
+        # The first block is due with the visit, each further block when the display of the one before begins.
         while player.block(due_s, actions_of(payloads.keys(visitor.random, mode), mode)):
             due_s = player.shown_until_s - player.block_s if visitor.plan.paced else now_s()
             if due_s >= min(begun_s + visitor.plan.session_s, visitor.until_s):
@@ -157,7 +157,7 @@ def world(visitor: Visitor, due_s: float, mode: str) -> None:
 
 
 class _Player:
-    """Shows blocks one after the other, at the world's rate."""
+    """Shows blocks one after the other, at the world's frame rate."""
 
     def __init__(self, visitor: Visitor, session: ClientSession, turn: Any) -> None:
         self._visitor, self._session, self._turn = visitor, session, turn
@@ -166,7 +166,7 @@ class _Player:
         self.shown_until_s = self.block_s = 0.0
 
     def block(self, due_s: float, actions: Mapping[str, Any]) -> bool:
-        """Ask for a block and show it; tell whether another can follow."""
+        """Request a block and show it; return whether another can follow."""
         made: BlockMade | None = None
         model = self._turn.model
         limit_s = self._visitor.plan.timeout_s
@@ -195,14 +195,14 @@ class _Player:
 
 
 def wakeword_clips(visitor: Visitor, due_s: float) -> None:
-    """Have one clip listened to."""
+    """Send one clip to the wake word model."""
     audio = payloads.speech(visitor.data_seed(), _CLIP_S, SAMPLE_RATE_HZ)
     rate = np.array([[SAMPLE_RATE_HZ]], np.int64)
     _answered_once(visitor, due_s, visitor.asked(ClipsRequest, audio=audio[None], sample_rate=rate), _CLIP_S)
 
 
 def imu_batches(visitor: Visitor, due_s: float) -> None:
-    """Have recordings corrected."""
+    """Send a batch of motion recordings for correction."""
     recordings = payloads.motion(visitor.data_seed(), _BATCH, _BATCH_FRAMES)
     length_s = _BATCH * _BATCH_FRAMES / payloads.IMU_HZ
     _answered_once(visitor, due_s, visitor.asked(CorrectionRequest, **recordings), length_s)
@@ -212,10 +212,10 @@ def _answered_once(visitor: Visitor, due_s: float, request: Request, length_s: f
     """Send a request that has one answer.
 
     Args:
-        visitor: who sends it.
-        due_s: when it came.
-        request: to be sent.
-        length_s: of sound or motion that it brings.
+        visitor: User that sends the request.
+        due_s: Time at which the request was due, in seconds since the epoch.
+        request: Request to send.
+        length_s: Length of the sound or motion in the request, in seconds.
     """
     with visitor.watch(request.model, due_s) as watch:
         for _ in visitor.client.generate(request, timeout_s=visitor.plan.timeout_s):
@@ -224,7 +224,7 @@ def _answered_once(visitor: Visitor, due_s: float, request: Request, length_s: f
 
 
 def wakeword_stream(visitor: Visitor, due_s: float) -> None:
-    """Be a microphone that is open for a time."""
+    """Stream sound from an open microphone for the length of a session."""
 
     def piece() -> Request:
         samples = payloads.speech(visitor.data_seed(), PIECE_S, SAMPLE_RATE_HZ)
@@ -234,7 +234,7 @@ def wakeword_stream(visitor: Visitor, due_s: float) -> None:
 
 
 def imu_stream(visitor: Visitor, due_s: float) -> None:
-    """Be a sensor that is worn for a time."""
+    """Stream motion from a worn sensor for the length of a session."""
 
     def piece() -> Request:
         return CorrectionTurn(**payloads.motion(visitor.data_seed(), 1, round(PIECE_S * payloads.IMU_HZ)))
@@ -243,7 +243,7 @@ def imu_stream(visitor: Visitor, due_s: float) -> None:
 
 
 def _stream(visitor: Visitor, due_s: float, opening: Request, piece: Callable[[], Request]) -> None:
-    """Send a piece at the end of each time that it covers, late or not, unless the plan has another pace."""
+    """Send each piece at the end of the time that it covers, late or not, unless the plan is not paced."""
     plan = visitor.plan
     pieces = max(round(plan.session_s / PIECE_S), 1)
     with visitor.client.session(opening) as session:
@@ -263,15 +263,15 @@ def _stream(visitor: Visitor, due_s: float, opening: Request, piece: Callable[[]
 
 @dataclass(frozen=True)
 class Use:
-    """How a model is used.
+    """How the load test uses a model.
 
     Attributes:
-        model: the served model.
-        family: it belongs to.
-        user: name of the Locust user.
-        visit: what the user does.
-        turn_s: how much of a world, of sound or of motion each turn of a session brings, seconds; None where
-            a visit is one request.
+        model: Name of the served model.
+        family: Family of the model.
+        user: Name of the Locust user.
+        visit: Function that makes one visit.
+        turn_s: Length of world, sound or motion in each turn of a session, in seconds; None if a visit is one
+            request.
     """
 
     model: str
@@ -294,14 +294,14 @@ USES = (
     Use("airimu", "airimu", "ImuBatches", imu_batches),
     Use("airimu_stream", "airimu", "ImuStream", imu_stream, PIECE_S),
 )
-"""Every model that users use, and how."""
+"""Use of every model."""
 
 
 def uses_of(family: str) -> tuple[Use, ...]:
-    """Return how the models of a family are used.
+    """Return the uses of a family's models.
 
     Raises:
-        InvalidRequest: there is no such family.
+        InvalidRequest: There is no such family.
     """
     found = tuple(use for use in USES if use.family == family)
     if not found:

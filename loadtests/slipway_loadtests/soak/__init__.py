@@ -1,1 +1,1 @@
-"""Hours of mixed traffic on a server: whether it stays as it was, also where its processes are killed."""
+"""Soak test: hours of mixed traffic on a server, with or without kills of its processes."""

@@ -1,7 +1,7 @@
-"""What is asked of each served model: good requests from a seed, and the same with one field past its rule.
+"""Requests to each served model: valid ones from a seed, and the same with one field that breaks its rule.
 
-An :class:`Ask` is one request, or one session of a few turns; :func:`answers` sends it. Whether two answers
-to one ask are the same, :func:`same` says: what the server measured by its clock is no part of them.
+An :class:`Ask` is one request, or one session of a few turns; :func:`answers` sends it. :func:`same` compares
+two answers to one ask and ignores the times that the server measured.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from slipway_serving.wan_t2v.request import TextToVideoRequest
 
 _TURNS = 2
 _PIECE_S = 0.5
-# Answers from another batch of Triton's differ in their last bits, and so does a pixel that is rounded.
+# Answers from different Triton batches differ in their last bits, and so can a rounded pixel.
 _CLOSE, _CLOSE_PIXELS = 1e-3, 1
 
 
@@ -38,9 +38,9 @@ class Ask:
     """One request, or one session.
 
     Attributes:
-        opening: the request, or what opens the session.
-        turns: of the session, in their order.
-        refused_for: the field that the server must refuse it for; "" where it must be answered.
+        opening: Request, or the request that opens the session.
+        turns: Turns of the session, in their order.
+        refused_for: Name of the field for which the server must refuse the request; "" if it must answer.
     """
 
     opening: Request
@@ -53,10 +53,10 @@ class Kind:
     """One kind of traffic.
 
     Attributes:
-        model: the served model.
-        share: how often it is asked beside the others: a video takes as long as many short requests.
-        make: returns the good request of a seed.
-        bad: what a field becomes that breaks its rule, given its value; by the name of the field, of the
+        model: Name of the served model.
+        share: Relative frequency of this kind; a video takes as long as many short requests.
+        make: Function that returns the valid request of a seed.
+        bad: Functions that turn a field's value into one that breaks its rule, by name of the field of the
             request or of its first turn.
     """
 
@@ -67,7 +67,7 @@ class Kind:
 
 
 def spoiled(ask: Ask, field: str, change: Callable[[Any], Any]) -> Ask:
-    """Return an ask one of whose fields breaks its rule, as no client of ours would let it be made."""
+    """Return an ask with one field that breaks its rule, which the client's own checks would not allow."""
     at_start = any(each.name == field for each in dataclasses.fields(ask.opening))  # type: ignore[arg-type]
     bad = copy.copy(ask.opening if at_start else ask.turns[0])
     object.__setattr__(bad, field, change(getattr(bad, field)))
@@ -76,10 +76,10 @@ def spoiled(ask: Ask, field: str, change: Callable[[Any], Any]) -> Ask:
 
 
 def stated(kind: Kind, fields: Mapping[str, Any]) -> Kind:
-    """Return a kind whose requests have some fields as they are stated.
+    """Return a kind whose requests have the given values in some fields.
 
     Raises:
-        InvalidRequest: its requests have no such field.
+        InvalidRequest: The requests have no such field.
     """
     known = {each.name for each in dataclasses.fields(kind.make(0).opening)}  # type: ignore[arg-type]
     if unknown := sorted(set(fields) - known):
@@ -93,15 +93,15 @@ def stated(kind: Kind, fields: Mapping[str, Any]) -> Kind:
 
 
 def answers(client: Client, ask: Ask, limit_s: float) -> Generator[Event, None, None]:
-    """Send an ask and yield its events as they come; closing this cancels it.
+    """Send an ask and yield its events as they arrive; closing the generator cancels the request.
 
     Args:
-        client: connected.
-        ask: good or bad.
-        limit_s: of each request that has no limit of its own, seconds.
+        client: Connected client.
+        ask: Valid or invalid ask.
+        limit_s: Time limit of each request that has no limit of its own, in seconds.
 
     Raises:
-        SlipwayError: as :meth:`Client.stream` and :meth:`ClientSession.step`.
+        SlipwayError: The request fails as in :meth:`Client.stream` or :meth:`ClientSession.step`.
     """
     if not ask.turns:
         yield from client.stream(
@@ -114,7 +114,7 @@ def answers(client: Client, ask: Ask, limit_s: float) -> Generator[Event, None, 
 
 
 def same(first: Sequence[Event], other: Sequence[Event]) -> bool:
-    """Tell whether two answers to one ask agree."""
+    """Return whether two answers to one ask agree."""
     return len(first) == len(other) and all(
         type(one) is type(two) and all(map(_agree, _said(one), _said(two)))
         for one, two in zip(first, other, strict=True)
@@ -122,7 +122,7 @@ def same(first: Sequence[Event], other: Sequence[Event]) -> bool:
 
 
 def _said(event: Event) -> list[Any]:
-    """Return what an event says, but for numbers of seconds, which are the server's clock."""
+    """Return the values of an event without the numbers of seconds, which come from the server's clock."""
     values = {each.name: getattr(event, each.name) for each in dataclasses.fields(event)}  # type: ignore[arg-type]
     return [value for name, value in values.items() if not (name.endswith("_s") and np.isscalar(value))]
 
@@ -134,7 +134,7 @@ def _agree(one: Any, two: Any) -> bool:
         return False
     if one.dtype.kind not in "fu":
         return bool(np.array_equal(one, two))
-    # As float64: a difference of unsigned numbers would wrap around.
+    # Compare as float64, because a difference of unsigned numbers would wrap around.
     distance = np.abs(one.astype(np.float64) - two)
     return bool((distance <= (_CLOSE_PIXELS if one.dtype.kind == "u" else _CLOSE * (1 + np.abs(two)))).all())
 
@@ -185,7 +185,7 @@ def _sensor(seed: int) -> Ask:
 
 
 def not_a_number(array: Any) -> Any:
-    """Return an array with NaN everywhere."""
+    """Return an array of the same shape filled with NaN."""
     return np.full_like(array, np.nan)
 
 
@@ -193,7 +193,7 @@ def kinds(limit_s: float) -> tuple[Kind, ...]:
     """Return the traffic of every family, small enough for tiny checkpoints.
 
     Args:
-        limit_s: of each video, seconds.
+        limit_s: Time limit of each video, in seconds.
     """
     numbers = {"steps": lambda _: 0, "seed": lambda _: -1}
     pressed = {"keyboard_cond": lambda keys: keys + 2}

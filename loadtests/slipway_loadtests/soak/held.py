@@ -1,4 +1,4 @@
-"""What a server's processes hold: memory, shared memory and descriptors, looked at again and again."""
+"""Resources of a server's processes, sampled repeatedly: memory, shared memory and file descriptors."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ _LOOK_S = 0.5
 
 @dataclass(frozen=True)
 class Held:
-    """What a server holds at a moment.
+    """Resources of a server at one time.
 
     Attributes:
-        at_s: seconds since the epoch.
-        memory_bytes: resident in `tritonserver` and its Python models; a page that two map counts twice.
-        shared_bytes: of its regions in `/dev/shm`.
-        descriptors: open in these processes.
-        tritonserver: process id of the one that listens, which it does once its models are loaded; None where
-            none does.
+        at_s: Time in seconds since the epoch.
+        memory_bytes: Resident memory of `tritonserver` and its Python models; a page that two of them map
+            counts twice.
+        shared_bytes: Size of the server's regions in `/dev/shm`.
+        descriptors: Number of open file descriptors in these processes.
+        tritonserver: Process id of the `tritonserver` that listens, which it does once its models are loaded;
+            None if none listens.
         zombies: Number of ended processes of Python models that `tritonserver` has not waited for.
     """
 
@@ -42,15 +43,15 @@ class Held:
 
 
 def held_by(server_id: str) -> Held:
-    """Look at what a server of this machine holds now.
+    """Measure the resources of a server on this machine.
 
     Args:
-        server_id: see :mod:`slipway_serving.triton_process`.
+        server_id: Server id, see :mod:`slipway_serving.triton_process`.
     """
     memory_bytes = shared_bytes = descriptors = zombies = 0
     tritonserver = None
     for pid in processes(server_id):
-        with contextlib.suppress(psutil.Error):  # It may end meanwhile.
+        with contextlib.suppress(psutil.Error):  # The process may end meanwhile.
             process = psutil.Process(pid)
             memory_bytes += process.memory_info().rss
             descriptors += process.num_fds()
@@ -66,7 +67,7 @@ def held_by(server_id: str) -> Held:
 
 
 def changed(before: Held, now: Held) -> list[str]:
-    """Return what a server of one's own would have said between two looks of its death and its return."""
+    """Return messages about a death and a restart between two samples, like those of our own server."""
     if before.tritonserver == now.tritonserver:
         return []
     died = [] if before.tritonserver is None else [f"server died: pid {before.tritonserver}"]
@@ -74,13 +75,13 @@ def changed(before: Held, now: Held) -> list[str]:
 
 
 def server_at(url: str) -> tuple[str, str]:
-    """Return the gRPC address and the id of a server of this machine.
+    """Return the gRPC address and the server id of a server on this machine.
 
     Args:
-        url: HOST:PORT of its gRPC or its HTTP port, perhaps with a scheme before it.
+        url: Address HOST:PORT of its gRPC or HTTP port, optionally with a scheme.
 
     Raises:
-        InvalidRequest: `slipway serve` runs none there that is this user's.
+        InvalidRequest: This user's `slipway serve` runs no server there.
     """
     host, _, port = url.rpartition("://")[2].rpartition(":")
     process = tritonserver_at(int(port)) if port.isdigit() else None
@@ -96,17 +97,17 @@ def server_at(url: str) -> tuple[str, str]:
 
 
 class Watched:
-    """Looks at a server twice a second, in a thread, within its `with` block.
+    """Samples a server twice a second, in a thread, within its `with` block.
 
     Args:
-        server_id: whose processes are looked at.
-        told: takes the words in which a server of one's own says that it died and was started anew; without
-            it nothing is said.
+        server_id: Id of the server to sample.
+        told: Callback that receives the messages that our own server would give about its death and restart;
+            None for no messages.
         lacks: Function that takes the names of the instances that have no process; None where the server
             itself says when a model is back.
 
     Attributes:
-        samples: what was seen so far.
+        samples: Samples taken so far.
     """
 
     def __init__(

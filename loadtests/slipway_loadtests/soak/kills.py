@@ -1,10 +1,10 @@
-"""Kills a process of a served model now and then, and knows until when requests may fail of it.
+"""Kill processes of served models from time to time, and decide which failed requests each kill explains.
 
-The server says in words what dies and what is started anew (:class:`slipway_serving.server.Server`, `warn`).
-A failure is explained by a kill where the request was under way between it and the model's return, and where
-its code is one of :data:`EXPLAINED`. Triton 2.51 now and then dies itself, when a call is cut in the instant
-of its last answer, or a process is killed that is just answering (docs/operations.md): that explains as a
-kill does, and is counted apart.
+The server reports each death and each restart (:class:`slipway_serving.server.Server`, `warn`). A kill
+explains a failure if the request was in progress between the kill and the model's return, and if its code is
+one of :data:`EXPLAINED`. Triton 2.51 sometimes dies itself, if a call is cut at the moment of its last
+answer, or if a process is killed while it answers (docs/operations.md). Such a death explains failures as a
+kill does, and is counted separately.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from slipway_serving.supervision import MODEL_STEADY_S
 from slipway_serving.triton_process import stubs
 
 EXPLAINED = (NotReady.code, SessionLost.code)
-"""What a request may fail with whose process was killed: no answer, or a session that went with it."""
+"""Error codes of a request whose process was killed: no answer, or a session lost with the process."""
 TRITON = "tritonserver"
-"""Stands for the model where the whole server died."""
-# A death is told once it is noticed.
+"""Name in place of the model if the whole server died."""
+# The server reports a death only after it notices it.
 _NOTICED_S = 2.0
-# The supervisor's word of the return comes when the model serves; who was refused just before hears it later.
+# The supervisor reports the return when the model serves; a refusal from just before may arrive later.
 _SLACK_S = 1.0
 
 
 @dataclass(frozen=True)
 class Kill:
-    """A process that was killed, or `tritonserver` that died.
+    """A process that was killed, or a `tritonserver` that died.
 
     Attributes:
-        model: whose it was; :data:`TRITON` for all.
-        at_s: when, seconds since the epoch.
-        back_s: when the model had been started anew; None as long as it was not.
+        model: Model of the process; :data:`TRITON` for all models.
+        at_s: Time of the kill, in seconds since the epoch.
+        back_s: Time at which the model had restarted, in seconds since the epoch; None until then.
     """
 
     model: str
@@ -49,23 +49,23 @@ class Kill:
     back_s: float | None = None
 
     def explains(self, sent: Sent) -> bool:
-        """Tell whether a request may have failed of it."""
+        """Return whether this kill can be the cause of a request's failure."""
         until_s = float("inf") if self.back_s is None else self.back_s + _SLACK_S
         in_time = sent.begun_s <= until_s and sent.ended_s >= self.at_s
         return sent.ended == FAILED and sent.code in EXPLAINED and in_time
 
 
 class Kills:
-    """The kills of one run; may be used from several threads.
+    """Kills of one run; safe to use from several threads.
 
     Args:
-        every: requests between two kills; None kills nothing.
-        random: of the choice.
+        every: Number of requests between two kills; None kills nothing.
+        random: Random generator that chooses the process.
 
     Attributes:
-        done: so far.
-        deaths: of `tritonserver`.
-        words: what the server said of deaths and starts.
+        done: Kills so far.
+        deaths: Deaths of `tritonserver`.
+        words: Messages of the server about deaths and restarts.
     """
 
     def __init__(self, every: int | None, random: np.random.Generator) -> None:
@@ -75,20 +75,20 @@ class Kills:
         self.words: list[str] = []
 
     def told(self, words: str) -> None:
-        """Take a line of the server's about a death, or about what came of it."""
+        """Record a message of the server about a death or a restart."""
         with self._lock:
             self.words.append(words)
             if words.startswith("server died:"):
                 self.deaths.append(Kill(TRITON, now_s() - _NOTICED_S))
             elif self.deaths and words.startswith("server restarted:"):
                 self.deaths[-1] = replace(self.deaths[-1], back_s=now_s())
-                # With the server, what it had not started anew yet.
+                # The models that had not restarted yet have restarted together with the server.
                 self.done = [kill if kill.back_s else replace(kill, back_s=now_s()) for kill in self.done]
             elif self.done and words.startswith(f"model restarted: model {self.done[-1].model},"):
                 self.done[-1] = replace(self.done[-1], back_s=now_s())
 
     def lacks(self, instances: Iterable[str]) -> None:
-        """Note which instances of another's server have no process.
+        """Record which instances of another user's server have no process.
 
         The model that was killed last serves again once none of its instances is among them.
 
@@ -105,7 +105,7 @@ class Kills:
                 self.done[-1] = replace(last, back_s=now_s())
 
     def after(self, requests: int, server_pid: Callable[[], int | None]) -> None:
-        """Kill a model's process if it is time to.
+        """Kill a model's process if a kill is due.
 
         Args:
             requests: Number of requests sent so far; each number comes once.
@@ -114,7 +114,8 @@ class Kills:
         if self._every is None or requests % self._every or (tritonserver := server_pid()) is None:
             return
         with self._lock:
-            # One at a time, and no row of deaths of one model: after some of these it would be given up.
+            # Kill one process at a time, after the last model is steady: the server gives up a model that
+            # keeps dying.
             if self.done and not _steady(self.done[-1]):
                 return
             found = stubs(tritonserver)
@@ -125,7 +126,7 @@ class Kills:
 
     @property
     def all_back(self) -> bool:
-        """Whether every model whose process was killed serves again, and the server that died."""
+        """True if every model whose process was killed serves again, and so does a server that died."""
         return all(kill.back_s is not None for kill in (*self.done, *self.deaths))
 
 

@@ -1,4 +1,4 @@
-"""A model that leaks on purpose: the positive control of a soak, which must be caught."""
+"""Model that leaks on purpose: the positive control of a soak test, which must detect it."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ TritonPythonModel = model_class(pb_utils)
 
 @dataclass(frozen=True)
 class Mean(Event):
-    """The answer to :class:`KeepRequest`."""
+    """Answer to :class:`KeepRequest`."""
 
     mean: Annotated[float, told("mean of the values")]
 
 
 @dataclass(frozen=True, eq=False)
 class KeepRequest(Request):
-    """Values that the model keeps for ever, 256 KiB of them."""
+    """Values that the model keeps forever, 256 KiB of them."""
 
     model: ClassVar[str] = MODEL
     events: ClassVar[tuple[type[Event], ...]] = (Mean,)
@@ -52,7 +52,7 @@ class KeepRequest(Request):
 
 
 class Leaking:
-    """The model's program."""
+    """Program of the leaking model."""
 
     reports_requests = False
 
@@ -61,13 +61,13 @@ class Leaking:
         self._kept: list[NDArray[np.float32]] = []
 
     def run(self, call: Call) -> Responses:
-        """Keep the values; answer their mean."""
+        """Keep the values and answer with their mean."""
         values = decode(KeepRequest, call.tensors, self._model).values
         self._kept.append(values.copy())
         yield {"mean": values.mean(keepdims=True)}
 
     def close(self) -> None:
-        """Give back what was kept."""
+        """Release the kept values."""
         self._kept.clear()
 
 
@@ -80,11 +80,11 @@ KIND = Kind(MODEL, 4, _make, {"values": not_a_number})
 
 
 def stage(repository: Path, folder: Path) -> Path:
-    """Return a repository of the same models and the one that leaks.
+    """Return a repository with the same models and the leaking one.
 
     Args:
-        repository: of the models, to which the new one has links.
-        folder: to write it to.
+        repository: Folder of the models, to which the new repository links.
+        folder: Folder that receives the new repository.
     """
     staged = folder / "models"
     version = staged / MODEL / "1"

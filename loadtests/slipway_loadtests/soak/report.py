@@ -1,4 +1,4 @@
-"""The report of a soak: lines for the terminal, data as JSON."""
+"""Report of a soak test: lines for the terminal and data as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slipway_loadtests.soak.verdict import counts, memory_ratio, shared_per_kill
 
 
 def lines(result: Result) -> Iterator[str]:
-    """Yield the report for a terminal; what is wrong is not in it."""
+    """Yield the report for a terminal, without the list of what is wrong."""
     run = result.run
     minutes = (run.ended_s - run.begun_s) / 60
     yield f"{len(run.sent)} requests in {minutes:.1f} min to {', '.join(result.models)}"
@@ -45,7 +45,7 @@ def lines(result: Result) -> Iterator[str]:
 
 
 def soak_json(result: Result, machine: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the report as data: options, machine, counts, lines, samples, kills, all that was not right."""
+    """Return the report as data: options, machine, counts, lines, samples, kills, every irregular request."""
     run = result.run
     return {
         "kept": not result.broken,

@@ -1,7 +1,7 @@
-"""A soak from beginning to end: traffic on a server that is watched, then what is wrong with it.
+"""Complete soak test: traffic on a watched server, then the verdict.
 
-:func:`soak` starts a server of its own, which may leak or lose processes on purpose; :func:`soak_at` takes
-one of this machine as it runs.
+:func:`soak` starts a server of its own, which may leak or lose processes on purpose; :func:`soak_at` uses a
+running server on this machine.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ FLAT = Allowed(growth=10.0, slowing=50.0)
 
 @dataclass(frozen=True)
 class Options:
-    """What is done.
+    """Options of a soak test.
 
     Attributes:
-        minutes: length of the traffic; None where `requests` says it.
-        requests: how many are sent in all; None where `minutes` says it.
-        callers: that send at a time.
-        kill_every: requests between two kills of a process; None kills none.
-        leaks: whether a model that leaks is served beside the others, and must be caught.
-        limit_s: longest wait for an answer, seconds; a longer one hangs.
-        rest_s: longest wait for the memory to come back after `requests`, seconds.
-        seed: of the choice of requests and kills.
-        allowed: what passes for flat.
+        minutes: Length of the traffic, in minutes; None if `requests` sets it.
+        requests: Total number of requests; None if `minutes` sets the length.
+        callers: Number of concurrent callers.
+        kill_every: Number of requests between two kills of a process; None kills none.
+        leaks: True if a leaking model is served beside the others and must be detected.
+        limit_s: Longest wait for an answer, in seconds; a request that takes longer counts as hung.
+        rest_s: Longest wait for the memory to recover after `requests`, in seconds.
+        seed: Seed of the choice of requests and kills.
+        allowed: Largest slopes that count as flat.
     """
 
     minutes: float | None = None
@@ -74,14 +74,14 @@ class Options:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a soak.
+    """Result of a soak test.
 
     Attributes:
-        options: what was done.
-        models: that were asked.
-        run: what was seen.
-        lines: what the server held, and p95 of each model, over the run.
-        broken: a sentence for each thing that is wrong.
+        options: Options of the test.
+        models: Names of the tested models.
+        run: Record of the run.
+        lines: Resources of the server, and p95 of each model, over the run.
+        broken: Sentences about everything that is wrong.
     """
 
     options: Options
@@ -92,17 +92,17 @@ class Result:
 
 
 def soak(repository: Path, kinds: Sequence[Kind], options: Options, log: Path | None = None) -> Result:
-    """Soak a server of one's own.
+    """Run a soak test on a server of its own.
 
     Args:
-        repository: that it serves.
-        kinds: of traffic; those whose model it serves are sent.
-        options: what is done.
-        log: where the server's log goes and stays.
+        repository: Model repository that the server serves.
+        kinds: Kinds of traffic; those whose model is served are sent.
+        options: Options of the test.
+        log: Path of the server's log, which is kept.
 
     Raises:
-        NotReady: it serves none of the models.
-        SlipwayError: it does not start, or does not answer a good request before the traffic.
+        NotReady: The server serves none of the models.
+        SlipwayError: The server does not start, or does not answer a valid request before the traffic.
     """
     kills = _kills(options)
     with ExitStack() as opened:
@@ -118,19 +118,19 @@ def soak(repository: Path, kinds: Sequence[Kind], options: Options, log: Path | 
 
 
 def soak_at(url: str, server_id: str, kinds: Sequence[Kind], options: Options) -> Result:
-    """Soak a running server of this machine.
+    """Run a soak test on a running server of this machine.
 
-    Nobody hears what this server says of deaths, so the processes themselves tell of them.
+    The messages of this server about deaths do not reach us, so its processes are watched instead.
 
     Args:
-        url: its gRPC address.
-        server_id: whose processes are watched.
-        kinds: of traffic; those whose model it serves are sent.
-        options: what is done, without leaks.
+        url: Address of the server's gRPC port.
+        server_id: Id of the server whose processes are watched.
+        kinds: Kinds of traffic; those whose model is served are sent.
+        options: Options of the test, without leaks.
 
     Raises:
-        NotReady: it serves none of the models.
-        SlipwayError: it does not answer a good request before the traffic.
+        NotReady: The server serves none of the models.
+        SlipwayError: The server does not answer a valid request before the traffic.
     """
     target = _Target(url, server_id, _kills(options), None)
     return _judged(options, *target.soaked(kinds, options))
@@ -155,12 +155,12 @@ def _judged(options: Options, kinds: Sequence[Kind], run: Run) -> Result:
 
 @dataclass(frozen=True)
 class _Target:
-    """The server that is soaked.
+    """Server under test.
 
     Attributes:
-        url: its gRPC address.
-        server_id: whose processes are watched.
-        kills: of its processes.
+        url: Address of its gRPC port.
+        server_id: Id of the server whose processes are watched.
+        kills: Kills of its processes.
         pid: Function that returns the process id of a `tritonserver` that tells `kills` of deaths by itself;
             None for another's server, whose processes are watched instead.
     """
@@ -171,7 +171,7 @@ class _Target:
     pid: Callable[[], int | None] | None
 
     def soaked(self, kinds: Sequence[Kind], options: Options) -> tuple[Sequence[Kind], Run]:
-        """Send the traffic; return what was sent of, and what was seen."""
+        """Send the traffic; return the kinds that were sent and the record of the run."""
         with Client(self.url, retry=ALONE) as client:
             served = [kind for kind in kinds if client.is_ready(kind.model)]
             if not served:
@@ -203,7 +203,7 @@ class _Target:
         return Watched(self.server_id, self.kills.told, self.kills.lacks)
 
     def _keeper(self, sent: list[Sent], watched: Watched) -> Callable[[Sent], None]:
-        """Return what takes the requests as they end, and kills a process where it is time to."""
+        """Return the callback that records each finished request and kills a process when a kill is due."""
         lock = threading.Lock()
         pid = self.pid or (lambda: watched.samples[-1].tritonserver if watched.samples else None)
 
@@ -216,7 +216,7 @@ class _Target:
         return keep
 
     def _at_rest(self, run: Run, options: Options) -> Held:
-        """Return what the server holds once it has given back what the traffic needed, or does not."""
+        """Return the server's resources once its memory has recovered, or after the longest wait."""
         found = held_by(self.server_id)
 
         def back() -> bool:
@@ -229,9 +229,9 @@ class _Target:
 
 
 def _wanted(options: Options) -> Callable[[], bool]:
-    """Return what tells callers whether there is to be another request."""
+    """Return the function that tells callers whether to send another request."""
     if options.requests is not None:
-        numbers = itertools.count()  # Asked for by several threads: one call is one step of the interpreter.
+        numbers = itertools.count()  # Several threads share it: next() on it is atomic.
         requests = options.requests
         return lambda: next(numbers) < requests
     until_s = now_s() + 60 * (options.minutes or 0)
@@ -239,7 +239,7 @@ def _wanted(options: Options) -> Callable[[], bool]:
 
 
 class _Callers:
-    """Threads that send, begun at once; an error of one that is no answer is raised to who waits for them."""
+    """Threads that send requests; an exception in one of them is raised in the thread that waits for them."""
 
     def __init__(self, sends: Sequence[Callable[[], None]]) -> None:
         self._error: BaseException | None = None
@@ -248,11 +248,11 @@ class _Callers:
             thread.start()
 
     def unended(self, idle_s: Callable[[], float], options: Options) -> int:
-        """Wait for all of them; return how many no longer send and do not come back.
+        """Wait for all callers; return how many hang and do not come back.
 
         Args:
-            idle_s: returns for how long none of them has had an answer, seconds.
-            options: say when that is too long.
+            idle_s: Function that returns the time since the last answer to any caller, in seconds.
+            options: Options with the time limit of an answer.
         """
         while any(thread.is_alive() for thread in self._threads) and idle_s() < 2 * options.limit_s:
             time.sleep(_POLL_S)
@@ -269,7 +269,7 @@ class _Callers:
 
 
 def _until(condition: Callable[[], bool], limit_s: float) -> None:
-    """Wait until something holds, or the time is over."""
+    """Wait until a condition holds or the time limit is over."""
     until_s = time.monotonic() + limit_s
     while not condition() and time.monotonic() < until_s:
         time.sleep(_POLL_S)

@@ -1,8 +1,8 @@
-"""Callers of a server, each one request after the other: good ones, bad ones, and ones that they leave.
+"""Callers of a server, each with one request at a time: valid, invalid and abandoned requests.
 
-The answers that good requests must have are asked for beforehand, one at a time (:func:`first_answers`). Then
-:func:`send` runs in as many threads as there are callers. A third of the requests is left: by a message, for
-being too late, or with the connection. What became of each is a :class:`Sent`.
+:func:`first_answers` gets the expected answers of the valid requests beforehand, one at a time. Then
+:func:`send` runs in as many threads as there are callers. A third of the requests is abandoned: by a cancel
+message, by a time limit, or by closing the connection. A :class:`Sent` records the result of each.
 """
 
 from __future__ import annotations
@@ -25,33 +25,34 @@ from slipway_serving.events import Event
 GOOD, BAD, LEFT = "good", "bad", "left"
 RIGHT, WRONG, REJECTED, FAILED, HUNG = "right", "wrong", "rejected", "failed", "hung"
 SEEDS = 4
-"""Good requests of each kind that differ."""
+"""Number of different valid requests of each kind."""
 ALONE = RetryPolicy(budget_s=0.0)
-"""Nothing is tried again: a failure is to be seen."""
+"""Retry policy without retries, so that every failure is seen."""
 _BAD_SHARE = 1 / 6
 _LEFT_SHARE = 1 / 3
 _LATE_S = (0.001, 0.05)
 _GONE_S = (0.0, 0.5)
-# As the error asks for; without it, what is refused at once would be most of the requests.
+# The error asks for this wait; without it, most of the traffic would be immediate refusals.
 _AFTER_FAILURE_S = 0.5
 
 Answers = Mapping[tuple[str, int], Sequence[Event]]
-"""What good requests must be answered with, by model and seed."""
+"""Expected answers to valid requests, by model and seed."""
 
 
 @dataclass(frozen=True)
 class Sent:
-    """What became of one request, or one session.
+    """Result of one request, or of one session.
 
     Attributes:
-        model: that was asked.
-        purpose: "good", "bad" or "left".
-        begun_s: when it was sent, seconds since the epoch.
-        ended_s: when its caller had done with it.
-        ended: "right" (answered as before, refused by its field, or left), "wrong" (anything else that is no
-            failure), "rejected" (the server has enough), "failed" or "hung" (no answer within the limit).
-        code: of the error that it failed with.
-        said: the error's text, or what was wrong.
+        model: Name of the model.
+        purpose: Purpose of the request: "good", "bad" or "left".
+        begun_s: Time at which it was sent, in seconds since the epoch.
+        ended_s: Time at which its caller was done with it, in seconds since the epoch.
+        ended: Name of its end: "right" (answered as before, refused by its field, or abandoned), "wrong"
+            (anything else that is no failure), "rejected" (the server is overloaded), "failed" or "hung" (no
+            answer within the limit).
+        code: Code of the error with which it failed.
+        said: Text of the error, or of what was wrong.
     """
 
     model: str
@@ -64,10 +65,10 @@ class Sent:
 
 
 def first_answers(client: Client, kinds: Sequence[Kind], limit_s: float) -> Answers:
-    """Ask for what every good request must be answered with.
+    """Return the answer to every valid request, as the reference for the traffic.
 
     Raises:
-        SlipwayError: the server does not answer one of them.
+        SlipwayError: The server does not answer one of them.
     """
     return {
         (kind.model, seed): tuple(answers(client, kind.make(seed), limit_s))
@@ -77,7 +78,7 @@ def first_answers(client: Client, kinds: Sequence[Kind], limit_s: float) -> Answ
 
 
 def good_again(client: Client, kinds: Sequence[Kind], firsts: Answers, limit_s: float) -> list[Sent]:
-    """Send one good request of each kind, again while it is not answered; return what became of them."""
+    """Send one valid request of each kind, and retry it until it is answered; return the results."""
     until_s, found = time.monotonic() + limit_s, []
     for kind in kinds:
         while True:
@@ -98,16 +99,16 @@ def send(
     wanted: Callable[[], bool],
     limit_s: float,
 ) -> None:
-    """Be one caller as long as requests are wanted.
+    """Act as one caller for as long as requests are wanted.
 
     Args:
-        url: gRPC address.
-        kinds: what may be asked.
-        firsts: what good requests must be answered with.
-        keep: takes what became of each.
-        random: of the choice.
-        wanted: tells whether there is to be another one.
-        limit_s: longest wait for an answer, seconds.
+        url: Address of the gRPC port.
+        kinds: Kinds of traffic to choose from.
+        firsts: Expected answers to valid requests.
+        keep: Callback that receives each result.
+        random: Random generator for the choices.
+        wanted: Function that tells whether to send another request.
+        limit_s: Longest wait for an answer, in seconds.
     """
     shares = np.array([kind.share for kind in kinds], np.float64)
     with Client(url, retry=ALONE) as client:
@@ -152,7 +153,7 @@ def _refused(client: Client, ask: Ask, limit_s: float) -> Sent:
 
 
 def _given_up(client: Client, ask: Ask, late_s: float, limit_s: float) -> Sent:
-    """Leave a stream after its first event, and what answers once before it is there."""
+    """Abandon a stream after its first event, or a request with a single answer before it arrives."""
     begun_s = now_s()
     try:
         with closing(answers(client, ask, limit_s if ask.opening.streams else late_s)) as events:
@@ -166,7 +167,7 @@ def _given_up(client: Client, ask: Ask, late_s: float, limit_s: float) -> Sent:
 
 
 def _disconnected(url: str, ask: Ask, gone_s: float, limit_s: float) -> Sent:
-    """Close the connection under a request, at any point of it."""
+    """Close the connection during a request, at a random time."""
     begun_s, gone = now_s(), threading.Event()
     with Client(url, retry=ALONE) as own:
 
@@ -182,7 +183,7 @@ def _disconnected(url: str, ask: Ask, gone_s: float, limit_s: float) -> Sent:
         except SlipwayError as error:
             if not gone.is_set() or isinstance(error, DeadlineExceeded):
                 return _failed(ask, LEFT, begun_s, error)
-        except ValueError:  # gRPC's, of a request on a connection that is closed
+        except ValueError:  # gRPC raises it for a request on a closed connection
             if not gone.is_set():
                 raise
         finally:

@@ -1,7 +1,8 @@
-"""Whether a line that should be flat is: its slope after a warm-up, and whether chance alone gives one.
+"""Test whether a line is flat: its slope after a warm-up, and whether chance alone explains the slope.
 
-The slope is Theil's and Sen's, the median of the slopes between all pairs of points, which a few odd points
-do not move; whether there is a trend at all is Mann's and Kendall's test, which counts the pairs that rise.
+The slope is the Theil-Sen estimate, the median of the slopes between all pairs of points, which a few
+outliers do not move. The Mann-Kendall test, which counts the rising pairs, decides whether there is a trend
+at all.
 """
 
 from __future__ import annotations
@@ -13,22 +14,22 @@ from dataclasses import dataclass
 import numpy as np
 
 FEWEST = 8
-"""Points below which nothing is said of a line."""
+"""Smallest number of points for which a line is judged."""
 WARM_UP = 0.1
-"""Share of the time, at the beginning, that is no part of a line: allocators and caches fill."""
+"""Share of the time, at the beginning, that does not count, because allocators and caches fill."""
 _HOUR_S = 3600.0
-# Of lines that are flat, one in 740 comes to so many standard deviations by chance.
+# One in 740 flat lines reaches this number of standard deviations by chance.
 _SURE = 3.0
 
 
 @dataclass(frozen=True)
 class Trend:
-    """How a line goes.
+    """Trend of a line.
 
     Attributes:
-        percent_per_hour: its slope, percent of its median.
-        deviations: by how many standard deviations more pairs of points rise than fall.
-        allowed_percent_per_hour: the most that passes for flat.
+        percent_per_hour: Slope of the line, in percent of its median per hour.
+        deviations: Excess of rising over falling pairs of points, in standard deviations.
+        allowed_percent_per_hour: Largest slope that counts as flat.
     """
 
     percent_per_hour: float
@@ -37,17 +38,17 @@ class Trend:
 
     @property
     def flat(self) -> bool:
-        """Whether it does not rise, or not by more than is allowed, or no more than chance would have it."""
+        """True if the line does not rise, rises by no more than is allowed, or no more than by chance."""
         return self.percent_per_hour <= self.allowed_percent_per_hour or self.deviations < _SURE
 
 
 def trend_of(times_s: Sequence[float], values: Sequence[float], allowed: float) -> Trend | None:
-    """Return how a line goes after its warm-up; None where it has too few points.
+    """Return the trend of a line after its warm-up, or None if it has too few points.
 
     Args:
-        times_s: of the points, rising, seconds.
-        values: of the points, 0 or more.
-        allowed: percent per hour that pass for flat.
+        times_s: Times of the points, rising, in seconds.
+        values: Values of the points, 0 or more.
+        allowed: Largest slope that counts as flat, in percent per hour.
     """
     if len(times_s) < FEWEST:
         return None

@@ -1,8 +1,8 @@
-"""From what was sent and seen to what is wrong with it.
+"""Verdict of a soak test, from its requests and samples.
 
-A run of minutes is judged by lines: what the server holds, and each model's p95, in equal windows of the run,
-must be flat. A run of requests, in which processes may be killed, is judged by what failed, and by the memory
-at its end beside that after its first tenth.
+A run of minutes is judged by lines: the server's resources, and each model's p95, in equal windows of the
+run, must be flat. A run of requests, in which processes may be killed, is judged by its failures, and by the
+memory at its end compared with that after its first tenth.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ MEMORY = "memory, MiB"
 SHARED_MEMORY = "shared memory, MiB"
 DESCRIPTORS = "descriptors"
 MEMORY_GROWTH = 1.05
-"""Of a run of requests: memory at its end, at most this many times that after its first tenth."""
+"""Largest ratio of the memory at the end of a run of requests to that after its first tenth."""
 MOST_REJECTED = 0.01
-"""Share of the requests: sessions whose connection was closed are held until they have been idle."""
+"""Largest share of rejected requests; a session whose connection was closed occupies its place until it has
+been idle."""
 MOST_DEATHS = 0.01
-"""Deaths of `tritonserver` for a request: Triton 2.51 cannot be kept from them where calls are cut."""
+"""Largest number of deaths of `tritonserver` per request; Triton 2.51 cannot avoid them if calls are cut."""
 _FEWEST_ANSWERS = 5
 _MIB = 1 << 20
 _SHOWN = 3
@@ -36,12 +37,12 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class Line:
-    """Something over the run.
+    """One quantity over the run.
 
     Attributes:
-        times_s: middles of the windows, seconds from the beginning.
-        values: medians of what the server holds, or p95 of latencies, of each window.
-        trend: how it goes; None where there were too few windows to say, or where it is not judged.
+        times_s: Middles of the windows, in seconds from the beginning.
+        values: Median of the server's resource, or p95 of latencies, in each window.
+        trend: Trend of the line; None if there were too few windows, or if it is not judged.
     """
 
     times_s: tuple[float, ...]
@@ -51,19 +52,19 @@ class Line:
 
 @dataclass(frozen=True)
 class Run:
-    """What was done and seen.
+    """Record of a soak run.
 
     Attributes:
-        sent: every request, in the order of their ends.
-        samples: what the server held, at moments of the whole run, the last one at rest.
-        kills: of its processes.
-        deaths: of `tritonserver` itself.
-        words: what the server said of deaths and starts.
-        begun_s: when the traffic began, seconds since the epoch.
-        ended_s: when its last request ended.
-        final: good requests of each kind after it.
-        unended: callers that did not come back.
-        stop_s: seconds that the server's stop took; None where it is another's.
+        sent: Every request, in the order of their ends.
+        samples: Resources of the server over the whole run; the last sample is at rest.
+        kills: Kills of its processes.
+        deaths: Deaths of `tritonserver` itself.
+        words: Messages of the server about deaths and restarts.
+        begun_s: Time at which the traffic began, in seconds since the epoch.
+        ended_s: Time at which its last request ended, in seconds since the epoch.
+        final: Valid requests of each kind after the traffic.
+        unended: Number of callers that did not come back.
+        stop_s: Time that the server's stop took, in seconds; None for a server that we did not start.
     """
 
     sent: Sequence[Sent]
@@ -79,17 +80,17 @@ class Run:
 
     @property
     def interruptions(self) -> list[Kill]:
-        """What explains failures."""
+        """Kills and deaths that can explain failures."""
         return [*self.kills, *self.deaths]
 
 
 @dataclass(frozen=True)
 class Allowed:
-    """What passes for flat, percent per hour.
+    """Largest slopes that count as flat, in percent per hour.
 
     Attributes:
-        growth: of what the server holds.
-        slowing: of p95.
+        growth: Largest slope of the server's resources.
+        slowing: Largest slope of p95.
     """
 
     growth: float
@@ -97,7 +98,7 @@ class Allowed:
 
 
 def lines_of(run: Run, allowed: Allowed) -> dict[str, Line]:
-    """Return what a server held over a run, and each model's p95, by name."""
+    """Return the server's resources over a run, and each model's p95, by name."""
     held = [each for each in run.samples if run.begun_s <= each.at_s <= run.ended_s]
     times_s = [each.at_s for each in held]
     values = {
@@ -116,7 +117,7 @@ def lines_of(run: Run, allowed: Allowed) -> dict[str, Line]:
 
 
 def p95_of(model: str) -> str:
-    """Return the name of the line of a model's p95."""
+    """Return the name of the line for a model's p95."""
     return f"p95 of {model}, s"
 
 
@@ -142,7 +143,7 @@ def _line(
 
 
 def slopes_broken(lines: Mapping[str, Line]) -> list[str]:
-    """Return a sentence for each line that is not flat, or, of what the server holds, too short to say."""
+    """Return a sentence for each line that is not flat, or that is a resource's and too short to judge."""
     broken = []
     for name, line in lines.items():
         if line.trend is None and name in (MEMORY, SHARED_MEMORY, DESCRIPTORS):
@@ -156,9 +157,10 @@ def slopes_broken(lines: Mapping[str, Line]) -> list[str]:
 
 
 def memory_ratio(run: Run) -> float | None:
-    """Return memory at the end ÷ memory after the first tenth of the requests; None where nobody looked.
+    """Return memory at the end ÷ memory after the first tenth of the requests, or None without samples.
 
-    Of the second tenth it is the median: a process that was just killed would make it small.
+    The divisor is the median over the second tenth, because a process that was just killed would make a
+    single sample small.
     """
     if not run.sent or not run.samples:
         return None
@@ -170,10 +172,11 @@ def memory_ratio(run: Run) -> float | None:
 
 
 def shared_per_kill(run: Run) -> float | None:
-    """Return by how many bytes shared memory grew for each interruption; None where there was none.
+    """Return the growth of shared memory per interruption, in bytes, or None without interruptions.
 
-    Shared memory at rest is compared with that before the first interruption. A death of `tritonserver`
-    frees what earlier kills left, so the figure counts the interruptions since the last death only.
+    The function compares shared memory at rest with that before the first interruption. A death of
+    `tritonserver` frees what earlier kills left, so the figure counts the interruptions since the last death
+    only.
     """
     since_s = max((death.at_s for death in run.deaths), default=run.begun_s)
     kills = [kill for kill in run.kills if kill.at_s > since_s]
@@ -185,7 +188,7 @@ def shared_per_kill(run: Run) -> float | None:
 
 
 def memory_broken(run: Run) -> list[str]:
-    """Return a sentence where the memory did not come back."""
+    """Return a sentence if the memory did not recover."""
     ratio = memory_ratio(run)
     if ratio is not None and ratio <= MEMORY_GROWTH:
         return []
@@ -194,7 +197,7 @@ def memory_broken(run: Run) -> list[str]:
 
 
 def requests_broken(run: Run) -> list[str]:
-    """Return a sentence for each kind of thing that must not have happened to requests and processes."""
+    """Return a sentence for each rule that requests or processes broke."""
     sent = [*run.sent, *run.final]
     rules = {
         "no answer may be wrong": [each for each in sent if each.ended == WRONG],
@@ -222,7 +225,7 @@ def requests_broken(run: Run) -> list[str]:
 
 
 def counts(run: Run) -> dict[str, int]:
-    """Return how many requests came to what, by purpose and end."""
+    """Return the number of requests by purpose and end."""
     found = Counter(f"{each.purpose}, {each.ended}" for each in run.sent)
     return dict(sorted(found.items()))
 

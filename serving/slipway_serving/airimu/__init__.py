@@ -1,1 +1,1 @@
-"""Inertial signals: what Triton serves of AirIMU, free of Triton."""
+"""Correction of inertial signals with AirIMU: requests and programs, independent of Triton."""

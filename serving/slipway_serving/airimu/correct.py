@@ -1,7 +1,7 @@
-"""The program airimu: whole recordings in, corrected signals out.
+"""Program airimu: whole recordings in, corrected signals out.
 
-The lead-in that the network needs goes before each recording; recordings of one length, of one request or of
-several, run through the graph together.
+It puts the lead-in that the network needs before each recording. Recordings of the same length, from one
+request or several, run through the graph together.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Array = NDArray[np.float32]
 
 
 class Corrector(Single):
-    """Corrects recordings of any length: answers a :class:`CorrectionRequest` with :class:`Corrections`."""
+    """Program that answers a :class:`CorrectionRequest` of recordings with :class:`Corrections`."""
 
     reports_requests = False
 
@@ -32,7 +32,7 @@ class Corrector(Single):
         self._facts = Facts.read(settings.folder)
 
     def run_batch(self, calls: Sequence[Call]) -> list[Tensors | SlipwayError]:
-        """Return each call's corrected recordings, or the rule that it broke."""
+        """Return the corrected recordings of each call, or its error."""
         answers: dict[int, Tensors | SlipwayError] = {}
         accepted: list[tuple[int, CorrectionRequest]] = []
         for index, call in enumerate(calls):
@@ -51,7 +51,7 @@ class Corrector(Single):
         return [answers[index] for index in range(len(calls))]
 
     def close(self) -> None:
-        """Hold nothing."""
+        """Do nothing: this program has nothing to free."""
 
     def _read(self, call: Call) -> CorrectionRequest:
         if call.is_cancelled():
@@ -60,7 +60,7 @@ class Corrector(Single):
         return decode(CorrectionRequest, call.tensors, self._model, limits)
 
     def _correct(self, models: Models, requests: Sequence[CorrectionRequest]) -> Iterator[Tensors]:
-        """Run recordings of one length through the graph; return those of each request."""
+        """Run recordings of one length through the graph and return the results of each request."""
         frames = np.concatenate([frames_of(each) for each in requests])
         leads = [self._facts.lead_in(each.initial_rotation, len(each.acc)) for each in requests]
         lead = np.concatenate(leads)
@@ -83,8 +83,8 @@ def corrected(frames: Array, outputs: dict[str, Array]) -> Corrections:
     """Apply a network's corrections.
 
     Args:
-        frames: [batch, frames, 6], acceleration and rate of rotation.
-        outputs: of the graph for these frames: corrections and, if the network has them, variances.
+        frames: Frames, [batch, frames, 6], acceleration and rate of rotation.
+        outputs: Outputs of the graph for these frames: corrections and, if the network has them, variances.
     """
     return Corrections(
         corrected_acc=frames[:, :, :3] + outputs["correction_acc"],
@@ -94,10 +94,10 @@ def corrected(frames: Array, outputs: dict[str, Array]) -> Corrections:
 
 
 def check_finite(outputs: dict[str, Array], where: str) -> None:
-    """Refuse what no network should give.
+    """Refuse outputs of a network that are not finite.
 
     Raises:
-        Unrecoverable: an output is NaN or infinite.
+        Unrecoverable: An output contains NaN or infinity.
     """
     if bad := [name for name, array in outputs.items() if not np.isfinite(array).all()]:
         raise Unrecoverable(f"{where}: outputs must be finite, got NaN or infinity in {', '.join(bad)}")

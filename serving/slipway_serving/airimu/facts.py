@@ -1,9 +1,9 @@
-"""What the served models must know of an exported network: how its features lie in time.
+"""Facts of an exported AirIMU network for the served models: the places of its features in time.
 
-The export writes the facts as `facts.json` beside the models; both ends use this class. A network gives one
-feature per `hop` frames. Feature `i` is computed from the frames `hop * i - reach` to `hop * i + reach` of
-the recording with its lead-in before it; frames outside count as absent. Frame `t` takes the feature
-`(t + hop // 2) // hop + lead // hop`, or the last one there is.
+The export writes the facts as `facts.json` beside the models; export and server both use this class. A
+network computes one feature per `hop` frames. Feature `i` depends on the frames `hop * i - reach` to
+`hop * i + reach` of the recording with its lead-in before it; frames outside count as absent. Frame `t` takes
+the feature `(t + hop // 2) // hop + lead // hop`, or the last feature if there is no such one.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ FACTS_FILE = "facts.json"
 
 @dataclass(frozen=True)
 class Facts:
-    """How to feed an exported network.
+    """Timing, outputs and limits of an exported network.
 
     Attributes:
-        model: the served graph that takes a whole recording.
-        hop: frames per feature.
-        reach: frames on either side of its own that a feature depends on.
-        lead: frames that the network takes before the first of a recording; a multiple of `hop`.
-        lead_gravity_m_s2: what an accelerometer at rest shows in the lead-in, upwards; 0 for zeros.
-        outputs: of the graphs, without the states: corrections and, if the network has them, covariances.
-        states: sizes of the recurrent states of the step graph, by name.
-        max_batch: recordings in one run of a graph.
-        max_frames: of a recording in one request.
-        max_steps: features in one run of the step graph.
+        model: Name of the served graph that takes a whole recording.
+        hop: Number of frames per feature.
+        reach: Number of frames on either side of its own frame that a feature depends on.
+        lead: Number of frames of the lead-in that the network takes before a recording; a multiple of `hop`.
+        lead_gravity_m_s2: Upward acceleration that a sensor at rest measures in the lead-in; 0 for zeros.
+        outputs: Names of the graphs' outputs without the states: corrections and, if the network has them,
+            covariances.
+        states: Sizes of the recurrent states of the step graph, by name.
+        max_batch: Largest number of recordings in one run of a graph.
+        max_frames: Largest number of frames of a recording in one request.
+        max_steps: Largest number of features in one run of the step graph.
     """
 
     model: str
@@ -54,7 +55,7 @@ class Facts:
         """Read the file that the export placed in a model's version folder.
 
         Raises:
-            Unrecoverable: it is missing or has other entries.
+            Unrecoverable: The file is missing or has other entries.
         """
         path = folder / FACTS_FILE
         try:
@@ -74,16 +75,16 @@ class Facts:
 
     @property
     def overhang(self) -> int:
-        """Frames beyond `hop * steps` that the step graph takes."""
+        """Number of frames beyond `hop * steps` that the step graph takes."""
         return 2 * self.reach + 1 - self.hop
 
     @property
     def held_back(self) -> int:
-        """Frames that a stream holds back at most: the latency of its corrections."""
+        """Largest number of frames that a stream holds back, i.e. the latency of its corrections."""
         return self.hop - 1 + self.reach - self.hop // 2
 
     def steps_of(self, frames: int) -> int:
-        """Return the number of features of a recording that has ended."""
+        """Return the number of features of a complete recording."""
         return -(-(self.lead + frames) // self.hop)
 
     def steps_ready(self, frames: int) -> int:
@@ -91,34 +92,34 @@ class Facts:
         return max(0, (self.lead + frames - 1 - self.reach) // self.hop + 1)
 
     def frames_ready(self, steps: int) -> int:
-        """Return the number of frames whose corrections need no more than the first features."""
+        """Return the number of frames whose corrections need only the first `steps` features."""
         return max(0, self.hop * (steps - self.lead // self.hop) - self.hop // 2)
 
     def step_of(self, frames: NDArray[np.int64], steps: int) -> NDArray[np.int64]:
         """Return the feature that each frame takes.
 
         Args:
-            frames: indices within the recording.
-            steps: number of features there are.
+            frames: Indices of the frames within the recording.
+            steps: Number of features of the recording so far.
         """
         return np.minimum((frames + self.hop // 2) // self.hop + self.lead // self.hop, steps - 1)
 
     def lead_in(self, rotations: NDArray[np.float32] | None, count: int) -> NDArray[np.float32]:
-        """Return the frames that go before recordings: sensors at rest.
+        """Return the lead-in of recordings: frames of sensors at rest.
 
         Args:
-            rotations: [count, 4], unit quaternions x, y, z, w from the sensor to the world, whose z is up, at
-                the first frames; None is the identity: sensors that lie level.
-            count: number of recordings.
+            rotations: Rotations at the first frames, [count, 4], unit quaternions x, y, z, w from the sensor
+                to the world, whose z is up; None is the identity, i.e. level sensors.
+            count: Number of recordings.
 
         Returns:
-            [count, lead, 6]: acceleration, m/s², and rate of rotation, rad/s, which is 0.
+            Frames, [count, lead, 6]: acceleration, m/s², and rate of rotation, rad/s, which is 0.
         """
         up = np.zeros((count, 3), np.float32)
         if rotations is None:
             up[:, 2] = 1
         else:
-            # The last row of the rotation's matrix: the world's z in the sensor's frame.
+            # This is the last row of the rotation matrix, i.e. the world's z axis in the sensor's frame.
             x, y, z, w = np.moveaxis(rotations.astype(np.float64), 1, 0)
             up[:] = np.stack([2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)], axis=1)
         frames = np.zeros((count, self.lead, 6), np.float32)

@@ -1,7 +1,7 @@
-"""What a caller may ask of the models airimu and airimu_stream, and what both answer with.
+"""Requests and responses of the models airimu and airimu_stream.
 
-Whole recordings go in one request; chunks of one recording are the turns of a session. How many frames one
-request may bring is the exported network's to say: the served models check it against their facts.
+One request carries whole recordings; the chunks of a single recording are the turns of a session. The
+exported network limits the number of frames in a request; the served models check it against their facts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from slipway_serving.requests import Request
 
 Signal = NDArray[np.float32]
 
-# A quaternion that was stored with four decimals is off by this.
+# A quaternion that was stored with four decimals may have a norm that is off by this much.
 _UNIT_TOLERANCE = 1e-3
 _FRAMES = (BATCH, "frames", 3)
 _FIX = "windows of the recording, or airimu_stream"
@@ -41,14 +41,14 @@ _UNIT = Rule(
     _ROTATION_HELP,
     shown=_furthest,
 )
-# More than inertial sensors measure (200 g). CodeNetKITTI's variances are exponentials of its input: with
-# random weights they are finite at 3,000 and infinite at 10,000.
+# This is more than inertial sensors measure (200 g). CodeNetKITTI's variances are exponentials of its input;
+# with random weights they are finite at 3,000 and infinite at 10,000.
 _LARGEST = 2000.0
 _RANGE: dict[str, Any] = {"low": -_LARGEST, "high": _LARGEST}
 _ACC = Array("float32", _FRAMES, "acceleration, m/s², gravity included", fix=_FIX, ragged=True, **_RANGE)
 _GYRO = Array("float32", _FRAMES, "rate of rotation, rad/s", fix=_FIX, ragged=True, **_RANGE)
 _ROTATION = Array("float32", (BATCH, 4), _ROTATION_HELP, also=_UNIT, default="the identity")
-# An ending turn may bring no frames; the served model refuses any other without.
+# The last turn may have no frames; the served model refuses any other turn without frames.
 _CHUNK_SIZES = {BATCH: (1, 1), "frames": (0, None)}
 _CHUNK_ACC = replace(_ACC, sizes=_CHUNK_SIZES, fix="smaller chunks")
 _CHUNK_GYRO = replace(_GYRO, sizes=_CHUNK_SIZES, fix="smaller chunks")
@@ -69,15 +69,15 @@ _GYRO_COV = Array(
 
 @dataclass(frozen=True)
 class Corrections(Event):
-    """Corrected frames.
+    """Corrected frames; all arrays are [batch, frames, 3], float32.
 
     Attributes:
-        corrected_acc: [batch, frames, 3], float32, the given acceleration plus its correction, m/s².
-        corrected_gyro: as before, the rate of rotation, rad/s.
-        correction_acc: as before, what was added.
-        correction_gyro: as before, what was added.
-        acc_cov: as before, the variances of the acceleration; None from a network without covariances.
-        gyro_cov: as before, those of the rate of rotation.
+        corrected_acc: Acceleration plus its correction, m/s².
+        corrected_gyro: Rate of rotation plus its correction, rad/s.
+        correction_acc: Correction of the acceleration, m/s².
+        correction_gyro: Correction of the rate of rotation, rad/s.
+        acc_cov: Variances of the acceleration, m²/s⁴; None from a network without covariances.
+        gyro_cov: Variances of the rate of rotation, rad²/s²; None from a network without covariances.
     """
 
     corrected_acc: Annotated[Signal, _CORRECTED_ACC]
@@ -93,13 +93,13 @@ class CorrectionRequest(Request):
     """Whole recordings of one length.
 
     Attributes:
-        acc: [batch, frames, 3], float32, acceleration, m/s².
-        gyro: [batch, frames, 3], float32, rate of rotation, rad/s.
-        initial_rotation: [batch, 4], float32, unit quaternions x, y, z, w from the sensor to the world at the
-            first frame; None is the identity.
+        acc: Acceleration, [batch, frames, 3], float32, m/s², gravity included.
+        gyro: Rate of rotation, [batch, frames, 3], float32, rad/s.
+        initial_rotation: Rotations from the sensor to the world at the first frame, [batch, 4], float32, unit
+            quaternions x, y, z, w; None is the identity.
 
     Raises:
-        InvalidRequest: naming every field that breaks its rule.
+        InvalidRequest: A field breaks its rule; the message names every such field.
     """
 
     model: ClassVar[str] = "airimu"
@@ -113,14 +113,14 @@ class CorrectionRequest(Request):
 
 @dataclass(frozen=True)
 class CorrectionTurn(Request):
-    """The next frames of a recording, any number of them; of the last turn perhaps none.
+    """Turn with the next frames of a recording, any number of them; the last turn may have none.
 
     Attributes:
-        acc: [1, frames, 3], float32, acceleration, m/s².
-        gyro: [1, frames, 3], float32, rate of rotation, rad/s.
+        acc: Acceleration, [1, frames, 3], float32, m/s², gravity included.
+        gyro: Rate of rotation, [1, frames, 3], float32, rad/s.
 
     Raises:
-        InvalidRequest: naming every field that breaks its rule.
+        InvalidRequest: A field breaks its rule; the message names every such field.
     """
 
     model: ClassVar[str] = "airimu_stream"
@@ -134,10 +134,10 @@ class CorrectionStreamRequest(Request):
     """A recording that comes in chunks: opens a session, whose turns bring them.
 
     Attributes:
-        initial_rotation: [1, 4], float32, as of :class:`CorrectionRequest`.
+        initial_rotation: Rotation at the first frame, [1, 4], float32, as in :class:`CorrectionRequest`.
 
     Raises:
-        InvalidRequest: the rotation breaks its rule.
+        InvalidRequest: The rotation breaks its rule.
     """
 
     model: ClassVar[str] = "airimu_stream"
@@ -149,5 +149,5 @@ class CorrectionStreamRequest(Request):
 
 
 def frames_of(recordings: CorrectionRequest | CorrectionTurn) -> Signal:
-    """Return recordings' signals together, [batch, frames, 6]: acceleration, then rate of rotation."""
+    """Return the signals of recordings in one array, [batch, frames, 6]: acceleration, rate of rotation."""
     return np.concatenate([recordings.acc, recordings.gyro], axis=2)

@@ -1,8 +1,8 @@
-"""The program airimu_stream: chunks of recordings in, the corrected frames that are ready out.
+"""Program airimu_stream: chunks of recordings in, the corrected frames that are ready out.
 
-Between the chunks of a stream its recurrent states wait here, and its last frames, on which features to come
-still depend. A stream's corrections are those of the whole recording: a feature is computed when no further
-frame can change it, or at the end. The streams of a batch step together.
+Between the chunks of a stream the program keeps its recurrent states and its last frames, on which later
+features depend. The corrections of a stream are equal to those of the whole recording: a feature is computed
+when no further frame can change it, or at the end. The streams of a batch run through the graph together.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ Array = NDArray[np.float32]
 
 @dataclass
 class Stream:
-    """A recording under way.
+    """State of a recording that comes in chunks.
 
     Attributes:
-        states: of the network after its last feature, by name, [size] each.
-        kept: [kept frames, 6], the newest frames, of the lead-in too.
-        received: number of frames so far, without the lead-in.
-        steps: number of features so far.
-        emitted: number of frames that were answered.
-        features: of the request at hand: each output of each run, [steps, 3] each.
+        states: States of the network after its last feature, by name, [size] each.
+        kept: Newest frames, those of the lead-in included, [kept frames, 6].
+        received: Number of frames so far, without the lead-in.
+        steps: Number of features so far.
+        emitted: Number of frames whose corrections were returned.
+        features: Outputs of each run of the current request, by name, [steps, 3] each.
     """
 
     states: dict[str, Array]
@@ -48,12 +48,12 @@ class Stream:
 
 
 class CorrectorStream(Single):
-    """Corrects recordings that come in chunks of any length, one session each.
+    """Program that corrects recordings in chunks of any length, with one session for each recording.
 
-    A :class:`CorrectionStreamRequest` opens a session, each :class:`CorrectionTurn` brings a chunk and gets
-    :class:`~slipway_serving.airimu.request.Corrections`, [1, ready, 3]: of the frames that go on where the
-    last answer ended; at most ``Facts.held_back`` frames wait. The last turn gives all that are left; its
-    chunk may be of 0 frames. A refused chunk changes nothing.
+    A :class:`CorrectionStreamRequest` opens a session. Each :class:`CorrectionTurn` carries a chunk, and its
+    response is :class:`~slipway_serving.airimu.request.Corrections`, [1, ready, 3], of the frames that follow
+    those of the last response; at most ``Facts.held_back`` frames are held back. The last turn returns all
+    remaining frames; its chunk may have 0 frames. A refused chunk changes nothing.
     """
 
     reports_requests = False
@@ -65,7 +65,7 @@ class CorrectorStream(Single):
         self._sessions: Sessions[Stream] = Sessions.of_model(settings)
 
     def run_batch(self, calls: Sequence[Call]) -> list[Tensors | SlipwayError]:
-        """Return the frames that each call made ready, or the rule that it broke."""
+        """Return the corrected frames that each call made ready, or its error."""
         answers: dict[int, Tensors | SlipwayError] = {}
         for turn in _turns(calls):
             streams: dict[int, Stream] = {}
@@ -93,7 +93,7 @@ class CorrectorStream(Single):
         self._sessions.close()
 
     def _receive(self, call: Call) -> Stream:
-        """Check a chunk and add it to its stream, which is taken out of the store."""
+        """Check a chunk, take its stream out of the sessions and add the chunk to it."""
         if call.is_cancelled():
             raise Cancelled(f"{self._model}: cancelled by the caller before it began")
         opening, chunk = self._read(call)
@@ -114,10 +114,10 @@ class CorrectorStream(Single):
         return decode_turn(CorrectionStreamRequest, call.tensors, self._model, call.turn, limits)
 
     def _advance(self, streams: dict[int, tuple[Stream, bool]]) -> None:
-        """Compute every feature that is ready, those of all streams in step.
+        """Compute every feature that is ready, with all streams together.
 
         Args:
-            streams: with whether each has ended.
+            streams: Streams by index of the call, each with True if its recording has ended.
         """
         while True:
             left = [(stream, self._steps_left(stream, ended)) for stream, ended in streams.values()]
@@ -143,13 +143,13 @@ class CorrectorStream(Single):
         outputs = {name: value.numpy() for name, value in values.items()}
         check_finite(outputs, self._model)
         for row, stream in enumerate(streams):
-            # Copied: a view would keep the whole batch.
+            # The states are copied, since a view would keep the whole batch alive.
             stream.states = {name: outputs[f"next_{name}"][row].copy() for name in self._facts.states}
             stream.features.append({name: outputs[name][row] for name in self._facts.outputs})
             stream.steps += steps
 
     def _stretch(self, stream: Stream, length: int) -> tuple[Array, Array]:
-        """Return the frames that a stream's next features depend on, and which of them there are."""
+        """Return the frames that a stream's next features depend on, and a mask of those that exist."""
         first = self._facts.hop * stream.steps - self._facts.reach
         newest = self._facts.lead + stream.received
         oldest = newest - len(stream.kept)
@@ -160,7 +160,7 @@ class CorrectorStream(Single):
         return stretch, present
 
     def _emit(self, stream: Stream, ended: bool) -> Tensors:
-        """Return the corrected frames that are ready, and forget what no feature to come depends on."""
+        """Return the corrected frames that are ready, and drop the frames that no later feature needs."""
         facts = self._facts
         ready = stream.received if ended else min(stream.received, facts.frames_ready(stream.steps))
         newest = facts.lead + stream.received
@@ -175,13 +175,13 @@ class CorrectorStream(Single):
         outputs = {name: array[index][None] for name, array in features.items()}
         answer = tensors(corrected(frames[None], outputs))
         stream.emitted, stream.features = ready, []
-        # Copied, so that a long chunk does not stay for its last frames.
+        # The frames are copied, since a view would keep the whole of a long chunk alive.
         stream.kept = stream.kept[max(0, facts.hop * stream.steps - facts.reach - oldest) :].copy()
         return answer
 
 
 def _turns(calls: Sequence[Call]) -> Iterator[list[int]]:
-    """Group calls so that each stream has one in each group, in order."""
+    """Group calls, in order, so that each group has at most one call of each stream."""
     waiting = list(range(len(calls)))
     while waiting:
         turn: dict[int | str, int] = {}

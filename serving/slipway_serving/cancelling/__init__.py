@@ -1,1 +1,1 @@
-"""How a request under way is ended by another one, so that its call need not be cut."""
+"""Cancellation of a running request by another request, without a cut of its connection."""

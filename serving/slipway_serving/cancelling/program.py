@@ -1,4 +1,4 @@
-"""The program that ends requests under way."""
+"""Program that cancels running requests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slipway_serving.requests import decode
 
 
 class Canceller:
-    """Takes an :class:`EndRequest` and answers with :class:`Ending`, at once: it waits for nothing."""
+    """Program that takes an :class:`EndRequest` and returns :class:`Ending` at once, without waiting."""
 
     reports_requests = False
 
@@ -18,12 +18,12 @@ class Canceller:
         self._model = settings.model
 
     def run(self, call: Call) -> Responses:
-        """Yield whether the request is under way.
+        """Yield one response, which says whether the request is running.
 
         Raises:
-            InvalidRequest: the id is none.
+            InvalidRequest: The id is empty or too long.
         """
         yield tensors(Ending(end(decode(EndRequest, call.tensors, self._model).ended_id)))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: this program has nothing to free."""

@@ -1,4 +1,4 @@
-"""What ends a request under way: its id, and whether it is known."""
+"""Request that cancels a running request by its id, and the response."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _ID = Rule(
 
 @dataclass(frozen=True)
 class Ending(Event):
-    """The answer to :class:`EndRequest`.
+    """Response to :class:`EndRequest`.
 
     Attributes:
-        found: whether such a request is under way on this server; it ends at its next step.
+        found: True if a request with this id is running on this server; it ends at its next step.
     """
 
     found: Annotated[bool, told("whether such a request is under way on this server")]
@@ -30,10 +30,10 @@ class Ending(Event):
 
 @dataclass(frozen=True)
 class EndRequest(Request):
-    """End a request under way at its next step.
+    """End a running request at its next step.
 
     Attributes:
-        ended_id: id that it was sent with.
+        ended_id: Id that the request was sent with, 1 to 64 characters.
     """
 
     model: ClassVar[str] = "slipway_cancel"

@@ -1,7 +1,7 @@
-"""Requests under way, known to all processes of one server: each has a file, by which another can end it.
+"""Files of running requests, by which any process of the server can cancel a request of another process.
 
-A pipeline's loop runs in one process of the server, and the request to end it reaches another. Both find the
-server's folder (:mod:`slipway_serving.server_folder`).
+A pipeline's loop runs in one process of the server, and the request that cancels it reaches another. Both use
+files in the server's folder (:mod:`slipway_serving.server_folder`).
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ _ENDED = ".ended"
 
 
 class UnderWay:
-    """One request that can be ended.
+    """Running request that can be cancelled.
 
     Args:
-        path: its file.
+        path: File of the request.
     """
 
     def __init__(self, path: Path) -> None:
         self._ended = path.with_suffix(_ENDED)
 
     def is_ended(self) -> bool:
-        """Tell whether somebody asked to end it."""
+        """Return whether somebody asked to end the request."""
         return os.path.exists(self._ended)  # noqa: PTH110 - asked at every step
 
 
 @contextlib.contextmanager
 def under_way(request_id: str) -> Iterator[UnderWay | None]:
-    """Have a request known while the block runs; None where its id is not one that can be ended.
+    """Register a request as running while the block runs; yield None if its id is not from Slipway's clients.
 
-    The calls that a request makes of other models carry its id: they end with it.
+    The calls that a request makes to other models carry its id, so they end with it.
 
     Args:
-        request_id: of Slipway's clients, "slipway-" and 32 hexadecimal digits that nobody can guess. Others
-            may come twice, and the end of the one would be that of the other.
+        request_id: Id of the request. Ids of Slipway's clients are "slipway-" and 32 hexadecimal digits that
+            nobody can guess. Any other id may occur twice, and cancelling one request would cancel both.
     """
     if not _CAN_BE_ENDED.fullmatch(request_id):
         yield None
@@ -51,7 +51,7 @@ def under_way(request_id: str) -> Iterator[UnderWay | None]:
     path = folder / request_id
     try:
         path.touch(exist_ok=False)
-    except FileExistsError:  # of the request on whose behalf this call is made
+    except FileExistsError:  # The file belongs to the request that makes this call to another model.
         yield UnderWay(path)
         return
     try:
@@ -62,10 +62,10 @@ def under_way(request_id: str) -> Iterator[UnderWay | None]:
 
 
 def end(request_id: str) -> bool:
-    """Ask to end a request; its loop sees so at its next step.
+    """Ask to end a request; its loop checks for this at its next step.
 
     Returns:
-        Whether it is under way on this server.
+        True if the request is running on this server.
     """
     path = folder_here() / request_id
     if not _CAN_BE_ENDED.fullmatch(request_id) or not path.exists():
@@ -73,5 +73,5 @@ def end(request_id: str) -> bool:
     path.with_suffix(_ENDED).touch()
     if path.exists():
         return True
-    path.with_suffix(_ENDED).unlink(missing_ok=True)  # it ended between
+    path.with_suffix(_ENDED).unlink(missing_ok=True)  # The request has ended in the meantime.
     return False

@@ -1,1 +1,1 @@
-"""Diffusion in parts, free of any family: schedules, noise, guidance, the loop, caches, prompts."""
+"""Parts of diffusion that all model families share: schedules, noise, guidance, loop, caches, prompts."""

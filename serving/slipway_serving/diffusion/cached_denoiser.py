@@ -1,10 +1,10 @@
-"""The program of a denoiser with a first-block cache, for any network that is cut as follows.
+"""Program of a denoiser with a first-block cache, for any network that is exported as four graphs.
 
-head -> change -> tail or the cached residual of the tail -> finish. The first block always runs; if what it
-adds has changed little since the last step that was computed in full, what the other blocks added then is
-added again. The rule is that of diffusers' FirstBlockCacheConfig. A cache belongs to one guidance branch of
-one piece of work, waits here between its requests, and is freed when the session ends, fails, is cancelled
-or falls idle.
+The graphs run as head -> change -> tail or the cached residual of the tail -> finish. The first block always
+runs. If its residual has changed little since the last step that was computed in full, the program adds the
+residual of the other blocks from that step again. The rule is that of diffusers' FirstBlockCacheConfig. A
+cache belongs to one guidance branch of one request of the pipeline. The program keeps it between the calls
+of a session and frees it when the session ends, fails, is cancelled or expires.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from slipway_serving.sessions import Sessions
 
 @dataclass(frozen=True)
 class Cached:
-    """What the last step that was computed in full left.
+    """Residuals of the last step that was computed in full.
 
     Attributes:
-        shape: of its latents.
-        residual: what the first block added.
-        tail_residual: what all other blocks added.
+        shape: Shape of the latents of that step.
+        residual: Residual of the first block.
+        tail_residual: Residual of all other blocks.
     """
 
     shape: tuple[int, ...]
@@ -39,21 +39,22 @@ class Cached:
 
 
 class CachedDenoiser:
-    """Denoises with four graphs, the largest of which a request may allow to be skipped.
+    """Denoiser of four graphs that skips the largest one when the request allows it.
 
-    A family's subclass says what the network takes. ``head.onnx`` takes that and gives ``residual``, what the
-    first block added, and whatever the others need; ``change.onnx`` takes ``residual`` and
-    ``cached_residual`` and gives ``change``; ``tail.onnx`` gives ``tail_residual``; ``finish.onnx`` gives
-    ``sample``. The last two take any outputs of head by their names, finish also ``tail_residual``.
+    The subclass of a family declares the inputs of the network. ``head.onnx`` takes them and returns
+    ``residual``, the residual of the first block, and the inputs of the other graphs. ``change.onnx`` takes
+    ``residual`` and ``cached_residual`` and returns ``change``; ``tail.onnx`` returns ``tail_residual``;
+    ``finish.onnx`` returns ``sample``. The last two take any outputs of head by name, and finish also takes
+    ``tail_residual``.
 
-    The answer is ``sample``, shape and dtype of the latents, and ``cached`` [1], bool: whether the tail was
-    skipped. With ``cache_threshold`` the batch is 1 and the request part of a session. A request that ends a
-    session may come without tensors: it only frees.
+    The response has ``sample``, with shape and dtype of the latents, and ``cached``, [1], bool, true if the
+    tail was skipped. With ``cache_threshold`` the batch is 1 and the request belongs to a session. A request
+    that ends a session may have no tensors; then it only frees the cache.
 
     Attributes:
-        request: whose turns bring the network's inputs, each with a row per guidance branch, and
-            ``cache_threshold``.
-        latents: name of the input whose shape a session keeps.
+        request: Request class. Its turns carry the network's inputs, each with a row per guidance branch,
+            and ``cache_threshold``.
+        latents: Name of the input that must keep its shape within a session.
     """
 
     request: ClassVar[type[Request]]
@@ -71,9 +72,9 @@ class CachedDenoiser:
         """Yield the one response to a call.
 
         Raises:
-            InvalidRequest: the tensors or the session's turn break a rule.
-            Overloaded: too many sessions are under way.
-            Cancelled: the caller gave up before the larger part of the work.
+            InvalidRequest: The tensors or the session's turn break a rule.
+            Overloaded: Too many sessions are open.
+            Cancelled: The caller cancelled before the larger part of the work.
         """
         if not call.tensors and call.turn.id and call.turn.end:
             self._sessions.free(call.turn)
@@ -91,7 +92,7 @@ class CachedDenoiser:
         self._sessions.close()
 
     def _denoise(self, call: Call, threshold: float | None, before: Cached | None) -> tuple[Tensors, Cached]:
-        """Return the answer to a call, and what the last step that was computed in full left."""
+        """Return the response to a call, and the residuals of the last step that was computed in full."""
         head = self._head.run(
             {name: _of_rank(call.tensors[name], rank) for name, rank in self._head.ranks.items()}
         )
@@ -142,5 +143,5 @@ class CachedDenoiser:
 
 
 def _of_rank(array: NDArray[Any], rank: int) -> NDArray[Any]:
-    """Return a tensor as its graph takes it: [batch] travels as [batch, 1], as Triton has no empty shape."""
+    """Return a tensor in its graph's rank: [batch] comes as [batch, 1], since Triton has no empty shape."""
     return array.reshape(array.shape[:rank]) if array.ndim == rank + 1 else array

@@ -1,7 +1,7 @@
-"""The denoising loop, the same for every family: predict, step, check, tell.
+"""Denoising loop shared by all pipelines: predict, step, check, yield.
 
-What a family adds is ``predict(latents, timestep, step)``: which network is asked, with which inputs, guided
-how, cached how. Schedules are in :mod:`slipway_serving.diffusion.schedules`.
+A family adds ``predict(latents, timestep, step)``, which chooses the network, its inputs, the guidance and
+the cache. The schedules are in :mod:`slipway_serving.diffusion.schedules`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from slipway_serving.metrics import DENOISE_STEP, Recorder
 from slipway_serving.watch import Watch
 
 Predict = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
-"""From latents, a timestep and the step's number from 0 to the prediction, shape of the latents."""
+"""Function of latents, timestep and step number (from 0); returns the prediction, shape of the latents."""
 
 
 def denoise(
@@ -30,20 +30,20 @@ def denoise(
     """Denoise latents step by step.
 
     Args:
-        schedule: gives the timesteps, and takes each step.
-        latents: noise, or latents that were noised for the first timestep; float32.
-        predict: asks the network.
-        watch: asked before each step.
-        recorder: takes the seconds of each step.
-        where: whose latents they are, for messages.
+        schedule: Schedule that gives the timesteps and computes each step.
+        latents: Noise, or latents with the noise of the first timestep; float32.
+        predict: Function that calls the network.
+        watch: Check for cancellation and time limit, called before each step.
+        recorder: Recorder of the duration of each step, in seconds.
+        where: Name of the model or request, for messages.
 
     Yields:
-        The latents after each step, shape and dtype as given.
+        Latents after each step, same shape and dtype as given.
 
     Raises:
-        Cancelled: the caller gave up.
-        DeadlineExceeded: the time limit is passed.
-        Unrecoverable: the latents are not finite any more.
+        Cancelled: The caller cancelled.
+        DeadlineExceeded: The time limit has passed.
+        Unrecoverable: The latents are no longer finite.
     """
     steps = len(schedule.timesteps)
     for step, timestep in enumerate(schedule.timesteps):

@@ -1,7 +1,9 @@
-"""Fields that requests to diffusion models share, each with its rule; a family's request picks them.
+"""Fields that requests to diffusion models share, each with its rule.
 
-steps: Steps = 40
-guidance_scale: GuidanceScale = 4.0
+The request class of a family picks the fields that it needs::
+
+    steps: Steps = 40
+    guidance_scale: GuidanceScale = 4.0
 """
 
 from __future__ import annotations
@@ -16,18 +18,18 @@ MAX_PROMPT_CHARACTERS = 16_384
 MAX_STEPS = 100
 MAX_SEED = 2**32 - 1
 MAX_GUIDANCE_SCALE = 1000
-# UniPC and flow-match Euler give finite latents in 1 to 100 steps for all of these. Beyond them they do not:
-# UniPC for 1e-30 and for 1e4, Euler for 1e-10.
+# UniPC and flow-match Euler return finite latents in 1 to 100 steps for all shifts in this range. Outside of
+# it they do not: UniPC fails for 1e-30 and for 1e4, Euler for 1e-10.
 FLOW_SHIFTS = (0.001, 1000)
 
 
 def prompt_rule(help_text: str) -> Rule:
-    """Return the rule of a prompt, whose tokens the served tokenizer counts."""
+    """Return the rule of a prompt; it limits characters, since the served tokenizer counts the tokens."""
     return text(help_text, MAX_PROMPT_CHARACTERS)
 
 
 def refused_without_cache(threshold: float | None, has_cache: bool) -> list[str]:
-    """Return what is wrong with a `cache_threshold` for denoisers that may have no cache; nothing, or one."""
+    """Return the problem of a `cache_threshold` for denoisers without a cache: a list of at most one."""
     if threshold is None or has_cache:
         return []
     return [
@@ -37,7 +39,7 @@ def refused_without_cache(threshold: float | None, has_cache: bool) -> list[str]
 
 
 def scale_rule(help_text: str, default: str = "") -> Rule:
-    """Return the rule of a weight of guidance, whose product with a prediction must stay finite."""
+    """Return the rule of a guidance weight; its bound keeps the product with a prediction finite."""
     return within(0, MAX_GUIDANCE_SCALE, help_text, default)
 
 

@@ -1,9 +1,9 @@
-"""The loop's side of the first-block cache: one session of the denoiser for each guidance branch.
+"""Client side of the first-block cache: one session of the denoiser for each guidance branch.
 
-The denoiser (:mod:`slipway_serving.diffusion.cached_denoiser`) keeps a cache per session and decides by
-itself; here the branches are asked one by one (each decides for itself, as in diffusers), hits counted, and
-caches freed as soon as no step can use them: at the change of denoisers, at the end of guidance, where a loop
-begins anew on other latents, at the end of the loop whatever ends it.
+The denoiser (:mod:`slipway_serving.diffusion.cached_denoiser`) keeps a cache per session and decides when to
+use it. This module calls it branch by branch (each branch decides for itself, as in diffusers) and counts the
+hits. It frees a cache as soon as no step can use it: when the denoiser changes, when guidance ends, when a
+loop restarts on other latents, and when the loop ends for any reason.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _NONE: Tensors = MappingProxyType({})
 
 
 class FirstBlockCache:
-    """The caches of one piece of work.
+    """First-block caches of one request.
 
     Args:
-        models: reach the denoisers.
-        threshold: relative change of the first block up to which the others are not computed anew.
+        models: Access to the denoisers.
+        threshold: Relative change of the first block up to which the other blocks are skipped.
     """
 
     def __init__(self, models: Models, threshold: float) -> None:
@@ -43,12 +43,12 @@ class FirstBlockCache:
         return self._hits / self._asked if self._asked else 0.0
 
     def predict(self, model: str, tensors: Tensors, shared: Tensors = _NONE) -> NDArray[np.float32]:
-        """Ask a denoiser for the guidance branches of a step.
+        """Predict the guidance branches of a step with a denoiser.
 
         Args:
-            model: the denoiser.
-            tensors: its inputs, a row for each branch; always in the same order.
-            shared: its inputs that all branches have in common, without a dimension for them.
+            model: Name of the denoiser.
+            tensors: Inputs of the denoiser, a row for each branch; always in the same order.
+            shared: Inputs that all branches have in common, without a dimension for the branches.
 
         Returns:
             The prediction, a row for each branch, float32.
@@ -65,11 +65,11 @@ class FirstBlockCache:
         return np.concatenate([self._ask(branch, {**row, **shared}) for branch, row in enumerate(rows)])
 
     def forget(self) -> None:
-        """Have the caches freed, and go on: the latents to come have nothing to do with those until now."""
+        """Free the caches before the loop goes on with latents that are unrelated to the earlier ones."""
         self._free(0)
 
     def close(self) -> None:
-        """Have the caches freed."""
+        """Free the caches."""
         self._free(0)
 
     def _ask(self, branch: int, tensors: Tensors) -> NDArray[np.float32]:
@@ -91,14 +91,14 @@ class FirstBlockCache:
         return Session(send, Turns(numbered=True))
 
     def _free(self, kept: int) -> None:
-        """End all sessions but the first so many."""
+        """End all sessions except the first `kept` ones."""
         while len(self._branches) > kept:
             self._branches.pop().close()
 
 
 @contextlib.contextmanager
 def first_block_cache(models: Models, threshold: float | None) -> Iterator[FirstBlockCache | None]:
-    """Open the caches of a piece of work, if it asks for them, and have them freed however it ends."""
+    """Open the caches of a request unless its threshold is None, and free them when the block ends."""
     if threshold is None:
         yield None
         return
@@ -113,14 +113,14 @@ def ask(
     cache: FirstBlockCache | None = None,
     shared: Tensors = _NONE,
 ) -> NDArray[np.float32]:
-    """Ask a denoiser for the guidance branches of a step: in one call, or through a cache one by one.
+    """Predict the guidance branches of a step: all in one call, or one by one through a cache.
 
     Args:
-        models: reach the denoiser.
-        model: the denoiser.
-        tensors: its inputs, a row for each branch.
-        cache: None without one.
-        shared: its inputs that all branches have in common, without a dimension for them.
+        models: Access to the denoiser.
+        model: Name of the denoiser.
+        tensors: Inputs of the denoiser, a row for each branch.
+        cache: First-block cache, or None to call the denoiser without one.
+        shared: Inputs that all branches have in common, without a dimension for the branches.
 
     Returns:
         The prediction, a row for each branch, float32.

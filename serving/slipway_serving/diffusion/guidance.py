@@ -1,8 +1,8 @@
-"""Guidance: the prompt's prediction against the negative prompt's, or a scale that the network itself takes.
+"""Classifier-free guidance, and the guidance scale as an input of distilled networks.
 
-With classifier-free guidance a step asks for two branches, the prompt's first, and :func:`combined` makes one
-prediction of them; :func:`guided_steps` says which steps those are. Networks that were distilled with it take
-the scale as a tensor, :func:`embedded`, and one branch.
+With classifier-free guidance the network predicts two branches in a step, the prompt's first, and
+:func:`combined` makes one prediction of them; :func:`guided_steps` returns the steps with guidance. Networks
+that were distilled with guidance predict one branch and take the scale as a tensor, see :func:`embedded`.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 
 def guided_steps(scale: float, start: float, stop: float, steps: int) -> range:
-    """Return the steps with guidance, counted from 0, as diffusers' guiders count them; empty without.
+    """Return the steps with guidance, counted from 0 like diffusers' guiders; empty without guidance.
 
     Args:
-        scale: 1 or less turns guidance off.
-        start: share of the steps before guidance sets in.
-        stop: share of the steps after which it ends.
-        steps: how many there are.
+        scale: Guidance scale; 1 or less turns guidance off.
+        start: Share of the steps before guidance begins.
+        stop: Share of the steps after which guidance ends.
+        steps: Number of steps.
     """
     return range(int(start * steps), int(stop * steps)) if scale > 1 else range(0)
 
 
 def interval_problems(start: float, stop: float) -> list[str]:
-    """Return what is wrong with the shares between which guidance works: a list of one sentence, or none."""
+    """Return the problems of the interval of guidance: a list of one sentence, or an empty list."""
     if start < stop:
         return []
     return [
@@ -39,14 +39,14 @@ def interval_problems(start: float, stop: float) -> list[str]:
 
 
 def combined(branches: torch.Tensor, scale: float) -> torch.Tensor:
-    """Return the one prediction of a step.
+    """Combine the branches of a step into one prediction.
 
     Args:
-        branches: [1 or 2, ...]: the prompt's prediction, then the negative prompt's where there is guidance.
-        scale: weight of the first against the second.
+        branches: Predictions, [1 or 2, ...]: the prompt's, and with guidance the negative prompt's.
+        scale: Weight of the first branch against the second.
 
     Returns:
-        [1, ...], dtype of the branches.
+        The prediction, [1, ...], dtype of the branches.
     """
     if len(branches) == 1:
         return branches
@@ -55,5 +55,5 @@ def combined(branches: torch.Tensor, scale: float) -> torch.Tensor:
 
 
 def embedded(scale: float, rows: int = 1) -> NDArray[np.float32]:
-    """Return the scale as networks with a guidance embedding take it, [rows], float32: in thousandths."""
+    """Return the input of a network with a guidance embedding: the scale times 1000, [rows], float32."""
     return np.full(rows, scale * 1000.0, np.float32)

@@ -1,4 +1,4 @@
-"""Seeded noise from a CPU generator, as diffusers makes it: a seed means the same on every device."""
+"""Seeded noise from a CPU generator, like in diffusers, so that a seed means the same on every device."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 
 class Noise:
-    """Standard normal numbers of one seed, which go on from call to call and so over the blocks of a session.
+    """Generator of standard normal numbers that continues from call to call, over all blocks of a session.
 
     Args:
-        seed: 0 to 2**32 - 1.
+        seed: Seed of the generator, 0 to 2**32 - 1.
     """
 
     def __init__(self, seed: int) -> None:
@@ -19,10 +19,10 @@ class Noise:
 
     @classmethod
     def at(cls, state: NDArray[np.uint8]) -> Noise:
-        """Return the noise that goes on from a :attr:`state`.
+        """Return a generator that continues from a :attr:`state`.
 
         Raises:
-            ValueError: it is none.
+            ValueError: The bytes are not the state of a generator.
         """
         noise = cls(0)
         try:
@@ -33,7 +33,7 @@ class Noise:
 
     @property
     def state(self) -> NDArray[np.uint8]:
-        """Where the generator is, as bytes."""
+        """State of the generator, as bytes."""
         found: NDArray[np.uint8] = self._generator.get_state().numpy()
         return found
 
@@ -43,5 +43,5 @@ class Noise:
 
 
 def make_noise(seed: int, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return the first numbers of a seed, float32: the initial latents of one piece of work."""
+    """Return the first numbers of a seed, float32: the initial latents of a request."""
     return Noise(seed).next(shape)

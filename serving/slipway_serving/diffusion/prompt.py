@@ -1,4 +1,4 @@
-"""From texts to a denoiser's text input: asked of the served prompt model, padded to the rows it takes."""
+"""Text input of a denoiser: embeddings from the served prompt model, padded to the denoiser's rows."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from slipway_serving.watch import Watch
 def encode_prompts(
     texts: Mapping[str, str], model: str, rows: int, models: Models, watch: Watch, where: str
 ) -> NDArray[np.float32]:
-    """Encode prompts, one call each, which never share a batch.
+    """Encode prompts with one call each; they never share a batch.
 
     Args:
-        texts: by the request's field.
-        model: takes a :class:`~slipway_serving.diffusion.requests.PromptRequest` and answers with
+        texts: Prompts by field of the request.
+        model: Name of the prompt model. It takes a
+            :class:`~slipway_serving.diffusion.requests.PromptRequest` and returns
             :class:`~slipway_serving.diffusion.requests.PromptEmbeds`.
-        rows: of the denoiser's text input.
-        models: reach it.
-        watch: asked before each.
-        where: whose request it is, for messages.
+        rows: Number of rows of the denoiser's text input.
+        models: Access to the prompt model.
+        watch: Check for cancellation and time limit, called before each prompt.
+        where: Name of the model or request, for messages.
 
     Returns:
-        [texts, rows, width], float32; rows beyond a prompt's own tokens are zero.
+        Embeddings, [texts, rows, width], float32; rows beyond a prompt's own tokens are zero.
 
     Raises:
-        InvalidRequest: a prompt is refused; the message names its field.
-        Unrecoverable: the embeddings are not finite.
+        InvalidRequest: The prompt model refuses a prompt; the message names its field.
+        Unrecoverable: The embeddings are not finite.
     """
     embeds = []
     for field, text in texts.items():
@@ -51,12 +52,12 @@ def encode_prompts(
 
 
 def pad_rows(embeds: NDArray[np.float32], tokens: int, rows: int) -> NDArray[np.float32]:
-    """Return a prompt's embeddings in the rows of a network's input: its own tokens, then zeros.
+    """Pad a prompt's embeddings with zeros to the number of rows of a network's input.
 
     Args:
-        embeds: [at least tokens, width].
-        tokens: that are the prompt's own.
-        rows: of the input, at least as many.
+        embeds: Embeddings, [at least tokens, width].
+        tokens: Number of tokens of the prompt; later rows of `embeds` are dropped.
+        rows: Number of rows of the input, at least `tokens`.
     """
     padded = np.zeros((rows, embeds.shape[1]), np.float32)
     padded[:tokens] = embeds[:tokens]

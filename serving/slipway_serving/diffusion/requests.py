@@ -1,4 +1,4 @@
-"""What the models around a denoiser take and answer, for any family: prompts, token ids, embeddings."""
+"""Requests and responses of tokenizers and text encoders: prompts, token ids, embeddings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slipway_serving.requests import Request
 
 
 def texts_of(prompts: NDArray[Any]) -> list[str]:
-    """Return the prompts of a request as texts; that they are UTF-8 was checked before."""
+    """Return the prompts of a request as texts; the request was already checked to be UTF-8."""
     return [text if isinstance(text, str) else bytes(text).decode() for text in prompts.flat]
 
 
@@ -36,11 +36,11 @@ _MASK = Array("int64", (BATCH, "tokens"), "1 for a prompt's own tokens, 0 for pa
 
 @dataclass(frozen=True)
 class TokenIds(Event):
-    """Prompts as tokens.
+    """Prompts as token ids.
 
     Attributes:
-        input_ids: [batch, tokens], int64, padded to the longest prompt of the request.
-        attention_mask: [batch, tokens], int64.
+        input_ids: Token ids, [batch, tokens], int64, padded to the longest prompt of the request.
+        attention_mask: Mask, [batch, tokens], int64: 1 for a prompt's own tokens, 0 for padding.
     """
 
     input_ids: Annotated[NDArray[np.int64], Array("int64", (BATCH, "tokens"), "ids of the tokenizer")]
@@ -49,11 +49,12 @@ class TokenIds(Event):
 
 @dataclass(frozen=True)
 class PromptEmbeds(Event):
-    """Prompts as a denoiser takes them.
+    """Embeddings of prompts, the text input of a denoiser.
 
     Attributes:
-        prompt_embeds: [batch, tokens, width], float32; what lies beyond a prompt's own tokens means nothing.
-        attention_mask: [batch, tokens], int64.
+        prompt_embeds: Embeddings, [batch, tokens, width], float32; rows beyond a prompt's own tokens have no
+            meaning.
+        attention_mask: Mask, [batch, tokens], int64: 1 for a prompt's own tokens, 0 for padding.
     """
 
     prompt_embeds: Annotated[
@@ -64,10 +65,10 @@ class PromptEmbeds(Event):
 
 @dataclass(frozen=True)
 class PromptRequest(Request):
-    """Prompts, for a tokenizer or for all that makes embeddings of them.
+    """Prompts for a tokenizer, or for a model that returns embeddings.
 
     Attributes:
-        prompt: [batch, 1], UTF-8, each of at most 16,384 characters.
+        prompt: Prompts, [batch, 1], UTF-8, each of at most 16,384 characters.
     """
 
     model: ClassVar[str] = "prompt"

@@ -25,9 +25,9 @@ SUPPORTED = (
     "FlowMatchEulerDiscreteScheduler, or UniPCMultistepScheduler with prediction_type flow_prediction and"
     " use_flow_sigmas true"
 )
-# What a scheduler has to be told so that it takes the network's output as a flow.
+# With these values a scheduler treats the network's output as a flow.
 _OF_FLOWS: Mapping[str, Any] = {"prediction_type": "flow_prediction", "use_flow_sigmas": True}
-# Share of the noise that may be left: schedules begin a little below a noise level of 1.
+# Largest share of the noise that may be left, since schedules begin a little below a noise level of 1.
 _LEFT = 0.05
 _SHAPE = (1, 4, 1, 2, 2)
 
@@ -69,7 +69,7 @@ def check_scheduler(config: Mapping[str, Any], make: Make, where: str) -> None:
 
 
 def _type_problems(config: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:
-    """Return which values are not of the type of the class's own default."""
+    """Return the problems of values whose type differs from that of the class's own default."""
     problems = []
     for key, default in known.items():
         value = config.get(key, default)
@@ -86,9 +86,9 @@ def _type_problems(config: Mapping[str, Any], known: Mapping[str, Any]) -> list[
 
 
 def _flow_problems(config: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:
-    """Return which keys say that the network predicts something else than a flow.
+    """Return the problems of keys that describe a prediction other than a flow.
 
-    A class without ``use_flow_sigmas`` is for flows alone or not for flows at all, as :func:`_fault` tells.
+    A class without ``use_flow_sigmas`` supports only flows or none at all; :func:`_fault` finds out which.
     """
     if "use_flow_sigmas" not in known:
         return []
@@ -101,7 +101,7 @@ def _flow_problems(config: Mapping[str, Any], known: Mapping[str, Any]) -> list[
 
 
 def _fault(config: Mapping[str, Any], make: Make) -> str | None:
-    """Return why a configuration cannot be used, or None."""
+    """Return the reason why a configuration cannot be used, or None."""
     try:
         for steps in STEP_COUNTS:
             _try(config, make, steps)
@@ -115,7 +115,7 @@ class _Unusable(Exception):
 
 
 def _try(config: Mapping[str, Any], make: Make, steps: int) -> None:
-    """Take a number of steps twice; raise where the result is wrong or differs."""
+    """Take a number of steps twice; raise _Unusable if the result is wrong or differs."""
     try:
         left, again = (_noise_left(make(config, steps), seed) for seed in (0, 1))
     except Exception as error:  # The errors of diffusers have no common base.
@@ -132,10 +132,10 @@ def _try(config: Mapping[str, Any], make: Make, steps: int) -> None:
 
 
 def _noise_left(schedule: Schedule, seed: int) -> float:
-    """Return which share of the noise a schedule leaves where the flow is constant.
+    """Return the share of the noise that a schedule leaves along a constant flow.
 
     Args:
-        schedule: The schedule; used up by the call.
+        schedule: The schedule; the call uses it up.
         seed: Seed of torch's own random numbers, which no scheduler should use.
     """
     generator = torch.Generator().manual_seed(0)

@@ -1,8 +1,8 @@
-"""Noise schedules: which timesteps a loop goes through, and what a step makes of the network's prediction.
+"""Noise schedules: the timesteps of a denoising loop, and the latents after each step.
 
-A :class:`Schedule` is made for one piece of work. :func:`diffusers_schedule` takes one of diffusers' own by
-its configuration. :class:`FewStep` is for networks that were distilled to a few steps: each predicts the
-clean latents, which are noised anew for the next.
+A :class:`Schedule` serves one run of the loop. :func:`diffusers_schedule` builds one of diffusers' schedulers
+from its configuration. :class:`FewStep` is for networks that were distilled to a few steps: each step
+predicts the clean latents and adds fresh noise for the next step.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from slipway_serving.errors import InvalidRequest, Unrecoverable
 
 
 class Schedule(Protocol):
-    """What :func:`slipway_serving.diffusion.denoise.denoise` goes by."""
+    """Interface of the schedules of :func:`slipway_serving.diffusion.denoise.denoise`."""
 
     @property
     def timesteps(self) -> Sequence[torch.Tensor]:
-        """The timestep of each step: a number, or one for each latent frame, [batch, latent frames]."""
+        """Timestep of each step: a number, or one for each latent frame, [batch, latent frames]."""
 
     def step(self, prediction: torch.Tensor, timestep: torch.Tensor, latents: torch.Tensor) -> torch.Tensor:
-        """Return the latents after a step; a schedule may ask for its steps in their order."""
+        """Return the latents after a step; a schedule may require its steps in order."""
 
 
 class DiffusersSchedule:
-    """One of diffusers' flow schedulers.
+    """Schedule of one of diffusers' flow schedulers.
 
     Args:
-        scheduler: see :func:`make_scheduler`; changed by the work.
-        steps: how many to take.
-        where: who takes them, for messages.
-        timing: further arguments of the scheduler's ``set_timesteps``, such as ``mu``.
+        scheduler: Scheduler from :func:`make_scheduler`; the steps change its state.
+        steps: Number of steps.
+        where: Name of the model or request, for messages.
+        timing: Further arguments of the scheduler's ``set_timesteps``, such as ``mu``.
 
     Raises:
-        Unrecoverable: the scheduler takes another number of steps.
+        Unrecoverable: The scheduler takes another number of steps.
     """
 
     def __init__(self, scheduler: Any, steps: int, where: str, **timing: Any) -> None:
@@ -53,7 +53,7 @@ class DiffusersSchedule:
             raise Unrecoverable(f"{where}: the scheduler must take {steps} steps, got {len(self.timesteps)}")
 
     def step(self, prediction: torch.Tensor, timestep: torch.Tensor, latents: torch.Tensor) -> torch.Tensor:
-        """Return the latents after a step; the steps come in their order."""
+        """Return the latents after a step; the steps must come in order."""
         after: torch.Tensor = self._scheduler.step(prediction, timestep, latents, return_dict=False)[0]
         return after
 
@@ -66,12 +66,12 @@ def scheduler_class(config: Mapping[str, Any], where: str) -> Any:
         where: Name of the file, for messages.
 
     Raises:
-        InvalidRequest: The configuration is no mapping, or diffusers has no such scheduler.
+        InvalidRequest: The configuration is not a mapping, or diffusers has no such scheduler.
     """
-    import diffusers.schedulers  # lazily loads the one scheduler that is asked for
+    import diffusers.schedulers  # This module imports a scheduler only when its name is used.
 
     name = config.get("_class_name") if isinstance(config, Mapping) else None
-    # A scheduler whose library is not installed is a placeholder, whose attributes raise ImportError.
+    # If a scheduler's library is missing, diffusers has a placeholder whose attributes raise ImportError.
     kind: Any = getattr(diffusers.schedulers, name, None) if isinstance(name, str) else None
     if not isinstance(kind, type) or "set_begin_index" not in {
         key for base in kind.__mro__ for key in vars(base)
@@ -86,12 +86,12 @@ def make_scheduler(config: Mapping[str, Any], flow_shift: float | None, where: s
     """Build a diffusers scheduler.
 
     Args:
-        config: contents of scheduler_config.json, ``_class_name`` included.
-        flow_shift: replaces the checkpoint's own shift; None keeps it.
-        where: whose request it is, for messages.
+        config: Contents of scheduler_config.json, ``_class_name`` included.
+        flow_shift: Shift that replaces the checkpoint's own; None keeps that.
+        where: Name of the model or request, for messages.
 
     Raises:
-        InvalidRequest: the scheduler has no flow shift, or diffusers no such scheduler.
+        InvalidRequest: The scheduler has no flow shift, or diffusers has no such scheduler.
     """
     kind = scheduler_class(config, f"{where}: scheduler")
     if flow_shift is None:
@@ -109,27 +109,27 @@ def make_scheduler(config: Mapping[str, Any], flow_shift: float | None, where: s
 def diffusers_schedule(
     config: Mapping[str, Any], flow_shift: float | None, steps: int, where: str, **timing: Any
 ) -> DiffusersSchedule:
-    """Build the schedule of one piece of work; see :func:`make_scheduler` and :class:`DiffusersSchedule`."""
+    """Build the schedule of one request; see :func:`make_scheduler` and :class:`DiffusersSchedule`."""
     return DiffusersSchedule(make_scheduler(config, flow_shift, where), steps, where, **timing)
 
 
 class FewStep:
-    """A flow schedule of a few given steps: predict the clean latents, noise them for the next step.
+    """Flow schedule of a few given steps: predict the clean latents, add noise for the next step.
 
-    The steps are places in a shifted table of sigmas, as distillation by distribution matching (self-forcing)
-    and Matrix-Game 2 have them.
+    The steps are places in a shifted table of sigmas, as in distribution matching distillation
+    (self-forcing) and Matrix-Game 2.
 
     Args:
-        steps: places in the table, descending, each above 0, e.g. (1000, 666, 333).
-        shift: of the flow's sigmas.
-        noise: gives fresh numbers; goes on over the blocks of a session.
-        train_steps: entries of the table.
+        steps: Places in the table, descending, each above 0, e.g. (1000, 666, 333).
+        shift: Shift of the flow's sigmas.
+        noise: Source of fresh noise; it continues over the blocks of a session.
+        train_steps: Number of entries of the table.
 
     Raises:
         InvalidRequest: The steps do not descend within the table, or the shift is not above 0.
 
     Attributes:
-        timesteps: sigma times `train_steps`, float32, descending.
+        timesteps: Sigmas times `train_steps`, float32, descending.
     """
 
     def __init__(self, steps: Sequence[int], shift: float, noise: Noise, train_steps: int = 1000) -> None:
@@ -149,20 +149,21 @@ class FewStep:
         self.timesteps: Sequence[torch.Tensor] = list(self._places)
 
     def sigma(self, timestep: torch.Tensor) -> torch.Tensor:
-        """Return the sigma of each timestep: that of the nearest entry of the table; 0 for timestep 0."""
+        """Return the sigma of the table entry nearest to each timestep; 0 for timestep 0."""
         nearest = (self._table - timestep.reshape(-1, 1)).abs().argmin(dim=1)
         return torch.where(timestep == 0, 0.0, self._sigmas[nearest].reshape(timestep.shape))
 
     def step(self, prediction: torch.Tensor, timestep: torch.Tensor, latents: torch.Tensor) -> torch.Tensor:
-        """Return the latents after a step; after the last one they are clean.
+        """Return the latents after a step; after the last step they are clean.
 
         Args:
-            prediction: the flow, shape of the latents.
-            timestep: of this schedule: a number, or one for each latent frame, [batch, latent frames].
-            latents: [batch, channels, latent frames, height, width].
+            prediction: Predicted flow, shape of the latents.
+            timestep: Timestep of this schedule: a number, or one for each latent frame,
+                [batch, latent frames].
+            latents: Latents, [batch, channels, latent frames, height, width].
         """
         sigma = _over_frames(self.sigma(timestep), latents)
-        # x0 = x_t - sigma * v, in float64 as upstream has it.
+        # x0 = x_t - sigma * v, in float64 like upstream.
         clean = (latents.double() - sigma.double() * prediction.double()).to(latents.dtype)
         following = self._following(timestep)
         if not following.any():
@@ -171,11 +172,11 @@ class FewStep:
         return (1 - sigma) * clean + sigma * self._noise.next(tuple(latents.shape))
 
     def _following(self, timestep: torch.Tensor) -> torch.Tensor:
-        """Return the timestep after each one; 0 after the last."""
+        """Return the timestep that follows each given one; 0 follows the last."""
         place = (self._places - timestep.reshape(-1, 1)).abs().argmin(dim=1)
         return torch.cat([self._places[1:], torch.zeros(1)])[place].reshape(timestep.shape)
 
 
 def _over_frames(values: torch.Tensor, latents: torch.Tensor) -> torch.Tensor:
-    """Shape a number, or one for each latent frame, so that it multiplies latents."""
+    """Reshape one value, or a value for each latent frame, so that it broadcasts over latents."""
     return values if values.ndim == 0 else values.reshape(len(latents), 1, -1, 1, 1)

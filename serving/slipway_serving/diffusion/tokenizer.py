@@ -1,7 +1,7 @@
-"""The program of a tokenizer: prompts as text in, token ids out, cleaned as diffusers cleans them.
+"""Program of a tokenizer: it cleans prompts like diffusers and returns their token ids.
 
-Text that is not UTF-8, has a NUL or is too long is refused rather than truncated: what the caller wrote is
-what the model sees.
+It refuses text that is not UTF-8, has a NUL or is too long, rather than truncate it, so that the model sees
+what the caller wrote.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def clean(text: str) -> str:
 
 
 class PromptTokenizer:
-    """Tokenizes with the checkpoint's own tokenizer, which lies beside the model in ``tokenizer/``.
+    """Tokenizer of the checkpoint, loaded from the folder ``tokenizer/`` of the model.
 
-    Takes a :class:`PromptRequest` of at most so many tokens as the config's ``max_tokens`` says, and answers
-    with :class:`TokenIds`.
+    It takes a :class:`PromptRequest` and returns :class:`TokenIds`. The config's ``max_tokens`` bounds the
+    tokens of each prompt.
     """
 
     reports_requests = False
@@ -48,7 +48,8 @@ class PromptTokenizer:
         """Yield the token ids of the call's prompts.
 
         Raises:
-            InvalidRequest: a prompt is no text or too long, or naming every one that has too many tokens.
+            InvalidRequest: A prompt is not text, is too long or has too many tokens; the message has a line
+                for each prompt with too many tokens.
         """
         prompts = decode(PromptRequest, call.tensors, self._model).prompt
         texts = [clean(prompt) for prompt in texts_of(prompts)]
@@ -65,4 +66,4 @@ class PromptTokenizer:
         yield tensors(TokenIds(ids, mask))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: a tokenizer has nothing to free."""

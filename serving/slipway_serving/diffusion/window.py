@@ -1,10 +1,11 @@
-"""A rolling key/value window: what each block of an endless stream attends to, kept between its steps.
+"""Rolling key/value window that the blocks of an endless stream attend to.
 
-A block is denoised in several steps, each of which writes its keys and values anew; only the last of them, of
-clean latents, may stay. So: :meth:`Window.begin` makes room for a block by dropping the oldest positions,
-:meth:`Window.write` replaces what the block wrote before, :meth:`Window.commit` keeps it. Arrays stay arrays,
-and OrtValues stay on the device where a graph left them, which torch must know too: it joins and cuts them.
-Each position, frame or token, also has its absolute place in the stream, which rotary embeddings go by.
+A block is denoised in several steps. Each step writes the block's keys and values again, and only those of
+the last step, of clean latents, may stay. :meth:`Window.begin` drops the oldest positions to make room for a
+block, :meth:`Window.write` replaces the block's earlier keys and values, and :meth:`Window.commit` keeps
+them. Arrays stay arrays, and OrtValues stay on the device of the graph, which torch must support since it
+joins and cuts them. Each position (frame or token) also has an absolute place in the stream, for rotary
+embeddings.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ T = TypeVar("T", NDArray[Any], ort.OrtValue)
 
 
 class Window(Generic[T]):
-    """The last positions' keys and values of a network, by tensor name.
+    """Keys and values of the last positions of a network, by tensor name.
 
     Args:
-        where: the model, for messages.
-        size: positions that a block attends to at most, its own included.
-        axis: of the positions in every tensor.
-        stride: entries of that axis for each position, e.g. 880 tokens for a latent frame.
+        where: Name of the model, for messages.
+        size: Largest number of positions that a block attends to, its own included.
+        axis: Axis of the positions in every tensor.
+        stride: Number of entries of that axis for each position, e.g. 880 tokens for a latent frame.
 
     Attributes:
-        start: place of the block under way in the stream: positions that were committed before it.
+        start: Place of the current block in the stream, i.e. the number of positions committed before it.
     """
 
     def __init__(self, where: str, size: int, axis: int, stride: int = 1) -> None:
@@ -45,35 +46,35 @@ class Window(Generic[T]):
 
     @property
     def held(self) -> Mapping[str, T]:
-        """What the block under way attends to beside itself; nothing before the first commit."""
+        """Keys and values that the current block attends to besides its own; empty until the first commit."""
         return self._held
 
     @property
     def valid(self) -> int:
-        """Number of positions that are held, without the block under way."""
+        """Number of positions in the window, without the current block."""
         return self._kept
 
     @property
     def positions(self) -> range:
-        """Places in the stream of all that the block under way attends to, itself included."""
+        """Places in the stream of all positions that the current block attends to, its own included."""
         return range(self.start - self._kept, self.start + self._length)
 
     @property
     def whole(self) -> Mapping[str, T]:
-        """What is held and what the block under way wrote, joined."""
+        """Keys and values of the window and the current block, joined."""
         return self._joined()
 
     def begin(self, length: int) -> Mapping[str, T]:
-        """Begin a block: drop the oldest positions until it fits, and what was written but not committed.
+        """Begin a block: drop the oldest positions until it fits, and all that is not committed.
 
         Args:
-            length: positions of the block.
+            length: Number of positions of the block.
 
         Returns:
-            What is held.
+            Keys and values of the window, see :attr:`held`.
 
         Raises:
-            Unrecoverable: the block is empty or larger than the window.
+            Unrecoverable: The block is empty or larger than the window.
         """
         if not 1 <= length <= self._size:
             raise Unrecoverable(f"{self._where}: a block must be 1 to {self._size} long, got {length}")
@@ -82,10 +83,10 @@ class Window(Generic[T]):
         return self._held
 
     def write(self, tensors: Mapping[str, T]) -> None:
-        """Take the block's keys and values; what an earlier step of the same block wrote is replaced.
+        """Store the keys and values of the block, in place of those of an earlier step of the same block.
 
         Raises:
-            Unrecoverable: no block was begun, or the tensors are not of its length or are other ones.
+            Unrecoverable: No block was begun, or the tensors have another length or other names.
         """
         if not self._length:
             raise Unrecoverable(f"{self._where}: a block must be begun before it is written, got none")
@@ -99,10 +100,10 @@ class Window(Generic[T]):
         self._block = dict(tensors)
 
     def commit(self) -> None:
-        """Keep the block as it was written last, and end it.
+        """Keep the keys and values that were written last, and end the block.
 
         Raises:
-            Unrecoverable: nothing was written since it began.
+            Unrecoverable: Nothing was written since the block began.
         """
         if not self._block:
             raise Unrecoverable(f"{self._where}: a block must be written before it is committed, got none")
@@ -120,7 +121,7 @@ class Window(Generic[T]):
         if self._kept <= positions:
             return
         first = (self._kept - positions) * self._stride
-        # A window of one block only keeps nothing: an empty tensor is no input of a graph.
+        # A window with room for one block only drops its tensors, since a graph takes no empty tensor.
         self._held = {name: _after(held, first, self._axis) for name, held in self._held.items() if positions}
         self._kept = positions
 
@@ -137,7 +138,7 @@ def _join(parts: Sequence[Any], axis: int) -> Any:
 
 
 def _after(tensor: Any, first: int, axis: int) -> Any:
-    """Return a copy of what lies behind so many entries of an axis: a view would hold the whole."""
+    """Return a copy of a tensor without its first entries on an axis; a view would keep the whole alive."""
     if isinstance(tensor, ort.OrtValue):
         view = tensor_of(tensor)
         rest = view.narrow(axis, first, view.shape[axis] - first)

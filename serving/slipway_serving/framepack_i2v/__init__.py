@@ -1,1 +1,1 @@
-"""FramePack: videos that begin with a picture and are made section by section."""
+"""FramePack image-to-video: a video begins with a picture and is generated section by section."""

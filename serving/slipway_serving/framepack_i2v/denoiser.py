@@ -1,4 +1,4 @@
-"""The program of a FramePack transformer that was exported with a first-block cache."""
+"""Program of a FramePack transformer that was exported with a first-block cache."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slipway_serving.requests import Request
 
 
 class FramePackCachedDenoiser(CachedDenoiser):
-    """See :class:`slipway_serving.diffusion.cached_denoiser.CachedDenoiser`."""
+    """FramePack's :class:`slipway_serving.diffusion.cached_denoiser.CachedDenoiser`."""
 
     request: ClassVar[type[Request]] = Denoising
     latents: ClassVar[str] = "hidden_states"

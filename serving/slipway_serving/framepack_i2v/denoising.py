@@ -1,7 +1,7 @@
-"""What the transformer with a first-block cache takes and gives: the plain one's tensors, and a threshold.
+"""Request and event of the transformer with a first-block cache: the plain tensors, and a threshold.
 
-The names and shapes are those of the graph `transformer` (`docs/framepack.md`), so that the pipeline cannot
-tell which of the two it asks.
+The names and shapes are those of the graph `transformer` (`docs/framepack.md`), so that the pipeline calls
+both in the same way.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _PICTURE = Array("float32", ("rows", "image_tokens", "image_width"), "embeddings
 
 @dataclass(frozen=True)
 class Denoised(Event):
-    """What the transformer answers.
+    """Answer of the transformer.
 
     Attributes:
-        sample: the predicted flow, shape of the latents, float32.
-        cached: whether only the first block was computed.
+        sample: Predicted flow, in the shape of the latents, float32.
+        cached: True if only the first block was computed.
     """
 
     sample: Annotated[Floats, _OWN]
@@ -50,25 +50,25 @@ class Denoised(Event):
 
 @dataclass(frozen=True)
 class TransformerStep(Request):
-    """One step of a section, or of several with the same places in time: a row for each.
+    """Denoising step of one section, or of several with the same places in time, one row each.
 
     Attributes:
-        hidden_states: [rows, channels, 9, height / 8, width / 8], float32.
-        timestep: [rows], float32, 0 to 1000.
-        encoder_hidden_states: [rows, text tokens, width], float32.
-        encoder_attention_mask: [rows, text tokens], int64, ones and then zeros.
-        pooled_projections: [rows, width], float32.
-        image_embeds: [rows, image tokens, width], float32.
-        indices_latents: [9], int64.
-        guidance: [rows], float32, 1000 times the scale.
-        latents_clean: [rows, channels, 2, height / 8, width / 8], float32: what is seen in full.
-        indices_latents_clean: [2], int64.
-        latents_history_2x: [rows, channels, 2, height / 8, width / 8], float32: seen at half size.
-        indices_latents_history_2x: [2], int64.
-        latents_history_4x: [rows, channels, 16, height / 8, width / 8], float32: seen at a quarter.
-        indices_latents_history_4x: [16], int64.
-        cache_threshold: as in :class:`slipway_serving.framepack_i2v.request.ImageToVideoRequest`; with it
-            there is one row, and a session.
+        hidden_states: Noisy latents, [rows, channels, 9, height / 8, width / 8], float32.
+        timestep: Timesteps, [rows], float32, 0 to 1000.
+        encoder_hidden_states: Embeddings of the prompts, [rows, text tokens, width], float32.
+        encoder_attention_mask: Mask of the prompts, [rows, text tokens], int64, ones followed by zeros.
+        pooled_projections: Pooled embeddings of the prompts, [rows, width], float32.
+        image_embeds: Embeddings of the pictures, [rows, image tokens, width], float32.
+        indices_latents: Places of the latent frames in time, [9], int64.
+        guidance: Guidance scale times 1000, [rows], float32.
+        latents_clean: Frames seen in full, [rows, channels, 2, height / 8, width / 8], float32.
+        indices_latents_clean: Places of these frames, [2], int64.
+        latents_history_2x: History seen at half size, [rows, channels, 2, height / 8, width / 8], float32.
+        indices_latents_history_2x: Places of these frames, [2], int64.
+        latents_history_4x: History seen at a quarter, [rows, channels, 16, height / 8, width / 8], float32.
+        indices_latents_history_4x: Places of these frames, [16], int64.
+        cache_threshold: Threshold of :class:`slipway_serving.framepack_i2v.request.ImageToVideoRequest`; with
+            it, the request has one row and belongs to a session.
     """
 
     model: ClassVar[str] = "framepack_i2v_transformer"
@@ -94,7 +94,7 @@ class TransformerStep(Request):
 
 @dataclass(frozen=True)
 class Denoising(Request):
-    """Steps of a transformer with a first-block cache: those of a session are of one section."""
+    """Request for the steps of one section, as a session of the transformer with a first-block cache."""
 
     model: ClassVar[str] = TransformerStep.model
     events: ClassVar[tuple[type[Event], ...]] = (Denoised,)

@@ -1,4 +1,4 @@
-"""What every section of a video is told: the prompt and the picture, encoded once."""
+"""Encoding of the prompt and the picture, once for all sections of a video."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Answer = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class Encoders:
-    """The encoders of a video's prompt and picture.
+    """Encoders of a video's prompt and picture.
 
     Attributes:
-        facts: of the checkpoint.
-        models: reach them.
-        watch: asked before each.
-        where: whose video it is, for messages.
+        facts: Facts of the checkpoint.
+        models: Access to the served encoders.
+        watch: Check for cancellation and the time limit, made before each encoder.
+        where: Name of the video's model, for messages.
     """
 
     facts: Facts
@@ -35,11 +35,11 @@ class Encoders:
     where: str
 
     def prompt(self, prompt: str) -> Answer:
-        """Encode a prompt; return the transformer's inputs of it, by name.
+        """Encode a prompt and return the transformer's inputs for it, by name.
 
         Raises:
-            InvalidRequest: the prompt is refused by its tokenizer.
-            Unrecoverable: an encoder gives what is not finite.
+            InvalidRequest: The tokenizer refuses the prompt.
+            Unrecoverable: An encoder returns non-finite values.
         """
         names, text = self.facts.models, self.facts.prompt
         asked = {"prompt": np.array([prompt.encode()], np.object_)}
@@ -51,7 +51,7 @@ class Encoders:
         told = {"input_ids": ids["llama_ids"], "attention_mask": np.ones_like(ids["llama_ids"])}
         hidden = self._call(names.llama_text, told, "hidden_states")[:, text.crop_start :]
         pooled = self._call(names.clip_text, {"input_ids": ids["clip_ids"]}, "pooler_output")
-        # Text is masked, so that fewer rows than the graph takes are filled up with anything.
+        # The mask hides the padding, so rows up to the graph's smallest size may have any value.
         least = self.facts.axes["text_tokens"][0]
         rows = np.zeros((1, max(least, hidden.shape[1]), hidden.shape[2]), np.float32)
         rows[:, : hidden.shape[1]] = hidden
@@ -68,16 +68,16 @@ class Encoders:
         """Encode the first picture.
 
         Args:
-            pixels: [height, width, 3], RGB.
-            size_px: height and width of the video.
-            noise: of the video; its first numbers choose the latents, as in diffusers.
+            pixels: Picture, [height, width, 3], RGB.
+            size_px: Height and width of the video.
+            noise: Noise of the video; its first numbers sample the latents, as in diffusers.
 
         Returns:
-            The transformer's inputs of the picture, by name, and its latents, [1, channels, 1, height / 8,
+            The transformer's inputs for the picture, by name, and its latents, [1, channels, 1, height / 8,
             width / 8], float32.
 
         Raises:
-            Unrecoverable: an encoder gives what is not finite.
+            Unrecoverable: An encoder returns non-finite values.
         """
         names = self.facts.models
         fit = fitted(pixels, size_px)

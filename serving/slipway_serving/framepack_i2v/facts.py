@@ -1,8 +1,8 @@
-"""What a served FramePack must know of its exported graphs: ``pipeline.json``, which the export writes.
+"""Facts about FramePack's exported graphs that serving needs: ``pipeline.json``, written by the export.
 
-Latents at the edges of all graphs are as the transformer has them: the VAE's scaling factor is in its graphs.
-A video is made in sections of `section_frames` latent frames, each with 1 + 2 + 16 latent frames of history;
-it is decoded in tiles that overlap (:class:`Tiles`).
+All graphs take and return latents in the transformer's scale; the VAE's graphs include its scaling factor. A
+video is generated in sections of `section_frames` latent frames, each with 1 + 2 + 16 latent frames of
+history, and decoded in overlapping tiles (:class:`Tiles`).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ FACTS_FILE = "pipeline.json"
 
 @dataclass(frozen=True)
 class Prompt:
-    """How a prompt becomes tokens.
+    """Parameters of the prompt's tokenization.
 
     Attributes:
-        template: what LLaMA reads, with the prompt in place of ``{}``.
-        crop_start: tokens of the template before the prompt; their hidden states, and their places in the
-            mask, are cut off before the transformer.
-        tokens: that are left after that at most, padded to so many on the right.
-        clip_tokens: of the prompt alone for CLIP, padded to so many.
+        template: Text for LLaMA, with the prompt in place of ``{}``.
+        crop_start: Number of the template's tokens before the prompt; their hidden states and their places in
+            the mask are cut off before the transformer.
+        tokens: Largest number of tokens left after that; fewer are padded to it on the right.
+        clip_tokens: Number of tokens of the prompt alone for CLIP, to which it is padded.
     """
 
     template: str
@@ -38,12 +38,12 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Tiles:
-    """How latent frames are decoded, as diffusers' VAE does it by default.
+    """Tiling of latent frames for decoding, as in the defaults of diffusers' VAE.
 
     Attributes:
-        frames: latent frames of a tile at most.
-        stride: latent frames from a tile's begin to the next one's.
-        blended: video frames that two tiles blend over, after the first frame of the later one is dropped.
+        frames: Largest number of latent frames in a tile.
+        stride: Latent frames between the beginnings of neighbouring tiles.
+        blended: Video frames over which two tiles blend, after the first frame of the later one is dropped.
     """
 
     frames: int
@@ -53,13 +53,13 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Picture:
-    """What the image encoder takes: resized to a square, scaled to [0, 1] and normalized.
+    """Preprocessing for the image encoder: resize to a square, scale to [0, 1] and normalize.
 
     Attributes:
-        side_px: of the square.
-        mean: of red, green, blue.
-        std: of red, green, blue.
-        resample: number of PIL's filter.
+        side_px: Side of the square.
+        mean: Means of red, green, blue.
+        std: Standard deviations of red, green, blue.
+        resample: Number of PIL's resampling filter.
     """
 
     side_px: int
@@ -70,7 +70,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class ModelNames:
-    """Names of the models that a video is made by."""
+    """Names of the served models that the pipeline calls."""
 
     transformer: str
     llama_text: str
@@ -86,20 +86,20 @@ class Facts:
     """Facts of a FramePack checkpoint and of its exported models.
 
     Attributes:
-        prompt: its tokens.
-        picture: for the image encoder.
-        latent_channels: of a latent pixel.
-        frames_per_latent: video frames of each latent frame but a video's first, which is one.
-        pixels_per_latent: along a side.
-        section_frames: latent frames of a section; None where the export left them free.
-        clean_frames: latent frames that a section sees in full: the picture's and the nearest of history.
-        history_2x_frames: latent frames of history seen at half size.
-        history_4x_frames: latent frames of history seen at a quarter.
-        tiles: of decoding.
-        scheduler: configuration of diffusers' scheduler.
-        axes: smallest, traced and largest size of the graphs' axes, by name.
-        models: names.
-        first_block_cache: whether the transformer can reuse what its later blocks gave.
+        prompt: Tokenization of the prompt.
+        picture: Preprocessing for the image encoder.
+        latent_channels: Channels of the latents.
+        frames_per_latent: Video frames for each latent frame, except a video's first, which gives one.
+        pixels_per_latent: Pixels for each latent pixel along a side.
+        section_frames: Latent frames of a section; None if the export left that axis dynamic.
+        clean_frames: Latent frames that a section sees in full: the picture's and the nearest of history.
+        history_2x_frames: Latent frames of history seen at half size.
+        history_4x_frames: Latent frames of history seen at a quarter.
+        tiles: Tiling of decoding.
+        scheduler: Configuration of diffusers' scheduler.
+        axes: Smallest, traced and largest size of the graphs' axes, by name.
+        models: Names of the served models.
+        first_block_cache: True if the transformer can reuse the output of its later blocks.
     """
 
     prompt: Prompt

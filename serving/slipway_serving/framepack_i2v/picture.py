@@ -1,4 +1,4 @@
-"""The first picture as its encoders take it."""
+"""Preprocessing of the first picture for its encoders."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ Samples = NDArray[np.float32]
 
 
 def fitted(pixels: NDArray[np.uint8], size_px: tuple[int, int]) -> NDArray[np.uint8]:
-    """Cut a picture around its middle to a video's aspect, and resize it as diffusers' VideoProcessor does.
+    """Crop a picture around its centre to a video's aspect, and resize it as diffusers' VideoProcessor does.
 
     Args:
-        pixels: [height, width, 3], RGB.
-        size_px: height and width of the video.
+        pixels: Picture, [height, width, 3], RGB.
+        size_px: Height and width of the video.
 
     Returns:
-        [*size_px, 3].
+        Pixels, [*size_px, 3].
     """
     from PIL import Image, ImageOps
 
@@ -28,17 +28,17 @@ def fitted(pixels: NDArray[np.uint8], size_px: tuple[int, int]) -> NDArray[np.ui
 
 
 def samples(pixels: NDArray[np.uint8]) -> Samples:
-    """Return pixels [height, width, 3] as the VAE takes them: [1, 3, 1, height, width] in [-1, 1]."""
+    """Convert pixels [height, width, 3] to the VAE's input, [1, 3, 1, height, width] in [-1, 1]."""
     planes = pixels.transpose(2, 0, 1)[None, :, None].astype(np.float32)
     return np.ascontiguousarray(planes / np.float32(255) * 2 - 1)
 
 
 def seen(pixels: NDArray[np.uint8], picture: Picture) -> Samples:
-    """Return pixels [height, width, 3] as the image encoder takes them: [1, 3, side, side], normalized.
+    """Convert pixels [height, width, 3] to the image encoder's input, [1, 3, side, side], normalized.
 
     Args:
-        pixels: of the fitted picture: the whole of it is squeezed into the square, as upstream does.
-        picture: what the encoder's checkpoint says.
+        pixels: Pixels of the fitted picture; the whole of it is resized to the square, as upstream does.
+        picture: Preprocessing parameters of the encoder's checkpoint.
     """
     from PIL import Image
 

@@ -1,10 +1,11 @@
-"""The program framepack_i2v: a picture and a prompt become a video, section by section.
+"""The program framepack_i2v, which generates a video from a picture and a prompt, section by section.
 
-encode -> for each section: denoise (one Progress per step), decode (tile by tile), settle -> deliver what the
-section gave: as pixels every frame, those that the next section blends over not final; as an MP4 the final
-ones, a fragment of the file for itself. Whatever the length of the video, one section is held and what the
-next one needs of it. Every model is reached through ``models``, and between any two pieces of work the watch
-may end it. A first-block cache lasts a section: the next one has other latents.
+encode -> for each section: denoise (one Progress per step), decode (tile by tile), settle -> deliver the
+section's frames. As pixels, every frame is delivered, and those that the next section blends over are marked
+as not final; as MP4, only final frames are delivered, as a fragment of the file. Memory does not grow with
+the video: only one section and the input of the next one are kept. Every model is called through ``models``,
+and the watch can end the work between any two steps. A first-block cache is valid for one section only, since
+the next section has other latents.
 """
 
 from __future__ import annotations
@@ -47,17 +48,17 @@ from slipway_serving.watch import Watch
 
 WHERE = ImageToVideoRequest.model
 _ORDERS: Mapping[str, type[Sections]] = {"inverted": Inverted, "forward": Forward}
-# diffusers bounds the shift of schedules that follow the size at exp(mu) = 7.
+# diffusers limits the shift of size-dependent schedules to exp(mu) = 7.
 _LARGEST_MU = math.log(7.0)
 
 
 class ImageToVideo:
-    """Answers image-to-video requests, see :func:`generate`."""
+    """Program that answers image-to-video requests, see :func:`generate`."""
 
     reports_requests = True
 
     def __init__(self, settings: Settings) -> None:
-        # The scheduler's arithmetic is small; the cores belong to the networks.
+        # The scheduler needs little compute, so the cores are left to the networks.
         torch.set_num_threads(1)
         self._model = settings.model
         self._facts = Facts.read(settings.folder)
@@ -76,7 +77,7 @@ class ImageToVideo:
                 yield tensors(event)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing; the program holds no resources."""
 
 
 def generate(
@@ -89,21 +90,21 @@ def generate(
     """Generate a video.
 
     Args:
-        request: what is asked for.
-        facts: of the checkpoint.
-        models: reach the served models.
-        watch: ends the work when the caller gives up or the time is over.
-        recorder: takes the seconds of the steps and the number of frames; None where nobody wants them.
+        request: Request to answer.
+        facts: Facts of the checkpoint.
+        models: Access to the served models.
+        watch: Check that ends the work when the caller cancels or the time is over.
+        recorder: Recorder of step times and frame counts; None records nothing.
 
     Yields:
-        For each section one :class:`Progress` per denoising step, counted over all sections, then the parts
-        of the result that the section gave.
+        For each section one :class:`Progress` per denoising step, counted over all sections, then the
+        section's parts of the result.
 
     Raises:
-        InvalidRequest: the request does not fit the exported models; nothing was started.
-        Cancelled: the caller gave up.
-        DeadlineExceeded: the time limit is passed.
-        Unrecoverable: a model gave something impossible.
+        InvalidRequest: The request does not fit the exported models; no work was started.
+        Cancelled: The caller cancelled.
+        DeadlineExceeded: The time limit was exceeded.
+        Unrecoverable: A model returned invalid values.
     """
     recorder = recorder or Recorder()
     request.check_against(limits_of(facts))
@@ -129,7 +130,7 @@ def generate(
 
 
 def limits_of(facts: Facts) -> Limits:
-    """Return the ranges of a request's fields that follow from the exported axes."""
+    """Return the limits of a request that follow from the exported axes."""
 
     def pixels(axis: str) -> tuple[int, int]:
         low, _, high = facts.axes[axis]
@@ -142,9 +143,9 @@ def schedule_of(facts: Facts, steps: int, latent_size: tuple[int, int]) -> Diffu
     """Return the schedule of a section, as diffusers' pipeline makes it.
 
     Args:
-        facts: of the checkpoint.
-        steps: of the section.
-        latent_size: height and width of the latents, which some schedulers shift by.
+        facts: Facts of the checkpoint.
+        steps: Number of denoising steps of the section.
+        latent_size: Height and width of the latents, on which the shift of some schedulers depends.
     """
     config = facts.scheduler
     fewest, most = config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)
@@ -158,14 +159,14 @@ def schedule_of(facts: Facts, steps: int, latent_size: tuple[int, int]) -> Diffu
 
 
 def check_schedules(facts: Facts, where: str) -> None:
-    """Refuse a scheduler that cannot make the schedule of every request, for the smallest and largest videos.
+    """Refuse a scheduler that cannot create the schedules of the smallest and the largest videos.
 
     Args:
         facts: Facts of the checkpoint and of its exported axes.
         where: Name of the scheduler's file, for messages.
 
     Raises:
-        InvalidRequest: See :func:`slipway_serving.diffusion.scheduler_check.check_scheduler`.
+        InvalidRequest: The check of :func:`slipway_serving.diffusion.scheduler_check.check_scheduler` fails.
     """
     patch = PIXELS_PER_TOKEN // facts.pixels_per_latent
     height, width = facts.axes["token_height"], facts.axes["token_width"]
@@ -179,7 +180,7 @@ def check_schedules(facts: Facts, where: str) -> None:
 
 @dataclass(frozen=True)
 class _Work:
-    """What every section of a video needs."""
+    """Context shared by all sections of a video."""
 
     request: ImageToVideoRequest
     facts: Facts
@@ -197,7 +198,7 @@ class _Work:
         size = height // side, width // side
         names = self.facts.models
         seen = video.conditions()
-        # Places in time have no dimension for a batch.
+        # Places in time have no batch dimension.
         places = {name: seen.pop(name) for name in [*seen] if name.startswith("indices_")}
 
         def predict(latents: torch.Tensor, timestep: torch.Tensor, step: int) -> torch.Tensor:
@@ -241,7 +242,7 @@ class _Work:
         return np.concatenate(list(runs), axis=2)
 
     def parts(self, run: Run, chunk: int) -> Iterator[FramesPart | VideoPart]:
-        """Yield what the caller gets of a run; `chunk` is the number of the next part of an MP4."""
+        """Yield the parts to deliver for a run; `chunk` is the number of the next part of an MP4."""
         as_text = self.request.output.endswith(BASE64)
         total = self.request.frames
         if run.final:

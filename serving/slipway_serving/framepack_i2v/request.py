@@ -1,8 +1,8 @@
-"""What a caller may ask of the model framepack_i2v, and what its tokenizer takes: each rule beside its field.
+"""Requests of the model framepack_i2v and of its tokenizer, with the validation rule of each field.
 
-A video is made of whole sections of 36 frames, and one frame more; how many follow from the seconds that are
-asked for, as FramePack counts them. What depends on the exported models (sizes, tokens of the prompt) is
-checked by the pipeline. Values are refused, never clamped.
+A video consists of whole sections of 36 frames, plus one frame; their number follows from the requested
+seconds, as FramePack counts them. The pipeline checks what depends on the exported models (sizes, tokens of
+the prompt). Values out of range are refused, never clamped.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from slipway_serving.video.fields import Output, side_rule
 FPS = 30
 """Frames per second that FramePack was trained with."""
 SECTION_FRAMES = 9
-"""Latent frames of a section; FramePack was trained with no other number."""
+"""Latent frames of a section; FramePack was trained with this number only."""
 FRAMES_PER_LATENT = 4
 PIXELS_PER_TOKEN = 16
-"""A latent pixel is 8 pixels wide and the transformer's patch 2 latent pixels."""
+"""Side of a token in pixels: a latent pixel has 8 pixels, and the transformer's patch 2 latent pixels."""
 USUAL_SIDE_PX = 640
 """Side of a square video of the size that FramePack was trained with."""
 LONGEST_S = 120.0
 ORDERS = ("inverted", "forward")
-"""Last section first, against drifting; or first section first, as F1 checkpoints are trained."""
+"""Order of the sections: last first, which reduces drift, or first first, as F1 checkpoints are trained."""
 
 _STEP_FRAMES = SECTION_FRAMES * FRAMES_PER_LATENT
 _PROMPT = prompt_rule("what happens in the video")
@@ -54,7 +54,7 @@ def _side(side: str) -> Rule:
     return replace(side_rule(side, PIXELS_PER_TOKEN), default=usual)
 
 
-# A video of no text is not what the model was trained for, and a forgotten prompt is the likelier cause.
+# The model was not trained without text, and an empty prompt is more likely a mistake.
 _SOME_PROMPT = replace(
     _PROMPT,
     must=f"some text of {_PROMPT.must}",
@@ -65,12 +65,12 @@ _SOME_PROMPT = replace(
 
 @dataclass(frozen=True)
 class Limits:
-    """What the exported models can do.
+    """Limits of the exported models.
 
     Attributes:
-        height: smallest and largest height, pixels.
-        width: smallest and largest width, pixels.
-        first_block_cache: whether the transformer can reuse what its later blocks gave.
+        height: Smallest and largest height, in pixels.
+        width: Smallest and largest width, in pixels.
+        first_block_cache: True if the transformer can reuse the output of its later blocks.
     """
 
     height: tuple[int, int]
@@ -80,27 +80,28 @@ class Limits:
 
 @dataclass(frozen=True, eq=False)
 class ImageToVideoRequest(Request):
-    """A video that begins with a picture.
+    """Request for a video that begins with a picture.
 
     Attributes:
-        image: the first frame; cut around its middle to the video's aspect and resized.
-        prompt: what happens; of at most 256 tokens with those that end it.
-        seconds: length of the video, 0.1 to 120; the nearest number of whole sections of 1.2 s is made.
-        order: "inverted" makes the last section first, so that errors do not add up; "forward" goes on from
-            the picture, for F1 checkpoints.
-        height: pixels, a multiple of 16; None, with `width`, has the picture's aspect at about 640x640.
-        width: pixels, a multiple of 16; as `height`.
-        steps: denoising steps of each section, 1 to 100.
-        guidance_scale: of the distilled guidance, an input of the transformer.
-        cache_threshold: relative change of the transformer's first block up to which its other blocks are not
-            computed anew; None computes every block of every step.
-        seed: of the noise; the same seed gives the same video.
-        output: "video" (MP4), "video_base64" (MP4 as text, for HTTP), "frames" (uint8 arrays) or
-            "frames_base64".
-        timeout_s: give up after this many seconds; None never does.
+        image: First frame; it is cropped around its centre to the video's aspect and resized.
+        prompt: Text that describes what happens, at most 256 tokens including those that end it.
+        seconds: Length of the video, 0.1 to 120; it is rounded to whole sections of 1.2 s.
+        order: Order of generation. "inverted" generates the last section first, so that errors do not add up;
+            "forward" continues from the picture, for F1 checkpoints.
+        height: Height in pixels, a multiple of 16; None, together with `width`, keeps the picture's aspect at
+            about 640x640.
+        width: Width in pixels, a multiple of 16; None as for `height`.
+        steps: Denoising steps of each section, 1 to 100.
+        guidance_scale: Scale of the distilled guidance, an input of the transformer.
+        cache_threshold: Relative change of the transformer's first block up to which the output of its other
+            blocks is reused; None computes every block in every step.
+        seed: Seed of the noise; the same seed gives the same video.
+        output: Form of the result: "video" (MP4), "video_base64" (MP4 as text, for HTTP), "frames" (uint8
+            arrays) or "frames_base64".
+        timeout_s: Time limit in seconds; None means no limit.
 
     Raises:
-        InvalidRequest: naming every field that breaks its rule.
+        InvalidRequest: A field breaks its rule; all such fields are named.
     """
 
     model: ClassVar[str] = "framepack_i2v"
@@ -121,7 +122,7 @@ class ImageToVideoRequest(Request):
     timeout_s: TimeoutS = None
 
     def conflicts(self) -> list[str]:
-        """Return what height and width break together."""
+        """Return the problem of a height without a width, or the reverse."""
         if (self.height is None) == (self.width is None):
             return []
         given, missing = ("height", "width") if self.width is None else ("width", "height")
@@ -129,17 +130,17 @@ class ImageToVideoRequest(Request):
 
     @property
     def sections(self) -> int:
-        """How many sections the video has."""
+        """Return the number of sections of the video."""
         return max(1, round(self.seconds * FPS / _STEP_FRAMES))
 
     @property
     def frames(self) -> int:
-        """How many frames the video has."""
+        """Return the number of frames of the video."""
         return self.sections * _STEP_FRAMES + 1
 
     @cached_property
     def size_px(self) -> tuple[int, int]:
-        """Height and width of the video: those that were asked for, or those that follow from the picture."""
+        """Return the height and width of the video, as requested or as they follow from the picture."""
         if self.height is not None and self.width is not None:
             return self.height, self.width
         height, width, _ = images.pixels(self.image).shape
@@ -151,14 +152,14 @@ class ImageToVideoRequest(Request):
         return self.frames, *self.size_px, 3
 
     def check_against(self, limits: Limits) -> None:
-        """Check what depends on the exported models.
+        """Check the fields that depend on the exported models.
 
         Args:
-            limits: of the models beside the pipeline.
+            limits: Limits of the exported models.
 
         Raises:
-            InvalidRequest: naming every field out of range, and cache_threshold without a transformer that
-                can reuse.
+            InvalidRequest: A field is out of range, or cache_threshold is given for a transformer without a
+                first-block cache; all problems are named.
         """
         height, width = self.size_px
         problems = [
@@ -170,7 +171,7 @@ class ImageToVideoRequest(Request):
 
 
 def _usual_side(share: float) -> int:
-    """Return a side in whole tokens, so many times that of a square."""
+    """Return the usual square's side times a factor, rounded to whole tokens."""
     return max(1, round(share * USUAL_SIDE_PX / PIXELS_PER_TOKEN)) * PIXELS_PER_TOKEN
 
 
@@ -179,11 +180,11 @@ _IDS = "ids of {}, one row"
 
 @dataclass(frozen=True)
 class PromptTokens(Event):
-    """A prompt as its two encoders take it.
+    """Tokens of a prompt for its two encoders.
 
     Attributes:
-        llama_ids: [1, tokens], int64, the template with the prompt in it.
-        clip_ids: [1, tokens], int64, the prompt alone, padded and cut to the length that CLIP has.
+        llama_ids: Ids of the template with the prompt in it, [1, tokens], int64.
+        clip_ids: Ids of the prompt alone, padded or cut to CLIP's length, [1, tokens], int64.
     """
 
     llama_ids: Annotated[NDArray[np.int64], Array("int64", (1, "llama_tokens"), _IDS.format("LLaMA"))]
@@ -192,10 +193,10 @@ class PromptTokens(Event):
 
 @dataclass(frozen=True)
 class TokensRequest(Request):
-    """A prompt to be tokenized.
+    """Request to tokenize a prompt.
 
     Attributes:
-        prompt: as in :class:`ImageToVideoRequest`.
+        prompt: Prompt of an :class:`ImageToVideoRequest`.
     """
 
     model: ClassVar[str] = "framepack_i2v_tokenizer"

@@ -1,14 +1,14 @@
-"""The sections of a video: what each sees, what is decoded of it, and which frames it settles.
+"""Sections of a video: the history that each one sees, the window to decode, and the frames that are final.
 
-:class:`Inverted` makes the last section first, so that every one has the picture before it and what follows
-it behind (anti-drifting); :class:`Forward` goes on from the picture (F1). Both are used alike, section by
-section: :meth:`~Sections.conditions`, then :meth:`~Sections.window` with the latents that were made,
-then :meth:`~Sections.settle` with the frames that the window was decoded to. Of a video under way only
-what a later section needs is kept: so many latent frames as it sees, and the frames that it will blend over.
+:class:`Inverted` generates the last section first, so that every section sees the picture before it and the
+frames that follow it (anti-drifting); :class:`Forward` continues from the picture (F1). Both are used in the
+same way for each section: :meth:`~Sections.conditions`, then :meth:`~Sections.window` with the denoised
+latents, then :meth:`~Sections.settle` with the decoded frames of the window. Only what later sections need is
+kept: the latent frames that the next one sees, and the frames that it will blend over.
 
-Sizes for sections of 9 latent frames: a window of 18, of which the half is of the section before, is 69
+Sizes for sections of 9 latent frames: a window of 18, half of which belongs to the section before, is 69
 frames; neighbouring sections have 33 of them in common, and each adds 36. A video of n sections has 36 n + 1
-frames: the picture's latent frame is one more. Indices, windows and blending are those of diffusers'
+frames, because the picture's latent frame adds one. Indices, windows and blending are those of diffusers'
 HunyuanVideoFramepackPipeline.
 """
 
@@ -27,19 +27,19 @@ from slipway_serving.framepack_i2v.facts import Facts
 
 Samples = NDArray[np.float32]
 TIME = 2
-"""Dimension of the frames, of latents and of pixels."""
+"""Dimension of the frames in arrays of latents and of pixels."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Latent frames that a section has and sees.
+    """Numbers of latent frames that a section has and sees.
 
     Attributes:
-        section: its own.
-        near: of history seen in full, next to the section.
-        half: of history seen at half size, next to those.
-        quarter: of history seen at a quarter.
-        frames_per_latent: video frames of each latent frame but a video's first, which is one.
+        section: Latent frames of the section itself.
+        near: Latent frames of history seen in full, next to the section.
+        half: Latent frames of history seen at half size, next to the near ones.
+        quarter: Latent frames of history seen at a quarter.
+        frames_per_latent: Video frames for each latent frame, except a video's first, which gives one.
     """
 
     section: int
@@ -50,38 +50,38 @@ class Sizes:
 
     @classmethod
     def of(cls, facts: Facts, section: int) -> Sizes:
-        """Return those of a checkpoint."""
+        """Return the sizes of a checkpoint."""
         seen = (facts.clean_frames - 1, facts.history_2x_frames, facts.history_4x_frames)
         return cls(section, *seen, facts.frames_per_latent)
 
     @property
     def history(self) -> int:
-        """Latent frames of history in all."""
+        """Return the number of all latent frames of history."""
         return self.near + self.half + self.quarter
 
     @property
     def step(self) -> int:
-        """Video frames from a section's begin to the next one's."""
+        """Return the video frames between the beginnings of neighbouring sections."""
         return self.section * self.frames_per_latent
 
     @property
     def blended(self) -> int:
-        """Video frames that neighbouring sections have in common."""
+        """Return the video frames that neighbouring sections have in common."""
         return self.step - self.frames_per_latent + 1
 
     def frames(self, sections: int) -> int:
-        """Return how many video frames so many sections are."""
+        """Return the number of video frames of that many sections."""
         return self.step * sections + 1
 
 
 @dataclass(frozen=True)
 class Run:
-    """Neighbouring frames of a video.
+    """Consecutive frames of a video.
 
     Attributes:
-        frames: [1, 3, frames, height, width], float32, about [-1, 1].
-        first_frame: place of the first of them in the video, from 0.
-        final: whether no later section blends over them.
+        frames: Frames, [1, 3, frames, height, width], float32, about [-1, 1].
+        first_frame: Place of the first of them in the video, from 0.
+        final: True if no later section blends over them.
     """
 
     frames: Samples
@@ -90,18 +90,18 @@ class Run:
 
 
 class Sections(ABC):
-    """A video between two of its sections.
+    """State of a video between two of its sections.
 
     Args:
-        picture: [1, channels, 1, height / 8, width / 8], latents of the first picture.
-        count: sections of the video.
-        sizes: of a section.
+        picture: Latents of the first picture, [1, channels, 1, height / 8, width / 8].
+        count: Number of sections of the video.
+        sizes: Sizes of a section.
 
     Attributes:
-        made: sections that are settled.
-        history: [1, channels, as a section sees, height / 8, width / 8], in the order of time; zeros where
-            there is nothing yet.
-        edge: the frames that the next section blends over, as :class:`Run` has them; None before the first.
+        made: Number of settled sections.
+        history: Latents that a section sees, [1, channels, history frames, height / 8, width / 8], in order
+            of time; zeros where there is nothing yet.
+        edge: Frames that the next section blends over, in the form of :class:`Run`; None before the first.
     """
 
     def __init__(self, picture: Samples, count: int, sizes: Sizes) -> None:
@@ -114,25 +114,25 @@ class Sections(ABC):
 
     @property
     def is_last(self) -> bool:
-        """Whether the section under way is the last one to be made."""
+        """Return True if the current section is the last one to be generated."""
         return self.made == self.count - 1
 
     @abstractmethod
     def conditions(self) -> dict[str, NDArray[Any]]:
-        """Return what the transformer is told of the next section's surroundings, by its inputs' names."""
+        """Return the transformer's inputs about the next section's surroundings, by name."""
 
     @abstractmethod
     def window(self, latents: Samples) -> Samples:
-        """Take the latents of a section, [1, channels, section, ...]; return those to decode for it."""
+        """Add the latents of a section, [1, channels, section, ...], and return the window to decode."""
 
     def settle(self, frames: Samples) -> list[Run]:
-        """Take the frames of a section's window and end the section.
+        """Add the decoded frames of a section's window and end the section.
 
         Args:
-            frames: [1, 3, frames, height, width].
+            frames: Frames of the window, [1, 3, frames, height, width].
 
         Returns:
-            Its frames in the order of time, those that the section before left open among them, blended.
+            The frames in order of time, blended with those that the section before left open.
         """
         runs = self._settle(frames)
         self.made += 1
@@ -140,10 +140,10 @@ class Sections(ABC):
 
     @abstractmethod
     def _settle(self, frames: Samples) -> list[Run]:
-        """Do the work of :meth:`settle`."""
+        """Blend the frames and split them into runs; called by :meth:`settle`."""
 
     def _told(self, places: Sequence[NDArray[np.int64]], seen: Sequence[Samples]) -> dict[str, NDArray[Any]]:
-        """Name what a section is told: places and latents of its own, near, half and quarter frames."""
+        """Return the transformer's inputs for places and latents of own, near, half and quarter frames."""
         own, near, half, quarter = places
         near_latents, half_latents, quarter_latents = seen
         return {
@@ -158,17 +158,17 @@ class Sections(ABC):
 
 
 class Inverted(Sections):
-    """The last section first; see :class:`Sections`."""
+    """Sections that are generated from the last to the first; see :class:`Sections`."""
 
     def conditions(self) -> dict[str, NDArray[Any]]:
-        """Return what is told: the picture comes first, then a gap for sections to come, then the section."""
+        """Return the inputs in order of time: the picture, a gap for later sections, the section, history."""
         sizes = self.sizes
         gap = paddings(self.count)[self.made] * sizes.section
         lengths = (sizes.section, sizes.near, sizes.half, sizes.quarter)
         return self._told(_places(1 + gap, lengths), _cut(self.history, lengths[1:]))
 
     def window(self, latents: Samples) -> Samples:
-        """Take the latents of a section; return them and those of the one that follows it."""
+        """Add the latents of a section and return them with those of the section that follows in time."""
         if self.is_last:
             latents = np.concatenate([self._picture, latents], axis=TIME)
         own = latents.shape[TIME]
@@ -178,7 +178,7 @@ class Inverted(Sections):
 
     def _settle(self, frames: Samples) -> list[Run]:
         sizes = self.sizes
-        # A window that begins with a section begins with one frame for its first latent frame.
+        # The first latent frame of a window decodes to one frame.
         first = sizes.frames(self.count) - sizes.step * (self.made + 1) + sizes.frames_per_latent - 1
         if self.edge is not None:
             frames = _faded(frames, self.edge)
@@ -190,14 +190,14 @@ class Inverted(Sections):
 
 
 class Forward(Sections):
-    """The first section first; see :class:`Sections`."""
+    """Sections that are generated from the first to the last; see :class:`Sections`."""
 
     def __init__(self, picture: Samples, count: int, sizes: Sizes) -> None:
         super().__init__(picture, count, sizes)
         self.history[:, :, -1:] = picture
 
     def conditions(self) -> dict[str, NDArray[Any]]:
-        """Return what is told: the picture comes first, then history, its nearest last, then the section."""
+        """Return the inputs in order of time: the picture, history with the nearest last, the section."""
         sizes = self.sizes
         lengths = (sizes.quarter, sizes.half, sizes.near, sizes.section)
         quarter, half, near, own = _places(1, lengths)
@@ -205,7 +205,7 @@ class Forward(Sections):
         return self._told((own, near, half, quarter), (near_seen, half_seen, quarter_seen))
 
     def window(self, latents: Samples) -> Samples:
-        """Take the latents of a section; return them behind those of the one before, or the picture's."""
+        """Add the latents of a section and return them after those of the section or picture before."""
         before = self.sizes.section if self.made else 1
         whole = np.concatenate([self.history, latents], axis=TIME)
         self.history = whole[:, :, -self.sizes.history :].copy()
@@ -225,9 +225,9 @@ class Forward(Sections):
 
 
 def paddings(sections: int) -> list[int]:
-    """Return how many sections a section in inverted order leaves room for before it, in the order of making.
+    """Return the gap before each section in inverted order, in sections, in the order of generation.
 
-    Of a long video the room is never more than 3: what is farther away was in no training.
+    The gap is at most 3 even for a long video, because training had no larger ones.
     """
     if sections > 4:
         return [3, *[2] * (sections - 3), 1, 0]
@@ -235,22 +235,22 @@ def paddings(sections: int) -> list[int]:
 
 
 def _places(first: int, lengths: Sequence[int]) -> list[NDArray[np.int64]]:
-    """Return neighbouring ranges of so many places, from the first one on."""
+    """Return consecutive ranges of places with the given lengths, starting at `first`."""
     bounds = accumulate(lengths, initial=first)
     return [np.arange(start, end, dtype=np.int64) for start, end in pairwise(bounds)]
 
 
 def _cut(latents: Samples, lengths: Sequence[int]) -> list[Samples]:
-    """Return neighbouring pieces of latents."""
+    """Return consecutive pieces of latents with the given lengths."""
     return [np.ascontiguousarray(latents[:, :, places]) for places in _places(0, lengths)]
 
 
 def _faded(earlier: Samples, later: Samples) -> Samples:
-    """Return frames whose last ones fade into the first ones of what follows them.
+    """Blend the last frames of `earlier` into `later` with linear weights.
 
     Args:
-        earlier: frames, of which the last as many as `later` has are of the same time.
-        later: frames.
+        earlier: Frames; the last of them, as many as `later` has, are at the same time as `later`.
+        later: Frames to blend into.
     """
     count = later.shape[TIME]
     weight = np.linspace(1, 0, count, dtype=np.float32)[:, None, None]
@@ -259,13 +259,13 @@ def _faded(earlier: Samples, later: Samples) -> Samples:
 
 
 def _runs(frames: Samples, first: int, cut: int, *, opens: bool) -> list[Run]:
-    """Cut frames into those that are open and those that are final; empty runs are left out.
+    """Split frames into an open and a final run; empty runs are left out.
 
     Args:
-        frames: of a window.
-        first: place of the first.
-        cut: frames before the cut.
-        opens: whether those before the cut are the open ones; else those after it.
+        frames: Frames of a window.
+        first: Place of the first frame.
+        cut: Number of frames before the split.
+        opens: True if the frames before the split are open; False if those after it are.
     """
     runs = (Run(frames[:, :, :cut], first, not opens), Run(frames[:, :, cut:], first + cut, opens))
     return [run for run in runs if run.frames.shape[TIME]]

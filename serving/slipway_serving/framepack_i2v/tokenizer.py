@@ -1,8 +1,8 @@
-"""The program of the tokenizer: a prompt in, ids for LLaMA and for CLIP out, as HunyuanVideo has them.
+"""Tokenizer program: converts a prompt to ids for LLaMA and for CLIP, as in HunyuanVideo.
 
-LLaMA reads the prompt in a template that asks for the description of a video; a prompt that leaves it too few
-tokens is refused. CLIP reads the prompt alone, and of a longer one its first tokens: it gives one vector of
-the whole, and LLaMA has every word.
+LLaMA gets the prompt within a template that asks for the description of a video; a prompt with too many
+tokens is refused. CLIP gets the prompt alone, and only the first tokens of a long one: it contributes one
+vector for the whole prompt, while LLaMA reads every word.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from slipway_serving.requests import decode
 
 
 class Tokenizer:
-    """Tokenizes with the checkpoint's own tokenizers, which lie beside the model.
+    """Program that answers a :class:`TokensRequest` with :class:`PromptTokens`.
 
-    Takes a :class:`TokensRequest` and answers with :class:`PromptTokens`.
+    It uses the checkpoint's own tokenizers, which are in the model's folder.
     """
 
     reports_requests = False
@@ -30,7 +30,7 @@ class Tokenizer:
         self._model = settings.model
         facts = Facts.read(settings.folder)
         self._prompt = facts.prompt
-        # More than the transformer's graph takes would be tokenized for nothing.
+        # The transformer's graph would refuse more tokens.
         self._most = min(facts.prompt.tokens, facts.axes["text_tokens"][2])
         self._llama, self._clip = (
             AutoTokenizer.from_pretrained(str(settings.folder / name), local_files_only=True)
@@ -41,7 +41,7 @@ class Tokenizer:
         """Yield the ids of the call's prompt.
 
         Raises:
-            InvalidRequest: the prompt is no text, empty, or has too many tokens.
+            InvalidRequest: The prompt is not text, is empty, or has too many tokens.
         """
         prompt = decode(TokensRequest, call.tensors, self._model).prompt
         llama = self._llama(self._prompt.template.replace("{}", prompt), return_tensors="np")["input_ids"]
@@ -61,4 +61,4 @@ class Tokenizer:
         yield tensors(PromptTokens(llama.astype(np.int64), clip.astype(np.int64)))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing; the program holds no resources."""

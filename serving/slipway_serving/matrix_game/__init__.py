@@ -1,1 +1,1 @@
-"""Matrix-Game 2.0: worlds that begin with a picture and are steered block by block."""
+"""Matrix-Game 2.0: a world begins with a picture and is steered block by block."""

@@ -1,7 +1,7 @@
-"""The rows of actions that a block is told: those of its frames, and some of the frames before it.
+"""Rows of actions for a block: those of its own frames and of some frames before it.
 
-A block that begins with frame f of the video brings its rows from f on, and the network is told of earlier
-ones; what lies before the world's first frame has that frame's row.
+A turn carries the rows of its block's frames, and the network also needs rows of earlier frames. Before the
+world's first frame, that frame's row is repeated.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 from slipway_serving.matrix_game.facts import Facts
 
 Rows = Mapping[str, NDArray[np.float32]]
-"""By name of the input, [rows, width] each."""
+"""Actions by name of the input, [rows, width] each."""
 
 
 def joined(before: Rows, actions: Rows, facts: Facts) -> Rows:
-    """Return the rows before a block and its own.
+    """Return the rows before a block followed by its own.
 
     Args:
-        before: what :func:`kept` left; nothing before the first block.
-        actions: of the block's frames, or one row for all of them.
-        facts: of the mode.
+        before: Rows from :func:`kept`; empty before the first block.
+        actions: Actions of the block's frames, or one row for all of them.
+        facts: Facts of the mode.
     """
     frames = facts.block_frames(first=not before)
 
@@ -36,11 +36,11 @@ def joined(before: Rows, actions: Rows, facts: Facts) -> Rows:
 
 
 def told(rows: Rows, facts: Facts) -> dict[str, NDArray[np.float32]]:
-    """Return what the network is told of :func:`joined` rows, [1, rows, width] each."""
+    """Return the network's inputs from :func:`joined` rows, [1, rows, width] each."""
     return {name: each[None, : facts.actions.rows] for name, each in rows.items()}
 
 
 def kept(rows: Rows, facts: Facts) -> Rows:
-    """Return the rows that the next block needs of :func:`joined` ones."""
-    # Copied: a view would keep the whole array.
+    """Return those of the :func:`joined` rows that the next block needs."""
+    # Copied, because a view would keep the whole array in memory.
     return {name: each[facts.block_frames(first=False) :].copy() for name, each in rows.items()}

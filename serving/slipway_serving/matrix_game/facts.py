@@ -1,8 +1,8 @@
-"""What a served world must know of its exported graphs: ``facts.json``, which the export writes.
+"""Facts about a world's exported graphs that serving needs: ``facts.json``, written by the export.
 
-Tensors are float32 with latents of unit variance: the VAE's statistics are inside its graphs, and so is what
-CLIP does to a picture. A picture is cut to the aspect of `picture_px` around its middle, resized to that with
-antialiasing, and given in [-1, 1].
+Tensors are float32 with latents of unit variance; the graphs include the VAE's statistics and CLIP's
+preprocessing. A picture is cropped around its centre to the aspect of `picture_px`, resized to it with
+antialiasing, and passed in [-1, 1].
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ FACTS_FILE = "facts.json"
 
 @dataclass(frozen=True)
 class Latents:
-    """Of what latents a world is.
+    """Sizes of a world's latents.
 
     Attributes:
-        channels: of a latent pixel.
-        mask_channels: of `cond_concat` before the picture's latents: 1 in the world's first latent frame, 0
-            in the others.
-        height: in latent pixels.
-        width: in latent pixels.
-        block_frames: latent frames that are denoised together.
-        held_frames: latent frames before a block that its graph sees.
-        positions: latent frames that have a place in a world; it ends there.
-        picture_frames: latent frames that `vae_encoder` gives; the last is that of every later one.
+        channels: Channels of the latents.
+        mask_channels: Mask channels of `cond_concat` before the picture's latents: 1 in the world's first
+            latent frame, 0 in the others.
+        height: Height in latent pixels.
+        width: Width in latent pixels.
+        block_frames: Latent frames that are denoised together.
+        held_frames: Latent frames before a block that its graph sees.
+        positions: Largest number of latent frames of a world, after which it ends.
+        picture_frames: Latent frames that `vae_encoder` returns; the last one stands for all later ones.
     """
 
     channels: int
@@ -46,13 +46,13 @@ class Latents:
 
 @dataclass(frozen=True)
 class Actions:
-    """What steers a world.
+    """Sizes of the actions that steer a world.
 
     Attributes:
-        widths: values of a video frame's row, by input: `mouse_cond` where there is a mouse, `keyboard_cond`.
-        before: rows that a block is told of before its first latent frame's; what lies before the world's
-            first frame has that frame's row.
-        rows: that a block is told of altogether.
+        widths: Values in a video frame's row, by input: `keyboard_cond`, and `mouse_cond` if it exists.
+        before: Rows before a block's first latent frame that its network takes; before the world's first
+            frame, that frame's row is repeated.
+        rows: Number of all rows that a block's network takes.
     """
 
     widths: Mapping[str, int]
@@ -62,12 +62,12 @@ class Actions:
 
 @dataclass(frozen=True)
 class ModelNames:
-    """Names of the models that a world is made by, beside the graphs of its own.
+    """Names of the models that a world uses beside its own graphs.
 
     Attributes:
-        image_encoder: called once for a world.
-        vae_encoder: called once for a world.
-        vae_decoder: whose graphs a world runs by itself, since it keeps their caches.
+        image_encoder: Model that is called once for a world.
+        vae_encoder: Model that is called once for a world.
+        vae_decoder: Model whose graphs the world runs in its own process, since it keeps their caches.
     """
 
     image_encoder: str
@@ -80,18 +80,19 @@ class Facts:
     """Facts of a mode's checkpoint and of its exported models.
 
     Attributes:
-        mode: universal, gta_drive or templerun.
-        steps: places in the shifted table of sigmas, descending, as
+        mode: Mode, "universal", "gta_drive" or "templerun".
+        steps: Places in the shifted table of sigmas, descending, as
             :class:`slipway_serving.diffusion.schedules.FewStep` takes them.
-        timestep_shift: of that table.
-        latents: sizes.
-        actions: inputs.
-        picture_px: height and width of the first picture, and of every frame.
-        frames_per_latent: video frames of each latent frame but a world's first, which is one.
-        models: names.
+        timestep_shift: Shift of that table.
+        latents: Sizes of the latents.
+        actions: Sizes of the actions.
+        picture_px: Height and width of the first picture and of every frame.
+        frames_per_latent: Video frames for each latent frame, except a world's first, which gives one.
+        models: Names of the served models.
 
     Raises:
-        InvalidRequest: the picture is not as large as the latents, or a block sees nothing before it.
+        InvalidRequest: The picture does not have the aspect of the latents, or a block sees no frames before
+            it.
     """
 
     mode: str
@@ -114,29 +115,29 @@ class Facts:
 
     @property
     def blocks(self) -> int:
-        """Blocks of a world, from its beginning to its end."""
+        """Return the number of blocks of a world, from its beginning to its end."""
         return self.latents.positions // self.latents.block_frames
 
     @property
     def rebased_position(self) -> int:
-        """The first place from which on no block is told apart by where it is.
+        """Return the first place from which on the inputs of all blocks are alike.
 
-        There are as many frames before it as a block sees, and the picture's latents no longer change.
+        A block there has as many frames before it as it sees, and the picture's latents no longer change.
         """
         sizes = self.latents
         return -(-max(sizes.held_frames, sizes.picture_frames - 1) // sizes.block_frames) * sizes.block_frames
 
     def frames_left(self, position: int) -> int:
-        """Return how many video frames there are until the world's end, from a later block's place on."""
+        """Return the number of video frames from a later block's place to the world's end."""
         blocks = (self.latents.positions - position) // self.latents.block_frames
         return blocks * self.block_frames(first=False)
 
     def frames(self, blocks: int) -> int:
-        """Return how many video frames so many blocks are."""
+        """Return the number of video frames of that many blocks."""
         return 1 + self.frames_per_latent * (blocks * self.latents.block_frames - 1) if blocks else 0
 
     def block_frames(self, *, first: bool) -> int:
-        """Return how many video frames a block is: a world's first, or any other."""
+        """Return the number of video frames of a world's first block, or of any other."""
         return self.frames(1) if first else self.frames_per_latent * self.latents.block_frames
 
     @classmethod

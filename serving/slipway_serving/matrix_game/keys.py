@@ -1,9 +1,9 @@
-"""Keys that steer a world: upstream's vocabulary of each mode, and scripts of them.
+"""Keys that steer a world: upstream's vocabulary of each mode, and scripts of keys.
 
-A key moves (a column of the keyboard is 1), looks (a value of the mouse, up and down or left and right) or
-does nothing. A script says which keys are held in each block, in the order of blocks: a character is a block,
-keys held together stand in parentheses, and `*N` holds a block's keys for N blocks: `ww(wl)*3 s`. Space is
-left out of account, and so is what follows `#` in a line. Values are those of upstream's demonstrations.
+A key moves (it sets a column of the keyboard to 1), looks (it adds a mouse value, up and down or left and
+right) or does nothing. A script lists the keys that are held in each block, in order: a character is a block,
+keys held together are in parentheses, and `*N` holds a block's keys for N blocks: `ww(wl)*3 s`. Spaces are
+ignored, and so is the rest of a line after `#`. Values are those of upstream's demonstrations.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from numpy.typing import NDArray
 from slipway_serving.errors import InvalidRequest
 
 NOTHING = "q"
-"""The key that does nothing, in every mode."""
-# What one frame turns the view by.
+"""Key that does nothing, in every mode."""
+# Mouse value of one frame, by which the view turns.
 _TURN = 0.1
 _WORD = re.compile(r"(?P<one>[^\s()*#])|\((?P<many>[^()]*)\)|(?P<space>\s+|#[^\n]*)")
 _TIMES = re.compile(r"\*(\d+)")
-# An hour of blocks is 8,000; a script is typed.
+# An hour has 8,000 blocks, so no typed script needs more.
 _LONGEST = 100_000
 
 
 @dataclass(frozen=True)
 class Key:
-    """What holding a key means.
+    """Effect of holding a key.
 
     Args:
-        label: for people.
-        column: of the keyboard that is 1; None for a key that presses none.
-        look: what it adds to the mouse, up and down, left and right.
-        against: keys that cannot be held with it.
+        label: Display name.
+        column: Column of the keyboard that the key sets to 1; None for a key without one.
+        look: Value that the key adds to the mouse, up and down, left and right.
+        against: Keys that cannot be held with it.
     """
 
     label: str
@@ -46,12 +46,12 @@ class Key:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The keys of a mode.
+    """Keys of a mode.
 
     Args:
-        keyboard: columns of its keyboard.
-        mouse: whether it has a mouse.
-        keys: by character.
+        keyboard: Number of columns of the keyboard.
+        mouse: True if the mode has a mouse.
+        keys: Keys by character.
     """
 
     keyboard: int
@@ -60,7 +60,7 @@ class Vocabulary:
 
     @property
     def text(self) -> str:
-        """One line for people."""
+        """Return a line that describes the keys."""
         return ", ".join(f"{character} {key.label}" for character, key in self.keys.items())
 
 
@@ -91,7 +91,7 @@ VOCABULARIES: Mapping[str, Vocabulary] = {
             "q": Key("nothing"),
         },
     ),
-    # One of the seven is held at any time, standing still among them.
+    # One of the seven keys is held at any time; one of them is standing still.
     "templerun": Vocabulary(
         keyboard=7,
         mouse=False,
@@ -112,7 +112,7 @@ def vocabulary(mode: str) -> Vocabulary:
     """Return the keys of a mode.
 
     Raises:
-        InvalidRequest: there is no such mode.
+        InvalidRequest: There is no such mode.
     """
     if mode not in VOCABULARIES:
         raise InvalidRequest(f"mode must be one of {', '.join(VOCABULARIES)}, got {mode!r}")
@@ -123,12 +123,12 @@ def parse_script(text: str, mode: str) -> list[str]:
     """Return the keys that are held in each block.
 
     Args:
-        text: a script, as this module says.
-        mode: whose keys it is of.
+        text: Script in the form that this module describes.
+        mode: Mode whose keys the script uses.
 
     Raises:
-        InvalidRequest: a character is no key of the mode, keys cannot be held together, or the script is
-            empty, too long or not of that form; it says which block, counted from 1.
+        InvalidRequest: A character is not a key of the mode, keys cannot be held together, or the script is
+            empty, too long or malformed; the message names the block, counted from 1.
     """
     known = vocabulary(mode)
     blocks: list[str] = []
@@ -143,18 +143,18 @@ def parse_script(text: str, mode: str) -> list[str]:
 
 
 def actions_of(held: str, mode: str) -> dict[str, NDArray[np.float32]]:
-    """Return what holding keys for all frames of a block means: the fields of a turn of the mode's world.
+    """Return the fields of a turn that holds keys for all frames of a block.
 
     Args:
-        held: keys of the mode, each a character; none of them is the same as `q`.
-        mode: whose keys they are.
+        held: Keys of the mode, one character each; an empty text means `q`.
+        mode: Mode whose keys they are.
 
     Returns:
-        ``keyboard_cond``, [1, columns], 0 or 1; where there is a mouse ``mouse_cond``, [1, 2], up and down,
-        left and right.
+        ``keyboard_cond``, [1, columns], 0 or 1, and, if there is a mouse, ``mouse_cond``, [1, 2], up and
+        down, left and right.
 
     Raises:
-        InvalidRequest: as :func:`parse_script`.
+        InvalidRequest: The keys break a rule, as in :func:`parse_script`.
     """
     known = vocabulary(mode)
     _check(known, held, 1, mode)
@@ -166,7 +166,7 @@ def actions_of(held: str, mode: str) -> dict[str, NDArray[np.float32]]:
 
 
 def _words(text: str) -> Iterator[tuple[str, int]]:
-    """Give the keys of each word and how many blocks they are held."""
+    """Yield the keys of each word and the number of blocks for which they are held."""
     place = 0
     while place < len(text):
         word = _WORD.match(text, place)
@@ -181,7 +181,7 @@ def _words(text: str) -> Iterator[tuple[str, int]]:
         times = _TIMES.match(text, place)
         place = place if times is None else times.end()
         held = word["one"] if word["one"] is not None else "".join(word["many"].split())
-        # No more digits than the longest script has.
+        # More digits would exceed the longest script anyway.
         count = 1 if times is None else int(times[1][:9])
         if count < 1:
             raise InvalidRequest(f"actions must hold keys for 1 block or more, got {held}*{count}")

@@ -1,4 +1,4 @@
-"""A world as arrays and back, so that it can go on elsewhere."""
+"""Conversion of a world to arrays and back, so that another server can resume it."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ Arrays = dict[str, NDArray[Any]]
 
 # A world's frames are counted in 32 bits; at 12 frames a block, this leaves room for as many blocks again.
 _MOST_BLOCKS = 2**31 // 24
-# Far beyond what a network keeps; the decoder squares its features, which overflow from 1e19 on.
+# Far beyond the values of a network; the decoder squares its features, which overflow from 1e19 on.
 _LARGEST = 1e6
 _PICTURE, _NOISE = "picture", "noise"
 _ROWS, _CROSSED, _WINDOW, _DECODER = "rows.", "crossed.", "window.", "decoder."
 
 
 def specs(facts: Facts, networks: Networks) -> dict[str, Spec]:
-    """Return what the arrays of a world are that has made a block, by name.
+    """Return the shapes and types of the arrays of a world with at least one block, by name.
 
     Args:
-        facts: of the mode.
-        networks: of the mode.
+        facts: Facts of the mode.
+        networks: Networks of the mode.
     """
     sizes = facts.latents
     caches = {_CROSSED: networks.crossed, _WINDOW: networks.window, _DECODER: networks.decoded}
@@ -44,12 +44,12 @@ def specs(facts: Facts, networks: Networks) -> dict[str, Spec]:
 
 
 def told(world: World) -> dict[str, Any]:
-    """Return what of a world is no array."""
+    """Return the values of a world that are not arrays."""
     return {"blocks": world.blocks, "position": world.position}
 
 
 def reader(world: World) -> Callable[[str], NDArray[Any]]:
-    """Return what reads an array of a world by its name in :func:`specs`; one at a time leaves the device."""
+    """Return a callback that reads one array of a world from the device, by its name in :func:`specs`."""
     kept = {_CROSSED: world.crossed, _WINDOW: world.window, _DECODER: world.decoder or {}}
 
     def read(name: str) -> NDArray[Any]:
@@ -65,17 +65,17 @@ def reader(world: World) -> Callable[[str], NDArray[Any]]:
 
 
 def world_of(said: Mapping[str, Any], arrays: Arrays, facts: Facts, networks: Networks, where: str) -> World:
-    """Return the world that arrays are of.
+    """Return the world that was saved as values and arrays.
 
     Args:
-        said: as :func:`told` gave it.
-        arrays: by name in :func:`specs`, of just those; they are taken out of it.
-        facts: of the mode.
-        networks: of the mode.
-        where: the model, for messages.
+        said: Values from :func:`told`.
+        arrays: Arrays by the names in :func:`specs`, all of them; the call empties the mapping.
+        facts: Facts of the mode.
+        networks: Networks of the mode.
+        where: Name of the model, for messages.
 
     Raises:
-        InvalidRequest: it is no world.
+        InvalidRequest: The values or arrays are not those of a world.
     """
     blocks, position = (said.get(name) for name in ("blocks", "position"))
     places = range(facts.latents.block_frames, facts.latents.positions + 1, facts.latents.block_frames)
@@ -97,7 +97,7 @@ def world_of(said: Mapping[str, Any], arrays: Arrays, facts: Facts, networks: Ne
         noise = Noise.at(arrays.pop(_NOISE))
     except ValueError as error:
         raise InvalidRequest(f"{where}: restore must have the noise of a world, got {error}") from None
-    # NaN is not within any range.
+    # The comparison is False for NaN.
     if wrong := [name for name, array in arrays.items() if not (np.abs(array) <= _LARGEST).all()]:
         raise InvalidRequest(
             f"{where}: restore must have finite numbers of at most {_LARGEST:g}, got others in {wrong[0]}"

@@ -1,4 +1,4 @@
-"""A world's first picture as its encoders take it, and what a block is told of its latents."""
+"""Preprocessing of a world's first picture, and each block's inputs from its latents."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ Array = NDArray[np.float32]
 
 
 def fitted(pixels: NDArray[np.uint8], picture_px: tuple[int, int]) -> NDArray[np.uint8]:
-    """Cut a picture around its middle to the aspect of a world's frames, and resize it to them.
+    """Crop a picture around its centre to the aspect of a world's frames, and resize it to their size.
 
-    As upstream's inference does: sides of the cut are rounded down, and Pillow filters over all pixels that
-    one of the result stands for.
+    This follows upstream's inference: the sides of the crop are rounded down, and Pillow filters over all
+    pixels that one pixel of the result covers.
 
     Args:
-        pixels: [height, width, 3], RGB.
-        picture_px: height and width of a frame.
+        pixels: Picture, [height, width, 3], RGB.
+        picture_px: Height and width of a frame.
 
     Returns:
-        [*picture_px, 3].
+        Pixels, [*picture_px, 3].
     """
     from PIL import Image
 
@@ -37,7 +37,7 @@ def fitted(pixels: NDArray[np.uint8], picture_px: tuple[int, int]) -> NDArray[np
 
 
 def samples(pixels: NDArray[np.uint8]) -> Array:
-    """Return pixels [height, width, 3] as the encoders take them: [1, 3, height, width] in [-1, 1]."""
+    """Convert pixels [height, width, 3] to the encoders' input, [1, 3, height, width] in [-1, 1]."""
     planes = pixels.astype(np.float32).transpose(2, 0, 1)[None]
     return np.ascontiguousarray(planes / np.float32(127.5) - 1)
 
@@ -46,12 +46,13 @@ def conditions(picture: Array, start: int, latents: Latents) -> Array:
     """Return `cond_concat` of a block: a mask of the world's first latent frame, and the picture's latents.
 
     Args:
-        picture: [1, channels, picture frames, height, width]; the last frame is that of every later one.
-        start: place of the block's first latent frame in the world.
-        latents: sizes.
+        picture: Latents of the picture, [1, channels, picture frames, height, width]; the last frame stands
+            for all later ones.
+        start: Place of the block's first latent frame in the world.
+        latents: Sizes of the latents.
 
     Returns:
-        [1, mask channels + channels, block frames, height, width].
+        Conditions, [1, mask channels + channels, block frames, height, width].
     """
     places = np.arange(start, start + latents.block_frames)
     shown = picture[:, :, np.minimum(places, latents.picture_frames - 1)]

@@ -1,7 +1,7 @@
-"""What opens a world of each mode, what its turns bring, and what they are answered with.
+"""Requests that open and steer the worlds of each mode, and the events that answer them.
 
-A turn brings the actions of the next block of frames, a row for each frame or one row for all of them. It is
-answered with the block's frames as they are decoded, then with :class:`BlockMade`.
+A turn carries the actions of the next block of frames, a row for each frame or one row for all of them. The
+answer is the block's frames as they are decoded, followed by :class:`BlockMade`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MOUSE_COND, KEYBOARD_COND = "mouse_cond", "keyboard_cond"
 
 
 def _keys(names: str) -> Array:
-    """Return the statement of a keyboard: a column for each of the names."""
+    """Return the declaration of a keyboard, with a column for each of the names."""
     columns = len(names.split(", "))
     return Array("float32", ("frames", columns), f"keys of each frame, 1 is pressed: {names}", low=0, high=1)
 
@@ -39,25 +39,25 @@ def _keys(names: str) -> Array:
 Rebase = Annotated[
     bool, replace(switch("go on from an earlier place, so that the world does not end"), flag=None)
 ]
-"""Whether the block is made at an earlier place than it would be, so that the world does not end: possible
-from where places no longer differ to the picture."""
+"""True to generate the block at an earlier place, so that the world does not end. This is possible after
+:attr:`slipway_serving.matrix_game.facts.Facts.rebased_position`."""
 
-# Upstream turns by 0.1; what is far beyond was in no training.
+# Upstream turns by 0.1; training had no values far beyond that.
 _MOUSE = Array("float32", ("frames", 2), "turn of the camera in each frame: up, right", low=-1, high=1)
 
 
 @dataclass(frozen=True)
 class BlockMade(Event):
-    """A block of frames is complete: the last answer to each turn.
+    """Last event of each turn, which reports the complete block.
 
     Attributes:
-        block: which, from 0.
-        frames_made: frames of the world so far.
-        frames_left: frames until the world's end; with 0, the next turn must rebase.
-        picture_s: seconds that the first picture took; None but in the first block.
-        denoise_s: seconds of the denoising steps.
-        decode_s: seconds of decoding and sending the frames.
-        commit_s: seconds of the pass that the next blocks remember.
+        block: Number of the block, from 0.
+        frames_made: Frames of the world so far.
+        frames_left: Frames until the world's end; at 0, the next turn must rebase.
+        picture_s: Time for the first picture, in seconds; None except in the first block.
+        denoise_s: Time of the denoising steps, in seconds.
+        decode_s: Time of decoding and sending the frames, in seconds.
+        commit_s: Time of the pass that updates the window of the next blocks, in seconds.
     """
 
     known_by: ClassVar[tuple[str, ...]] = ("frames_left",)
@@ -73,12 +73,12 @@ class BlockMade(Event):
 
 @dataclass(frozen=True, eq=False)
 class UniversalActions(Request):
-    """What is done in one block of a `universal` world.
+    """Actions in one block of a `universal` world.
 
     Attributes:
-        mouse_cond: [frames, 2], float32, -1 to 1: up, right; upstream turns by 0.1.
-        keyboard_cond: [frames, 4], float32, 0 to 1: forward, back, left, right.
-        rebase: see :data:`Rebase`.
+        mouse_cond: Turn of the camera up and right, [frames, 2], float32, -1 to 1; upstream turns by 0.1.
+        keyboard_cond: Keys forward, back, left, right, [frames, 4], float32, 0 to 1.
+        rebase: True to continue from an earlier place, see :data:`Rebase`.
     """
 
     model: ClassVar[str] = "matrix_game_universal"
@@ -90,12 +90,12 @@ class UniversalActions(Request):
 
 @dataclass(frozen=True, eq=False)
 class GtaDriveActions(Request):
-    """What is done in one block of a `gta_drive` world.
+    """Actions in one block of a `gta_drive` world.
 
     Attributes:
-        mouse_cond: [frames, 2], float32, -1 to 1: up, right; upstream steers by 0.1 to the right.
-        keyboard_cond: [frames, 2], float32, 0 to 1: forward, back.
-        rebase: see :data:`Rebase`.
+        mouse_cond: Turn up and right, [frames, 2], float32, -1 to 1; upstream steers right by 0.1.
+        keyboard_cond: Keys forward, back, [frames, 2], float32, 0 to 1.
+        rebase: True to continue from an earlier place, see :data:`Rebase`.
     """
 
     model: ClassVar[str] = "matrix_game_gta_drive"
@@ -107,12 +107,12 @@ class GtaDriveActions(Request):
 
 @dataclass(frozen=True, eq=False)
 class TempleRunActions(Request):
-    """What is done in one block of a `templerun` world.
+    """Actions in one block of a `templerun` world.
 
     Attributes:
-        keyboard_cond: [frames, 7], float32, 0 to 1: still, jump, slide, turn left, turn right, left side,
-            right side.
-        rebase: see :data:`Rebase`.
+        keyboard_cond: Keys still, jump, slide, turn left, turn right, left side, right side, [frames, 7],
+            float32, 0 to 1.
+        rebase: True to continue from an earlier place, see :data:`Rebase`.
     """
 
     model: ClassVar[str] = "matrix_game_templerun"
@@ -125,18 +125,18 @@ class TempleRunActions(Request):
 
 @dataclass(frozen=True, eq=False)
 class WorldRequest(Request):
-    """A world that begins with a picture.
+    """Request that opens a world with a picture.
 
     Attributes:
-        image: the first frame: bytes of a file, or uint8 pixels [height, width, 3]; cut around its middle to
-            the aspect of the world's frames and resized to them.
-        seed: of the noise; goes on over the blocks.
-        fps: frames a second that the world is shown at; a block that takes longer than its frames last is
-            counted as late. 0 counts none; a file must have a rate.
-        output: one of :data:`OUTPUTS`.
+        image: First frame, as bytes of a file or as uint8 pixels [height, width, 3]; it is cropped around its
+            centre to the aspect of the world's frames and resized to them.
+        seed: Seed of the noise, which continues over the blocks.
+        fps: Frames per second at which the world is shown; a block that takes longer than its frames last is
+            counted as late. 0 counts none; MP4 output needs a rate above 0.
+        output: Form of the frames, one of :data:`OUTPUTS`.
 
     Raises:
-        InvalidRequest: naming every field that breaks its rule.
+        InvalidRequest: A field breaks its rule; all such fields are named.
     """
 
     events: ClassVar[tuple[type[Event], ...]] = (
@@ -154,32 +154,32 @@ class WorldRequest(Request):
     fps: Annotated[
         int, within(0, MAX_FPS, "frames a second it is shown at, to count late blocks; 0 is none")
     ] = 0
-    # The command line writes arrays.
+    # The command line writes arrays only, so it has no flag for this field.
     output: Annotated[str, replace(one_of(OUTPUTS, "form of the frames"), flag=None)] = "frames"
 
     def conflicts(self) -> list[str]:
-        """Return what is wrong with the rate, which a file of frames must have."""
+        """Return the problem of an MP4 output without a rate."""
         if self.output.startswith("mp4") and not self.fps:
             return [f"fps must be 1 to {MAX_FPS} with output {self.output}, got 0; try 25"]
         return []
 
 
 class UniversalRequest(WorldRequest):
-    """A world that 4 keys and a mouse steer."""
+    """Request that opens a world steered by 4 keys and a mouse."""
 
     model: ClassVar[str] = "matrix_game_universal"
     turn: ClassVar[type[Request] | None] = UniversalActions
 
 
 class GtaDriveRequest(WorldRequest):
-    """A drive that 2 keys and a mouse steer."""
+    """Request that opens a drive steered by 2 keys and a mouse."""
 
     model: ClassVar[str] = "matrix_game_gta_drive"
     turn: ClassVar[type[Request] | None] = GtaDriveActions
 
 
 class TempleRunRequest(WorldRequest):
-    """A run that 7 keys steer."""
+    """Request that opens a run steered by 7 keys."""
 
     model: ClassVar[str] = "matrix_game_templerun"
     turn: ClassVar[type[Request] | None] = TempleRunActions
@@ -190,11 +190,11 @@ REQUESTS: Mapping[str, type[WorldRequest]] = {
     "gta_drive": GtaDriveRequest,
     "templerun": TempleRunRequest,
 }
-"""What opens a world, by mode."""
+"""Request classes that open a world, by mode."""
 
 
 def actions_of(turn: Any) -> dict[str, NDArray[np.float32]]:
-    """Return the actions that a turn brings, by the network's names."""
+    """Return the actions of a turn, by the names of the network's inputs."""
     found = {name: getattr(turn, name, None) for name in (MOUSE_COND, KEYBOARD_COND)}
     return {name: rows for name, rows in found.items() if rows is not None}
 
@@ -203,8 +203,8 @@ def row_problems(actions: Mapping[str, NDArray[np.float32]], frames: int) -> lis
     """Return a sentence for each array of actions that has neither a row for each frame nor one for all.
 
     Args:
-        actions: by name, [rows, ...] each.
-        frames: of the block.
+        actions: Actions by name, [rows, ...] each.
+        frames: Number of frames of the block.
     """
     return [
         f"{name} must have {frames} frames in this block, or 1 for all of them, got shape {list(rows.shape)}"

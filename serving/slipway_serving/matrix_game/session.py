@@ -1,9 +1,9 @@
-"""The program matrix_game_<mode>: each turn of a world brings the actions of a block and gets its frames.
+"""The program matrix_game_<mode>: each turn of a world carries a block's actions and returns its frames.
 
-The first turn brings a picture too, which the served encoders see; all else of a world is made and kept in
-this instance. Frames go out as they are decoded, before the pass that the next block waits for. A turn that
-is refused leaves its world as it was; one that fails, is cancelled or is left ends it. A world can be asked
-for its state and begun from one, part by part.
+The first turn also carries a picture, which the served encoders process; everything else of a world is
+computed and kept in this instance. Frames are sent as they are decoded, before the pass that the next block
+depends on. A refused turn leaves its world unchanged; a turn that fails or is cancelled ends it. A snapshot
+returns the state of a world part by part, and a restore begins a world from these parts.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ from slipway_serving.watch import Watch
 
 @dataclass(frozen=True)
 class Open:
-    """A session under way.
+    """State of an open session.
 
     Attributes:
-        world: its world.
-        output: form of its frames, see :data:`slipway_serving.matrix_game.request.OUTPUTS`.
-        fps: frames a second that they are shown at; 0 where that is not known.
-        name: of its own.
-        picture_s: seconds that the first picture took; None after the first turn.
+        world: World of the session.
+        output: Form of its frames, see :data:`slipway_serving.matrix_game.request.OUTPUTS`.
+        fps: Frames per second at which they are shown; 0 if that is not known.
+        name: Unique name of the session.
+        picture_s: Time for the first picture, in seconds; None after the first turn.
     """
 
     world: World
@@ -67,16 +67,16 @@ class Open:
 
 
 class MatrixGame:
-    """Answers the turns of worlds, one turn after the other.
+    """Program that answers the turns of worlds, one turn at a time.
 
-    A :class:`WorldRequest` of the mode opens a session; see there and in
-    :mod:`slipway_serving.matrix_game.request` what goes in and out.
+    A :class:`WorldRequest` of the mode opens a session; :mod:`slipway_serving.matrix_game.request` describes
+    the turns and their answers.
     """
 
     reports_requests = True
 
     def __init__(self, settings: Settings) -> None:
-        # The schedule's arithmetic is small; the cores belong to the graphs.
+        # The schedule needs little compute, so the cores are left to the graphs.
         torch.set_num_threads(1)
         self._model = settings.model
         self._facts = Facts.read(settings.folder)
@@ -92,11 +92,11 @@ class MatrixGame:
         """Yield the events of one turn.
 
         Raises:
-            InvalidRequest: a field or the session's turn breaks a rule, or the world has ended.
-            Overloaded: too many sessions are under way.
-            Cancelled: the caller gave up.
-            DeadlineExceeded: the time limit is passed.
-            Unrecoverable: the graphs gave something else than numbers.
+            InvalidRequest: A field or the session's turn breaks a rule, or the world has ended.
+            Overloaded: Too many sessions are open.
+            Cancelled: The caller cancelled.
+            DeadlineExceeded: The time limit was exceeded.
+            Unrecoverable: The graphs returned non-finite values.
         """
         self._sessions.held.check(call.turn, fix="an id of your own for each world")
         if call.turn.end and not call.tensors:
@@ -164,7 +164,7 @@ class MatrixGame:
         return Open(world, opening.output, opening.fps, picture_s=watch.elapsed_s() - began_s)
 
     def _check_place(self, world: World, rebase: bool) -> None:
-        """Refuse a block beyond the last place, and one that is to be rebased and cannot."""
+        """Refuse a block beyond the last place, and a rebase that comes too early."""
         facts, block = self._facts, self._facts.latents.block_frames
         earliest = facts.rebased_position
         if rebase and world.position <= earliest:
@@ -179,7 +179,7 @@ class MatrixGame:
             )
 
     def _events(self, session: Taken[Open], done: Rows, watch: Watch) -> Iterator[Event]:
-        """Make a block, give its frames as they are decoded, and then what there is to say of it."""
+        """Generate a block; yield its frames as they are decoded, then its report."""
         opened, networks = session.state, self._networks
         world, times = opened.world, [watch.elapsed_s()]
         block = networks.denoise(world, done, watch, self._recorder)
@@ -211,17 +211,17 @@ class MatrixGame:
         )
 
     def _parts(self, opened: Open, frames: Frames, first_frame: int, watch: Watch) -> Iterator[Event]:
-        """Return the events that bring a latent frame's frames in the form that was asked for."""
+        """Return the events that carry a latent frame's frames in the requested form."""
         form, as_text = opened.output.removesuffix(BASE64), opened.output.endswith(BASE64)
         if form == "jpeg":
             return jpeg_frames(frames, first_frame, watch, as_text=as_text)
         if form == "mp4":
-            # The first latent frame is one frame.
+            # The world's first latent frame decodes to one frame, so the number is rounded up.
             number = -(-first_frame // self._facts.frames_per_latent)
             return iter([mp4_fragment(frames, first_frame, number, opened.fps, watch, as_text=as_text)])
         return frame_parts(frames, first_frame, watch, as_text=as_text)
 
 
 def is_late(took_s: float, frames: int, fps: int) -> bool:
-    """Whether a block took longer than its frames last at a rate; 0 is no rate."""
+    """Return True if a block took longer than its frames last at a rate; 0 means no rate."""
     return fps > 0 and took_s > frames / fps

@@ -1,9 +1,9 @@
-"""A world and the networks that make its next block: denoise, decode, commit.
+"""State of a world, and the networks that generate its next block: denoise, decode, commit.
 
-:class:`World` is all that a world is between two turns; each function of :class:`Networks` takes one and
-leaves it as it is. Keys and values stay where the graphs left them. Denoising runs the block's graph once for
-each step with the same window, and asks it for the flow alone; the run of the clean latents at timestep 0
-gives the window of the next block, and nothing else does.
+:class:`World` is the whole state of a world between two turns; the methods of :class:`Networks` take one and
+do not change it. Keys and values stay on the graphs' device. Denoising runs the block's graph once for each
+step with the same window, and requests only the flow; a run of the clean latents at timestep 0 gives the
+window of the next block.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ BLOCK_FILE, CROSS_FILE, REBASE_FILE = "block_denoiser.onnx", "cross_attention.on
 
 @dataclass(frozen=True)
 class World:
-    """A world between two turns.
+    """State of a world between two turns.
 
     Attributes:
-        picture: [1, channels, picture frames, height, width], latents of the first picture.
-        noise: goes on over the blocks.
-        crossed: what every block sees of the first picture.
-        window: keys and values of the frames before.
-        decoder: caches of the decoder; None before the first latent frame.
-        rows: of actions that the next block needs; none before the first.
-        blocks: so far.
-        position: place of the next block's first latent frame.
+        picture: Latents of the first picture, [1, channels, picture frames, height, width].
+        noise: Noise generator, which continues over the blocks.
+        crossed: Cross-attention inputs of every block from the first picture.
+        window: Keys and values of the frames before.
+        decoder: Caches of the decoder; None before the first latent frame.
+        rows: Rows of actions that the next block needs; empty before the first block.
+        blocks: Number of blocks so far.
+        position: Place of the next block's first latent frame.
     """
 
     picture: NDArray[np.float32]
@@ -61,12 +61,12 @@ class World:
 
 @dataclass(frozen=True)
 class Block:
-    """A block that is denoised and not yet committed.
+    """Block that is denoised but not yet committed.
 
     Attributes:
-        told: inputs of its graph beside latents and timestep.
-        rows: of actions, see :func:`slipway_serving.matrix_game.actions.joined`.
-        latents: [1, channels, block frames, height, width], clean.
+        told: Inputs of its graph other than latents and timestep.
+        rows: Rows of actions, see :func:`slipway_serving.matrix_game.actions.joined`.
+        latents: Clean latents, [1, channels, block frames, height, width].
     """
 
     told: dict[str, Any]
@@ -75,16 +75,16 @@ class Block:
 
 
 class Networks:
-    """The graphs of a mode.
+    """Graphs of a mode.
 
     Args:
-        settings: of the model: its folder holds the graphs of the network, and the decoder's lie in the
-            folder of its own model beside it.
-        facts: of the mode.
+        settings: Settings of the model, whose folder holds the network's graphs; the decoder's graphs are in
+            the folder of the decoder's model in the same repository.
+        facts: Facts of the mode.
 
     Raises:
-        InvalidRequest: a graph does not load or a parameter cannot be read.
-        Unrecoverable: the decoder's graphs do not fit together.
+        InvalidRequest: A graph does not load or a parameter cannot be read.
+        Unrecoverable: The decoder's graphs do not fit together.
     """
 
     def __init__(self, settings: Settings, facts: Facts) -> None:
@@ -102,29 +102,29 @@ class Networks:
 
     @property
     def crossed(self) -> dict[str, tuple[int, ...]]:
-        """What every block sees of the first picture, by name, and its sizes."""
+        """Return the shapes of every block's inputs from the first picture, by name."""
         return {name: self._block.shape(name) for name in self._cross.outputs}
 
     @property
     def window(self) -> dict[str, tuple[int, ...]]:
-        """Keys and values of the frames before a block, by name, and their sizes."""
+        """Return the shapes of the keys and values of the frames before a block, by name."""
         return {name: self._block.shape(name) for name in self._carried}
 
     @property
     def decoded(self) -> dict[str, tuple[int, ...]]:
-        """Caches of the decoder, by name, and their sizes."""
+        """Return the shapes of the decoder's caches, by name."""
         return self._decoder.caches
 
     def placed(self, arrays: Mapping[str, Array]) -> State:
-        """Return arrays of :attr:`crossed` or :attr:`window` where the graphs compute."""
+        """Copy arrays of :attr:`crossed` or :attr:`window` to the graphs' device."""
         return {name: self._block.placed(array) for name, array in arrays.items()}
 
     def placed_decoder(self, arrays: Mapping[str, Array]) -> State:
-        """Return arrays of :attr:`decoded` where the decoder's graphs compute."""
+        """Copy arrays of :attr:`decoded` to the device of the decoder's graphs."""
         return self._decoder.placed(arrays)
 
     def warm(self) -> None:
-        """Run all that a world can meet once: its first block and a later one, from a picture of nothing."""
+        """Run every graph once: a first and a second block from an empty picture, then a rebase."""
         latents = self._facts.latents
         shape = (1, latents.channels, latents.picture_frames, latents.height, latents.width)
         context = self._cross.zeros(self._cross.inputs)["visual_context"]
@@ -144,9 +144,9 @@ class Networks:
         """Begin a world.
 
         Args:
-            picture: as of :class:`World`.
-            visual_context: [1, 257, width], the image encoder's features of the first picture.
-            seed: of the noise.
+            picture: Latents of the first picture, as in :class:`World`.
+            visual_context: Features of the first picture from the image encoder, [1, 257, width].
+            seed: Seed of the noise.
         """
         crossed = self._cross.run({"visual_context": visual_context})
         return World(picture, Noise(seed), crossed, self._block.zeros(self._carried))
@@ -155,15 +155,15 @@ class Networks:
         """Denoise a world's next block.
 
         Args:
-            world: whose.
-            done: the actions of the block, a row for each frame or one for all.
-            watch: asked before each step.
-            recorder: takes the seconds of each step.
+            world: World before the block.
+            done: Actions of the block, a row for each frame or one for all.
+            watch: Check for cancellation and the time limit, made before each step.
+            recorder: Recorder of each step's time.
 
         Raises:
-            Cancelled: the caller gave up.
-            DeadlineExceeded: the time limit is passed.
-            Unrecoverable: the latents are not finite any more.
+            Cancelled: The caller cancelled.
+            DeadlineExceeded: The time limit was exceeded.
+            Unrecoverable: The latents are no longer finite.
         """
         sizes = self._facts.latents
         start = world.position
@@ -190,17 +190,17 @@ class Networks:
         """Decode a block, latent frame by latent frame.
 
         Args:
-            world: whose.
-            block: see :meth:`denoise`.
-            watch: asked before each latent frame.
+            world: World before the block.
+            block: Block from :meth:`denoise`.
+            watch: Check for cancellation and the time limit, made before each latent frame.
 
         Yields:
             Frames of a latent frame, [1 or 4, height, width, 3], uint8, and the decoder's caches after it.
 
         Raises:
-            Cancelled: the caller gave up.
-            DeadlineExceeded: the time limit is passed.
-            Unrecoverable: the frames are not finite.
+            Cancelled: The caller cancelled.
+            DeadlineExceeded: The time limit was exceeded.
+            Unrecoverable: The frames are not finite.
         """
         caches, latents = world.decoder, block.latents.numpy()
         for index in range(latents.shape[2]):
@@ -214,11 +214,11 @@ class Networks:
             yield to_uint8(outputs["sample"]), caches
 
     def commit(self, world: World, block: Block) -> World:
-        """Return a world after a block: with the window that the clean latents leave.
+        """Return the world after a block, with the window that results from the clean latents.
 
         Args:
-            world: before it; with the decoder's caches after it.
-            block: see :meth:`denoise`.
+            world: World before the block, but with the decoder's caches after it.
+            block: Block from :meth:`denoise`.
         """
         wanted = [f"{CACHE_OUTPUT_PREFIX}{name}" for name in self._carried]
         left = self._run(block.told, block.latents, 0.0, wanted)
@@ -228,10 +228,10 @@ class Networks:
         return replace(world, window=window, rows=rows, blocks=world.blocks + 1, position=position)
 
     def rebased(self, world: World) -> World:
-        """Return a world whose next block is at :attr:`Facts.rebased_position`, what it sees as far before.
+        """Return a world whose next block is at :attr:`Facts.rebased_position`, with its window moved too.
 
-        Queries meet keys by how far they are from each other, so the next block is told the same as without
-        this, but for the rounding of keys that are turned once more.
+        Attention depends on the distance between queries and keys, so the next block computes the same as
+        without the rebase, except for the rounding of the keys, whose positions are rotated once more.
         """
         by = world.position - self._facts.rebased_position
         keys = {name: world.window[name] for name in self._rebase.inputs if name in world.window}

@@ -1,1 +1,1 @@
-"""A session's state as bytes: put into parts on one server, taken out of them on another."""
+"""Snapshots of sessions: one server writes a session's state as parts, and another restores it from them."""

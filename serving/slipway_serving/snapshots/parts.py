@@ -1,8 +1,8 @@
-"""The bytes of a snapshot's parts, each of which says what it is and is checked by itself.
+"""Binary format of the parts of a snapshot; each part describes itself and has its own checksum.
 
-A part is, with little-endian numbers and JSON as the header::
+The numbers are little-endian and the header is JSON::
 
-    magic | format | size of the header | header | content | SHA-256 of all that is before
+    magic | format | size of the header | header | content | SHA-256 of everything before it
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from slipway_serving.errors import InvalidRequest
 from slipway_serving.texts import short
 
 PART_BYTES = 16 << 20
-"""Content of a part; the last has less."""
+"""Size of the content of a part, in bytes; the last part may be smaller."""
 MANIFEST = "manifest.json"
 MAGIC = b"\x93SLIPWAY"
-"""Begins each part; the first byte is no character of base64, nor of any other text."""
+"""First bytes of each part; the very first byte occurs in no base64 and no other text."""
 
 _FORMAT = 1
 _HEAD = struct.Struct("<8sHI")
@@ -32,16 +32,16 @@ _LARGEST_HEADER = 1 << 20
 
 @dataclass(frozen=True)
 class Header:
-    """What a part says of itself.
+    """Header of a part.
 
     Attributes:
-        model: that the state is of.
-        files: digest of what makes it that model, see :func:`digest_of`.
-        snapshot: tells the parts of one snapshot from those of others.
-        part: which, from 0.
-        parts: how many there are.
-        size: bytes of the content.
-        told: what of the state is no array.
+        model: Name of the model of the session.
+        files: Digest of the model's files, see :func:`digest_of`.
+        snapshot: Name that all parts of one snapshot have in common and no other snapshot has.
+        part: Number of the part, from 0.
+        parts: Number of parts of the snapshot.
+        size: Size of the content, in bytes.
+        told: Values of the state that are not arrays.
     """
 
     model: str
@@ -54,21 +54,21 @@ class Header:
 
 
 def make(header: Header, content: bytes) -> bytes:
-    """Return a part."""
+    """Return the bytes of a part."""
     text = json.dumps(asdict(header)).encode()
     part = _HEAD.pack(MAGIC, _FORMAT, len(text)) + text + content
     return part + hashlib.sha256(part).digest()
 
 
 def parse(part: bytes, where: str) -> tuple[Header, memoryview]:
-    """Return what a part says of itself, and its content.
+    """Return the header and the content of a part.
 
     Args:
-        part: whole.
-        where: for messages.
+        part: Bytes of the whole part.
+        where: Name of the model, for messages.
 
     Raises:
-        InvalidRequest: it is no part, cut short, changed, or of a format that is not known.
+        InvalidRequest: The bytes are not a part, are incomplete or changed, or have an unknown format.
     """
     view = memoryview(part)
     header, size = _header(view, where)
@@ -85,10 +85,10 @@ def parse(part: bytes, where: str) -> tuple[Header, memoryview]:
 
 
 def read_parts(file: BinaryIO, where: str) -> Iterator[bytes]:
-    """Yield the parts that were written to a file one after the other.
+    """Yield the parts of a file that contains them one after the other.
 
     Raises:
-        InvalidRequest: the file holds something else or ends within a part.
+        InvalidRequest: The file contains something else or ends within a part.
     """
     while start := file.read(_HEAD.size):
         begun = start + file.read(_header_size(start, where))
@@ -97,14 +97,14 @@ def read_parts(file: BinaryIO, where: str) -> Iterator[bytes]:
 
 
 def digest_of(models: Iterable[Path], version: str) -> str:
-    """Return a digest of the files of models: what a snapshot fits.
+    """Return a digest of the files of models; a snapshot fits only models with the same digest.
 
     Args:
-        models: their folders, each with the manifest of its export, which has a hash of each file.
-        version: whose files count; what an operator changes in `config.pbtxt` does not.
+        models: Folders of the models, each with the manifest of its export, which has a hash of each file.
+        version: Model version whose files count; a change of `config.pbtxt` by an operator does not count.
 
     Raises:
-        InvalidRequest: a manifest is missing or none.
+        InvalidRequest: A manifest is missing or is not the manifest of an export.
     """
     found: dict[str, str] = {}
     for model in models:
@@ -123,7 +123,7 @@ def digest_of(models: Iterable[Path], version: str) -> str:
 
 
 def _header_size(start: bytes, where: str) -> int:
-    """Return the size of the header that follows the head of a part."""
+    """Return the size of the JSON header, from the first bytes of a part."""
     if len(start) < _HEAD.size or not start.startswith(MAGIC):
         raise InvalidRequest(
             f"{where}: restore must be a part of a snapshot, got {len(start)} bytes that begin with"
@@ -139,7 +139,7 @@ def _header_size(start: bytes, where: str) -> int:
 
 
 def _header(part: memoryview, where: str) -> tuple[Header, int]:
-    """Return a part's header, and how many bytes the part should have."""
+    """Return a part's header, and the number of bytes that the part should have."""
     end = _HEAD.size + _header_size(bytes(part[: _HEAD.size]), where)
     try:
         header = Header(**json.loads(bytes(part[_HEAD.size : end])))

@@ -1,7 +1,7 @@
-"""What asks a session for its state, and what brings it: turns in place of the session's own.
+"""Requests that read a session's state and restore it; a session takes them in place of its own turns.
 
-A snapshot is asked for part by part and brought part by part, so that neither end holds more than one part
-beside the state, however large that is. A session takes these turns where its request says so
+The client requests and restores a snapshot part by part, so that neither end holds more than one part beside
+the state, however large the state is. A session takes these turns if its request class allows them
 (`Request.instead`).
 """
 
@@ -18,7 +18,7 @@ from slipway_serving.rules import one_of
 from slipway_serving.snapshots.parts import MAGIC
 
 FORMS = ("bytes", "bytes_base64")
-"""Forms of a part: as base64 text for protocols that carry text only."""
+"""Forms of a part: bytes, or base64 text for protocols that carry text only."""
 
 _NUMBER = Rule(
     "0 or more",
@@ -42,9 +42,9 @@ class SnapshotPart(Event):
     """A part of a session's state.
 
     Attributes:
-        snapshot: bytes, or base64 text of them for protocols that carry text only.
-        part: which, from 0.
-        parts: how many there are.
+        snapshot: Bytes of the part, or base64 text of them for protocols that carry text only.
+        part: Number of the part, from 0.
+        parts: Number of parts of the state.
     """
 
     known_by: ClassVar[tuple[str, ...]] = ("snapshot",)
@@ -55,17 +55,17 @@ class SnapshotPart(Event):
 
     @property
     def data(self) -> bytes:
-        """The bytes, in whichever form they came."""
+        """Bytes of the part, decoded if it came as base64 text."""
         return images.from_text(self.snapshot)
 
 
 @dataclass(frozen=True)
 class Restored(Event):
-    """A part of a state was taken; with the last one the session goes on.
+    """Response to a part that the session took; after the last part the session goes on.
 
     Attributes:
-        parts_taken: so far.
-        parts: how many there are.
+        parts_taken: Number of parts that the session has taken so far.
+        parts: Number of parts of the state.
     """
 
     known_by: ClassVar[tuple[str, ...]] = ("parts_taken",)
@@ -76,11 +76,12 @@ class Restored(Event):
 
 @dataclass(frozen=True)
 class Snapshot(Request):
-    """Asks for a part of the session's state, which stays as it is.
+    """Request for a part of the session's state; it does not change the state.
 
     Attributes:
-        snapshot_part: which, from 0; of one state as long as no other turn came between.
-        output: one of :data:`FORMS`.
+        snapshot_part: Number of the part, from 0. The parts belong to one state unless another turn came
+            between.
+        output: Form of the part, one of :data:`FORMS`.
     """
 
     model: ClassVar[str] = "snapshot"
@@ -91,10 +92,10 @@ class Snapshot(Request):
 
 @dataclass(frozen=True)
 class Restore(Request):
-    """Brings a part of a session's state; the first, which is part 0, begins the session.
+    """Request that restores a part of a session's state; the first one, part 0, begins the session.
 
     Attributes:
-        restore: bytes, or base64 text of them.
+        restore: Bytes of the part, or base64 text of them.
     """
 
     model: ClassVar[str] = "restore"
@@ -103,5 +104,5 @@ class Restore(Request):
 
     @property
     def data(self) -> bytes:
-        """The bytes, in whichever form they came."""
+        """Bytes of the part, decoded if it came as base64 text."""
         return images.from_text(self.restore)

@@ -1,4 +1,4 @@
-"""The turns by which a model's sessions give their states and begin from them, for a model of any family."""
+"""Sessions whose state can be read as a snapshot and restored from one, for the models of any family."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Packed:
-    """What a state is put into parts from.
+    """Content of a state, from which its snapshot is made.
 
     Attributes:
-        name: that this state has alone: no other session's, nor the same session's after a turn.
-        told: what of it is no array; as JSON has it.
-        read: returns an array by name.
+        name: Name that no other state has: no other session's, nor the same session's after another turn.
+        told: Values of the state that are not arrays, in types of JSON.
+        read: Function that returns an array by name.
     """
 
     name: str
@@ -38,12 +38,12 @@ class Packed:
 
 
 class MovableSessions(Generic[S]):
-    """Sessions that can be put into parts and begun from them.
+    """Sessions that can be written as snapshots and restored from them.
 
     Args:
-        settings: of the model, whose config bounds the sessions.
-        snapshots: makes what puts states into parts; called when that is first asked for.
-        pack: tells of a state what is put into parts.
+        settings: Settings of the model; its config bounds the sessions.
+        snapshots: Function that returns the model's :class:`Snapshots`, called at the first need.
+        pack: Function that returns the content of a state.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class MovableSessions(Generic[S]):
 
     @contextmanager
     def turn(self, turn: Turn, begin: Callable[[], S], check: Callable[[S], None]) -> Iterator[Taken[S]]:
-        """Work on one of the session's own turns; see :meth:`Sessions.turn`.
+        """Take one of the session's own turns; see :meth:`Sessions.turn`.
 
         Raises:
-            InvalidRequest: parts of its state are missing yet, and as there.
-            Overloaded: too many are under way.
+            InvalidRequest: Parts of the session's state are still missing, or :meth:`Sessions.turn` raises.
+            Overloaded: Too many sessions are open.
         """
 
         def checked(state: S | Arriving[S]) -> None:
@@ -77,11 +77,11 @@ class MovableSessions(Generic[S]):
             yield taken  # type: ignore[misc]  # what is arriving was refused
 
     def answer(self, asked: Request, turn: Turn) -> Event:
-        """Answer a turn that came in place of the session's own: a :class:`Snapshot` or a :class:`Restore`.
+        """Answer a :class:`Snapshot` or a :class:`Restore`, which come in place of the session's own turns.
 
         Raises:
-            InvalidRequest: there is no such session or part; the session stays as it is.
-            Overloaded: too many are under way.
+            InvalidRequest: There is no such session or part; the session does not change.
+            Overloaded: Too many sessions are open.
         """
         return self._part(asked, turn) if isinstance(asked, Snapshot) else self._restored(asked, turn)
 

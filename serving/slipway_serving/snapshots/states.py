@@ -1,7 +1,7 @@
-"""States in parts: a model's state put into them, and one that arrives taken out of them.
+"""Conversion between a session's state and the parts of its snapshot.
 
-What the arrays of a state are, their order and their sizes is not told in a part: both ends know it from the
-files of the model, which are the same or the snapshot is refused.
+A part does not describe the names, order and sizes of the arrays of a state. Both servers know them from the
+files of the model, and a server refuses a snapshot if its files differ.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _FIXES = {
 
 @dataclass(frozen=True)
 class Spec:
-    """What an array of a state is.
+    """Shape and element type of an array of a state.
 
     Attributes:
-        shape: sizes.
-        dtype: numpy's name of the element type.
+        shape: Sizes of the array's dimensions.
+        dtype: NumPy's name of the element type.
     """
 
     shape: tuple[int, ...]
@@ -44,20 +44,20 @@ class Spec:
 
     @property
     def bytes(self) -> int:
-        """Of the array."""
+        """Size of the array, in bytes."""
         return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
 
 
 class Snapshots(Generic[S]):
-    """Puts the states of a model into parts, and takes them out.
+    """Format of a model's snapshots: it writes states as parts and says how to read them back.
 
     Args:
-        model: its name.
-        files: digest of what makes it that model.
-        specs: of the arrays of every state, by name; their order is that of the content.
-        unpack: makes a state from what of it is no array, and from its arrays, which it may take out of the
-            mapping one by one. Raises InvalidRequest for what is no state.
-        part_bytes: content of a part; the last has less.
+        model: Name of the model.
+        files: Digest of the model's files.
+        specs: Specs of the arrays of every state, by name, in the order of the content.
+        unpack: Function that makes a state from the values that are not arrays and from the arrays, which it
+            may remove from the mapping one by one. It raises InvalidRequest if they are not a state.
+        part_bytes: Size of the content of a part, in bytes; the last part may be smaller.
     """
 
     def __init__(
@@ -73,10 +73,10 @@ class Snapshots(Generic[S]):
         self.parts = max(1, -(-sum(spec.bytes for spec in specs.values()) // part_bytes))
 
     def check(self, asked: Snapshot) -> None:
-        """Check that there is such a part.
+        """Check that the requested part exists.
 
         Raises:
-            InvalidRequest: there is none.
+            InvalidRequest: There is no such part.
         """
         if asked.snapshot_part >= self.parts:
             rule = f"snapshot_part must be 0 to {self.parts - 1}, got {asked.snapshot_part}"
@@ -88,10 +88,10 @@ class Snapshots(Generic[S]):
         """Return a part of a state.
 
         Args:
-            number: which, from 0.
-            snapshot: a name that this state has alone.
-            told: what of the state is no array; as JSON has it.
-            read: returns an array by name; called for those that the part has a piece of.
+            number: Number of the part, from 0.
+            snapshot: Name that no other state has.
+            told: Values of the state that are not arrays, in types of JSON.
+            read: Function that returns an array by name, called for the arrays with a piece in this part.
         """
         content = b"".join(
             np.ascontiguousarray(read(name)).reshape(-1).view(np.uint8)[piece].tobytes()
@@ -101,7 +101,7 @@ class Snapshots(Generic[S]):
         return make(header, content)
 
     def pieces(self, number: int) -> Iterator[tuple[str, slice]]:
-        """Yield which bytes of which arrays a part has."""
+        """Yield the name and the range of bytes of each array that a part contains a piece of."""
         low, high = number * self._part_bytes, (number + 1) * self._part_bytes
         at = 0
         for name, spec in self.specs.items():
@@ -112,13 +112,13 @@ class Snapshots(Generic[S]):
 
 
 class Arriving(Generic[S]):
-    """A state whose parts come one after the other.
+    """State that is being restored part by part.
 
     Args:
-        snapshots: of the model.
+        snapshots: Format of the model's snapshots.
 
     Attributes:
-        taken: parts so far.
+        taken: Number of parts taken so far.
     """
 
     def __init__(self, snapshots: Snapshots[S]) -> None:
@@ -128,10 +128,11 @@ class Arriving(Generic[S]):
         self.taken = 0
 
     def check(self, part: bytes) -> None:
-        """Check that a part is the next of this state.
+        """Check that a part is the next one of this state.
 
         Raises:
-            InvalidRequest: it is cut short or changed, of another model or snapshot, or not the next.
+            InvalidRequest: The part is incomplete or changed, belongs to another model or snapshot, or is not
+                the next one.
         """
         known = self._snapshots
         header, content = parse(part, known.model)
@@ -149,13 +150,13 @@ class Arriving(Generic[S]):
         raise_all(known.model, problems[:1])
 
     def take(self, part: bytes) -> S | None:
-        """Take a part that was checked.
+        """Take a part after :meth:`check` has accepted it.
 
         Returns:
-            The state, with the last part.
+            The state if this was the last part, else None.
 
         Raises:
-            InvalidRequest: the parts are whole and yet no state of the model.
+            InvalidRequest: The parts are complete but are not a state of the model.
         """
         header, content = parse(part, self._snapshots.model)
         self._first = self._first or header

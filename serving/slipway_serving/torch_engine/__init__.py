@@ -1,1 +1,1 @@
-"""Components served by PyTorch itself, under the names and tensors of their graphs."""
+"""Components that PyTorch serves in place of ONNX graphs, under the same names and with the same tensors."""

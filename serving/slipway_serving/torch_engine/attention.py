@@ -1,7 +1,7 @@
-"""Chooses the attention of a network's transformers, by the library that made them.
+"""Choice of the attention backend of a network, according to the library that defines the network.
 
-diffusers' networks take any backend of its dispatcher; those of transformers take torch's function, which is
-what that dispatcher calls native. Any other network has no attention to choose.
+Networks of diffusers take any backend of its dispatcher. Networks of transformers take torch's attention
+function, which the dispatcher calls native. Any other network has no choice of attention.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from slipway_serving.torch_engine.options import SDPA
 
 
 def set_attention(module: nn.Module, attention: str, where: str) -> None:
-    """Have a network attend by a backend.
+    """Set the attention backend of a network.
 
     Args:
-        module: the network; it may be without weights.
-        attention: a name of diffusers' dispatcher, or ``sdpa``.
-        where: how messages name the network.
+        module: Network; it may be without weights.
+        attention: Name of a backend of diffusers' dispatcher, or ``sdpa``.
+        where: Name of the network, for messages.
 
     Raises:
-        InvalidRequest: there is no such backend, it is not installed, or the network cannot take it.
+        InvalidRequest: There is no such backend, it is not installed, or the network does not support it.
     """
     from diffusers import ModelMixin
     from transformers import PreTrainedModel

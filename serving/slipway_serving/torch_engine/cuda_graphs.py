@@ -1,8 +1,8 @@
-"""Replays a network's work on a GPU as one graph, recorded once for each shape of its inputs.
+"""CUDA graphs of a network, recorded once for each shape of its inputs and then replayed.
 
-Recorded work reads and writes the memory that it was recorded with: inputs are copied there, and outputs are
-copied out before the next run. The graphs of all shapes share one pool, so they must not run at once; an
-instance of a model runs one request at a time.
+A recorded graph reads and writes the memory that it was recorded with, so each run copies its inputs there
+and copies its outputs out. The graphs of all shapes share one memory pool and must not run at the same time;
+an instance of a model runs one request at a time.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 LARGEST_COUNT = 8
-"""Shapes whose graphs are kept; of more, the one that was not used for longest is let go."""
-# Before a recording: libraries make their workspaces and choose their algorithms in the first runs.
+"""Largest number of graphs that are kept; beyond it the least recently used graph is dropped."""
+# Runs before a recording, since libraries allocate workspaces and choose algorithms in the first runs.
 _TRIAL_RUNS = 3
 
 Forward = Callable[..., tuple[Tensor, ...]]
@@ -31,10 +31,10 @@ class _Recorded:
 
 
 class CudaGraphs:
-    """A forward that is recorded and replayed.
+    """Forward function that is recorded as CUDA graphs and replayed.
 
     Args:
-        forward: of the network, on tensors of one GPU.
+        forward: Forward function of the network, on tensors of one GPU.
     """
 
     def __init__(self, forward: Forward) -> None:
@@ -43,7 +43,7 @@ class CudaGraphs:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Run the network; shapes that were not seen are recorded first."""
+        """Run the network; record a graph first if the shapes are new."""
         key = tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
         if key not in self._recorded:
             if len(self._recorded) >= LARGEST_COUNT:
@@ -58,7 +58,7 @@ class CudaGraphs:
 
     def _record(self, tensors: tuple[Tensor, ...]) -> _Recorded:
         inputs = tuple(tensor.clone() for tensor in tensors)
-        # Trial runs go by a stream of their own, as recording itself does.
+        # The trial runs use a stream of their own, like the recording.
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):

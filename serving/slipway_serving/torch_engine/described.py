@@ -1,7 +1,7 @@
-"""Files that say how PyTorch runs the networks of a version folder, and what they are made of; no torch here.
+"""Files of a version folder that describe its PyTorch networks and how to run them; needs no torch.
 
-A model of its own has `network.json`, and the rest in its configuration. A graph `NAME` of an authored model
-has `NAME.network.json`, and `NAME.torch.json` in place of its part of a configuration.
+A network that is a model of its own has `network.json`, and its options are in the model's configuration. A
+graph `NAME` of an authored model has `NAME.network.json`, and its options are in `NAME.torch.json`.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 MODEL = "model"
-"""The graph of a model of its own."""
+"""Graph name of a network that is a model of its own."""
 
 
 @dataclass(frozen=True)
 class Described:
-    """How PyTorch runs a network of an authored model.
+    """Loader, options and warm-up of a network of an authored model.
 
     Attributes:
-        network: what loads it, ``package.module:function``.
-        options: those of :class:`~slipway_serving.torch_engine.options.TorchOptions`, as parameters.
-        warmup: sizes of the inputs of a run that is ready at once, by name.
+        network: Function that loads the network, ``package.module:function``.
+        options: Parameters of :class:`~slipway_serving.torch_engine.options.TorchOptions`.
+        warmup: Sizes of the inputs of the warm-up run, by name.
     """
 
     network: str
@@ -29,10 +29,10 @@ class Described:
 
 
 def network_file(graph: str = MODEL) -> str:
-    """Return the name of the file that says what a network is made of."""
+    """Return the name of the file that describes a network."""
     return "network.json" if graph == MODEL else f"{graph}.network.json"
 
 
 def described_file(graph: str) -> str:
-    """Return the name of the file that says how PyTorch runs a network of an authored model."""
+    """Return the name of the file with the PyTorch options of a network of an authored model."""
     return f"{graph}.torch.json"

@@ -1,7 +1,8 @@
-"""A network of an authored model that PyTorch runs in place of a graph: OrtValues in, OrtValues out.
+"""Network of an authored model that PyTorch runs in place of an ONNX graph: OrtValues in, OrtValues out.
 
-`NAME.torch.json` in the model's folder says how it runs, `NAME.network.json` what it is made of. What a run
-leaves stays where it was computed, and the next one takes it without a copy (:mod:`slipway_serving.dlpack`).
+`NAME.torch.json` in the model's folder has the options, and `NAME.network.json` describes the network. The
+outputs of a run stay on their device, and the next run takes them without a copy
+(:mod:`slipway_serving.dlpack`).
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ _DTYPES = {
 
 
 class TorchGraph:
-    """A network with a graph's tensors.
+    """PyTorch network with the tensors of an ONNX graph.
 
     Args:
-        settings: of the model: its folder holds the files, its config the device and the threads of the CPU.
-        graph: stem of the files.
+        settings: Settings of the model: its folder has the files, its config the device and the CPU threads.
+        graph: Stem of the file names.
 
     Attributes:
-        signature: of its tensors, as the graph would have them.
+        signature: Tensors of the network, with the names and shapes of the ONNX graph.
 
     Raises:
-        InvalidRequest: a file is missing or not as it must be, or the options do not go with the device.
+        InvalidRequest: A file is missing or invalid, or the device does not support the options.
     """
 
     def __init__(self, settings: Settings, graph: str) -> None:
@@ -71,23 +72,23 @@ class TorchGraph:
         """Run the network.
 
         Args:
-            tensors: by input name.
-            given: outputs to return, in this order.
-            in_memory: those of them that must lie in memory.
+            tensors: Tensors by input name.
+            given: Names of the outputs to return, in this order.
+            in_memory: Names of the outputs that must be in CPU memory.
         """
         outputs = self._forward(*(_tensor(tensors[name]) for name in self.signature.inputs))
         found = dict(zip(self.signature.outputs, outputs, strict=True))
         return [value_of(_whole(found[name].cpu() if name in in_memory else found[name])) for name in given]
 
     def _warm_up(self, where: str, described: Described, options: TorchOptions) -> None:
-        """Run once where work is compiled or recorded: no caller waits for it."""
+        """Run the network once, so that no caller waits for its compilation or recording."""
         zeros = (
             torch.zeros(described.warmup[name], dtype=_DTYPES[tensor.onnx_type])
             for name, tensor in self.signature.inputs.items()
         )
         try:
             self._forward(*zeros)
-        except Exception as error:  # a compiler may fail in any way; the reason is shown
+        except Exception as error:  # A compiler may raise any exception.
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise InvalidRequest(
                 f"{where}: the network must run at its warm-up sizes before it is ready ({options.words}),"
@@ -98,12 +99,12 @@ class TorchGraph:
 def _tensor(given: NDArray[Any] | ort.OrtValue) -> torch.Tensor:
     if isinstance(given, ort.OrtValue):
         return tensor_of(given)
-    # An array may be a view of memory that must not be written to, which torch would let happen.
+    # An array may be a view of read-only memory, which torch does not protect from writes.
     return torch.from_numpy(np.require(given, requirements=["C", "W"]))
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous tensor with memory of its own: a part of a larger one would hold that too."""
+    """Return a contiguous tensor with its own memory; a view would keep a larger tensor alive."""
     if tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes:
         return tensor
     return tensor.clone(memory_format=torch.contiguous_format)

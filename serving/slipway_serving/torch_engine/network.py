@@ -1,7 +1,8 @@
-"""A network as the program serves it: the module, its tensors, and which of its products may be quantized.
+"""Loading of a network: its module, its tensors, and the linear layers that may be quantized.
 
-What makes it is named by a parameter of the model's configuration (``network``, ``package.module:function``),
-as its program is: how a checkpoint becomes a network is known to who exported it.
+A parameter of the model's configuration names the function that loads the network (``network``,
+``package.module:function``), just as another names the program: only the exporter of a checkpoint knows how
+it becomes a network.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from slipway_serving.errors import InvalidRequest
 
 @dataclass(frozen=True)
 class Network:
-    """A network that was loaded.
+    """Loaded network.
 
     Attributes:
-        module: in eval mode, on the CPU; its forward takes and gives the signature's tensors in their order.
-        signature: of its tensors, as its graph would have them.
-        products: paths of the linear layers whose weights may be quantized.
+        module: Module in eval mode, on the CPU; its forward takes and returns the signature's tensors in
+            their order.
+        signature: Tensors of the network, with the names and shapes of its ONNX graph.
+        products: Paths of the linear layers whose weights may be quantized.
     """
 
     module: nn.Module
@@ -33,20 +35,20 @@ class Network:
 
 
 Load = Callable[[Path, str], Network]
-"""Loads the network that a file of a version folder says, in a precision of :data:`~.options.PRECISIONS`."""
+"""Function that loads the network of a description file in a precision of :data:`~.options.PRECISIONS`."""
 
 
 def load_network(where: str, name: str, file: Path, precision: str) -> Network:
-    """Load a network by the function that is named for it.
+    """Load a network with a function that is given by name.
 
     Args:
-        where: how messages name the model.
-        name: of the function, ``package.module:function``.
-        file: that says what the network is made of.
-        precision: to load it in.
+        where: Name of the model, for messages.
+        name: Name of the function, ``package.module:function``.
+        file: File that describes the network.
+        precision: Precision of the loaded network.
 
     Raises:
-        InvalidRequest: the name is of nothing, or the files are not as they must be.
+        InvalidRequest: There is no such function, or the files are invalid.
     """
     module, _, attribute = name.partition(":")
     try:

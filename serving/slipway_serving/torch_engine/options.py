@@ -1,7 +1,7 @@
-"""How PyTorch runs a component: what an export writes into its model's configuration, and what may be asked.
+"""Options of a component that PyTorch runs, as an export writes them to the model's configuration.
 
-The rules that follow from the options and the kind of device alone are here, so that an export refuses before
-any work what a server would refuse when it loads the model. Nothing here imports torch.
+This module checks the rules that depend on the options and the kind of device alone, so that an export
+refuses at its start what a server would refuse when it loads the model. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -13,23 +13,24 @@ from enum import StrEnum
 from slipway_serving.errors import raise_all
 
 PRECISIONS = ("fp64", "fp32", "fp16", "bf16")
-"""Of the arithmetic."""
+"""Precisions of the arithmetic."""
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-"""Those of ``torch.compile``."""
+"""Modes of ``torch.compile``."""
 GRAPHED_MODES = ("reduce-overhead", "max-autotune")
 """Modes of ``torch.compile`` that replay CUDA graphs of their own."""
 SDPA = "sdpa"
-"""torch's own attention function."""
-# Of diffusers' attention backends, those that torch has on a CPU.
+"""Name of torch's own attention function."""
+# Attention backends of diffusers that torch supports on a CPU.
 _CPU_ATTENTION = (SDPA, "native", "_native_math")
 
 
 class Weights(StrEnum):
-    """How a network's weights are held.
+    """Format of a network's weights.
 
-    ``bf16``: all in bfloat16, and the arithmetic too, but for what the network keeps in float32. ``fp8``:
-    those of products in float8 (e4m3) by row, and what they are multiplied with as it comes. ``int8`` and
-    ``int4``: those of products, by row and in groups of 32; the arithmetic is that of the precision.
+    ``bf16``: All weights and the arithmetic are bfloat16, except for what the network keeps in float32.
+    ``fp8``: The weights of linear layers are float8 (e4m3) with a scale per row, and their inputs are
+    quantized to float8 in each run. ``int8`` and ``int4``: The weights of linear layers are integers with a
+    scale per row (int8) or per group of 32 (int4); the arithmetic has the given precision.
     """
 
     BF16 = "bf16"
@@ -39,12 +40,12 @@ class Weights(StrEnum):
 
     @property
     def is_quantized(self) -> bool:
-        """Whether torchao makes them when the network is loaded."""
+        """True if torchao quantizes the weights when the network is loaded."""
         return self is not Weights.BF16
 
 
 class Offload(StrEnum):
-    """What of a network leaves the GPU while it is not needed: nothing, all between requests, each layer."""
+    """Part of a network that leaves the GPU while unused: nothing, all of it between requests, each layer."""
 
     NONE = "none"
     MODEL = "model"
@@ -53,15 +54,15 @@ class Offload(StrEnum):
 
 @dataclass(frozen=True)
 class TorchOptions:
-    """How PyTorch runs a component.
+    """Options of a component that PyTorch runs.
 
     Args:
-        precision: of the arithmetic, one of :data:`PRECISIONS`.
-        weights: how they are held; as the precision has them when None.
-        compile: mode of ``torch.compile``; eager when None.
-        attention: a backend of diffusers' attention dispatcher, or ``sdpa``; the network's own when None.
-        cuda_graphs: record the network's work on the GPU once for each shape of its inputs, and replay it.
-        offload: what leaves the GPU while it is not needed.
+        precision: Precision of the arithmetic, one of :data:`PRECISIONS`.
+        weights: Format of the weights; None keeps them in the precision.
+        compile: Mode of ``torch.compile``; None runs the network eagerly.
+        attention: Backend of diffusers' attention dispatcher, or ``sdpa``; None keeps the network's own.
+        cuda_graphs: True to record a CUDA graph for each shape of the inputs and replay it.
+        offload: Part of the network that leaves the GPU while it is not needed.
     """
 
     precision: str = "fp32"
@@ -73,12 +74,12 @@ class TorchOptions:
 
     @property
     def loaded_in(self) -> str:
-        """The precision that the network is loaded in."""
+        """Precision that the network is loaded in."""
         return "bf16" if self.weights is Weights.BF16 else self.precision
 
     @property
     def words(self) -> str:
-        """How reports name it, e.g. ``fp32, int8 weights, compiled (default)``."""
+        """Text for reports, e.g. ``fp32, int8 weights, compiled (default)``."""
         said = [self.loaded_in]
         if self.weights is not None and self.weights.is_quantized:
             said.append(f"{self.weights.value} weights")
@@ -92,7 +93,7 @@ class TorchOptions:
         return ", ".join(said)
 
     def parameters(self) -> dict[str, str]:
-        """Return them as parameters of a model's configuration; one without a value is left out."""
+        """Return the options as parameters of a model's configuration, without those that are None."""
         values = {
             "precision": self.precision,
             "weights": self.weights,
@@ -105,10 +106,10 @@ class TorchOptions:
 
     @classmethod
     def from_parameters(cls, model: str, parameters: Mapping[str, str]) -> TorchOptions:
-        """Read them from the parameters of a model's configuration.
+        """Read the options from the parameters of a model's configuration.
 
         Raises:
-            InvalidRequest: names every parameter that cannot be read.
+            InvalidRequest: A parameter cannot be read; the message names every such parameter.
         """
         allowed: dict[str, tuple[str, ...]] = {
             "precision": PRECISIONS,
@@ -137,11 +138,11 @@ class TorchOptions:
         )
 
     def problems(self, name: str, *, on_gpu: bool) -> list[str]:
-        """Say what of the options does not go together, or not with the kind of device.
+        """Return the problems of options that conflict with each other or with the kind of device.
 
         Args:
-            name: of the component, or what messages call it.
-            on_gpu: the model's instances run on GPUs.
+            name: Name of the component, for messages.
+            on_gpu: True if the model's instances run on GPUs.
         """
         return [*self._of_values(name), *self._of_device(name, on_gpu), *self._of_each_other(name)]
 

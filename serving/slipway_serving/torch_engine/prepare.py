@@ -1,7 +1,7 @@
-"""Turns a loaded network into a forward as its options have it: attention, weights, place, compiler, graphs.
+"""Preparation of a loaded network by its options: attention, weights, device, compiler, CUDA graphs.
 
-The order matters: weights are quantized on the way to their device, hooks that move layers go around the
-layers as they then are, and the compiler sees all of it.
+The order matters: weights are quantized on the way to their device, the hooks that move layers then wrap the
+quantized layers, and the compiler sees the result of both.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from slipway_serving.torch_engine.options import GRAPHED_MODES, Offload, TorchOp
 from slipway_serving.torch_engine.quantize import quantize
 
 Forward = Callable[..., tuple[Tensor, ...]]
-# The first generation of GPUs that multiplies float8: Ada.
+# Ada is the first generation of GPUs that multiplies float8.
 _FP8_CAPABILITY = (8, 9)
 
 
 def check_device(options: TorchOptions, device: torch.device, where: str) -> None:
-    """Refuse a device that is not there, or that cannot do what the options ask.
+    """Refuse a device that is missing or does not support the options.
 
     Raises:
-        InvalidRequest: says which.
+        InvalidRequest: There is no GPU, or the GPU does not support the format of the weights.
     """
     if device.type != "cuda":
         return
@@ -47,38 +47,38 @@ def check_device(options: TorchOptions, device: torch.device, where: str) -> Non
 
 
 def prepare(network: Network, options: TorchOptions, device: torch.device, where: str) -> Forward:
-    """Return a network's forward on a device.
+    """Return a network's forward function on a device, with outputs on the CPU.
 
     Args:
-        network: as loaded; changed in place.
-        options: how to run it.
-        device: to run on.
-        where: how messages name it.
+        network: Loaded network; it is changed in place.
+        options: Options of the component.
+        device: Device that runs the network.
+        where: Name of the network, for messages.
 
     Returns:
-        Takes the tensors of the signature, on the CPU, and gives its outputs there.
+        Function that takes the tensors of the signature on the CPU and returns the outputs there.
 
     Raises:
-        InvalidRequest: the device, a backend or a library is not as it must be.
+        InvalidRequest: The device does not support the options, or a backend or a library is missing.
     """
     run = resident(network, options, device, where)
     return lambda *tensors: tuple(output.cpu() for output in run(*tensors))
 
 
 def resident(network: Network, options: TorchOptions, device: torch.device, where: str) -> Forward:
-    """Return a network's forward on a device, which leaves its outputs there.
+    """Return a network's forward function on a device, with outputs on that device.
 
     Args:
-        network: as loaded; changed in place.
-        options: how to run it.
-        device: to run on.
-        where: how messages name it.
+        network: Loaded network; it is changed in place.
+        options: Options of the component.
+        device: Device that runs the network.
+        where: Name of the network, for messages.
 
     Returns:
-        Takes the tensors of the signature, wherever they are, and gives its outputs on the device.
+        Function that takes the tensors of the signature on any device and returns the outputs on `device`.
 
     Raises:
-        InvalidRequest: as of :func:`prepare`.
+        InvalidRequest: See :func:`prepare`.
     """
     check_device(options, device, where)
     module = network.module.eval().requires_grad_(False)
@@ -87,7 +87,7 @@ def resident(network: Network, options: TorchOptions, device: torch.device, wher
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if options.weights is not None and options.weights.is_quantized:
-        # What is fetched layer by layer has no place there as a whole.
+        # An offloaded network is quantized on the CPU, since the GPU may have no room for all of its layers.
         made_on = device if options.offload is Offload.NONE else torch.device("cpu")
         quantize(module, options.weights, network.products, made_on)
     after = _placed(module, options.offload, device)
@@ -103,7 +103,7 @@ def resident(network: Network, options: TorchOptions, device: torch.device, wher
         try:
             with torch.no_grad():
                 outputs = run(*(tensor.to(device) for tensor in tensors))
-            # The graphs of such a mode write their outputs where those of the run before are.
+            # CUDA graphs of such a mode overwrite the outputs of the previous run, so outputs are cloned.
             return tuple(output.clone() for output in outputs) if replayed else outputs
         finally:
             after()
@@ -123,11 +123,11 @@ def _compiled(module: nn.Module, mode: str) -> Callable[..., Any]:
     import torch._inductor.config
 
     if locale.getencoding().lower() not in ("utf-8", "utf8"):
-        # The compiler opens its own sources by the locale, which in Triton's stub is C.
+        # The compiler reads its own sources in the locale's encoding, and Triton's stub has the C locale.
         locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
-    # A pool of compilers is started by this process's executable, which in Triton is its stub.
+    # More threads would start a pool of processes with this process's executable, which is Triton's stub.
     torch._inductor.config.compile_threads = 1
-    # Sizes are symbols from the first run on: a new size is no reason to compile again, but for a size of 1.
+    # Sizes are symbolic from the first run on, so that only a size of 1 causes another compilation.
     compiled: Callable[..., Any] = torch.compile(
         module, mode=None if mode == "default" else mode, dynamic=True
     )
@@ -135,7 +135,7 @@ def _compiled(module: nn.Module, mode: str) -> Callable[..., Any]:
 
 
 def _placed(module: nn.Module, offload: Offload, device: torch.device) -> Callable[[], None]:
-    """Put a network where it runs, or have its layers come there; return what follows each run."""
+    """Move a network to its device or install the hooks that do; return a function to call after each run."""
     if offload is Offload.MODEL:
         from accelerate import cpu_offload_with_hook
 
@@ -144,7 +144,7 @@ def _placed(module: nn.Module, offload: Offload, device: torch.device) -> Callab
     if offload is Offload.LAYERS:
         from diffusers.hooks import apply_group_offloading
 
-        streams = device.type == "cuda"  # the next layer comes while this one computes
+        streams = device.type == "cuda"  # The next layer is copied while this one computes.
         apply_group_offloading(module, device, offload_type="leaf_level", use_stream=streams)
     else:
         module.to(device)

@@ -1,9 +1,9 @@
-"""The program of a component that PyTorch serves: the requests of a batch in, its outputs out.
+"""Program of a component that PyTorch serves: the requests of a batch in, its outputs out.
 
-The network lies in the model's version folder as its checkpoint has it, and is made as the configuration's
-parameters say (`options.py`, `prepare.py`). Requests are checked, merged and split by what does it for
-graphs, so that a caller cannot tell which of both answers. A model that is compiled or recorded is ready once
-it has answered its own warm-up.
+The model's version folder has the network in the form of its checkpoint, and the parameters of the
+configuration decide how it runs (`options.py`, `prepare.py`). The same executor as for ONNX graphs checks,
+merges and splits the requests, so that a caller sees no difference between the two. A model with a compiled
+or recorded network becomes ready after it has run its own warm-up.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ _DTYPES = {"FP": "float", "INT": "int", "UINT": "uint", "BOOL": "bool"}
 
 
 class TorchModel(Single):
-    """Runs a component's network.
+    """Program that runs the network of a component.
 
-    Parameters of the config: ``network``, what loads it (:mod:`slipway_serving.torch_engine.network`); those
-    of :class:`~slipway_serving.torch_engine.options.TorchOptions`; ``intra_op_thread_count``, threads of the
-    CPU, torch's own default where it is 0 or absent.
+    The parameters of the config are ``network``, the function that loads the network
+    (:mod:`slipway_serving.torch_engine.network`); those of
+    :class:`~slipway_serving.torch_engine.options.TorchOptions`; and ``intra_op_thread_count``, the number of
+    CPU threads, which is torch's own default if the parameter is 0 or absent.
     """
 
     reports_requests = False
@@ -64,16 +65,16 @@ class TorchModel(Single):
         self._warm_up(settings.config, options)
 
     def run_batch(self, calls: Sequence[Call]) -> list[Tensors | SlipwayError]:
-        """Return the answer to each call, or why it failed."""
+        """Return the outputs for each call, or its error."""
         requests = [Request(call.tensors, self._outputs, call.is_cancelled) for call in calls]
         return list(self._executor.execute(requests))
 
     def close(self) -> None:
-        """Let go of the network."""
+        """Free the network."""
         del self._forward, self._executor
 
     def _run(self, wanted: Sequence[str], inputs: Arrays) -> list[np.ndarray[Any, Any]]:
-        # A request's arrays may be views of memory that must not be written to, which torch would let happen.
+        # A request's arrays may be views of read-only memory, which torch does not protect from writes.
         tensors = (
             torch.from_numpy(np.require(inputs[name], requirements=["C", "W"])) for name in self._inputs
         )
@@ -81,9 +82,10 @@ class TorchModel(Single):
         return [outputs[name].numpy() for name in wanted]
 
     def _warm_up(self, config: Mapping[str, Any], options: TorchOptions) -> None:
-        """Answer the configuration's own warm-up where work is compiled or recorded: no caller waits for it.
+        """Run the warm-up of the config, so that no caller waits for a compilation or recording.
 
-        Of one request, and of its batch where that is larger: a compiler tells a size of 1 from others.
+        It runs with one request, and also with the warm-up's batch size if that is larger, since a compiler
+        treats a size of 1 differently from all others.
         """
         if options.compile is None and not options.cuda_graphs:
             return
@@ -92,7 +94,7 @@ class TorchModel(Single):
                 inputs = self._warmup_inputs(warmup, config, batch)
                 try:
                     self._forward(*(torch.from_numpy(inputs[name]) for name in self._inputs))
-                except Exception as error:  # a compiler may fail in any way; the reason is shown
+                except Exception as error:  # A compiler may raise any exception.
                     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
                     raise InvalidRequest(
                         f"{self._model}: the network must run at its warm-up sizes before it is ready"
@@ -114,7 +116,7 @@ class TorchModel(Single):
 
 
 def _numpy_type(data_type: str) -> str:
-    """Return numpy's name of a type of a configuration, e.g. of ``TYPE_FP32``."""
+    """Return NumPy's name of a data type of a config, such as ``TYPE_FP32``."""
     name = data_type.removeprefix("TYPE_")
     kind = name.rstrip("0123456789")
     return _DTYPES[kind] + name[len(kind) :]

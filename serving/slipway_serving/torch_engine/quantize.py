@@ -1,7 +1,7 @@
-"""Quantizes the weights of a network's products with torchao, when the network is loaded.
+"""Quantization of the weights of linear layers with torchao, when a network is loaded.
 
-Only linear layers that the network's description allows are touched; an embedding, a convolution and what
-decides stay as they are.
+It changes only the linear layers that the network's description allows. Embeddings, convolutions and the
+layers that an export keeps in float (``keep_float``) stay unchanged.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from slipway_serving.errors import InvalidRequest
 from slipway_serving.torch_engine.options import Weights
 
 GROUP = 32
-"""Weights that share a scale in int4, as in the graphs of that precision."""
+"""Number of int4 weights that share a scale, as in int4 ONNX graphs."""
 
 
 def quantize(module: nn.Module, weights: Weights, products: Collection[str], device: torch.device) -> int:
-    """Quantize the products of a network in place.
+    """Quantize the linear layers of a network in place.
 
     Args:
-        module: on the CPU; a layer is moved to the device before it is quantized.
-        weights: the format; a quantized one.
-        products: paths of the linear layers that may be.
-        device: that the weights are made for.
+        module: Network on the CPU; each layer is moved to the device before it is quantized.
+        weights: Format of the weights, a quantized one.
+        products: Paths of the linear layers that may be quantized.
+        device: Device that will hold the weights.
 
     Returns:
-        How many layers were.
+        Number of layers that were quantized.
 
     Raises:
-        InvalidRequest: torchao is not installed, or there is nothing to quantize.
+        InvalidRequest: The package torchao is not installed, or there is no layer to quantize.
     """
     try:
         from torchao.quantization import quantize_
@@ -53,7 +53,7 @@ def quantize(module: nn.Module, weights: Weights, products: Collection[str], dev
             f"weights {weights.value} must find products to quantize, with inputs in multiples of {divisor},"
             " got none"
         )
-    # torchao's own search knows a layer by its path in the network.
+    # torchao calls the filter with each layer and its path in the network.
     quantize_(module, _recipe(weights, device), lambda _, path: path in wanted, device=device)
     return len(wanted)
 
@@ -67,7 +67,7 @@ def _recipe(weights: Weights, device: torch.device) -> Any:
     if weights is Weights.FP8:
         return quantization.Float8DynamicActivationFloat8WeightConfig(granularity=PerRow())
     if device.type == "cuda":
-        # torch's own kernel; the others need a library for each kind of GPU.
+        # This packing uses torch's own kernel; the others need a library for each kind of GPU.
         return quantization.Int4WeightOnlyConfig(group_size=GROUP, int4_packing_format="tile_packed_to_4d")
     return quantization.IntxWeightOnlyConfig(
         weight_dtype=torch.int4,  # type: ignore[attr-defined]

@@ -1,1 +1,1 @@
-"""Video in parts, free of any family: the causal decoder, previews, MP4, delivery."""
+"""Parts of video output that all model families share: causal decoder, previews, MP4, delivery."""

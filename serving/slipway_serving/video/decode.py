@@ -1,4 +1,4 @@
-"""From latents to frames by the served decoder, one latent at a time."""
+"""Decoding of latents to frames with the served decoder, one latent at a time."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ def decode(
     *,
     last: bool = True,
 ) -> Generator[Frames, None, None]:
-    """Decode latents as a session of the decoder, which ends with them unless more are to come.
+    """Decode latents in a session of the decoder, which ends after them unless more latents are to come.
 
-    One request per latent: a stream between two models of Triton 2.51 cannot carry an error after a response
-    (see :class:`slipway_serving.program.Models`), and the watch is asked in between. Whatever ends the work
-    early also ends the session.
+    Each latent is one request, since a stream between two models of Triton 2.51 cannot carry an error after a
+    response (see :class:`slipway_serving.program.Models`), and since `watch` can then check before each
+    latent. If the decoding ends early for any reason, the session ends too.
 
     Args:
-        latents: [1, channels, latent frames, latent height, latent width], float32.
-        model: the decoder, which takes :class:`slipway_serving.video.requests.Decoding`.
-        models: reach it.
-        watch: asked before each latent.
-        recorder: counts the frames.
-        turns: of a session that goes on over several calls; None for one of its own.
-        last: whether the session ends with these latents.
+        latents: Latents, [1, channels, latent frames, latent height, latent width], float32.
+        model: Name of the decoder, which takes :class:`slipway_serving.video.requests.Decoding`.
+        models: Access to the decoder.
+        watch: Check for cancellation and time limit, called before each latent.
+        recorder: Counter of the frames.
+        turns: Turns of a session that continues over several calls; None for a new session.
+        last: True if the session ends with these latents.
 
     Yields:
-        [1 or 4, height, width, 3], uint8, for each latent.
+        Frames of each latent, [1 or 4, height, width, 3], uint8.
     """
     count = latents.shape[2]
 

@@ -1,8 +1,8 @@
-"""The program of the causal video decoder: latents in, frames out, one response per latent frame.
+"""Program of the causal video decoder: latents in, frames out, one response per latent frame.
 
-A request without a correlation id is a whole video. With one, a video comes in the turns of a session, and
-its caches (1 GB at 720p) wait here in between. They are freed when the session ends, fails, is cancelled or
-falls idle.
+A request without a correlation id is a whole video. With one, the video comes in the turns of a session, and
+the program keeps its caches (1 GB at 720p) between the turns. It frees them when the session ends, fails, is
+cancelled or expires.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from slipway_serving.video.requests import DecodedFrames, Decoding
 
 @dataclass(frozen=True)
 class UnderWay:
-    """A video under way.
+    """State of a video that is being decoded.
 
     Attributes:
-        size: latent height and width.
-        caches: of the latents so far; None before the first.
+        size: Latent height and width.
+        caches: Caches of the latents so far; None before the first.
     """
 
     size: tuple[int, ...]
@@ -38,10 +38,10 @@ class UnderWay:
 
 
 class VideoDecoder:
-    """Decodes latents with a first-latent and a next-latent graph.
+    """Decoder with one graph for the first latent and another for all later ones.
 
-    Takes a :class:`Decoding` and answers with :class:`DecodedFrames`. A request that ends a session may come
-    without latents: it only frees.
+    It takes a :class:`Decoding` and returns :class:`DecodedFrames`. A request that ends a session may have no
+    latents; then it only frees the caches.
     """
 
     reports_requests = False
@@ -55,10 +55,10 @@ class VideoDecoder:
         """Yield the frames of each latent.
 
         Raises:
-            InvalidRequest: the latents or the session's turn break a rule.
-            Overloaded: too many sessions are under way.
-            Cancelled: the caller gave up between two latents.
-            Unrecoverable: the graphs gave something else than numbers.
+            InvalidRequest: The latents or the session's turn break a rule.
+            Overloaded: Too many sessions are open.
+            Cancelled: The caller cancelled between two latents.
+            Unrecoverable: The graphs returned frames that are not finite.
         """
         if not call.tensors and call.turn.id and call.turn.end:
             self._sessions.free(call.turn)

@@ -1,9 +1,9 @@
-"""Frames to the events that bring them to the caller: pixels or a file, as bytes or as base64 text.
+"""Delivery of frames to the caller in events: pixels or an MP4 file, as bytes or as base64 text.
 
-:func:`deliver` takes the frames of a finite video as they come, in the order of time. :func:`frame_parts`
-takes any neighbouring frames, of a world that goes on or of a video whose sections come in another order, and
-:func:`fragment_parts` encodes such.
-Every event stays below gRPC's default message limit of 4 MiB, as text too, unless a single frame is larger.
+:func:`deliver` takes the frames of a finite video as they are decoded, in the order of time.
+:func:`frame_parts` takes any consecutive frames: of a world that continues, or of a video whose sections are
+made in another order. :func:`fragment_parts` encodes such frames. Every event stays below gRPC's default
+message limit of 4 MiB, as text too, unless a single frame is larger.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from slipway_serving.video.mp4 import Mp4Encoder
 from slipway_serving.watch import Watch
 
 CHUNK_BYTES = 3 << 20
-# Base64 makes 4 characters of 3 bytes: 2.25 MiB become 3 MiB, and 3 divides it, so no chunk is padded but
-# the last and every one can be decoded by itself.
+# Base64 makes 4 characters of 3 bytes, so 2.25 MiB become 3 MiB. Since 3 divides the size, only the last
+# chunk is padded, and each chunk can be decoded by itself.
 BASE64_CHUNK_BYTES = CHUNK_BYTES // 4 * 3
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """How a finite video is delivered.
+    """Form and size of a finite video for its delivery.
 
     Attributes:
-        where: whose video it is, for messages.
-        output: one of :data:`slipway_serving.video.fields.OUTPUTS`.
-        frames: number of frames.
-        height: pixels.
-        width: pixels.
-        fps: frames per second of the file.
+        where: Name of the model or request, for messages.
+        output: Form of the result, one of :data:`slipway_serving.video.fields.OUTPUTS`.
+        frames: Number of frames.
+        height: Height, in pixels.
+        width: Width, in pixels.
+        fps: Frames per second of the file.
     """
 
     where: str
@@ -48,16 +48,16 @@ class Delivery:
 
 
 class FrameChunks:
-    """Regroups frames into runs of whole frames below a number of bytes.
+    """Buffer that regroups frames into chunks of whole frames below a number of bytes.
 
     Args:
-        frames: number of frames to come in all.
-        height: pixels.
-        width: pixels.
-        most_bytes: of a run, unless one frame has more.
+        frames: Total number of frames that will be added.
+        height: Height, in pixels.
+        width: Width, in pixels.
+        most_bytes: Largest size of a chunk, in bytes, unless one frame is larger.
 
     Attributes:
-        count: number of runs that all frames make.
+        count: Total number of chunks.
     """
 
     def __init__(self, frames: int, height: int, width: int, most_bytes: int = CHUNK_BYTES) -> None:
@@ -67,7 +67,7 @@ class FrameChunks:
         self.count = -(-frames // self._per_chunk)
 
     def add(self, frames: Frames) -> Iterator[Frames]:
-        """Take further frames and yield the runs that they complete."""
+        """Add frames and yield the chunks that they complete."""
         self._held += [frames[index : index + 1] for index in range(len(frames))]
         self._missing -= len(frames)
         while len(self._held) >= self._per_chunk or (self._held and self._missing == 0):
@@ -79,12 +79,12 @@ def deliver(asked: Delivery, decoded: Iterable[Frames], watch: Watch) -> Iterato
     """Turn the frames of a finite video, in the order of time, into the parts of its result.
 
     Args:
-        asked: what was asked for.
-        decoded: frames as they come.
-        watch: tells the time.
+        asked: Form and size of the video.
+        decoded: Frames as they are decoded.
+        watch: Clock of the request.
 
     Raises:
-        Unrecoverable: there are more or fewer frames than were asked for.
+        Unrecoverable: There are more or fewer frames than the request asked for.
     """
     counted = _exactly(asked, decoded)
     if asked.output.startswith("frames"):
@@ -108,15 +108,15 @@ def frame_parts(
     final: bool = True,
     frames_total: int | None = None,
 ) -> Iterator[FramesPart]:
-    """Turn neighbouring frames into parts, whatever comes before and after them.
+    """Turn consecutive frames into parts, independently of the frames before and after them.
 
     Args:
-        frames: [frames, height, width, 3], uint8.
-        first_frame: place of the first of them in the video, from 0.
-        watch: tells the time.
-        as_text: as base64 text.
-        final: whether no later part changes these frames.
-        frames_total: frames of the whole video, where that is known.
+        frames: Frames, [frames, height, width, 3], uint8.
+        first_frame: Place of the first frame in the video, from 0.
+        watch: Clock of the request.
+        as_text: True for base64 text, False for arrays.
+        final: True if no later part changes these frames.
+        frames_total: Number of frames of the whole video, if known.
     """
     count, height, width, _ = frames.shape
     chunks = FrameChunks(count, height, width, _most_bytes(as_text))
@@ -129,21 +129,21 @@ def frame_parts(
 def fragment_parts(
     frames: Frames, first_frame: int, chunk: int, fps: int, frames_total: int, watch: Watch, *, as_text: bool
 ) -> Iterator[VideoPart]:
-    """Encode neighbouring frames as parts of an MP4 file, whatever comes before and after them.
+    """Encode consecutive frames as parts of an MP4 file, independently of the frames before and after them.
 
-    Nothing of them is held here: each part is a fragment of the file by itself, see
-    :mod:`slipway_serving.video.fragments`, and that of the video's first frame has the file's head.
+    No state is kept between parts: each part is a fragment of the file by itself, see
+    :mod:`slipway_serving.video.fragments`. The part with the video's first frame has the file's header.
 
     Args:
-        frames: [frames, height, width, 3], uint8.
-        first_frame: place of the first of them in the video, from 0.
-        chunk: of the first part.
-        fps: frames per second.
-        frames_total: frames of the whole video.
-        watch: tells the time.
-        as_text: as base64 text.
+        frames: Frames, [frames, height, width, 3], uint8.
+        first_frame: Place of the first frame in the video, from 0.
+        chunk: Number of the first part.
+        fps: Frames per second.
+        frames_total: Number of frames of the whole video.
+        watch: Clock of the request.
+        as_text: True for base64 text, False for bytes.
     """
-    # Fragments are told apart by numbers that grow with the time.
+    # The number of a fragment must grow with time, so the place of its first frame serves as its number.
     fragment = mp4_fragment(frames, first_frame, first_frame, fps, watch).fragment
     if len(fragment) > _most_bytes(as_text) and len(frames) > 1:
         half = len(frames) // 2
@@ -169,7 +169,7 @@ def byte_chunks(data: bytes) -> list[bytes]:
 
 
 def base64_chunks(data: bytes) -> list[bytes]:
-    """Cut bytes into base64 texts of at most 3 MiB, each of which can be decoded by itself."""
+    """Cut bytes into base64 texts of at most 3 MiB; each text can be decoded by itself."""
     return [
         as_base64(data[start : start + BASE64_CHUNK_BYTES])
         for start in range(0, len(data), BASE64_CHUNK_BYTES)
@@ -190,7 +190,7 @@ def _frames(asked: Delivery, decoded: Iterable[Frames], watch: Watch) -> Iterato
 
 
 def _exactly(asked: Delivery, decoded: Iterable[Frames]) -> Iterator[Frames]:
-    """Hand frames on and check at the end that they were as many as was asked for."""
+    """Yield the frames and check at the end that their number is the requested one."""
     count = 0
     for frames in decoded:
         count += len(frames)

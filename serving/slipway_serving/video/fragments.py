@@ -1,7 +1,7 @@
-"""Frames as fragments of an MP4 file, which goes on for as long as they come: a browser plays it as it grows.
+"""Fragments of a growing MP4 file, which a browser plays while further fragments arrive.
 
-Each fragment is encoded by itself, so nothing is held between them, and begins with a whole picture. The
-first has the file's head; one after the other they are the file, with every frame at its place in time.
+Each fragment is encoded by itself, without state from earlier ones, and begins with a key frame. The first
+has the file's header. Concatenated, the fragments are the file, with every frame at its place in time.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from slipway_serving.events import Event, as_base64, told
 from slipway_serving.video.frames import Frames
 from slipway_serving.watch import Watch
 
-# "empty_moov" puts all that a player must know first into a head without frames; "frag_discont" keeps the
-# times of a fragment that is not the first, and so do the two options after it.
+# "empty_moov" puts all that a player must know first into a header without frames; "frag_discont" keeps the
+# timestamps of a fragment that is not the first, and so do "use_editlist" and "avoid_negative_ts".
 _MP4_OPTIONS = {
     "movflags": "+frag_custom+empty_moov+default_base_moof+frag_discont+skip_trailer",
     "use_editlist": "0",
@@ -30,12 +30,13 @@ _HEAD = ("ftyp", "moov")
 
 @dataclass(frozen=True)
 class Mp4Fragment(Event):
-    """Some neighbouring frames of a video.
+    """Fragment of an MP4 file with consecutive frames of a video.
 
     Attributes:
-        fragment: bytes to append to those before, or base64 text of them for protocols that carry text only.
-        first_frame: place of the first of the frames in the video, from 0.
-        elapsed_s: seconds since the work began.
+        fragment: Bytes to append to the earlier fragments, or base64 text of them for protocols that carry
+            text only.
+        first_frame: Place of the first frame in the video, from 0.
+        elapsed_s: Time since the request began, in seconds.
     """
 
     known_by: ClassVar[tuple[str, ...]] = ("fragment",)
@@ -46,22 +47,22 @@ class Mp4Fragment(Event):
 
     @property
     def data(self) -> bytes:
-        """The bytes, in whichever form they came."""
+        """Bytes of the fragment, decoded if it came as base64 text."""
         return images.from_text(self.fragment)
 
 
 def mp4_fragment(
     frames: Frames, first_frame: int, number: int, fps: int, watch: Watch, *, as_text: bool = False
 ) -> Mp4Fragment:
-    """Encode neighbouring frames; the same frames give the same bytes.
+    """Encode consecutive frames as a fragment; the same frames give the same bytes.
 
     Args:
-        frames: [frames, height, width, 3], uint8; sides are even.
-        first_frame: place of the first of them in the video, from 0.
-        number: of the fragment in its file, from 0: that has the file's head too.
-        fps: frames per second.
-        watch: tells the time.
-        as_text: as base64 text.
+        frames: Frames, [frames, height, width, 3], uint8; height and width are even.
+        first_frame: Place of the first frame in the video, from 0.
+        number: Number of the fragment in its file; fragment 0 also has the file's header.
+        fps: Frames per second.
+        watch: Clock of the request.
+        as_text: True for base64 text, False for bytes.
     """
     import av
 
@@ -70,7 +71,7 @@ def mp4_fragment(
     file = io.BytesIO()
     options = {**_MP4_OPTIONS, "fragment_index": str(number + 1)}
     with av.open(file, "w", format="mp4", options=options) as container:
-        # No frame waits for a later one, so that times of decoding are those of showing.
+        # With "zerolatency" no frame waits for a later one, so decoding and presentation times are the same.
         stream = h264_stream(container, frames.shape[2], frames.shape[1], fps, tune="zerolatency")
         for frame in (*video_frames(frames, first_frame, stream), None):
             container.mux(stream.encode(frame))
@@ -81,7 +82,7 @@ def mp4_fragment(
 
 
 def _boxes(data: bytes) -> Iterator[tuple[str, bytes]]:
-    """Yield the boxes of a file and their kinds (ISO/IEC 14496-12, 4.2)."""
+    """Yield the kind and the bytes of each box of a file (ISO/IEC 14496-12, 4.2)."""
     start = 0
     while start < len(data):
         size = int.from_bytes(data[start : start + 4], "big")

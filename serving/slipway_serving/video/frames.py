@@ -1,4 +1,4 @@
-"""Samples of a decoder as pictures."""
+"""Conversion of a decoder's samples to frames of RGB pixels."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 Frames = NDArray[np.uint8]
-"""[frames, height, width, 3], RGB."""
+"""Frames of a video, [frames, height, width, 3], RGB."""
 
 
 def to_uint8(samples: NDArray[np.floating[Any]]) -> Frames:
-    """Turn a decoder's samples into frames, as diffusers' VideoProcessor rounds them.
+    """Convert a decoder's samples to frames, with the rounding of diffusers' VideoProcessor.
 
     Args:
-        samples: [1, 3, frames, height, width], floating point, nominally in [-1, 1].
+        samples: Samples, [1, 3, frames, height, width], floating point, nominally in [-1, 1].
 
     Returns:
-        [frames, height, width, 3], uint8, contiguous.
+        Frames, [frames, height, width, 3], uint8, contiguous.
     """
     unit = np.clip(samples[0].astype(np.float32, copy=False) * np.float32(0.5) + np.float32(0.5), 0, 1)
     return np.ascontiguousarray(np.round(unit * np.float32(255)).astype(np.uint8).transpose(1, 2, 3, 0))

@@ -1,4 +1,4 @@
-"""Frames as JPEG files, one each: about a tenth of the bytes, which any browser shows without a decoder."""
+"""Frames as JPEG files: about a tenth of the bytes, and any browser shows them without a decoder."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class JpegFrame(Event):
     """One frame of a video.
 
     Attributes:
-        jpeg: bytes of a JPEG file, or base64 text of them for protocols that carry text only.
-        first_frame: place of the frame in the video, from 0.
-        elapsed_s: seconds since the work began.
+        jpeg: Bytes of a JPEG file, or base64 text of them for protocols that carry text only.
+        first_frame: Place of the frame in the video, from 0.
+        elapsed_s: Time since the request began, in seconds.
     """
 
     known_by: ClassVar[tuple[str, ...]] = ("jpeg",)
@@ -33,20 +33,20 @@ class JpegFrame(Event):
 
     @property
     def data(self) -> bytes:
-        """The bytes of the file, in whichever form they came."""
+        """Bytes of the file, decoded if it came as base64 text."""
         return images.from_text(self.jpeg)
 
 
 def jpeg_frames(
     frames: Frames, first_frame: int, watch: Watch, *, as_text: bool = False
 ) -> Iterator[JpegFrame]:
-    """Turn neighbouring frames into files.
+    """Encode each of some consecutive frames as a JPEG file.
 
     Args:
-        frames: [frames, height, width, 3], uint8.
-        first_frame: place of the first of them in the video, from 0.
-        watch: tells the time.
-        as_text: as base64 text.
+        frames: Frames, [frames, height, width, 3], uint8.
+        first_frame: Place of the first frame in the video, from 0.
+        watch: Clock of the request.
+        as_text: True for base64 text, False for bytes.
     """
     from PIL import Image
 

@@ -1,4 +1,4 @@
-"""Frames to an MP4: encoded as they come, the file at the end; the same frames give the same bytes."""
+"""MP4 encoder that takes frames as they come; the same frames always give the same bytes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from av.video.stream import VideoStream
 from slipway_serving.temporary_folders import TemporaryFolder
 from slipway_serving.video.frames import Frames
 
-# x264 is deterministic for a given number of threads, and writes that number into the stream: it is fixed
-# here so that the same frames give the same bytes on every machine.
+# The number of threads is fixed so that the same frames give the same bytes on every machine: x264 is
+# deterministic for a given number only, and writes it into the stream.
 _X264_OPTIONS = {"preset": "medium", "crf": "18", "threads": "4"}
-# Its AVX-512 code is not: 60 encodings of the same 17 frames gave 27 different files on an AMD EPYC, one with
-# the AVX2 code, which is as fast. A CPU without AVX-512 never takes the former.
+# The AVX-512 code of x264 is not deterministic: 60 encodings of the same 17 frames gave 27 different files on
+# an AMD EPYC, but a single one with the AVX2 code, which is as fast. Only CPUs with AVX-512 need the option.
 _X264_ON_AVX512 = {"x264-params": "asm=avx2"}
 # "bitexact" keeps the library's version out of the file; "faststart" moves the index to the front.
 _MP4_OPTIONS = {"movflags": "+faststart", "fflags": "+bitexact"}
@@ -30,7 +30,7 @@ _LIMITED_RANGE = 1
 
 @cache
 def _x264_options() -> dict[str, str]:
-    # psutil knows no flags, and py-cpuinfo takes a second to read this very file.
+    # psutil does not report CPU flags, and py-cpuinfo takes a second to read the same file.
     cpu = Path("/proc/cpuinfo")
     avx512 = cpu.is_file() and "avx512" in cpu.read_text(encoding="utf-8", errors="replace")
     return {**_X264_OPTIONS, **(_X264_ON_AVX512 if avx512 else {})}
@@ -40,11 +40,11 @@ def h264_stream(container: OutputContainer, width: int, height: int, fps: int, *
     """Add a stream of H.264 (yuv420p, BT.709) to a file.
 
     Args:
-        container: the file.
-        width: pixels, even.
-        height: pixels, even.
-        fps: frames per second, exact in the file.
-        **options: of x264, beside those that make the same bytes of the same frames.
+        container: Container of the file.
+        width: Width, in pixels, even.
+        height: Height, in pixels, even.
+        fps: Frames per second, exact in the file.
+        **options: Options of x264 besides those that make the encoding reproducible.
     """
     stream = container.add_stream("libx264", rate=Fraction(fps), options={**_x264_options(), **options})
     stream.width, stream.height = width, height
@@ -57,12 +57,12 @@ def h264_stream(container: OutputContainer, width: int, height: int, fps: int, *
 
 
 def video_frames(frames: Frames, first_frame: int, stream: VideoStream) -> Iterator[av.VideoFrame]:
-    """Yield frames as a stream of :func:`h264_stream` takes them.
+    """Convert frames to the format and timestamps of a stream of :func:`h264_stream`.
 
     Args:
-        frames: [frames, height, width, 3], uint8.
-        first_frame: place of the first of them in the video, from 0.
-        stream: that takes them.
+        frames: Frames, [frames, height, width, 3], uint8.
+        first_frame: Place of the first frame in the video, from 0.
+        stream: Stream that will encode the frames.
     """
     for place, pixels in enumerate(frames, first_frame):
         frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
@@ -72,18 +72,18 @@ def video_frames(frames: Frames, first_frame: int, stream: VideoStream) -> Itera
 
 
 class Mp4Encoder:
-    """Encodes frames to H.264 (yuv420p, BT.709) in an MP4 whose index comes first.
+    """Encoder of frames to H.264 (yuv420p, BT.709) in an MP4 file with its index at the front.
 
-    Use as a context manager: leaving it frees the encoder and its temporary file in every case.
+    Use it as a context manager: leaving it always frees the encoder and its temporary file.
 
     Args:
-        width: pixels, even.
-        height: pixels, even.
-        fps: frames per second, exact in the file.
+        width: Width, in pixels, even.
+        height: Height, in pixels, even.
+        fps: Frames per second, exact in the file.
     """
 
     def __init__(self, width: int, height: int, fps: int) -> None:
-        # A file, not a buffer: moving the index to the front reads the output again.
+        # This must be a file and no buffer, since moving the index to the front reads the output again.
         self._folder = TemporaryFolder("slipway-video-")
         self._path = self._folder.path / "video.mp4"
         self._container = av.open(str(self._path), "w", format="mp4", options=_MP4_OPTIONS)
@@ -106,7 +106,7 @@ class Mp4Encoder:
         self._frames += len(frames)
 
     def finish(self) -> bytes:
-        """Return the whole file; no frame may be added after."""
+        """Return the whole file; no frame may be added afterwards."""
         self._container.mux(self._stream.encode(None))
         self._container.close()
         return self._path.read_bytes()

@@ -1,4 +1,4 @@
-"""A small picture of latents, for progress: a linear map from their channels to colours, no network."""
+"""Preview of latents during denoising: a linear map from their channels to colours, without a network."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class LatentRgb:
-    """A linear map from latents to RGB in [-1, 1].
+    """Linear map from latents to RGB in [-1, 1].
 
     Attributes:
-        weight: [latent channels, 3].
-        bias: [3].
+        weight: Weights of the map, [latent channels, 3].
+        bias: Bias of the map, [3].
     """
 
     weight: tuple[tuple[float, float, float], ...]
@@ -25,8 +25,8 @@ def preview(latents: NDArray[np.float32], rgb: LatentRgb) -> NDArray[np.uint8]:
     """Draw the middle latent frame, [latent height, latent width, 3], uint8.
 
     Args:
-        latents: [1, channels, latent frames, latent height, latent width], float32.
-        rgb: the map to colours.
+        latents: Latents, [1, channels, latent frames, latent height, latent width], float32.
+        rgb: Map from latent channels to colours.
     """
     middle = latents[0, :, latents.shape[2] // 2]
     colours = np.einsum("chw,cr->hwr", middle, np.asarray(rgb.weight)) + np.asarray(rgb.bias)

@@ -1,4 +1,4 @@
-"""What the causal video decoder takes and answers."""
+"""Requests and responses of the causal video decoder."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from slipway_serving.fields import Array
 from slipway_serving.requests import Request
 
 LATENT_CHANNELS = 16
-"""Of Wan's autoencoder, whose decoder it is."""
+"""Number of latent channels of Wan's autoencoder, to which the decoder belongs."""
 LARGEST_LATENT = 1e6
-"""Far beyond any latent of unit variance; the decoder squares its features, which overflow from 1e19 on."""
+"""Largest absolute value of a latent, far beyond unit variance.
+
+The decoder squares its features, which overflow from 1e19 on.
+"""
 
 
 @dataclass(frozen=True)
 class DecodedFrames(Event):
-    """The frames of one latent.
+    """Frames of one latent.
 
     Attributes:
-        frames: [1 for a video's first latent, else 4; height; width; 3], uint8.
+        frames: Frames, [1 for a video's first latent, else 4; height; width; 3], uint8.
     """
 
     frames: Annotated[NDArray[np.uint8], Array("uint8", ("frames", "height", "width", 3), "RGB")]
@@ -31,10 +34,10 @@ class DecodedFrames(Event):
 
 @dataclass(frozen=True)
 class Latents(Request):
-    """Neighbouring latents of a video, which are decoded in their order.
+    """Consecutive latents of a video, which are decoded in their order.
 
     Attributes:
-        latents: [1, 16, latent frames, height / 8, width / 8], float32, unit variance.
+        latents: Latents, [1, 16, latent frames, height / 8, width / 8], float32, unit variance.
     """
 
     model: ClassVar[str] = "video_decoder"
@@ -53,7 +56,7 @@ class Latents(Request):
 
 @dataclass(frozen=True)
 class Decoding(Request):
-    """A video to be decoded: nothing but its latents, in one request or in the turns of a session."""
+    """Request to decode a video; its latents come in one request or in the turns of a session."""
 
     model: ClassVar[str] = "video_decoder"
     events: ClassVar[tuple[type[Event], ...]] = (DecodedFrames,)

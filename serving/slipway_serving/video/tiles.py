@@ -1,8 +1,8 @@
-"""Decoding a window of latent frames in tiles of time that overlap and are blended, as diffusers' VAE does.
+"""Decoding of a window of latent frames in blended tiles that overlap in time, like in diffusers' VAE.
 
-A decoder that sees all frames before a frame would need the memory of a whole window; in tiles it needs that
-of a few. Each tile but the first begins with a frame that has seen nothing before it, which is dropped; the
-frames after it are blended with those that the tile before gave for the same time.
+A decoder that sees all earlier frames would need memory for a whole window; in tiles it needs memory for a
+few frames. Each tile except the first begins with a frame decoded without earlier ones, which is dropped. The
+frames after it are blended with the frames of the previous tile for the same time.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ def decode_tiles(
     blended: int,
     frames_per_latent: int,
 ) -> Iterator[Samples]:
-    """Decode latent frames in tiles, each blended with the one before.
+    """Decode latent frames in tiles and blend each tile with the previous one.
 
     Args:
-        latents: [batch, channels, latent frames, height, width].
-        decode: gives the frames of a tile, [batch, 3, frames_per_latent * (n - 1) + 1, height, width] for n
-            latent frames.
-        frames: latent frames of a tile at most.
-        stride: latent frames from a tile's begin to the next one's.
-        blended: video frames that two tiles have in common, without the one that is dropped.
-        frames_per_latent: video frames of each latent frame but the first, which is one.
+        latents: Latents, [batch, channels, latent frames, height, width].
+        decode: Function that returns the frames of a tile of n latent frames,
+            [batch, 3, frames_per_latent * (n - 1) + 1, height, width].
+        frames: Largest number of latent frames of a tile.
+        stride: Number of latent frames from the start of a tile to the start of the next one.
+        blended: Number of video frames that two tiles have in common, without the dropped one.
+        frames_per_latent: Number of video frames per latent frame; the first latent frame has one.
 
     Yields:
-        Neighbouring frames in the order of time, altogether frames_per_latent * (latent frames - 1) + 1.
+        Consecutive frames in the order of time, frames_per_latent * (latent frames - 1) + 1 in total.
     """
     count = latents.shape[2]
     if count < frames:
         yield decode(latents)
         return
     before: Samples | None = None
-    # A tile of one latent frame after the first would be all dropped.
+    # A later tile of a single latent frame would have only the frame that is dropped.
     for start in range(0, max(1, count - 1), stride):
         tile = decode(np.ascontiguousarray(latents[:, :, start : start + frames]))
         kept = stride * frames_per_latent
@@ -58,7 +58,7 @@ def decode_tiles(
 
 
 def _blend(before: Samples, tile: Samples, blended: int) -> None:
-    """Fade, in place, from the last frames of the tile before to the first ones of a tile."""
+    """Blend the first frames of a tile with the last ones of the previous tile, in place."""
     extent = min(before.shape[2], tile.shape[2], blended)
     if extent == 0:
         return

@@ -1,1 +1,1 @@
-"""Wake words inside Triton: features of audio, a decision for each word, streams of audio."""
+"""Wake word detection inside Triton: audio features, decisions for each word, and audio streams."""

@@ -1,9 +1,9 @@
-"""What happens to audio before the backbone, in training and in serving alike.
+"""Audio preprocessing before the backbone, shared by training and serving.
 
-Mono samples are measured (silence is decided by loudness alone), brought to one peak, resampled to the
-backbone's rate and made into features by transformers' ASTFeatureExtractor with the checkpoint's own figures.
-A clip that is longer than the backbone sees is refused, where that extractor would cut it off. Clips at 16
-kHz that are served go through a graph of the same rules (``wakeword_features``) instead.
+The loudness of mono samples is measured (it alone decides silence), then the samples are normalized to one
+peak, resampled to the backbone's rate, and converted to features by transformers' ASTFeatureExtractor with
+the checkpoint's parameters. A clip that exceeds the backbone's window is refused; the extractor would cut it
+off. Served clips at 16 kHz use a graph with the same rules (``wakeword_features``) instead.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Samples = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Features:
-    """A clip as the backbone takes it.
+    """Features of a clip, as the backbone takes them.
 
     Attributes:
-        input_values: [max_length, num_mel_bins], float32, normalized log-mel energies.
-        rms: root mean square of the clip's samples as they came, 0 to 1.
+        input_values: Normalized log-mel energies, [max_length, num_mel_bins], float32.
+        rms: Root mean square of the clip's original samples, 0 to 1.
     """
 
     input_values: NDArray[np.float32]
@@ -37,7 +37,7 @@ class Features:
 
     @property
     def silent(self) -> bool:
-        """Whether nothing was said in it, by its loudness."""
+        """Return True if the clip's loudness shows that nothing was said."""
         return is_silent(self.rms)
 
 
@@ -47,11 +47,11 @@ def loudness(samples: Samples) -> float:
 
 
 def prepare(samples: Samples, sample_rate: int) -> Samples:
-    """Return a clip at one peak and at 16 kHz.
+    """Normalize a clip to one peak and resample it to 16 kHz.
 
     Args:
-        samples: [samples], mono, -1 to 1.
-        sample_rate: of the samples, Hz.
+        samples: Mono samples, [samples], -1 to 1.
+        sample_rate: Sampling rate of the samples, Hz.
     """
     peak = float(np.abs(samples).max())
     if peak > QUIET_PEAK:
@@ -62,16 +62,16 @@ def prepare(samples: Samples, sample_rate: int) -> Samples:
 
 
 class Extractor:
-    """Makes features of clips, with the figures of a checkpoint.
+    """Feature extractor with the parameters of a checkpoint.
 
     Args:
-        folder: with the checkpoint's ``preprocessor_config.json``.
+        folder: Folder of the checkpoint's ``preprocessor_config.json``.
 
     Attributes:
-        longest_s: what the backbone sees of a clip, seconds; at most 10.
+        longest_s: Longest clip that the backbone sees completely, in seconds; at most 10.
 
     Raises:
-        InvalidRequest: the file is missing or of another extractor.
+        InvalidRequest: The file is missing or belongs to another extractor.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -80,7 +80,7 @@ class Extractor:
         if not (folder / "preprocessor_config.json").is_file():
             raise InvalidRequest(f"preprocessor_config.json must lie in {folder}, got nothing; try exporting")
         with warnings.catch_warnings():
-            # 128 filters leave some of 257 frequencies without one, as in the published checkpoints.
+            # Some of the 128 filters cover none of the 257 frequencies, as in the published checkpoints.
             warnings.filterwarnings("ignore", message="At least one mel filter has all zero values")
             self._extractor = ASTFeatureExtractor.from_pretrained(str(folder), local_files_only=True)
         if self._extractor.sampling_rate != SAMPLE_RATE_HZ:
@@ -91,14 +91,14 @@ class Extractor:
         self.longest_s = longest_s(self._extractor.max_length)
 
     def __call__(self, samples: Samples, sample_rate: int) -> Features:
-        """Return the features of a clip; of a silent one all zeros, which nobody looks at.
+        """Return the features of a clip; those of a silent clip are zeros, which are not used.
 
         Args:
-            samples: [samples], mono, float32, -1 to 1.
-            sample_rate: of the samples, Hz, 8,000 to 192,000.
+            samples: Mono samples, [samples], float32, -1 to 1.
+            sample_rate: Sampling rate of the samples, Hz, 8,000 to 192,000.
 
         Raises:
-            InvalidRequest: naming every broken rule.
+            InvalidRequest: A rule is broken; all broken rules are named.
         """
         clips = ClipsRequest(samples[None], np.array([[sample_rate]], np.int64))
         raise_all(clips.model, clips.too_long(self.longest_s))

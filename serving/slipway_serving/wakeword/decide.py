@@ -1,8 +1,8 @@
-"""The program wakeword_decide: clips and their embeddings in, decisions for each wanted word out.
+"""The program wakeword_decide, which decides from clips and their embeddings whether words were said.
 
-The graphs before it take any samples, so here a clip is checked. A graph does not resample: the embedding of
-a clip at another rate than 16 kHz is made anew. The rows of all requests of a batch that want a word go to
-its head in one call.
+It checks the clips, since the graphs before it accept any samples. Those graphs do not resample, so the
+program recomputes the embedding of a clip at another rate than 16 kHz. All rows of a batch that request a
+word go to its head in one call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from slipway_serving.wakeword.words import BACKBONE
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a head says of one embedding."""
+    """Answer of a head for one embedding."""
 
     probability: np.float32
     threshold: np.float32
@@ -33,16 +33,16 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a call asks: its request, and the words of each of its rows, equally many."""
+    """Request of a call, and the words of each of its rows; all rows have the same number of words."""
 
     request: DecideRequest
     words: list[tuple[str, ...]]
 
 
 class WakewordDecide(Single):
-    """Asks the heads: answers a :class:`DecideRequest` with :class:`Decisions`.
+    """Program that answers a :class:`DecideRequest` with :class:`Decisions` of the heads.
 
-    The checkpoint's ``preprocessor_config.json`` lies beside the model.
+    The checkpoint's ``preprocessor_config.json`` is in the model's folder.
     """
 
     reports_requests = False
@@ -56,7 +56,7 @@ class WakewordDecide(Single):
             raise InvalidRequest(f"{self._model}: {error}") from None
 
     def run_batch(self, calls: Sequence[Call]) -> list[Tensors | SlipwayError]:
-        """Return the judgement of each call's rows, or why there is none."""
+        """Return the decisions for each call's rows, or the call's error."""
         asked: list[Asked | SlipwayError] = [self._asked(call) for call in calls]
         good = {index: each for index, each in enumerate(asked) if isinstance(each, Asked)}
         rows: dict[str, list[tuple[int, int]]] = {}
@@ -81,7 +81,7 @@ class WakewordDecide(Single):
         ]
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing; the program holds no resources."""
 
     def _asked(self, call: Call) -> Asked | SlipwayError:
         try:
@@ -96,7 +96,7 @@ class WakewordDecide(Single):
         return Asked(request, [words] * len(request.rms))
 
     def _resampled(self, request: DecideRequest, models: Models) -> DecideRequest:
-        """Return a request with the embeddings of its clips at other rates than 16 kHz made anew."""
+        """Recompute the embeddings of a request's clips at other rates than 16 kHz."""
         rates = request.sample_rate[:, 0]
         rows = np.flatnonzero(rates != SAMPLE_RATE_HZ)
         if not rows.size:

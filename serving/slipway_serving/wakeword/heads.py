@@ -1,7 +1,7 @@
-"""The heads of words, as the models before them ask: which there are, and what one says of embeddings.
+"""Access to the served heads of wake words: their list, and their answers for embeddings.
 
-Which there are is seen in the repository's folder at each request, so that a word published later is served
-at once.
+The list is read from the repository's folder at each request, so that a word published later is served at
+once.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Array = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Heads:
-    """The heads of a repository.
+    """Heads of a model repository.
 
     Args:
-        repository: the model repository, a folder.
-        where: the model that asks, for errors.
+        repository: Folder of the model repository.
+        where: Name of the calling model, for error messages.
     """
 
     repository: Path
@@ -41,22 +41,22 @@ class Heads:
         """Return the words whose heads are loaded, for a request that names none.
 
         Raises:
-            NotReady: there is none.
+            NotReady: No head is loaded.
         """
         if found := self.loaded(models):
             return tuple(found)
         raise NotReady(f"{self.where}: a word must be loaded, got none; try slipway export wakeword_head")
 
     def ask(self, word: str, embeddings: Array, models: Models) -> tuple[Array, Array]:
-        """Ask a word's head about embeddings, [rows, channels].
+        """Run a word's head on embeddings, [rows, channels].
 
         Returns:
             The probability of each row, [rows], 0 to 1, and the word's threshold, [rows].
 
         Raises:
-            InvalidRequest: there is no such word.
-            NotReady: its head is not loaded (yet).
-            Unrecoverable: the head gave no number.
+            InvalidRequest: There is no such word.
+            NotReady: The word's head is not loaded (yet).
+            Unrecoverable: The head returned NaN or infinity.
         """
         model = head_model(word)
         try:

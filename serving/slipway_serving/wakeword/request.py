@@ -1,8 +1,8 @@
-"""What a caller may ask of the wake words' models, and what they answer with.
+"""Requests and events of the wake word models.
 
-Clips go to `wakeword`, which hands them on: their audio to `wakeword_features`, and with what the backbone
-made of it to `wakeword_decide`, which checks them. A stream is a session of `wakeword_stream`, whose turns
-bring its samples. Training and serving hear by the same rules.
+Clips go to `wakeword`, which sends their audio to `wakeword_features`, and the audio with the backbone's
+embedding to `wakeword_decide`, which checks the clips. A stream is a session of `wakeword_stream`, whose
+turns carry its samples. Training and serving preprocess audio by the same rules.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from slipway_serving.requests import Request
 from slipway_serving.wakeword.words import WORD_RULE, is_word, shown_word
 
 SAMPLE_RATE_HZ = 16_000
-"""What the backbone hears, and what a stream must have."""
+"""Sampling rate of the backbone, required of a stream."""
 SAMPLE_RATES_HZ = (8_000, 192_000)
 SHORTEST_S, LONGEST_S = 0.1, 10.0
 LONGEST_PIECE_S = 60
@@ -29,7 +29,7 @@ MOST_WORDS = 256
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 Names = NDArray[np.object_]
-"""Texts; a program finds str in them."""
+"""Array of texts; a program receives str elements."""
 
 _ROWS = (BATCH, "words")
 _AUDIO = Array(
@@ -88,7 +88,7 @@ _PCM = Array(
     fix=f"pieces of at most {LONGEST_PIECE_S} s",
     ragged=True,
 )
-# What a model made is not its caller's fault: the deciding model reports it as the server's.
+# A model computed these, so non-finite values are the server's fault; the deciding model reports them so.
 _EMBEDDING = Array("float32", (BATCH, "channels"), "what the backbone made of each clip", finite=False)
 _GIVEN_RMS = Array("float32", (BATCH, 1), "root mean square of each clip's samples", finite=False)
 _RMS = Array("float32", (BATCH, 1), "root mean square of each clip's samples as they came, 0 to 1")
@@ -115,14 +115,14 @@ def _texts(names: NDArray[Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class Clips(Request):
-    """Clips of one length.
+    """Clips of equal length.
 
     Attributes:
-        audio: [batch, samples], float32, mono, -1 to 1.
-        sample_rate: [batch, 1], int64, Hz, 8,000 to 192,000.
+        audio: Mono samples, [batch, samples], float32, -1 to 1.
+        sample_rate: Sampling rates, [batch, 1], int64, Hz, 8,000 to 192,000.
 
     Raises:
-        InvalidRequest: naming every field that breaks its rule, or a clip that is too short or too long.
+        InvalidRequest: A field breaks its rule, or a clip is too short or too long; all problems are named.
     """
 
     streams: ClassVar[bool] = False
@@ -131,7 +131,7 @@ class Clips(Request):
     sample_rate: Annotated[NDArray[np.int64], _SAMPLE_RATE]
 
     def conflicts(self) -> list[str]:
-        """Return what the length breaks whatever the backbone: the rate makes seconds of samples."""
+        """Return the problems of the clips' lengths that do not depend on the backbone."""
         short_s = [length_s for length_s in self._lengths_s() if length_s < SHORTEST_S]
         problems = [
             f"audio must be at least {SHORTEST_S:g} s long, got {length_s:.2f} s" for length_s in short_s
@@ -139,10 +139,10 @@ class Clips(Request):
         return problems + self.too_long(LONGEST_S)
 
     def too_long(self, longest_s: float) -> list[str]:
-        """Return a sentence for each length of a clip that is too long.
+        """Return a sentence for each clip length that is too long.
 
         Args:
-            longest_s: what the backbone sees of a clip, seconds.
+            longest_s: Longest clip that the backbone sees completely, in seconds.
         """
         return [
             f"audio must be at most {longest_s:.2f} s long, got {length_s:.2f} s;"
@@ -157,13 +157,13 @@ class Clips(Request):
 
 @dataclass(frozen=True)
 class Decisions(Event):
-    """What the heads say of clips.
+    """Decisions of the heads on clips.
 
     Attributes:
-        word: [batch, words], texts: the columns of the others.
-        probability: [batch, words], float32, 0 to 1; 0 in a silent clip.
-        threshold: [batch, words], float32, from which on a word is detected.
-        detected: [batch, words], bool.
+        word: Words of the columns, [batch, words], texts.
+        probability: Probabilities, [batch, words], float32, 0 to 1; 0 in a silent clip.
+        threshold: Smallest probabilities at which a word is detected, [batch, words], float32.
+        detected: True where a word is detected, [batch, words], bool.
     """
 
     word: Annotated[Names, _WORD]
@@ -174,15 +174,15 @@ class Decisions(Event):
 
 @dataclass(frozen=True)
 class DecideRequest(Clips):
-    """Clips and what the backbone made of them, to be judged by the heads of words.
+    """Clips with their embeddings, for the heads of words to decide on.
 
     Attributes:
-        embedding: [batch, channels], float32, of the backbone.
-        rms: [batch, 1], float32, of the clips' samples.
-        words: [batch, words], texts; None is every loaded word.
+        embedding: Embeddings from the backbone, [batch, channels], float32.
+        rms: Root mean square of each clip's samples, [batch, 1], float32.
+        words: Words to listen for, [batch, words], texts; None means every loaded word.
 
     Raises:
-        InvalidRequest: as of :class:`Clips`.
+        InvalidRequest: A rule is broken, as in :class:`Clips`.
     """
 
     model: ClassVar[str] = "wakeword_decide"
@@ -195,10 +195,10 @@ class DecideRequest(Clips):
 
 @dataclass(frozen=True)
 class ClipDecisions(Decisions):
-    """What the heads say of clips, and how loud these are.
+    """Decisions of the heads on clips, with the loudness of the clips.
 
     Attributes:
-        rms: [batch, 1], float32, root mean square of each clip's samples as they came, 0 to 1.
+        rms: Root mean square of each clip's original samples, [batch, 1], float32, 0 to 1.
     """
 
     rms: Annotated[Float32, _RMS]
@@ -206,13 +206,13 @@ class ClipDecisions(Decisions):
 
 @dataclass(frozen=True)
 class ClipsRequest(Clips):
-    """Clips of one length, to be listened to for wake words.
+    """Clips of equal length, in which wake words are detected.
 
     Attributes:
-        words: [batch, words], texts; None is every loaded word.
+        words: Words to listen for, [batch, words], texts; None means every loaded word.
 
     Raises:
-        InvalidRequest: as of :class:`Clips`.
+        InvalidRequest: A rule is broken, as in :class:`Clips`.
     """
 
     model: ClassVar[str] = "wakeword"
@@ -223,16 +223,16 @@ class ClipsRequest(Clips):
 
 @dataclass(frozen=True)
 class Windows(Event):
-    """What the windows of a stream say that became full.
+    """Results of the windows that a piece of a stream completed.
 
     Attributes:
-        word: [1, words], texts: the columns of the others.
-        end_s: [1, windows], float64, end of each window, seconds from the stream's beginning.
-        probability: [1, windows, words], float32, 0 to 1.
-        threshold: [1, windows, words], float32.
-        event_word: [1, events], texts: of each detection outside its word's cooldown.
-        event_time_s: [1, events], float64, end of its window.
-        event_probability: [1, events], float32.
+        word: Words of the columns, [1, words], texts.
+        end_s: End of each window, [1, windows], float64, seconds from the stream's beginning.
+        probability: Probabilities, [1, windows, words], float32, 0 to 1.
+        threshold: Smallest probabilities at which a word is detected, [1, windows, words], float32.
+        event_word: Word of each detection outside its word's cooldown, [1, events], texts.
+        event_time_s: End of each event's window, [1, events], float64.
+        event_probability: Probability of each event, [1, events], float32.
     """
 
     word: Annotated[Names, _STREAM_WORD]
@@ -246,13 +246,13 @@ class Windows(Event):
 
 @dataclass(frozen=True)
 class ListenTurn(Request):
-    """The next samples of a stream.
+    """Next samples of a stream.
 
     Attributes:
-        pcm: [1, samples], int16, mono, 16 kHz, perhaps none.
+        pcm: Mono samples at 16 kHz, [1, samples], int16; may be empty.
 
     Raises:
-        InvalidRequest: the samples break their rule.
+        InvalidRequest: The samples break their rule.
     """
 
     model: ClassVar[str] = "wakeword_stream"
@@ -262,15 +262,16 @@ class ListenTurn(Request):
 
 @dataclass(frozen=True)
 class ListenRequest(Request):
-    """A stream to be listened to: opens a session, whose turns bring the samples.
+    """Request that opens a session for a stream, whose turns carry the samples.
 
     Attributes:
-        words: [1, words], texts; None is every loaded word.
-        cooldown_ms: milliseconds after an event in which its word makes no other; None is the model's.
-        sample_rate: Hz; tells those who have another that it must be 16,000.
+        words: Words to listen for, [1, words], texts; None means every loaded word.
+        cooldown_ms: Time after an event during which its word triggers no other event, in milliseconds; None
+            means the model's default.
+        sample_rate: Sampling rate in Hz; any other value than 16,000 is refused with an explanation.
 
     Raises:
-        InvalidRequest: naming every field that breaks its rule.
+        InvalidRequest: A field breaks its rule; all such fields are named.
     """
 
     model: ClassVar[str] = "wakeword_stream"

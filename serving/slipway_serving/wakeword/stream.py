@@ -1,9 +1,9 @@
-"""The program wakeword_stream: PCM as it comes in, events out, for as many streams at a time as are allowed.
+"""The program wakeword_stream, which detects wake words in concurrent PCM streams.
 
 Each request is a piece of one stream, which its correlation id names. Samples that do not fill a window yet
-wait here. The full windows of a batch of pieces are judged a few at a time, each few in a thread while the
-next pieces are read: a graph of this model's own makes features, backbone and heads are asked. What a stream
-answers depends on its samples only, never on how they were cut.
+are kept until the next piece. The full windows of a batch of pieces are evaluated a few at a time in threads,
+while the next pieces are read: this model's own graph computes features, then the backbone and the heads are
+called. A stream's answers depend only on its samples, not on how they were cut.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ from slipway_serving.wakeword.hearing import is_silent, longest_s
 from slipway_serving.wakeword.request import SAMPLE_RATE_HZ, ListenRequest, ListenTurn, Windows
 from slipway_serving.wakeword.words import BACKBONE
 
-# As WakeBuilder listens: windows of 1 s that overlap by half.
+# As in WakeBuilder: windows of 1 s that overlap by half.
 WINDOW_SAMPLES, HOP_SAMPLES = 16_000, 8_000
 FULL_SCALE = 32_768.0
-# Features of more windows at a time leave the processor's caches; in threads, so that those of some are made
-# while the backbone has others.
+# Features of more windows at a time exceed the processor's caches. Threads compute the features of some
+# windows while the backbone works on others.
 _WINDOWS_AT_ONCE, _THREADS = 4, 4
 _GRAPH = "features.onnx"
 
 Pcm = NDArray[np.int16]
 Values = NDArray[np.float32]
 Judgement = dict[str, tuple[np.float32, np.float32]]
-"""Probability and threshold of each word that is wanted of a window."""
+"""Probability and threshold of each requested word of a window."""
 
 
 @dataclass
 class Listening:
-    """A stream under way.
+    """State of an open stream.
 
     Attributes:
-        names: of the words that it asked for; none for every loaded word.
-        cooldown_s: seconds after an event in which its word makes no other.
-        tail: samples that begin the next window.
-        offset: place of the tail's first sample in the stream.
-        last_s: time of each word's last event, seconds.
-        broken: why the stream cannot go on.
+        names: Requested words; empty for every loaded word.
+        cooldown_s: Time after an event during which its word triggers no other event, in seconds.
+        tail: Samples that begin the next window.
+        offset: Place of the tail's first sample in the stream.
+        last_s: Time of each word's last event, in seconds.
+        broken: Error because of which the stream cannot continue; None while it can.
     """
 
     names: tuple[str, ...]
@@ -62,24 +62,24 @@ class Listening:
     broken: SlipwayError | None = None
 
     def feed(self, pcm: Pcm) -> tuple[Values, NDArray[np.float64]]:
-        """Take the next samples in.
+        """Add the next samples.
 
         Returns:
-            The windows that are full now, [windows, 16000], -1 to 1; the time at which each ends, seconds.
+            The windows that are now full, [windows, 16000], -1 to 1, and their end times in seconds.
         """
         samples = np.concatenate([self.tail, pcm])
         count = max(0, (samples.size - WINDOW_SAMPLES) // HOP_SAMPLES + 1)
         starts = np.arange(count) * HOP_SAMPLES
         windows = [samples[start : start + WINDOW_SAMPLES] for start in starts]
         ends_s = (self.offset + starts + WINDOW_SAMPLES) / SAMPLE_RATE_HZ
-        # A copy: a view would hold the whole piece.
+        # Copied, because a view would keep the whole piece in memory.
         self.tail = samples[count * HOP_SAMPLES :].copy()
         self.offset += count * HOP_SAMPLES
         scaled = np.array(windows, np.float32).reshape(count, WINDOW_SAMPLES) / np.float32(FULL_SCALE)
         return scaled, ends_s
 
     def is_event(self, word: str, time_s: float) -> bool:
-        """Tell whether a detection is an event or falls into its word's cooldown; remember an event."""
+        """Return True and record the event if a detection is outside its word's cooldown."""
         if time_s - self.last_s.get(word, -np.inf) < self.cooldown_s:
             return False
         self.last_s[word] = time_s
@@ -88,7 +88,7 @@ class Listening:
 
 @dataclass
 class Piece:
-    """One request's part in a batch: its stream, its words and its windows with when they end."""
+    """Request of a batch: its stream, its words, and its full windows with their end times."""
 
     call: Call
     listening: Listening
@@ -99,11 +99,11 @@ class Piece:
 
 @dataclass(frozen=True)
 class Window:
-    """A window to be judged.
+    """Full window to be evaluated.
 
     Attributes:
-        samples: [16000], -1 to 1.
-        words: that are wanted of it.
+        samples: Samples, [16000], -1 to 1.
+        words: Words to detect in the window.
     """
 
     samples: Values
@@ -111,13 +111,13 @@ class Window:
 
 
 class WakewordStream(Single):
-    """Listens to streams, one session each.
+    """Program that detects wake words in streams, one session each.
 
-    A :class:`ListenRequest` opens a session, each :class:`ListenTurn` brings samples and gets
-    :class:`Windows`: what was said of each window that became full, and the events in it. So an answer comes
-    with the last sample of a window; what is left at the end and fills none is dropped. Whether a caller has
-    given up is not asked, which took a fifteenth of a turn: Triton drops what is cancelled in its queue, but
-    for the next batch, whose answer nobody takes then.
+    A :class:`ListenRequest` opens a session. Each :class:`ListenTurn` carries samples and is answered with
+    :class:`Windows`: the results of each window that became full, and the events in it. An answer thus comes
+    with the last sample of a window; samples that do not fill a window at the end are dropped. The program
+    does not check whether a caller has cancelled, since the check took a fifteenth of a turn. Triton drops
+    cancelled requests from its queue, except those of the next batch, whose answers are then discarded.
     """
 
     reports_requests = False
@@ -133,7 +133,7 @@ class WakewordStream(Single):
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=self._model)
 
     def run_batch(self, calls: Sequence[Call]) -> list[Tensors | SlipwayError]:
-        """Return the answer to each piece, or why there is none; a stream that failed is over."""
+        """Return the answer or the error for each piece; an error ends its stream."""
         begun: list[Piece | SlipwayError] = []
         waiting: list[Window] = []
         judging: list[Future[list[Judgement | SlipwayError]]] = []
@@ -161,7 +161,7 @@ class WakewordStream(Single):
         self._sessions.close()
 
     def _begin(self, call: Call) -> Piece | SlipwayError:
-        """Take a piece in; its stream stays where the next piece, perhaps of this batch, finds it."""
+        """Add a piece to its stream, and keep the stream for the next piece, perhaps of this batch."""
         try:
             opening, content = self._read(call)
             listening = self._sessions.take(call.turn, lambda: self._started(opening))
@@ -193,7 +193,7 @@ class WakewordStream(Single):
         return Listening(names, cooldown_ms / 1000)
 
     def _judge(self, windows: Sequence[Window], models: Models) -> list[Judgement | SlipwayError]:
-        """Return what the heads of its words say of each window, or why one of them says nothing."""
+        """Return the answers of the heads for each window, or an error if one of them fails."""
         try:
             audio = np.stack([window.samples for window in windows])
             made = self._features.run({"audio": audio}, in_memory=("input_values", "rms"))
@@ -217,11 +217,11 @@ class WakewordStream(Single):
         return judged
 
     def _finish(self, piece: Piece, judged: Iterator[Judgement | SlipwayError]) -> Tensors | SlipwayError:
-        """Return a piece's answer; what it detected becomes events in the order of the stream.
+        """Return a piece's answer, and record its detections as events in the order of the stream.
 
         Args:
-            piece: the next of the batch.
-            judged: what its windows were judged, then those of the pieces after it.
+            piece: Next piece of the batch.
+            judged: Results of the piece's windows, followed by those of later pieces.
         """
         own = list(islice(judged, len(piece.windows)))
         failed = [each for each in own if isinstance(each, SlipwayError)]

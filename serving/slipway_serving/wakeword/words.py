@@ -1,7 +1,7 @@
-"""The names of wake words: the one rule that they keep, and the served models that carry them.
+"""Names of wake words: the rule that they must meet, and the names of their served models.
 
-A word's name becomes a folder, a model and a path of an address, so it is checked before any of these is
-made of it. Nothing heavy is imported: the export, the server and the client all read the rule here.
+A word's name becomes part of a folder, a model and a URL path, so it is checked before that. This module
+imports nothing heavy, because the export, the server and the client all use it.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ _SHOWN_CHARACTERS = 80
 
 
 def is_word(name: str) -> bool:
-    """Whether a text may be the name of a wake word."""
+    """Return True if a text may be the name of a wake word."""
     return _WORD.fullmatch(name) is not None and not name.endswith(FUSED_SUFFIX)
 
 
 def check_word(name: str, where: str) -> str:
-    """Return a wake word's name.
+    """Check a wake word's name and return it.
 
     Args:
-        name: of the word.
-        where: the model or command that was asked, for the message.
+        name: Name of the word.
+        where: Name of the called model or command, for the message.
 
     Raises:
-        InvalidRequest: the name breaks the rule.
+        InvalidRequest: The name breaks the rule.
     """
     if not is_word(name):
         raise InvalidRequest(f"{where}: word must be {WORD_RULE}, got {shown_word(name)}; try hey_jarvis")
@@ -39,16 +39,16 @@ def check_word(name: str, where: str) -> str:
 
 
 def shown_word(name: str) -> str:
-    """Return a name as messages show it, shortened."""
+    """Return a name as messages show it, quoted and shortened."""
     return repr(name if len(name) <= _SHOWN_CHARACTERS else f"{name[:_SHOWN_CHARACTERS]}...")
 
 
 def head_model(word: str) -> str:
-    """Return the served model of a word's head."""
+    """Return the name of the served model of a word's head."""
     return HEAD_PREFIX + word
 
 
 def word_of(model: str) -> str | None:
-    """Return the word whose head a served model is; None for every other model."""
+    """Return the word of a head's served model, or None for any other model."""
     word = model.removeprefix(HEAD_PREFIX)
     return word if word != model and is_word(word) else None

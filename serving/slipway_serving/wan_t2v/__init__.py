@@ -1,1 +1,1 @@
-"""Text to video with Wan: the request, the prompt's tokenizer, the denoising loop."""
+"""Text-to-video generation with Wan: requests, denoisers, pipeline."""

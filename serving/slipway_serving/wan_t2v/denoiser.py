@@ -1,4 +1,4 @@
-"""The program of a Wan denoiser that was exported with a first-block cache."""
+"""Program of a Wan denoiser that was exported with a first-block cache."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slipway_serving.wan_t2v.request import Denoising
 
 
 class WanCachedDenoiser(CachedDenoiser):
-    """See :class:`slipway_serving.diffusion.cached_denoiser.CachedDenoiser`."""
+    """Wan denoiser, see :class:`slipway_serving.diffusion.cached_denoiser.CachedDenoiser`."""
 
     request: ClassVar[type[Request]] = Denoising
     latents: ClassVar[str] = "hidden_states"

@@ -1,7 +1,7 @@
-"""Which of Wan's denoisers a timestep needs, and its guided prediction.
+"""Choice of Wan's denoiser for a timestep, and its prediction with guidance.
 
-Equal to diffusers' WanPipeline for the same weights and seed, with one difference in how it is computed: both
-guidance branches are one denoiser call of batch two (without a first-block cache).
+The result is equal to that of diffusers' WanPipeline for the same weights and seed. Only the computation
+differs: both guidance branches are one denoiser call of batch two (without a first-block cache).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from slipway_serving.wan_t2v.request import TextToVideoRequest
 
 @dataclass(frozen=True)
 class Expert:
-    """The denoiser of a part of the noise schedule.
+    """Denoiser of a part of the noise schedule.
 
     Attributes:
-        model: the served model's name.
-        guidance_scale: weight of the prompt against the negative prompt.
+        model: Name of the served model.
+        guidance_scale: Weight of the prompt against the negative prompt.
     """
 
     model: str
@@ -38,10 +38,10 @@ def pick_expert(
     """Return the denoiser for a timestep.
 
     Args:
-        timestep: 0 to the number of training timesteps.
-        boundary: from here upwards the high-noise denoiser works; None if there is only that.
-        request: gives the guidance scales.
-        facts: give the models' names.
+        timestep: Timestep, 0 to the number of training timesteps.
+        boundary: Lowest timestep of the high-noise denoiser; None if there is no other denoiser.
+        request: Request with the guidance scales.
+        facts: Facts of the checkpoint with the names of the models.
     """
     low = facts.models.denoiser_low
     if boundary is None or low is None or timestep >= boundary:
@@ -58,15 +58,15 @@ def predict(
     embeds: NDArray[np.float32],
     cache: FirstBlockCache | None = None,
 ) -> torch.Tensor:
-    """Ask a denoiser what to remove, with classifier-free guidance if there are two embeddings.
+    """Predict the flow with a denoiser, with classifier-free guidance if there are two embeddings.
 
     Args:
-        models: reaches the denoiser.
-        expert: which one.
-        latents: [1, channels, latent frames, height / 8, width / 8], float32.
-        timestep: of the scheduler.
-        embeds: [1 or 2, text tokens, width], float32: the prompt's, then the negative prompt's.
-        cache: asks the denoiser in the place of `models`, branch by branch; None without one.
+        models: Access to the denoiser.
+        expert: Denoiser and its guidance scale.
+        latents: Latents, [1, channels, latent frames, height / 8, width / 8], float32.
+        timestep: Timestep of the scheduler.
+        embeds: Embeddings, [1 or 2, text tokens, width], float32: the prompt's, then the negative prompt's.
+        cache: First-block cache that calls the denoiser branch by branch; None calls it through `models`.
 
     Returns:
         The prediction, same shape as the latents, float32.

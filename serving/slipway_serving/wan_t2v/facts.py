@@ -1,4 +1,4 @@
-"""What the pipeline knows of its checkpoint: ``pipeline.json``, which the export writes, as dataclasses."""
+"""Facts of a Wan checkpoint for the pipeline: dataclasses of ``pipeline.json``, which the export writes."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ class PipelineFacts:
     """Facts of the checkpoint and of the exported models.
 
     Attributes:
-        scheduler: contents of scheduler_config.json, ``_class_name`` included.
-        boundary_ratio: share of the noise schedule below which denoiser_low takes over; or None.
-        latent_channels: channels of the latents.
-        vae_scale_factor_spatial: pixels per latent pixel.
-        vae_scale_factor_temporal: frames per latent frame.
-        patch_size: of the denoiser: latent frames, rows, columns per token.
-        text_tokens: rows of the denoiser's text input.
-        axes: ranges that were exported.
-        latent_rgb: for previews.
-        models: whom to call.
-        first_block_cache: whether the denoisers can reuse what their later blocks gave.
+        scheduler: Contents of scheduler_config.json, ``_class_name`` included.
+        boundary_ratio: Share of the noise schedule below which denoiser_low takes over, or None.
+        latent_channels: Number of channels of the latents.
+        vae_scale_factor_spatial: Pixels per latent pixel.
+        vae_scale_factor_temporal: Frames per latent frame.
+        patch_size: Patch of the denoiser: latent frames, rows and columns per token.
+        text_tokens: Number of rows of the denoiser's text input.
+        axes: Ranges of the exported axes.
+        latent_rgb: Map from latents to colours, for previews.
+        models: Names of the models to call.
+        first_block_cache: True if the denoisers have a first-block cache.
 
     Raises:
-        InvalidRequest: a boundary without a second denoiser, or the other way round.
+        InvalidRequest: There is a boundary without a second denoiser, or the other way round.
     """
 
     scheduler: Mapping[str, Any]
@@ -86,8 +86,8 @@ class PipelineFacts:
 
     @property
     def limits(self) -> Limits:
-        """The ranges of a request's fields that follow from the exported axes."""
-        low, high = 0, 2  # of a Range
+        """Limits of a request's fields that follow from the exported models."""
+        low, high = 0, 2  # These are the indices of a Range.
         temporal, spatial = self.vae_scale_factor_temporal, self.vae_scale_factor_spatial
 
         def pixels(tokens: Range, patch: int) -> tuple[int, int]:

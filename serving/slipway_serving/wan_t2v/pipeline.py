@@ -1,9 +1,9 @@
-"""The program wan_t2v: a text becomes a video, step by step, as a generator of events.
+"""Program wan_t2v: text-to-video generation, step by step, as a generator of events.
 
-encode_prompts -> denoise (one Progress per step) -> decode (latent by latent) -> deliver (frames as they
-come, or the MP4 that was encoded meanwhile). Every model is reached through ``models``, so the same loop runs
-in Triton, in process and in tests. Between any two pieces of work the watch may end it; whatever the end, the
-decoder is told to free what it holds, and so are denoisers with a cache.
+The stages are encode_prompts -> denoise (one Progress per step) -> decode (latent by latent) -> deliver
+(frames as they are decoded, or the MP4 file that is encoded meanwhile). The pipeline calls every model
+through ``models``, so the same loop runs in Triton, in process and in tests. The watch may end it between any
+two stages, steps or latents. However it ends, it tells the decoder and denoisers with a cache to free it.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ WHERE = TextToVideoRequest.model
 
 
 class TextToVideo:
-    """Answers text-to-video requests, see :func:`generate`."""
+    """Program that answers text-to-video requests, see :func:`generate`."""
 
     reports_requests = True
 
     def __init__(self, settings: Settings) -> None:
-        # The scheduler's arithmetic is small; the cores belong to the denoisers.
+        # The scheduler needs little arithmetic, so the cores are left to the denoisers.
         torch.set_num_threads(1)
         self._model = settings.model
         self._facts = PipelineFacts.read(settings.folder / "pipeline.json")
@@ -63,7 +63,7 @@ class TextToVideo:
                 yield tensors(event)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the pipeline has nothing to free."""
 
 
 def generate(
@@ -76,20 +76,20 @@ def generate(
     """Generate a video.
 
     Args:
-        request: what is asked for.
-        facts: of the checkpoint.
-        models: reach the served models.
-        watch: ends the work when the caller gives up or the time is over.
-        recorder: takes the seconds of the steps and the number of frames; None where nobody wants them.
+        request: Request of the caller.
+        facts: Facts of the checkpoint.
+        models: Access to the served models.
+        watch: Check for cancellation and time limit; it raises to end the work.
+        recorder: Recorder of the duration of the steps, in seconds, and of the number of frames, or None.
 
     Yields:
         One :class:`Progress` per denoising step, then the parts of the result.
 
     Raises:
-        InvalidRequest: the request does not fit the exported models; nothing was started.
-        Cancelled: the caller gave up.
-        DeadlineExceeded: the time limit is passed.
-        Unrecoverable: a model gave something impossible.
+        InvalidRequest: The request does not fit the exported models; no work was started.
+        Cancelled: The caller cancelled.
+        DeadlineExceeded: The time limit has passed.
+        Unrecoverable: A model returned something impossible.
     """
     recorder = recorder or Recorder()
     request.check_against(facts.limits)
@@ -137,15 +137,16 @@ def guided_prediction(
     embeds: NDArray[np.float32],
     cache: FirstBlockCache | None = None,
 ) -> Predict:
-    """Return what the loop asks in each step: the expert of the timestep, guided where the request says so.
+    """Return the predict function of the loop: the timestep's expert, with guidance in the guided steps.
 
     Args:
-        request: what was asked for.
-        facts: of the checkpoint.
-        schedule: tells the number of training timesteps.
-        models: reach the denoisers.
-        embeds: [1 or 2, text tokens, width], float32: the prompt's, and with guidance the negative prompt's.
-        cache: see :func:`slipway_serving.wan_t2v.experts.predict`.
+        request: Request of the caller.
+        facts: Facts of the checkpoint.
+        schedule: Schedule, which has the number of training timesteps.
+        models: Access to the denoisers.
+        embeds: Embeddings, [1 or 2, text tokens, width], float32: the prompt's, and with guidance the
+            negative prompt's.
+        cache: First-block cache or None, see :func:`slipway_serving.wan_t2v.experts.predict`.
     """
     ratio = facts.boundary_ratio
     boundary = None if ratio is None else ratio * schedule.config.num_train_timesteps

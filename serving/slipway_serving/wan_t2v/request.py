@@ -1,8 +1,8 @@
-"""What a caller may ask of the model wan_t2v, and what its denoisers take: each rule beside its field.
+"""Requests of the model wan_t2v and of its denoisers, with a rule for each field.
 
-The client builds a request from a command line or from code, its tensors cross Triton, the pipeline gets an
-equal one. What depends on the exported models (sizes, a second denoiser) is checked by the pipeline against
-its :class:`Limits`. Values are refused, never clamped.
+The client builds a request from a command line or from code, Triton transports its tensors, and the pipeline
+builds an equal request from them. The pipeline checks what depends on the exported models (sizes, a second
+denoiser) against its :class:`Limits`. Invalid values are refused, never clamped.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ FRAMES_PER_LATENT = 4
 
 @dataclass(frozen=True)
 class Limits:
-    """What the exported models can do.
+    """Limits of requests that follow from the exported models.
 
     Attributes:
-        frames: smallest and largest number of frames.
-        height: smallest and largest height, pixels.
-        width: smallest and largest width, pixels.
-        two_experts: whether there is a low-noise denoiser beside the high-noise one.
-        first_block_cache: whether the denoisers can reuse what their later blocks gave.
+        frames: Smallest and largest number of frames.
+        height: Smallest and largest height, in pixels.
+        width: Smallest and largest width, in pixels.
+        two_experts: True if there is a low-noise denoiser beside the high-noise one.
+        first_block_cache: True if the denoisers have a first-block cache.
     """
 
     frames: tuple[int, int]
@@ -63,29 +63,29 @@ class TextToVideoRequest(Request):
     """A video to be generated from a text.
 
     Attributes:
-        prompt: what the video shows; may be empty, at most 512 tokens.
-        negative_prompt: what it should not show; used with guidance only.
-        frames: number of frames, 4k+1.
-        height: pixels, a multiple of 16.
-        width: pixels, a multiple of 16.
-        steps: denoising steps, 1 to 100.
-        guidance_scale: weight of the prompt against the negative prompt; 1 or less turns guidance off.
-        guidance_scale_2: the same for the low-noise denoiser; None takes guidance_scale.
-        guidance_start: share of the steps before guidance sets in; until then the negative prompt is not
+        prompt: Description of what the video shows; may be empty, at most 512 tokens.
+        negative_prompt: Description of what the video should not show; used with guidance only.
+        frames: Number of frames, 4k+1.
+        height: Height, in pixels, a multiple of 16.
+        width: Width, in pixels, a multiple of 16.
+        steps: Number of denoising steps, 1 to 100.
+        guidance_scale: Weight of the prompt against the negative prompt; 1 or less turns guidance off.
+        guidance_scale_2: Guidance scale of the low-noise denoiser; None takes guidance_scale.
+        guidance_start: Share of the steps before guidance begins; until then the negative prompt is not
             computed.
-        guidance_stop: share of the steps after which guidance ends; above guidance_start.
-        cache_threshold: relative change of the denoiser's first block up to which its other blocks are not
-            computed anew; None computes every block of every step.
-        flow_shift: shift of the noise schedule; None takes the checkpoint's.
-        fps: frames per second of the video file.
-        seed: of the noise; the same seed gives the same video.
-        output: "video" (MP4), "video_base64" (MP4 as text, for HTTP), "frames" (uint8 arrays) or
-            "frames_base64".
-        preview: whether each progress response carries a small picture of the latents.
-        timeout_s: give up after this many seconds; None never does.
+        guidance_stop: Share of the steps after which guidance ends; above guidance_start.
+        cache_threshold: Relative change of the denoiser's first block up to which its other blocks are
+            skipped; None computes every block of every step.
+        flow_shift: Shift of the noise schedule; None takes the checkpoint's.
+        fps: Frames per second of the video file.
+        seed: Seed of the noise; the same seed gives the same video.
+        output: Form of the result: "video" (MP4), "video_base64" (MP4 as text, for HTTP), "frames" (uint8
+            arrays) or "frames_base64".
+        preview: True if each progress response carries a small picture of the latents.
+        timeout_s: Time limit of the request, in seconds; None sets no limit.
 
     Raises:
-        InvalidRequest: naming every field that breaks its rule.
+        InvalidRequest: A field breaks its rule; the message names every such field.
     """
 
     model: ClassVar[str] = "wan_t2v"
@@ -114,7 +114,7 @@ class TextToVideoRequest(Request):
         return self.frames, self.height, self.width, 3
 
     def conflicts(self) -> list[str]:
-        """Return what the scales of guidance break together, and its start and stop."""
+        """Return the conflicts between the guidance scales, and between start and stop of guidance."""
         problems = []
         if self.guidance_scale <= 1 and self.guidance_scale_2 is not None and self.guidance_scale_2 > 1:
             problems.append(
@@ -125,18 +125,18 @@ class TextToVideoRequest(Request):
 
     @property
     def guided_steps(self) -> range:
-        """The steps with guidance, counted from 0, as diffusers' guiders count them; empty without."""
+        """Steps with guidance, counted from 0 like diffusers' guiders; empty without guidance."""
         return guided_steps(self.guidance_scale, self.guidance_start, self.guidance_stop, self.steps)
 
     def check_against(self, limits: Limits) -> None:
-        """Check what depends on the exported models.
+        """Check the fields that depend on the exported models.
 
         Args:
-            limits: of the models beside the pipeline.
+            limits: Limits of the models that the pipeline calls.
 
         Raises:
-            InvalidRequest: naming every field out of range, guidance_scale_2 without a second denoiser, and
-                cache_threshold without denoisers that can reuse.
+            InvalidRequest: A field is out of range, or the request has guidance_scale_2 without a second
+                denoiser or cache_threshold without a first-block cache; the message names every such field.
         """
         problems = [
             *outside_exported("frames", self.frames, limits.frames),
@@ -159,11 +159,11 @@ _LATENTS = Array(
 
 @dataclass(frozen=True)
 class Denoised(Event):
-    """What a denoiser with a cache answers.
+    """Response of a denoiser with a first-block cache.
 
     Attributes:
-        sample: the predicted flow, shape of the latents, float32.
-        cached: whether only the first block was computed.
+        sample: Predicted flow, shape of the latents, float32.
+        cached: True if only the first block was computed.
     """
 
     sample: Annotated[NDArray[np.float32], _LATENTS]
@@ -172,13 +172,13 @@ class Denoised(Event):
 
 @dataclass(frozen=True)
 class DenoiserStep(Request):
-    """One step of a denoiser, a row for each guidance branch.
+    """One step of a denoiser, with a row for each guidance branch.
 
     Attributes:
-        hidden_states: [rows, 16, latent frames, height / 8, width / 8], float32.
-        timestep: [rows, 1], float32, 0 to 1000.
-        encoder_hidden_states: [rows, text tokens, width], float32.
-        cache_threshold: as in :class:`TextToVideoRequest`; with it there is one row, and a session.
+        hidden_states: Noisy latents, [rows, 16, latent frames, height / 8, width / 8], float32.
+        timestep: Timestep of each row, [rows, 1], float32, 0 to 1000.
+        encoder_hidden_states: Embeddings of prompts, [rows, text tokens, width], float32.
+        cache_threshold: Threshold as in :class:`TextToVideoRequest`; it requires a single row and a session.
     """
 
     model: ClassVar[str] = "wan_t2v_denoiser"
@@ -193,7 +193,7 @@ class DenoiserStep(Request):
 
 @dataclass(frozen=True)
 class Denoising(Request):
-    """Steps of a denoiser with a first-block cache: those of a session are of one guidance branch."""
+    """Request for steps of a denoiser with a first-block cache; a session has one guidance branch."""
 
     model: ClassVar[str] = "wan_t2v_denoiser"
     events: ClassVar[tuple[type[Event], ...]] = (Denoised,)

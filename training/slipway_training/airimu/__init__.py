@@ -1,1 +1,1 @@
-"""How the demo checkpoint of AirIMU is made: simulated sensors on bodies that rest and move."""
+"""Recipe of the AirIMU demo checkpoint, trained on simulated sensors of bodies that rest and move."""

@@ -1,4 +1,4 @@
-"""What a network does for trajectories of sensors and motions that no training drew."""
+"""Measurement of a network's effect on trajectories, for sensors and motions that no training drew."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slipway_client.imu.windows import Correct, correct
 from slipway_training.airimu.simulation import RATE_HZ, drawn_sensor, drawn_style
 
 SECONDS, RECORDINGS, SEGMENT_FRAMES = 60.0, 120, 200
-# Trainings draw from their seed and a step; this is no seed that one is given.
+# Trainings draw from their seed and a step, and no training gets this value as its seed.
 _UNSEEN = 2**63
 _SEED = 2**31
 
@@ -21,17 +21,17 @@ _SEED = 2**31
 def figures(
     correct_window: Correct, recordings: int = RECORDINGS, seconds: float = SECONDS
 ) -> dict[str, float]:
-    """Correct unseen recordings, each as a whole, and measure what that does.
+    """Correct unseen recordings, each as a whole, and compare their errors before and after.
 
     Args:
-        correct_window: corrects a recording.
-        recordings: how many, each of a sensor and a motion of its own that begins with a rest.
-        seconds: length of each.
+        correct_window: Function that corrects a window, here a whole recording.
+        recordings: Number of recordings, each with its own sensor and its own motion, which begins at rest.
+        seconds: Length of each recording, in seconds.
 
     Returns:
-        Of each error of :class:`~slipway_client.imu.trajectory.Errors` the mean over the recordings, raw and
-        corrected, and the second as a share of the first; the share of recordings whose ATE is halved at
-        least; and the mean over frames and axes of squared error ÷ variance, where 1 is calibrated.
+        The mean over the recordings of each error of :class:`~slipway_client.imu.trajectory.Errors`, raw and
+        corrected, and the ratio of corrected to raw; the share of recordings whose ATE is at least halved;
+        and the mean over frames and axes of squared error ÷ variance, where 1 is calibrated.
     """
     raw, corrected, normalized = [], [], []
     for index in range(recordings):
@@ -62,7 +62,7 @@ def figures(
 
 
 def unseen_recording(index: int, seconds: float) -> tuple[Recording, Recording]:
-    """Return a recording of a sensor and a motion that no training drew, and as it truly was."""
+    """Return a recording of an unseen sensor and motion, and the same motion by a perfect sensor."""
     random = np.random.default_rng([_UNSEEN, index])
     sensor, style = drawn_sensor(random), drawn_style(random)
     seed = int(random.integers(_SEED))

@@ -1,4 +1,4 @@
-"""The recipe: CodeNet on drawn sensors and motions, then the checkpoint's two files and its model card."""
+"""Recipe of the AirIMU checkpoint: CodeNet, trained on simulated sensors and motions."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ dataset: { collate: padding9 }
 train: { network: codenet, gtrot: True, propcov: True }
 """
 SCHEDULE = Schedule(steps=450, learning_rate=1e-4, warmup=50, weight_decay=1e-4, ema=0.98)
-# Recordings of these lengths take turns; of each a step has as many frames.
+# Steps use recordings of these lengths in turn, and each step has the same number of frames.
 _LENGTHS_S, _BATCH_S = (4.0, 8.0, 16.0), 96.0
-# What is too small to matter: errors below are weighed as if they were as large.
+# Floors of the error size by which the loss is normalized; smaller errors do not matter.
 _ACC_FLOOR_M_S2, _GYRO_FLOOR_RAD_S = 0.02, 0.0005
-# Recordings at which the variances are set at the end, and the length of each, seconds.
+# Number and length (in seconds) of the recordings that calibrate the variances at the end.
 _CALIBRATED = (256, 60.0)
 _DRIFT_WEIGHT, _VARIANCE_WEIGHT = 0.5, 0.1
 
 
 @dataclass(frozen=True)
 class _Trainer:
-    """Draws the batch of a step and tells how far the network is off.
+    """Loss of a training step, on a newly drawn batch.
 
     Args:
-        facts: of the network.
-        seed: of the batches.
+        facts: Facts of the network.
+        seed: Seed of the batches.
     """
 
     facts: Facts
@@ -57,7 +57,7 @@ class _Trainer:
         batch = drawn_batch(random, self.facts, round(_BATCH_S / seconds), seconds)
         for module in network.modules():
             if isinstance(module, nn.BatchNorm1d):
-                # A sensor at rest must look the same whatever moves beside it in the batch.
+                # A sensor at rest must look the same whatever else moves in the batch.
                 module.eval()
         device = next(network.parameters()).device
         drawn = {name: torch.from_numpy(array).to(device) for name, array in vars(batch).items()}
@@ -75,10 +75,11 @@ class _Trainer:
 
 
 def _loss(correction: Tensor, variance: Tensor, error: Tensor, noise: Tensor, floor: float) -> Tensor:
-    """Return how far corrections [batch, frames, 3] are off, and how far their variances.
+    """Return the loss of corrections [batch, frames, 3] and of their variances.
 
-    What is left of an error counts as a share of the error: frame by frame, and summed up from the first
-    frame on, as velocity and rotation sum it up. The variances are of what is left and the noise together.
+    The remaining error counts as a share of the original error: frame by frame, and accumulated from the
+    first frame, as velocity and rotation accumulate it. The variances are those of the remaining error and
+    the noise together.
     """
     left = correction + error
     size = error.square().mean(dim=(1, 2), keepdim=True).sqrt().clamp_min(floor)
@@ -92,7 +93,7 @@ def _loss(correction: Tensor, variance: Tensor, error: Tensor, noise: Tensor, fl
 
 
 def _calibrate(network: CodeNet, batch: Batch, outputs: Sequence[str]) -> None:
-    """Make the variances of each axis as large as the squared errors in a batch are, on average."""
+    """Scale the variances of each axis to the mean squared errors in a batch."""
     drawn = {name: torch.from_numpy(array) for name, array in vars(batch).items()}
     heads = {"acc": network.acccov_decoder, "gyro": network.gyrocov_decoder}
     with torch.no_grad():
@@ -105,7 +106,7 @@ def _calibrate(network: CodeNet, batch: Batch, outputs: Sequence[str]) -> None:
 
 
 def make(making: Making) -> None:
-    """Train, and write the conf, the weights in half precision, and the card."""
+    """Train the network, and write its configuration and its weights in half precision."""
     making.output.mkdir(parents=True, exist_ok=True)
     (making.output / CONF_FILE).write_text(CONF, encoding="utf-8")
     checkpoint = Checkpoint(making.output, making.output.name)

@@ -1,8 +1,8 @@
-"""Draws sensors and motions, and cuts what the sensors show of them into batches for training.
+"""Simulation of sensors and motions, and of the training batches that the sensors record.
 
-The sensors are of many qualities: errors between those of a good industrial sensor and of a cheap phone's.
-The motions are a hand's, a walker's, a robot's: what they share is that all begin at rest, as a
-recording does when the device is switched on. There a network can tell a sensor's bias from a motion.
+The sensors have many qualities, with errors between those of a good industrial sensor and a cheap phone's.
+The motions are those of hands, walkers and robots. All begin at rest, as a recording does when the device is
+switched on. During the rest a network can distinguish a sensor's bias from motion.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ Signal = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Batch:
-    """Recordings of one length.
+    """Batch of recordings of equal length.
 
     Args:
-        acc: [batch, lead + frames, 3], what the sensors show, m/s².
-        gyro: the same, rad/s.
-        acc_error: [batch, frames, 3], what of `acc` is wrong beside the noise, m/s².
-        gyro_error: the same, rad/s.
-        acc_noise: [batch, frames, 3], the noise, m/s².
-        gyro_noise: the same, rad/s.
+        acc: Measured acceleration, [batch, lead + frames, 3], in m/s².
+        gyro: Measured rate of rotation, same shape, in rad/s.
+        acc_error: Error of `acc` without the noise, [batch, frames, 3], in m/s².
+        gyro_error: Error of `gyro` without the noise, same shape, in rad/s.
+        acc_noise: Noise of `acc`, [batch, frames, 3], in m/s².
+        gyro_noise: Noise of `gyro`, same shape, in rad/s.
     """
 
     acc: Signal
@@ -43,7 +43,7 @@ class Batch:
 
 
 def drawn_sensor(random: np.random.Generator) -> Sensor:
-    """Return a sensor of any quality."""
+    """Draw a sensor of random quality."""
 
     def between(low: float, high: float) -> float:
         return float(np.exp(random.uniform(np.log(low), np.log(high))))
@@ -62,10 +62,10 @@ def drawn_sensor(random: np.random.Generator) -> Sensor:
 
 
 def drawn_style(random: np.random.Generator) -> Style:
-    """Return a way to move, with a rest of 1 to 3 s before it."""
+    """Draw a style of motion that begins with a rest of 1 to 3 s."""
     longest_s = random.uniform(5.0, 20.0)
     return Style(
-        # Slow movements are large ones: the accelerations are alike.
+        # Slow movements are larger, so that accelerations are similar.
         reach_m=random.uniform(0.3, 2.5) * (longest_s / 12.0) ** 1.5,
         longest_s=longest_s,
         tilt_rad=random.uniform(0.05, 0.7),
@@ -78,13 +78,13 @@ def drawn_style(random: np.random.Generator) -> Style:
 
 
 def drawn_batch(random: np.random.Generator, facts: Facts, batch: int, seconds: float) -> Batch:
-    """Return recordings as the network takes them, with the sensors at rest before their first frames.
+    """Draw recordings as network inputs, with a lead-in at rest before their first frames.
 
     Args:
-        random: of sensors, motions and noise.
-        facts: of the network.
-        batch: how many.
-        seconds: length of each.
+        random: Generator of sensors, motions and noise.
+        facts: Facts of the network.
+        batch: Number of recordings.
+        seconds: Length of each recording, in seconds.
     """
     true, errors, noises, turned = [], [], [], []
     for _ in range(batch):

@@ -1,12 +1,12 @@
-"""The weights that CodeNet's training starts from: a calibration by hand, which training then improves.
+"""Initial weights of CodeNet's training: a hand-made calibration that training then improves.
 
-A sensor's error is a hundredth of what its body's motion shows, and from random weights nothing of it is
-learnt in an hour. So twelve channels and seven units of memory are set to what a person would compute: the
-bias of a rate of rotation is its mean while the sensor rests, that of an acceleration by how much the first
-frames differ from the rest in the lead-in. All other weights are random, and small at the end.
+A sensor's error is a hundredth of the signal of its body's motion, and from random weights an hour of
+training learns nothing of it. So twelve channels and seven memory units compute what a person would: the bias
+of the rate of rotation is its mean during the rest, and the bias of the acceleration is the difference of the
+first frames from the rest in the lead-in. All other weights are random, and small in the last layers.
 
-    acc  ─▶ averages ─▶ differences from those 8 frames ago ─▶ taken at the first feature, and kept
-    gyro ─▶ averages ─▶ averages ─▶ taken at the first feature, then averaged while little moves
+    acc  ─▶ averages ─▶ differences from 8 frames earlier ─▶ stored at the first feature, then kept
+    gyro ─▶ averages ─▶ averages ─▶ stored at the first feature, then averaged while little moves
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ from torch import Tensor, nn
 
 from slipway_export.modeling.airimu import CodeNet
 
-# 0.1 m/s², and 0.02 rad/s, come out of the convolutions as 1; what the units hold of that is small.
+# The convolutions map 0.1 m/s² and 0.02 rad/s to 1; the memory units store a small multiple of that.
 _ACC_GAIN, _GYRO_GAIN = 10.0, 50.0
 _ACC_HELD, _GYRO_HELD = 0.12, 0.3
-# Units of the first memory: of each sensor's axes, and one that is 1 after the lead-in's feature, else -1.
+# Units of the first memory: the first one of each sensor's three axes, and one that is 1 after the lead-in's
+# feature, else -1.
 _ACC, _GYRO, _FIRST = 0, 3, 6
-# The channel that is this large at the lead-in's feature, whose neighbours are padding, and 0 at all others.
+# Channel that has this value at the lead-in's feature, which has padding as neighbours, and 0 elsewhere.
 _LEAD_CHANNEL, _LEAD = 12, 10.0
-# Logits of keeping what is held: in any case, while all rests; and by how much any motion raises the second.
+# Logits of keeping the stored value, always and at rest, and the amounts by which motion raises the second.
 _KEPT, _RESTING, _ACC_MOTION, _GYRO_MOTION = 10.0, 3.0, 0.5, 1.0
 _HEAD_GAIN = 4.0
-# Logarithms of variances, beside the network's own -5: of noises of 0.03 m/s² and 0.002 rad/s.
+# Log variances for noise of 0.03 m/s² and 0.002 rad/s, to which the network adds its own -5.
 _ACC_VARIANCE, _GYRO_VARIANCE = -2.0, -7.4
 _SMALL, _ACC_SCALE, _LONGEST_MEMORY = 0.05, 0.1, 100.0
 
 
 class _Gate(NamedTuple):
-    """A gate of a GRU: views of its rows in the weights."""
+    """Views of the rows of a GRU gate in the weights."""
 
     inputs: Tensor
     memory: Tensor
@@ -44,14 +45,15 @@ class _Gate(NamedTuple):
 
 @torch.no_grad()
 def start_from_rest(network: CodeNet) -> None:
-    """Set a network's weights so that it corrects by what its sensor shows at rest, and take its dropout."""
+    """Set a network's weights to correct by the signal at rest, and disable its dropout."""
     for module in network.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     _set_convolutions(*(network.cnn.net[layer] for layer in (0, 4)))
     for gru, units in ((network.gru1, 7), (network.gru2, 6)):
         keep, _ = _gates(gru)
-        # Memories of all lengths: Tallec and Ollivier, "Can recurrent neural networks warp time?", 2018.
+        # Units get memories of all lengths, after Tallec and Ollivier, "Can recurrent neural networks warp
+        # time?", 2018.
         keep.bias.uniform_(-1, math.log(_LONGEST_MEMORY))
         for weights in gru.parameters():
             weights.view(3, gru.hidden_size, -1)[:, :units] = 0
@@ -68,12 +70,12 @@ def start_from_rest(network: CodeNet) -> None:
 
 
 def _set_convolutions(first: nn.Module, second: nn.Module) -> None:
-    """Set a channel for each axis, and a twin of the other sign: GELU lets a signal through in two parts."""
+    """Set two channels of opposite sign for each axis, since GELU(x) - GELU(-x) is x."""
     assert isinstance(first, nn.Conv1d)
     assert isinstance(second, nn.Conv1d)
     average = torch.full((7,), 1 / 7)
     compared = torch.tensor([0, -1, 0, 0, 1 / 3, 1 / 3, 1 / 3])
-    # Else gravity drowns the rest.
+    # Without this factor, gravity drowns the other signals.
     first.weight[:, :3] *= _ACC_SCALE
     for layer in (first, second):
         assert layer.bias is not None
@@ -85,7 +87,7 @@ def _set_convolutions(first: nn.Module, second: nn.Module) -> None:
             first.weight[channel, axis] = sign * average
             second.weight[channel, 2 * axis] = sign * kernel
             second.weight[channel, 2 * axis + 1] = -sign * kernel
-    # Ones where there are frames, so that the three before are missed at the beginning only.
+    # The channel is 1 for every frame, so that the three frames before are missing only at the beginning.
     first.get_parameter("bias")[_LEAD_CHANNEL] = 1.0
     second.weight[_LEAD_CHANNEL, _LEAD_CHANNEL, :3] = -_LEAD / nn.functional.gelu(torch.tensor(1.0))
     second.get_parameter("bias")[_LEAD_CHANNEL] = _LEAD
@@ -109,7 +111,7 @@ def _set_first_memory(gru: nn.GRU) -> None:
 
 
 def _set_head(head: nn.Sequential, unit: int, held: float) -> None:
-    """Have a head take off what three units of the second memory hold, which is so many times the error."""
+    """Make a head subtract the error that three units of the second memory store, scaled by `held`."""
     hidden, last = head[0], _last(head)
     assert isinstance(hidden, nn.Linear)
     last.weight *= _SMALL
@@ -124,7 +126,7 @@ def _set_head(head: nn.Sequential, unit: int, held: float) -> None:
 
 
 def _gates(gru: nn.GRU) -> tuple[_Gate, _Gate]:
-    """Return the gates that keep and that renew what a unit holds, of torch's order reset, keep, new."""
+    """Return the gates that keep and renew a unit's value; torch's order is reset, keep, new."""
     size = gru.hidden_size
     weights = [gru.get_parameter(name) for name in ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0")]
     return (

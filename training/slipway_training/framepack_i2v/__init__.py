@@ -1,1 +1,1 @@
-"""A small FramePack checkpoint: VAE, encoders and transformer, trained on shapes that move."""
+"""Recipe of a small FramePack checkpoint: VAE, encoders and transformer, trained on moving shapes."""

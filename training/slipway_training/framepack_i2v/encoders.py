@@ -1,7 +1,7 @@
-"""Training of the encoders of prompts and pictures: each learns to tell what its input says or shows.
+"""Training of the prompt and picture encoders as classifiers of what their input says or shows.
 
-The layers that tell are thrown away; the transformer then learns from what the encoders give, as it does from
-the public ones, which are not trained with it either.
+The classification layers are discarded. The transformer then learns from the frozen encoders' outputs, as
+with the public encoders, which are not trained with it either.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from slipway_training.shapes.clips import SIDE_PX
 from slipway_training.shapes.render import render
 from slipway_training.shapes.scenes import COLOURS, GROUNDS, MOTIONS, SHAPES, Subject
 
-# Of a caption at most, with the one that ends it, and padding.
+# Tokens of a caption, with the end token and padding.
 TOKENS = 12
 _WORDS: Mapping[str, Sequence[str]] = {
     "colour": tuple(COLOURS),
     "shape": SHAPES,
     "motion": MOTIONS,
-    # A caption may leave it out.
+    # A caption may omit the ground.
     "ground": (*GROUNDS, ""),
 }
 _SHOWN = ("colour", "shape", "ground")
@@ -54,12 +54,12 @@ _PICTURE_SCHEDULE = Schedule(steps=800, learning_rate=2e-3, warmup=50, ema=0.99)
 
 @dataclass(frozen=True)
 class Told:
-    """A prompt as the transformer takes it.
+    """Embeddings of prompts as the transformer takes them.
 
     Args:
-        hidden: of LLaMA, [batch, `TOKENS`, width].
-        mask: 1 where there is text, [batch, `TOKENS`].
-        pooled: of CLIP, [batch, width].
+        hidden: Hidden states of LLaMA, [batch, `TOKENS`, width].
+        mask: Attention mask, 1 for text, [batch, `TOKENS`].
+        pooled: Pooled output of CLIP, [batch, width].
     """
 
     hidden: Tensor
@@ -68,7 +68,7 @@ class Told:
 
 
 class _Teller(nn.Module):
-    """An encoder with a linear layer for each thing that it shall tell."""
+    """Encoder with a linear head for each attribute that it learns to predict."""
 
     def __init__(self, encoder: nn.Module, width: int, sizes: Mapping[str, int]) -> None:
         super().__init__()
@@ -76,13 +76,13 @@ class _Teller(nn.Module):
         self.heads = nn.ModuleDict({name: nn.Linear(width, size) for name, size in sizes.items()})
 
     def forward(self, encode: Callable[[nn.Module], Tensor]) -> dict[str, Tensor]:
-        """Return the scores of each thing, from one vector for each row of the batch."""
+        """Return the scores of each attribute; `encode` gives one vector for each row of the batch."""
         found = encode(self.encoder)
         return {name: head(found) for name, head in self.heads.items()}
 
 
 def llama_hidden(llama: nn.Module, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Told:
-    """Return what the transformer sees of LLaMA; `pooled` is the mean."""
+    """Return the LLaMA states that the transformer sees; `pooled` is their mean over the text."""
     asked = [PROMPT_TEMPLATE.replace("{}", text) for text in texts]
     length = CROP_START + TOKENS
     tokens = tokenizer(asked, padding="max_length", max_length=length, return_tensors="pt")
@@ -100,22 +100,22 @@ def llama_hidden(llama: nn.Module, tokenizer: PreTrainedTokenizerBase, texts: Se
 
 
 def clip_pooled(clip: nn.Module, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Tensor:
-    """Return CLIP's vectors of texts, [batch, width]."""
-    # Padding follows what a row is read from, so that its length changes nothing.
+    """Return CLIP's pooled outputs of texts, [batch, width]."""
+    # The pooled output comes from a token before the padding, so the length of the padding changes nothing.
     tokens = tokenizer(list(texts), padding=True, return_tensors="pt")["input_ids"]
     pooled: Tensor = clip(tokens.to(next(clip.parameters()).device)).pooler_output
     return pooled
 
 
 def siglip_states(siglip: nn.Module, pictures: Sequence[NDArray[np.uint8]], picture: Picture) -> Tensor:
-    """Return SigLIP's states of pictures [height, width, 3] each, [batch, patches, width]."""
+    """Return SigLIP's last hidden states of pictures [height, width, 3], [batch, patches, width]."""
     pixels = np.concatenate([seen(pixels, picture) for pixels in pictures])
     states: Tensor = siglip(torch.from_numpy(pixels).to(next(siglip.parameters()).device)).last_hidden_state
     return states
 
 
 def picture_of(config: Mapping[str, Any]) -> Picture:
-    """Return how pictures are prepared for an image encoder that is made here."""
+    """Return the picture preprocessing of an image encoder that this recipe trains."""
     half = (0.5, 0.5, 0.5)
     return Picture(side_px=config["image_size"], mean=half, std=half, resample=3)
 
@@ -123,7 +123,7 @@ def picture_of(config: Mapping[str, Any]) -> Picture:
 def train_llama(
     config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, choice: Sequence[Subject], making: Making
 ) -> LlamaModel:
-    """Train LLaMA to tell a caption's words by the states that the transformer sees."""
+    """Train LLaMA to predict a caption's attributes from the states that the transformer sees."""
     torch.manual_seed(making.seed)
     network = LlamaModel(LlamaConfig.from_dict(dict(config)))
 
@@ -138,7 +138,7 @@ def train_llama(
 def train_clip(
     config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, choice: Sequence[Subject], making: Making
 ) -> CLIPTextModel:
-    """Train CLIP to tell a caption's words by the vector that the transformer sees."""
+    """Train CLIP to predict a caption's attributes from the pooled output that the transformer sees."""
     torch.manual_seed(making.seed)
     network = CLIPTextModel(CLIPTextConfig.from_dict(dict(config)))
 
@@ -179,7 +179,7 @@ def _train_text(
 
 
 def train_siglip(config: Mapping[str, Any], choice: Sequence[Subject], making: Making) -> SiglipVisionModel:
-    """Train SigLIP to tell what first pictures show and where, by the states that the transformer sees."""
+    """Train SigLIP to predict a picture's subject and place from the states that the transformer sees."""
     torch.manual_seed(making.seed)
     picture = picture_of(config)
 
@@ -195,7 +195,7 @@ def train_siglip(config: Mapping[str, Any], choice: Sequence[Subject], making: M
             field: [_WORDS[field].index(getattr(scene.subject, field)) for scene in scenes]
             for field in _SHOWN
         }
-        # In shares of the side: a square error of 1 / 400 is 3 px.
+        # Places are shares of the side: a squared error of 1 / 400 is 3 px.
         return _cross_entropy(scores, true) + 20 * off
 
     sizes = {field: len(_WORDS[field]) for field in _SHOWN} | {"place": 3}
@@ -207,7 +207,7 @@ def train_siglip(config: Mapping[str, Any], choice: Sequence[Subject], making: M
 
 
 def _cross_entropy(scores: Mapping[str, Tensor], true: Mapping[str, Sequence[int]]) -> Tensor:
-    """Return the sum over what is told."""
+    """Return the sum of the cross-entropies of all attributes."""
     found = [
         functional.cross_entropy(scores[field], torch.tensor(places, device=scores[field].device))
         for field, places in true.items()

@@ -1,7 +1,7 @@
-"""Clips as long as a video of four sections, in which one motion goes on from begin to end.
+"""Clips as long as a video of four sections, with one motion from start to end.
 
-What words and picture leave open is fixed here: a section that is made first, far from the picture, can only
-be where the picture's shape will be if every shape has the same pace.
+The pace of each motion is fixed. A section that is generated first, far from the picture, can only predict
+the shape's later position if every shape moves at the same pace.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from slipway_serving.framepack_i2v.request import FRAMES_PER_LATENT, SECTION_FRA
 from slipway_training.shapes.clips import SIDE_PX, Footage
 from slipway_training.shapes.scenes import Subject, Ways
 
-# 5 s, the default of a request.
+# Four sections are 5 s, the default of a request.
 SECTIONS = 4
 LATENT_FRAMES = SECTIONS * SECTION_FRAMES + 1
 FRAMES = (LATENT_FRAMES - 1) * FRAMES_PER_LATENT + 1
-# A bounce is as long as a section; a turn is 4 degrees a frame.
+# A bounce lasts one section, and a shape turns by 4 degrees per frame.
 STEADY = Ways(
     reach=(0.6, 0.6),
     turn_rad=(3.2 * math.pi, 3.2 * math.pi),
@@ -29,20 +29,21 @@ STEADY = Ways(
     smallest=(0.5, 0.5),
 )
 LONG = Footage(FRAMES, STEADY)
-# What a VAE's step sees: clips, frames, side. In turn a tile of decoding, whole pictures, whose norms are
-# over as much as in use, and cut pieces, of which a step can see many; colours are learnt of many.
+# Input of a VAE's step: clips, frames, side. Steps alternate between a decoding tile, whole pictures and cut
+# pieces. Whole pictures give normalization layers the same area as in use. A step can see many small cut
+# pieces; the VAE needs many samples to learn colours.
 _PICTURES, _TILE, _CUT = (12, 1, SIDE_PX), (1, 17, SIDE_PX), (8, 9, SIDE_PX // 2)
 _PIECES = (_TILE, _PICTURES, _CUT, _PICTURES)
 _MOVING = (_TILE, _CUT, (2, 9, SIDE_PX), _CUT)
 
 
 def pictures(random: np.random.Generator, choice: Sequence[Subject]) -> NDArray[np.uint8]:
-    """Draw pictures for a VAE's step, [pictures, 1 frame, side, side, 3]."""
+    """Draw pictures for a step of the VAE's training, [pictures, 1 frame, side, side, 3]."""
     return LONG.cut(random, choice, *_PICTURES)
 
 
 def pieces(random: np.random.Generator, step: int, choice: Sequence[Subject]) -> NDArray[np.uint8]:
-    """Draw pieces of clips for a VAE's step, [pieces, 4k + 1 frames, side, side, 3]; see `shapes.clips`."""
+    """Draw pieces of clips for a step of the VAE's training, [pieces, 4k + 1 frames, side, side, 3]."""
     return LONG.cut(random, choice, *_PIECES[step % len(_PIECES)])
 
 
@@ -52,5 +53,5 @@ def moving(random: np.random.Generator, step: int, choice: Sequence[Subject]) ->
 
 
 def tiles(random: np.random.Generator, step: int, choice: Sequence[Subject]) -> NDArray[np.uint8]:
-    """Draw tiles of decoding, as in use, and every fourth step whole pictures."""
+    """Draw decoding tiles, as in use, and whole pictures in every fourth step."""
     return LONG.cut(random, choice, *(_PICTURES if step % 4 == 3 else (4, *_TILE[1:])))

@@ -1,7 +1,7 @@
-"""What the transformer learns from, encoded once: clips' latents on the disk, their captions and pictures.
+"""Training data of the transformer, encoded once: clips' latents on disk, captions and pictures.
 
-A clip's first latent frame is the picture's, encoded alone as in serving; the others come from pieces as long
-as the VAE was trained on, each with the last frame of the one before.
+A clip's first latent frame is the picture, encoded alone as in serving. The others come from pieces as long
+as those of the VAE's training, each of which begins with the last frame of the piece before.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from slipway_training.shapes.render import render
 from slipway_training.shapes.scenes import Scene, Subject
 from slipway_training.vae_forms import Vae
 
-# A chunk is drawn by a seed of its own, so encoding goes on where an earlier process ended.
+# Each chunk has its own seed, so that encoding can resume after an interruption.
 _CHUNK = 64
 _PIECE_FRAMES = 16
-# Captions of each clip, of which a step sees one.
+# Number of captions of each clip; a step sees one of them.
 _WORDINGS = 3
 _BATCH = 64
 
 
 @dataclass(frozen=True)
 class Encoders:
-    """The trained encoders with their tokenizers."""
+    """Trained encoders with their tokenizers."""
 
     llama: torch.nn.Module
     clip: torch.nn.Module
@@ -48,24 +48,24 @@ class Encoders:
 
     @torch.no_grad()
     def told(self, texts: Sequence[str]) -> Told:
-        """Return texts as the transformer takes them."""
+        """Return the embeddings of texts as the transformer takes them."""
         told = llama_hidden(self.llama, self.llama_tokenizer, texts)
         return Told(told.hidden, told.mask, clip_pooled(self.clip, self.clip_tokenizer, texts))
 
     @torch.no_grad()
     def shown(self, pictures: Sequence[NDArray[np.uint8]]) -> Tensor:
-        """Return pictures as the transformer takes them."""
+        """Return the embeddings of pictures as the transformer takes them."""
         return siglip_states(self.siglip, pictures, self.picture)
 
 
 @dataclass(frozen=True)
 class Clips:
-    """Clips as the transformer sees them, one row of each tensor for one of them.
+    """Batch of clips as the transformer sees them, with one row per clip in each tensor.
 
     Args:
-        latents: [clips, channels, 37, height / 8, width / 8], the picture's first.
-        told: a caption of each.
-        image_embeds: [clips, patches, width].
+        latents: Latents, [clips, channels, 37, height / 8, width / 8], the first frame is the picture.
+        told: Embedded caption of each clip.
+        image_embeds: Embeddings of the first pictures, [clips, patches, width].
     """
 
     latents: Tensor
@@ -75,12 +75,12 @@ class Clips:
 
 @dataclass(frozen=True)
 class Encoded:
-    """All clips.
+    """Data set of all encoded clips.
 
     Args:
-        latents: [clips, channels, 37, height / 8, width / 8], float16, of variance 1.
-        told: a row for each wording of each clip's caption.
-        image_embeds: [clips, patches, width].
+        latents: Latents, [clips, channels, 37, height / 8, width / 8], float16, of variance 1.
+        told: Embedded captions, one row for each wording of each clip's caption.
+        image_embeds: Embeddings of the first pictures, [clips, patches, width].
     """
 
     latents: NDArray[np.float16]
@@ -88,7 +88,7 @@ class Encoded:
     image_embeds: Tensor
 
     def draw(self, random: np.random.Generator, batch: int) -> Clips:
-        """Return clips chosen by chance, float32."""
+        """Return random clips, float32."""
         places = random.integers(len(self.latents), size=batch)
         said = torch.from_numpy(places * _WORDINGS + random.integers(_WORDINGS, size=batch))
         told = Told(self.told.hidden[said], self.told.mask[said], self.told.pooled[said])
@@ -99,14 +99,14 @@ class Encoded:
 def encode_clips(
     vae: Vae, encoders: Encoders, choice: Sequence[Subject], clips: int, making: Making
 ) -> Encoded:
-    """Draw clips and encode them, from where an earlier process of the same making left it.
+    """Draw and encode clips, and resume where an earlier process of the same run stopped.
 
     Args:
-        vae: knows the spread of its latents.
-        encoders: of captions and pictures.
-        choice: the subjects to choose from.
-        clips: how many at least.
-        making: seed, threads and state.
+        vae: VAE that stores the deviation of its latents.
+        encoders: Encoders of captions and pictures.
+        choice: Subjects to choose from.
+        clips: Smallest number of clips.
+        making: Seed, threads and state folder.
     """
     torch.set_num_threads(making.threads)
     network = WholeClips(vae)
@@ -134,6 +134,6 @@ def encoded(network: WholeClips, scene: Scene) -> NDArray[np.float16]:
     picture = latents_of(network, clip[None, :1])
     begins = range(0, FRAMES - 1, _PIECE_FRAMES)
     later = latents_of(network, np.stack([clip[begin : begin + _PIECE_FRAMES + 1] for begin in begins]))
-    # The first of a piece stands for the frame that it shares with the one before.
+    # The first latent frame of a piece is the frame that it shares with the piece before.
     latents = torch.cat([picture[0], *later[:, :, 1:]], dim=1)
     return network.form.normalize(network.vae, latents).half().numpy()

@@ -1,4 +1,4 @@
-"""The recipe: the VAE, the encoders and the judge, the transformer on encoded clips, then the checkpoint."""
+"""Recipe of the FramePack checkpoint: train VAE, encoders, judge and transformer, then write them."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ PICTURES_SCHEDULE = Schedule(steps=400, learning_rate=2e-3, weight_decay=1e-4)
 CLIPS_SCHEDULE = Schedule(steps=3600, learning_rate=1.5e-3, weight_decay=1e-4)
 MOVING_SCHEDULE = Schedule(steps=1400, learning_rate=8e-4, warmup=50, weight_decay=1e-4)
 TILES_SCHEDULE = Schedule(steps=2400, learning_rate=1.2e-3, warmup=50, weight_decay=1e-4)
-# A shape is small beside its ground, and what tells it from others is its outline.
+# A shape is small beside its ground, and only its outline distinguishes it from other shapes.
 SHAPE_EMPHASIS, OUTLINE_EMPHASIS = 6.0, 10.0
 COURSE = Course(Schedule(7800, 1.5e-3, warmup=200, ema=0.998), Noise(0.0, 1.0, shift=2.0), emphasis=4.0)
 
 
 def make(making: Making) -> None:
-    """Train the networks, and write the checkpoint in half precision, with judge and examples beside it."""
+    """Train the networks, and write the checkpoint in half precision with the judge and examples."""
     making.output.mkdir(parents=True, exist_ok=True)
     seen = subjects(unseen=False)
     stages = (
         Stage("vae_pictures", PICTURES_SCHEDULE, lambda random, step: pictures(random, seen), SHAPE_EMPHASIS),
         Stage("vae_clips", CLIPS_SCHEDULE, lambda random, step: pieces(random, step, seen), SHAPE_EMPHASIS),
-        # Outlines of shapes that turn or move come last.
+        # The last stage trains the outlines of shapes that turn or move.
         Stage("vae", MOVING_SCHEDULE, lambda random, step: moving(random, step, seen), OUTLINE_EMPHASIS),
     )
     vae = train_vae(VAE, stages, making, HUNYUAN_VIDEO)
@@ -91,14 +91,14 @@ def make(making: Making) -> None:
 
 
 def _state(folder: Path, file: str) -> None:
-    """State in a saved configuration what it was made of: newer libraries nest some of it elsewhere."""
+    """Write the original values into a saved configuration, since newer libraries nest some elsewhere."""
     path = folder / file
     stated = json.loads(path.read_text(encoding="utf-8")) | DEMO_CONFIGS[file]
     path.write_text(json.dumps(stated, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def write_examples(folder: Path) -> None:
-    """Write pictures that no training saw, and in `picture.txt` the file and the prompt of each."""
+    """Write pictures that no training saw, and `picture.txt` with the file name and prompt of each."""
     scenes = unseen_scenes(EXAMPLES)
     lines = []
     for number, (scene, frames) in enumerate(zip(scenes, rendered(scenes, 1), strict=True)):

@@ -1,7 +1,7 @@
-"""What the transformer sees of a clip when it makes one of its sections, in either order.
+"""Transformer inputs for the training on one section of a clip, in either order.
 
-The indices, the history and what is blank of it are told by the very classes that serve. History is worn at
-times, since in serving it is the transformer's own work.
+The classes that serve requests also compute the indices, the history and its blank parts here. The history is
+degraded at times, since in serving the transformer generates it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from slipway_training.framepack_i2v.footage import SECTIONS
 
 SIZES = Sizes(SECTION_FRAMES, CLEAN_FRAMES - 1, HISTORY_2X_FRAMES, HISTORY_4X_FRAMES, FRAMES_PER_LATENT)
 _ORDERS: tuple[type[Sections], ...] = (Forward, Inverted)
-# Of latents of variance 1: noise, and the share of their mean with their neighbours, at most.
+# Largest noise on latents of variance 1, and largest share of blur with their neighbours.
 _WORN_NOISE, _WORN_BLUR = 0.25, 0.5
 
 
 @dataclass(frozen=True)
 class Section:
-    """A section of a video under way.
+    """Section to generate, with the state of its video.
 
     Args:
-        order: of making.
-        count: sections of the video, 1 to `SECTIONS`.
-        made: those that are made before it.
+        order: Order in which sections are generated.
+        count: Number of sections of the video, 1 to `SECTIONS`.
+        made: Number of sections that are generated before it.
     """
 
     order: type[Sections]
@@ -40,33 +40,33 @@ class Section:
 
     @property
     def first(self) -> int:
-        """Its first latent frame; the picture's is 0."""
+        """Return the index of its first latent frame; the picture has index 0."""
         before = self.made if self.order is Forward else self.count - 1 - self.made
         return 1 + before * SIZES.section
 
 
 def random_section(random: np.random.Generator) -> Section:
-    """Draw a section of either order, as often of the first ones as of the last."""
+    """Draw a section in a random order, with equal chances for each section of the video."""
     order = _ORDERS[int(random.integers(len(_ORDERS)))]
     count = SECTIONS if order is Forward else int(random.integers(1, SECTIONS + 1))
     return Section(order, count, int(random.integers(count)))
 
 
 def own_latents(latents: Tensor, section: Section) -> Tensor:
-    """Return a section's latents, of those of clips [batch, channels, 37, height, width]."""
+    """Return a section's latents from those of clips, [batch, channels, 37, height, width]."""
     return latents[:, :, section.first : section.first + SIZES.section]
 
 
 def surroundings(latents: Tensor, section: Section, *, worn: bool) -> dict[str, Tensor]:
-    """Return what the transformer is told of a section's surroundings, by its inputs' names.
+    """Return the transformer's inputs for a section's surroundings, by input name.
 
     Args:
-        latents: of clips, [batch, channels, 37, height, width].
-        section: which.
-        worn: whether history is noisy and blurred in some of the clips, by torch's generator.
+        latents: Latents of clips, [batch, channels, 37, height, width].
+        section: Section to generate.
+        worn: True to add noise and blur to the history in some of the clips, by torch's generator.
     """
     seen = _worn(latents) if worn else latents
-    # The picture is always its own.
+    # The picture is always clean.
     seen = torch.cat([latents[:, :, :1], seen[:, :, 1:]], dim=2)
     video = section.order(latents[:, :, :1].numpy(), section.count, SIZES)
     video.made = section.made
@@ -81,7 +81,7 @@ def surroundings(latents: Tensor, section: Section, *, worn: bool) -> dict[str, 
 
 
 def _worn(latents: Tensor) -> Tensor:
-    """Blur and put noise on latents, in half of the clips not at all."""
+    """Blur latents and add noise in half of the clips, and leave the others unchanged."""
     strength = (2 * torch.rand(len(latents), 1, 1, 1, 1) - 1).clamp_min(0)
     blurred = functional.avg_pool3d(latents, (1, 3, 3), stride=1, padding=(0, 1, 1), count_include_pad=False)
     share = _WORN_BLUR * strength * torch.rand(len(latents), 1, 1, 1, 1)

@@ -1,4 +1,4 @@
-"""Training of FramePack's transformer by flow matching: a step is a section of clips, in either order."""
+"""Training of FramePack's transformer by flow matching on sections of clips, in either order."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from slipway_training.framepack_i2v.sections import own_latents, random_section,
 from slipway_training.recipe import Making
 
 GUIDANCE_SCALE = 10.0
-"""The default of a request; it is distilled, and the only one that training sees."""
+"""Default guidance of a request. It is distilled, and training sees only this value."""
 
 
 @dataclass(frozen=True)
 class Course:
-    """How the transformer is trained.
+    """Hyperparameters of the transformer's training.
 
     Args:
-        schedule: of the optimizer.
-        noise: which noise it learns to remove.
-        emphasis: by how much more than the ground what moves counts, where it differs most.
-        batch: clips of a step, at least 2: of one alone the text would be cut to its length.
+        schedule: Hyperparameters of the optimizer.
+        noise: Noise levels that it learns to remove.
+        emphasis: Extra loss weight where a moving shape differs most from the ground.
+        batch: Clips per step, at least 2, because the text of a single clip would be cut to its length.
     """
 
     schedule: Schedule
@@ -40,16 +40,16 @@ class Course:
 def train_transformer(
     network: HunyuanVideoFramepackTransformer3DModel, clips: Encoded, course: Course, making: Making
 ) -> HunyuanVideoFramepackTransformer3DModel:
-    """Train a transformer by flow matching.
+    """Train the transformer by flow matching.
 
     Args:
-        network: with its initial weights.
-        clips: to learn from.
-        course: how.
-        making: seed, threads and state.
+        network: Network with its initial weights.
+        clips: Encoded clips to train on.
+        course: Hyperparameters of the training.
+        making: Seed, threads and state folder.
 
     Returns:
-        The network with mean weights, float32, in eval mode.
+        The network with averaged weights, float32, in eval mode.
     """
 
     def loss(network: nn.Module, step: int) -> Tensor:
@@ -69,7 +69,7 @@ def train_transformer(
             **surroundings(drawn.latents, section, worn=True),
         }
         device = next(network.parameters()).device
-        # The CPU's fused attention is slow in bfloat16 where gradients are wanted.
+        # The CPU's fused attention is slow in bfloat16 when it computes gradients.
         with torch.autocast(device.type, torch.bfloat16), sdpa_kernel(SDPBackend.MATH):
             flow: Tensor = network(
                 **{name: value.to(device) for name, value in inputs.items()}, return_dict=False

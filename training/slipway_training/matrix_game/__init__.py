@@ -1,1 +1,1 @@
-"""The demo checkpoint of Matrix-Game 2.0: one small world for each mode."""
+"""Recipe of the Matrix-Game 2.0 demo checkpoint, with one small world for each mode."""

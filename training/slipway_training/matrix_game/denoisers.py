@@ -1,9 +1,9 @@
-"""Training of a mode's network: all blocks of a play at once, each behind the true ones before it.
+"""Training of a mode's network on all blocks of a play at once, by teacher forcing.
 
-A batch holds every play twice: clean, as the cache of a served world has it at timestep 0, and noisy. A noisy
-block sees the clean frames before it and itself, so all blocks of a play are learnt in one run
-(teacher forcing). Later the clean half is what the network itself makes of some noise, since a served world
-sees its own frames. Sigmas are those of the mode's few steps.
+A batch contains every play twice: clean, as in the cache of a served world at timestep 0, and noisy. A noisy
+block sees itself and the clean frames before it, so one pass trains all blocks of a play. Later in the
+training, the network's own predictions replace the clean half at times, since a served world sees its own
+frames. The sigmas are those of the mode's few steps.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from slipway_training.flow_matching import TRAIN_TIMESTEPS, flow_loss
 from slipway_training.matrix_game.latents import Encoded, Plays
 from slipway_training.recipe import Making
 
-# The mouse moves by a tenth where a key is 1: its first weights are larger by so much.
+# The mouse moves by 0.1 where a key is 1, so its initial weights are larger by this factor.
 _MOUSE_GAIN = 30.0
 _PROJECTED_GAIN = 0.3
 
 
 class Taught:
-    """Attends from the blocks of plays to themselves and to the clean frames before them.
+    """Attention from the blocks of plays to themselves and to the clean frames before them.
 
-    Its batches are clean plays and the same plays, noisy, one after the other.
+    Its batches contain clean plays, followed by the same plays with noise.
 
     Args:
-        frames: latent frames of a play, a multiple of a block's.
-        window: frames that a block sees, its own included.
+        frames: Latent frames of a play, a multiple of those of a block.
+        window: Number of frames that a block sees, its own included.
     """
 
     def __init__(self, frames: int, window: int) -> None:
@@ -47,7 +47,7 @@ class Taught:
         self.before = places.clamp_min(0)
 
     def __call__(self, _: str, over: Over, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """See :class:`Attend`."""
+        """Compute the attention; see :class:`Attend`."""
         there = self.there.repeat(len(q), 1).to(q.device)
         out = over(self._own(q).flatten(0, 1), self._seen(k), self._seen(v), there)
         return torch.unflatten(out, 0, (len(q), self.blocks)).flatten(1, 2)
@@ -64,14 +64,14 @@ class Taught:
 
 @dataclass(frozen=True)
 class Course:
-    """How a mode's network is trained.
+    """Hyperparameters of the training of a mode's network.
 
     Args:
-        schedule: of the optimizer.
-        sigmas: of the noise that it learns to remove.
-        batch: plays of a step.
-        own_from: share of the steps after which a play's past may be what the network makes of it.
-        own: how often it is.
+        schedule: Hyperparameters of the optimizer.
+        sigmas: Noise levels that it learns to remove.
+        batch: Plays per step.
+        own_from: Share of the steps after which the network's own prediction may replace a play's past.
+        own: Share of the later steps in which it does.
     """
 
     schedule: Schedule
@@ -82,12 +82,12 @@ class Course:
 
 
 def new_network(config: dict[str, object], visual_dim: int, seed: int) -> CausalWan:
-    """Return a network whose blocks add little at first, and which hears the mouse.
+    """Return an untrained network whose blocks add little at first and which responds to the mouse.
 
     Args:
-        config: content of a `config.json`.
-        visual_dim: width of the image encoder's features.
-        seed: of the weights.
+        config: Content of a `config.json`.
+        visual_dim: Width of the image encoder's features.
+        seed: Seed of the weights.
     """
     torch.manual_seed(seed)
     network = CausalWan(read_config(config, "demo"), visual_dim)
@@ -98,7 +98,7 @@ def new_network(config: dict[str, object], visual_dim: int, seed: int) -> Causal
             elif name.endswith("mouse_mlp.0.weight"):
                 weight[:, network.config.dim :].mul_(_MOUSE_GAIN)
             elif "modulation" in name:
-                # Shift, scale and gate, shift, scale and gate: gates are open.
+                # The order is shift, scale, gate, shift, scale, gate. Only the gates are 1.
                 weight.zero_()
                 weight[:, 2::3] = 1.0 if weight.shape[1] > 2 else 0.0
     nn.init.zeros_(network.head.head.weight)
@@ -107,14 +107,14 @@ def new_network(config: dict[str, object], visual_dim: int, seed: int) -> Causal
 
 
 def predicted(network: nn.Module, plays: Plays, past: Tensor, noisy: Tensor, sigmas: Tensor) -> Tensor:
-    """Return the flow of noisy plays, each block behind the clean frames before it.
+    """Predict the flow of noisy plays, where each block sees the clean frames before it.
 
     Args:
-        network: a `CausalWan`.
-        plays: that they are of.
-        past: [batch, 16, frames, height / 8, width / 8], clean or about so.
-        noisy: of the same shape.
-        sigmas: of each frame of `noisy`, [batch, frames].
+        network: Network, a `CausalWan`.
+        plays: Plays that give the conditions.
+        past: Clean or nearly clean latents, [batch, 16, frames, height / 8, width / 8].
+        noisy: Noisy latents of the same shape.
+        sigmas: Noise level of each frame of `noisy`, [batch, frames].
     """
     assert isinstance(network, CausalWan)
     frames = noisy.shape[2]
@@ -136,17 +136,17 @@ def predicted(network: nn.Module, plays: Plays, past: Tensor, noisy: Tensor, sig
 
 
 def train_network(network: CausalWan, plays: Encoded, course: Course, making: Making, name: str) -> CausalWan:
-    """Train a mode's network.
+    """Train a mode's network by flow matching.
 
     Args:
-        network: with its initial weights.
-        plays: to learn from.
-        course: how.
-        making: seed, threads and state.
-        name: of the network among the recipe's.
+        network: Network with its initial weights.
+        plays: Encoded plays to train on.
+        course: Hyperparameters of the training.
+        making: Seed, threads and state folder.
+        name: Name of the network within the recipe.
 
     Returns:
-        The network with mean weights, float32, in eval mode.
+        The network with averaged weights, float32, in eval mode.
     """
     sigmas_of = torch.tensor(course.sigmas)
     steps = making.steps_of(course.schedule.steps)

@@ -1,4 +1,4 @@
-"""The plays that a network learns from, encoded once: latents on the disk, actions, and the first picture."""
+"""Training data of the networks, encoded once: latents of plays on disk, actions and first pictures."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from slipway_training.recipe import Making
 from slipway_training.vae_forms import WAN
 from slipway_training.worlds.plays import BLOCK_LATENTS, WORLDS, random_play
 
-# A chunk is drawn by a seed of its own, so encoding goes on where an earlier process ended.
+# Each chunk has its own seed, so that encoding can resume after an interruption.
 _CHUNK, _BATCH = 64, 4
 MASK_CHANNELS = 4
 
 
 @dataclass(frozen=True)
 class Plays:
-    """A batch of plays, as a network sees them; float32.
+    """Batch of plays as a network sees them, float32.
 
     Args:
-        latents: [batch, 16, frames, height / 8, width / 8], unit variance.
-        cond_concat: [batch, 20, frames, height / 8, width / 8].
-        visual_context: [batch, 257, width], features of the first pictures.
-        keyboard: [batch, rows, columns], from 12 frames before the first.
-        mouse: [batch, rows, 2]; None where there is none.
+        latents: Latents, [batch, 16, frames, height / 8, width / 8], unit variance.
+        cond_concat: Conditions of the first pictures, [batch, 20, frames, height / 8, width / 8].
+        visual_context: Features of the first pictures, [batch, 257, width].
+        keyboard: Keys, [batch, rows, columns], from 12 frames before the first frame.
+        mouse: Mouse movement, [batch, rows, 2]; None if the mode has no mouse.
     """
 
     latents: Tensor
@@ -45,26 +45,26 @@ class Plays:
     mouse: Tensor | None
 
     def to(self, device: torch.device) -> Plays:
-        """Return them on a device."""
+        """Return the plays on a device."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(self, **{name: each.to(device) for name, each in given.items() if each is not None})
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """Plays of a mode.
+    """Data set of encoded plays of a mode.
 
     Args:
-        arrays: by the names of :class:`Plays`, [plays, ...]; of the first picture `picture`, the latents of
-            :class:`PictureEncoder`, in place of `cond_concat`.
-        mouse: whether the mode has one.
+        arrays: Arrays by the names of :class:`Plays`, [plays, ...]. In place of `cond_concat`, `picture`
+            contains the latents of the first picture by :class:`PictureEncoder`.
+        mouse: True if the mode has a mouse.
     """
 
     arrays: Arrays
     mouse: bool
 
     def draw(self, random: np.random.Generator, batch: int) -> Plays:
-        """Return plays chosen by chance."""
+        """Return random plays."""
         places = random.integers(len(self.arrays["latents"]), size=batch)
         chosen = {name: torch.from_numpy(each[places]).float() for name, each in self.arrays.items()}
         return Plays(
@@ -78,11 +78,11 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Eyes:
-    """What sees the first picture and the plays.
+    """Encoders of the first picture and of the plays.
 
     Args:
-        vae: whose latents have the mean and the spread of its configuration.
-        vision: pictures [1, 3, height, width] in [-1, 1] to features [1, 257, width].
+        vae: VAE whose latents have the mean and deviation of its configuration.
+        vision: Image encoder from pictures [1, 3, height, width] in [-1, 1] to features [1, 257, width].
     """
 
     vae: AutoencoderKLWan
@@ -92,15 +92,15 @@ class Eyes:
 def encode_plays(
     eyes: Eyes, mode: str, action: ActionConfig, blocks: int, count: int, making: Making
 ) -> Encoded:
-    """Draw plays and encode them, from where an earlier process of the same making left it.
+    """Draw and encode plays, and resume where an earlier process of the same run stopped.
 
     Args:
-        eyes: see there.
-        mode: a key of `WORLDS`.
-        action: sizes of the network's action module.
-        blocks: of a play.
-        count: how many at least.
-        making: seed, threads and state.
+        eyes: Encoders of the first picture and of the plays.
+        mode: Mode, a key of `WORLDS`.
+        action: Sizes of the network's action module.
+        blocks: Number of blocks of a play.
+        count: Smallest number of plays.
+        making: Seed, threads and state folder.
     """
     torch.set_num_threads(making.threads)
 
@@ -135,7 +135,7 @@ def _encoded(
 
 
 def told_rows(actions: NDArray[np.float32], action: ActionConfig, rows: int) -> NDArray[np.float32]:
-    """Return the rows that a network is told of a play from its start; the first stands for earlier ones."""
+    """Return a network's first action rows of a play; copies of the first row stand for earlier ones."""
     before = np.repeat(actions[:1], action.window_rows, axis=0)
     told: NDArray[np.float32] = np.concatenate([before, actions])[:rows]
     return told
@@ -145,8 +145,8 @@ def conditions_of(pictures: NDArray[np.float32], frames: int) -> Tensor:
     """Return `cond_concat` of the first frames of plays, [plays, 20, frames, height / 8, width / 8].
 
     Args:
-        pictures: latents of :class:`PictureEncoder`, [plays, 16, picture frames, height / 8, width / 8].
-        frames: of latents.
+        pictures: Latents by :class:`PictureEncoder`, [plays, 16, picture frames, height / 8, width / 8].
+        frames: Number of latent frames.
     """
     height, width = pictures.shape[-2:]
     sizes = Latents(

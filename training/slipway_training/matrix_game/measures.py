@@ -1,7 +1,7 @@
-"""What a checkpoint reaches in worlds that its making never saw, played as they are served.
+"""Measurement of a checkpoint in worlds that its training never saw, played as in serving.
 
-The judge is judged first, on renders that went through the VAE; then plays from unseen pictures, block by
-block with the caches of a served world, in PyTorch.
+The judge is evaluated first, on renders that went through the VAE. Then it judges plays from unseen pictures,
+generated block by block in PyTorch with the caches of a served world.
 """
 
 from __future__ import annotations
@@ -36,20 +36,19 @@ from slipway_training.worlds.plays import CELL_PX, WORLDS, Play, play_of, random
 Frames = NDArray[np.uint8]
 PLAYED, PLAY_BLOCKS, WALK_BLOCKS, WALKS = 8, 12, 60, 2
 _RENDERS = 4
-# Trainings draw from their seed and a step; this is no seed that one is given.
+# Trainings draw from their seed and a step, and no training gets this value as its seed.
 _SEED = 2**31
-# A cell of 8 x 8 pixels is as it was when the mean difference of a colour is less.
+# A cell of 8 x 8 pixels is unchanged if the mean difference of its colour values is less than this.
 _SAME = 24.0
 
 
 def figures(folder: Path) -> dict[str, float]:
-    """Measure a checkpoint.
+    """Measure the judge, the VAE and the plays of a checkpoint.
 
     Returns:
-        ``judge_obeyed``: share of blocks of renders that are read as obeyed after the VAE;
-        ``vae_psnr_db``: of them; ``…_obeyed``: of a mode's plays; ``universal_walk``: of the last 10 of 60
-        blocks;
-        ``remembered``: see :func:`remembered`.
+        ``judge_obeyed``: share of blocks of renders that are judged as obeyed after the VAE;
+        ``vae_psnr_db``: PSNR of these renders; ``…_obeyed``: share of obeyed blocks in a mode's plays;
+        ``universal_walk``: share in the last 10 of 60 blocks; ``remembered``: see :func:`remembered`.
     """
     eyes = read_vision(folder)
     random = np.random.default_rng(_SEED)
@@ -77,7 +76,7 @@ def figures(folder: Path) -> dict[str, float]:
 
 
 def judge_figures() -> float:
-    """Return the share of blocks of unseen renders that the judge reads as obeyed."""
+    """Return the share of blocks of unseen renders that the judge sees as obeyed."""
     plays = [play for mode in WORLDS for play in unseen_plays(mode, _RENDERS, PLAY_BLOCKS)]
     return obeyed([each for play in plays for each in verdicts(play.frames(), play.mode, play.steps())])
 
@@ -101,12 +100,12 @@ def unseen_picture(mode: str) -> Frames:
 
 
 def remembered(player: Player) -> float:
-    """Return what comes back after a block to the right and a block to the left.
+    """Return the share of cells that are unchanged after a block to the right and a block back to the left.
 
-    The view slides by three columns of cells; two of them are in the window of the way back.
+    The view slides by three columns of cells; two of them are in the attention window of the way back.
 
     Returns:
-        Share of the cells that left the view which are as they were.
+        Share of unchanged cells among those that left the view.
     """
     random = np.random.default_rng([_SEED, 1])
     script = [actions_of(key, "universal") for key in "qda"]
@@ -122,7 +121,7 @@ def remembered(player: Player) -> float:
 
 @torch.no_grad()
 def through(vae: AutoencoderKLWan, clips: Frames) -> Frames:
-    """Return clips [clips, frames, height, width, 3] as they come back from a VAE."""
+    """Return clips [clips, frames, height, width, 3] after encoding and decoding by a VAE."""
     return _pixels(vae.decode(vae.encode(as_tensor(clips)).latent_dist.mode()).sample)
 
 
@@ -133,12 +132,12 @@ def _pixels(decoded: Tensor) -> Frames:
 
 
 class Player:
-    """A mode of a checkpoint, played several worlds at a time.
+    """Player of one mode of a checkpoint, in several worlds at a time.
 
     Args:
-        folder: of the checkpoint.
-        mode: a key of `WORLDS`.
-        eyes: of :func:`read_vision`.
+        folder: Folder of the checkpoint.
+        mode: Mode, a key of `WORLDS`.
+        eyes: Encoders from :func:`read_vision`.
     """
 
     def __init__(self, folder: Path, mode: str, eyes: Eyes) -> None:
@@ -149,7 +148,7 @@ class Player:
 
     @classmethod
     def of(cls, network: CausalWan, inference: Inference, eyes: Eyes) -> Player:
-        """Return one of a network that is in no file."""
+        """Return a player for a network in memory."""
         player = cls.__new__(cls)
         player._begin(network, inference, eyes)
         return player
@@ -159,7 +158,7 @@ class Player:
         self._block, self._cross = BlockDenoiser(network).eval(), CrossAttention(network).eval()
 
     def judged(self, plays: Sequence[Play]) -> list[list[Verdict]]:
-        """Play, and judge each block."""
+        """Play the plays and judge each block."""
         mode = self._inference.mode
         return [
             verdicts(clip, mode, play.steps()) for play, clip in zip(plays, self.frames(plays), strict=True)
@@ -167,13 +166,13 @@ class Player:
 
     @torch.no_grad()
     def frames(self, plays: Sequence[Play]) -> Frames:
-        """Play worlds from the first pictures of plays with their keys.
+        """Generate worlds from the first pictures and the keys of plays.
 
         Args:
-            plays: of as many frames each.
+            plays: Plays with equal numbers of frames.
 
         Returns:
-            [plays, frames, height, width, 3].
+            Frames, [plays, frames, height, width, 3].
         """
         latents = torch.cat(list(self._played(plays)), dim=2)
         config = self._eyes.vae.config
@@ -217,12 +216,12 @@ class Player:
 
 
 def empty_caches(block: BlockDenoiser, worlds: int, tokens: int) -> list[Tensor]:
-    """Return the caches before worlds' first block.
+    """Return the empty caches before the first block of worlds.
 
     Args:
-        block: of the mode.
-        worlds: how many.
-        tokens: of a latent frame.
+        block: Block denoiser of the mode.
+        worlds: Number of worlds.
+        tokens: Number of tokens of a latent frame.
     """
     config, action = block.network.config, block.network.config.action
     heads = action.heads_num

@@ -1,4 +1,4 @@
-"""The recipe: a VAE on pieces of plays of all modes, then each mode's network on encoded plays."""
+"""Recipe of the Matrix-Game checkpoint: train a VAE on all modes' plays, then each mode's network."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ VAE_SCHEDULES = {
     "vae": Schedule(steps=1400, learning_rate=1e-3, warmup=50, weight_decay=1e-4, ema=0.99),
     "vae_longer": Schedule(steps=1800, learning_rate=1.2e-3, warmup=50, weight_decay=1e-4, ema=0.99),
 }
-# A runner has to be drawn in three ways, so the last mode takes longer than the one before.
+# A runner has three poses to draw, so the last mode needs more steps than the one before.
 SCHEDULES = {
     "universal": Schedule(steps=5000, learning_rate=2e-3, ema=0.998),
     "gta_drive": Schedule(steps=900, learning_rate=1e-3, ema=0.998),
@@ -44,7 +44,7 @@ SCHEDULES = {
 }
 PLAYS, BLOCKS = 512, 6
 VISUAL_DIM = 80
-# What a VAE's step sees: plays, latent frames. Every fourth step sees one longer piece.
+# Input of a VAE's step: plays, latent frames. Every fourth step sees one longer piece.
 _PIECES, _LONGER, _LONGER_EVERY = (2, 3), (1, 6), 4
 
 
@@ -71,7 +71,7 @@ def make(making: Making) -> None:
 
 
 def vae_of_shapes() -> AutoencoderKLWan:
-    """Return the VAE of the demo checkpoint of `wan_t2v`, which the VAE of worlds begins as."""
+    """Return the VAE of the demo checkpoint of `wan_t2v`, which gives the initial weights."""
     with TemporaryFolder("slipway-training-wan-") as folder:
         WAN_DEMO.write(folder, 0)
         vae: AutoencoderKLWan = AutoencoderKLWan.from_pretrained(f"{folder}/vae", torch_dtype=torch.float32)
@@ -79,7 +79,7 @@ def vae_of_shapes() -> AutoencoderKLWan:
 
 
 def pieces(random: np.random.Generator, step: int) -> NDArray[np.uint8]:
-    """Draw pieces of plays for a VAE's step, [pieces, 4k + 1 frames, height, width, 3]."""
+    """Draw pieces of plays for a step of the VAE's training, [pieces, 4k + 1 frames, height, width, 3]."""
     batch, latents = _PIECES if step % _LONGER_EVERY else _LONGER
     modes, cut = list(WORLDS), []
     for _ in range(batch):
@@ -90,7 +90,7 @@ def pieces(random: np.random.Generator, step: int) -> NDArray[np.uint8]:
 
 
 def sigmas_of(mode: str) -> tuple[float, ...]:
-    """Return the sigmas of a mode's few steps."""
+    """Return the sigmas of a mode's few denoising steps."""
     inference = tiny_inference(mode)
     shift = inference["model_kwargs"]["timestep_shift"]
     schedule = FewStep(inference["denoising_step_list"], shift, Noise(0))
@@ -98,7 +98,7 @@ def sigmas_of(mode: str) -> tuple[float, ...]:
 
 
 def _begin_as(network: CausalWan, first: CausalWan) -> None:
-    """Take what one network has learnt into another, but for the weights of other keys."""
+    """Copy the weights of one network into another wherever key and shape are the same."""
     own = network.state_dict()
     same = {
         key: each for key, each in first.state_dict().items() if key in own and own[key].shape == each.shape

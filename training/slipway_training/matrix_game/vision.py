@@ -1,7 +1,8 @@
-"""The VAE and the CLIP of the checkpoint, as the files of the public one have them.
+"""VAE and CLIP of the checkpoint, in the file formats of the public checkpoint.
 
-The VAE's file tells nothing of its latents: their mean and spread are numbers in upstream's code. So those of
-a trained VAE are brought to these, by the two convolutions of one pixel that the latents go through.
+The VAE's file does not contain the mean and deviation of its latents: they are constants in upstream's code.
+So the recipe moves the latents of a trained VAE to these values, by the two convolutions of one pixel through
+which the latents pass.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from slipway_export.renamed_weights import renamed_weights
 from slipway_training.matrix_game.latents import Eyes
 from slipway_training.vae_forms import move_latents
 
-# Its features have no training: of a picture they are what a fixed network of random weights makes of it.
+# The CLIP is untrained: its features are those of a fixed network with random weights.
 _CLIP = {"channels": 80, "blocks": 2, "image_px": 224}
 
 
 def with_public_latents(vae: AutoencoderKLWan) -> AutoencoderKLWan:
-    """Bring a VAE's latents to the mean and the spread that upstream's code has for those of the public one.
+    """Move a VAE's latents to the mean and deviation of the public VAE, which upstream's code contains.
 
     Args:
-        vae: with mean and spread of its latents in its configuration; it is changed.
+        vae: VAE with mean and deviation of its latents in its configuration; it is changed.
     """
     config, public = vae.config, AutoencoderKLWan(base_dim=8).config
     names = ("latents_mean", "latents_std")
@@ -43,9 +44,9 @@ def write_vision(folder: Path, vae: AutoencoderKLWan, seed: int) -> None:
     """Write the files of the VAE and of a CLIP of random weights, in half precision.
 
     Args:
-        folder: of the checkpoint.
-        vae: of :func:`with_public_latents`.
-        seed: of the CLIP.
+        folder: Folder of the checkpoint.
+        vae: VAE from :func:`with_public_latents`.
+        seed: Seed of the CLIP.
     """
     weights = renamed_weights(vae, wan_pth.source_of(vae))
     torch.save({key: each.half().contiguous() for key, each in weights.items()}, folder / VAE_FILE)
@@ -55,7 +56,7 @@ def write_vision(folder: Path, vae: AutoencoderKLWan, seed: int) -> None:
 
 
 def read_vision(folder: Path) -> Eyes:
-    """Read what :func:`write_vision` wrote, in float32, as an export does."""
+    """Read the VAE and CLIP that :func:`write_vision` wrote, in float32, as an export does."""
     where = str(folder)
     vae = wan_pth.load_vae(folder / VAE_FILE, where)
     return Eyes(vae, ImageEncoder(load_vision(folder / CLIP_FILE, where)).eval())

@@ -1,1 +1,1 @@
-"""A small world of coloured shapes that move: clips, captions, and who can tell what a clip shows."""
+"""Synthetic clips of moving coloured shapes, their captions, and a classifier of what a clip shows."""

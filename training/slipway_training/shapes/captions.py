@@ -1,6 +1,7 @@
-"""A scene's subject in words, as a caption for training or a prompt for a test.
+"""Captions of a scene's subject, for training and as prompts for tests.
 
-People say the same in several ways, so captions do too; the plain one names all four words in their order.
+People say the same thing in several ways, and so do the captions. The plain caption names all four words in
+their order.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _SAID = {
     "grows": ("grows", "gets bigger", "appears"),
     "shrinks": ("shrinks", "gets smaller", "vanishes"),
 }
-# How often a caption says less than everything, or says it in another way than the plain one.
+# Shares of captions that omit the ground, name it first, or use other words than the plain caption.
 _WITHOUT_GROUND, _GROUND_FIRST, _OTHER_WORDS = 0.1, 0.15, 0.4
 
 
@@ -30,7 +31,7 @@ def plain(subject: Subject) -> str:
 
 
 def caption(random: np.random.Generator, subject: Subject) -> str:
-    """Return a caption in one of the ways in which people might say it."""
+    """Return a caption in a random wording."""
     said = _SAID[subject.motion]
     motion = said[int(random.integers(len(said)))] if random.random() < _OTHER_WORDS else subject.motion
     what = f"{_article(subject.colour)} {subject.colour} {subject.shape} {motion}"
@@ -43,11 +44,11 @@ def caption(random: np.random.Generator, subject: Subject) -> str:
 
 
 def examples(count: int = 1000) -> list[str]:
-    """Return captions of subjects drawn by chance, in every wording, for a tokenizer to learn."""
+    """Return captions of random subjects, in every wording, to train a tokenizer on."""
     random = np.random.default_rng(0)
     choice = subjects(unseen=False)
     said = [caption(random, choice[int(place)]) for place in random.integers(len(choice), size=count)]
-    # Sentencepiece takes a word for a piece only where it meets it with different signs beside it.
+    # SentencePiece makes a word a piece of its own only if it occurs next to different characters.
     words = sorted(set(" ".join(said).replace(",", "").split()))
     return [*said, *(f"{sign} ".join(words) for sign in ",.")]
 

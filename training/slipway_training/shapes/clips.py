@@ -1,4 +1,4 @@
-"""Clips of random scenes, as training and measuring take them."""
+"""Clips of random scenes for training and for measurements."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ SIDE_PX, FRAMES = 64, 33
 
 @dataclass(frozen=True)
 class Footage:
-    """Clips of one kind.
+    """Length and variety of a kind of clips.
 
     Args:
-        frames: of a clip; its motion goes through its whole reach in them.
-        ways: between what scenes are drawn.
+        frames: Number of frames of a clip, in which the motion covers its whole reach.
+        ways: Ranges from which scenes are drawn.
     """
 
     frames: int
     ways: Ways = ANY_WAY
 
     def scene(self, random: np.random.Generator, choice: Sequence[Subject]) -> Scene:
-        """Draw a scene of a clip."""
+        """Draw the scene of a clip."""
         return random_scene(random, choice, self.frames, self.ways)
 
     def cut(
         self, random: np.random.Generator, choice: Sequence[Subject], batch: int, frames: int, side: int
     ) -> NDArray[np.uint8]:
-        """Draw pieces of clips.
+        """Draw pieces cut from clips of random scenes.
 
         Args:
-            random: decides what they show, and when and where they are cut.
-            choice: the subjects to choose from.
-            batch: pieces.
-            frames: of each.
-            side: of each, pixels.
+            random: Generator of the scenes and of the time and place of the cuts.
+            choice: Subjects to choose from.
+            batch: Number of pieces.
+            frames: Number of frames of each piece.
+            side: Height and width of each piece, in pixels.
 
         Returns:
-            [batch, frames, side, side, 3].
+            Pieces, [batch, frames, side, side, 3].
         """
         cut = []
         for _ in range(batch):
@@ -56,26 +56,26 @@ class Footage:
 
 
 SHORT = Footage(FRAMES)
-# What a VAE's step sees: clips, frames, side. Of clips, every fourth is a longer piece of the whole picture.
+# Input of a VAE's step: clips, frames, side. Every fourth step on clips sees a longer piece at full size.
 _PICTURES = (32, 1, 32)
 _PIECES = (6, 9, 32)
 _WHOLE, _WHOLE_EVERY = (1, 17, SIDE_PX), 4
 
 
 def pictures(random: np.random.Generator, choice: Sequence[Subject]) -> NDArray[np.uint8]:
-    """Draw pieces of pictures for a VAE's step, [pieces, 1 frame, side, side, 3]."""
+    """Draw pieces of pictures for a step of the VAE's training, [pieces, 1 frame, side, side, 3]."""
     return SHORT.cut(random, choice, *_PICTURES)
 
 
 def pieces(random: np.random.Generator, step: int, choice: Sequence[Subject]) -> NDArray[np.uint8]:
-    """Draw pieces of clips for a VAE's step.
+    """Draw pieces of clips for a step of the VAE's training.
 
     Args:
-        random: decides what they show, and when and where they are cut.
-        step: its number decides their size.
-        choice: the subjects to choose from.
+        random: Generator of the scenes and of the time and place of the cuts.
+        step: Number of the step, which decides the size of the pieces.
+        choice: Subjects to choose from.
 
     Returns:
-        [pieces, 4k + 1 frames, side, side, 3].
+        Pieces, [pieces, 4k + 1 frames, side, side, 3].
     """
     return SHORT.cut(random, choice, *(_PIECES if step % _WHOLE_EVERY else _WHOLE))

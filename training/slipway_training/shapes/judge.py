@@ -1,7 +1,7 @@
-"""A small classifier that tells which colour, shape and motion a clip shows.
+"""Small classifier of the colour, shape and motion that a clip shows.
 
-It learns from rendered clips, worsened as a decoder or a shortcut worsens them, and is itself judged on
-renders of subjects that it never saw; only then does it judge generated clips.
+It learns from rendered clips, degraded as a decoder or a shortcut degrades them. It is first evaluated on
+renders of subjects that it never saw, and then judges generated clips.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from slipway_training.shapes.clips import FRAMES, SHORT, SIDE_PX, Footage
 from slipway_training.shapes.render import render
 from slipway_training.shapes.scenes import COLOURS, MOTIONS, SHAPES, Subject
 
-# The judge of short clips looks at every fourth frame; another one at as many, further apart.
+# The judge of short clips sees every fourth frame; a judge of longer clips sees as many, further apart.
 EVERY = 4
 LOOKED = len(range(0, FRAMES, EVERY))
 JUDGE_FILE = "judge.safetensors"
-# Channels that tell where a shape is, and numbers that tell how it moves; most of its weights are between.
+# Channels for the position of a shape and features for its motion; most weights are in the layer between.
 _PLACES, _MOVES = 3, 24
 _BATCH = 32
 _SCHEDULE = Schedule(steps=1000, learning_rate=3e-3, warmup=50)
@@ -35,7 +35,7 @@ _WORDS = {"colour": tuple(COLOURS), "shape": SHAPES, "motion": MOTIONS}
 
 
 class Judge(nn.Module):
-    """Frames to scores of colours, shapes and motions."""
+    """Network that scores colours, shapes and motions from the frames of a clip."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,17 +60,17 @@ class Judge(nn.Module):
         )
 
     def forward(self, clips: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Score clips.
+        """Score the colours, shapes and motions of clips.
 
         Args:
-            clips: [batch, `LOOKED` frames, 3, 64, 64] in [-1, 1].
+            clips: Clips, [batch, `LOOKED` frames, 3, 64, 64] in [-1, 1].
 
         Returns:
             Scores, [batch, colours], [batch, shapes] and [batch, motions].
         """
         batch, frames = clips.shape[:2]
         seen = self.frame(clips.flatten(0, 1))
-        # The middle frame, in which the shape is whole and neither its largest nor its smallest.
+        # In the middle frame the shape is whole, and neither at its largest nor at its smallest.
         what = self.what(seen.unflatten(0, (batch, frames))[:, frames // 2])
         where = self.where(seen).reshape(batch, -1)
         return self.colour(what), self.shape(what), self.motion(where)
@@ -78,7 +78,7 @@ class Judge(nn.Module):
 
 @dataclass(frozen=True)
 class Verdict:
-    """The words that a clip shows, as keys of `COLOURS`, `SHAPES` and `MOTIONS`."""
+    """Colour, shape and motion that a clip shows, from `COLOURS`, `SHAPES` and `MOTIONS`."""
 
     colour: str
     shape: str
@@ -87,12 +87,12 @@ class Verdict:
 
 @torch.no_grad()
 def judged(judge: Judge, clip: NDArray[np.uint8], every: int = EVERY) -> Verdict:
-    """Return what a clip shows.
+    """Return the colour, shape and motion that a judge sees in a clip.
 
     Args:
-        judge: a trained one.
-        clip: RGB, [8 every + 1 frames, 64, 64, 3].
-        every: frames from one that is looked at to the next, as in training.
+        judge: Trained judge.
+        clip: Clip, RGB, [8 * every + 1 frames, 64, 64, 3].
+        every: Distance between the frames that the judge sees, as in its training.
     """
     scores = judge(_as_tensor(clip[None, ::every]))
     colour, shape, motion = (int(each.argmax()) for each in scores)
@@ -105,10 +105,10 @@ def train_judge(
     """Train a judge on rendered clips.
 
     Args:
-        choice: the subjects that it sees.
-        making: seed, threads and state.
-        footage: of which it sees pieces.
-        every: frames from one that is looked at to the next.
+        choice: Subjects that it sees.
+        making: Seed, threads and state folder.
+        footage: Kind of clips from which it sees pieces.
+        every: Distance between the frames that it sees.
     """
     last = (LOOKED - 1) * every
 
@@ -133,14 +133,14 @@ def train_judge(
 
 
 def load_judge(folder: Path) -> Judge:
-    """Read the judge that lies beside a checkpoint's parts."""
+    """Read the judge from a checkpoint's folder."""
     judge = Judge()
     judge.load_state_dict({key: value.float() for key, value in load_file(folder / JUDGE_FILE).items()})
     return judge.eval()
 
 
 def right(subjects: Sequence[Subject], verdicts: Sequence[Verdict]) -> dict[str, float]:
-    """Return the share of clips in which each word is right, and in which all of them are."""
+    """Return the shares of clips for which each word is right, and for which all words are."""
     pairs = list(zip(subjects, verdicts, strict=True))
     shares = {
         field: [getattr(subject, field) == getattr(verdict, field) for subject, verdict in pairs]
@@ -155,7 +155,7 @@ def _as_tensor(clips: NDArray[np.uint8]) -> Tensor:
 
 
 def _worsened(clips: Tensor) -> Tensor:
-    """Blur half of the clips, and put noise on all."""
+    """Blur half of the clips, and add noise to all."""
     blurred = functional.avg_pool2d(clips.flatten(0, 1), 3, stride=1, padding=1).view_as(clips)
     share = torch.rand(len(clips), 1, 1, 1, 1, device=clips.device) * 2 - 1
     mixed = torch.lerp(clips, blurred, share.clamp_min(0))

@@ -1,6 +1,6 @@
-"""A scene in pixels: a shape with soft edges before a wall and on a ground.
+"""Rendering of a scene: a shape with soft edges in front of a wall and a ground.
 
-Shapes are signed distances, so that an edge covers a pixel in part and a slow motion shows in every frame.
+Shapes are signed distances, so that an edge covers a pixel partially and slow motion shows in every frame.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from numpy.typing import NDArray
 from slipway_training.shapes.scenes import COLOURS, GROUNDS, Scene
 
 Floats = np.ndarray[Any, Any]
-# The wall is the ground's colour in the dark.
+# The wall has the ground's colour, darkened by this factor.
 _WALL = 0.55
 _SMALLEST = 0.15
 _STAR_POINTS = 5
 
 
 def render(scene: Scene, frames: range, side: int) -> NDArray[np.uint8]:
-    """Draw a clip.
+    """Render frames of a scene.
 
     Args:
-        scene: what it shows.
-        frames: which of the scene's frames, from 0.
-        side: height and width, pixels.
+        scene: Scene to draw.
+        frames: Indices of the scene's frames to draw, from 0.
+        side: Height and width, in pixels.
 
     Returns:
-        RGB, [frames, side, side, 3].
+        Frames, RGB, [frames, side, side, 3].
     """
-    # Centres of the pixels, in shares of the side.
+    # These are the centres of the pixels, as shares of the side.
     places = (np.arange(side, dtype=np.float32) + 0.5) / side
     time = np.asarray(frames, np.float32)[:, None, None]
     x = scene.start[0] + scene.velocity[0] * time
@@ -42,7 +42,7 @@ def render(scene: Scene, frames: range, side: int) -> NDArray[np.uint8]:
     size = scene.radius * np.maximum(scene.sizes[0] + scene.sizes[1] * time, _SMALLEST)
     dx, dy = places[None, None, :] - x, places[None, :, None] - y
     cos, sin = np.cos(angle), np.sin(angle)
-    # In the shape's own axes, its radius as the unit.
+    # These are coordinates in the shape's own axes, in units of its radius.
     u, v = (cos * dx + sin * dy) / size, (cos * dy - sin * dx) / size
     distance = _DISTANCES[scene.subject.shape](u, v) * size * side
     cover = np.clip(0.5 - distance, 0.0, 1.0)[..., None]
@@ -77,14 +77,14 @@ def _square(u: Floats, v: Floats) -> Floats:
 
 
 def _triangle(u: Floats, v: Floats) -> Floats:
-    # Three sides at the same distance from the centre, one of them below.
+    # The three sides have the same distance from the centre; one of them is at the bottom.
     slanted = np.abs(u) * (math.sqrt(3) / 2) - v / 2
     distance: Floats = np.maximum(slanted, v) - 0.6
     return distance
 
 
 def _star(u: Floats, v: Floats) -> Floats:
-    # In the sector of one point, its edge is the line from the tip to the notch.
+    # Within the sector of one point, the edge is the line from the tip to the notch.
     sector = 2 * math.pi / _STAR_POINTS
     angle = np.abs((np.arctan2(u, -v) + sector / 2) % sector - sector / 2)
     radius = np.hypot(u, v)

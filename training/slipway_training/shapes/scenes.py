@@ -1,6 +1,6 @@
-"""What a clip may show, in words: colour, shape, motion and ground; which combinations training never sees.
+"""Subjects and scenes of clips: colour, shape, motion, ground, and the combinations kept from training.
 
-A scene is drawn by chance from a seeded generator; `captions` says it in words, `render` in pixels.
+A seeded generator draws a scene; `captions` describes it in words, and `render` draws its pixels.
 """
 
 from __future__ import annotations
@@ -44,26 +44,26 @@ GROUNDS: dict[str, Rgb] = {
     "snow": (176, 186, 200),
     "asphalt": (34, 34, 38),
 }
-# They look the same however far they have turned.
+# A rotation does not change how these shapes look.
 ROUND = ("ball", "ring")
-# Of the combinations of colour, shape and motion every eighth is kept from training.
+# Every eighth combination of colour, shape and motion is kept from training.
 _UNSEEN_EVERY = 8
-# Of the clip's side: the radius of a shape.
+# Range of a shape's radius, as a share of the clip's side.
 _RADIUS = (0.16, 0.23)
-# Of the radius, where a shape is largest.
+# Largest size of a shape that grows or shrinks, as a multiple of its radius.
 _LARGEST = 1.3
 
 
 @dataclass(frozen=True)
 class Ways:
-    """Between what a scene is drawn that words leave open; lengths are shares of the clip's side.
+    """Ranges of a scene's free parameters; lengths are shares of the clip's side.
 
     Args:
-        reach: how far a shape moves in a clip.
-        turn_rad: how far one turns in a clip.
-        hop: height of a bounce.
-        hops: bounces in a clip.
-        smallest: share of the radius where a shape that grows begins, and one that shrinks ends.
+        reach: Distance that a shape moves in a clip.
+        turn_rad: Angle by which a shape turns in a clip, in radians.
+        hop: Height of a bounce.
+        hops: Number of bounces in a clip.
+        smallest: Size at which a growing shape begins and a shrinking shape ends, as a share of the radius.
     """
 
     reach: tuple[float, float] = (0.5, 0.62)
@@ -78,7 +78,7 @@ ANY_WAY = Ways()
 
 @dataclass(frozen=True)
 class Subject:
-    """The words of a scene: keys of `COLOURS`, `SHAPES`, `MOTIONS` and `GROUNDS`."""
+    """Words that describe a scene, from `COLOURS`, `SHAPES`, `MOTIONS` and `GROUNDS`."""
 
     colour: str
     shape: str
@@ -87,9 +87,9 @@ class Subject:
 
     @property
     def unseen(self) -> bool:
-        """Whether this colour, shape and motion are never together in training.
+        """Return True if training never combines this colour, shape and motion.
 
-        Every two of the three words are together often, so that nothing but the combination is new.
+        Training often combines any two of the three words, so that only the full combination is new.
         """
         places = (
             list(COLOURS).index(self.colour),
@@ -103,19 +103,19 @@ class Subject:
 
 @dataclass(frozen=True)
 class Scene:
-    """A subject with everything that words leave open; lengths are shares of the clip's side.
+    """Subject with the parameters that words leave open; lengths are shares of the clip's side.
 
     Args:
-        subject: in words.
-        start: of the shape's centre, x from the left and y from the top.
-        radius: of the shape, at its largest.
-        velocity: of the centre, x to the right and y down, a frame.
-        angle_rad: of the shape in the first frame, clockwise.
-        spin_rad: that it turns by a frame, clockwise.
-        sizes: share of the radius in the first frame and what is added a frame.
-        hop: height of a bounce; 0 where nothing bounces.
-        hop_frames: length of one bounce.
-        horizon: height of the ground's line, from the top.
+        subject: Subject in words.
+        start: Position of the shape's centre in the first frame, x from the left and y from the top.
+        radius: Radius of the shape at size 1.
+        velocity: Velocity of the centre per frame, x to the right and y down.
+        angle_rad: Angle of the shape in the first frame, clockwise, in radians.
+        spin_rad: Rotation of the shape per frame, clockwise, in radians.
+        sizes: Size in the first frame and its change per frame, as shares of the radius.
+        hop: Height of a bounce; 0 if the shape does not bounce.
+        hop_frames: Duration of one bounce, in frames.
+        horizon: Position of the line between wall and ground, from the top.
     """
 
     subject: Subject
@@ -131,7 +131,7 @@ class Scene:
 
 
 def subjects(*, unseen: bool) -> list[Subject]:
-    """Return all subjects that training sees, or all that it never sees."""
+    """Return the subjects kept from training if `unseen` is True, else those that training sees."""
     every = (Subject(*words) for words in product(COLOURS, SHAPES, MOTIONS, GROUNDS))
     return [
         subject
@@ -143,13 +143,14 @@ def subjects(*, unseen: bool) -> list[Subject]:
 def random_scene(
     random: np.random.Generator, choice: Sequence[Subject], frames: int, ways: Ways = ANY_WAY
 ) -> Scene:
-    """Draw a scene.
+    """Draw a random scene.
 
     Args:
-        random: decides everything.
-        choice: the subjects to choose from.
-        frames: in which the motion goes through its whole reach, at least 2; a longer clip goes on beyond.
-        ways: between what everything is drawn.
+        random: Generator of all choices.
+        choice: Subjects to choose from.
+        frames: Number of frames in which the motion covers its whole reach, at least 2. In a longer clip the
+            motion continues.
+        ways: Ranges from which the parameters are drawn.
     """
     subject = choice[int(random.integers(len(choice)))]
     last = frames - 1

@@ -1,1 +1,1 @@
-"""How the demo checkpoint of wake words is made: a program's voices say many words in many rooms."""
+"""Recipes of the wake word demo checkpoints, trained on synthetic speech in simulated rooms."""

@@ -1,7 +1,7 @@
-"""Speech by espeak-ng in this process: its library, from the wheel `espeakng-loader`, called by ctypes.
+"""Speech synthesis with espeak-ng in this process, through ctypes and the wheel `espeakng-loader`.
 
-espeak-ng is GPL, and a tool of trainings only: what it says is data, and nothing of it is shipped or served.
-It trembles and breathes by a chance of its own: a text by one voice is never twice the same samples.
+espeak-ng is GPL, and only training uses it: its speech is data, and nothing of it is shipped or served.
+It adds random tremble and breath of its own, so the same text in the same voice never gives the same samples.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from slipway_serving.wakeword.request import SAMPLE_RATE_HZ
 
 Samples = NDArray[np.float32]
 
-# Of speak_lib.h.
+# These constants are from speak_lib.h.
 _SYNCHRONOUS, _RATE, _PITCH, _RANGE, _UTF8, _CHARACTERS = 2, 1, 3, 4, 1, 1
 _LOUD = 0.02
 
 
 @dataclass(frozen=True)
 class Voice:
-    """Somebody who speaks.
+    """Voice of a speaker.
 
     Args:
-        name: of espeak-ng: an accent and a variant, ``gmw/en-US+f3``.
-        words_per_minute: 80 to 450.
-        pitch: 0 to 99, 50 is the variant's own.
-        liveliness: range of the pitch, 0 to 99.
+        name: Name in espeak-ng, an accent and a variant, such as ``gmw/en-US+f3``.
+        words_per_minute: Speed, 80 to 450.
+        pitch: Pitch, 0 to 99; 50 is the variant's own.
+        liveliness: Range of the pitch, 0 to 99.
     """
 
     name: str
@@ -44,13 +44,14 @@ class Voice:
 
 
 def say(text: str, voice: Voice) -> Samples:
-    """Say a text, without the silence before and after it.
+    """Synthesize a text, without the silence before and after it.
 
     Returns:
-        [samples], mono, float32, peak 0.5, 16 kHz.
+        Samples, [samples], mono, float32, peak 0.5, 16 kHz.
 
     Raises:
-        InvalidRequest: espeak-ng has no such voice, or says nothing.
+        InvalidRequest: espeak-ng is not installed, has no such voice, or gives no sound for the text.
+        Unrecoverable: The espeak-ng library does not start.
     """
     library, pieces, rate_hz, _ = _library()
     if library.espeak_SetVoiceByName(voice.name.encode()):
@@ -71,12 +72,12 @@ def say(text: str, voice: Voice) -> Samples:
 
 
 class _Library(NamedTuple):
-    """espeak-ng, started: its functions, what it leaves of what it says, and the rate of that, Hz."""
+    """Initialized espeak-ng library: its functions, the buffer of its samples, and their rate in Hz."""
 
     functions: ctypes.CDLL
     pieces: list[NDArray[np.int16]]
     rate_hz: int
-    # The functions keep its address only.
+    # The library keeps only the address of the callback, so Python must keep the callback alive.
     callback: Any
 
 

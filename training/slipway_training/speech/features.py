@@ -1,7 +1,8 @@
-"""The features of a training's windows: those that are served, by a Fourier transform in float32.
+"""Fast features for training that match the served ones, by a Fourier transform in float32.
 
-What is served computes in float64 and by products, which a graph has; here a window takes a third of that
-time. Both differ where a frequency lies far below the loudest of its frame only, and noise covers that.
+The served features are computed in float64 and by matrix products, which an exported graph supports. Here a
+window takes a third of that time. The results differ only at frequencies far below the loudest one of their
+frame, and noise covers those.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from slipway_serving.wakeword.hearing import FRAME_SAMPLES, HOP_SAMPLES, PEAK, Q
 
 
 class QuickFeatures:
-    """Windows at 16 kHz, none of them silent, to what the backbone takes.
+    """Feature extractor from windows at 16 kHz, none of them silent, to the backbone's input.
 
     Args:
-        extractor: whose figures to use.
+        extractor: Extractor of the checkpoint, which gives the settings.
     """
 
     def __init__(self, extractor: ASTFeatureExtractor) -> None:

@@ -1,4 +1,4 @@
-"""The recipe: an AST learns which words a second of speech holds, and becomes the backbone of all words."""
+"""Recipe of the wake word backbone: an AST learns which words a second of speech contains."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ CONFIG = {
     "attention_probs_dropout_prob": 0.0,
 }
 PREPROCESSOR = {"max_length": 128, "num_mel_bins": 64, "mean": -2.5, "std": 3.3}
-# Few words are told first: from nothing, of all too little is learnt in the time.
+# Training begins with few words: from random weights, it would learn all words too slowly.
 FEW_WORDS = words()[::6]
 FEW_SCHEDULE = Schedule(steps=6000, learning_rate=1e-3, warmup=50, weight_decay=1e-2, ema=0.99)
 ALL_SCHEDULE = Schedule(steps=7000, learning_rate=8e-4, warmup=200, weight_decay=1e-2, ema=0.998)
-# Then all words again, by speakers who are none of espeak-ng's.
+# The last training repeats all words, with speakers other than espeak-ng's variants.
 SPEAKERS_SCHEDULE = Schedule(steps=3600, learning_rate=8e-4, warmup=100, weight_decay=1e-2, ema=0.998)
-# Of the first training, windows are all easy up to the first share of the steps, and all as they are heard
-# from the second on.
+# In the first training, all windows are easy up to the first share of the steps, and all are realistic from
+# the second share on.
 _EASY_SHARES = (0.2, 0.7)
 _BATCH, _FEATURES_AT_ONCE = 64, 8
 _JUDGED = 1000
-# Trainings draw from their seed and a step; this is no seed that one is given.
+# Trainings draw from their seed and a step, and no training gets this value as its seed.
 _UNSEEN = 2**63
 CARD = Card(
     title="AST for wake words, trained on synthetic speech",
@@ -78,14 +78,14 @@ CARD = Card(
 
 @dataclass(frozen=True)
 class _Trainer:
-    """Draws the windows of a step and tells how far the network's words are off.
+    """Loss of a training step, on newly drawn windows.
 
     Args:
-        features: of the checkpoint's preprocessor.
-        told: words that are to be told apart.
-        seed: of the windows.
-        easy: steps up to which windows are all easy, and from which on they are all as they are heard.
-        speakers: whether other speakers than espeak-ng's say the words; then no window is easy.
+        features: Feature extractor with the settings of the checkpoint's preprocessor.
+        told: Words that the network classifies.
+        seed: Seed of the windows.
+        easy: Step up to which all windows are easy, and step from which all are realistic.
+        speakers: True if speakers other than espeak-ng's variants say the words; then no window is easy.
     """
 
     features: QuickFeatures
@@ -109,14 +109,17 @@ class _Trainer:
 
 
 def _values(features: QuickFeatures, heard: Sequence[Samples]) -> Tensor:
-    """Return the features of windows, a few at a time: more leave the processor's caches."""
+    """Return the features of windows, a few at a time, since larger batches exceed the processor's caches."""
     windows = torch.from_numpy(np.stack(heard))
     starts = range(0, len(windows), _FEATURES_AT_ONCE)
     return torch.cat([features(windows[start : start + _FEATURES_AT_ONCE]) for start in starts])
 
 
 def make(making: Making) -> None:
-    """Train on some words, on all, and on other speakers; write transformers' layout, in half precision."""
+    """Train on few words, all words and other speakers, and write the checkpoint in half precision.
+
+    The checkpoint has the layout of transformers.
+    """
     making.output.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(making.seed)
     extractor = ASTFeatureExtractor(**PREPROCESSOR)
@@ -136,11 +139,11 @@ def make(making: Making) -> None:
 
 
 def _network(told: tuple[str, ...]) -> ASTForAudioClassification:
-    """Return an untrained network that tells words apart."""
+    """Return an untrained network that classifies words."""
     labels = dict(enumerate((*told, "(none)")))
     config = ASTConfig(**CONFIG, id2label=labels, label2id={name: index for index, name in labels.items()})
     network = ASTForAudioClassification(config)
-    # transformers starts tokens and positions at zero and products at 0.02, from which little is learnt.
+    # With transformers' initial values (tokens and positions 0, linear layers 0.02), a network learns little.
     embeddings = network.audio_spectrogram_transformer.embeddings
     for parameter in (embeddings.cls_token, embeddings.distillation_token, embeddings.position_embeddings):
         nn.init.normal_(parameter, std=0.1)
@@ -151,7 +154,7 @@ def _network(told: tuple[str, ...]) -> ASTForAudioClassification:
 
 
 def measure(folder: Path) -> dict[str, float]:
-    """Return how often the words of unheard voices are told, of windows that hold one word."""
+    """Return the accuracy on words of unheard voices, over windows that contain one word."""
     network = ASTForAudioClassification.from_pretrained(folder, dtype=torch.float32).eval()
     features = QuickFeatures(ASTFeatureExtractor.from_pretrained(folder))
     random = np.random.default_rng([_UNSEEN, 0])

@@ -1,4 +1,4 @@
-"""Where somebody speaks: echoes of a room, noise, and somebody else behind it."""
+"""Simulated rooms: echoes, noise, and background speech."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _NOISE_DB = (3.0, 35.0)
 
 
 def echoed(said: Samples, random: np.random.Generator) -> Samples:
-    """Return speech as a room reflects it: echoes that fade by 60 dB within 0.05 to 0.5 s.
+    """Add the echoes of a random room to speech, which fade by 60 dB within 0.05 to 0.5 s.
 
     Args:
-        said: [samples], 16 kHz.
-        random: of the room.
+        said: Speech, [samples], 16 kHz.
+        random: Generator of the room.
 
     Returns:
-        [samples], of the same length.
+        Speech of the same length, [samples].
     """
     time_s = np.arange(round(_LONGEST_S * SAMPLE_RATE_HZ)) / SAMPLE_RATE_HZ
     fade_s = random.uniform(*_ECHO_S)
@@ -35,7 +35,7 @@ def echoed(said: Samples, random: np.random.Generator) -> Samples:
 
 
 def noisy(said: Samples, random: np.random.Generator, behind: Samples | None = None) -> Samples:
-    """Return speech with noise 3 to 35 dB below it, of any colour, and perhaps somebody behind it."""
+    """Add noise of a random colour, 3 to 35 dB below the speech, and optional background speech."""
     below = loudness(said) or 0.05
     heard = said + below * 10 ** (-random.uniform(*_NOISE_DB) / 20) * noise_of(said.size, random)
     if behind is not None:

@@ -1,4 +1,4 @@
-"""Windows of a second of what somebody says, and which of its words each of them holds."""
+"""Windows of one second of synthetic speech, labelled with the words that they contain."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from slipway_training.speech.espeak import Samples, say
 from slipway_training.speech.rooms import echoed, noisy
 from slipway_training.speech.voices import HEARD, drawn_voice, otherwise
 
-# How much of a word a window must hold to be said to hold it.
+# Share of a word that a window must contain to be labelled with it.
 _WHOLE = 0.85
 _NOISE_SHARE, _ECHO_SHARE, _BEHIND_SHARE = 0.05, 0.6, 0.25
-# How far the window's middle may lie from that of a word, samples.
+# Largest distance of the window's middle from that of a word, in samples.
 _ASIDE = 5000
-# Of the words to be told where not all are; the others come as what is none of them.
+# Share of spoken words that are drawn from all words. Words the network does not classify are negatives.
 _OTHERS_SHARE = 0.15
 _WORDS_FILE = Path(__file__).with_name("words.txt")
 
 
 @cache
 def words() -> tuple[str, ...]:
-    """Return the words that are said."""
+    """Return all words that the voices say."""
     return tuple(_WORDS_FILE.read_text(encoding="utf-8").split())
 
 
 def spoken(
     texts: list[str], random: np.random.Generator, variants: tuple[str, ...] = HEARD
 ) -> tuple[Samples, list[tuple[int, int]]]:
-    """Say texts one after the other, by one voice, with pauses of up to 0.4 s.
+    """Synthesize texts one after the other in one voice, with pauses of up to 0.4 s.
 
     Returns:
-        [samples], 16 kHz, and the first sample and that after the last of each text.
+        Samples, [samples], 16 kHz, and the start and end of each text as sample indices, end exclusive.
     """
     voice = drawn_voice(random, variants)
     parts: list[Samples] = []
@@ -59,17 +59,17 @@ def window(
     variants: tuple[str, ...] = HEARD,
     hardness: float = 1.0,
 ) -> tuple[Samples, list[int]]:
-    """Return a second of somebody's speech, or of noise alone, and those words to be told that it holds.
+    """Return a second of speech, or of noise alone, and the words that it contains.
 
     Args:
-        random: of all of it.
-        told: words that are to be told apart, some or all of :func:`words`.
-        variants: of the voices.
-        hardness: share of the windows that come as they are heard; the others hold one word, whole and in
-            quiet.
+        random: Generator of all choices.
+        told: Words that the network classifies, some or all of :func:`words`.
+        variants: Variants of the voices.
+        hardness: Share of realistic windows, with rooms and noise. The others contain one whole word in
+            silence.
 
     Returns:
-        [16000], and indices into `told`.
+        Samples, [16000], and indices into `told`.
     """
     if random.random() < _NOISE_SHARE:
         return noisy(np.zeros(WINDOW_SAMPLES, np.float32), random), []
@@ -81,15 +81,15 @@ def window(
 
 
 def hearings(random: np.random.Generator, told: Sequence[str], count: int) -> list[tuple[Samples, list[int]]]:
-    """Return windows as :func:`window` does, of which each is heard of two speakers, in two rooms.
+    """Return windows as :func:`window` does, with each utterance by two speakers in two rooms.
 
-    What is said twice costs a voice's time once, and the speakers are none of espeak-ng's variants, which are
-    too few for a network to learn what all voices share: each is one with other formants and another timbre.
+    This halves the synthesis time. Each speaker is an espeak-ng voice with changed formants and timbre,
+    because espeak-ng's variants are too few for a network to learn what all voices share.
 
     Args:
-        random: of all of it.
-        told: words that are to be told apart.
-        count: of the windows.
+        random: Generator of all choices.
+        told: Words that the network classifies.
+        count: Number of windows.
     """
     found: list[tuple[Samples, list[int]]] = []
     while len(found) < count:
@@ -103,12 +103,12 @@ def hearings(random: np.random.Generator, told: Sequence[str], count: int) -> li
 
 @dataclass(frozen=True)
 class _Saying:
-    """Words that somebody says.
+    """Utterance of one or more words.
 
     Args:
-        samples: [samples], 16 kHz.
-        words: one after the other.
-        places: first sample and that after the last of each.
+        samples: Samples, [samples], 16 kHz.
+        words: Words in their order.
+        places: Start and end of each word as sample indices, end exclusive.
     """
 
     samples: Samples
@@ -124,7 +124,7 @@ def _said(random: np.random.Generator, told: Sequence[str], variants: tuple[str,
 
 
 def _by_another(saying: _Saying, random: np.random.Generator) -> _Saying:
-    """Return the same as another speaker says it: see :func:`otherwise`."""
+    """Return the utterance as by another speaker; see :func:`otherwise`."""
     samples, stretched = otherwise(saying.samples, random)
     places = [(round(begin * stretched), round(end * stretched)) for begin, end in saying.places]
     return _Saying(samples, saying.words, places)
@@ -133,7 +133,7 @@ def _by_another(saying: _Saying, random: np.random.Generator) -> _Saying:
 def _around(
     saying: _Saying, told: Sequence[str], random: np.random.Generator, aside: int
 ) -> tuple[Samples, list[int]]:
-    """Return the second about the middle of one of the words, so that many are whole, and what it holds."""
+    """Return a second of the utterance around the middle of a random word, and the words it contains."""
     begin, end = saying.places[int(random.integers(len(saying.places)))]
     start = (begin + end - WINDOW_SAMPLES) // 2 + int(random.integers(-aside, aside + 1))
     around = np.zeros(WINDOW_SAMPLES, np.float32)
@@ -150,7 +150,7 @@ def _around(
 def _heard(
     saying: _Saying, told: Sequence[str], random: np.random.Generator, variants: tuple[str, ...]
 ) -> tuple[Samples, list[int]]:
-    """Return a second of it in a room, and what it holds."""
+    """Return a second of the utterance in a room, and the words it contains."""
     around, held = _around(saying, told, random, _ASIDE)
     if random.random() < _ECHO_SHARE:
         around = echoed(around, random)
@@ -162,14 +162,15 @@ def _heard(
 
 
 def targets(held: list[list[int]], words_told: int) -> NDArray[np.float32]:
-    """Return what a classification should say of windows: each of its words alike, or that it has none.
+    """Return target distributions of windows: equal shares for their words, or the class of no word.
 
     Args:
-        held: words of each window, as :func:`window` returns them.
-        words_told: how many words are to be told apart.
+        held: Words of each window, as :func:`window` returns them.
+        words_told: Number of words that the network classifies.
 
     Returns:
-        [windows, words_told + 1], float32, rows sum to 1; the last column is of windows with none whole.
+        Targets, [windows, words_told + 1], float32. Rows sum to 1, and the last column is the class of no
+        word.
     """
     wanted = np.zeros((len(held), words_told + 1), np.float32)
     for row, indices in zip(wanted, held, strict=True):

@@ -1,4 +1,4 @@
-"""Who speaks: espeak-ng's accents and variants, divided into those of trainings and those that judge them."""
+"""Voices: espeak-ng's accents and variants, split into those for training and those for evaluation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from slipway_serving.wakeword.request import SAMPLE_RATE_HZ
 from slipway_training.speech.espeak import Samples, Voice
 
 ACCENTS = ("gmw/en", "gmw/en-US", "gmw/en-GB-scotland", "gmw/en-GB-x-rp", "gmw/en-US-nyc", "gmw/en-029")
-# Each variant is a voice of its own: formants, breath, tremble. Whispers and robots are left out.
+# Each variant is a voice with its own formants, breath and tremble. Whispers and robots are left out.
 HEARD = (
     *("f1", "f2", "f4", "f5", "m1", "m2", "m4", "m5", "m7", "m8", "klatt", "klatt3", "klatt4", "klatt6"),
     *("Alex", "Alicia", "Andrea", "Andy", "Annie", "Denis", "Diogo", "Gene", "Henrique", "Hugo", "Jacky"),
@@ -35,14 +35,14 @@ UNHEARD = (
     *("iven4", "linda", "michel", "pablo", "shelby", "steph3", "zac"),
 )
 
-# Of a speaker who is none of them: how many times as low or as high all formants and the pitch lie at most,
-# and how much louder or quieter some frequencies are, at as many points of the scale of octaves.
+# Other speakers: largest factor by which formants and pitch are lower or higher; largest change of loudness,
+# in dB, at points that are evenly spaced in octaves; number and range of these points.
 _HIGHER, _TIMBRE_DB, _TIMBRE_POINTS, _TIMBRE_HZ = 1.2, 6.0, 6, (100.0, 8000.0)
 _FFT_STEP = 2048
 
 
 def drawn_voice(random: np.random.Generator, variants: tuple[str, ...]) -> Voice:
-    """Return a voice of one of some variants, with an accent, a speed and a pitch."""
+    """Return a voice of a random variant, with a random accent, speed and pitch."""
     return Voice(
         f"{random.choice(ACCENTS)}+{random.choice(variants)}",
         words_per_minute=int(random.integers(130, 211)),
@@ -52,20 +52,20 @@ def drawn_voice(random: np.random.Generator, variants: tuple[str, ...]) -> Voice
 
 
 def otherwise(said: Samples, random: np.random.Generator, highest: float = _HIGHER) -> tuple[Samples, float]:
-    """Return speech as by a speaker with a longer or shorter throat and another timbre.
+    """Return speech as by another speaker, with a longer or shorter throat and another timbre.
 
     Args:
-        said: [samples], 16 kHz.
-        random: of the speaker: formants, pitch and speed are 1 / 1.2 to `highest` of what they were, and the
-            loudness of frequencies differs by up to 6 dB, smoothly.
-        highest: 1.2 or more; a small child's are 1.4 times a woman's.
+        said: Speech, [samples], 16 kHz.
+        random: Generator of the speaker. Formants, pitch and speed change by a factor of 1 / 1.2 to
+            `highest`, and the loudness of frequencies changes smoothly by up to 6 dB.
+        highest: Largest factor, 1.2 or more; a small child's formants and pitch are 1.4 times a woman's.
 
     Returns:
-        [samples], peak 0.5, and how many times as long it is.
+        Speech, [samples], peak 0.5, and the factor by which it is longer.
     """
     stretched = float(np.exp(random.uniform(-np.log(highest), np.log(_HIGHER))))
     samples = soxr.resample(said, SAMPLE_RATE_HZ, SAMPLE_RATE_HZ * stretched, quality="MQ")
-    # Sizes with a large prime factor take several times as long.
+    # Fourier transforms of sizes with a large prime factor take several times as long.
     size = -(-samples.size // _FFT_STEP) * _FFT_STEP
     spectrum = np.fft.rfft(samples, size)
     points_hz = np.geomspace(*_TIMBRE_HZ, _TIMBRE_POINTS)

@@ -1,7 +1,7 @@
-"""The recipe of a ready word: recordings by a program's voices, then the training that any user's word gets.
+"""Recipe of a ready wake word: synthetic recordings, then the same training as for any user's word.
 
-What it reaches is measured as a stream hears it: words that voices which no training heard say at any moment,
-and hours of other speech of theirs, and of noise.
+The word is measured on streams: the word at random moments by voices that no training heard, hours of other
+speech by these voices, and hours of noise.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from slipway_training.speech.voices import HEARD, UNHEARD, otherwise
 from slipway_training.wakeword import TrainOptions, train
 
 WORD = "slipway"
-# To try the word: somebody whom no training heard says these, and begin, end and text of each, seconds.
+# Files of an example: a recording by an unheard voice, and start and end (seconds) and text of its parts.
 EXAMPLE_FILE, LABELS_FILE = "said.ogg", "said.txt"
 _EXAMPLE = (
     *("good morning", "we sit in the harbor", WORD, "what is the weather", "a ship", WORD),
@@ -45,20 +45,20 @@ _EXAMPLE_VOICE = Voice(f"gmw/en-US+{UNHEARD[0]}", words_per_minute=150)
 _EXAMPLE_PAUSE = SAMPLE_RATE_HZ // 2
 _SAID, _MINUTES, _NOISE_MINUTES = 1600, 200, 30
 JUDGED, _JUDGED_MINUTES, _JUDGED_NOISE_MINUTES = 600, 192, 48
-# Of the recordings, as many are by speakers who are none of the variants, which are few; some are as high as
-# children.
+# Share of the recordings by other speakers than the few variants, and their largest factor of pitch, which
+# makes some as high as children.
 _OTHER_SPEAKERS, _HIGHEST = 0.6, 1.45
-# Of the held-out windows without the word, of which an hour has 7,200.
+# Share of the held-out windows without the word; an hour has 7,200 windows.
 _MAX_FALSE_ACCEPTS = 0.00015
-# Over which the learning rate falls to nothing.
+# The learning rate falls to 0 over these epochs.
 _EPOCHS = 12
 COOLDOWN_S, _MINUTE_S, _WINDOWS_AT_ONCE = 1.0, 60.0, 8
-# Trainings draw from their seed; this is no seed that one is given.
+# Trainings draw from their seed, and no training gets this value as its seed.
 _UNSEEN = 2**63
 
 
 def make(making: Making) -> None:
-    """Record the word and other speech, train the word as a user does, and keep its file."""
+    """Record the word and other speech, train the word as a user does, and write its weights file."""
     with TemporaryFolder("slipway-training-word-") as place:
         making.report(f"{WORD}: recording")
         record(place, np.random.default_rng([making.seed, 0]), making.scale)
@@ -80,14 +80,14 @@ def make(making: Making) -> None:
 
 
 def keep_in_half(trained: Path, kept: Path) -> None:
-    """Write a word's file with its weights in half precision, which are read as any others."""
+    """Write a copy of a word's weights file in half precision, which loads like any other."""
     saved = torch.load(trained, weights_only=True)
     weights = saved["classifier_state_dict"]
     torch.save(saved | {"classifier_state_dict": {name: each.half() for name, each in weights.items()}}, kept)
 
 
 def write_example(folder: Path, random: np.random.Generator) -> None:
-    """Write a recording in a quiet room to try the word with, and what is said when, as Audacity's labels."""
+    """Write an example recording in a quiet room, and the times of its texts as Audacity labels."""
     parts, labels, done = [], [], 0
     for text in _EXAMPLE:
         said = say(text, _EXAMPLE_VOICE)
@@ -102,7 +102,7 @@ def write_example(folder: Path, random: np.random.Generator) -> None:
 
 
 def record(folder: Path, random: np.random.Generator, scale: float = 1.0) -> None:
-    """Write what a user would record: the word, said in rooms, and minutes of anything else."""
+    """Write recordings like a user's: the word in rooms, and minutes of other speech and noise."""
     for kind in ("positive", "negative"):
         (folder / kind).mkdir()
     for number in range(max(8, round(scale * _SAID))):
@@ -120,13 +120,13 @@ def record(folder: Path, random: np.random.Generator, scale: float = 1.0) -> Non
 def said_in_a_room(
     text: str, random: np.random.Generator, variants: tuple[str, ...], others: float = 0.0
 ) -> Samples:
-    """Return a text that somebody says in a room, with up to a second before it and after it, [samples].
+    """Return a spoken text in a room, [samples], with 0.3 to 1 s before it and after it.
 
     Args:
-        text: that is said.
-        random: of all of it.
-        variants: of the voices.
-        others: how likely it is a speaker who is none of them; see :func:`otherwise`.
+        text: Text to say.
+        random: Generator of all choices.
+        variants: Variants of the voices.
+        others: Probability of a speaker other than the variants; see :func:`otherwise`.
     """
     said, _ = spoken([text], random, variants)
     if random.random() < others:
@@ -136,12 +136,12 @@ def said_in_a_room(
 
 
 def minute_of_speech(random: np.random.Generator, variants: tuple[str, ...], others: float = 0.0) -> Samples:
-    """Return a minute of a voice in a room, saying words one by one or in long breaths.
+    """Return a minute of speech by one voice in a room, in phrases of 1, 3 or 10 words.
 
     Args:
-        random: of all of it.
-        variants: of the voices.
-        others: how likely it is speakers who are none of them, another one every ten breaths.
+        random: Generator of all choices.
+        variants: Variants of the voices.
+        others: Probability of speakers other than the variants, who change every ten phrases.
     """
     known, breath = words(), int(random.choice([1, 3, 10]))
     other = random.random() < others
@@ -162,12 +162,12 @@ def minute_of_noise(random: np.random.Generator) -> Samples:
 
 @dataclass(frozen=True)
 class Ear:
-    """A backbone and a word's head in this process, which hear streams as the served models do.
+    """Backbone and head of a word in this process, which process streams as the served models do.
 
     Args:
-        features: of the backbone's checkpoint.
-        backbone: in eval mode.
-        head: as served.
+        features: Feature extractor of the backbone's checkpoint.
+        backbone: Backbone in eval mode.
+        head: Head as it is served.
     """
 
     features: Features
@@ -175,7 +175,7 @@ class Ear:
     head: ServedHead
 
     def probabilities(self, samples: Samples) -> NDArray[np.float32]:
-        """Return the probability of the word in each window of a stream, [windows]; 0 in silent ones."""
+        """Return the probability of the word in each window of a stream, [windows], 0 for silent windows."""
         windows, _ = Listening((), COOLDOWN_S).feed((samples * (FULL_SCALE - 1)).astype(np.int16))
         judged = []
         with torch.inference_mode():
@@ -186,7 +186,7 @@ class Ear:
         return np.concatenate(judged).astype(np.float32) if judged else np.zeros(0, np.float32)
 
     def events(self, samples: Samples) -> int:
-        """Return how often the word is detected in a stream, once within a second."""
+        """Return the number of detections of the word in a stream, at most one per second."""
         threshold = float(self.head.constant)
         listening = Listening((), COOLDOWN_S)
         times_s = 1.0 + 0.5 * np.flatnonzero(self.probabilities(samples) >= threshold)
@@ -194,7 +194,7 @@ class Ear:
 
 
 def ear(folder: Path) -> Ear:
-    """Return the ear of a word's folder, on the demo backbone."""
+    """Load the word of a folder together with the demo backbone."""
     saved = read_head(folder / MODEL_FILE, str(folder))
     with open_checkpoint(FAMILY, "demo") as checkpoint:
         features = Features(ASTFeatureExtractor.from_pretrained(checkpoint.path)).eval()
@@ -203,16 +203,16 @@ def ear(folder: Path) -> Ear:
 
 
 def measure(folder: Path) -> dict[str, float]:
-    """Return what :func:`figures` says of a word's folder on the demo backbone."""
+    """Measure the word of a folder on the demo backbone; see :func:`figures`."""
     return figures(ear(folder).events)
 
 
 def figures(events: Callable[[Samples], int], scale: float = 1.0) -> dict[str, float]:
-    """Return how often unheard voices' word is missed, and how often an hour something else is taken for it.
+    """Return the share of missed words of unheard voices, and the false accepts per hour.
 
     Args:
-        events: returns how often the word is detected in a stream, [samples] at 16 kHz.
-        scale: share of the 600 words and of the four hours that are judged.
+        events: Function that returns the number of detections in a stream, [samples] at 16 kHz.
+        scale: Share of the 600 words and the four hours to judge.
     """
 
     def drawn(kind: int, count: int) -> Iterator[np.random.Generator]:

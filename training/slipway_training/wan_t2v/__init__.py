@@ -1,1 +1,1 @@
-"""A small Wan text-to-video checkpoint: VAE, text encoder and two experts, trained on clips of shapes."""
+"""Recipe of a small Wan text-to-video checkpoint: VAE, text encoder and two experts, trained on shapes."""

@@ -1,7 +1,8 @@
-"""Training of Wan's denoisers by flow matching: one network on all noise, then the two experts from it.
+"""Training of Wan's denoisers by flow matching: one network on all noise levels, then the two experts.
 
-Noise is mixed into latents along a line, and the network learns the line's direction. The text encoder learns
-with the first network; the experts, which begin as copies of it, learn on their part of the noise alone.
+Noisy latents lie on a line between clean latents and noise, and the network learns the line's direction. The
+text encoder trains together with the first network. The experts start as copies of that network and train
+only on their range of noise levels.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from slipway_training.recipe import Making
 from slipway_training.shapes.captions import caption
 from slipway_training.wan_t2v.latents import Encoded
 
-# Of a caption at most, padding included: one size, so that the blocks are compiled once.
+# Number of tokens of every caption, padding included. A single size means the blocks are compiled once.
 _TOKENS = 12
-# How often a step sees no prompt, from which guidance knows what any video looks like.
+# Share of clips without a prompt, from which the network learns the unconditional output for guidance.
 _WITHOUT_PROMPT = 0.12
 
 
 class PromptedDenoiser(nn.Module):
-    """A text encoder and a denoiser: token ids and noisy latents to the flow."""
+    """Text encoder and denoiser that predict the flow from token ids and noisy latents."""
 
     def __init__(self, text_encoder: UMT5EncoderModel, transformer: WanTransformer3DModel) -> None:
         super().__init__()
@@ -43,32 +44,32 @@ class PromptedDenoiser(nn.Module):
             block.attn2.set_processor(_CountedPadding())
 
     def forward(self, latents: Tensor, timestep: Tensor, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Predict the flow.
+        """Predict the flow from noisy latents and a tokenized prompt.
 
         Args:
-            latents: [batch, channels, latent_frames, height / 8, width / 8], noisy.
-            timestep: [batch], 0 to 1000.
-            input_ids: [batch, tokens].
-            attention_mask: [batch, tokens], 1 for a prompt's own tokens.
+            latents: Noisy latents, [batch, channels, latent_frames, height / 8, width / 8].
+            timestep: Timesteps, [batch], 0 to 1000.
+            input_ids: Token ids of the prompts, [batch, tokens].
+            attention_mask: Attention mask, [batch, tokens], 1 for a prompt's own tokens.
         """
         embeds = self.text_encoder(input_ids, attention_mask).last_hidden_state
-        # Rows beyond the prompt are zero, the last one here standing for all that are left.
+        # Rows beyond the prompt are zero. The last row represents all the remaining ones.
         embeds = functional.pad(embeds * attention_mask[..., None], (0, 0, 0, 1))
         flow: Tensor = self.transformer(latents, timestep, embeds, return_dict=False)[0]
         return flow.float()
 
 
 class _CountedPadding:
-    """Wan's cross-attention to a text whose last row counts for all of the padding to 512 rows.
+    """Wan's cross-attention to a text whose last row represents all of the padding to 512 rows.
 
-    Equal to attention to all of them, since rows of zeros have the same key and value.
+    The result equals attention to all rows, since rows of zeros have the same key and value.
     """
 
     _attention_backend = None
     _parallel_config = None
 
     def __call__(self, attn: Any, hidden_states: Tensor, encoder_hidden_states: Tensor, *_: object) -> Tensor:
-        """Attend; arguments as diffusers' `WanAttnProcessor` takes them."""
+        """Compute the attention, with the arguments of diffusers' `WanAttnProcessor`."""
         query = attn.norm_q(attn.to_q(hidden_states))
         key = attn.norm_k(attn.to_k(encoder_hidden_states))
         value = attn.to_v(encoder_hidden_states)
@@ -85,14 +86,14 @@ class _CountedPadding:
 
 @dataclass(frozen=True)
 class Course:
-    """How a denoiser is trained.
+    """Hyperparameters of a denoiser's training.
 
     Args:
-        schedule: of the optimizer.
-        noise: which noise it learns to remove.
-        emphasis: by how much more than the ground what moves counts, where it differs most.
-        batch: clips of a step.
-        compiled: halves a step's time, and needs a C++ compiler.
+        schedule: Hyperparameters of the optimizer.
+        noise: Noise levels that it learns to remove.
+        emphasis: Extra loss weight where a moving shape differs most from the ground.
+        batch: Clips per step.
+        compiled: True to compile the blocks, which halves a step's time and needs a C++ compiler.
     """
 
     schedule: Schedule
@@ -110,18 +111,18 @@ def train_denoiser(
     making: Making,
     name: str,
 ) -> PromptedDenoiser:
-    """Train a denoiser by flow matching, and with it the text encoder unless that is frozen.
+    """Train a denoiser by flow matching, together with the text encoder unless that is frozen.
 
     Args:
-        network: with its initial weights.
-        tokenizer: of the captions.
-        clips: to learn from.
-        course: how.
-        making: seed, threads and state.
-        name: of the network among the recipe's.
+        network: Network with its initial weights.
+        tokenizer: Tokenizer of the captions.
+        clips: Encoded clips to train on.
+        course: Hyperparameters of the training.
+        making: Seed, threads and state folder.
+        name: Name of the network within the recipe.
 
     Returns:
-        The network with mean weights, float32, in eval mode.
+        The network with averaged weights, float32, in eval mode.
     """
 
     def loss(network: nn.Module, step: int) -> Tensor:
@@ -135,7 +136,7 @@ def train_denoiser(
         sigmas, noise = course.noise.draw(course.batch), torch.randn_like(clean)
         share = sigmas.view(-1, 1, 1, 1, 1)
         noisy = (1 - share) * clean + share * noise
-        # The CPU's fused attention is slow in bfloat16 where gradients are wanted.
+        # The CPU's fused attention is slow in bfloat16 when it computes gradients.
         with torch.autocast(device.type, torch.bfloat16), sdpa_kernel(SDPBackend.MATH):
             flow: Tensor = network(
                 noisy.to(device),
@@ -153,7 +154,7 @@ def train_denoiser(
 
 
 def expert_of(network: PromptedDenoiser) -> PromptedDenoiser:
-    """Return a copy whose text encoder stays as it is: both experts are told the prompt by the same one."""
+    """Return a copy with a frozen text encoder, so that both experts share the same one."""
     expert = copy.deepcopy(network).train()
     expert.text_encoder.requires_grad_(False).eval()
     return expert

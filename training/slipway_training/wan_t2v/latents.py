@@ -1,4 +1,4 @@
-"""The clips that a denoiser learns from, encoded once: latents on the disk and the words of each clip."""
+"""Training data of the denoisers, encoded once: latents of clips on disk and the words of each clip."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from slipway_training.shapes.clips import FRAMES, SIDE_PX
 from slipway_training.shapes.render import render
 from slipway_training.shapes.scenes import Scene, Subject, random_scene
 
-# A chunk is drawn by a seed of its own, so encoding goes on where an earlier process ended.
+# Each chunk has its own seed, so that encoding can resume after an interruption.
 _CHUNK, _BATCH = 256, 8
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """Clips as a denoiser sees them.
+    """Data set of encoded clips.
 
     Args:
-        latents: [clips, channels, latent frames, height / 8, width / 8], float16, unit variance.
-        subjects: of each clip.
+        latents: Latents, [clips, channels, latent frames, height / 8, width / 8], float16, unit variance.
+        subjects: Subject of each clip.
     """
 
     latents: NDArray[np.float16]
     subjects: tuple[Subject, ...]
 
     def draw(self, random: np.random.Generator, batch: int) -> tuple[Tensor, list[Subject]]:
-        """Return latents of clips chosen by chance, float32, and their subjects."""
+        """Return the latents of random clips, float32, and their subjects."""
         places = random.integers(len(self.subjects), size=batch)
         return torch.from_numpy(self.latents[places]).float(), [self.subjects[place] for place in places]
 
 
 def encode_clips(vae: AutoencoderKLWan, choice: Sequence[Subject], clips: int, making: Making) -> Encoded:
-    """Draw clips and encode them, from where an earlier process of the same making left it.
+    """Draw and encode clips, and resume where an earlier process of the same run stopped.
 
     Args:
-        vae: knows the mean and the spread of its latents.
-        choice: the subjects to choose from.
-        clips: how many at least.
-        making: seed, threads and state.
+        vae: VAE that stores the mean and deviation of its latents.
+        choice: Subjects to choose from.
+        clips: Smallest number of clips.
+        making: Seed, threads and state folder.
     """
     torch.set_num_threads(making.threads)
     network = WholeClips(vae)

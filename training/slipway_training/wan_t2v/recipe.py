@@ -1,4 +1,4 @@
-"""The recipe: the VAE on pieces of clips, the judge, the denoisers on encoded clips, then the checkpoint."""
+"""Recipe of the Wan checkpoint: train VAE, judge, text encoder and denoisers, then write them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FLOW_SHIFT = 5.0
 CLIPS = 6144
 PICTURES_SCHEDULE = Schedule(steps=900, learning_rate=2e-3, weight_decay=1e-4)
 CLIPS_SCHEDULE = Schedule(steps=1400, learning_rate=6e-4, weight_decay=1e-4)
-# One network learns on all noise first, so that both experts know what words mean.
+# One network trains on all noise levels first, so that both experts know the words.
 BOTH = Course(Schedule(12_000, 1.5e-3, warmup=300, ema=0.999), Noise(0.0, 1.0, shift=3.0))
 EXPERTS = {
     "transformer": Course(

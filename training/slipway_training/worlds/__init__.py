@@ -1,1 +1,1 @@
-"""Small worlds seen from above, which slide under whoever walks, drives or runs in them."""
+"""Synthetic worlds seen from above, in which the view slides as the player walks, drives or runs."""

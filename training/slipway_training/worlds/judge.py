@@ -1,7 +1,8 @@
-"""Reads from frames whether a world did what its keys said: how far the view slid, and who is in the middle.
+"""Judge that decides from frames whether a world obeyed its keys, by the view's slide and the player's pose.
 
-Nothing of it is trained: slides are found by laying two frames over each other, poses by drawing each of them
-over the frame. It is judged on renders, before and after a VAE, before it judges a world.
+It is not trained. It finds a slide by comparing two frames at every offset, and a pose by drawing each pose
+and comparing it with the frame. It is first evaluated on renders, before and after a VAE, and then judges
+worlds.
 """
 
 from __future__ import annotations
@@ -26,23 +27,23 @@ from slipway_training.worlds.plays import (
 )
 
 Frames = NDArray[np.uint8]
-# Of a latent frame; a world slides by a cell at most.
+# Range and step of the slides that are tried per latent frame; a world slides by one cell at most.
 _REACH_PX, _GRAIN_PX = 16, 4
-# A block slid as it was told when it is off by less, in all of it.
+# A block slid as told if the error over the whole block is smaller than this.
 _OFF_PX = CELL_PX // 2
-# What a pixel costs that is drawn in the colour of who is in the middle where the pose has none.
+# Cost of a pixel that has the player's colour where the pose draws nothing, and the tolerance of that colour.
 _STRAY, _NEAR = 120.0, 70.0
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a block was seen to do.
+    """Observed and expected slide and pose of a block.
 
     Args:
-        slide: of the view over the block, in pixels, down and to the right.
-        told: what its keys say, in pixels.
-        pose: in its last frame.
-        told_pose: what its keys say.
+        slide: Slide of the view over the block, in pixels, down and to the right.
+        told: Slide that the keys ask for, in pixels.
+        pose: Pose in the last frame of the block.
+        told_pose: Pose that the keys ask for.
     """
 
     slide: Cells
@@ -52,7 +53,7 @@ class Verdict:
 
     @property
     def obeyed(self) -> bool:
-        """Whether view and pose are as the keys say."""
+        """Return True if slide and pose are as the keys ask."""
         near = all(abs(seen - told) < _OFF_PX for seen, told in zip(self.slide, self.told, strict=True))
         return near and self.pose == self.told_pose
 
@@ -61,14 +62,14 @@ def verdicts(frames: Frames, mode: str, steps: Sequence[Step]) -> list[Verdict]:
     """Judge each block of a play.
 
     Args:
-        frames: [1 + 4 * steps, height, width, 3], RGB.
-        mode: a key of `WORLDS`.
-        steps: what its rows of actions say, of each latent frame after the first.
+        frames: Frames of the play, [1 + 4 * steps, height, width, 3], RGB.
+        mode: Mode, a key of `WORLDS`.
+        steps: Steps that the actions ask for, one for each latent frame after the first.
     """
     shown = frames[::FRAMES_PER_LATENT]
     slides = np.array([slide_px(before, after) for before, after in pairwise(shown)])
     found = []
-    # Of the first block the first latent frame is the picture.
+    # The first latent frame of the first block is the picture, which has no step.
     for first in range(0, len(steps) + 1, BLOCK_LATENTS):
         block = slice(max(0, first - 1), first - 1 + BLOCK_LATENTS)
         told = np.sum([step.slide for step in steps[block]], axis=0) * CELL_PX
@@ -85,9 +86,10 @@ def _pair(values: NDArray[Any]) -> Cells:
 
 
 def slide_px(before: NDArray[np.uint8], after: NDArray[np.uint8]) -> Cells:
-    """Return how far the view slid between two frames, pixels down and to the right.
+    """Return how far the view slid between two frames, in pixels down and to the right.
 
-    That is where they differ least where both show the same ground, but for who is in the middle.
+    The result is the slide at which their common ground differs least, with the player in the middle masked
+    out.
     """
     height, width = before.shape[:2]
     one, other = before.astype(np.float32), after.astype(np.float32)
@@ -96,7 +98,7 @@ def slide_px(before: NDArray[np.uint8], after: NDArray[np.uint8]) -> Cells:
     ground[middle[0] : middle[0] + SPRITE_PX, middle[1] : middle[1] + SPRITE_PX] = False
 
     def difference(down: int, right: int) -> float:
-        # What the later frame shows at a place lay that far down and to the right in the earlier one.
+        # A place in the later frame was that far down and to the right in the earlier frame.
         rows, columns = _overlap(height, down), _overlap(width, right)
         earlier, later = (rows[0], columns[0]), (rows[1], columns[1])
         seen = ground[earlier] & ground[later]
@@ -107,12 +109,12 @@ def slide_px(before: NDArray[np.uint8], after: NDArray[np.uint8]) -> Cells:
 
 
 def _overlap(size: int, slide: int) -> tuple[slice, slice]:
-    """Return where a frame and the one after a slide show the same."""
+    """Return the slices along one axis that show the same ground before and after a slide."""
     return slice(max(0, slide), size + min(0, slide)), slice(max(0, -slide), size - max(0, slide))
 
 
 def pose_of(frame: NDArray[np.uint8], mode: str, told: Step) -> str:
-    """Return the pose that is drawn in the middle of a frame, facing as it was told."""
+    """Return the pose of the player in the middle of a frame, assuming the facing of the step."""
     poses = ("stands", "jumps", "slides") if mode == "templerun" else ("stands",)
     top, left = ((side - SPRITE_PX) // 2 for side in frame.shape[:2])
     place = frame[top : top + SPRITE_PX, left : left + SPRITE_PX]
@@ -131,5 +133,5 @@ def pose_of(frame: NDArray[np.uint8], mode: str, told: Step) -> str:
 
 
 def obeyed(found: Sequence[Verdict]) -> float:
-    """Return the share of blocks that did what their keys say."""
+    """Return the share of blocks that obeyed their keys."""
     return float(np.mean([verdict.obeyed for verdict in found]))

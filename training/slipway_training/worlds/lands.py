@@ -1,6 +1,6 @@
-"""Maps: a land's ground with things on it, a thing to a tile, without end in either direction.
+"""Maps of worlds: a land's ground with one thing on each tile, repeated endlessly in both directions.
 
-Things are signed distances in a tile's own pixels, so that edges cover a pixel in part.
+Things are signed distances in a tile's pixels, so that edges cover a pixel partially.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ Floats = np.ndarray[Any, Any]
 Rgb = tuple[int, int, int]
 
 TILE_PX = 16
-# A map repeats itself after so many tiles, further than any play that training sees goes.
+# A map repeats after this many tiles, which is further than any play in training goes.
 TILES = 24
-# A road's middle, from the left.
+# Middle of a road, from the left of the map.
 ROAD_PX = 2 * TILE_PX
 
 LANDS: dict[str, Rgb] = {
@@ -27,7 +27,8 @@ LANDS: dict[str, Rgb] = {
     "snow": (226, 232, 240),
 }
 _PLAIN = "plain"
-# What is new at an edge is invented in few steps, where a land that is mostly plain would soon be all plain.
+# Plain tiles are few: the network invents what appears at an edge in few steps, and a mostly plain land would
+# soon become all plain.
 _WILD = {_PLAIN: 0.2, "tree": 0.3, "rock": 0.15, "pond": 0.2, "hut": 0.15}
 _RUINS = {_PLAIN: 0.15, "tree": 0.25, "slab": 0.35, "pond": 0.1, "pillar": 0.15}
 _BESIDE = {_PLAIN: 0.3, "tree": 0.35, "hut": 0.35}
@@ -37,18 +38,18 @@ _LANE = (78, 78, 86)
 
 @dataclass(frozen=True)
 class Map:
-    """A land in pixels.
+    """Pixels of a land.
 
     Args:
-        land: a key of `LANDS`.
-        pixels: [side, side, 3], RGB; it goes on at its other side where it ends.
+        land: Name of the land, a key of `LANDS`.
+        pixels: Pixels of the map, [side, side, 3], RGB. The map wraps around at its edges.
     """
 
     land: str
     pixels: NDArray[np.uint8]
 
     def view(self, top: int, left: int, height: int, width: int) -> NDArray[np.uint8]:
-        """Return what lies from a pixel on, [height, width, 3]."""
+        """Return the part of the map from a pixel on, [height, width, 3]."""
         rows = (top + np.arange(height)) % len(self.pixels)
         columns = (left + np.arange(width)) % len(self.pixels)
         found: NDArray[np.uint8] = self.pixels[rows[:, None], columns]
@@ -63,7 +64,7 @@ def wild_map(random: np.random.Generator) -> Map:
 def road_map(random: np.random.Generator) -> Map:
     """Draw a road of two lanes from bottom to top, with trees and huts beside it."""
     things = _scattered(random, _BESIDE)
-    # Half of the map's width from one road to the next, which is itself again.
+    # The roads are half of the map's width apart, so that they also repeat evenly where the map wraps around.
     for first in (1, 1 + TILES // 2):
         things[:, first : first + 2] = _LANES
     return _drawn(random, things)
@@ -88,7 +89,7 @@ def _drawn(random: np.random.Generator, things: NDArray[np.object_]) -> Map:
 
 @cache
 def _tile(land: str, thing: str) -> NDArray[np.uint8]:
-    """Return a thing on a land's ground, [TILE_PX, TILE_PX, 3]."""
+    """Return the tile of a thing on a land's ground, [TILE_PX, TILE_PX, 3]."""
     picture = np.broadcast_to(np.asarray(LANDS[land], np.float32), (TILE_PX, TILE_PX, 3))
     x, y = pixels_about_middle(TILE_PX)
     if thing != _PLAIN:
@@ -98,13 +99,13 @@ def _tile(land: str, thing: str) -> NDArray[np.uint8]:
 
 
 def pixels_about_middle(side: int) -> tuple[Floats, Floats]:
-    """Return x [1, side] to the right and y [side, 1] down of pixels' centres, from the middle, in pixels."""
+    """Return pixels' centres from the middle, x [1, side] to the right and y [side, 1] down, in pixels."""
     places = np.arange(side, dtype=np.float32) + 0.5 - side / 2
     return places[None, :], places[:, None]
 
 
 def painted(picture: Floats, colour: Rgb, distance: Floats) -> Floats:
-    """Return a picture [height, width, 3] with a colour where a signed distance, in pixels, is below 0."""
+    """Paint a colour on a picture [height, width, 3] where a signed distance, in pixels, is below 0."""
     cover = np.clip(0.5 - distance, 0.0, 1.0)[..., None]
     found: Floats = picture * (1 - cover) + np.asarray(colour, np.float32) * cover
     return found
@@ -117,7 +118,7 @@ def disc(x: Floats, y: Floats, radius: float) -> Floats:
 
 
 def box(x: Floats, y: Floats, half_width: float, half_height: float) -> Floats:
-    """Return the signed distance, largest of both axes', to a box about the origin."""
+    """Return the signed distance to a box about the origin, as the larger one of both axes."""
     found: Floats = np.maximum(np.abs(x) - half_width, np.abs(y) - half_height)
     return found
 

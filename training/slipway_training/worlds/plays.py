@@ -1,8 +1,8 @@
-"""Plays: what is seen of a world while keys are held, a picture for each frame.
+"""Plays: the rendered frames of a world while keys are held.
 
-The view slides over the map by whole cells of the latents: of a latent frame's four frames each by a quarter
-of a cell for every direction that is held. The row of actions of the first of them decides; it is the first
-row of a block's own, so a block obeys its keys from its first frame on.
+The view slides over the map by whole cells of the latents. In each of a latent frame's four frames it slides
+by a quarter of a cell in every direction that is held. The row of actions of the first of these frames
+decides. This is also the first row of a block, so a block obeys its keys from its first frame.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from slipway_training.worlds.lands import (
 HEIGHT_PX, WIDTH_PX = 48, 80
 CELL_PX, FRAMES_PER_LATENT, BLOCK_LATENTS = 8, 4, 3
 _STEP_PX = CELL_PX // FRAMES_PER_LATENT
-# Of the mouse, whose steps are of 0.1: less is nothing.
+# Smallest movement of the mouse that counts; the mouse moves in steps of 0.1.
 _MOVED = 0.05
 SPRITE_PX = 24
 _HELD = 0.85
 Cells = tuple[int, int]
-"""Down and to the right."""
+"""Offset down and to the right."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a row of actions does in one latent frame.
+    """Effect of a row of actions in one latent frame.
 
     Args:
-        slide: of the view, in cells.
-        facing: where who is in the middle looks; (0, 0) as before.
-        pose: how it is drawn.
+        slide: Slide of the view, in cells.
+        facing: Direction that the player in the middle faces; (0, 0) keeps the previous one.
+        pose: Pose in which the player is drawn.
     """
 
     slide: Cells
@@ -56,14 +56,14 @@ class Step:
 
 @dataclass(frozen=True)
 class World:
-    """What a mode's world is like.
+    """Rules and appearance of a mode's world.
 
     Args:
-        draw_map: draws one.
-        step: from a row of the keyboard and one of the mouse to what it does.
-        choices: what a training's play may hold, a keyboard's columns and a mouse, with how often.
-        keyboard: columns of its keyboard.
-        colour: of who is in the middle.
+        draw_map: Function that draws a random map.
+        step: Function that returns the step of a row of the keyboard and a row of the mouse.
+        choices: Function that draws the held keyboard columns and the mouse movement of a training play.
+        keyboard: Number of columns of the keyboard.
+        colour: Colour of the player in the middle.
     """
 
     draw_map: Callable[[np.random.Generator], Map]
@@ -75,11 +75,11 @@ class World:
 
 @dataclass(frozen=True)
 class Rows:
-    """Actions, a row for each frame.
+    """Actions of a play, one row for each frame.
 
     Args:
-        keyboard: [frames, columns], 0 or 1.
-        mouse: [frames, 2], up and down, left and right; zeros where there is no mouse.
+        keyboard: Keys, [frames, columns], 0 or 1.
+        mouse: Mouse movement, [frames, 2], vertical and horizontal; zeros if the mode has no mouse.
     """
 
     keyboard: NDArray[np.float32]
@@ -88,14 +88,14 @@ class Rows:
 
 @dataclass(frozen=True)
 class Play:
-    """A play before it is drawn.
+    """Play that is not drawn yet.
 
     Args:
-        mode: a key of `WORLDS`.
-        map: on which it is.
-        corner: of the view in the first frame, in pixels from the top and the left, multiples of a cell.
-        facing: in the first frame.
-        rows: of actions, for 1 + 4 * (latent frames - 1) frames.
+        mode: Mode, a key of `WORLDS`.
+        map: Map of the play.
+        corner: Corner of the view in the first frame, in pixels from top and left, multiples of a cell.
+        facing: Direction that the player faces in the first frame.
+        rows: Rows of actions, for 1 + 4 * (latent frames - 1) frames.
     """
 
     mode: str
@@ -106,11 +106,11 @@ class Play:
 
     @property
     def blocks(self) -> int:
-        """How many blocks it has."""
+        """Return the number of blocks."""
         return (1 + (len(self.rows.keyboard) - 1) // FRAMES_PER_LATENT) // BLOCK_LATENTS
 
     def steps(self) -> list[Step]:
-        """Return what each latent frame after the first does; facing is never (0, 0)."""
+        """Return the step of each latent frame after the first; facing is never (0, 0)."""
         world, facing, found = WORLDS[self.mode], self.facing, []
         for frame in range(1, len(self.rows.keyboard), FRAMES_PER_LATENT):
             step = world.step(self.rows.keyboard[frame], self.rows.mouse[frame])
@@ -119,7 +119,7 @@ class Play:
         return found
 
     def frames(self) -> NDArray[np.uint8]:
-        """Draw it: [frames, HEIGHT_PX, WIDTH_PX, 3], RGB."""
+        """Draw the frames, [frames, HEIGHT_PX, WIDTH_PX, 3], RGB."""
         top, left = self.corner
         drawn = [self._frame(top, left, Step((0, 0), self.facing))]
         for step in self.steps():
@@ -138,17 +138,17 @@ class Play:
 
 
 def frames_of(latents: int) -> int:
-    """Return how many frames so many latent frames have."""
+    """Return the number of frames of a number of latent frames."""
     return 1 + FRAMES_PER_LATENT * (latents - 1)
 
 
 def first_row(block: int) -> int:
-    """Return where a block's own rows of actions begin."""
+    """Return the index of a block's first row of actions."""
     return max(0, frames_of(BLOCK_LATENTS * block))
 
 
 def random_play(random: np.random.Generator, mode: str, blocks: int) -> Play:
-    """Draw a play by chance: mostly a block's keys are held for all of it, as people play."""
+    """Draw a random play, in which most blocks hold their keys from start to end, as people do."""
     world = WORLDS[mode]
     latents = BLOCK_LATENTS * blocks
     keyboard = np.zeros((frames_of(latents), world.keyboard), np.float32)
@@ -159,7 +159,7 @@ def random_play(random: np.random.Generator, mode: str, blocks: int) -> Play:
         for latent in range(first, first + BLOCK_LATENTS):
             if latent == first or not held:
                 columns, look = world.choices(random)
-            # Of the first block also the first frame has its row, which nothing shows.
+            # In the first block the first frame also has a row, which has no visible effect.
             rows = slice(max(0, frames_of(latent)), frames_of(latent + 1))
             keyboard[rows, list(columns)], mouse[rows] = 1.0, look
     keyboard[0], mouse[0] = keyboard[1], mouse[1]
@@ -167,12 +167,12 @@ def random_play(random: np.random.Generator, mode: str, blocks: int) -> Play:
 
 
 def play_of(random: np.random.Generator, mode: str, actions: Sequence[Mapping[str, Any]]) -> Play:
-    """Return a play from a place by chance.
+    """Return a play of given actions on a random map, from a random place.
 
     Args:
-        random: decides map, place and facing.
-        mode: a key of `WORLDS`.
-        actions: of each block, as `slipway_serving.matrix_game.keys.actions_of` gives them.
+        random: Generator of map, place and facing.
+        mode: Mode, a key of `WORLDS`.
+        actions: Actions of each block, as `slipway_serving.matrix_game.keys.actions_of` returns them.
     """
     counts = [frames_of(BLOCK_LATENTS)] + [BLOCK_LATENTS * FRAMES_PER_LATENT] * (len(actions) - 1)
     still = np.zeros((1, 2), np.float32)
@@ -201,7 +201,7 @@ _SIDES: tuple[Cells, ...] = ((-1, 0), (1, 0), (0, -1), (0, 1))
 
 
 def _looked(mouse: NDArray[np.float32]) -> Cells:
-    """Return where the mouse goes: its first value is up."""
+    """Return the direction of the mouse movement; its first value is positive for up."""
     up, right = (int(value > _MOVED) - int(value < -_MOVED) for value in mouse)
     return -up, right
 
@@ -209,7 +209,7 @@ def _looked(mouse: NDArray[np.float32]) -> Cells:
 def _walked(keyboard: NDArray[np.float32], mouse: NDArray[np.float32]) -> Step:
     forward, back, left, right = (int(value > 0) for value in keyboard)
     facing, look = (back - forward, right - left), _looked(mouse)
-    # Both together are no faster than one.
+    # Keys and mouse together slide the view no faster than one of them.
     down, across = (max(-1, min(1, key + glance)) for key, glance in zip(facing, look, strict=True))
     return Step((down, across), facing)
 
@@ -225,7 +225,7 @@ def _run(keyboard: NDArray[np.float32], _: NDArray[np.float32]) -> Step:
     return Step(slide, slide, pose)
 
 
-# Of the columns of templerun: none, jump, slide, turn left, turn right, left side, right side.
+# Columns of templerun: none, jump, slide, turn left, turn right, left side, right side.
 _RUNS: tuple[tuple[Cells, str], ...] = (
     ((-1, 0), "stands"),
     ((-1, 0), "jumps"),
@@ -256,7 +256,7 @@ def _runs(random: np.random.Generator) -> tuple[Sequence[int], tuple[float, floa
 
 
 def _one_of(random: np.random.Generator, *columns: int) -> list[int]:
-    """Return one of the columns, or in half of the cases none."""
+    """Return a random one of the columns, or none in half of the cases."""
     return [columns[int(random.integers(len(columns)))]] if random.random() < 0.5 else []
 
 
@@ -265,11 +265,11 @@ WORLDS: Mapping[str, World] = {
     "gta_drive": World(road_map, _driven, _drives, 2, (206, 34, 44)),
     "templerun": World(ruins_map, _run, _runs, 7, (70, 60, 200)),
 }
-"""By mode."""
+"""Worlds by mode."""
 
 
 def drawn_on(ground: NDArray[np.uint8], mode: str, step: Step) -> NDArray[np.uint8]:
-    """Draw who is in the middle on a piece of ground, [24, 24, 3]."""
+    """Draw the player on a piece of ground, [24, 24, 3]."""
     picture = ground.astype(np.float32)
     for colour, distance in _sprite(mode, step.facing, step.pose):
         picture = painted(picture, colour, distance)
@@ -281,7 +281,7 @@ def _sprite(mode: str, facing: Cells, pose: str) -> tuple[tuple[Rgb, NDArray[Any
     x, y = pixels_about_middle(SPRITE_PX)
     colour = WORLDS[mode].colour
     if mode == "gta_drive":
-        # Steering leans the car.
+        # The car leans when it steers.
         x = x - 0.35 * facing[1] * -y
         return (
             ((40, 16, 20), box(x, y, 5.5, 8.5)),

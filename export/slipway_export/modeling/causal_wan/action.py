@@ -1,8 +1,8 @@
-"""The action module: what the mouse and the keyboard do to the tokens of a latent frame.
+"""Action module, which applies the mouse and the keyboard to the tokens of a latent frame.
 
-A latent frame is told the actions of the twelve frames before its own (`windows`). The mouse goes, with each
-token, through an attention over time at that token's place; the keyboard gives each frame one key and value,
-which the tokens attend to.
+A latent frame receives the actions of the twelve video frames before its own (`windows`). The mouse input
+joins each token in an attention over time at that token's place. The keyboard input becomes one key and value
+per frame, to which the tokens attend.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from slipway_export.modeling.causal_wan.config import ActionConfig
 
 
 class ActionModule(nn.Module):
-    """Adds the actions to the tokens. `mouse_attn_q` is the keyboard's, as upstream's name has it.
+    """Module that adds the actions to the tokens.
+
+    Upstream named `mouse_attn_q`; it makes the queries of the keyboard's attention.
 
     Args:
-        config: its sizes.
+        config: Sizes of the module.
     """
 
     def __init__(self, config: ActionConfig) -> None:
@@ -54,19 +56,19 @@ class ActionModule(nn.Module):
         attend: Attend,
         block: str,
     ) -> Tensor:
-        """Add the actions.
+        """Add the actions to the tokens.
 
         Args:
-            x: [batch, frames, tokens, dim].
-            mouse_rows: [batch, rows(frames), mouse_dim_in], from 12 frames before the first latent frame's;
-                None where there is no mouse.
-            keyboard_rows: [batch, rows(frames), keyboard_dim_in].
-            angles: cos and sin of the frames' positions, [batch or 1, frames, pairs].
-            attend: see :class:`Attend`.
-            block: number of the network's block, for names of attentions.
+            x: Tokens, [batch, frames, tokens, dim].
+            mouse_rows: Mouse input, [batch, rows(frames), mouse_dim_in], beginning 12 video frames before the
+                first latent frame's own; None without a mouse.
+            keyboard_rows: Keyboard input, [batch, rows(frames), keyboard_dim_in].
+            angles: Cos and sin of the frames' positions, [batch or 1, frames, pairs].
+            attend: Attention over the visible frames, see :class:`Attend`.
+            block: Number of the network's block, for the names of the attentions.
 
         Returns:
-            Shape and dtype of `x`.
+            Tokens with the actions, same shape and dtype as `x`.
         """
         if mouse_rows is not None:
             x = x + self._mouse(x, mouse_rows, angles, attend, block)
@@ -96,7 +98,7 @@ class ActionModule(nn.Module):
         return out
 
     def windows(self, rows: Tensor, frames: int) -> Tensor:
-        """Return the rows that each latent frame is told, joined: [batch, frames, 12 * width]."""
+        """Return the concatenated rows that each latent frame receives, [batch, frames, 12 * width]."""
         first = torch.arange(frames, device=rows.device) * self.config.vae_time_compression_ratio
         places = first[:, None] + torch.arange(self.config.window_rows, device=rows.device)
         return rows[:, places].flatten(2)

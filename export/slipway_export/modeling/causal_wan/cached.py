@@ -1,11 +1,10 @@
-"""The network on one block of frames, with the keys and values of the frames before it as tensors.
+"""The network on one block of frames, with the keys and values of earlier frames as tensors.
 
-A block sees itself and `local_attn_size - 3` frames before it, so what a block leaves for the next is the
-keys and values of its own last frames: `next_X` is the `X` of the following block. The caller runs a block as
-often as it has steps with the same `X`, drops what these give, and keeps the `next_X` of the last run, of
-clean latents at timestep 0. Nothing is shifted, and where a window holds a whole block (6 frames) what is
-carried on is just what the block wrote. Before the first block `X` is zeros, of which `start` says that they
-are no frames.
+A block attends to itself and to the `local_attn_size - 3` frames before it, so it passes on the keys and
+values of its last frames: `next_X` is the `X` of the following block. The caller runs a block once per
+denoising step with the same `X`, discards the `next_X` of these runs, and keeps those of a last run on clean
+latents at timestep 0. Nothing is shifted; if the window holds one whole earlier block (6 frames), `next_X` is
+exactly what the block computed. Before the first block `X` is zeros; `start` tells the graph to mask them.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from slipway_export.modeling.causal_wan.whole import BlockCausal
 
 
 def cross_names(config: Config) -> list[str]:
-    """Return the names of the keys and values of the first picture, block by block of the network."""
+    """Return the names of the first picture's keys and values, for each block of the network in order."""
     return [f"cross_{kind}_{index:02}" for index in range(config.num_layers) for kind in ("keys", "values")]
 
 
 def cache_names(config: Config) -> list[str]:
-    """Return the names of the caches, in the order in which the network takes and gives them."""
+    """Return the names of the caches, in the order of the network's inputs and outputs."""
     attentions = [f"self_{index:02}" for index in range(config.num_layers)]
     for kind in ("mouse",) * config.action.enable_mouse + ("keyboard",):
         attentions += [f"{kind}_{index:02}" for index in sorted(config.action.blocks)]
@@ -39,16 +38,16 @@ def cache_names(config: Config) -> list[str]:
 
 
 def key_names(config: Config) -> list[str]:
-    """Return the names of the caches that are keys, in the order of :func:`cache_names`."""
+    """Return the names of the caches of keys, in the order of :func:`cache_names`."""
     return [name for name in cache_names(config) if name.split("_")[1] == "keys"]
 
 
 class Window:
-    """Attends from one block of frames to itself and to the frames that were kept.
+    """Attention from one block of frames to itself and to the cached frames.
 
     Args:
-        held: keys and values of the frames before, [batch, held_frames, ...] each, by name of the cache.
-        start: place of the block in the world, [batch], int64.
+        held: Keys and values of earlier frames by name of the cache, [batch, held_frames, ...] each.
+        start: Position of the block in the world, [batch], int64.
     """
 
     def __init__(self, held: dict[str, Tensor], start: Tensor) -> None:
@@ -56,12 +55,12 @@ class Window:
         self.left: dict[str, Tensor] = {}
 
     def __call__(self, name: str, over: Over, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """See :class:`Attend`; notes what the block leaves."""
+        """Attend as :class:`Attend` describes, and store in `left` the keys and values for the next block."""
         kind, _, index = name.partition("_")
         keys, values = (
             self._joined(f"{kind}_{part}_{index}", new) for part, new in (("keys", k), ("values", v))
         )
-        # A kept frame lies so far before the block; before the world's first there is none.
+        # Distance of each cached frame to the block's start. Frames before the world's first are masked.
         before = torch.arange(keys.shape[1] - BLOCK_FRAMES, -BLOCK_FRAMES, -1, device=q.device)
         return over(q, keys, values, self.start[:, None] >= before)
 
@@ -69,20 +68,20 @@ class Window:
         held = self.held[name]
         joined = torch.cat([held.to(new.dtype), new], dim=1)
         count = held.shape[1]
-        # Of a window up to two blocks the new frames alone: a copy of nothing else.
+        # A window of up to two blocks needs only new frames, which saves a copy of the others.
         last = new[:, BLOCK_FRAMES - count :] if count <= BLOCK_FRAMES else joined[:, BLOCK_FRAMES:]
         self.left[name] = last.float()
         return joined
 
 
 class BlockDenoiser(nn.Module):
-    """One block of three latent frames.
+    """Denoiser of one block of three latent frames.
 
     Args:
-        network: with a window (`local_attn_size` above 3).
+        network: Network with a window (`local_attn_size` above 3).
 
     Raises:
-        InvalidRequest: it has none.
+        InvalidRequest: The network has no window.
     """
 
     def __init__(self, network: CausalWan) -> None:
@@ -94,21 +93,23 @@ class BlockDenoiser(nn.Module):
     def forward(
         self, noisy_input: Tensor, timestep: Tensor, cond_concat: Tensor, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        """Predict the flow of a block, and what it leaves for the next.
+        """Predict the flow of a block, and the caches for the next block.
 
         Args:
-            noisy_input: [batch, 16, 3, height / 8, width / 8], float32.
-            timestep: [batch, 3], float32, 0 to 1000.
-            cond_concat: [batch, 20, 3, height / 8, width / 8], float32.
-            *tensors: `mouse_cond` [batch, 20, 2] where the network has a mouse; `keyboard_cond` [batch, 20,
-                keys]; `start` [batch], int64; the tensors of :func:`cross_names`, [batch, 257, heads, size];
-                those of :func:`cache_names`: of self-attention and mouse [batch, held_frames, tokens, heads,
-                size], of the keyboard [batch, held_frames, heads, size]. Actions are the rows from 12 frames
-                before frame ``4 * start`` of the video to 7 after it; what lies before the first frame has
-                that frame's row. `start` is the place of the block's first latent frame in the world.
+            noisy_input: Noisy latents, [batch, 16, 3, height / 8, width / 8], float32.
+            timestep: Timesteps of the frames, [batch, 3], float32, 0 to 1000.
+            cond_concat: Mask and latents of the first picture, [batch, 20, 3, height / 8, width / 8],
+                float32.
+            *tensors: Further inputs in this order. `mouse_cond` [batch, 20, 2] if the network has a mouse;
+                `keyboard_cond` [batch, 20, keys]; `start` [batch], int64; the tensors of :func:`cross_names`,
+                [batch, 257, heads, size]; those of :func:`cache_names`: self-attention and mouse [batch,
+                held_frames, tokens, heads, size], keyboard [batch, held_frames, heads, size]. The actions are
+                the rows from 12 frames before frame ``4 * start`` of the video to 7 after it; rows before the
+                first frame repeat that frame's row. `start` is the position of the block's first latent frame
+                in the world.
 
         Returns:
-            `flow_pred`, shape of `noisy_input`; then `next_X`, of the shape of X, for each X of
+            `flow_pred`, same shape as `noisy_input`; then one `next_X`, same shape as X, for each X of
             :func:`cache_names`.
         """
         net, dtype = self.network, self.network.patch_embedding.weight.dtype
@@ -137,10 +138,10 @@ class BlockDenoiser(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """What every block of frames sees of the first picture: made once for a world.
+    """Keys and values of the first picture for every block of frames, computed once per world.
 
     Args:
-        network: of which it keeps what it needs.
+        network: Network, of which only the necessary parts are kept.
     """
 
     def __init__(self, network: CausalWan) -> None:
@@ -148,19 +149,19 @@ class CrossAttention(nn.Module):
         self.network = network.crossing()
 
     def forward(self, visual_context: Tensor) -> tuple[Tensor, ...]:
-        """Return the tensors of :func:`cross_names` for CLIP's features [batch, 257, 1280], float32."""
+        """Compute the tensors of :func:`cross_names` from CLIP's features [batch, 257, 1280], float32."""
         given = visual_context.to(self.network.dtype)
         return tuple(each.float() for pair in self.network(given) for each in pair)
 
 
 class Rebase(nn.Module):
-    """Moves kept frames to earlier places: their keys are turned back by the angles of time between.
+    """Move of cached frames to earlier positions, which rotates their keys back by the difference in time.
 
-    Turning by the angle of a place and then back by that of another is turning by that of their difference,
-    so what queries meet is the same. Values have no place.
+    A rotation by one position's angle and back by another's is a rotation by the angle of the difference, so
+    the attention scores do not change. Values have no position.
 
     Args:
-        config: of the network.
+        config: Configuration of the network.
     """
 
     def __init__(self, config: Config) -> None:
@@ -169,14 +170,14 @@ class Rebase(nn.Module):
         self.time_rotation, self.action_rotation = time_rotations(config)
 
     def forward(self, by: Tensor, *keys: Tensor) -> tuple[Tensor, ...]:
-        """Move.
+        """Move the keys to earlier positions.
 
         Args:
-            by: [batch], int64: how many places earlier.
-            *keys: the tensors of :func:`key_names`, [batch, held_frames, ...].
+            by: Number of positions to move back, [batch], int64.
+            *keys: Tensors of :func:`key_names`, [batch, held_frames, ...].
 
         Returns:
-            Shape and dtype of each of the keys.
+            Moved keys, each with the shape and dtype of its input.
         """
         angles = {kind: self.action_rotation(by) for kind in ("mouse", "keyboard")}
         angles["self"] = self.time_rotation(by)
@@ -191,15 +192,16 @@ class Rebase(nn.Module):
 
 
 def whole_flow(network: CausalWan, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Return the flow of all blocks at once, from what :class:`BlockDenoiser` is given of them, joined.
+    """Return the flow of all blocks at once, from the concatenated inputs of :class:`BlockDenoiser`.
 
     Args:
-        network: theirs.
-        inputs: by the block's names, but for caches and `start`: frames of all blocks, at their timesteps;
-            rows of actions from 12 frames before the first frame; the first picture's keys and values.
+        network: Network of the blocks.
+        inputs: Inputs by the block's names, without caches and `start`: frames of all blocks, at their
+            timesteps; rows of actions from 12 frames before the first frame; the first picture's keys and
+            values.
 
     Returns:
-        [batch, 16, frames, height / 8, width / 8].
+        Predicted flow, [batch, 16, frames, height / 8, width / 8].
     """
     latents = inputs["noisy_input"]
     frames, device = latents.shape[2], latents.device

@@ -1,7 +1,7 @@
-"""Upstream's `config.json`: what of it the network depends on, checked key by key.
+"""Settings from upstream's `config.json` on which the network depends, checked key by key.
 
-The public files leave out what is the same in all of them (patch, norms); those keys may be there, with the
-values that upstream's network takes when they are not.
+The public files omit the settings that are the same in all of them (patch, norms). A file may contain these
+keys only with the values that upstream's network uses by default.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Any
 from slipway_serving.errors import InvalidRequest, raise_all
 
 BLOCK_FRAMES = 3
-"""Latent frames that are denoised together, and see each other (`num_frame_per_block`)."""
+"""Latent frames that are denoised together and attend to each other (`num_frame_per_block`)."""
 PATCH = 2
-"""Latent pixels to a token, along height and width."""
+"""Latent pixels per token, along height and width."""
 POSITIONS = 1024
-"""Latent frames that have a position: upstream's table ends there, and with it a world."""
+"""Number of latent frames with a position: upstream's table, and thus a world, ends there."""
 CLIP_DIM = 1280
 """Width of the image encoder's features (CLIP ViT-H/14)."""
 CLIP_TOKENS = 257
-"""Its features: the class token's, and those of 16 x 16 patches."""
+"""Number of the image encoder's features: one of the class token, and those of 16 x 16 patches."""
 
-# What another value of would be another network, and no public checkpoint has.
+# Settings whose other values would mean another network; no public checkpoint has other values.
 _FIXED: Mapping[str, Any] = {
     "_class_name": "CausalWanModel",
     "model_type": "i2v",
@@ -41,30 +41,30 @@ _ACTION_FIXED: Mapping[str, Any] = {
     "qk_norm": True,
     "qkv_bias": False,
 }
-# Of the path of text, which this network has none of, and of who wrote the file.
+# Settings of the text path, which this network lacks, and the version of the library that wrote the file.
 _WITHOUT_EFFECT = frozenset({"_diffusers_version", "text_len", "text_dim"})
 
 
 @dataclass(frozen=True)
 class ActionConfig:
-    """The action module's sizes, under upstream's names.
+    """Sizes of the action module, under upstream's names.
 
     Args:
-        blocks: the network's blocks that have such a module.
-        enable_mouse: whether there is a mouse beside the keyboard.
-        keyboard_dim_in: values of a frame's keyboard.
-        mouse_dim_in: values of a frame's mouse.
-        hidden_size: width of a frame's embedded keyboard.
-        keyboard_hidden_dim: width of the keyboard's attention.
-        mouse_hidden_dim: width of the mouse's attention.
-        img_hidden_size: width of the network.
-        heads_num: heads of either attention.
-        rope_dim_list: channels of a head that turn with time, height and width; the grid has one place, so
-            those of time alone turn.
-        mouse_qk_dim_list: the same list again.
-        rope_theta: base of the frequencies.
-        vae_time_compression_ratio: frames of a latent frame.
-        windows_size: latent frames whose actions a frame is told.
+        blocks: Indices of the network's blocks that have an action module.
+        enable_mouse: True if there is a mouse besides the keyboard.
+        keyboard_dim_in: Number of keyboard values per frame.
+        mouse_dim_in: Number of mouse values per frame.
+        hidden_size: Width of a frame's embedded keyboard input.
+        keyboard_hidden_dim: Width of the keyboard's attention.
+        mouse_hidden_dim: Width of the mouse's attention.
+        img_hidden_size: Width of the network.
+        heads_num: Number of heads of either attention.
+        rope_dim_list: Channels of a head that rotate with time, height and width; the grid has one place, so
+            only those of time rotate.
+        mouse_qk_dim_list: Copy of `rope_dim_list`.
+        rope_theta: Base of the frequencies.
+        vae_time_compression_ratio: Video frames per latent frame.
+        windows_size: Number of latent frames whose actions a frame receives.
     """
 
     blocks: tuple[int, ...]
@@ -84,29 +84,30 @@ class ActionConfig:
 
     @property
     def window_rows(self) -> int:
-        """Rows of actions that a latent frame is told."""
+        """Number of rows of actions that a latent frame receives."""
         return self.windows_size * self.vae_time_compression_ratio
 
     def rows(self, frames: int) -> int:
-        """Return how many rows of actions so many latent frames are told together."""
+        """Return the number of rows of actions that `frames` latent frames receive together."""
         return self.window_rows + self.vae_time_compression_ratio * (frames - 1)
 
 
 @dataclass(frozen=True)
 class Config:
-    """The network's sizes, under upstream's names.
+    """Sizes of the network, under upstream's names.
 
     Args:
-        action: of the action module (`action_config`).
-        dim: width of the residual stream.
-        ffn_dim: width of the feed-forward.
-        freq_dim: width of the timestep's sinusoids.
-        in_dim: channels of the latents and of what conditions them.
-        out_dim: channels of the latents.
-        num_heads: heads of attention.
-        num_layers: blocks of the network.
-        local_attn_size: latent frames that a block of frames sees, its own included; -1 for all before.
-        eps: of the norms.
+        action: Sizes of the action module (`action_config`).
+        dim: Width of the residual stream.
+        ffn_dim: Width of the feed-forward.
+        freq_dim: Width of the timestep's sinusoids.
+        in_dim: Channels of the latents plus those of `cond_concat`.
+        out_dim: Channels of the latents.
+        num_heads: Number of attention heads.
+        num_layers: Number of blocks.
+        local_attn_size: Number of latent frames that a block of frames attends to, its own included; -1 for
+            all earlier frames.
+        eps: Epsilon of the norms.
     """
 
     action: ActionConfig
@@ -122,20 +123,20 @@ class Config:
 
     @property
     def cond_dim(self) -> int:
-        """Channels of `cond_concat`: a mask, and the first frame's latents."""
+        """Number of channels of `cond_concat`: a mask, and the first picture's latents."""
         return self.in_dim - self.out_dim
 
     @property
     def head_dim(self) -> int:
-        """Width of a head of attention."""
+        """Width of an attention head."""
         return self.dim // self.num_heads
 
     @property
     def held_frames(self) -> int:
-        """Latent frames before a block of frames that it sees.
+        """Number of latent frames before a block of frames to which the block attends.
 
         Raises:
-            InvalidRequest: it sees all of them, or none.
+            InvalidRequest: A block attends to all earlier frames, or to none.
         """
         if self.local_attn_size <= BLOCK_FRAMES:
             raise InvalidRequest(
@@ -149,11 +150,12 @@ def read_config(content: Mapping[str, Any], where: str) -> Config:
     """Read the content of a `config.json`.
 
     Args:
-        content: the parsed file.
-        where: how messages name it.
+        content: Content of the parsed file.
+        where: Name of the file in error messages.
 
     Raises:
-        InvalidRequest: names every key that is unknown, missing or of a value that no such network has.
+        InvalidRequest: A key is unknown or missing, or no such network has its value; the message names all
+            such keys.
     """
     given = dict(content)
     action = given.pop("action_config", None)
@@ -190,7 +192,7 @@ def _key_problems(
 
 
 def _broken(key: str, value: object) -> list[str]:
-    """Return the rule of a key that a value breaks, if it does."""
+    """Return the rule of a key that a value breaks; empty if it breaks none."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     whole = isinstance(value, int) and not isinstance(value, bool)
     if key == "enable_mouse":

@@ -1,4 +1,4 @@
-"""Upstream's inference YAML: the mode, its few steps of denoising, and the size of the latents."""
+"""Upstream's inference YAML: the mode, its denoising steps, and the size of the latents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import yaml
 from slipway_export.modeling.causal_wan.config import BLOCK_FRAMES, PATCH
 from slipway_serving.errors import InvalidRequest, raise_all
 
-# What another value of would be another way to denoise, and no public file has.
+# Settings whose other values would mean another way to denoise; no public file has other values.
 _FIXED: Mapping[str, Any] = {
     "warp_denoising_step": True,
     "ts_schedule": False,
@@ -21,18 +21,18 @@ _FIXED: Mapping[str, Any] = {
     "context_noise": 0,
     "causal": True,
 }
-# Of the run that upstream makes of it, not of the network.
+# Settings of an upstream run, which do not affect the network.
 _WITHOUT_EFFECT = frozenset({"mixed_precision", "seed"})
 
 
 @dataclass(frozen=True)
 class Mode:
-    """What upstream has for one mode.
+    """Inputs and weights of one of upstream's modes.
 
     Args:
-        keyboard: values of a frame's keyboard.
-        mouse: whether there is a mouse.
-        weights: path of the network's file in `Skywork/Matrix-Game-2.0`.
+        keyboard: Number of keyboard values per frame.
+        mouse: True if there is a mouse.
+        weights: Path of the network's file in `Skywork/Matrix-Game-2.0`.
     """
 
     keyboard: int
@@ -41,7 +41,7 @@ class Mode:
 
     @property
     def actions(self) -> tuple[str, ...]:
-        """Names of the inputs with actions."""
+        """Names of the action inputs."""
         return ("mouse_cond", "keyboard_cond") if self.mouse else ("keyboard_cond",)
 
 
@@ -50,21 +50,21 @@ MODES: Mapping[str, Mode] = {
     "gta_drive": Mode(2, True, "gta_distilled_model/gta_keyboard2dim.safetensors"),
     "templerun": Mode(7, False, "templerun_distilled_model/templerun_7dim_onlykey.safetensors"),
 }
-"""By name."""
+"""Modes by name."""
 
 
 @dataclass(frozen=True)
 class Inference:
-    """What an inference YAML says.
+    """Content of an inference YAML.
 
     Args:
-        mode: a name of `MODES`.
-        denoising_step_list: timesteps before they are warped, descending, 1 to 1000.
-        timestep_shift: of the noise schedule.
-        model_config: folder of the network's `config.json` in the checkpoint.
-        latent_channels: of the latents.
-        latent_height: in latent pixels, even.
-        latent_width: in latent pixels, even.
+        mode: Name from `MODES`.
+        denoising_step_list: Timesteps before they are warped, descending, 1 to 1000.
+        timestep_shift: Shift of the noise schedule.
+        model_config: Folder of the network's `config.json` in the checkpoint.
+        latent_channels: Number of channels of the latents.
+        latent_height: Height of the latents in latent pixels, even.
+        latent_width: Width of the latents in latent pixels, even.
     """
 
     mode: str
@@ -77,7 +77,7 @@ class Inference:
 
 
 def inference_file(mode: str) -> str:
-    """Return where upstream has the YAML of a mode."""
+    """Return upstream's path of a mode's YAML."""
     return f"configs/inference_yaml/inference_{mode}.yaml"
 
 
@@ -85,12 +85,12 @@ def read_inference(path: Path, where: str) -> Inference:
     """Read an inference YAML.
 
     Args:
-        path: of the file.
-        where: how messages name it.
+        path: Path of the file.
+        where: Name of the file in error messages.
 
     Raises:
-        InvalidRequest: it is missing or no YAML, or names every entry that is unknown, missing or of another
-            value than such a file can have.
+        InvalidRequest: The file is missing or no YAML, or an entry is unknown, missing or has an invalid
+            value; the message names all such entries.
     """
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -1,8 +1,8 @@
-"""CausalWanModel: tokens of latent frames through blocks of attention, actions and feed-forward.
+"""CausalWanModel: a transformer over latent frames with blocks of attention, actions and feed-forward.
 
-Tokens stay [batch, frames, tokens, dim] throughout, so that each frame has a timestep of its own. Which
-frames see which is left to an :class:`Attend`; keys and values of the picture that the world began with are
-made once (:meth:`CausalWan.crossing`) and given to every run.
+Tokens stay [batch, frames, tokens, dim] throughout, so that each frame has its own timestep. An
+:class:`Attend` decides which frames attend to which. The keys and values of the world's first picture are
+computed once (:meth:`CausalWan.crossing`) and passed to every run.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Angles = tuple[Tensor, Tensor]
 
 
 class Block(nn.Module):
-    """Self-attention, attention to the first picture, actions in the blocks that have them, feed-forward.
+    """Block of self-attention, attention to the first picture, an optional action module, and feed-forward.
 
     Args:
-        config: of the network.
-        index: of the block.
+        config: Configuration of the network.
+        index: Index of the block.
     """
 
     def __init__(self, config: Config, index: int) -> None:
@@ -55,15 +55,15 @@ class Block(nn.Module):
         actions: tuple[Tensor | None, Tensor, Angles],
         attend: Attend,
     ) -> Tensor:
-        """Run the block.
+        """Run the block on the tokens of some latent frames.
 
         Args:
-            x: [batch, frames, tokens, dim].
-            modulation: of the timesteps, [batch, frames, 6, dim].
-            cross: keys and values of the first picture, [batch, 257, heads, size].
-            angles: of the tokens' positions, [batch or 1, frames, tokens, 1, size / 2].
-            actions: rows of mouse and keyboard, and the angles of the frames, see :class:`ActionModule`.
-            attend: see :class:`Attend`.
+            x: Tokens, [batch, frames, tokens, dim].
+            modulation: Modulation by the timesteps, [batch, frames, 6, dim].
+            cross: Keys and values of the first picture, [batch, 257, heads, size].
+            angles: Cos and sin of the tokens' positions, [batch or 1, frames, tokens, 1, size / 2].
+            actions: Rows of mouse and keyboard, and the angles of the frames, see :class:`ActionModule`.
+            attend: Attention over the visible frames, see :class:`Attend`.
         """
         told = (self.modulation[:, None] + modulation).to(x.dtype)
         shift1, scale1, gate1, shift2, scale2, gate2 = told[..., None, :].unbind(2)
@@ -85,7 +85,7 @@ class Block(nn.Module):
 
 
 class Head(nn.Module):
-    """Final norm, modulated by the timesteps, and the projection to latent pixels."""
+    """Output layer: a norm that the timesteps modulate, and the projection to latent pixels."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Head(nn.Module):
         self.modulation = nn.Parameter(torch.randn(1, 2, config.dim) / config.dim**0.5)
 
     def forward(self, x: Tensor, embedded: Tensor) -> Tensor:
-        """Project [batch, frames, tokens, dim], with the embedded timesteps [batch, frames, dim]."""
+        """Project tokens [batch, frames, tokens, dim] with the embedded timesteps [batch, frames, dim]."""
         told = (self.modulation[:, None] + embedded[:, :, None]).to(x.dtype)
         shift, scale = told[..., None, :].unbind(2)
         out: Tensor = self.head(self.norm(x) * (1 + scale) + shift)
@@ -102,7 +102,7 @@ class Head(nn.Module):
 
 
 class ImageEmbedding(nn.Module):
-    """Features of the first picture to the width of the network."""
+    """Projection of the first picture's features to the width of the network."""
 
     def __init__(self, visual_dim: int, dim: int) -> None:
         super().__init__()
@@ -115,17 +115,17 @@ class ImageEmbedding(nn.Module):
         )
 
     def forward(self, visual_context: Tensor) -> Tensor:
-        """Embed: [batch, tokens, visual_dim] to [batch, tokens, dim]."""
+        """Project [batch, tokens, visual_dim] to [batch, tokens, dim]."""
         out: Tensor = self.proj(visual_context)
         return out
 
 
 class Crossing(nn.Module):
-    """What each block of a network sees of the first picture.
+    """Keys and values of the first picture for each block of a network.
 
     Args:
-        img_emb: of the network.
-        attentions: of its blocks.
+        img_emb: Image embedding of the network.
+        attentions: Cross-attentions of its blocks.
     """
 
     def __init__(self, img_emb: ImageEmbedding, attentions: Sequence[Attention]) -> None:
@@ -134,14 +134,14 @@ class Crossing(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights."""
+        """Dtype of the weights."""
         return next(self.parameters()).dtype
 
     def forward(self, visual_context: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return each block's keys and values of the first picture, [batch, 257, heads, size].
 
         Args:
-            visual_context: CLIP's features, [batch, 257, 1280].
+            visual_context: Features from CLIP, [batch, 257, 1280].
         """
         context = self.img_emb(visual_context)
         attentions = (each for each in self.attentions if isinstance(each, Attention))
@@ -149,7 +149,7 @@ class Crossing(nn.Module):
 
 
 def time_rotations(config: Config) -> tuple[Rotation, Rotation]:
-    """Return what turns by a frame's place in the world: in self-attention, and in the action modules."""
+    """Return the rotations by a frame's position in the world, for self-attention and for action modules."""
     action = config.action
     return (
         Rotation(config.head_dim - 2 * _plane_dim(config), THETA, POSITIONS),
@@ -158,16 +158,16 @@ def time_rotations(config: Config) -> tuple[Rotation, Rotation]:
 
 
 def _plane_dim(config: Config) -> int:
-    """Return how many channels of a head are turned by a token's row, and as many by its column."""
+    """Return the number of a head's channels that rotate by a token's row; as many rotate by its column."""
     return 2 * (config.head_dim // 6)
 
 
 class CausalWan(nn.Module):
-    """The network, with upstream's key names.
+    """Network of Matrix-Game 2.0 with upstream's key names.
 
     Args:
-        config: its sizes.
-        visual_dim: width of the image encoder's features, which no configuration has.
+        config: Sizes of the network.
+        visual_dim: Width of the image encoder's features, which no configuration contains.
     """
 
     def __init__(self, config: Config, visual_dim: int = CLIP_DIM) -> None:
@@ -184,7 +184,7 @@ class CausalWan(nn.Module):
         self.plane_rotation = Rotation(_plane_dim(config), THETA, POSITIONS)
 
     def crossing(self) -> Crossing:
-        """Return the parts that make what the blocks see of the first picture."""
+        """Return the parts that compute the first picture's keys and values."""
         return Crossing(self.img_emb, [block.cross_attn for block in self._blocks()])
 
     def forward(
@@ -200,16 +200,17 @@ class CausalWan(nn.Module):
         """Predict the flow of some latent frames.
 
         Args:
-            noisy_input: [batch, out_dim, frames, height, width].
-            timestep: [batch, frames], float32, 0 to 1000.
-            cond_concat: [batch, in_dim - out_dim, frames, height, width].
-            cross: of :meth:`crossing`.
-            rows: of mouse and keyboard, see :class:`ActionModule`.
-            positions: of the frames in the world, [batch or 1, frames], int64, 0 to 1023.
-            attend: see :class:`Attend`.
+            noisy_input: Noisy latents, [batch, out_dim, frames, height, width].
+            timestep: Timesteps of the frames, [batch, frames], float32, 0 to 1000.
+            cond_concat: Mask and latents of the first picture, [batch, in_dim - out_dim, frames, height,
+                width].
+            cross: Keys and values of each block from :meth:`crossing`.
+            rows: Rows of mouse and keyboard, see :class:`ActionModule`.
+            positions: Positions of the frames in the world, [batch or 1, frames], int64, 0 to 1023.
+            attend: Attention over the visible frames, see :class:`Attend`.
 
         Returns:
-            Shape of `noisy_input`.
+            Predicted flow, same shape as `noisy_input`.
         """
         patches = self.patch_embedding(torch.cat([noisy_input, cond_concat], dim=1))
         height, width = patches.shape[-2:]
@@ -222,7 +223,7 @@ class CausalWan(nn.Module):
             x = block(x, modulation, keys_values, angles, actions, attend)
         pixels = torch.unflatten(self.head(x, embedded), 2, (height, width))
         pixels = torch.unflatten(pixels, -1, (PATCH, PATCH, -1))
-        # [batch, frames, height, width, rows, columns, channels]: a token's pixels go side by side.
+        # The axes are [batch, frames, height, width, rows of a token, columns of a token, channels].
         return pixels.permute(0, 6, 1, 2, 4, 3, 5).flatten(5, 6).flatten(3, 4)
 
     def _blocks(self) -> list[Block]:
@@ -231,7 +232,7 @@ class CausalWan(nn.Module):
     def _sinusoids(self, timestep: Tensor) -> Tensor:
         """Return [cos | sin] of timestep / 10000^(2 i / freq_dim), [batch, frames, freq_dim], float32.
 
-        The angle is brought within one turn in float64: at 1000 float32 would be off by 3e-5.
+        The angle is reduced to one turn in float64; in float32 it would be off by 3e-5 at timestep 1000.
         """
         half = self.config.freq_dim // 2
         exponents = torch.arange(half, dtype=torch.float64, device=timestep.device) / half
@@ -241,7 +242,7 @@ class CausalWan(nn.Module):
         return torch.cat([within.cos(), within.sin()], dim=-1)
 
     def _angles(self, positions: Tensor, height: int, width: int) -> Angles:
-        """Return cos and sin of the tokens' places in time and plane, [.., frames, tokens, 1, pairs]."""
+        """Return cos and sin of the tokens' positions in time and plane, [.., frames, tokens, 1, pairs]."""
         device = positions.device
         axes = zip(
             self.time_rotation(positions),

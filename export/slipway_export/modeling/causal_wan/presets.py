@@ -1,6 +1,6 @@
-"""Writes random checkpoints of a mode, in the layout of the public ones.
+"""Writer of random checkpoints of a mode, in the layout of the public ones.
 
-That is the folder `Skywork/Matrix-Game-2.0` with the weights, and upstream's `configs` beside them.
+The public layout is the folder `Skywork/Matrix-Game-2.0` with upstream's `configs` beside the weights.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def write_denoiser(folder: Path, mode: str, seed: int, *, visual_dim: int = 160)
     """Write the network of a mode, its `config.json` and its inference YAML.
 
     Args:
-        folder: an existing folder.
-        mode: a name of `MODES`.
-        seed: of the weights.
-        visual_dim: width of the image encoder's features; 1280 in the public checkpoints.
+        folder: Folder of the checkpoint; it must exist.
+        mode: Name from `MODES`.
+        seed: Seed of the weights.
+        visual_dim: Width of the image encoder's features; 1280 in the public checkpoints.
     """
     content = tiny_config(mode)
     _write(folder / config_folder(mode) / "config.json", json.dumps(content, indent=2, sort_keys=True) + "\n")
@@ -51,12 +51,12 @@ def stream_denoiser(folder: Path, mode: str, seed: int) -> None:
     """Write the network of a mode at its public size in bfloat16, a piece of a tensor at a time.
 
     Args:
-        folder: an existing folder.
-        mode: a name of `MODES`.
-        seed: of the weights.
+        folder: Folder of the checkpoint; it must exist.
+        mode: Name from `MODES`.
+        seed: Seed of the weights.
 
     Raises:
-        InvalidRequest: the disk has too little room.
+        InvalidRequest: The disk has too little free space.
     """
     content, weights = public_config(mode), Path(MODES[mode].weights)
     with torch.device("meta"):
@@ -71,14 +71,14 @@ def stream_denoiser(folder: Path, mode: str, seed: int) -> None:
 
 
 def randomize(network: nn.Module, seed: int) -> None:
-    """Give a network weights that each of its parts shows in the output with.
+    """Give a network random weights with which each of its parts affects the output.
 
-    Upstream's start is zero where the actions and the head are projected, and near zero in the modulation:
-    a part that is lost would not be seen.
+    Upstream initializes the projections of the actions and of the head with zeros, and the modulation near
+    zero; with these weights no test would notice a missing part.
 
     Args:
-        network: to change.
-        seed: of the weights.
+        network: Network that is changed in place.
+        seed: Seed of the weights.
     """
     random = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What the configurations of random checkpoints say, small or of the public sizes, under upstream's keys."""
+"""Configurations of random checkpoints, small or of the public sizes, under upstream's keys."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from slipway_export.modeling.causal_wan.inference import MODES
 
 _STEPS = {"templerun": [1000, 750, 500, 250]}
 _WINDOWS = {"gta_drive": 4}
-# Small enough that an export takes seconds; of odd and different numbers of tokens a side.
+# Small enough that an export takes seconds; the numbers of tokens per side are odd and differ.
 _LATENTS = (6, 10)
 _PUBLIC_LATENTS = (44, 80)
 
 
 def config_folder(mode: str) -> str:
-    """Return where upstream has the `config.json` of a mode."""
+    """Return upstream's folder of a mode's `config.json`."""
     return f"configs/distilled_model/{mode}"
 
 
 def tiny_config(mode: str) -> dict[str, Any]:
-    """Return the content of a small `config.json` of a mode, with upstream's keys."""
+    """Return the content of a small `config.json` of a mode, under upstream's keys."""
     dim, heads = 96, 2
     known = MODES[mode]
     rotary = [8, 28, 28]
@@ -68,8 +68,8 @@ def tiny_config(mode: str) -> dict[str, Any]:
 
 
 def demo_config(mode: str) -> dict[str, Any]:
-    """Return the content of a `config.json` of a mode, of the size of the trained checkpoint `demo`."""
-    # A token is 64 numbers of noise and as many of the picture: a narrower network cannot hold both.
+    """Return the content of a `config.json` of a mode, with the sizes of the trained checkpoint `demo`."""
+    # A token has 64 numbers of noise and 64 of the picture; a narrower network cannot represent both.
     dim = 128
     content = tiny_config(mode)
     content |= {"dim": dim, "ffn_dim": 384, "freq_dim": 64, "num_heads": 4, "num_layers": 3}
@@ -93,12 +93,12 @@ def public_config(mode: str) -> dict[str, Any]:
 
 
 def public_inference(mode: str) -> dict[str, Any]:
-    """Return the content of an inference YAML of a mode, of latents of the public size."""
+    """Return the content of a mode's inference YAML, with latents of the public size."""
     return _inference(mode, _PUBLIC_LATENTS)
 
 
 def tiny_inference(mode: str) -> dict[str, Any]:
-    """Return the content of an inference YAML of a mode, of small latents."""
+    """Return the content of a mode's inference YAML, with small latents."""
     return _inference(mode, _LATENTS)
 
 

@@ -1,4 +1,4 @@
-"""Loads the network from upstream's safetensors files, whose keys begin with ``model.``, strictly."""
+"""Strict loader of the network from upstream's safetensors files, whose keys begin with ``model.``."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def load_network(
 ) -> CausalWan:
     """Load a network, in eval mode and without gradients.
 
-    Where `slipway_export.weights` leaves weights out or on disk, they are not read.
+    The weights are not read if `slipway_export.weights` leaves them out or on disk.
 
     Args:
-        checkpoint: that has the files.
-        config: path of the `config.json` within it.
-        weights: path of the safetensors file. Its keys may all lack the prefix.
-        precision: of the weights.
+        checkpoint: Checkpoint that contains the files.
+        config: Path of the `config.json` in the checkpoint.
+        weights: Path of the safetensors file in the checkpoint. Its keys may all lack the prefix.
+        precision: Precision of the weights.
 
     Raises:
-        InvalidRequest: a file is missing or not what it must be, or a key is missing, unknown or of another
-            shape; names the file, and the keys as the file has them.
+        InvalidRequest: A file is missing or invalid, or a key is missing, unknown or of another shape; the
+            message names the file, and the keys as they are in the file.
     """
     read = read_config(checkpoint.config(config), f"{checkpoint.where(config)}: {config}")
     stored = _stored(checkpoint, weights)
@@ -60,21 +60,21 @@ def load_network(
 
 
 def visual_dim(checkpoint: Checkpoint, weights: str) -> int:
-    """Return the width of the image encoder's features that a network takes; no configuration has it.
+    """Return the width of the image features that a network takes, which no configuration contains.
 
     Args:
-        checkpoint: that has the file.
-        weights: path of the safetensors file; only its header is read. Where configurations are enough and
-            it is missing, the public width is returned.
+        checkpoint: Checkpoint that contains the file.
+        weights: Path of the safetensors file; only its header is read. If the file is missing and
+            configurations suffice, the public width is returned.
 
     Raises:
-        InvalidRequest: the file is missing or not what it must be.
+        InvalidRequest: The file is missing or invalid.
     """
     return _visual_dim(_stored(checkpoint, weights))
 
 
 def _stored(checkpoint: Checkpoint, weights: str) -> dict[str, Stored] | None:
-    """Return where the weights lie; None where configurations stand for them."""
+    """Return the locations of the weights; None if configurations replace them."""
     if are_from_configurations() and not checkpoint.has(weights):
         return None
     return checkpoint.stored_in(weights)
@@ -90,7 +90,7 @@ def _visual_dim(stored: Mapping[str, Stored] | None) -> int:
 
 
 def _tensor(place: Stored, dtype: torch.dtype) -> torch.Tensor:
-    # What is left on disk takes address space and no memory: nothing reads it before it is bound to its file.
+    # A weight left on disk takes only address space: nothing reads the tensor until it is bound to its file.
     if are_left_on_disk():
         return torch.empty(place.shape, dtype=dtype)
     return place.read().to(dtype)

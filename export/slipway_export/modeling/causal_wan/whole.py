@@ -1,8 +1,9 @@
 """The network over all frames of a video at once, with upstream's inputs and outputs.
 
-Frames are denoised in blocks of three, whose frames see each other and those of the window before them.
-Memory grows linearly with the frames. Where the last block is not full, its frames see those that there are;
-upstream's see zeros beside them, which its kernels fill keys up with, so there alone the two differ.
+Frames are denoised in blocks of three; the frames of a block attend to each other and to those of the window
+before them. Memory grows linearly with the frames. The result differs from upstream's only if the last block
+is not full: here its frames attend only to existing frames, while upstream's kernels pad the keys with zeros,
+to which its frames attend too.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ TRAIN_STEPS = 1000
 
 
 class BlockCausal:
-    """Attends from every frame to its block of frames and to the window before it.
+    """Attention from every frame to its block of frames and to the window before it.
 
-    Each frame has the keys of its window beside it, rather than each block: the number of frames is an axis
-    of the inputs, which a trace keeps free; that of blocks it would fix to more than one.
+    The keys of a window are gathered for each frame and not for each block: a trace keeps the number of
+    frames dynamic, since it is an axis of the inputs, but would fix the number of blocks to more than one.
 
     Args:
-        frames: of the video.
-        window: frames that a block sees, its own included; -1 for all before.
-        device: of the tensors.
+        frames: Number of frames of the video.
+        window: Number of frames that a block attends to, its own included; -1 for all earlier frames.
+        device: Device of the tensors.
     """
 
     def __init__(self, frames: int, window: int, device: torch.device) -> None:
@@ -38,23 +39,23 @@ class BlockCausal:
         self.keys = seen.clamp(0, frames - 1).flatten()
 
     def __call__(self, _: str, over: Over, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """See :class:`Attend`."""
+        """Attend as :class:`Attend` describes."""
         batch = q.shape[0]
         there = self.there[None].expand(batch, -1, -1).flatten(0, 1)
         out = over(q.flatten(0, 1)[:, None], self._windows(k), self._windows(v), there)
         return torch.unflatten(out[:, 0], 0, (batch, self.frames))
 
     def _windows(self, x: Tensor) -> Tensor:
-        """Return the frames of each frame's window, [batch * frames, window, ...]."""
+        """Return the frames in the window of each frame, [batch * frames, window, ...]."""
         return torch.unflatten(x[:, self.keys], 1, (self.frames, self.window)).flatten(0, 1)
 
 
 class Denoiser(nn.Module):
-    """Noisy latents of a whole video to the predicted flow and the latents that it leads to.
+    """Denoiser of a whole video, which predicts the flow and the clean latents.
 
     Args:
-        network: whose actions they are.
-        timestep_shift: of the noise schedule, as the inference YAML has it.
+        network: Network that predicts the flow.
+        timestep_shift: Shift of the noise schedule, from the inference YAML.
     """
 
     sigmas: Tensor
@@ -62,7 +63,7 @@ class Denoiser(nn.Module):
     def __init__(self, network: CausalWan, timestep_shift: float) -> None:
         super().__init__()
         self.network = network
-        # Upstream's table, in its own precision: a timestep means the sigma nearest to it.
+        # The table has upstream's precision, since each timestep maps to the sigma nearest to it.
         even = torch.linspace(1, 0, TRAIN_STEPS + 1, device="cpu")[:-1]
         sigmas = timestep_shift * even / (1 + (timestep_shift - 1) * even)
         self.register_buffer("sigmas", sigmas, persistent=False)
@@ -78,15 +79,15 @@ class Denoiser(nn.Module):
         """Predict flow and clean latents.
 
         Args:
-            noisy_input: [batch, 16, frames, height / 8, width / 8], float32.
-            timestep: [batch, frames], float32, 0 to 1000.
-            visual_context: CLIP's features of the first picture, [batch, 257, 1280], float32.
-            cond_concat: mask and latents of the first picture, [batch, 20, frames, height / 8, width / 8].
-            *actions: `mouse_cond` [batch, 4 * frames - 3, 2] where the network has a mouse, and
-                `keyboard_cond` [batch, 4 * frames - 3, keys], float32: a row for each frame of the video.
+            noisy_input: Noisy latents, [batch, 16, frames, height / 8, width / 8], float32.
+            timestep: Timesteps of the frames, [batch, frames], float32, 0 to 1000.
+            visual_context: Features of the first picture from CLIP, [batch, 257, 1280], float32.
+            cond_concat: Mask and latents of the first picture, [batch, 20, frames, height / 8, width / 8].
+            *actions: Rows for each frame of the video, float32: `mouse_cond` [batch, 4 * frames - 3, 2] if
+                the network has a mouse, and `keyboard_cond` [batch, 4 * frames - 3, keys].
 
         Returns:
-            `flow_pred` and `pred_x0`, shape and dtype of `noisy_input`.
+            `flow_pred` and `pred_x0`, same shape and dtype as `noisy_input`.
         """
         net, dtype = self.network, self.network.patch_embedding.weight.dtype
         frames, device = noisy_input.shape[2], noisy_input.device
@@ -103,7 +104,7 @@ class Denoiser(nn.Module):
         return flow, noisy_input - self._sigma(timestep)[:, None, :, None, None] * flow
 
     def _rows(self, actions: Tensor, frames: int) -> Tensor:
-        """Begin the actions with the first row, as often as the first latent frame is told of."""
+        """Prepend copies of the first row, so that the first latent frame has a full window."""
         action = self.network.config.action
         before = actions[:, :1].expand(-1, action.window_rows, -1)
         return torch.cat([before, actions], dim=1)[:, : action.rows(frames)]

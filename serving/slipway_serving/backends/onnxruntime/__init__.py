@@ -1,7 +1,6 @@
-"""The backend `onnxruntime` of the embedded server: ONNX Runtime from PyPI behind Triton's Python backend.
+"""Backend `onnxruntime` of the embedded server: ONNX Runtime from PyPI behind Triton's Python backend.
 
-It serves the very model repositories that the container's C++ backend of this name serves: `session` reads
-the same parameters, `signature` completes and checks the config by the same rules, `execution` runs
-batches of requests, `sharing` has several instances use one session, and `model` is the adapter that Triton
-loads.
+It serves the same model repositories as the container's C++ backend of this name: `session` reads the same
+parameters, `signature` completes and checks the config by the same rules, `execution` runs batches of
+requests, `sharing` lets several instances use one session, and `model` is the adapter that Triton loads.
 """

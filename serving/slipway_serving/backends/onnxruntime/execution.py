@@ -1,9 +1,9 @@
-"""Run requests through a session, batched where that is allowed, each with an answer of its own.
+"""Execution of requests in a session: batched if the model allows it, with an answer for each request.
 
 :class:`Executor` checks every request against the graph, groups those of equal shapes, concatenates a
-group along the batch axis, runs it once and splits the outputs again. When a group fails, its requests run
-one by one, so that only the one at fault fails. It knows nothing of Triton: requests and answers are
-dicts of numpy arrays, an answer that failed is a :class:`slipway_serving.errors.SlipwayError`.
+group along the batch axis, runs it once and splits the outputs again. If a group fails, its requests run one
+by one, so that only the faulty one fails. The code is independent of Triton: requests and answers are dicts
+of NumPy arrays, and the answer to a failed request is a :class:`slipway_serving.errors.SlipwayError`.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _OUT_OF_MEMORY = ("failed to allocate memory", "bad_alloc", "bad allocation", "o
 
 @dataclass(frozen=True)
 class Request:
-    """What one request asks.
+    """Request to a model, independent of Triton.
 
     Attributes:
-        inputs: arrays by input name, with the batch axis where the model batches.
-        outputs: names of the wanted outputs.
-        is_cancelled: asks whether its caller has given up.
-        id: Id that the caller gave it, or an empty text.
+        inputs: Arrays by input name, with the batch axis if the model batches.
+        outputs: Names of the wanted outputs.
+        is_cancelled: Function that returns whether the caller has cancelled.
+        id: Id that the caller gave the request, or an empty text.
     """
 
     inputs: Arrays
@@ -50,14 +50,14 @@ class Request:
 
 
 class Executor:
-    """Runs requests of one model.
+    """Executor of the requests of one model.
 
     Args:
-        model: the model's name, for messages.
-        signature: the graph's tensors.
-        run: runs the graph: wanted output names, inputs -> outputs in that order.
-        output_dims: dims in the config by output name, for scalars of the graph.
-        batched: whether the first axis of all tensors is the batch.
+        model: Name of the model, for messages.
+        signature: Tensors of the graph.
+        run: Function that runs the graph, from wanted output names and inputs to outputs in that order.
+        output_dims: Dims in the config by output name, for outputs that are scalars in the graph.
+        batched: True if the first axis of all tensors is the batch.
         ranges: Smallest and largest size of the graph's axes, see :mod:`slipway_serving.input_sizes`.
     """
 
@@ -74,7 +74,7 @@ class Executor:
         self._model = model
         self._inputs = signature.inputs | signature.overridable
         self._required = tuple(signature.inputs)
-        # A graph's scalar has no axes; Triton carries it as one value.
+        # A scalar of the graph has no axes to check; Triton sends it as an array of one value.
         shapes = {name: tensor.shape for name, tensor in self._inputs.items() if tensor.shape}
         self._sizes = InputSizes(shapes, ranges)
         self._outputs = signature.outputs
@@ -83,9 +83,9 @@ class Executor:
         self._batched = batched
 
     def execute(self, requests: Sequence[Request]) -> list[dict[str, NDArray[Any]] | SlipwayError]:
-        """Return an answer per request, in order: its outputs, or why it failed.
+        """Return an answer for each request, in order: its outputs, or its error.
 
-        An error raised by the graph is the `__cause__` of the one returned.
+        If the graph raised an exception, that is the `__cause__` of the error returned here.
         """
         answers: list[dict[str, NDArray[Any]] | SlipwayError | None] = [None] * len(requests)
         groups: dict[object, list[int]] = {}
@@ -104,13 +104,13 @@ class Executor:
         return [answer for answer in answers if answer is not None]
 
     def _prepare(self, request: Request) -> dict[str, NDArray[Any]]:
-        """Check a request against the graph and return its inputs as the graph takes them.
+        """Check a request against the graph and return its inputs in the form of the graph.
 
         Raises:
-            Cancelled: its caller has given up.
-            InvalidRequest: the id is too long; an input is missing, has another shape than the graph, has a
-                size outside the range of an axis, differs from another input in an axis, or holds text that
-                is not UTF-8.
+            Cancelled: The caller has cancelled.
+            InvalidRequest: The id is too long; or an input is missing, has another shape than the graph, has
+                a size outside the range of an axis, differs from another input in an axis, or contains text
+                that is not UTF-8.
         """
         if request.is_cancelled():
             raise Cancelled(f"{self._model}: cancelled by the caller before it ran")
@@ -130,7 +130,7 @@ class Executor:
         return {name: self._to_graph(name, array) for name, array in request.inputs.items()}
 
     def _to_graph(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
-        """Return an input as the graph takes it: scalars without axes, text as str."""
+        """Convert an input to the form of the graph: scalars without axes, text as str."""
         if array.dtype == np.object_:
             try:
                 text = [item.decode() if isinstance(item, bytes) else str(item) for item in array.ravel()]
@@ -142,7 +142,7 @@ class Executor:
         return array if self._inputs[name].shape else array.reshape(())
 
     def _group_key(self, index: int, inputs: Arrays) -> object:
-        """Return what requests that can run as one batch have in common."""
+        """Return a key that is equal for requests that can run as one batch."""
         if not self._batched:
             return index
         return tuple(sorted((name, array.shape[1:]) for name, array in inputs.items()))
@@ -150,7 +150,7 @@ class Executor:
     def _run_group(
         self, inputs: Sequence[Arrays], requests: Sequence[Request]
     ) -> list[dict[str, NDArray[Any]] | SlipwayError]:
-        """Run requests of equal shapes as one batch; one by one if that fails."""
+        """Run requests of equal shapes as one batch, or one by one if the batch fails."""
         wanted = tuple(name for name in self._outputs if any(name in request.outputs for request in requests))
         try:
             if len(inputs) == 1:
@@ -173,7 +173,7 @@ class Executor:
     def _split(
         self, whole: Arrays, inputs: Sequence[Arrays], requests: Sequence[Request]
     ) -> list[dict[str, NDArray[Any]] | SlipwayError]:
-        """Cut the outputs of a batch into those of its requests."""
+        """Split the outputs of a batch into those of its requests."""
         sizes = [next(iter(arrays.values())).shape[0] for arrays in inputs]
         ends = np.cumsum(sizes)
         for name, array in whole.items():
@@ -191,13 +191,13 @@ class Executor:
         """Run the graph once.
 
         Raises:
-            InvalidRequest: the graph refuses the inputs.
-            Overloaded: memory ran out.
-            Unrecoverable: the run failed otherwise.
+            InvalidRequest: The graph refuses the inputs.
+            Overloaded: The run needs more memory than there is.
+            Unrecoverable: The run failed for another reason.
         """
         try:
             outputs = self._run_graph(wanted, inputs)
-        except Exception as error:  # ONNX Runtime's exceptions have no common base of their own
+        except Exception as error:  # ONNX Runtime's exceptions have no common base class.
             raise self._run_error(error) from error
         return {
             name: self._from_graph(self._outputs[name], np.asarray(output))
@@ -205,7 +205,7 @@ class Executor:
         }
 
     def _run_error(self, error: Exception) -> SlipwayError:
-        """Translate what ONNX Runtime raised; only the first line of its text is fit for a caller."""
+        """Translate an exception of ONNX Runtime; the caller sees only the first line of its text."""
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         if isinstance(error, MemoryError) or any(text in reason.lower() for text in _OUT_OF_MEMORY):
             return Overloaded(f"{self._model}: memory ran out: {reason}")
@@ -213,7 +213,7 @@ class Executor:
         return kind(f"{self._model}: the graph failed: {reason}")
 
     def _from_graph(self, tensor: GraphTensor, array: NDArray[Any]) -> NDArray[Any]:
-        """Return an output as Triton takes it: scalars with the config's dims, text as bytes."""
+        """Convert an output to the form of Triton: scalars with the config's dims, text as bytes."""
         if array.dtype == np.object_ or array.dtype.kind in "US":
             text = [item.encode() if isinstance(item, str) else item for item in array.ravel().tolist()]
             array = np.array(text, dtype=np.object_).reshape(array.shape)

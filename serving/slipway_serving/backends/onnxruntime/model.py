@@ -1,8 +1,8 @@
-"""The adapter that Triton's Python backend loads for models whose config says `backend: "onnxruntime"`.
+"""Adapter that Triton's Python backend loads for models with `backend: "onnxruntime"` in their config.
 
-Triton's requests become :class:`~slipway_serving.backends.onnxruntime.execution.Request`, the executor's
-answers become Triton's responses; errors cross as the text and code of :mod:`slipway_serving.errors`,
-tracebacks go to the log with the request's id.
+It converts Triton's requests to :class:`~slipway_serving.backends.onnxruntime.execution.Request` and the
+executor's answers to Triton's responses. Errors reach the client as the text and code of
+:mod:`slipway_serving.errors`; tracebacks go to the log with the request's id.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from slipway_serving.triton_metrics import tell_restarts
 
 
 class TritonPythonModel:
-    """One instance of a model."""
+    """Instance of a model, as Triton's Python backend loads it."""
 
     @staticmethod
     def auto_complete_config(auto_complete_model_config: Any) -> Any:
-        """Write what the config leaves out, from the graph.
+        """Complete the config with the tensors of the graph.
 
-        A config with inputs and outputs is left alone, as the C++ backend does: each instance checks it
-        against its graph, and a large graph is not loaded once more for that.
+        Like the C++ backend, this leaves a config with inputs and outputs alone: each instance checks it
+        against its graph, and a large graph need not be loaded once more.
         """
         config: dict[str, Any] = auto_complete_model_config.as_dict()
         if not signature.is_complete(config):
@@ -48,7 +48,7 @@ class TritonPythonModel:
         return auto_complete_model_config
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Load the graph on the instance's device, or find it loaded, and check the config against it."""
+        """Load the graph on the instance's device, or connect to one that is loaded, and check the config."""
         close_sockets()
         restrict_shared_memory()
         try:
@@ -75,7 +75,7 @@ class TritonPythonModel:
         self._footprint.serves()
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """Answer requests; none of them can fail another."""
+        """Answer requests; a failed request does not affect the others."""
         with self._footprint.working(len(requests)):
             beyond = min(self._waiting.beyond(), len(requests))
             refused = [self._refused(self._waiting.refusal()) for _ in range(beyond)]
@@ -86,13 +86,13 @@ class TritonPythonModel:
             return refused + responses
 
     def finalize(self) -> None:
-        """Let go of a graph that other instances may reach here."""
+        """Release the graph, which other instances may use through this one."""
         self._footprint.ends()
         if isinstance(self._graph, SharedGraph):
             self._graph.close()
 
     def _request(self, request: Any) -> Request:
-        """Take a request's tensors; Triton has reshaped them as the config says."""
+        """Read a request's tensors, which Triton has already reshaped according to the config."""
         given = ((name, pb_utils.get_input_tensor_by_name(request, name)) for name in self._input_names)
         wanted = request.requested_output_names()
         return Request(
@@ -103,7 +103,7 @@ class TritonPythonModel:
         )
 
     def _response(self, request: Any, answer: Arrays | SlipwayError) -> Any:
-        """Make Triton's response of an answer; log why the graph failed."""
+        """Convert an answer to Triton's response, and log the traceback if the graph failed."""
         if not isinstance(answer, SlipwayError):
             return pb_utils.InferenceResponse([pb_utils.Tensor(*output) for output in answer.items()])
         if answer.__cause__ is not None:
@@ -118,7 +118,7 @@ class TritonPythonModel:
 
 
 def _open(config: Mapping[str, Any], kind: str, device_id: int) -> Loaded | SharedGraph:
-    """Load the model's graph; where several instances want it and it is large, once for all of them."""
+    """Load the model's graph; a large graph with several instances is loaded once for all of them."""
     path = session.graph_path(config, Path(pb_utils.get_model_dir()))
     folder = os.environ.get(sharing.FOLDER_VARIABLE)
     if folder is None or not sharing.is_worth_sharing(config, kind, device_id, path):

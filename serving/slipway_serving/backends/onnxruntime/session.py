@@ -1,8 +1,8 @@
-"""An ONNX Runtime session from a model's config.
+"""ONNX Runtime sessions built from a model's config.
 
-The parameters have the names that Triton's C++ backend gives them (its README, "Model Config Options");
-a value that cannot be read is an error which names parameter, rule and value. The device is the one that
-the config asks for: a GPU that ONNX Runtime cannot use is an error, never a silent run on the CPU.
+The parameters have the same names as in Triton's C++ backend (its README, "Model Config Options"). A value
+that cannot be read is an error which names parameter, rule and value. The config chooses the device: a GPU
+that ONNX Runtime cannot use is an error, never a silent run on the CPU.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ _GRAPH_LEVELS = {
     2: ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
 }
 _BOOLEANS = {"1": True, "true": True, "0": False, "false": False}
-# A server has a pool of threads for each graph, and ONNX Runtime's spin while they wait for work, which takes
-# the cores from all others. Here they sleep, unless a model's config says "1": a request of `airimu` every
-# 20 ms took 12 ms of a core with spinning and 10 without, a video's step 75 and 55 (docs/operations.md).
+# A server has a thread pool for each graph, and by default ONNX Runtime's threads spin while they wait for
+# work, which takes the cores from all other pools. Here they sleep, unless a model's config says "1": a
+# request of `airimu` every 20 ms took 12 ms of a core with spinning and 10 ms without, a step of a video 75
+# and 55 ms (docs/operations.md).
 _NO_SPINNING = {"session.intra_op.allow_spinning": "0", "session.inter_op.allow_spinning": "0"}
-# Older spellings of CUDA provider options, as model parameters; values by the C++ backend's numbers.
+# Older model parameters for CUDA provider options; their numbers are indices into these tuples, as in the
+# C++ backend.
 _CUDA_PARAMETERS: dict[str, tuple[str, ...]] = {
     "cudnn_conv_algo_search": ("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
     "arena_extend_strategy": ("kNextPowerOfTwo", "kSameAsRequested"),
@@ -38,7 +40,7 @@ _CUDA_PARAMETERS: dict[str, tuple[str, ...]] = {
 
 
 class _Parameters:
-    """The config's parameters, read by type; problems are gathered and raised together."""
+    """Parameters of a config, read by type; the problems are collected and raised together."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._values = {
@@ -56,7 +58,7 @@ class _Parameters:
         return {key: value for key, value in self._values.items() if key.startswith(prefix)}
 
     def integer(self, name: str, rule: str, top: int | None = None) -> int:
-        """Return a whole number 0..top, or 0 where it is absent."""
+        """Return a whole number from 0 to `top`, or 0 if the parameter is absent."""
         text = self._values.get(name, "0").strip()
         if not (text.isascii() and text.isdigit()) or (top is not None and int(text) > top):
             self.problems.append(f"parameter {name} must be {rule}, got {text!r}")
@@ -73,10 +75,10 @@ class _Parameters:
 
 
 def session_options(config: Mapping[str, Any]) -> ort.SessionOptions:
-    """Return the options that a config asks for.
+    """Return the session options of a config.
 
     Raises:
-        InvalidRequest: a parameter or the graph optimization level cannot be read; all of them are named.
+        InvalidRequest: A parameter or the graph optimization level cannot be read; the message names all.
     """
     parameters = _Parameters(config)
     options = ort.SessionOptions()
@@ -98,7 +100,7 @@ def session_options(config: Mapping[str, Any]) -> ort.SessionOptions:
 
 
 def run_options(config: Mapping[str, Any]) -> ort.RunOptions:
-    """Return the options of each run that a config asks for."""
+    """Return the options of each run, from a config."""
     parameters = _Parameters(config)
     options = ort.RunOptions()
     shrunk = SHRUNK_ARENAS if parameters.boolean("enable_mem_arena", default=True) else ""
@@ -110,15 +112,15 @@ def run_options(config: Mapping[str, Any]) -> ort.RunOptions:
 
 
 def providers(config: Mapping[str, Any], kind: str, device_id: int) -> list[tuple[str, dict[str, str]]]:
-    """Return the execution providers for a device, the first for all that it can run.
+    """Return the execution providers for a device, in descending priority.
 
     Args:
-        config: the model's config.
-        kind: "CPU" or "GPU", the kind of the model's instance.
-        device_id: which GPU.
+        config: Config of the model.
+        kind: Kind of the model's instance, "CPU" or "GPU".
+        device_id: Number of the GPU.
 
     Raises:
-        InvalidRequest: ONNX Runtime here cannot use the device or an accelerator that the config names.
+        InvalidRequest: The installed ONNX Runtime cannot use the device or an accelerator of the config.
     """
     cpu: tuple[str, dict[str, str]] = ("CPUExecutionProvider", {})
     accelerators = config.get("optimization", {}).get("execution_accelerators", {})
@@ -157,11 +159,11 @@ def _cuda_options(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def graph_path(config: Mapping[str, Any], version_folder: Path) -> Path:
-    """Return where a model's graph lies: a file, or `model.onnx` in the folder of its name.
+    """Return the path of a model's graph: a file, or `model.onnx` in a folder of that name.
 
     Args:
-        config: the model's config; its `default_model_filename` names the graph, `model.onnx` by default.
-        version_folder: the model's version folder.
+        config: Config of the model; its `default_model_filename` names the graph, `model.onnx` by default.
+        version_folder: Version folder of the model.
     """
     path = version_folder / Path(config.get("default_model_filename") or "model.onnx").name
     return path / "model.onnx" if path.is_dir() else path
@@ -173,12 +175,12 @@ def load(
     """Load a model's graph.
 
     Args:
-        config: the model's config.
-        version_folder: the model's version folder, where the graph lies, see :func:`graph_path`.
-        chosen: execution providers, see :func:`providers`.
+        config: Config of the model.
+        version_folder: Version folder of the model, which contains the graph, see :func:`graph_path`.
+        chosen: Execution providers, see :func:`providers`.
 
     Raises:
-        InvalidRequest: the file is missing or ONNX Runtime cannot load it; the message names the file. Or
+        InvalidRequest: The file is missing or ONNX Runtime cannot load it, and the message names the file; or
             this processor does not multiply the graph's INT8 weights exactly.
     """
     model = str(config["name"])
@@ -189,7 +191,7 @@ def load(
         session = ort.InferenceSession(str(path), session_options(config), providers=chosen)
     except SlipwayError:
         raise
-    except Exception as error:  # ONNX Runtime's exceptions have no common base of their own
+    except Exception as error:  # ONNX Runtime's exceptions have no common base class.
         reason = str(error).strip().splitlines()[0]
         raise InvalidRequest(
             f"{model}: model file must be a graph that ONNX Runtime {ort.__version__} loads, "
@@ -208,11 +210,11 @@ def load(
 
 
 def _give_back_memory() -> None:
-    """Return to the system what a load needed and freed; glibc would keep it.
+    """Return to the system the memory that a load has freed, which glibc would keep.
 
-    Weights are converted and laid out anew while they are loaded: a float16 graph of 1.4 billion parameters
-    took 7.3 GiB on the CPU after its load, and 5.4 GiB, which is its float32 weights, after this.
+    A load converts the weights and changes their layout. A float16 graph of 1.4 billion parameters took
+    7.3 GiB on the CPU after its load, and 5.4 GiB, the size of its float32 weights, after this call.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:  # other C libraries have none
+    if trim is not None:  # Only glibc has this function.
         trim(0)

@@ -1,9 +1,9 @@
-"""One session for all instances of a model on a device: its weights are in memory once, whatever their count.
+"""One session shared by all instances of a model on a device, so that its weights are in memory only once.
 
-Triton gives each instance a process of its own. The first that gets the graph's lock loads it and answers the
-others over a socket in the server's private folder; they hold no weights. Its session runs their requests
-side by side, on one pool of threads. When its process ends, the next instance that is asked loads the graph
-in its place.
+Triton runs each instance in its own process. The first one that gets the graph's lock loads the graph and
+answers the others over a socket in the server's private folder, so the others hold no weights. Its session
+runs their requests concurrently, on one thread pool. When its process ends, the next instance that receives
+a request loads the graph in its place.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ from slipway_serving.backends.onnxruntime.execution import Arrays
 from slipway_serving.backends.onnxruntime.signature import Signature
 
 FOLDER_VARIABLE = "SLIPWAY_SHARED_GRAPHS"
-"""Environment variable of a server's processes: its private folder in which instances find each other."""
-# Less than that is less than what a process of Python and ONNX Runtime holds anyway (60 MB).
+"""Environment variable with the server's private folder, in which instances find each other."""
+# Smaller weights are not worth sharing: a process of Python and ONNX Runtime takes 60 MB anyway.
 SHARED_FROM_BYTES = 32 * 2**20
 _POLL_S = 0.05
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A graph that can be run.
+    """Graph that is loaded and can be run.
 
     Attributes:
-        signature: its tensors.
-        run: wanted output names, inputs -> outputs in that order; may be called by several threads.
+        signature: Tensors of the graph.
+        run: Function from wanted output names and inputs to outputs in that order; several threads may call
+            it.
     """
 
     signature: Signature
@@ -46,13 +47,13 @@ class Loaded:
 
 
 def is_worth_sharing(config: Mapping[str, Any], kind: str, device_id: int, graph: Path) -> bool:
-    """Return whether a model has several instances on a device, and weights that are more than a process.
+    """Return whether a model has several instances on a device and weights large enough to share.
 
     Args:
-        config: the model's config.
-        kind: "CPU" or "GPU", the kind of the instance.
-        device_id: which GPU.
-        graph: its file, in the folder of whatever weights lie beside it.
+        config: Config of the model.
+        kind: Kind of the instance, "CPU" or "GPU".
+        device_id: Number of the GPU.
+        graph: File of the graph, in the same folder as its weights.
     """
     groups = [
         group
@@ -65,30 +66,31 @@ def is_worth_sharing(config: Mapping[str, Any], kind: str, device_id: int, graph
 
 
 def place(folder: Path, config: Mapping[str, Any], kind: str, device_id: int, graph: Path) -> Path:
-    """Return where the instances meet that run the same file with the same config on the same device."""
+    """Return the path prefix of lock and socket for instances of the same file, config and device."""
     file = graph.stat()
-    # A model that is replaced while it serves has its new instances beside its old ones.
+    # The file's identity counts, since the new instances of a replaced model run beside the old ones.
     identity = [config, kind, device_id, str(graph), file.st_ino, file.st_mtime_ns, file.st_size]
     text = json.dumps(identity, sort_keys=True)
     return folder / hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class SharedGraph:
-    """A graph that this instance holds, or reaches in the instance that does.
+    """Graph that this instance holds, or uses through the instance that holds it.
 
     Args:
-        meeting: from :func:`place`.
-        load: loads the graph; what it raises is raised.
+        meeting: Path prefix from :func:`place`.
+        load: Function that loads the graph; its exceptions are passed on.
 
     Attributes:
-        signature: the graph's tensors.
+        signature: Tensors of the graph.
     """
 
     signature: Signature
 
     def __init__(self, meeting: Path, load: Callable[[], Loaded]) -> None:
         self._lock_path = meeting.with_suffix(".lock")
-        # Relative, as a socket's path may have 107 characters: Triton's stubs work in the folder around it.
+        # A socket's path may have at most 107 characters. The relative path is short enough, since Triton's
+        # stubs run in the folder around it.
         self._address = os.path.relpath(meeting.with_suffix(".socket"))
         self._load = load
         self._held: Loaded | None = None
@@ -100,29 +102,29 @@ class SharedGraph:
 
     @property
     def is_held_here(self) -> bool:
-        """Whether the graph is in this process."""
+        """True if this process holds the graph."""
         return self._held is not None
 
     def run(self, wanted: Sequence[str], inputs: Arrays) -> Sequence[Any]:
         """Run the graph.
 
         Raises:
-            ConnectionError: the instance that held it ended meanwhile; the next run loads it anew.
-            Exception: by the name and with the text that ONNX Runtime's had.
+            ConnectionError: The instance that held the graph ended during the run; the next run reloads it.
+            Exception: ONNX Runtime failed; the class has the name and the text of its exception.
         """
         if self._connection is not None and self._connection.poll():
-            # Nobody speaks unasked: it is the end of that process.
+            # The other process sends nothing without a request, so readable data means that it has ended.
             self._connection.close()
             self._connection = None
             self._join()
         if self._held is not None:
             return self._held.run(wanted, inputs)
-        assert self._connection is not None  # _join has it so.
+        assert self._connection is not None  # _join either holds the graph or connects.
         try:
             self._connection.send((list(wanted), dict(inputs)))
             failure, outputs = self._connection.recv()
         except (EOFError, OSError) as error:
-            # Not run again: a request that ended one process would end them all.
+            # The run is not repeated: a request that crashed one process would crash all of them in turn.
             raise ConnectionError("the instance that held it ended") from error
         if failure is not None:
             name, text = failure
@@ -130,15 +132,15 @@ class SharedGraph:
         return list(outputs)
 
     def close(self) -> None:
-        """Let go of the graph; those that reach it here have to load it themselves."""
+        """Release the graph; instances that use it through this one must load it themselves."""
         listener, self._listener = self._listener, None
         if listener is not None:
             with contextlib.suppress(OSError):
-                Client(self._address, "AF_UNIX").close()  # wakes the thread that accepts
+                Client(self._address, "AF_UNIX").close()  # This wakes the thread that accepts connections.
             listener.close()
         for connection in list(self._served):
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as end:
-                end.shutdown(socket.SHUT_RDWR)  # closing it would not wake the thread that waits on it
+                end.shutdown(socket.SHUT_RDWR)  # A close would not wake the thread that waits on the socket.
         if self._connection is not None:
             self._connection.close()
         if self._lock is not None:
@@ -146,7 +148,7 @@ class SharedGraph:
         self._held = self._connection = self._lock = None
 
     def _join(self) -> None:
-        """Reach the instance that holds the graph, or become it; wait while another one loads."""
+        """Load the graph or connect to the instance that holds it; wait while another one loads."""
         while not (self._take() or self._reach()):
             time.sleep(_POLL_S)
 
@@ -182,12 +184,12 @@ class SharedGraph:
         while self._listener is listener:
             try:
                 connection = listener.accept()
-            except OSError:  # the listener was closed
+            except OSError:  # The listener was closed.
                 return
             threading.Thread(target=self._answer, args=(connection, held), daemon=True).start()
 
     def _answer(self, connection: Connection, held: Loaded) -> None:
-        """Run what one other instance asks for, until it goes."""
+        """Run the requests of one other instance until it disconnects."""
         self._served.add(connection)
         with connection, contextlib.suppress(EOFError, OSError):
             connection.send(held.signature)
@@ -198,7 +200,7 @@ class SharedGraph:
 
 
 def _tried(held: Loaded, wanted: Sequence[str], inputs: Arrays) -> tuple[tuple[str, str] | None, Any]:
-    """Return why a run failed (its error's name and text), and the outputs."""
+    """Run the graph; return the name and text of its error, or None, and the outputs."""
     try:
         return None, held.run(wanted, inputs)
     except Exception as error:  # noqa: BLE001 - raised again where it was asked for

@@ -1,8 +1,8 @@
-"""The tensors of an ONNX graph against those of a model's config.
+"""Tensors of an ONNX graph, and their comparison with a model's config.
 
-:func:`graph_signature` reads them from a loaded session, :func:`complete` writes what a config leaves out,
-:func:`check` refuses a config that the graph contradicts, naming model, tensor, expected and got. The rules
-are those of Triton's C++ backend (`AutoCompleteConfig`, `ValidateInputs`, `ValidateOutputs` of its
+:func:`graph_signature` reads them from a loaded session, :func:`complete` adds what a config leaves out, and
+:func:`check` refuses a config that the graph contradicts, with model, tensor, expected and actual value. The
+rules are those of Triton's C++ backend (`AutoCompleteConfig`, `ValidateInputs`, `ValidateOutputs` of its
 onnxruntime.cc), so that a repository which loads here loads there.
 """
 
@@ -29,7 +29,7 @@ TRITON_TYPES = {
     "tensor(double)": "TYPE_FP64",
     "tensor(string)": "TYPE_STRING",
 }
-# What Triton's own backends fall back to (its option default-max-batch-size, which no Python model sees).
+# Default of Triton's own backends (the option default-max-batch-size, which Python models cannot read).
 _DEFAULT_MAX_BATCH_SIZE = 4
 _UNSUPPORTED = {
     "batch_input": "ragged batches",
@@ -40,12 +40,12 @@ _UNSUPPORTED = {
 
 @dataclass(frozen=True)
 class GraphTensor:
-    """An input or output of the graph.
+    """Input or output of a graph.
 
     Attributes:
-        name: as in the graph.
+        name: Name in the graph.
         onnx_type: ONNX Runtime's name of the type, e.g. `tensor(float)`.
-        shape: sizes; names of dynamic axes; "" for dynamic axes without a name.
+        shape: Size of each axis, the name of a dynamic axis, or "" for a dynamic axis without a name.
     """
 
     name: str
@@ -54,12 +54,12 @@ class GraphTensor:
 
     @property
     def data_type(self) -> str:
-        """Triton's name of the type in a config, or ONNX Runtime's where Triton cannot carry it."""
+        """Triton's name of the type in a config, or ONNX Runtime's if Triton does not support the type."""
         return TRITON_TYPES.get(self.onnx_type, self.onnx_type)
 
     @property
     def dims(self) -> list[int]:
-        """The shape as a config writes it: -1 for a dynamic axis."""
+        """Shape in the notation of a config: -1 for a dynamic axis."""
         return [size if isinstance(size, int) else -1 for size in self.shape]
 
 
@@ -68,9 +68,9 @@ class Signature:
     """All tensors of a graph, by name in the graph's order.
 
     Attributes:
-        inputs: what every run needs.
-        overridable: initializers that a request may override, hence optional inputs.
-        outputs: what a run can give.
+        inputs: Required inputs.
+        overridable: Initializers that a request may override, hence optional inputs.
+        outputs: Outputs.
     """
 
     inputs: dict[str, GraphTensor]
@@ -79,7 +79,7 @@ class Signature:
 
     @property
     def can_batch(self) -> bool:
-        """Whether the first axis of every input and output is dynamic."""
+        """True if the first axis of every input and output is dynamic."""
         return all(t.dims and t.dims[0] == -1 for t in (*self.inputs.values(), *self.outputs.values()))
 
 
@@ -87,7 +87,7 @@ def graph_signature(session: Any) -> Signature:
     """Read the tensors of a session's graph.
 
     Args:
-        session: an `onnxruntime.InferenceSession`.
+        session: Session, an `onnxruntime.InferenceSession`.
     """
 
     def tensors(nodes: Sequence[Any]) -> dict[str, GraphTensor]:
@@ -108,16 +108,16 @@ def _size(size: int | str | None) -> int | str:
 
 
 def is_complete(config: Mapping[str, Any]) -> bool:
-    """Return whether a config names inputs and outputs, in which case nothing is completed."""
+    """Return whether a config names inputs and outputs, so that it need not be completed."""
     return bool(config.get("input")) and bool(config.get("output"))
 
 
 def complete(config: dict[str, Any], signature: Signature) -> None:
-    """Write inputs, outputs, max_batch_size and dynamic batching where the config leaves them out.
+    """Add inputs, outputs, max_batch_size and dynamic batching to a config that leaves them out.
 
     Raises:
-        InvalidRequest: max_batch_size is given for a graph that cannot batch, or a tensor has a type that
-            Triton cannot carry.
+        InvalidRequest: The config has a max_batch_size for a graph that cannot batch, or a tensor has a type
+            that Triton does not support.
     """
     if config["max_batch_size"] and not signature.can_batch:
         raise_all(
@@ -139,7 +139,7 @@ def complete(config: dict[str, Any], signature: Signature) -> None:
 
 
 def _entry(tensor: GraphTensor, *, batched: bool) -> dict[str, Any]:
-    """Return a tensor as a config's entry; a scalar is written as [1], which Triton wants."""
+    """Return the config entry of a tensor; a scalar has dims [1], since Triton requires an axis."""
     dims = tensor.dims[1:] if batched else tensor.dims
     entry: dict[str, Any] = {"name": tensor.name, "data_type": tensor.data_type, "dims": dims or [1]}
     if not dims and batched:
@@ -151,8 +151,8 @@ def check(config: Mapping[str, Any], signature: Signature) -> None:
     """Refuse a config that the graph contradicts.
 
     Raises:
-        InvalidRequest: names the model and every tensor that differs, with what the graph has and what the
-            config says.
+        InvalidRequest: A tensor differs; the message names the model and every such tensor, with the values
+            of the graph and of the config.
     """
     problems = [
         f"{key} must be absent ({what} need the container's C++ backend), got {config[key]}"
@@ -169,7 +169,7 @@ def check(config: Mapping[str, Any], signature: Signature) -> None:
 
 
 def _name_problems(config: Mapping[str, Any], signature: Signature) -> list[str]:
-    """Say which tensors only the config or only the graph has."""
+    """Return the problems of tensors that only the config or only the graph has."""
     problems = []
     inputs = {entry["name"]: bool(entry.get("optional")) for entry in config["input"]}
     for name, optional in inputs.items():
@@ -193,7 +193,7 @@ def _name_problems(config: Mapping[str, Any], signature: Signature) -> list[str]
 
 
 def _type_problems(side: str, tensors: Any) -> list[str]:
-    """Say which tensors have a type that a Python backend cannot carry."""
+    """Return the problems of tensors with a type that Triton's Python backend does not support."""
     known = ", ".join(sorted(name.removeprefix("TYPE_") for name in TRITON_TYPES.values()))
     return [
         f"{side} {tensor.name} must have one of the types {known} in the graph, got {tensor.onnx_type}"
@@ -205,7 +205,7 @@ def _type_problems(side: str, tensors: Any) -> list[str]:
 def _tensor_problems(
     side: str, entry: Mapping[str, Any], tensor: GraphTensor, max_batch_size: int
 ) -> list[str]:
-    """Say where type or shape of one tensor differ."""
+    """Return the differences in type and shape of one tensor."""
     problems = _type_problems(side, [tensor])
     name = entry["name"]
     if not problems and entry["data_type"] != tensor.data_type:
@@ -213,7 +213,7 @@ def _tensor_problems(
     if entry.get("allow_ragged_batch"):
         problems.append(f"{side} {name} must not be ragged (that needs the container's C++ backend)")
     reshape = entry.get("reshape")
-    # To no dimension at all, a reshape is an empty message, which JSON may say without a shape.
+    # A reshape to a scalar is an empty message, which may have no key "shape" in JSON.
     dims = [int(dim) for dim in (entry["dims"] if reshape is None else reshape.get("shape", []))]
     if not tensor.shape:
         if any(dim != 1 for dim in dims):
@@ -225,7 +225,7 @@ def _tensor_problems(
             f"{side} {name} must have a dynamic first axis in the graph for max_batch_size {max_batch_size}, "
             f"got {tensor.dims}; try max_batch_size 0"
         )
-    # As the C++ backend: an output is declared exactly, an input may be narrower than the graph.
+    # Like in the C++ backend, an output must match exactly, and an input may be narrower than the graph.
     elif len(full) != len(tensor.dims) or any(
         given != size and (side == "output" or size != -1)
         for given, size in zip(full, tensor.dims, strict=True)
