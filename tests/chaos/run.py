@@ -19,6 +19,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -39,7 +40,10 @@ KILL_EVERY_S = 12.0
 
 def main() -> int:
     """Run the chaos that the command line asks for; return 1 where anything did not hold."""
-    asked = _parser().parse_args()
+    parser = _parser()
+    asked = parser.parse_args()
+    if os.geteuid() != 0:
+        parser.error("user must be root, who may mount the small disk, got another one; try sudo")
     asked.output.mkdir(parents=True, exist_ok=True)
     with _small_disk(asked.output / "disk") as disk, _served(asked.repository, asked.port, disk) as server:
         triton = tritonserver_at(asked.port)
@@ -102,14 +106,14 @@ def _served(repository: Path, port: int, disk: Path) -> Iterator[subprocess.Pope
         ready = subprocess.Popen(
             [SLIPWAY, "ready", "--wait-s", "600", "--url", f"localhost:{port}"], stdout=subprocess.DEVNULL
         )
-        while ready.poll() is None:
+        while ready.poll() is None and server.poll() is None:
             if select.select([reader], [], [], 0.2)[0]:
                 os.read(reader, 1 << 16)
         os.close(reader)
-        if ready.returncode:
-            raise RuntimeError(
-                f"chaos: the server must become ready, got {ready.returncode} of slipway ready"
-            )
+        # Another server may listen on the port; its processes must not be killed.
+        if ready.poll() != 0 or server.poll() is not None:
+            ready.kill()
+            raise RuntimeError(f"chaos: the server must become ready on port {port}; try another --port")
         yield server
     finally:
         if server.poll() is None:
@@ -118,7 +122,7 @@ def _served(repository: Path, port: int, disk: Path) -> Iterator[subprocess.Pope
 
 
 class _Trouble:
-    """Fills the disk of the log and kills processes of the server, in a thread, within its `with` block.
+    """Thread that fills the disk of the log and kills processes of the server, within its `with` block.
 
     Args:
         server: The process of `slipway serve`.
@@ -133,23 +137,23 @@ class _Trouble:
         self._server, self._port, self._filler = server, port, disk / "filler"
         self.counts: Counter[str] = Counter()
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._cause, name="trouble")
+        self._pool = ThreadPoolExecutor(1)
 
     def __enter__(self) -> _Trouble:
-        self._thread.start()
+        self._caused = self._pool.submit(self._cause)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._done.set()
-        self._thread.join()
+        self._caused.result()  # a run without trouble must not pass
 
     def _cause(self) -> None:
-        # The soak needs the first answers of a server that is well.
+        # The soak first asks for the answers that it compares all others with.
         next_kill = time.monotonic() + KILL_EVERY_S
         while not self._done.wait(ROUND_S):
             self._fill()
             if time.monotonic() >= next_kill:
-                # The disk is full while both are started anew.
+                # Both restart while the disk is full.
                 self._kill(WATCHER, _watcher(self._server))
                 if self.counts[WATCHER] % 3 == 2:
                     self._kill("tritonserver was killed", tritonserver_at(self._port))
@@ -176,7 +180,7 @@ class _Trouble:
 
 
 def _watcher(server: subprocess.Popen[bytes]) -> psutil.Process | None:
-    """Return the watcher of a server; None where it has none that lives."""
+    """Return the watcher process of a server; None if none lives."""
     for child in psutil.Process(server.pid).children():
         with contextlib.suppress(psutil.Error):
             if "slipway_serving.watcher" in child.cmdline():

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import onnxruntime as ort
@@ -138,23 +139,24 @@ def test_large_network_is_not_kept(
 
 
 def test_second_process_waits_for_the_graph_of_the_first(traced: list[str], tmp_path: Path) -> None:
-    begun, let_go = threading.Event(), threading.Event()
-    first = exporter._trace
+    first, lock, let_go, at_the_lock = exporter._trace, fcntl.flock, threading.Event(), threading.Barrier(3)
 
     def slow(*asked: object) -> object:
-        begun.set()
         assert let_go.wait(60)
         return first(*asked)  # type: ignore[arg-type]
 
+    def noted(file: IO[str], operation: int) -> None:
+        at_the_lock.wait(60)
+        lock(file, operation)
+
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor() as pool:
         patch.setattr(exporter, "_trace", slow)
+        patch.setattr(fcntl, "flock", noted)
         for name in ("a", "b"):
             (tmp_path / name).mkdir()
-        one = pool.submit(exported, Scaled(), tmp_path / "a")
-        assert begun.wait(60)
         # Threads stand for processes: the lock is that of an open file.
-        two = pool.submit(exported, Scaled(), tmp_path / "b")
-        time.sleep(0.5)
+        both = [pool.submit(exported, Scaled(), tmp_path / name) for name in ("a", "b")]
+        at_the_lock.wait(60)
         let_go.set()
-        assert one.result() == two.result()
+        assert both[0].result() == both[1].result()
     assert traced == ["net"]
