@@ -71,7 +71,7 @@ docs: $(VENV)/installed ## Write the tables of fields in docs/ anew
 	$(BIN)/python -m slipway_export.tables README.md docs/*.md
 
 fuzz: $(VENV)/installed ## Try 2,000 examples of whatever may come on every parser; EXAMPLES=N
-	SLIPWAY_FUZZ_EXAMPLES=$(or $(EXAMPLES),2000) $(BIN)/pytest tests/unit/test_fuzz.py
+	SLIPWAY_FUZZ_EXAMPLES=$(or $(EXAMPLES),2000) $(BIN)/pytest tests/unit/project/test_fuzz.py
 
 mutants: $(VENV)/installed ## Change the code at random, one place at a time: does a test notice? MODULES="client video" SEED=0 MUTANTS=30
 	$(INSTALL) '.[mutation]'

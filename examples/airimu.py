@@ -14,7 +14,7 @@ from shell import slipway
 
 from slipway_export.families import family_named
 from slipway_export.run import ExportOptions, run_export
-from slipway_serving.server import Server, ServerConfig
+from slipway_serving.triton.server import Server, ServerConfig
 
 OUT = Path("out/airimu")
 

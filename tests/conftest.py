@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import shutil
 import zlib
 
@@ -14,15 +13,17 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from filelock import FileLock
-from gate import Gate, gated
 
-from slipway_export import traces
-from slipway_export.families import family_named
-from slipway_export.run import ExportOptions, ExportResult, run_export
-from slipway_serving.server import Server, ServerConfig
+# Fixtures import what they need, so that a test of the client does not load torch.
+if TYPE_CHECKING:
+    from gate import Gate
+
+    from slipway_export.run import ExportResult
+    from slipway_serving.triton.server import Server
 
 
 @pytest.fixture(scope="session")
@@ -37,12 +38,14 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session", autouse=True)
 def _traces(shared: Path) -> None:
     """Share among all processes of a run the graphs that torch traced, which exports take longest for."""
-    os.environ[traces.VARIABLE] = str(shared / "traces")
+    os.environ["SLIPWAY_TRACES"] = str(shared / "traces")
 
 
 @pytest.fixture(scope="session")
 def checkpoint(shared: Path) -> Path:
     """The tiny Wan checkpoint, as `slipway checkpoint wan_t2v` writes it, made by the first that asks."""
+    from slipway_export.families import family_named
+
     folder = shared / "checkpoint"
     with FileLock(shared / "checkpoint.lock"):
         if not folder.exists():
@@ -67,6 +70,11 @@ def one_expert(checkpoint: Path, shared: Path) -> Path:
 @pytest.fixture(scope="session")
 def exported(checkpoint: Path, shared: Path) -> tuple[Path, ExportResult]:
     """The tiny checkpoint's model repository, and what the export reported."""
+    import pickle
+
+    from slipway_export.families import family_named
+    from slipway_export.run import ExportOptions, run_export
+
     repository, kept = shared / "models" / "repository", shared / "exported.pickle"
     with FileLock(shared / "exported.lock"):
         if not kept.exists():
@@ -85,6 +93,8 @@ def repository(exported: tuple[Path, ExportResult]) -> Path:
 @pytest.fixture(scope="session")
 def server(repository: Path) -> Iterator[Server]:
     """A real Triton that serves the tiny repository."""
+    from slipway_serving.triton.server import Server, ServerConfig
+
     with Server(ServerConfig(repository=repository, http_port=0, grpc_port=0, metrics_port=0)) as running:
         yield running
 
@@ -92,6 +102,10 @@ def server(repository: Path) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def gated_server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Gate]]:
     """A real Triton whose videos wait for a gate, and the gate; a test leaves it with nothing under way."""
+    from gate import gated
+
+    from slipway_serving.triton.server import Server, ServerConfig
+
     copy, gate = gated(repository, tmp_path_factory.mktemp("gated"))
     with Server(ServerConfig(copy, http_port=0, grpc_port=0, metrics_port=0)) as running:
         yield running, gate

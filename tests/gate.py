@@ -17,7 +17,7 @@ from google.protobuf import text_format
 from server_fixtures import logged
 from tritonclient.grpc import model_config_pb2
 
-from slipway_serving.server import Server
+from slipway_serving.triton.server import Server
 
 GATED = "wan_t2v_denoiser_high"
 _ALL = 1 << 60

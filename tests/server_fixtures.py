@@ -17,8 +17,8 @@ import onnx
 import tritonclient.grpc as triton
 from onnx import TensorProto, helper
 
-from slipway_serving.server import Server, ServerConfig
-from slipway_serving.triton_process import processes, shared_memory
+from slipway_serving.system.server_processes import processes, shared_memory
+from slipway_serving.triton.server import Server, ServerConfig
 
 OPSET = 18
 # A shell executes, splits or refuses each of these; two are not of ASCII.

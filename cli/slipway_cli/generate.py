@@ -17,13 +17,13 @@ import typer
 from typer.core import TyperGroup
 
 from slipway_cli import options, saving
+from slipway_cli.server_options import Overwrite, Quiet, SpokenProtocol, TlsFolder, Url
 from slipway_client.address import Address, address_of
 from slipway_client.generation import Protocol
-from slipway_client.options import Overwrite, Quiet, SpokenProtocol, TlsFolder, Url
 from slipway_client.progress import notes
-from slipway_serving.command_output import Json, print_json
-from slipway_serving.errors import Cancelled
-from slipway_serving.requests import Request
+from slipway_serving.protocol.command_output import Json, print_json
+from slipway_serving.protocol.errors import Cancelled
+from slipway_serving.protocol.requests import Request
 
 
 class _Families(TyperGroup):

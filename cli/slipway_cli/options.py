@@ -18,9 +18,9 @@ import typer
 
 from slipway_client.pictures import CONVERTED, read_picture
 from slipway_client.progress import Say, silent
-from slipway_serving.errors import InvalidRequest
-from slipway_serving.fields import Array, Field, Image, Rule, fields_of
-from slipway_serving.requests import Request
+from slipway_serving.protocol.errors import InvalidRequest
+from slipway_serving.protocol.fields import Array, Field, Image, Rule, fields_of
+from slipway_serving.protocol.requests import Request
 
 _SIZE = re.compile(r"(\d+)[x*](\d+)", re.IGNORECASE)
 _SIZE_FORM = "WIDTHxHEIGHT"

@@ -20,20 +20,20 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from slipway_cli import ready_commands
 from slipway_cli.generate import generate
-from slipway_client import listen_commands, ready_commands
-from slipway_client.imu import commands as imu_commands
-from slipway_client.play import commands as play_commands
-from slipway_export import commands as export_commands
-from slipway_export import plan_commands, verify_commands
+from slipway_cli.imu import commands as imu_commands
+from slipway_cli.listen import commands
+from slipway_cli.play import commands as play_commands
+from slipway_export.commands import export_commands, plan_commands, verify_commands
 from slipway_loadtests import commands as loadtest_commands
 from slipway_loadtests import load_commands, soak_commands
 from slipway_management import commands as management_commands
-from slipway_serving import commands as server_commands
-from slipway_serving import distribution
-from slipway_serving.errors import SlipwayError
-from slipway_serving.standard_streams import open_closed, say
-from slipway_serving.texts import printable
+from slipway_serving.protocol import distribution
+from slipway_serving.protocol.errors import SlipwayError
+from slipway_serving.protocol.texts import printable
+from slipway_serving.system.standard_streams import open_closed, say
+from slipway_serving.triton import commands as server_commands
 from slipway_training import commands as training_commands
 
 _INTERRUPTED = 130
@@ -110,7 +110,7 @@ COMMANDS = (
         "slipway play matrix_game --image first.png --actions wwaa --output world.mp4",
         "play",
     ),
-    Command("listen", listen_commands.listen, CLIENTS, "slipway listen said.wav --plot heard.png", "signals"),
+    Command("listen", commands.listen, CLIENTS, "slipway listen said.wav --plot heard.png", "signals"),
     Command("imu", imu_commands.imu, CLIENTS, "slipway imu recording --plot trajectory.png", "signals"),
     Command(
         "imu-recording",

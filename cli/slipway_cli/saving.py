@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway_client.files import replaced_files, write_whole
+from slipway_cli.files import replaced_files, write_whole
 from slipway_client.results import Frames, Video, join_frames
-from slipway_serving.errors import InvalidRequest, Unrecoverable, raise_all
-from slipway_serving.events import Event, FramesPart, Progress, VideoPart
-from slipway_serving.events import tensors as event_tensors
-from slipway_serving.requests import Request
+from slipway_serving.protocol.errors import InvalidRequest, Unrecoverable, raise_all
+from slipway_serving.protocol.events import Event, FramesPart, Progress, VideoPart
+from slipway_serving.protocol.events import tensors as event_tensors
+from slipway_serving.protocol.requests import Request
 
 # By the event that carries it: the file's suffix, and the form of result that a request asks for.
 _FORMS: dict[type[Event], tuple[str, str]] = {VideoPart: (".mp4", "video"), FramesPart: (".npy", "frames")}

@@ -19,7 +19,8 @@ from slipway_client.client import Client
 from slipway_client.latest import Latest
 from slipway_client.results import Frames, Video
 from slipway_client.retry import RetryPolicy
-from slipway_serving.errors import (
+from slipway_serving.families.wan_t2v.request import TextToVideoRequest
+from slipway_serving.protocol.errors import (
     Cancelled,
     DeadlineExceeded,
     InvalidRequest,
@@ -28,9 +29,8 @@ from slipway_serving.errors import (
     SlipwayError,
     Unrecoverable,
 )
-from slipway_serving.events import Event, FramesPart, Progress, VideoPart
-from slipway_serving.turns import Turn
-from slipway_serving.wan_t2v.request import TextToVideoRequest
+from slipway_serving.protocol.events import Event, FramesPart, Progress, VideoPart
+from slipway_serving.protocol.turns import Turn
 
 __all__ = [
     "AsyncClient",

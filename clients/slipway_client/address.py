@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 from slipway_client.generation import Protocol
 from slipway_client.retry import NotTriton
-from slipway_serving import durations
-from slipway_serving.errors import InvalidRequest, NotReady
+from slipway_serving.protocol import durations
+from slipway_serving.protocol.errors import InvalidRequest, NotReady
 
 DEFAULT_URLS: dict[Protocol, str] = {"grpc": "localhost:8001", "http": "localhost:8000"}
 """Triton's default ports on this machine."""
@@ -81,7 +81,7 @@ def _has_host(url: str) -> bool:
 
 
 def _spoken_at(host_and_port: str, timeout_s: float) -> Protocol:
-    from slipway_client.over_http import HttpTransport
+    from slipway_client.http.transport import HttpTransport
 
     durations.check("url", "timeout_s", timeout_s)
     transport = HttpTransport(host_and_port, timeout_s)

@@ -27,12 +27,12 @@ from slipway_client.results import Assembler, Result
 from slipway_client.retry import UNLIMITED, Attempts, Deadline, RetryPolicy
 from slipway_client.snapshots import E, check_whole, expected
 from slipway_client.tensors import Tensors
-from slipway_serving import durations
-from slipway_serving.errors import NotReady, SlipwayError
-from slipway_serving.events import Event
-from slipway_serving.requests import Request
-from slipway_serving.snapshots.requests import Restore, Restored, Snapshot, SnapshotPart
-from slipway_serving.turns import NO_SESSION, Turn, Turns
+from slipway_serving.protocol import durations
+from slipway_serving.protocol.errors import NotReady, SlipwayError
+from slipway_serving.protocol.events import Event
+from slipway_serving.protocol.requests import Request
+from slipway_serving.protocol.snapshots.requests import Restore, Restored, Snapshot, SnapshotPart
+from slipway_serving.protocol.turns import NO_SESSION, Turn, Turns
 
 
 class AsyncClient:
@@ -354,9 +354,9 @@ def _transport(
 ) -> _Transport:
     # Imported here so that a program loads only the protocol that it uses.
     if protocol == "grpc":
-        from slipway_client.over_grpc import AsyncGrpcTransport
+        from slipway_client.grpc.transport import AsyncGrpcTransport
 
         return AsyncGrpcTransport(url, connect_timeout_s, tls)
-    from slipway_client.over_http import AsyncHttpTransport
+    from slipway_client.http.transport import AsyncHttpTransport
 
     return AsyncHttpTransport(url, connect_timeout_s, tls)

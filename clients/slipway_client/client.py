@@ -26,12 +26,12 @@ from slipway_client.results import Assembler, Result
 from slipway_client.retry import UNLIMITED, Attempts, Deadline, RetryPolicy
 from slipway_client.snapshots import E, check_whole, expected
 from slipway_client.tensors import Tensors
-from slipway_serving import durations
-from slipway_serving.errors import NotReady, SlipwayError
-from slipway_serving.events import Event
-from slipway_serving.requests import Request
-from slipway_serving.snapshots.requests import Restore, Restored, Snapshot, SnapshotPart
-from slipway_serving.turns import NO_SESSION, Session, Turn, Turns
+from slipway_serving.protocol import durations
+from slipway_serving.protocol.errors import NotReady, SlipwayError
+from slipway_serving.protocol.events import Event
+from slipway_serving.protocol.requests import Request
+from slipway_serving.protocol.snapshots.requests import Restore, Restored, Snapshot, SnapshotPart
+from slipway_serving.protocol.turns import NO_SESSION, Session, Turn, Turns
 
 END_S = 10.0
 """Time limit of the request that ends a session, in seconds. The server may not know the session."""
@@ -433,9 +433,9 @@ class _Transport(Protocol):
 def _transport(url: str, protocol: str, connect_timeout_s: float, tls: Path | None) -> _Transport:
     # Imported here so that a command loads only the protocol that it uses, or none.
     if protocol == "grpc":
-        from slipway_client.over_grpc import GrpcTransport
+        from slipway_client.grpc.transport import GrpcTransport
 
         return GrpcTransport(url, connect_timeout_s, tls)
-    from slipway_client.over_http import HttpTransport
+    from slipway_client.http.transport import HttpTransport
 
     return HttpTransport(url, connect_timeout_s, tls)

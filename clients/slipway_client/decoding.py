@@ -1,7 +1,7 @@
 """Conversion of decoding failures into one error that names the server and the model.
 
 A server may be broken, of another version, or hostile. Clients decode its answers inside :func:`decoding`,
-which turns every failure into :class:`~slipway_serving.errors.Malformed`.
+which turns every failure into :class:`~slipway_serving.protocol.errors.Malformed`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import struct
 from collections.abc import Iterator
 
-from slipway_serving.errors import Malformed
+from slipway_serving.protocol.errors import Malformed
 
 ERRORS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, struct.error)
 """Errors that Python, NumPy and the JSON parser raise for malformed data."""

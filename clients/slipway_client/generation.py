@@ -13,11 +13,11 @@ from typing import Any, Literal
 from slipway_client.metadata import ModelMetadata, check_tensors
 from slipway_client.retry import Attempts, Deadline, RetryPolicy
 from slipway_client.tensors import Tensors
-from slipway_serving.errors import InvalidRequest, NotReady, SlipwayError
-from slipway_serving.events import BASE64, Event, read
-from slipway_serving.fields import Rule, fields_of
-from slipway_serving.requests import Request, encode, ending
-from slipway_serving.turns import Turn
+from slipway_serving.protocol.errors import InvalidRequest, NotReady, SlipwayError
+from slipway_serving.protocol.events import BASE64, Event, read
+from slipway_serving.protocol.fields import Rule, fields_of
+from slipway_serving.protocol.requests import Request, encode, ending
+from slipway_serving.protocol.turns import Turn
 
 Protocol = Literal["grpc", "http"]
 

@@ -16,9 +16,7 @@ from numpy.typing import NDArray
 
 from slipway_client.client import Client
 from slipway_client.sound import Recording
-from slipway_serving.errors import InvalidRequest, Malformed
-from slipway_serving.events import Event
-from slipway_serving.wakeword.request import (
+from slipway_serving.families.wakeword.request import (
     SAMPLE_RATE_HZ,
     ClipDecisions,
     ClipsRequest,
@@ -26,6 +24,8 @@ from slipway_serving.wakeword.request import (
     ListenTurn,
     Windows,
 )
+from slipway_serving.protocol.errors import InvalidRequest, Malformed
+from slipway_serving.protocol.events import Event
 
 PIECE_SAMPLES = 8_000
 _CLIPS_PER_REQUEST = 16

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slipway_client.tensors import Tensors, datatype_of
-from slipway_serving.errors import raise_all
+from slipway_serving.protocol.errors import raise_all
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from slipway_client.progress import Say, silent
-from slipway_serving import images
-from slipway_serving.errors import InvalidRequest
-from slipway_serving.fields import Image, fields_of
-from slipway_serving.requests import Request
+from slipway_serving.protocol import images
+from slipway_serving.protocol.errors import InvalidRequest
+from slipway_serving.protocol.fields import Image, fields_of
+from slipway_serving.protocol.requests import Request
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture

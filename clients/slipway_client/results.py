@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway_serving.errors import Malformed
-from slipway_serving.events import Event, FramesPart, Progress, VideoPart
-from slipway_serving.requests import Request
+from slipway_serving.protocol.errors import Malformed
+from slipway_serving.protocol.events import Event, FramesPart, Progress, VideoPart
+from slipway_serving.protocol.requests import Request
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from slipway_serving import durations
-from slipway_serving.errors import DeadlineExceeded, NotReady, Overloaded, SlipwayError
+from slipway_serving.protocol import durations
+from slipway_serving.protocol.errors import DeadlineExceeded, NotReady, Overloaded, SlipwayError
 
 
 class UnknownModel(NotReady):

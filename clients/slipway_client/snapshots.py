@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from slipway_serving.errors import InvalidRequest, Unrecoverable
-from slipway_serving.events import Event
-from slipway_serving.snapshots.requests import Restored
+from slipway_serving.protocol.errors import InvalidRequest, Unrecoverable
+from slipway_serving.protocol.events import Event
+from slipway_serving.protocol.snapshots.requests import Restored
 
 E = TypeVar("E", bound=Event)
 

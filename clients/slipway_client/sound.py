@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway_serving.errors import InvalidRequest
-from slipway_serving.wakeword.request import SAMPLE_RATE_HZ, SAMPLE_RATES_HZ
+from slipway_serving.families.wakeword.request import SAMPLE_RATE_HZ, SAMPLE_RATES_HZ
+from slipway_serving.protocol.errors import InvalidRequest
 
 # Decoders of lossy files overshoot full scale: clipped noise came to 1.85 from MP3, to 1.68 from Ogg Vorbis.
 # Values that are not audio, such as int16 in a float file, are far beyond that.

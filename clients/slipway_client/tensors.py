@@ -16,8 +16,8 @@ from tritonclient.utils import (
     triton_to_np_dtype,
 )
 
-from slipway_serving.errors import Malformed
-from slipway_serving.turns import Turn
+from slipway_serving.protocol.errors import Malformed
+from slipway_serving.protocol.turns import Turn
 
 Tensors = Mapping[str, NDArray[Any]]
 SESSION_HEADER = "slipway-session"

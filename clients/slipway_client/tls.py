@@ -11,7 +11,7 @@ import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slipway_serving.errors import InvalidRequest, raise_all
+from slipway_serving.protocol.errors import InvalidRequest, raise_all
 
 AUTHORITY, CERTIFICATE, KEY = "ca.crt", "tls.crt", "tls.key"
 

@@ -8,8 +8,8 @@ and a wrong port apart.
 from __future__ import annotations
 
 from slipway_client.retry import NotTriton
-from slipway_serving.errors import NotReady
-from slipway_serving.proxies import Proxy
+from slipway_serving.protocol.errors import NotReady
+from slipway_serving.protocol.proxies import Proxy
 
 _CAUSES: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (

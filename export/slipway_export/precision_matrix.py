@@ -1,7 +1,7 @@
 """Test of every combination of component, precision and engine that the commands offer, on tiny checkpoints.
 
 ``python -m slipway_export.precision_matrix`` (``make matrix``) plans the tiny checkpoint of each family, asks
-:func:`slipway_export.dialect.refusal` which combinations are offered, and runs all of them with
+:func:`slipway_export.graph.dialect.refusal` which combinations are offered, and runs all of them with
 :func:`slipway_export.run.run_export`, including those that must be refused. Each outcome is written to the
 family's file as soon as it is known, so that an interrupted run continues. The page is written from these
 files.
@@ -20,13 +20,13 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from slipway_export import traces
-from slipway_export.checkpoint import Checkpoint, axes_of, open_checkpoint
-from slipway_export.dialect import refusal
+from slipway_export.checkpoint.checkpoint import Checkpoint, axes_of, open_checkpoint
 from slipway_export.families import families
+from slipway_export.graph import traces
+from slipway_export.graph.dialect import refusal
 from slipway_export.run import ExportOptions, plan_of, run_export
 from slipway_export.spec import Component, Engine, Family, Precision
-from slipway_serving.errors import InvalidRequest, SlipwayError
+from slipway_serving.protocol.errors import InvalidRequest, SlipwayError
 
 PRESET = "tiny"
 NOT_OFFERED, NOT_RUN = "—", "not run"

@@ -1,10 +1,10 @@
 """One export from beginning to end: checkpoint → graphs → parity → repository.
 
-`run_export` goes through the components of a family's plan one by one (`staged_export.py`: load, reference,
-graph, verify). It stages everything beside the repository's models and places it only if every output of
-every graph is within its bounds. Work that would repeat what was staged or placed before is reused
-(`resume.py`). A running server is notified of each placed model; if it cannot load one, the export restores
-the repository.
+`run_export` goes through the components of a family's plan one by one (`repository/staged_export.py`: load,
+reference, graph, verify). It stages everything beside the repository's models and places it only if every
+output of every graph is within its bounds. Work that would repeat what was staged or placed before is reused
+(`repository/resume.py`). A running server is notified of each placed model; if it cannot load one, the export
+restores the repository.
 """
 
 from __future__ import annotations
@@ -16,21 +16,30 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 
-from slipway_export.budget import LeftOut, Verification, choose_measured, whole
-from slipway_export.checkpoint import Checkpoint, axes_of, open_checkpoint
-from slipway_export.device import Device
-from slipway_export.dialect import check_precision, refusal
-from slipway_export.engines import TorchAsked, TorchChoice, check_engines, choose_torch
-from slipway_export.graph_file import check_own, place_file, staged_file, write_report
-from slipway_export.loadable import check_loadable
-from slipway_export.machine import check_device
-from slipway_export.opset import choose_opset
-from slipway_export.placement import Place, check_places
+from slipway_export.checkpoint.checkpoint import Checkpoint, axes_of, open_checkpoint
+from slipway_export.engines.choice import TorchAsked, TorchChoice, check_engines, choose_torch
+from slipway_export.engines.device import Device
+from slipway_export.graph.dialect import check_precision, refusal
+from slipway_export.graph.file import check_own, place_file, staged_file, write_report
+from slipway_export.graph.opset import choose_opset
 from slipway_export.progress import Progress, Report
-from slipway_export.queues import QueueLimits
-from slipway_export.repository import check_replaceable, placed, with_canceller
-from slipway_export.resume import Finished
-from slipway_export.room import Weight, check_disk, check_memory, said_when_full, weigh, weigh_torch
+from slipway_export.repository.load_check import check_loadable
+from slipway_export.repository.placement import Place, check_places
+from slipway_export.repository.publish import check_replaceable, placed, with_canceller
+from slipway_export.repository.queues import QueueLimits
+from slipway_export.repository.resume import Finished
+from slipway_export.repository.staged_export import MadeOf, StagedExport, model_names, runs_of
+from slipway_export.repository.staging import staging
+from slipway_export.sizing.budget import LeftOut, Verification, choose_measured, whole
+from slipway_export.sizing.machine import check_device
+from slipway_export.sizing.resource_check import (
+    Weight,
+    check_disk,
+    check_memory,
+    said_when_full,
+    weigh,
+    weigh_torch,
+)
 from slipway_export.spec import (
     BATCH,
     DEFAULT_BUDGET,
@@ -43,10 +52,8 @@ from slipway_export.spec import (
     Precision,
     Stepped,
 )
-from slipway_export.staged_export import MadeOf, StagedExport, model_names, runs_of
-from slipway_export.staging import staging
-from slipway_export.verify import ParityRow, check
-from slipway_serving.errors import InvalidRequest, SlipwayError, raise_all
+from slipway_export.verification.comparison import ParityRow, check
+from slipway_serving.protocol.errors import InvalidRequest, SlipwayError, raise_all
 
 Publish = Callable[[str], None]
 """Callback that tells a running server that the named model was placed, replaced or restored."""

@@ -1,9 +1,9 @@
 """Declarative description of a family's components and their tensors, from which everything else is derived.
 
-A family states its components as the frozen dataclasses below. From them, `onnx.py` derives the dynamic
-shapes of the export, `verify.py` the shapes at which the graph is compared with PyTorch, and `repository.py`
-Triton's `config.pbtxt` and the warm-up request. Nothing here imports torch, so that the light client can list
-the families.
+A family states its components as the frozen dataclasses below. From them, `graph/onnx.py` derives the dynamic
+shapes of the export, `verification/comparison.py` the shapes at which the graph is compared with PyTorch, and
+`repository/publish.py` Triton's `config.pbtxt` and the warm-up request. Nothing here imports torch, so that
+the light client can list the families.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slipway_serving.errors import InvalidRequest
-from slipway_serving.size import Point, Size
+from slipway_serving.protocol.axis_expressions import Point, Size
+from slipway_serving.protocol.errors import InvalidRequest
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from slipway_export.checkpoint import Checkpoint
-    from slipway_serving.events import Event
-    from slipway_serving.requests import Request
+    from slipway_export.checkpoint.checkpoint import Checkpoint
+    from slipway_serving.protocol.events import Event
+    from slipway_serving.protocol.requests import Request
 
 BATCH = "batch"
 """Name of the axis that Triton may batch over. A graph is batched if all its tensors begin with this axis."""
@@ -163,7 +163,8 @@ class TensorSpec:
         name: Name of the tensor in the PyTorch forward.
         dtype: Element type.
         shape: Dimensions: an int for a fixed one; otherwise an axis or a sum of products of axes, such as
-            ``"4 * frames - 3"`` or ``"height * width + text_tokens"`` (:class:`slipway_serving.size.Size`).
+            ``"4 * frames - 3"`` or ``"height * width + text_tokens"``
+            (:class:`slipway_serving.protocol.axis_expressions.Size`).
         values: Half-open range of the integers with which an input is verified. With None, a float type gets
             normal noise, uint8 its whole range, and any other type 0 and 1.
         ones: True if the verification input is all ones (masks).

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slipway_serving.errors import InvalidRequest
-from slipway_serving.events import Event
-from slipway_serving.fields import Array, Field, Image, fields_of
-from slipway_serving.requests import Request
+from slipway_serving.protocol.errors import InvalidRequest
+from slipway_serving.protocol.events import Event
+from slipway_serving.protocol.fields import Array, Field, Image, fields_of
+from slipway_serving.protocol.requests import Request
 
 END = "<!-- end of fields -->"
 _MARKER = re.compile(r"<!-- fields: (\S+) -->\n(.*?)^" + re.escape(END) + "$", re.DOTALL | re.MULTILINE)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import typer
 
 from slipway_export.spec import Precision
-from slipway_serving.durations import checked_option
-from slipway_serving.errors import InvalidRequest
+from slipway_serving.protocol.durations import checked_option
+from slipway_serving.protocol.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -93,10 +93,10 @@ def denoiser(
     quiet: Quiet = False,
 ) -> None:
     """Measure a denoiser: PyTorch eager, torch.compile and our graphs, interleaved, with quality."""
-    from slipway_export.checkpoint import open_checkpoint
-    from slipway_export.commands import quiet_libraries
+    from slipway_export.checkpoint.checkpoint import open_checkpoint
+    from slipway_export.commands.export_commands import quiet_libraries
     from slipway_export.families import family_named
-    from slipway_export.families.wan_t2v import TRANSFORMER_TOLERANCE
+    from slipway_export.families.wan_t2v.family import TRANSFORMER_TOLERANCE
     from slipway_loadtests.bench.cases import DEFAULT_CASE, FAMILY, case_of_checkpoint, choose_case
     from slipway_loadtests.bench.chart import draw_denoiser
     from slipway_loadtests.bench.denoiser import DenoiserOptions, run
@@ -239,7 +239,7 @@ def world(
     """Measure worlds: time and memory from block to block, the first action, what caches save."""
     from slipway_loadtests.bench.chart import draw_world
     from slipway_loadtests.bench.world import WorldOptions, print_world, run, world_json
-    from slipway_serving.matrix_game.keys import vocabulary
+    from slipway_serving.families.matrix_game.keys import vocabulary
 
     vocabulary(mode)
     options = WorldOptions(checkpoint, mode, worlds, blocks, at_block, threads)
@@ -285,7 +285,7 @@ def quality(
     quiet: Quiet = False,
 ) -> None:
     """Measure meaning: whether videos show what prompts say, worlds obey, words are heard, tracks true."""
-    from slipway_export.commands import parse_precisions
+    from slipway_export.commands.export_commands import parse_precisions
     from slipway_loadtests.bench.chart import draw_meaning
     from slipway_loadtests.bench.meaning import MeaningOptions, meaning_json, print_meaning, run
 
@@ -446,7 +446,7 @@ def _measuring(output: Path, quiet: bool) -> Iterator[tuple[Callable[[str], None
     """
     from rich.console import Console
 
-    from slipway_export.commands import quiet_libraries
+    from slipway_export.commands.export_commands import quiet_libraries
 
     try:
         output.mkdir(parents=True, exist_ok=True)

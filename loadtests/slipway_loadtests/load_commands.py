@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 import yaml
 
+from slipway_cli.files import replaced_files
+from slipway_cli.server_options import Overwrite, SpokenProtocol, TlsFolder, Url
 from slipway_client.address import Address, address_of
-from slipway_client.files import replaced_files
-from slipway_client.options import Overwrite, SpokenProtocol, TlsFolder, Url
-from slipway_serving.durations import checked_option
-from slipway_serving.errors import InvalidRequest, NotReady, Unrecoverable, raise_all
-from slipway_serving.texts import printable
+from slipway_serving.protocol.durations import checked_option
+from slipway_serving.protocol.errors import InvalidRequest, NotReady, Unrecoverable, raise_all
+from slipway_serving.protocol.texts import printable
 
 if TYPE_CHECKING:
     from slipway_loadtests.load.plan import Plan

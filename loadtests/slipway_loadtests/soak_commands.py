@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from slipway_serving.durations import checked_option
-from slipway_serving.errors import InvalidRequest, Unrecoverable, raise_all
-from slipway_serving.texts import printable
+from slipway_serving.protocol.durations import checked_option
+from slipway_serving.protocol.errors import InvalidRequest, Unrecoverable, raise_all
+from slipway_serving.protocol.texts import printable
 
 _MINUTES = 30.0
 

@@ -21,14 +21,14 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
-from slipway_export.library import Library, Status, UnknownModel, served_model
-from slipway_export.repository import check_replaceable, remove
+from slipway_export.repository.publish import check_replaceable, remove
 from slipway_export.spec import Family, Precision
+from slipway_export.trained_models import Library, Status, UnknownModel, served_model
 from slipway_management.exports import Busy, Exports, State
 from slipway_management.worker import Job
-from slipway_serving.control import ModelControl
-from slipway_serving.errors import InvalidRequest, NotReady, Overloaded, SlipwayError
-from slipway_serving.proxies import is_loopback
+from slipway_serving.protocol.errors import InvalidRequest, NotReady, Overloaded, SlipwayError
+from slipway_serving.protocol.proxies import is_loopback
+from slipway_serving.triton.control import ModelControl
 
 MOST_BODY_BYTES = 1 << 16
 _STATUS_CODES: tuple[tuple[type[SlipwayError], int], ...] = (

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from slipway_export.commands import control_token_option, trained_family, triton_option
-from slipway_serving.durations import checked_option
-from slipway_serving.errors import InvalidRequest
+from slipway_export.commands.export_commands import control_token_option, trained_family, triton_option
+from slipway_serving.protocol.durations import checked_option
+from slipway_serving.protocol.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from slipway_management.app import Management
@@ -40,9 +40,9 @@ def manage(
 ) -> None:
     """Serve the management API of trained models until SIGTERM or Ctrl-C; /docs documents it."""
     from slipway_export.families import family_named
-    from slipway_export.library import Library
+    from slipway_export.trained_models import Library
     from slipway_management.app import Management
-    from slipway_serving.control import ModelControl, read_token
+    from slipway_serving.triton.control import ModelControl, read_token
 
     control_token = read_token(control_token_file) if control_token_file else None
     management = Management(

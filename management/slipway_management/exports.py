@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 
-from slipway_export.library import Library
+from slipway_export.trained_models import Library
 from slipway_management.worker import Job
-from slipway_serving.errors import Overloaded, SlipwayError
+from slipway_serving.protocol.errors import Overloaded, SlipwayError
 
 _END_S = 10.0
 

@@ -2,7 +2,7 @@
 
 :mod:`slipway_management.exports` starts it. Its standard input stays open while the parent lives; when it
 closes, the worker exits at once, even during an export. An interrupted export leaves the repository
-unchanged (see :mod:`slipway_export.repository`).
+unchanged (see :mod:`slipway_export.repository.publish`).
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ def run_job(job: Job) -> None:
     Raises:
         SlipwayError: The export failed, or the server did not load the model.
     """
-    from slipway_export.commands import quiet_libraries
+    from slipway_export.commands.export_commands import quiet_libraries
     from slipway_export.families import family_named
-    from slipway_export.library import Library, export_model
     from slipway_export.run import ExportOptions
-    from slipway_serving.control import ModelControl
+    from slipway_export.trained_models import Library, export_model
+    from slipway_serving.triton.control import ModelControl
 
     options = ExportOptions(
         checkpoint="",

@@ -24,8 +24,8 @@ from pathlib import Path
 
 import psutil
 
-from slipway_serving.server_folder import tritonserver_at
-from slipway_serving.triton_process import ID_VARIABLE, processes, shared_memory
+from slipway_serving.system.server_folder import tritonserver_at
+from slipway_serving.system.server_processes import ID_VARIABLE, processes, shared_memory
 
 SLIPWAY = str(Path(sys.executable).parent / "slipway")
 DISK_BYTES = 2 << 20
@@ -183,7 +183,7 @@ def _watcher(server: subprocess.Popen[bytes]) -> psutil.Process | None:
     """Return the watcher process of a server; None if none lives."""
     for child in psutil.Process(server.pid).children():
         with contextlib.suppress(psutil.Error):
-            if "slipway_serving.watcher" in child.cmdline():
+            if "slipway_serving.triton.watcher" in child.cmdline():
                 return child
     return None
 

@@ -9,8 +9,8 @@ from staged_models import Staged, stage_all
 from tritonclient.grpc import model_config_pb2
 
 import slipway_models
-from slipway_serving.models import read_config
-from slipway_serving.program import Settings
+from slipway_serving.runtime.in_process import read_config
+from slipway_serving.runtime.program import Settings
 
 REPOSITORY = slipway_models.FOLDER
 MODELS = sorted(path.parent.name for path in REPOSITORY.glob("*/config.pbtxt"))
@@ -143,7 +143,7 @@ def test_model_has_no_other_tensors(staged: Staged, model: str) -> None:
 
 
 def test_every_authored_model_is_staged_with_tensors(staged: Staged) -> None:
-    # These stand for a component of any family: tests/unit/test_placement.py stages `remote`,
+    # These stand for a component of any family: tests/unit/export/test_placement.py stages `remote`,
     # tests/integration/test_torch_engine.py `torch`.
     assert staged.sources | {"remote", "torch"} == set(MODELS)
     for name, config in staged.configs.items():

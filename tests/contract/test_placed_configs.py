@@ -9,12 +9,12 @@ from google.protobuf import json_format
 from placed_configs import config_of, describe_all
 from staged_models import stage_all
 
+from slipway_export.engines.torch_network import signature_of
 from slipway_export.spec import BATCH, Component, Engine
-from slipway_export.torch_network import signature_of
-from slipway_serving.backends.onnxruntime import session, signature
-from slipway_serving.errors import SlipwayError
-from slipway_serving.input_sizes import InputSizes, read_ranges
-from slipway_serving.program import Settings
+from slipway_serving.protocol.errors import SlipwayError
+from slipway_serving.runtime.backends.onnxruntime import session, signature
+from slipway_serving.runtime.input_sizes import InputSizes, read_ranges
+from slipway_serving.runtime.program import Settings
 
 ENGINES = (Engine.ONNXRUNTIME, Engine.PORTABLE, Engine.TORCH)
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from staged_models import Staged, stage_all
 
-from slipway_export.checkpoint import open_checkpoint
-from slipway_export.config import model_config
-from slipway_export.families.wakeword import BATCH, FAMILY
+from slipway_export.checkpoint.checkpoint import open_checkpoint
+from slipway_export.families.wakeword.family import BATCH, FAMILY
+from slipway_export.repository.config import model_config
 from slipway_export.spec import Component, Engine
-from slipway_serving.waiting import MODELS_PARAMETER, PARAMETER
+from slipway_serving.runtime.queue_limits import MODELS_PARAMETER, PARAMETER
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import av
 from docker_engine import CONFINED, Engine, Served
 
 from slipway_client import Client, TextToVideoRequest, Video
-from slipway_serving.server import Server
+from slipway_serving.triton.server import Server
 
 REQUEST = TextToVideoRequest(prompt="A serene lake at sunset", frames=5, height=32, width=32, steps=3, seed=7)
 FLAGS = ("--frames", "5", "--size", "32x32", "--steps", "3", "--seed", "7")

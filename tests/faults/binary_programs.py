@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from slipway_serving.events import BASE64, Event, FramesPart, VideoPart, as_base64, told
-from slipway_serving.events import tensors as tensors_of
-from slipway_serving.program import Call, Responses, Settings
-from slipway_serving.requests import Request, decode, encode
-from slipway_serving.rules import one_of
+from slipway_serving.protocol.events import BASE64, Event, FramesPart, VideoPart, as_base64, told
+from slipway_serving.protocol.events import tensors as tensors_of
+from slipway_serving.protocol.requests import Request, decode, encode
+from slipway_serving.protocol.rules import one_of
+from slipway_serving.runtime.program import Call, Responses, Settings
 
 EVERY_BYTE = bytes(range(256))
 TEXT_IN_BYTES = b"aGVsbG8="

@@ -9,7 +9,7 @@ import pytest
 from health import Health, healthy
 from server_fixtures import affine, any_port, echo, lookup, tensor, write_model, write_sleeper
 
-from slipway_serving.server import Server
+from slipway_serving.triton.server import Server
 
 TOLD = """
 class Told:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from slipway_serving.errors import InvalidRequest, SlipwayError
-from slipway_serving.program import Call, Models, Responses, Settings, Tensors
-from slipway_serving.sessions import Sessions
+from slipway_serving.protocol.errors import InvalidRequest, SlipwayError
+from slipway_serving.runtime.program import Call, Models, Responses, Settings, Tensors
+from slipway_serving.runtime.sessions import Sessions
 
 
 class Sum:

@@ -20,9 +20,9 @@ from server_fixtures import (
     write_model,
 )
 
-from slipway_serving.errors import SlipwayError, from_wire
-from slipway_serving.server import Server
-from slipway_serving.triton_process import stubs
+from slipway_serving.protocol.errors import SlipwayError, from_wire
+from slipway_serving.system.server_processes import stubs
+from slipway_serving.triton.server import Server
 
 TENSORS = tensor("input", "x", "FP32", "[1]") + tensor("output", "y", "FP32", "[1]")
 GRAPH = "max_batch_size: 8\n" + tensor("input", "x", "FP32", "[4]") + tensor("output", "y", "FP32", "[4]")

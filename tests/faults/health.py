@@ -13,8 +13,8 @@ import psutil
 import tritonclient.grpc as triton
 from server_fixtures import infer, wait_until
 
-from slipway_serving.server import Server
-from slipway_serving.triton_process import processes, shared_memory
+from slipway_serving.system.server_processes import processes, shared_memory
+from slipway_serving.triton.server import Server
 
 _MIB = 1 << 20
 # Allocators keep what small requests have touched once, of each thread.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from contextlib import closing
 
-from slipway_serving.server import Server
+from slipway_serving.triton.server import Server
 
 LIMIT_S = 120.0
 

@@ -7,10 +7,10 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
-from slipway_serving.events import Event, told
-from slipway_serving.program import Call, Responses, Settings
-from slipway_serving.requests import Request, decode
-from slipway_serving.rules import within
+from slipway_serving.protocol.events import Event, told
+from slipway_serving.protocol.requests import Request, decode
+from slipway_serving.protocol.rules import within
+from slipway_serving.runtime.program import Call, Responses, Settings
 
 
 @dataclass(frozen=True)

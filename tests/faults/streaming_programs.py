@@ -9,7 +9,7 @@ import time
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from slipway_serving.program import Call, Last, Responses, Settings
+from slipway_serving.runtime.program import Call, Last, Responses, Settings
 
 PARTS = np.array([30], np.float32)
 

@@ -13,7 +13,7 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
 from slipway_client import Client, TextToVideoRequest, Video
-from slipway_serving.server import Server
+from slipway_serving.triton.server import Server
 
 GOOD: dict[str, Any] = {"prompt": "a lake", "frames": 5, "height": 32, "width": 32, "steps": 2}
 DTYPES = {str: ("BYTES", np.object_), bytes: ("BYTES", np.object_), int: ("INT64", np.int64)}

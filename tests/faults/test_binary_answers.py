@@ -17,8 +17,8 @@ from served_answers import stream
 from server_fixtures import any_port
 
 from slipway_client import Client, Video
-from slipway_export.config import authored_config
-from slipway_serving.server import Server
+from slipway_export.repository.config import authored_config
+from slipway_serving.triton.server import Server
 
 ADAPTER = """
 import triton_python_backend_utils as pb_utils

@@ -19,15 +19,15 @@ import pytest
 from gate import Gate, ended, let_it_notice, reports, settled
 from server_fixtures import wait_until
 
-from slipway_client import AsyncClient, Client, Progress, TextToVideoRequest, Video, leaving
-from slipway_client.over_grpc import GrpcTransport
-from slipway_client.over_http import HttpTransport
+from slipway_client import AsyncClient, Client, Progress, TextToVideoRequest, Video, cancellation
+from slipway_client.grpc.transport import GrpcTransport
+from slipway_client.http.transport import HttpTransport
 from slipway_client.retry import Deadline
-from slipway_serving.control import ModelControl
-from slipway_serving.errors import DeadlineExceeded, InvalidRequest
-from slipway_serving.requests import encode
-from slipway_serving.server import Server, ServerConfig
-from slipway_serving.server_folder import FOLDER_VARIABLE, folder_of
+from slipway_serving.protocol.errors import DeadlineExceeded, InvalidRequest
+from slipway_serving.protocol.requests import encode
+from slipway_serving.system.server_folder import FOLDER_VARIABLE, folder_of
+from slipway_serving.triton.control import ModelControl
+from slipway_serving.triton.server import Server, ServerConfig
 
 # The largest that the tiny models take: steps of some ten milliseconds.
 LONG = TextToVideoRequest(
@@ -154,9 +154,9 @@ def cuts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return make
 
     for name in ("CUT_S", "LATE_S", "KNOWN_S"):
-        monkeypatch.setattr(leaving, name, 300.0)
-    for kind in (leaving.Leave, leaving.AsyncLeave):
-        monkeypatch.setattr(leaving, kind.__name__, told(kind))
+        monkeypatch.setattr(cancellation, name, 300.0)
+    for kind in (cancellation.Leave, cancellation.AsyncLeave):
+        monkeypatch.setattr(cancellation, kind.__name__, told(kind))
     return made
 
 
@@ -208,7 +208,7 @@ def test_time_limit_that_the_server_does_not_know_ends_the_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if not known:
-        monkeypatch.setattr(leaving.EndRequest, "model", "nothing_of_that_name")
+        monkeypatch.setattr(cancellation.EndRequest, "model", "nothing_of_that_name")
     transport = kind(server.grpc_url if kind is GrpcTransport else server.http_url, 10.0)
     long = encode(TextToVideoRequest(**(LONG.__dict__ | {"steps": 100})))
     before = len(ends(server, "CANCELLED"))

@@ -11,11 +11,11 @@ import psutil
 import pytest
 import tritonclient.grpc as triton
 
-from slipway_serving.control import CONTROL_HEADER, ModelControl, read_token
-from slipway_serving.errors import NotReady
-from slipway_serving.server import Server
-from slipway_serving.triton_arguments import CLOSED_APIS
-from slipway_serving.triton_process import processes
+from slipway_serving.protocol.errors import NotReady
+from slipway_serving.system.server_processes import processes
+from slipway_serving.triton.arguments import CLOSED_APIS
+from slipway_serving.triton.control import CONTROL_HEADER, ModelControl, read_token
+from slipway_serving.triton.server import Server
 
 pytestmark = pytest.mark.usefixtures("health")
 

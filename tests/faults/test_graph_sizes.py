@@ -12,7 +12,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from slipway_serving.server import Server
+from slipway_serving.triton.server import Server
 
 
 @pytest.fixture(autouse=True)

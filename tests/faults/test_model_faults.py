@@ -27,10 +27,10 @@ from server_fixtures import affine, any_port, infer, infer_all, infer_input, ten
 from tritonclient.utils import InferenceServerException
 
 from slipway_client import Client, InvalidRequest, RetryPolicy, SlipwayError, Unrecoverable
-from slipway_serving.control import CONTROL_HEADER, ModelControl
-from slipway_serving.errors import NotReady, from_wire
-from slipway_serving.server import Server
-from slipway_serving.triton_process import stubs
+from slipway_serving.protocol.errors import NotReady, from_wire
+from slipway_serving.system.server_processes import stubs
+from slipway_serving.triton.control import CONTROL_HEADER, ModelControl
+from slipway_serving.triton.server import Server
 
 AFFINE = "max_batch_size: 8\n" + tensor("input", "x", "FP32", "[4]") + tensor("output", "y", "FP32", "[4]")
 AT_ONCE = RetryPolicy(budget_s=0.0)

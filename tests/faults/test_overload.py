@@ -26,10 +26,10 @@ from server_fixtures import any_port, graph, infer_input, tensor, wait_until, wr
 import slipway_models
 from slipway_client import Client
 from slipway_client.retry import RetryPolicy
-from slipway_export.queues import QueueLimits
-from slipway_serving.errors import Overloaded, from_wire
-from slipway_serving.server import Server
-from slipway_serving.turns import Turn
+from slipway_export.repository.queues import QueueLimits
+from slipway_serving.protocol.errors import Overloaded, from_wire
+from slipway_serving.protocol.turns import Turn
+from slipway_serving.triton.server import Server
 
 WAITING, WAIT_S = 2, 1.0
 HINT = "try again in a few seconds, or fewer requests at a time"

@@ -41,11 +41,11 @@ from server_fixtures import (
     write_model,
 )
 
-from slipway_serving import supervision
-from slipway_serving.errors import InvalidRequest, NotReady, SessionLost, SlipwayError
-from slipway_serving.server import Server
-from slipway_serving.supervision import DEATHS
-from slipway_serving.triton_process import processes, shared_memory
+from slipway_serving.protocol.errors import InvalidRequest, NotReady, SessionLost, SlipwayError
+from slipway_serving.system.server_processes import processes, shared_memory
+from slipway_serving.triton import supervision
+from slipway_serving.triton.server import Server
+from slipway_serving.triton.supervision import DEATHS
 
 DIES_ONCE = """
 import os
@@ -364,7 +364,7 @@ def test_stop_after_deaths_does_not_wait_for_what_died(repository: Path) -> None
     assert not shared_memory(server.server_id)
 
 
-SERVE = "import typer; from slipway_serving.commands import serve; typer.run(serve)"
+SERVE = "import typer; from slipway_serving.triton.commands import serve; typer.run(serve)"
 
 
 def test_serve_gives_up_with_an_error_when_tritonserver_dies_again_and_again(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from slipway_loadtests.soak.held import server_at
 from slipway_loadtests.soak.running import Options, soak, soak_at
 from slipway_loadtests.soak.traffic import FAILED
 from slipway_loadtests.soak.verdict import counts
-from slipway_serving.server import Server
+from slipway_serving.triton.server import Server
 
 ADAPTER = """
 import triton_python_backend_utils as pb_utils

@@ -12,8 +12,8 @@ import tritonclient.grpc as triton
 from served_answers import stream
 from server_fixtures import any_port, infer_input, tensor, write_model
 
-from slipway_serving.server import Server
-from slipway_serving.triton_process import stubs
+from slipway_serving.system.server_processes import stubs
+from slipway_serving.triton.server import Server
 
 ADAPTER = """
 import triton_python_backend_utils as pb_utils

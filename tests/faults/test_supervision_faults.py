@@ -19,8 +19,8 @@ import tritonclient.grpc as triton
 from healing import GRAPH, ONES
 from server_fixtures import affine, any_port, infer, wait_until, write_model
 
-from slipway_serving.server import Server
-from slipway_serving.triton_process import SHARED_MEMORY, STUB, processes, shared_memory
+from slipway_serving.system.server_processes import SHARED_MEMORY, STUB, processes, shared_memory
+from slipway_serving.triton.server import Server
 
 COMMAND = (sys.executable, "-m", "slipway_cli.root", "serve")
 PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
@@ -91,7 +91,7 @@ class Serving:
         return self._below(lambda process: process.name() == "tritonserver")
 
     def watchers(self) -> set[int]:
-        return self._below(lambda process: "slipway_serving.watcher" in process.cmdline())
+        return self._below(lambda process: "slipway_serving.triton.watcher" in process.cmdline())
 
     def assert_answers(self) -> None:
         """Wait until the graph answers, and check the answer."""

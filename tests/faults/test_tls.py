@@ -17,7 +17,7 @@ from server_fixtures import affine, any_port, graph, tensor, write_model
 
 from slipway_cli.root import run
 from slipway_client import AsyncClient, Client, InvalidRequest, NotReady, RetryPolicy
-from slipway_serving.server import Server
+from slipway_serving.triton.server import Server
 
 ONES = np.ones((1, 4), np.float32)
 AT_ONCE = RetryPolicy(budget_s=0.0)

@@ -20,8 +20,8 @@ from server_fixtures import infer_input
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from slipway_serving.control import CONTROL_HEADER
-from slipway_serving.server import Server
+from slipway_serving.triton.control import CONTROL_HEADER
+from slipway_serving.triton.server import Server
 
 AFFINE = "/v2/models/affine/infer"
 MIB = 1 << 20

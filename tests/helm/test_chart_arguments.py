@@ -22,15 +22,15 @@ from helm_chart import (
 )
 
 from slipway_cli.root import app
-from slipway_serving.limits import VARIABLE, read_limits
-from slipway_serving.triton_arguments import (
+from slipway_serving.runtime.limits import VARIABLE, read_limits
+from slipway_serving.triton.arguments import (
     CLOSED_APIS,
     closed_apis,
     further_problems,
     tracing,
     tracing_problems,
 )
-from slipway_serving.triton_install import environment, find_triton
+from slipway_serving.triton.install import environment, find_triton
 
 CLOSED = CHART / "examples" / "closed.yaml"
 

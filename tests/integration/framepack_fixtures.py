@@ -8,8 +8,8 @@ from typing import Any
 
 from filelock import FileLock
 
-from slipway_export.families.framepack_i2v import FAMILY
-from slipway_export.modeling.framepack_presets import write_checkpoint
+from slipway_export.families.framepack_i2v.family import FAMILY
+from slipway_export.families.framepack_i2v.random_checkpoint import write_checkpoint
 from slipway_export.run import ExportOptions, ExportResult, run_export
 from slipway_export.spec import Axis
 

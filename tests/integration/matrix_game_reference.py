@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipway_export.checkpoint import Checkpoint
-from slipway_export.families.matrix_game_network import world_of
-from slipway_export.families.matrix_game_vision import CLIP_FILE, VAE_FILE
-from slipway_export.modeling.causal_wan.cached import CrossAttention, cross_names, whole_flow
-from slipway_export.modeling.clip_vision import ImageEncoder, load_vision
-from slipway_export.modeling.wan import decode
-from slipway_export.modeling.wan_encoder import PictureEncoder
-from slipway_export.modeling.wan_pth import load_vae
+from slipway_export.checkpoint.checkpoint import Checkpoint
+from slipway_export.families.matrix_game.causal_wan.cached import CrossAttention, cross_names, whole_flow
+from slipway_export.families.matrix_game.clip_vision import ImageEncoder, load_vision
+from slipway_export.families.matrix_game.denoiser import world_of
+from slipway_export.families.matrix_game.vision import CLIP_FILE, VAE_FILE
+from slipway_export.families.wan_t2v.network import decode
+from slipway_export.networks.wan_vae_encoder import PictureEncoder
+from slipway_export.networks.wan_vae_file import load_vae
 from slipway_export.spec import Precision
 from slipway_serving.diffusion.noise import Noise
 from slipway_serving.diffusion.schedules import FewStep

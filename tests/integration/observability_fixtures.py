@@ -15,7 +15,7 @@ import httpx
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from slipway_serving.server import Server
+from slipway_serving.triton.server import Server
 
 FOLDER = Path(__file__).resolve().parents[2] / "observability"
 Labels = tuple[tuple[str, str], ...]

@@ -6,12 +6,12 @@ import time
 
 import numpy as np
 
-from slipway_serving.errors import raise_all
-from slipway_serving.events import FramesPart, tensors
-from slipway_serving.matrix_game.request import REQUESTS, BlockMade, actions_of, row_problems
-from slipway_serving.program import Call, Responses, Settings
-from slipway_serving.requests import decode_turn
-from slipway_serving.sessions import Sessions
+from slipway_serving.families.matrix_game.request import REQUESTS, BlockMade, actions_of, row_problems
+from slipway_serving.protocol.errors import raise_all
+from slipway_serving.protocol.events import FramesPart, tensors
+from slipway_serving.protocol.requests import decode_turn
+from slipway_serving.runtime.program import Call, Responses, Settings
+from slipway_serving.runtime.sessions import Sessions
 
 FIRST_FRAMES, BLOCK_FRAMES = 9, 12
 # So that a few worlds are all that it carries, on any machine.

@@ -28,25 +28,25 @@ from tritonclient.grpc import model_config_pb2 as pb
 from slipway_cli.root import run
 from slipway_client import AsyncClient, Client, InvalidRequest, Overloaded, SlipwayError, Turn
 from slipway_client.imu.read import read_recording
-from slipway_export.checkpoint import open_checkpoint
-from slipway_export.families.airimu import FAMILY
-from slipway_export.modeling.airimu import Network, Whole, load_network
-from slipway_export.modeling.airimu_conf import CONF_FILE, WEIGHTS_FILE
-from slipway_export.queues import QueueLimits
+from slipway_export.checkpoint.checkpoint import open_checkpoint
+from slipway_export.families.airimu.conf import CONF_FILE, WEIGHTS_FILE
+from slipway_export.families.airimu.family import FAMILY
+from slipway_export.families.airimu.network import Network, Whole, load_network
+from slipway_export.repository.queues import QueueLimits
 from slipway_export.run import ExportOptions, run_export
 from slipway_export.spec import Axis
-from slipway_serving.airimu.facts import Facts
-from slipway_serving.airimu.request import (
+from slipway_serving.families.airimu.facts import Facts
+from slipway_serving.families.airimu.request import (
     CorrectionRequest,
     Corrections,
     CorrectionStreamRequest,
     CorrectionTurn,
 )
-from slipway_serving.airimu.stream import CorrectorStream
-from slipway_serving.models import InProcessModels, read_config
-from slipway_serving.program import BatchProgram, Call, Settings, load_program
-from slipway_serving.server import Server, ServerConfig
-from slipway_serving.turns import NO_SESSION
+from slipway_serving.families.airimu.stream import CorrectorStream
+from slipway_serving.protocol.turns import NO_SESSION
+from slipway_serving.runtime.in_process import InProcessModels, read_config
+from slipway_serving.runtime.program import BatchProgram, Call, Settings, load_program
+from slipway_serving.triton.server import Server, ServerConfig
 
 CORRECTIONS = ["correction_acc", "correction_gyro"]
 OUTPUTS = ["corrected_acc", "corrected_gyro", *CORRECTIONS, "acc_cov", "gyro_cov"]

@@ -17,15 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipway_cli.root import run
-from slipway_export.checkpoint import open_checkpoint
-from slipway_export.families.airimu import AXES, FAMILY
-from slipway_export.modeling import airimu
-from slipway_export.modeling.airimu import CodeNet, Gru, Network, Whole, load_network
-from slipway_export.onnx import export_graph
+from slipway_export.checkpoint.checkpoint import open_checkpoint
+from slipway_export.families.airimu import network as networks
+from slipway_export.families.airimu.family import AXES, FAMILY
+from slipway_export.families.airimu.network import CodeNet, Gru, Network, Whole, load_network
+from slipway_export.graph.onnx import export_graph
 from slipway_export.run import ExportOptions, run_export
 from slipway_export.spec import Axis, Component, Precision
-from slipway_serving.models import InProcessModels
-from slipway_serving.turns import Turn
+from slipway_serving.protocol.turns import Turn
+from slipway_serving.runtime.in_process import InProcessModels
 
 LENGTHS = (1, 10, 500, 1000, 1009, 5000)
 BOUND = 1e-6
@@ -106,8 +106,8 @@ def implicit_state(self: Gru, signal: torch.Tensor, state: torch.Tensor) -> Any:
     outputs, after = REAL_GRU(self, signal, state)
     if torch.onnx.is_in_onnx_export():
         by_step = signal.transpose(0, 1)
-        weights = (airimu._zrn(self.weight_ih_l0)[None], airimu._zrn(self.weight_hh_l0)[None])
-        bias = torch.cat([airimu._zrn(self.bias_ih_l0), airimu._zrn(self.bias_hh_l0)])[None]
+        weights = (networks._zrn(self.weight_ih_l0)[None], networks._zrn(self.weight_hh_l0)[None])
+        bias = torch.cat([networks._zrn(self.bias_ih_l0), networks._zrn(self.bias_hh_l0)])[None]
         (steps, batch), hidden = by_step.shape[:2], self.hidden_size
         made, after = torch.onnx.ops.symbolic_multi_out(
             "GRU",

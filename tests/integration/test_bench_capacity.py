@@ -8,8 +8,8 @@ import pytest
 
 from slipway_loadtests.capacity.bench import CapacityOptions, Checked, check_model
 from slipway_loadtests.capacity.load import compared_subjects, measure_service, merged_subjects
-from slipway_serving.errors import SlipwayError
-from slipway_serving.server import Server
+from slipway_serving.protocol.errors import SlipwayError
+from slipway_serving.triton.server import Server
 
 OPTIONS = CapacityOptions(rounds=2, requests=20, load=0.8)
 VIDEO = next(subject for subject in compared_subjects() if subject.model == "wan_t2v")

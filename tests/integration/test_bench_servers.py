@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from slipway_cli import root
 from slipway_loadtests.bench.meaning import JUDGED
 from slipway_loadtests.bench.video import DIFFUSERS, IN_PROCESS, TRITON
-from slipway_serving.server import Server
+from slipway_serving.triton.server import Server
 from slipway_training.shapes.judge import JUDGE_FILE, Judge
 from slipway_training.wan_t2v import measures
 

@@ -12,8 +12,8 @@ import pytest
 from slipway_cli import root
 from slipway_loadtests.bench.load import Load, Target, closed_loop
 from slipway_loadtests.bench.wakeword import BATCHED, LITSERVE_KINDS, PLAIN, compare, triton_target
-from slipway_serving.errors import Unrecoverable
-from slipway_serving.server import Server
+from slipway_serving.protocol.errors import Unrecoverable
+from slipway_serving.triton.server import Server
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ from slipway_client import (
     Video,
 )
 from slipway_client.address import address_of
-from slipway_serving.server import Server
+from slipway_serving.triton.server import Server
 
 Protocol = Literal["grpc", "http"]
 PROTOCOLS: tuple[Protocol, ...] = ("grpc", "http")

@@ -16,11 +16,11 @@ from server_fixtures import any_port, wait_until
 
 from slipway_cli import root
 from slipway_client import Client, Progress, RetryPolicy, TextToVideoRequest, Video
-from slipway_serving.drain import requests_running, wait_until_idle
-from slipway_serving.errors import NotReady, SlipwayError
-from slipway_serving.going import Going
-from slipway_serving.server import Server
-from slipway_serving.server_folder import folder_at
+from slipway_serving.protocol.errors import NotReady, SlipwayError
+from slipway_serving.runtime.shutdown import Going
+from slipway_serving.system.server_folder import folder_at
+from slipway_serving.triton.drain import requests_running, wait_until_idle
+from slipway_serving.triton.server import Server
 
 STEPS = 100
 QUICK = TextToVideoRequest(prompt="x", frames=5, height=32, width=32, steps=2)

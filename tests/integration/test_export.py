@@ -22,13 +22,13 @@ from safetensors.torch import load_file, save_file
 from tritonclient.grpc import model_config_pb2
 
 from slipway_cli import root
-from slipway_export.checkpoint import open_checkpoint
-from slipway_export.config import model_config
+from slipway_export.checkpoint.checkpoint import open_checkpoint
 from slipway_export.families import family_named
-from slipway_export.repository import hashes
+from slipway_export.repository.config import model_config
+from slipway_export.repository.publish import hashes
 from slipway_export.run import ExportOptions, ExportResult, run_export
 from slipway_export.spec import Component, Engine, Plan, Precision, Tolerance
-from slipway_export.verify import ParityFailed
+from slipway_export.verification.comparison import ParityFailed
 
 FAMILY = family_named("wan_t2v")
 WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
@@ -125,8 +125,8 @@ def test_full_decode_of_any_length_equals_diffusers(repository: Path, checkpoint
     """Also at 13 latent frames, beyond the axis of the denoiser: the decoder has no frame axis."""
     from diffusers import AutoencoderKLWan
 
-    from slipway_export.modeling.wan import decode
-    from slipway_serving.models import InProcessModels
+    from slipway_export.families.wan_t2v.network import decode
+    from slipway_serving.runtime.in_process import InProcessModels
     from slipway_serving.video.frames import to_uint8
 
     vae = AutoencoderKLWan.from_pretrained(checkpoint / "vae").eval()
@@ -343,7 +343,7 @@ def test_large_weights_lie_in_one_file_beside_the_graph(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, simplify: bool
 ) -> None:
     """The limit is lowered so that a small graph passes it; verification loads what was written."""
-    monkeypatch.setattr("slipway_export.onnx.EXTERNAL_DATA_BYTES", 1000)
+    monkeypatch.setattr("slipway_export.graph.onnx.EXTERNAL_DATA_BYTES", 1000)
     options = ExportOptions(
         checkpoint=str(checkpoint), repository=tmp_path, components=("denoiser_high",), simplify=simplify
     )

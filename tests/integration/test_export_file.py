@@ -14,13 +14,13 @@ import pytest
 from exported_graphs import check_opset
 
 from slipway_cli.root import run
-from slipway_export.checkpoint import axes_of, open_checkpoint
+from slipway_export.checkpoint.checkpoint import axes_of, open_checkpoint
 from slipway_export.families import BUILT_IN, family_named
-from slipway_export.onnx import example_inputs
+from slipway_export.graph.onnx import example_inputs
 from slipway_export.run import ExportOptions, run_export
 from slipway_export.spec import Axis, Component, Engine, Plan, Precision, Tolerance
-from slipway_export.verify import ParityFailed
-from slipway_serving.errors import InvalidRequest
+from slipway_export.verification.comparison import ParityFailed
+from slipway_serving.protocol.errors import InvalidRequest
 
 WAN, HEAD = family_named("wan_t2v"), family_named("wakeword_head")
 
@@ -67,7 +67,7 @@ def test_graph_of_one_component_is_written_with_its_parity_report(
 def test_large_weights_of_a_file_lie_beside_it_under_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slipway_export.onnx.EXTERNAL_DATA_BYTES", 1000)
+    monkeypatch.setattr("slipway_export.graph.onnx.EXTERNAL_DATA_BYTES", 1000)
     airimu, output = family_named("airimu"), tmp_path / "step.onnx"
     options = to_file(output, "stream/step", axes=small(airimu.presets["tiny"].axes))
     result = run_export(airimu, options)

@@ -16,13 +16,20 @@ import pytest
 import three_family
 from three_family import FAMILY, PARTS, SHARDED, WIDTH
 
-from slipway_export.checkpoint import Checkpoint, open_checkpoint
+from slipway_export.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from slipway_export.families import family_named
-from slipway_export.repository import hashes
-from slipway_export.room import NoRoom, Weight, check_disk, check_memory, said_when_full, weigh
+from slipway_export.repository.publish import hashes
 from slipway_export.run import ExportOptions, run_export
+from slipway_export.sizing.resource_check import (
+    NoRoom,
+    Weight,
+    check_disk,
+    check_memory,
+    said_when_full,
+    weigh,
+)
 from slipway_export.spec import Precision
-from slipway_serving.errors import InvalidRequest
+from slipway_serving.protocol.errors import InvalidRequest
 
 MODELS = {f"three_{part}" for part in PARTS}
 

@@ -16,14 +16,14 @@ from torch.nn import functional
 from tritonclient.grpc import model_config_pb2
 from tritonclient.utils import InferenceServerException
 
-from slipway_export.config import config_text, model_config
-from slipway_export.loadable import check_loadable
-from slipway_export.onnx import ExportFailed, example_inputs, export_graph
+from slipway_export.graph.onnx import ExportFailed, example_inputs, export_graph
+from slipway_export.repository.config import config_text, model_config
+from slipway_export.repository.load_check import check_loadable
 from slipway_export.spec import Axis, Component, DType, Engine, Precision, TensorSpec, Tolerance
-from slipway_export.verify import ParityFailed, ParityRow, check, compute_reference, verify
-from slipway_serving.errors import InvalidRequest
-from slipway_serving.models import InProcessModels
-from slipway_serving.server import Server
+from slipway_export.verification.comparison import ParityFailed, ParityRow, check, compute_reference, verify
+from slipway_serving.protocol.errors import InvalidRequest
+from slipway_serving.runtime.in_process import InProcessModels
+from slipway_serving.triton.server import Server
 
 BOUND = {Precision.FP32: Tolerance(1e-5, 1e-5, 0.999999)}
 BATCH, FRAMES = Axis("batch", 1, 2, 3), Axis("frames", 1, 3, 9)

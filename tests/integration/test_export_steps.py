@@ -19,13 +19,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from slipway_export.checkpoint import open_checkpoint
+from slipway_export.checkpoint.checkpoint import open_checkpoint
 from slipway_export.families import family_named
-from slipway_export.onnx import export_graph
+from slipway_export.graph.onnx import export_graph
 from slipway_export.spec import Axis, Component, DType, Precision, StepInput, Stepped, TensorSpec, Tolerance
-from slipway_export.verify import ParityFailed, ParityRow, check
-from slipway_export.verify_steps import verify_stepped
-from slipway_serving.errors import InvalidRequest
+from slipway_export.verification.comparison import ParityFailed, ParityRow, check
+from slipway_export.verification.steps import verify_stepped
+from slipway_serving.protocol.errors import InvalidRequest
 
 BOUND = {Precision.FP32: Tolerance(1e-5, 1e-5, 0.999999)}
 BLOCK, WINDOW, CHANNELS, ACTIONS = 3, 6, 4, 2

@@ -18,9 +18,10 @@ import pytest
 import tritonclient.grpc as triton
 from server_fixtures import any_port, infer, tensor, wait_until, write_model, write_sleeper
 
-from slipway_client import AsyncClient, Client, RetryPolicy, Turn, over_http
+from slipway_client import AsyncClient, Client, RetryPolicy, Turn
+from slipway_client.http import transport
 from slipway_client.tensors import SESSION_HEADER
-from slipway_serving.server import Server, ServerConfig
+from slipway_serving.triton.server import Server, ServerConfig
 
 AGE_S = 1
 SESSION = "kitchen/Küche 7"
@@ -208,7 +209,7 @@ def test_requests_fail_when_a_replica_stops_before_its_connections_moved_on(
 def test_no_request_fails_over_http_when_a_replica_stops_after_its_connections_moved_on(
     replica: ServerConfig, fleet_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(over_http, "AGE_S", 0.2)
+    monkeypatch.setattr(transport, "AGE_S", 0.2)
     over = Event()
     answered: list[int] = []
 

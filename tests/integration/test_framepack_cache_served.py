@@ -20,12 +20,12 @@ from PIL import Image
 from wan_reference import psnr
 
 from slipway_client import Client, Frames, Progress
-from slipway_export.families.framepack_i2v import FAMILY
+from slipway_export.families.framepack_i2v.family import FAMILY
 from slipway_export.run import ExportOptions, run_export
-from slipway_serving.errors import InvalidRequest
-from slipway_serving.framepack_i2v.request import ImageToVideoRequest
-from slipway_serving.images import pixels
-from slipway_serving.server import Server, ServerConfig
+from slipway_serving.families.framepack_i2v.request import ImageToVideoRequest
+from slipway_serving.protocol.errors import InvalidRequest
+from slipway_serving.protocol.images import pixels
+from slipway_serving.triton.server import Server, ServerConfig
 
 PICTURE = np.random.default_rng(3).integers(0, 256, (4, 6, 3), np.uint8).repeat(8, 0).repeat(8, 1)
 REQUEST = ImageToVideoRequest(
@@ -187,8 +187,8 @@ def test_transformer_refuses_a_threshold_without_a_session(client: Client) -> No
 
 def tensors() -> dict[str, np.ndarray]:
     """Return inputs of the cut transformer, which are those of the whole."""
-    from slipway_export.checkpoint import open_checkpoint
-    from slipway_export.onnx import example_inputs
+    from slipway_export.checkpoint.checkpoint import open_checkpoint
+    from slipway_export.graph.onnx import example_inputs
 
     with open_checkpoint(FAMILY, "tiny") as checkpoint:
         whole = FAMILY.plan(checkpoint, FAMILY.presets["tiny"].axes).components[0]

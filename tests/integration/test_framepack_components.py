@@ -13,14 +13,14 @@ import pytest
 from framepack_fixtures import AXES, small_checkpoint, small_repository
 
 from slipway_client import Client
-from slipway_export.checkpoint import Checkpoint
-from slipway_export.engines import TorchAsked
-from slipway_export.families.framepack_i2v import FAMILY
-from slipway_export.onnx import example_inputs
+from slipway_export.checkpoint.checkpoint import Checkpoint
+from slipway_export.engines.choice import TorchAsked
+from slipway_export.families.framepack_i2v.family import FAMILY
+from slipway_export.graph.onnx import example_inputs
 from slipway_export.run import ExportOptions, run_export
 from slipway_export.spec import Axis, Component, Engine
-from slipway_serving.models import InProcessModels
-from slipway_serving.server import Server, ServerConfig
+from slipway_serving.runtime.in_process import InProcessModels
+from slipway_serving.triton.server import Server, ServerConfig
 
 TRANSFORMER = "framepack_i2v_transformer"
 Arrays = Mapping[str, np.ndarray[Any, Any]]

@@ -11,16 +11,16 @@ import pytest
 from framepack_fixtures import AXES, small_checkpoint, small_repository
 from wan_reference import psnr
 
-from slipway_export.engines import TorchAsked
-from slipway_export.families.framepack_i2v import FAMILY
+from slipway_export.engines.choice import TorchAsked
+from slipway_export.families.framepack_i2v.family import FAMILY
 from slipway_export.run import ExportOptions, run_export
 from slipway_export.spec import Engine
-from slipway_serving.events import FramesPart
-from slipway_serving.framepack_i2v.facts import Facts
-from slipway_serving.framepack_i2v.pipeline import generate
-from slipway_serving.framepack_i2v.request import ImageToVideoRequest
-from slipway_serving.models import InProcessModels, read_config
-from slipway_serving.watch import Watch
+from slipway_serving.families.framepack_i2v.facts import Facts
+from slipway_serving.families.framepack_i2v.pipeline import generate
+from slipway_serving.families.framepack_i2v.request import ImageToVideoRequest
+from slipway_serving.protocol.events import FramesPart
+from slipway_serving.runtime.in_process import InProcessModels, read_config
+from slipway_serving.runtime.interruption import Watch
 
 PICTURE = np.random.default_rng(5).integers(0, 256, (4, 6, 3), np.uint8).repeat(8, 0).repeat(8, 1)
 REQUEST = ImageToVideoRequest(

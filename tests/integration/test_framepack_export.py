@@ -16,7 +16,7 @@ from framepack_fixtures import small_checkpoint, small_repository
 from PIL import Image
 
 from slipway_cli.root import run
-from slipway_export.families.framepack_i2v import FAMILY
+from slipway_export.families.framepack_i2v.family import FAMILY
 from slipway_export.run import ExportResult
 
 Calls = list[tuple[dict[str, Any], torch.Tensor]]

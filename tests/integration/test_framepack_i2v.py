@@ -23,9 +23,9 @@ from wan_reference import psnr
 
 from slipway_cli.root import run
 from slipway_client import AsyncClient, Client, Frames, FramesPart, InvalidRequest, Progress, Video, VideoPart
-from slipway_serving.framepack_i2v.request import ImageToVideoRequest
-from slipway_serving.images import pixels
-from slipway_serving.server import Server, ServerConfig
+from slipway_serving.families.framepack_i2v.request import ImageToVideoRequest
+from slipway_serving.protocol.images import pixels
+from slipway_serving.triton.server import Server, ServerConfig
 
 UPSTREAM = {"inverted": "inverted_anti_drifting", "forward": "vanilla"}
 # Of the video's aspect, in patches of colour, and larger.

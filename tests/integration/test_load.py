@@ -13,11 +13,11 @@ import yaml
 from load_environment import ROOT, LoadEnvironment, assert_all_answered, load_environment
 from server_fixtures import any_port
 
-from slipway_export.repository import stage_authored, with_canceller
+from slipway_export.repository.publish import stage_authored, with_canceller
 from slipway_export.spec import AuthoredModel
 from slipway_loadtests.load.saturation import OVERLOAD
-from slipway_serving.matrix_game.request import REQUESTS
-from slipway_serving.server import Server
+from slipway_serving.families.matrix_game.request import REQUESTS
+from slipway_serving.triton.server import Server
 
 SMALL = {"frames": 5, "height": 32, "width": 32, "steps": 2}
 WAN = "--family wan_t2v " + " ".join(f"--field wan_t2v.{name}={size}" for name, size in SMALL.items())
@@ -36,7 +36,7 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     models = [AuthoredModel(each.model, files, "matrix_game", each) for each in REQUESTS.values()]
     for model in with_canceller(models):
         config = stage_authored(model, repository) / "config.pbtxt"
-        program = "slipway_serving.matrix_game.session:MatrixGame"
+        program = "slipway_serving.families.matrix_game.session:MatrixGame"
         config.write_text(config.read_text().replace(program, "painted_world:PaintedWorld"))
     with Server(any_port(repository)) as running:
         yield running

@@ -22,14 +22,14 @@ from fastapi.testclient import TestClient
 from server_fixtures import wait_until
 
 from slipway_export.families import family_named
-from slipway_export.library import Library
-from slipway_export.modeling.wakeword import HeadConfig
-from slipway_export.modeling.wakeword_presets import write_word
+from slipway_export.families.wakeword.network import HeadConfig
+from slipway_export.families.wakeword.presets import write_word
+from slipway_export.trained_models import Library
 from slipway_management.app import MOST_BODY_BYTES, Management, create_app
 from slipway_management.exports import Busy, Exports
 from slipway_management.worker import Job
-from slipway_serving.control import ModelControl
-from slipway_serving.errors import InvalidRequest, Overloaded
+from slipway_serving.protocol.errors import InvalidRequest, Overloaded
+from slipway_serving.triton.control import ModelControl
 
 TOKEN = "0123456789abcdef"
 HEAD = family_named("wakeword_head")

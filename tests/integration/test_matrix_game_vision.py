@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from slipway_export.checkpoint import Checkpoint
-from slipway_export.families.matrix_game_vision import (
+from slipway_export.checkpoint.checkpoint import Checkpoint
+from slipway_export.families.matrix_game.random_vision import write_clip, write_vae
+from slipway_export.families.matrix_game.vision import (
     CLIP_FILE,
     VAE_FILE,
     image_encoder,
     vae_decoder,
     vae_encoder,
 )
-from slipway_export.modeling.matrix_game_vision_presets import write_clip, write_vae
 from slipway_export.run import ExportOptions, run_export
 from slipway_export.spec import Axis, Family, Plan, Precision
-from slipway_serving.errors import InvalidRequest
+from slipway_serving.protocol.errors import InvalidRequest
 
 AXES = (Axis("batch", 1, 1, 2), Axis("token_height", 1, 2, 3), Axis("token_width", 1, 2, 4))
 

@@ -25,16 +25,16 @@ from server_fixtures import wait_until
 from slipway_client import AsyncClient, Client, Event, FramesPart, InvalidRequest, Overloaded
 from slipway_export.families import family_named
 from slipway_export.run import ExportOptions, run_export
-from slipway_serving import images
-from slipway_serving.graph import Graph
-from slipway_serving.matrix_game.facts import FACTS_FILE
-from slipway_serving.matrix_game.picture import fitted
-from slipway_serving.matrix_game.request import BlockMade, UniversalActions, UniversalRequest
-from slipway_serving.models import InProcessModels
-from slipway_serving.requests import encode
-from slipway_serving.server import Server, ServerConfig
-from slipway_serving.snapshots.parts import parse
-from slipway_serving.turns import Turn
+from slipway_serving.families.matrix_game.facts import FACTS_FILE
+from slipway_serving.families.matrix_game.picture import fitted
+from slipway_serving.families.matrix_game.request import BlockMade, UniversalActions, UniversalRequest
+from slipway_serving.protocol import images
+from slipway_serving.protocol.requests import encode
+from slipway_serving.protocol.snapshots.parts import parse
+from slipway_serving.protocol.turns import Turn
+from slipway_serving.runtime.graph import Graph
+from slipway_serving.runtime.in_process import InProcessModels
+from slipway_serving.triton.server import Server, ServerConfig
 from slipway_serving.video.fragments import Mp4Fragment
 from slipway_serving.video.jpeg import JpegFrame
 

@@ -13,9 +13,9 @@ import tritonclient.grpc as triton
 from onnx import TensorProto, helper
 from server_fixtures import affine, any_port, graph, infer, tensor, wait_until, write_model
 
-from slipway_serving.control import ModelControl
-from slipway_serving.errors import NotReady
-from slipway_serving.server import Server
+from slipway_serving.protocol.errors import NotReady
+from slipway_serving.triton.control import ModelControl
+from slipway_serving.triton.server import Server
 
 CONFIG = "max_batch_size: 8\n" + tensor("input", "x", "FP32", "[4]") + tensor("output", "y", "FP32", "[4]")
 ONES = np.ones((1, 4), np.float32)

@@ -27,10 +27,10 @@ from observability_fixtures import FOLDER, Collector, Labels, Prometheus, series
 from server_fixtures import any_port, infer_input, logged, tensor, wait_until, write_model
 
 from slipway_client import Client, Progress, TextToVideoRequest
-from slipway_serving.control import CONTROL_HEADER, ModelControl
-from slipway_serving.errors import InvalidRequest
-from slipway_serving.metrics import METRICS, WORLDS
-from slipway_serving.server import Server, ServerConfig
+from slipway_serving.protocol.errors import InvalidRequest
+from slipway_serving.runtime.metrics import METRICS, WORLDS
+from slipway_serving.triton.control import CONTROL_HEADER, ModelControl
+from slipway_serving.triton.server import Server, ServerConfig
 
 TOKEN = "0123456789abcdef"
 VIDEO = TextToVideoRequest(prompt="a lake", frames=9, height=64, width=64, steps=4, seed=1)

@@ -30,10 +30,10 @@ from server_fixtures import (
 )
 from tritonclient.utils import InferenceServerException
 
-from slipway_serving.control import CONTROL_HEADER
-from slipway_serving.errors import InvalidRequest, NotReady, Unrecoverable, from_wire
-from slipway_serving.server import Server
-from slipway_serving.triton_process import processes, shared_memory
+from slipway_serving.protocol.errors import InvalidRequest, NotReady, Unrecoverable, from_wire
+from slipway_serving.system.server_processes import processes, shared_memory
+from slipway_serving.triton.control import CONTROL_HEADER
+from slipway_serving.triton.server import Server
 
 X4 = tensor("input", "x", "FP32", "[4]")
 Y4 = tensor("output", "y", "FP32", "[4]")
@@ -411,7 +411,7 @@ def test_good_model_serves_when_others_failed_to_load(tmp_path: Path) -> None:
 
 
 def test_gpu_is_refused_when_onnxruntime_has_none() -> None:
-    from slipway_serving.backends.onnxruntime import session  # needs onnxruntime, not a server
+    from slipway_serving.runtime.backends.onnxruntime import session  # needs onnxruntime, not a server
 
     if "CUDAExecutionProvider" in ort.get_available_providers():
         pytest.skip("this onnxruntime has CUDA")

@@ -12,7 +12,7 @@ import pytriton
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from slipway_serving.server import Server
+from slipway_serving.triton.server import Server
 
 PERF_ANALYZER = Path(sys.executable).with_name("perf_analyzer")
 

@@ -18,12 +18,12 @@ from tritonclient.grpc import model_config_pb2
 
 from slipway_client import Client, RetryPolicy, TextToVideoRequest, Video
 from slipway_export.families import family_named
-from slipway_export.placement import Place
+from slipway_export.repository.placement import Place
 from slipway_export.run import ExportOptions, run_export
 from slipway_export.spec import Precision
-from slipway_serving.errors import NotReady
-from slipway_serving.program import one_text
-from slipway_serving.server import Server, ServerConfig
+from slipway_serving.protocol.errors import NotReady
+from slipway_serving.runtime.program import one_text
+from slipway_serving.triton.server import Server, ServerConfig
 
 WAN = family_named("wan_t2v")
 PROMPT, ENCODER = "wan_t2v_prompt", "wan_t2v_text_encoder"

@@ -9,14 +9,14 @@ import onnx
 import pytest
 from torch.nn import functional
 
-from slipway_export.checkpoint import open_checkpoint
-from slipway_export.dialect import check_operators
+from slipway_export.checkpoint.checkpoint import open_checkpoint
 from slipway_export.families import family_named
-from slipway_export.onnx import export_graph
-from slipway_export.opset import DEFAULT_OPSET
+from slipway_export.graph.dialect import check_operators
+from slipway_export.graph.onnx import export_graph
+from slipway_export.graph.opset import DEFAULT_OPSET
 from slipway_export.run import ExportOptions, run_export
 from slipway_export.spec import Engine, Precision
-from slipway_serving.errors import InvalidRequest
+from slipway_serving.protocol.errors import InvalidRequest
 
 FAMILY = family_named("wan_t2v")
 MODEL = "wan_t2v_denoiser_high/1/model.onnx"
@@ -105,4 +105,4 @@ def test_network_has_its_own_attention_again_after_lowering(checkpoint: Path) ->
             assert encoder.encoder.config._attn_implementation == "sdpa"
         assert [block.attn1.processor for block in denoiser.transformer.blocks] == own
         assert encoder.encoder.config._attn_implementation == "eager"
-    assert functional.scaled_dot_product_attention.__module__ != "slipway_export.lowering"
+    assert functional.scaled_dot_product_attention.__module__ != "slipway_export.graph.lowering"

@@ -26,8 +26,8 @@ from server_fixtures import (
 )
 from tritonclient.utils import InferenceServerException
 
-from slipway_serving.server import Server
-from slipway_serving.triton_process import processes
+from slipway_serving.system.server_processes import processes
+from slipway_serving.triton.server import Server
 
 WIDTH, LAYERS, INSTANCES = 2048, 14, 3
 # As the CPU computes them: float16 products in float32.

@@ -38,14 +38,15 @@ from server_fixtures import (
 )
 
 from slipway_cli.root import run
-from slipway_client.over_grpc import GrpcTransport
+from slipway_client.grpc.transport import GrpcTransport
 from slipway_client.retry import Deadline
-from slipway_serving import kept_logs, triton_process
-from slipway_serving import server as server_module
-from slipway_serving.errors import DeadlineExceeded, InvalidRequest, NotReady
-from slipway_serving.server import Server
-from slipway_serving.server_folder import folder_at
-from slipway_serving.triton_process import processes, shared_memory
+from slipway_serving.protocol.errors import DeadlineExceeded, InvalidRequest, NotReady
+from slipway_serving.system import server_processes
+from slipway_serving.system.server_folder import folder_at
+from slipway_serving.system.server_processes import processes, shared_memory
+from slipway_serving.triton import log_files
+from slipway_serving.triton import server as server_module
+from slipway_serving.triton.server import Server
 
 CONFIG = "max_batch_size: 8\n" + tensor("input", "x", "FP32", "[4]") + tensor("output", "y", "FP32", "[4]")
 ONES = np.ones((1, 4), np.float32)
@@ -87,7 +88,7 @@ def assert_ready_tells_lost_processes(server: Server) -> None:
         answer = httpx.get(f"{server.probe_url}/{state}", trust_env=False)
         assert (answer.status_code, answer.text) == (200, f"{state}\n")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(triton_process, "dies_of", {server.pid: signal.SIGABRT}.get)
+        patch.setattr(server_processes, "dies_of", {server.pid: signal.SIGABRT}.get)
         assert run(["ready", "--live", "--processes", "--url", server.grpc_url]) == 1
     assert run(["ready", "--live", "--processes", "--url", server.grpc_url]) == 0
 
@@ -227,7 +228,7 @@ def test_start_fails_when_a_port_is_in_use(repository: Path) -> None:
     assert nothing_is_left(server.server_id)
 
 
-SERVE = "import typer; from slipway_serving.commands import serve; typer.run(serve)"
+SERVE = "import typer; from slipway_serving.triton.commands import serve; typer.run(serve)"
 
 
 @contextmanager
@@ -324,7 +325,7 @@ def test_killed_parent_leaves_nothing(repository: Path) -> None:
         assert processes(server_id)
         command.kill()
         command.communicate()
-        log = kept_logs.place(server_id)
+        log = log_files.place(server_id)
         assert "Started" in log.read_text()  # for whoever asks why the command was killed
         wait_until(lambda: not processes(server_id), "the watcher's work")
         wait_until(lambda: set(Path("/tmp").glob(f"{server_id}*")) == {log.parent}, "the end of its work")

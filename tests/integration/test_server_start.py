@@ -15,11 +15,11 @@ from server_fixtures import ODD, affine, any_port, infer, mode, nothing_is_left,
 
 from slipway_cli import root
 from slipway_client import Client
-from slipway_serving import server as server_module
-from slipway_serving import triton_process
-from slipway_serving.errors import InvalidRequest, NotReady
-from slipway_serving.server import Server
-from slipway_serving.triton_install import TritonInstall
+from slipway_serving.protocol.errors import InvalidRequest, NotReady
+from slipway_serving.system import server_processes
+from slipway_serving.triton import server as server_module
+from slipway_serving.triton.install import TritonInstall
+from slipway_serving.triton.server import Server
 
 CONFIG = "max_batch_size: 8\n" + tensor("input", "x", "FP32", "[4]") + tensor("output", "y", "FP32", "[4]")
 ONES = np.ones((1, 4), np.float32)
@@ -55,7 +55,7 @@ def test_start_fails_with_the_words_of_a_process_that_cannot_be_executed(
 
     def lay_out_broken(install: TritonInstall, folder: Path) -> None:
         lay_out(install, folder)
-        (folder / "python" / triton_process.STUB).write_text("#!/bin/sh\necho no library; exit 127\n")
+        (folder / "python" / server_processes.STUB).write_text("#!/bin/sh\necho no library; exit 127\n")
 
     monkeypatch.setattr(server_module, "lay_out_backends", lay_out_broken)
     server = Server(any_port(repository, ready_timeout_s=1e6))

@@ -15,19 +15,19 @@ from wan_reference import psnr
 
 from slipway_cli import root
 from slipway_client import Client, Frames, TextToVideoRequest
-from slipway_export.checkpoint import open_checkpoint
-from slipway_export.engines import TorchAsked
+from slipway_export.checkpoint.checkpoint import open_checkpoint
+from slipway_export.engines.choice import TorchAsked
 from slipway_export.families import family_named
-from slipway_export.onnx import example_inputs
+from slipway_export.graph.onnx import example_inputs
 from slipway_export.run import ExportOptions, ExportResult, run_export
 from slipway_export.spec import Engine
-from slipway_export.verify_placed import verify_placed
-from slipway_serving.events import FramesPart
-from slipway_serving.models import InProcessModels, read_config
-from slipway_serving.server import Server, ServerConfig
-from slipway_serving.wan_t2v.facts import PipelineFacts
-from slipway_serving.wan_t2v.pipeline import generate
-from slipway_serving.watch import Watch
+from slipway_export.verification.placed import verify_placed
+from slipway_serving.families.wan_t2v.facts import PipelineFacts
+from slipway_serving.families.wan_t2v.pipeline import generate
+from slipway_serving.protocol.events import FramesPart
+from slipway_serving.runtime.in_process import InProcessModels, read_config
+from slipway_serving.runtime.interruption import Watch
+from slipway_serving.triton.server import Server, ServerConfig
 
 WAN = family_named("wan_t2v")
 HIGH, LOW, ENCODER, DECODER = (
@@ -242,7 +242,7 @@ import sys
 for name in ("onnx", "onnx_ir", "onnxscript", "onnxslim", "onnxruntime"):
     sys.modules[name] = None
 from pathlib import Path
-from slipway_serving.program import Settings, load_program
+from slipway_serving.runtime.program import Settings, load_program
 from google.protobuf import json_format, text_format
 from tritonclient.grpc import model_config_pb2
 folder = Path(sys.argv[1])

@@ -14,17 +14,17 @@ import pytest
 import torch
 from google.protobuf import json_format
 
-from slipway_export.checkpoint import Checkpoint
-from slipway_export.config import model_config
-from slipway_export.families.framepack_i2v import FAMILY
-from slipway_export.onnx import example_inputs
+from slipway_export.checkpoint.checkpoint import Checkpoint
+from slipway_export.engines.torch_network import network_of
+from slipway_export.families.framepack_i2v.family import FAMILY
+from slipway_export.graph.onnx import example_inputs
+from slipway_export.repository.config import model_config
 from slipway_export.spec import Component, Engine, Precision
-from slipway_export.torch_network import network_of
-from slipway_serving.models import InProcessModels
-from slipway_serving.program import Call, Settings
-from slipway_serving.torch_engine.network import Network
-from slipway_serving.torch_engine.options import TorchOptions, Weights
-from slipway_serving.torch_engine.program import TorchModel
+from slipway_serving.runtime.in_process import InProcessModels
+from slipway_serving.runtime.program import Call, Settings
+from slipway_serving.runtime.torch_engine.network import Network
+from slipway_serving.runtime.torch_engine.options import TorchOptions, Weights
+from slipway_serving.runtime.torch_engine.program import TorchModel
 
 # A section has 33 frames and, as FramePack is used, 25 steps.
 FRAMES, STEPS = 33, 25
@@ -55,7 +55,7 @@ def load(file: Path, precision: str) -> Network:
     """Load the network that a test named: random weights, made where they run."""
     from diffusers import HunyuanVideoFramepackTransformer3DModel
 
-    from slipway_export.modeling.framepack import Transformer
+    from slipway_export.families.framepack_i2v.network import Transformer
 
     preset = file.parents[1].name
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]

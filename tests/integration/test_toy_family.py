@@ -23,7 +23,7 @@ from server_fixtures import wait_until
 
 from slipway_client import AsyncClient, Client, FramesPart, InvalidRequest, Overloaded, Progress
 from slipway_export.families import registered
-from slipway_serving.server import Server, ServerConfig
+from slipway_serving.triton.server import Server, ServerConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 PROTOCOLS: tuple[Literal["grpc", "http"], ...] = ("grpc", "http")
@@ -92,7 +92,7 @@ def expected_frames(blocks: int) -> np.ndarray:
     from slipway_toy.family import SHIFT, STEPS
     from slipway_toy.network import Block, Decode, Encode, ToyDenoiser, ToyVae
 
-    from slipway_export.checkpoint import open_checkpoint
+    from slipway_export.checkpoint.checkpoint import open_checkpoint
     from slipway_export.families import family_named
     from slipway_export.spec import Precision
     from slipway_serving.diffusion.noise import Noise

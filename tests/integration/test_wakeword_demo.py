@@ -12,7 +12,7 @@ from slipway_client.sound import read_recording
 from slipway_demo import folder
 from slipway_export.families import family_named
 from slipway_export.run import ExportOptions, run_export
-from slipway_serving.server import Server, ServerConfig
+from slipway_serving.triton.server import Server, ServerConfig
 
 WORD = "slipway"
 

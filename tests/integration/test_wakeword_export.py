@@ -17,16 +17,16 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import ASTModel
 
-from slipway_export.checkpoint import Checkpoint
-from slipway_export.dialect import check_operators
+from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.families import family_named
-from slipway_export.families.wakeword import BACKBONE_TOLERANCE, TINY_CONFIG, TINY_PREPROCESSOR
-from slipway_export.modeling.wakeword import HeadConfig, load_backbone
-from slipway_export.modeling.wakeword_presets import write_backbone, write_word
+from slipway_export.families.wakeword.family import BACKBONE_TOLERANCE, TINY_CONFIG, TINY_PREPROCESSOR
+from slipway_export.families.wakeword.network import HeadConfig, load_backbone
+from slipway_export.families.wakeword.presets import write_backbone, write_word
+from slipway_export.graph.dialect import check_operators
 from slipway_export.run import ExportOptions, run_export
 from slipway_export.spec import Axis, Engine, Precision
-from slipway_serving.errors import InvalidRequest
-from slipway_serving.models import InProcessModels, read_config
+from slipway_serving.protocol.errors import InvalidRequest
+from slipway_serving.runtime.in_process import InProcessModels, read_config
 
 PAIR = (Axis("batch", 1, 2, 16),)
 
@@ -148,7 +148,7 @@ def test_graphs_are_of_standard_operators_when_they_are_not_for_onnxruntime(
         seen.append({node.domain for node in onnx.load(path, load_external_data=False).graph.node})
         check_operators(path, engine, label)
 
-    monkeypatch.setattr("slipway_export.staged_export.check_operators", look)
+    monkeypatch.setattr("slipway_export.repository.staged_export.check_operators", look)
     axes = (Axis("frames", 1, 12, 20), Axis("steps", 1, 3, 5)) if family == "airimu" else ()
     asked = ExportOptions("tiny", tmp_path, axes=(*PAIR, *axes), check_only=True)
     options = replace(asked, engine=engine, precision=precision)

@@ -18,15 +18,15 @@ from server_fixtures import wait_until
 
 from slipway_client import Client, RetryPolicy, SlipwayError
 from slipway_export.families import family_named
-from slipway_export.library import Library, export_model
-from slipway_export.modeling.wakeword import HeadConfig, read_head
-from slipway_export.modeling.wakeword_presets import write_word
+from slipway_export.families.wakeword.network import HeadConfig, read_head
+from slipway_export.families.wakeword.presets import write_word
 from slipway_export.run import ExportOptions, run_export
 from slipway_export.spec import Precision
+from slipway_export.trained_models import Library, export_model
 from slipway_management.app import Management, create_app
-from slipway_serving.control import ModelControl
-from slipway_serving.errors import InvalidRequest, NotReady
-from slipway_serving.server import Server, ServerConfig
+from slipway_serving.protocol.errors import InvalidRequest, NotReady
+from slipway_serving.triton.control import ModelControl
+from slipway_serving.triton.server import Server, ServerConfig
 from slipway_training.commands import wakeword as train_command
 
 WORD, OTHER = "jarvis", "lights"

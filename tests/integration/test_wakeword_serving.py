@@ -25,18 +25,24 @@ from observability_fixtures import value
 from server_fixtures import wait_until
 from wakeword_fixtures import RATE_HZ, THRESHOLD, Exported, Reference, export_all, sounds
 
+from slipway_cli.listen.commands import listen
 from slipway_client import AsyncClient, Client, InvalidRequest, SlipwayError, Turn
-from slipway_client.listen_commands import listen
 from slipway_client.listening import Heard, Stream, in_clips, pieces_of
 from slipway_client.sound import Recording, read_recording
 from slipway_export.families import family_named
-from slipway_export.modeling.wakeword import HeadConfig
-from slipway_export.modeling.wakeword_presets import write_word
+from slipway_export.families.wakeword.network import HeadConfig
+from slipway_export.families.wakeword.presets import write_word
 from slipway_export.run import ExportOptions, run_export
 from slipway_export.spec import Precision
-from slipway_serving.server import Server, ServerConfig
-from slipway_serving.turns import NO_SESSION, Turns
-from slipway_serving.wakeword.request import ClipDecisions, ClipsRequest, ListenRequest, ListenTurn, Windows
+from slipway_serving.families.wakeword.request import (
+    ClipDecisions,
+    ClipsRequest,
+    ListenRequest,
+    ListenTurn,
+    Windows,
+)
+from slipway_serving.protocol.turns import NO_SESSION, Turns
+from slipway_serving.triton.server import Server, ServerConfig
 
 # Of a probability: features and networks are rounded differently, batches too.
 CLOSE = 1e-4

@@ -21,12 +21,12 @@ from slipway_cli import root
 from slipway_client import Client, Frames, Progress, TextToVideoRequest, Video
 from slipway_export.families import family_named
 from slipway_export.run import ExportOptions, run_export
-from slipway_serving.errors import InvalidRequest
-from slipway_serving.models import InProcessModels
-from slipway_serving.server import Server, ServerConfig
-from slipway_serving.wan_t2v.facts import PipelineFacts
-from slipway_serving.wan_t2v.pipeline import generate
-from slipway_serving.watch import Watch
+from slipway_serving.families.wan_t2v.facts import PipelineFacts
+from slipway_serving.families.wan_t2v.pipeline import generate
+from slipway_serving.protocol.errors import InvalidRequest
+from slipway_serving.runtime.in_process import InProcessModels
+from slipway_serving.runtime.interruption import Watch
+from slipway_serving.triton.server import Server, ServerConfig
 
 REQUEST = TextToVideoRequest(
     prompt="a serene lake",

@@ -20,8 +20,8 @@ from wan_reference import frames_of_pipeline, psnr
 from slipway_client import Client, Frames, Progress, TextToVideoRequest, Video
 from slipway_export.families import family_named
 from slipway_export.run import ExportOptions, run_export
-from slipway_serving.errors import InvalidRequest
-from slipway_serving.server import Server, ServerConfig
+from slipway_serving.protocol.errors import InvalidRequest
+from slipway_serving.triton.server import Server, ServerConfig
 
 REQUEST = TextToVideoRequest(
     prompt="  A serene   lake at sunset &amp; a paper boat ",

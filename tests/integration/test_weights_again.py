@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from slipway_export.checkpoint import open_checkpoint
-from slipway_export.families.airimu import FAMILY
-from slipway_export.modeling.airimu import load_network
+from slipway_export.checkpoint.checkpoint import open_checkpoint
+from slipway_export.families.airimu.family import FAMILY
+from slipway_export.families.airimu.network import load_network
 from slipway_training.recipe import Making
 from slipway_training.recipes import recipe_named
 

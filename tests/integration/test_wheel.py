@@ -152,7 +152,7 @@ def test_signals_suffices_when_listening_and_measuring(environment: Make) -> Non
         done = found.slipway(f"{command} --url localhost:1")
         assert (done.returncode, done.stderr.count("localhost:1: unavailable")) == (1, 1), done
     # What follows an answer.
-    code = "import slipway_client.imu.trajectory, slipway_client.imu.plot, slipway_client.listen_plot"
+    code = "import slipway_client.imu.trajectory, slipway_cli.imu.plot, slipway_cli.listen.plot"
     assert found.run("python", "-c", code).returncode == 0
     assert found.run("python", "-c", "import torch").returncode == 1
 
@@ -162,7 +162,7 @@ def test_play_suffices_when_a_world_is_asked_for(environment: Make) -> None:
     Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save(found.folder / "first.png")
     done = found.slipway("play matrix_game --image first.png --actions w --output o.mp4 --url localhost:1")
     assert (done.returncode, done.stderr.count("localhost:1: unavailable")) == (1, 1), done
-    assert found.run("python", "-c", "import av, slipway_client.play.terminal").returncode == 0
+    assert found.run("python", "-c", "import av, slipway_cli.play.terminal").returncode == 0
     assert found.run("python", "-c", "import torch").returncode == 1
 
 

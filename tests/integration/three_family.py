@@ -15,7 +15,7 @@ from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
 from torch import Tensor, nn
 
-from slipway_export.checkpoint import Checkpoint
+from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.run import ExportOptions, run_export
 from slipway_export.spec import Axis, Component, DType, Family, Part, Plan, Precision, TensorSpec, Tolerance
 

@@ -11,9 +11,9 @@ import torch
 from transformers import ASTFeatureExtractor, ASTModel
 
 from slipway_export.families import family_named
-from slipway_export.families.wakeword import TINY_CONFIG
-from slipway_export.modeling.wakeword import HeadConfig, WakeWordHead, read_head, write_head
-from slipway_export.modeling.wakeword_presets import all_flags
+from slipway_export.families.wakeword.family import TINY_CONFIG
+from slipway_export.families.wakeword.network import HeadConfig, WakeWordHead, read_head, write_head
+from slipway_export.families.wakeword.presets import all_flags
 from slipway_export.run import ExportOptions, run_export
 from slipway_export.spec import Precision
 

@@ -15,7 +15,7 @@ class Part:
 
     Attributes:
         files: Patterns of paths, relative to the folders of the packages.
-        tests: Names of the files in tests/unit, without `test_` and `.py`.
+        tests: Names of the files below tests/unit, without `test_` and `.py`.
     """
 
     files: tuple[str, ...]
@@ -44,16 +44,21 @@ PARTS = {
         ("slipway_serving/video/*.py",),
         ("delivery", "mp4", "video_decode", "video_decoder", "video_tiles", "wan_pipeline"),
     ),
-    "snapshots": Part(("slipway_serving/snapshots/*.py",), ("snapshots",)),
-    "sessions": Part(("slipway_serving/sessions.py",), ("sessions", "snapshots")),
-    "adapter": Part(("slipway_serving/adapter.py",), ("adapter",)),
-    "verify": Part(_export("verify*", "budget"), ("budget", "placed_verification", "verify", "verify_steps")),
+    "snapshots": Part(
+        ("slipway_serving/runtime/snapshots/*.py", "slipway_serving/protocol/snapshots/*.py"), ("snapshots",)
+    ),
+    "sessions": Part(("slipway_serving/runtime/sessions.py",), ("sessions", "snapshots")),
+    "adapter": Part(("slipway_serving/runtime/adapter.py",), ("adapter",)),
+    "verify": Part(
+        _export("verification/*", "sizing/budget"),
+        ("budget", "placed_verification", "verify", "verify_steps"),
+    ),
     "repository": Part(
-        _export("repository", "placement", "staging", "record", "resume", "identity", "config", "queues"),
-        ("identity", "model_config", "placement", "queues", "record", "repository", "resume"),
+        _export("repository/*"),
+        ("identity", "model_config", "placement", "queues", "export_record", "repository", "resume"),
     ),
     "client": Part(
-        ("slipway_client/*.py",),
+        ("slipway_client/*.py", "slipway_client/grpc/*.py", "slipway_client/http/*.py"),
         (
             "address",
             "cli_generate",

@@ -96,10 +96,11 @@ def _prepare(workspace: Path, parts: Iterable[Part]) -> None:
     shutil.copytree(ROOT / "tests", workspace / "tests", ignore=skip)
     shutil.copy2(ROOT / "pyproject.toml", workspace)
     parts = list(parts)
-    tests = sorted({f"tests/unit/test_{test}.py" for part in parts for test in part.tests})
-    missing = [test for test in tests if not (workspace / test).exists()]
-    if missing:
+    named = {test for part in parts for test in part.tests}
+    paths = {path.stem.removeprefix("test_"): path for path in (workspace / "tests/unit").glob("*/test_*.py")}
+    if missing := sorted(named - paths.keys()):
         raise FileNotFoundError(f"parts.py names tests that do not exist: {', '.join(missing)}")
+    tests = sorted(paths[test].relative_to(workspace).as_posix() for test in named)
 
     def listed(lines: Iterable[str]) -> str:
         return "\n".join(f"    {line}" for line in lines)

@@ -19,7 +19,7 @@ from hostile import IDENTITY, grpc_peer
 from tritonclient.grpc import service_pb2
 
 from slipway_client.tensors import Tensors, datatype_of, from_bytes, to_bytes
-from slipway_serving.errors import SlipwayError
+from slipway_serving.protocol.errors import SlipwayError
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway_serving.errors import InvalidRequest
+from slipway_serving.protocol.errors import InvalidRequest
 
 # Thresholds are denser near 1: an hour has thousands of windows, so thousandths decide whether false accepts
 # per hour are few.

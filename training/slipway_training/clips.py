@@ -16,10 +16,10 @@ import soxr
 from numpy.typing import NDArray
 
 from slipway_client.sound import read_recording
-from slipway_serving.errors import InvalidRequest, raise_all
-from slipway_serving.wakeword.audio import loudness
-from slipway_serving.wakeword.hearing import is_silent
-from slipway_serving.wakeword.request import SAMPLE_RATE_HZ, SHORTEST_S
+from slipway_serving.families.wakeword.audio import loudness
+from slipway_serving.families.wakeword.hearing import is_silent
+from slipway_serving.families.wakeword.request import SAMPLE_RATE_HZ, SHORTEST_S
+from slipway_serving.protocol.errors import InvalidRequest, raise_all
 
 WINDOW_S, OVERLAP = 1.0, 0.5
 LONGEST_RECORDING_S = 3600.0

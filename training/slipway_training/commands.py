@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from slipway_export.commands import (
+from slipway_export.commands.config_file import config_option
+from slipway_export.commands.export_commands import (
     Quiet,
     control_token_option,
     publisher,
@@ -20,10 +21,9 @@ from slipway_export.commands import (
     trained_family,
     triton_option,
 )
-from slipway_export.config_file import config_option
 from slipway_export.spec import Precision
-from slipway_serving.errors import Cancelled, InvalidRequest, SlipwayError
-from slipway_serving.temporary_folders import TemporaryFolder
+from slipway_serving.protocol.errors import Cancelled, InvalidRequest, SlipwayError
+from slipway_serving.system.temporary_folders import TemporaryFolder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,8 +80,8 @@ def wakeword(
     from rich.console import Console
 
     from slipway_export.families import family_named
-    from slipway_export.library import Library, export_model
     from slipway_export.run import ExportOptions
+    from slipway_export.trained_models import Library, export_model
     from slipway_training.wakeword import TrainOptions
     from slipway_training.wakeword import train as run_training
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from slipway_export.modeling.wakeword import WAKE_WORD_CLASS, HeadConfig, WakeWordHead
+from slipway_export.families.wakeword.network import WAKE_WORD_CLASS, HeadConfig, WakeWordHead
 
 _SMALLEST_SPREAD = 1e-4
 # Smoothing keeps probabilities away from 0 and 1, so that different thresholds give different rates.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slipway_serving.errors import raise_all
+from slipway_serving.protocol.errors import raise_all
 from slipway_training.card import Card
 
 Report = Callable[[str], None]

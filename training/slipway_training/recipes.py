@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib import import_module
 
-from slipway_serving.errors import InvalidRequest
+from slipway_serving.protocol.errors import InvalidRequest
 from slipway_training.recipe import Recipe
 
 # A recipe is imported only when it is requested, because it imports torch.

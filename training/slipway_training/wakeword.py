@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from slipway_export.checkpoint import Checkpoint, open_checkpoint
-from slipway_export.library import WEIGHTS, Library, read_metadata, write_metadata
+from slipway_export.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from slipway_export.spec import Family
-from slipway_serving.errors import InvalidRequest, raise_all
-from slipway_serving.wakeword.words import check_word
+from slipway_export.trained_models import WEIGHTS, Library, read_metadata, write_metadata
+from slipway_serving.families.wakeword.words import check_word
+from slipway_serving.protocol.errors import InvalidRequest, raise_all
 from slipway_training import calibration
 from slipway_training.calibration import Calibration, calibrate
 from slipway_training.clips import Clip, Samples, noise, read_clips, varied
@@ -30,8 +30,8 @@ from slipway_training.clips import Clip, Samples, noise, read_clips, varied
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from slipway_export.modeling.wakeword import Backbone
-    from slipway_export.modeling.wakeword_features import Features
+    from slipway_export.families.wakeword.features import Features
+    from slipway_export.families.wakeword.network import Backbone
     from slipway_training.head import Examples, Fitted, Schedule
 
 TABLE, PLOT = "calibration.csv", "calibration.png"
@@ -61,7 +61,8 @@ class TrainOptions:
         variations: Number of augmented copies of each window, with random speed, offset and noise.
         max_false_accepts: Largest share of held-out negative windows that the threshold may accept, 0 to 1.
         hidden_dims: Sizes of the head's hidden layers.
-        use_attention: Flag of :class:`~slipway_export.modeling.wakeword.HeadConfig`, as are the next two.
+        use_attention: Flag of :class:`~slipway_export.families.wakeword.network.HeadConfig`, as are the next
+            two.
         use_se_block: Flag of the same class.
         use_tcn: Flag of the same class.
         epochs: Largest number of passes over the training windows.
@@ -173,8 +174,8 @@ def train(family: Family, options: TrainOptions, report: Report = lambda _: None
     """
     from transformers import ASTFeatureExtractor
 
-    from slipway_export.modeling.wakeword import HeadConfig, load_backbone
-    from slipway_export.modeling.wakeword_features import Features
+    from slipway_export.families.wakeword.features import Features
+    from slipway_export.families.wakeword.network import HeadConfig, load_backbone
     from slipway_training.head import Schedule, fit, probabilities
 
     started = time.monotonic()
@@ -314,7 +315,7 @@ def _save(
     trained: Trained, fitted: Fitted, options: TrainOptions, schedule: Schedule, base_model: str
 ) -> None:
     """Write weights, metadata, table and plot: each file atomically, the weights last."""
-    from slipway_export.modeling.wakeword import SAMPLE_RATE_HZ, write_head
+    from slipway_export.families.wakeword.network import SAMPLE_RATE_HZ, write_head
 
     folder, chosen = trained.folder, trained.calibration.chosen
     wake_word = options.wake_word or options.name.replace("_", " ")

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.spatial.transform import Rotation
 
 from slipway_client.imu.recording import Array, Motion, Recording
-from slipway_serving.errors import InvalidRequest
+from slipway_serving.protocol.errors import InvalidRequest
 
 _EARTH_RADIUS_M = 6378137.0
 _PACKET_NUMBERS = 20

@@ -12,7 +12,7 @@ from scipy.spatial.transform import Rotation
 
 from slipway_client.imu.recording import Array, Recording
 from slipway_client.imu.units import ACCELERATIONS, TIME_NS, Units
-from slipway_serving.errors import raise_all
+from slipway_serving.protocol.errors import raise_all
 
 _RATES_HZ = (10, 10_000)
 # Gravity is part of a measured acceleration, so its median is near 9.8 m/s² unless the sensor falls.

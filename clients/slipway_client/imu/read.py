@@ -22,7 +22,7 @@ from slipway_client.imu.recording import Array, Motion, Recording
 from slipway_client.imu.table import read_table
 from slipway_client.imu.units import ACCELERATIONS, RATES, Units
 from slipway_client.progress import Say, silent
-from slipway_serving.errors import InvalidRequest, raise_all
+from slipway_serving.protocol.errors import InvalidRequest, raise_all
 
 _EUROC_COLUMNS = (
     "#timestamp [ns]",

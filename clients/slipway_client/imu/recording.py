@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway_serving.errors import raise_all
+from slipway_serving.protocol.errors import raise_all
 
 Array = NDArray[np.float64]
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from slipway_client.imu.columns import TIME, Columns, Layout, by_header, in_order
 from slipway_client.imu.recording import Array
 from slipway_client.imu.units import TIME_NS
-from slipway_serving.errors import InvalidRequest, raise_all
+from slipway_serving.protocol.errors import InvalidRequest, raise_all
 
 _COMMENTS = ("#", "%")
 _INT64 = np.iinfo(np.int64)

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from slipway_client.client import Client
 from slipway_client.imu.recording import Array, Recording
-from slipway_serving.airimu.request import CorrectionRequest, Corrections
-from slipway_serving.errors import Malformed, raise_all
+from slipway_serving.families.airimu.request import CorrectionRequest, Corrections
+from slipway_serving.protocol.errors import Malformed, raise_all
 
 Signal = NDArray[np.float32]
 Correct = Callable[[Signal, Signal, Signal], Mapping[str, Signal]]

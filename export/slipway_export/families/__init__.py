@@ -11,16 +11,18 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
-from slipway_export.families import airimu, framepack_i2v, matrix_game, wakeword, wan_t2v
+from slipway_export.families.airimu.family import FAMILY as AIRIMU
+from slipway_export.families.framepack_i2v.family import FAMILY as FRAMEPACK_I2V
+from slipway_export.families.matrix_game.family import FAMILY as MATRIX_GAME
+from slipway_export.families.wakeword.family import FAMILY as WAKEWORD
+from slipway_export.families.wakeword.family import HEAD as WAKEWORD_HEAD
+from slipway_export.families.wan_t2v.family import FAMILY as WAN_T2V
 from slipway_export.spec import Family
-from slipway_serving import distribution
-from slipway_serving.errors import InvalidRequest
+from slipway_serving.protocol import distribution
+from slipway_serving.protocol.errors import InvalidRequest
 
 GROUP = "slipway.families"
-BUILT_IN: tuple[Family, ...] = (
-    wan_t2v.FAMILY, wakeword.FAMILY, wakeword.HEAD, airimu.FAMILY, matrix_game.FAMILY,
-    framepack_i2v.FAMILY,
-)  # fmt: skip
+BUILT_IN: tuple[Family, ...] = (WAN_T2V, WAKEWORD, WAKEWORD_HEAD, AIRIMU, MATRIX_GAME, FRAMEPACK_I2V)
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from slipway_export.checkpoint import Checkpoint
+from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.families import family_named
-from slipway_export.families.wan_t2v import TEXT_TOKENS
-from slipway_serving.errors import InvalidRequest, raise_all
-from slipway_serving.wan_t2v.request import FRAMES_PER_LATENT, PIXELS_PER_TOKEN, TextToVideoRequest
+from slipway_export.families.wan_t2v.family import TEXT_TOKENS
+from slipway_serving.families.wan_t2v.request import FRAMES_PER_LATENT, PIXELS_PER_TOKEN, TextToVideoRequest
+from slipway_serving.protocol.errors import InvalidRequest, raise_all
 
 FAMILY = "wan_t2v"
 # Folder of the measured denoiser in a checkpoint, and its configuration keys by field of the case.
@@ -207,9 +207,9 @@ def case_of_checkpoint(
 
 def write_checkpoint(case: DenoiserCase, folder: Path) -> None:
     """Write a random checkpoint with the case's sizes in the public layout."""
-    from slipway_export.modeling import wan_presets
+    from slipway_export.families.wan_t2v import random_checkpoint
 
     configs = {file: dict(config) for file, config in family_named(FAMILY).presets["small"].configs.items()}
     configs[f"{_PART}/config.json"] |= {key: getattr(case, field) for field, key in _SIZES.items()}
     configs["text_encoder/config.json"]["d_model"] = case.text_dim
-    wan_presets.write_checkpoint(folder, configs, case.seed)
+    random_checkpoint.write_checkpoint(folder, configs, case.seed)

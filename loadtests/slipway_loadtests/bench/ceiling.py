@@ -13,7 +13,7 @@ import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
 from slipway_loadtests.bench.cases import LATENT_CHANNELS, PIXELS_PER_LATENT, DenoiserCase
-from slipway_serving.wan_t2v.request import PIXELS_PER_TOKEN
+from slipway_serving.families.wan_t2v.request import PIXELS_PER_TOKEN
 
 # Rows, depth and columns of the timed product: the shape of a wide layer, for which the rate is highest.
 _ROWS, _DEPTH, _COLUMNS = 3072, 512, 2048

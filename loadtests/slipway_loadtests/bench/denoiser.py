@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from slipway_export.checkpoint import Checkpoint
+from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.spec import Precision
 from slipway_loadtests.bench import memory, quality, subjects
 from slipway_loadtests.bench.cases import LATENT_CHANNELS, DenoiserCase, write_checkpoint
@@ -33,13 +33,13 @@ from slipway_loadtests.bench.stats import Summary, ratios, summarize
 from slipway_loadtests.bench.timing import reason_of, timed
 from slipway_serving.diffusion.noise import make_noise
 from slipway_serving.diffusion.schedules import diffusers_schedule
-from slipway_serving.errors import SlipwayError, Unrecoverable, raise_all
-from slipway_serving.models import InProcessModels
-from slipway_serving.temporary_folders import TemporaryFolder
-from slipway_serving.wan_t2v.experts import Expert, predict
+from slipway_serving.families.wan_t2v.experts import Expert, predict
+from slipway_serving.protocol.errors import SlipwayError, Unrecoverable, raise_all
+from slipway_serving.runtime.in_process import InProcessModels
+from slipway_serving.system.temporary_folders import TemporaryFolder
 
 if TYPE_CHECKING:
-    from slipway_serving.program import Models
+    from slipway_serving.runtime.program import Models
 
 Report = Callable[[str], None]
 Array = NDArray[Any]
@@ -355,7 +355,7 @@ def _decode(checkpoint: Path, latents: Mapping[str, Array]) -> dict[str, Array]:
     """Decode latents with the checkpoint's own VAE; return [frames, height, width, 3], uint8."""
     from diffusers import AutoencoderKLWan
 
-    from slipway_export.modeling.wan import decode
+    from slipway_export.families.wan_t2v.network import decode
 
     vae = AutoencoderKLWan.from_pretrained(checkpoint / "vae", local_files_only=True).eval()
     videos = {}

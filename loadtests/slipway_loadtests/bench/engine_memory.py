@@ -63,7 +63,7 @@ def measure(job: EngineMemoryJob) -> EngineMemory:
 
 def _measured(job: EngineMemoryJob) -> EngineMemory:
     """Load, call and measure in this process."""
-    from slipway_serving.models import InProcessModels
+    from slipway_serving.runtime.in_process import InProcessModels
 
     with np.load(job.inputs) as file:
         inputs = {name: file[name] for name in file.files}

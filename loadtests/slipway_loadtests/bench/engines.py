@@ -22,10 +22,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from slipway_export.checkpoint import Checkpoint, axes_of, open_checkpoint
-from slipway_export.engines import TorchAsked
+from slipway_export.checkpoint.checkpoint import Checkpoint, axes_of, open_checkpoint
+from slipway_export.engines.choice import TorchAsked
 from slipway_export.families import family_named
-from slipway_export.onnx import example_inputs
+from slipway_export.graph.onnx import example_inputs
 from slipway_export.run import ExportOptions, components_of, run_export
 from slipway_export.spec import Axis, Component, Engine, Precision
 from slipway_loadtests.bench import quality
@@ -33,9 +33,9 @@ from slipway_loadtests.bench.engine_memory import EngineMemory, EngineMemoryJob,
 from slipway_loadtests.bench.report import spread
 from slipway_loadtests.bench.stats import Summary, ratios, summarize
 from slipway_loadtests.bench.timing import reason_of, timed
-from slipway_serving.errors import SlipwayError, Unrecoverable, raise_all
-from slipway_serving.models import InProcessModels, read_config
-from slipway_serving.temporary_folders import TemporaryFolder
+from slipway_serving.protocol.errors import SlipwayError, Unrecoverable, raise_all
+from slipway_serving.runtime.in_process import InProcessModels, read_config
+from slipway_serving.system.temporary_folders import TemporaryFolder
 
 Report = Callable[[str], None]
 Array = NDArray[Any]

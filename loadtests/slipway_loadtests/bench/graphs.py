@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from slipway_export.checkpoint import Checkpoint
+from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.families import family_named
 from slipway_export.progress import Report
 from slipway_export.run import ExportOptions, run_export
 from slipway_export.spec import Axis, Component, Family, Plan, Precision
 from slipway_loadtests.bench.cases import FAMILY, DenoiserCase
-from slipway_serving.errors import InvalidRequest
+from slipway_serving.protocol.errors import InvalidRequest
 
 COMPONENT = "denoiser_high"
 MODEL = f"{FAMILY}_{COMPONENT}"

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from slipway_loadtests.bench.litserve_wakeword import Kind
 from slipway_loadtests.bench.load import Target
-from slipway_serving.errors import NotReady
+from slipway_serving.protocol.errors import NotReady
 
 _READY_S = 60.0
 

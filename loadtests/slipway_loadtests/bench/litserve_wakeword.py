@@ -18,9 +18,9 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from slipway_serving.wakeword.audio import Extractor
-from slipway_serving.wakeword.request import SAMPLE_RATE_HZ
-from slipway_serving.wakeword.words import FUSED_SUFFIX, head_model
+from slipway_serving.families.wakeword.audio import Extractor
+from slipway_serving.families.wakeword.request import SAMPLE_RATE_HZ
+from slipway_serving.families.wakeword.words import FUSED_SUFFIX, head_model
 
 FIELD = "data"
 # Equal to Triton's queue delay for batching requests of the backbone.

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from slipway_serving.errors import Unrecoverable
+from slipway_serving.protocol.errors import Unrecoverable
 
 _TIMEOUT_S = 60.0
 

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from slipway_serving.distribution import NAME
+from slipway_serving.protocol.distribution import NAME
 
 _PACKAGES = (
     NAME,

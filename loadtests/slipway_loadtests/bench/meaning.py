@@ -26,9 +26,9 @@ from slipway_client.address import address_of
 from slipway_export.families import family_named
 from slipway_export.run import ExportOptions, run_export
 from slipway_export.spec import Precision
-from slipway_serving.errors import InvalidRequest, SlipwayError
-from slipway_serving.server import Server, ServerConfig
-from slipway_serving.temporary_folders import TemporaryFolder
+from slipway_serving.protocol.errors import InvalidRequest, SlipwayError
+from slipway_serving.system.temporary_folders import TemporaryFolder
+from slipway_serving.triton.server import Server, ServerConfig
 
 # Module with the judgement of each family, imported on demand.
 JUDGED: Mapping[str, str] = {

@@ -12,7 +12,7 @@ from typing import Any
 from slipway_export.spec import Axis
 from slipway_loadtests.bench.meaning import Figures, MeaningOptions
 from slipway_loadtests.bench.meaning_shapes import Asked, Shapes, Videos, judge_beside
-from slipway_serving.framepack_i2v.request import (
+from slipway_serving.families.framepack_i2v.request import (
     FPS,
     FRAMES_PER_LATENT,
     PIXELS_PER_TOKEN,

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway_client import Client, Frames, TextToVideoRequest
-from slipway_export.checkpoint import open_checkpoint
+from slipway_export.checkpoint.checkpoint import open_checkpoint
 from slipway_export.families import family_named
 from slipway_export.spec import Precision
 from slipway_loadtests.bench.meaning import (
@@ -24,8 +24,8 @@ from slipway_loadtests.bench.meaning import (
     Report,
 )
 from slipway_loadtests.bench.quality import psnr_db
-from slipway_serving.errors import InvalidRequest
-from slipway_serving.framepack_i2v.request import ImageToVideoRequest
+from slipway_serving.families.framepack_i2v.request import ImageToVideoRequest
+from slipway_serving.protocol.errors import InvalidRequest
 from slipway_training.shapes.judge import JUDGE_FILE, Judge, load_judge
 
 PSNR = "PSNR, dB"

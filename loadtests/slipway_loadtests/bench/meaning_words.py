@@ -18,7 +18,7 @@ from slipway_loadtests.bench.meaning import (
     Report,
     refuse_denoising,
 )
-from slipway_serving.wakeword.request import SAMPLE_RATE_HZ
+from slipway_serving.families.wakeword.request import SAMPLE_RATE_HZ
 from slipway_training.clips import Samples
 from slipway_training.speech.word import COOLDOWN_S, JUDGED, WORD, figures
 

@@ -21,8 +21,8 @@ from slipway_loadtests.bench.meaning import (
     refuse_denoising,
 )
 from slipway_loadtests.bench.meaning_shapes import PSNR, median_db
-from slipway_serving.matrix_game.keys import VOCABULARIES, actions_of
-from slipway_serving.matrix_game.request import REQUESTS
+from slipway_serving.families.matrix_game.keys import VOCABULARIES, actions_of
+from slipway_serving.families.matrix_game.request import REQUESTS
 from slipway_training.matrix_game.measures import PLAY_BLOCKS, PLAYED, judge_figures, unseen_plays
 from slipway_training.worlds.judge import obeyed, verdicts
 from slipway_training.worlds.plays import Play, first_row

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from slipway_loadtests.bench.stats import Line, fit_line
-from slipway_serving.errors import InvalidRequest, Unrecoverable
+from slipway_serving.protocol.errors import InvalidRequest, Unrecoverable
 
 if TYPE_CHECKING:
-    from slipway_serving.program import Models
+    from slipway_serving.runtime.program import Models
 
 # The tokens of a call form 4 latent frames and 8 rows; the rest are columns.
 _FRAMES, _ROWS = 4, 8
@@ -173,7 +173,7 @@ def _load(job: MemoryJob) -> Models:
         torch.set_num_threads(job.threads)
         return eager(folder)
     # Do not import torch here: a process that serves a graph does not load it either.
-    from slipway_serving.models import InProcessModels
+    from slipway_serving.runtime.in_process import InProcessModels
 
     models = InProcessModels(folder, threads=job.threads, limited=False)
     models.load(job.model)

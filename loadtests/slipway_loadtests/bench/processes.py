@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from slipway_serving.errors import Unrecoverable
+from slipway_serving.protocol.errors import Unrecoverable
 
 _SAMPLE_S = 0.2
 _TAIL_LINES = 15

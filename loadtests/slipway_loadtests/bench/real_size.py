@@ -25,14 +25,14 @@ from rich.console import Console
 from rich.table import Table
 
 from slipway_client import Client, TextToVideoRequest
-from slipway_export.families.wan_t2v import TEXT_TOKENS
+from slipway_export.families.wan_t2v.family import TEXT_TOKENS
 from slipway_loadtests.bench import quality
 from slipway_loadtests.bench.processes import Ran, measured, serving, shown, slipway
 from slipway_loadtests.bench.report import write_json
 from slipway_serving.diffusion.prompt import pad_rows
-from slipway_serving.errors import InvalidRequest, Unrecoverable
-from slipway_serving.program import one_text
-from slipway_serving.wan_t2v.request import FRAMES_PER_LATENT, PIXELS_PER_TOKEN
+from slipway_serving.families.wan_t2v.request import FRAMES_PER_LATENT, PIXELS_PER_TOKEN
+from slipway_serving.protocol.errors import InvalidRequest, Unrecoverable
+from slipway_serving.runtime.program import one_text
 
 FAMILY = "wan_t2v"
 PROMPT, NEGATIVE = "A serene lake at sunset", "blurry, static"

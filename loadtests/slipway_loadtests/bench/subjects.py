@@ -1,8 +1,8 @@
 """Subjects of the denoiser benchmark: the same weights behind the common interface of served models.
 
 PyTorch eager is diffusers' own network unchanged; `torch.compile` compiles that same object; an ONNX graph
-runs in :class:`slipway_serving.models.InProcessModels`, with the session and the checks of the served
-backend. The denoising loop of the served pipeline can drive any of them.
+runs in :class:`slipway_serving.runtime.in_process.InProcessModels`, with the session and the checks of the
+served backend. The denoising loop of the served pipeline can drive any of them.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from slipway_serving.models import Answer
-from slipway_serving.program import Tensors
-from slipway_serving.turns import NO_SESSION, Turn
+from slipway_serving.protocol.turns import NO_SESSION, Turn
+from slipway_serving.runtime.in_process import Answer
+from slipway_serving.runtime.program import Tensors
 
 EAGER = "eager"
 COMPILED = "torch.compile"
@@ -28,7 +28,7 @@ def graph_name(precision: str) -> str:
 
 
 class TorchDenoiser:
-    """PyTorch denoiser that implements :class:`slipway_serving.program.Models` for its one model.
+    """PyTorch denoiser that implements :class:`slipway_serving.runtime.program.Models` for its one model.
 
     Args:
         network: Module with the call signature of diffusers' ``WanTransformer3DModel``.

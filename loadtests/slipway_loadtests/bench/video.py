@@ -29,7 +29,7 @@ from rich.table import Table
 
 from slipway_client import Client, Frames, Progress, TextToVideoRequest
 from slipway_client.address import address_of
-from slipway_export.checkpoint import open_checkpoint
+from slipway_export.checkpoint.checkpoint import open_checkpoint
 from slipway_export.families import family_named
 from slipway_export.run import ExportOptions, run_export
 from slipway_export.spec import Axis
@@ -39,15 +39,15 @@ from slipway_loadtests.bench.memory import peak_mib
 from slipway_loadtests.bench.quality import Quality
 from slipway_loadtests.bench.report import quality_cells, spread
 from slipway_loadtests.bench.stats import Summary, ratios, summarize
-from slipway_serving.errors import InvalidRequest
-from slipway_serving.events import FramesPart
-from slipway_serving.models import InProcessModels
-from slipway_serving.server import Server, ServerConfig
-from slipway_serving.temporary_folders import TemporaryFolder
-from slipway_serving.wan_t2v.facts import PipelineFacts
-from slipway_serving.wan_t2v.pipeline import generate
-from slipway_serving.wan_t2v.request import FRAMES_PER_LATENT, PIXELS_PER_TOKEN
-from slipway_serving.watch import Watch
+from slipway_serving.families.wan_t2v.facts import PipelineFacts
+from slipway_serving.families.wan_t2v.pipeline import generate
+from slipway_serving.families.wan_t2v.request import FRAMES_PER_LATENT, PIXELS_PER_TOKEN
+from slipway_serving.protocol.errors import InvalidRequest
+from slipway_serving.protocol.events import FramesPart
+from slipway_serving.runtime.in_process import InProcessModels
+from slipway_serving.runtime.interruption import Watch
+from slipway_serving.system.temporary_folders import TemporaryFolder
+from slipway_serving.triton.server import Server, ServerConfig
 
 DIFFUSERS, IN_PROCESS, TRITON = "diffusers", "in process", "through Triton"
 REQUEST = TextToVideoRequest(

@@ -28,9 +28,9 @@ from rich.console import Console
 from rich.table import Table
 from tritonclient.grpc import model_config_pb2
 
-from slipway_client.http_messages import infer_body
+from slipway_client.http.messages import infer_body
 from slipway_export.families import family_named
-from slipway_export.families.wakeword import TINY_CONFIG, TINY_PREPROCESSOR
+from slipway_export.families.wakeword.family import TINY_CONFIG, TINY_PREPROCESSOR
 from slipway_export.run import ExportOptions, run_export
 from slipway_export.spec import Precision
 from slipway_loadtests.bench.litserve import LitServe, litserve, litserve_target
@@ -39,13 +39,13 @@ from slipway_loadtests.bench.load import Load, Post, Target, closed_loop
 from slipway_loadtests.bench.quality import relative_l2
 from slipway_loadtests.bench.report import spread
 from slipway_loadtests.bench.stats import Summary, ratios, summarize
-from slipway_serving.requests import encode
-from slipway_serving.server import Server, ServerConfig
-from slipway_serving.temporary_folders import TemporaryFolder
-from slipway_serving.turns import NO_SESSION, Turn, Turns
-from slipway_serving.wakeword.audio import Extractor
-from slipway_serving.wakeword.request import SAMPLE_RATE_HZ, ClipsRequest, ListenRequest, ListenTurn
-from slipway_serving.wakeword.words import FUSED_SUFFIX, head_model
+from slipway_serving.families.wakeword.audio import Extractor
+from slipway_serving.families.wakeword.request import SAMPLE_RATE_HZ, ClipsRequest, ListenRequest, ListenTurn
+from slipway_serving.families.wakeword.words import FUSED_SUFFIX, head_model
+from slipway_serving.protocol.requests import encode
+from slipway_serving.protocol.turns import NO_SESSION, Turn, Turns
+from slipway_serving.system.temporary_folders import TemporaryFolder
+from slipway_serving.triton.server import Server, ServerConfig
 
 BATCHED, PLAIN, LITSERVE = "Triton, dynamic batching", "Triton without it", "LitServe, its batching"
 LITSERVE_GRAPH = "LitServe, our graph of features"
@@ -157,8 +157,8 @@ def export_tiny(folder: Path) -> Path:
 
 def write_checkpoints(folder: Path, config: Mapping[str, Any], **options: float) -> tuple[Path, Path]:
     """Write a random backbone and a random head with all of its blocks; return their folders."""
-    from slipway_export.modeling.wakeword import HeadConfig
-    from slipway_export.modeling.wakeword_presets import all_flags, write_backbone, write_word
+    from slipway_export.families.wakeword.network import HeadConfig
+    from slipway_export.families.wakeword.presets import all_flags, write_backbone, write_word
 
     backbone, word = folder / "backbone", folder / WORD
     for made in (backbone, word):

@@ -25,19 +25,19 @@ from rich.table import Table
 
 from slipway_client import Client
 from slipway_client.client import ClientSession
-from slipway_export.checkpoint import axes_of, open_checkpoint
+from slipway_export.checkpoint.checkpoint import axes_of, open_checkpoint
 from slipway_export.families import family_named
-from slipway_export.onnx import example_inputs
+from slipway_export.graph.onnx import example_inputs
 from slipway_export.run import ExportOptions, run_export
 from slipway_loadtests.bench.processes import serving
 from slipway_loadtests.bench.report import spread
 from slipway_loadtests.bench.stats import Summary, ratios, summarize
-from slipway_serving.errors import Unrecoverable
-from slipway_serving.matrix_game.facts import Facts
-from slipway_serving.matrix_game.keys import actions_of
-from slipway_serving.matrix_game.request import REQUESTS, BlockMade
-from slipway_serving.requests import Request
-from slipway_serving.temporary_folders import TemporaryFolder
+from slipway_serving.families.matrix_game.facts import Facts
+from slipway_serving.families.matrix_game.keys import actions_of
+from slipway_serving.families.matrix_game.request import REQUESTS, BlockMade
+from slipway_serving.protocol.errors import Unrecoverable
+from slipway_serving.protocol.requests import Request
+from slipway_serving.system.temporary_folders import TemporaryFolder
 
 FAMILY = "matrix_game"
 # First block with a full window, counted from 1, and number of compared blocks at either end.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from slipway_loadtests.capacity.fleet import Arrival
-from slipway_serving.errors import raise_all
+from slipway_serving.protocol.errors import raise_all
 
 
 def poisson(per_s: float, count: int, service_s: Sequence[float], seed: int = 0) -> list[Arrival]:

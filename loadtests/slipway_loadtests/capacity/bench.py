@@ -50,8 +50,8 @@ from slipway_loadtests.capacity.plan import (
 )
 from slipway_loadtests.capacity.scaling import Scaled, SessionBound, Traffic, scale_long_jobs, session_bound
 from slipway_loadtests.load.visits import BLOCK_FRAMES, WORLD_FPS
-from slipway_serving.server import Server, ServerConfig
-from slipway_serving.temporary_folders import TemporaryFolder
+from slipway_serving.system.temporary_folders import TemporaryFolder
+from slipway_serving.triton.server import Server, ServerConfig
 
 WORLDS = "universal"
 """World mode that is measured."""

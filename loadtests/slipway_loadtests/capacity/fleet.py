@@ -23,7 +23,7 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
-from slipway_serving.errors import raise_all
+from slipway_serving.protocol.errors import raise_all
 
 Routing = Literal["least", "random"]
 Metric = Literal["pending", "in_flight"]

@@ -27,9 +27,9 @@ from slipway_client import AsyncClient, RetryPolicy, TextToVideoRequest, Turn
 from slipway_loadtests.capacity.arrivals import poisson
 from slipway_loadtests.capacity.fleet import Arrival, Fleet, Floats, simulate
 from slipway_loadtests.capacity.plan import Service, rates_of
-from slipway_serving.errors import Unrecoverable
-from slipway_serving.server import Server
-from slipway_serving.wakeword.request import SAMPLE_RATE_HZ
+from slipway_serving.families.wakeword.request import SAMPLE_RATE_HZ
+from slipway_serving.protocol.errors import Unrecoverable
+from slipway_serving.triton.server import Server
 
 Send = Callable[[AsyncClient, int], Awaitable[None]]
 _DRAWS = 20

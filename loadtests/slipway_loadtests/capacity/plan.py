@@ -15,7 +15,7 @@ import numpy as np
 
 from slipway_loadtests.capacity.arrivals import poisson, streams
 from slipway_loadtests.capacity.fleet import Arrival, Fleet, Floats, Routing, simulate
-from slipway_serving.errors import Unrecoverable, raise_all
+from slipway_serving.protocol.errors import Unrecoverable, raise_all
 
 # Length of a simulation: long enough to notice a growing queue.
 _REQUESTS = 4000

@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 
-from slipway_serving.errors import (
+from slipway_serving.protocol.errors import (
     Cancelled,
     DeadlineExceeded,
     InvalidRequest,
@@ -33,7 +33,7 @@ from slipway_serving.errors import (
     Overloaded,
     SlipwayError,
 )
-from slipway_serving.events import Event, Progress
+from slipway_serving.protocol.events import Event, Progress
 
 # Several processes need a common time axis, and a step of the wall clock must not affect a run.
 _EPOCH_S = time.time() - time.monotonic()

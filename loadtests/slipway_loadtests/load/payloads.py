@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from slipway_serving.matrix_game.keys import NOTHING, VOCABULARIES
+from slipway_serving.families.matrix_game.keys import NOTHING, VOCABULARIES
 from slipway_training.framepack_i2v.footage import LONG
 from slipway_training.shapes.captions import caption, plain
 from slipway_training.shapes.render import render

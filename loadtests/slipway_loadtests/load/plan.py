@@ -19,8 +19,8 @@ import yaml
 
 from slipway_client.generation import Protocol
 from slipway_loadtests.load.slo import Objective, objectives_of
-from slipway_serving.durations import problem
-from slipway_serving.errors import InvalidRequest, raise_all
+from slipway_serving.protocol.durations import problem
+from slipway_serving.protocol.errors import InvalidRequest, raise_all
 
 Arrivals = Literal["closed", "constant", "poisson", "gamma"]
 Shape = Literal["steady", "ramp", "spike", "soak"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from slipway_serving.errors import NotReady
+from slipway_serving.protocol.errors import NotReady
 
 _COUNTS = {
     "nv_inference_request_success_total": "requests",

@@ -22,8 +22,8 @@ from slipway_loadtests.load.outcomes import ANSWERED, CANCELLED, Outcome, now_s
 from slipway_loadtests.load.plan import Plan, read_plan
 from slipway_loadtests.load.queues import Queues, read_queues
 from slipway_loadtests.load.summary import summarize
-from slipway_serving.errors import SlipwayError
-from slipway_serving.texts import printable
+from slipway_serving.protocol.errors import SlipwayError
+from slipway_serving.protocol.texts import printable
 
 _LOG = logging.getLogger(__name__)
 _AT_ONCE = 100.0  # users per second; Locust warns above

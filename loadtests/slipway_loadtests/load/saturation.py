@@ -24,7 +24,7 @@ from slipway_loadtests.load.plan import Plan, Stage
 from slipway_loadtests.load.slo import Objective
 from slipway_loadtests.load.summary import KNEE_SHARE, Figures, ModelSummary, Staged
 from slipway_loadtests.load.visits import Use
-from slipway_serving.errors import Unrecoverable
+from slipway_serving.protocol.errors import Unrecoverable
 
 OVERLOAD = 3.0
 """Level of the last stage, as a multiple of the predicted maximum."""

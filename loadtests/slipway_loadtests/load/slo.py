@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from slipway_serving.errors import InvalidRequest
+from slipway_serving.protocol.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from slipway_loadtests.load.summary import Figures

@@ -24,7 +24,7 @@ from slipway_loadtests.load.outcomes import REJECTED, UNANSWERED, Outcome, now_s
 from slipway_loadtests.load.plan import Plan
 from slipway_loadtests.load.running import Run
 from slipway_loadtests.load.visits import USES, Use, Visitor, usual_of
-from slipway_serving.errors import SlipwayError
+from slipway_serving.protocol.errors import SlipwayError
 
 _NUMBERS = itertools.count()
 _COMES_AGAIN_S = 1.0

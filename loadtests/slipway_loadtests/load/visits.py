@@ -24,16 +24,16 @@ from slipway_client.results import Assembler
 from slipway_loadtests.load import payloads
 from slipway_loadtests.load.outcomes import ANSWERED, Outcome, Watch, now_s
 from slipway_loadtests.load.plan import Plan
-from slipway_serving.airimu.request import CorrectionRequest, CorrectionStreamRequest, CorrectionTurn
-from slipway_serving.errors import InvalidRequest, Unrecoverable
-from slipway_serving.events import Event, Progress
-from slipway_serving.fields import fields_of
-from slipway_serving.framepack_i2v.request import ImageToVideoRequest
-from slipway_serving.matrix_game.keys import actions_of
-from slipway_serving.matrix_game.request import REQUESTS, BlockMade
-from slipway_serving.requests import USUAL, Request
-from slipway_serving.wakeword.request import SAMPLE_RATE_HZ, ClipsRequest, ListenRequest, ListenTurn
-from slipway_serving.wan_t2v.request import TextToVideoRequest
+from slipway_serving.families.airimu.request import CorrectionRequest, CorrectionStreamRequest, CorrectionTurn
+from slipway_serving.families.framepack_i2v.request import ImageToVideoRequest
+from slipway_serving.families.matrix_game.keys import actions_of
+from slipway_serving.families.matrix_game.request import REQUESTS, BlockMade
+from slipway_serving.families.wakeword.request import SAMPLE_RATE_HZ, ClipsRequest, ListenRequest, ListenTurn
+from slipway_serving.families.wan_t2v.request import TextToVideoRequest
+from slipway_serving.protocol.errors import InvalidRequest, Unrecoverable
+from slipway_serving.protocol.events import Event, Progress
+from slipway_serving.protocol.fields import fields_of
+from slipway_serving.protocol.requests import USUAL, Request
 
 R = TypeVar("R", bound=Request)
 WORLD_FPS, BLOCK_FRAMES = 25, 12

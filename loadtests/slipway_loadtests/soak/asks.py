@@ -17,15 +17,15 @@ import numpy as np
 
 from slipway_client.client import Client
 from slipway_loadtests.load import payloads
-from slipway_serving.airimu.request import CorrectionRequest, CorrectionStreamRequest, CorrectionTurn
-from slipway_serving.errors import InvalidRequest
-from slipway_serving.events import Event
-from slipway_serving.framepack_i2v.request import ImageToVideoRequest
-from slipway_serving.matrix_game.keys import actions_of
-from slipway_serving.matrix_game.request import REQUESTS
-from slipway_serving.requests import Request
-from slipway_serving.wakeword.request import SAMPLE_RATE_HZ, ClipsRequest, ListenRequest, ListenTurn
-from slipway_serving.wan_t2v.request import TextToVideoRequest
+from slipway_serving.families.airimu.request import CorrectionRequest, CorrectionStreamRequest, CorrectionTurn
+from slipway_serving.families.framepack_i2v.request import ImageToVideoRequest
+from slipway_serving.families.matrix_game.keys import actions_of
+from slipway_serving.families.matrix_game.request import REQUESTS
+from slipway_serving.families.wakeword.request import SAMPLE_RATE_HZ, ClipsRequest, ListenRequest, ListenTurn
+from slipway_serving.families.wan_t2v.request import TextToVideoRequest
+from slipway_serving.protocol.errors import InvalidRequest
+from slipway_serving.protocol.events import Event
+from slipway_serving.protocol.requests import Request
 
 _TURNS = 2
 _PIECE_S = 0.5

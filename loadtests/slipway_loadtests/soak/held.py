@@ -11,10 +11,10 @@ from types import TracebackType
 import psutil
 
 from slipway_loadtests.load.outcomes import now_s
-from slipway_serving.errors import InvalidRequest
-from slipway_serving.footprints import lost
-from slipway_serving.server_folder import folder_of_process, tritonserver_at
-from slipway_serving.triton_process import ID_VARIABLE, processes, shared_memory
+from slipway_serving.protocol.errors import InvalidRequest
+from slipway_serving.system.process_state import lost
+from slipway_serving.system.server_folder import folder_of_process, tritonserver_at
+from slipway_serving.system.server_processes import ID_VARIABLE, processes, shared_memory
 
 _LOOK_S = 0.5
 
@@ -46,7 +46,7 @@ def held_by(server_id: str) -> Held:
     """Measure the resources of a server on this machine.
 
     Args:
-        server_id: Server id, see :mod:`slipway_serving.triton_process`.
+        server_id: Server id, see :mod:`slipway_serving.system.server_processes`.
     """
     memory_bytes = shared_bytes = descriptors = zombies = 0
     tritonserver = None

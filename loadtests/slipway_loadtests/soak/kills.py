@@ -1,6 +1,6 @@
 """Kill processes of served models from time to time, and decide which failed requests each kill explains.
 
-The server reports each death and each restart (:class:`slipway_serving.server.Server`, `warn`). A kill
+The server reports each death and each restart (:class:`slipway_serving.triton.server.Server`, `warn`). A kill
 explains a failure if the request was in progress between the kill and the model's return, and if its code is
 one of :data:`EXPLAINED`. Triton 2.51 sometimes dies itself, if a call is cut at the moment of its last
 answer, or if a process is killed while it answers (docs/operations.md). Such a death explains failures as a
@@ -20,9 +20,9 @@ import numpy as np
 
 from slipway_loadtests.load.outcomes import now_s
 from slipway_loadtests.soak.traffic import FAILED, Sent
-from slipway_serving.errors import NotReady, SessionLost
-from slipway_serving.supervision import MODEL_STEADY_S
-from slipway_serving.triton_process import stubs
+from slipway_serving.protocol.errors import NotReady, SessionLost
+from slipway_serving.system.server_processes import stubs
+from slipway_serving.triton.supervision import MODEL_STEADY_S
 
 EXPLAINED = (NotReady.code, SessionLost.code)
 """Error codes of a request whose process was killed: no answer, or a session lost with the process."""
@@ -93,7 +93,8 @@ class Kills:
         The model that was killed last serves again once none of its instances is among them.
 
         Args:
-            instances: Names of the instances, as :func:`slipway_serving.footprints.lost` returns them.
+            instances: Names of the instances, as :func:`slipway_serving.system.process_state.lost` returns
+                them.
         """
         missing = list(instances)
         with self._lock:

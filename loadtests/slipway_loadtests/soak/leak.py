@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway_loadtests.soak.asks import Ask, Kind, not_a_number
-from slipway_serving.events import Event, told
-from slipway_serving.fields import Array
-from slipway_serving.program import Call, Responses, Settings
-from slipway_serving.requests import Request, decode
+from slipway_serving.protocol.events import Event, told
+from slipway_serving.protocol.fields import Array
+from slipway_serving.protocol.requests import Request, decode
+from slipway_serving.runtime.program import Call, Responses, Settings
 
 MODEL = "leaking"
 _VALUES = 64 * 1024

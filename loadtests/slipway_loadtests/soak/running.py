@@ -34,9 +34,9 @@ from slipway_loadtests.soak.verdict import (
     requests_broken,
     slopes_broken,
 )
-from slipway_serving.errors import NotReady
-from slipway_serving.server import Server, ServerConfig
-from slipway_serving.temporary_folders import TemporaryFolder
+from slipway_serving.protocol.errors import NotReady
+from slipway_serving.system.temporary_folders import TemporaryFolder
+from slipway_serving.triton.server import Server, ServerConfig
 
 _BACK_S = 120.0
 _POLL_S = 0.5

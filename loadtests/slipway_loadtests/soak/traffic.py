@@ -19,8 +19,14 @@ from slipway_client.client import Client
 from slipway_client.retry import RetryPolicy
 from slipway_loadtests.load.outcomes import now_s
 from slipway_loadtests.soak.asks import Ask, Kind, answers, same, spoiled
-from slipway_serving.errors import Cancelled, DeadlineExceeded, InvalidRequest, Overloaded, SlipwayError
-from slipway_serving.events import Event
+from slipway_serving.protocol.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InvalidRequest,
+    Overloaded,
+    SlipwayError,
+)
+from slipway_serving.protocol.events import Event
 
 GOOD, BAD, LEFT = "good", "bad", "left"
 RIGHT, WRONG, REJECTED, FAILED, HUNG = "right", "wrong", "rejected", "failed", "hung"

@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 from onnxruntime import OrtValue
 
-from slipway_serving.errors import Cancelled, raise_all
-from slipway_serving.graph import Graph, State
-from slipway_serving.program import Call, Responses, Settings, Tensors
-from slipway_serving.requests import Request, decode_turn
-from slipway_serving.sessions import Sessions
+from slipway_serving.protocol.errors import Cancelled, raise_all
+from slipway_serving.protocol.requests import Request, decode_turn
+from slipway_serving.runtime.graph import Graph, State
+from slipway_serving.runtime.program import Call, Responses, Settings, Tensors
+from slipway_serving.runtime.sessions import Sessions
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 import torch
 
 from slipway_serving.diffusion.schedules import Schedule
-from slipway_serving.errors import Unrecoverable
-from slipway_serving.metrics import DENOISE_STEP, Recorder
-from slipway_serving.watch import Watch
+from slipway_serving.protocol.errors import Unrecoverable
+from slipway_serving.runtime.interruption import Watch
+from slipway_serving.runtime.metrics import DENOISE_STEP, Recorder
 
 Predict = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
 """Function of latents, timestep and step number (from 0); returns the prediction, shape of the latents."""

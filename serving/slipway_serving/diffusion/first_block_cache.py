@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway_serving.program import Models, Tensors
-from slipway_serving.turns import Session, Turn, Turns
+from slipway_serving.protocol.turns import Session, Turn, Turns
+from slipway_serving.runtime.program import Models, Tensors
 
 _NONE: Tensors = MappingProxyType({})
 

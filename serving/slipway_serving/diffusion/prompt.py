@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway_serving.errors import InvalidRequest, Unrecoverable
-from slipway_serving.program import Models, one_text
-from slipway_serving.watch import Watch
+from slipway_serving.protocol.errors import InvalidRequest, Unrecoverable
+from slipway_serving.runtime.interruption import Watch
+from slipway_serving.runtime.program import Models, one_text
 
 
 def encode_prompts(
@@ -20,8 +20,8 @@ def encode_prompts(
     Args:
         texts: Prompts by field of the request.
         model: Name of the prompt model. It takes a
-            :class:`~slipway_serving.diffusion.requests.PromptRequest` and returns
-            :class:`~slipway_serving.diffusion.requests.PromptEmbeds`.
+            :class:`~slipway_serving.protocol.diffusion.requests.PromptRequest` and returns
+            :class:`~slipway_serving.protocol.diffusion.requests.PromptEmbeds`.
         rows: Number of rows of the denoiser's text input.
         models: Access to the prompt model.
         watch: Check for cancellation and time limit, called before each prompt.

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from slipway_serving.diffusion.fields import MAX_STEPS
 from slipway_serving.diffusion.schedules import Schedule, scheduler_class
-from slipway_serving.errors import InvalidRequest, raise_all
+from slipway_serving.protocol.diffusion.fields import MAX_STEPS
+from slipway_serving.protocol.errors import InvalidRequest, raise_all
 
 Make = Callable[[Mapping[str, Any], int], Schedule]
 """Builds the schedule of a configuration for a number of steps, as the pipeline builds it for a request."""

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from slipway_serving.diffusion.noise import Noise
-from slipway_serving.errors import InvalidRequest, Unrecoverable
+from slipway_serving.protocol.errors import InvalidRequest, Unrecoverable
 
 
 class Schedule(Protocol):

@@ -13,11 +13,11 @@ import ftfy
 import numpy as np
 from transformers import AutoTokenizer
 
-from slipway_serving.diffusion.requests import PromptRequest, TokenIds, texts_of
-from slipway_serving.errors import InvalidRequest, raise_all
-from slipway_serving.events import tensors
-from slipway_serving.program import Call, Responses, Settings
-from slipway_serving.requests import decode
+from slipway_serving.protocol.diffusion.requests import PromptRequest, TokenIds, texts_of
+from slipway_serving.protocol.errors import InvalidRequest, raise_all
+from slipway_serving.protocol.events import tensors
+from slipway_serving.protocol.requests import decode
+from slipway_serving.runtime.program import Call, Responses, Settings
 
 
 def clean(text: str) -> str:

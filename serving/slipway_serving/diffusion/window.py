@@ -18,8 +18,8 @@ import onnxruntime as ort
 import torch
 from numpy.typing import NDArray
 
-from slipway_serving.dlpack import tensor_of, value_of
-from slipway_serving.errors import Unrecoverable
+from slipway_serving.protocol.errors import Unrecoverable
+from slipway_serving.runtime.dlpack import tensor_of, value_of
 
 T = TypeVar("T", NDArray[Any], ort.OrtValue)
 

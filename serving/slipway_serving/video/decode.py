@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway_serving.metrics import FRAMES, Recorder
-from slipway_serving.program import Models, Tensors
-from slipway_serving.turns import Session, Turn, Turns
+from slipway_serving.protocol.turns import Session, Turn, Turns
+from slipway_serving.runtime.interruption import Watch
+from slipway_serving.runtime.metrics import FRAMES, Recorder
+from slipway_serving.runtime.program import Models, Tensors
 from slipway_serving.video.frames import Frames
-from slipway_serving.watch import Watch
 
 
 def decode(
@@ -28,12 +28,12 @@ def decode(
     """Decode latents in a session of the decoder, which ends after them unless more latents are to come.
 
     Each latent is one request, since a stream between two models of Triton 2.51 cannot carry an error after a
-    response (see :class:`slipway_serving.program.Models`), and since `watch` can then check before each
-    latent. If the decoding ends early for any reason, the session ends too.
+    response (see :class:`slipway_serving.runtime.program.Models`), and since `watch` can then check before
+    each latent. If the decoding ends early for any reason, the session ends too.
 
     Args:
         latents: Latents, [1, channels, latent frames, latent height, latent width], float32.
-        model: Name of the decoder, which takes :class:`slipway_serving.video.requests.Decoding`.
+        model: Name of the decoder, which takes :class:`slipway_serving.protocol.video.requests.Decoding`.
         models: Access to the decoder.
         watch: Check for cancellation and time limit, called before each latent.
         recorder: Counter of the frames.

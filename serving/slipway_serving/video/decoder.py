@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway_serving.errors import Cancelled, Unrecoverable, raise_all
-from slipway_serving.events import tensors
-from slipway_serving.graph import State
-from slipway_serving.program import Call, Last, Responses, Settings
-from slipway_serving.requests import decode_turn
-from slipway_serving.sessions import Sessions
-from slipway_serving.stepped import SteppedModel
+from slipway_serving.protocol.errors import Cancelled, Unrecoverable, raise_all
+from slipway_serving.protocol.events import tensors
+from slipway_serving.protocol.requests import decode_turn
+from slipway_serving.protocol.video.requests import DecodedFrames, Decoding
+from slipway_serving.runtime.graph import State
+from slipway_serving.runtime.program import Call, Last, Responses, Settings
+from slipway_serving.runtime.sessions import Sessions
+from slipway_serving.runtime.stepped import SteppedModel
 from slipway_serving.video.frames import to_uint8
-from slipway_serving.video.requests import DecodedFrames, Decoding
 
 
 @dataclass(frozen=True)

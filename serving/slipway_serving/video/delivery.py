@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slipway_serving.errors import Unrecoverable
-from slipway_serving.events import BASE64, FramesPart, VideoPart, as_base64
+from slipway_serving.protocol.errors import Unrecoverable
+from slipway_serving.protocol.events import BASE64, FramesPart, VideoPart, as_base64
+from slipway_serving.runtime.interruption import Watch
 from slipway_serving.video.fragments import mp4_fragment
 from slipway_serving.video.frames import Frames
 from slipway_serving.video.mp4 import Mp4Encoder
-from slipway_serving.watch import Watch
 
 CHUNK_BYTES = 3 << 20
 # Base64 makes 4 characters of 3 bytes, so 2.25 MiB become 3 MiB. Since 3 divides the size, only the last
@@ -32,7 +32,7 @@ class Delivery:
 
     Attributes:
         where: Name of the model or request, for messages.
-        output: Form of the result, one of :data:`slipway_serving.video.fields.OUTPUTS`.
+        output: Form of the result, one of :data:`slipway_serving.protocol.video.fields.OUTPUTS`.
         frames: Number of frames.
         height: Height, in pixels.
         width: Width, in pixels.

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from slipway_serving import images
-from slipway_serving.errors import Unrecoverable
-from slipway_serving.events import Event, as_base64, told
+from slipway_serving.protocol import images
+from slipway_serving.protocol.errors import Unrecoverable
+from slipway_serving.protocol.events import Event, as_base64, told
+from slipway_serving.runtime.interruption import Watch
 from slipway_serving.video.frames import Frames
-from slipway_serving.watch import Watch
 
 # "empty_moov" puts all that a player must know first into a header without frames; "frag_discont" keeps the
 # timestamps of a fragment that is not the first, and so do "use_editlist" and "avoid_negative_ts".

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from slipway_serving import images
-from slipway_serving.events import Event, as_base64, told
+from slipway_serving.protocol import images
+from slipway_serving.protocol.events import Event, as_base64, told
+from slipway_serving.runtime.interruption import Watch
 from slipway_serving.video.frames import Frames
-from slipway_serving.watch import Watch
 
 QUALITY = 90
 

@@ -12,7 +12,7 @@ import av
 from av.container import OutputContainer
 from av.video.stream import VideoStream
 
-from slipway_serving.temporary_folders import TemporaryFolder
+from slipway_serving.system.temporary_folders import TemporaryFolder
 from slipway_serving.video.frames import Frames
 
 # The number of threads is fixed so that the same frames give the same bytes on every machine: x264 is

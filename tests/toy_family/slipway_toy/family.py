@@ -29,7 +29,7 @@ from slipway_toy.request import ACTIONS, BLOCK_FRAMES, MODEL, PIXELS_PER_LATENT,
 if TYPE_CHECKING:
     from torch import nn
 
-    from slipway_export.checkpoint import Checkpoint
+    from slipway_export.checkpoint.checkpoint import Checkpoint
 
 NAME = "toy"
 MODELS = Path(__file__).resolve().parent / "models"

@@ -8,12 +8,12 @@ from typing import Annotated, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway_serving import images
-from slipway_serving.diffusion.fields import Seed
-from slipway_serving.events import Event, FramesPart, Progress
-from slipway_serving.fields import Array, Image
-from slipway_serving.requests import Request
-from slipway_serving.rules import one_of
+from slipway_serving.protocol import images
+from slipway_serving.protocol.diffusion.fields import Seed
+from slipway_serving.protocol.events import Event, FramesPart, Progress
+from slipway_serving.protocol.fields import Array, Image
+from slipway_serving.protocol.requests import Request
+from slipway_serving.protocol.rules import one_of
 
 BLOCK_FRAMES = 2
 ACTIONS = 4

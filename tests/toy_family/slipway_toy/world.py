@@ -10,21 +10,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from slipway_serving import images
 from slipway_serving.diffusion.denoise import denoise
 from slipway_serving.diffusion.noise import Noise
 from slipway_serving.diffusion.schedules import FewStep
-from slipway_serving.errors import InvalidRequest
-from slipway_serving.events import Event, Progress, tensors
-from slipway_serving.facts import read_facts
-from slipway_serving.graph import Graph, State
-from slipway_serving.metrics import DENOISE_STEP, FRAMES
-from slipway_serving.program import Call, Responses, Settings
-from slipway_serving.requests import decode_turn
-from slipway_serving.sessions import Sessions, Taken
+from slipway_serving.protocol import images
+from slipway_serving.protocol.errors import InvalidRequest
+from slipway_serving.protocol.events import Event, Progress, tensors
+from slipway_serving.protocol.requests import decode_turn
+from slipway_serving.runtime.facts import read_facts
+from slipway_serving.runtime.graph import Graph, State
+from slipway_serving.runtime.interruption import Watch
+from slipway_serving.runtime.metrics import DENOISE_STEP, FRAMES
+from slipway_serving.runtime.program import Call, Responses, Settings
+from slipway_serving.runtime.sessions import Sessions, Taken
 from slipway_serving.video.delivery import frame_parts
 from slipway_serving.video.frames import to_uint8
-from slipway_serving.watch import Watch
 from slipway_toy.request import BLOCK_FRAMES, PIXELS_PER_LATENT, Steering, ToyWorldRequest
 
 

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from slipway_export.airimu_local import by_torch
-from slipway_export.checkpoint import Checkpoint
-from slipway_export.families.airimu import FAMILY, facts_of
-from slipway_export.modeling.airimu import CodeNet, build
-from slipway_export.modeling.airimu_conf import CONF_FILE, read_conf
-from slipway_export.modeling.airimu_presets import write_weights
-from slipway_serving.airimu.facts import Facts
+from slipway_export.checkpoint.checkpoint import Checkpoint
+from slipway_export.families.airimu.conf import CONF_FILE, read_conf
+from slipway_export.families.airimu.family import FAMILY, facts_of
+from slipway_export.families.airimu.local import by_torch
+from slipway_export.families.airimu.network import CodeNet, build
+from slipway_export.families.airimu.presets import write_weights
+from slipway_serving.families.airimu.facts import Facts
 from slipway_training.airimu.measures import figures
 from slipway_training.airimu.simulation import Batch, drawn_batch
 from slipway_training.airimu.start import start_from_rest

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway_client.imu.synthetic import PERFECT, Sensor, Style, make_recording, shown
-from slipway_serving.airimu.facts import Facts
+from slipway_serving.families.airimu.facts import Facts
 
 RATE_HZ = 200.0
 _MOST_SEED = 2**31

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from slipway_export.modeling.airimu import CodeNet
+from slipway_export.families.airimu.network import CodeNet
 
 # The convolutions map 0.1 m/s² and 0.02 rad/s to 1; the memory units store a small multiple of that.
 _ACC_GAIN, _GYRO_GAIN = 10.0, 50.0

@@ -25,10 +25,10 @@ from transformers import (
     SiglipVisionModel,
 )
 
-from slipway_export.families.framepack_i2v import CROP_START, PROMPT_TEMPLATE
-from slipway_export.modeling.framepack_encoders import SKIPPED_LAYERS
-from slipway_serving.framepack_i2v.facts import Picture
-from slipway_serving.framepack_i2v.picture import seen
+from slipway_export.families.framepack_i2v.encoder_networks import SKIPPED_LAYERS
+from slipway_export.families.framepack_i2v.family import CROP_START, PROMPT_TEMPLATE
+from slipway_serving.families.framepack_i2v.facts import Picture
+from slipway_serving.families.framepack_i2v.picture import seen
 from slipway_training.fitting import Schedule, fit
 from slipway_training.framepack_i2v.footage import LONG
 from slipway_training.recipe import Making

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway_serving.framepack_i2v.request import FRAMES_PER_LATENT, SECTION_FRAMES
+from slipway_serving.families.framepack_i2v.request import FRAMES_PER_LATENT, SECTION_FRAMES
 from slipway_training.shapes.clips import SIDE_PX, Footage
 from slipway_training.shapes.scenes import Subject, Ways
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from slipway_serving.framepack_i2v.facts import Picture
+from slipway_serving.families.framepack_i2v.facts import Picture
 from slipway_training.causal_vae import WholeClips, latents_of
 from slipway_training.framepack_i2v.encoders import Told, clip_pooled, llama_hidden, siglip_states
 from slipway_training.framepack_i2v.footage import FRAMES, LONG

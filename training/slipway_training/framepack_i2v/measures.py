@@ -17,7 +17,7 @@ from diffusers import AutoencoderKLHunyuanVideo, HunyuanVideoFramepackPipeline
 from numpy.typing import NDArray
 from PIL import Image
 
-from slipway_serving.framepack_i2v.request import FRAMES_PER_LATENT, SECTION_FRAMES
+from slipway_serving.families.framepack_i2v.request import FRAMES_PER_LATENT, SECTION_FRAMES
 from slipway_training.causal_vae import psnr_db
 from slipway_training.framepack_i2v.encoders import TOKENS
 from slipway_training.framepack_i2v.footage import LONG

@@ -11,8 +11,8 @@ from PIL import Image
 from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
-from slipway_export.families.framepack_presets import DEMO_CONFIGS
-from slipway_export.modeling.framepack_presets import write_settings
+from slipway_export.families.framepack_i2v.presets import DEMO_CONFIGS
+from slipway_export.families.framepack_i2v.random_checkpoint import write_settings
 from slipway_training.card import Card
 from slipway_training.causal_vae import Stage, train_decoder, train_vae
 from slipway_training.fitting import Schedule

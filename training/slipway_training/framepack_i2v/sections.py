@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from slipway_export.families.framepack_i2v import CLEAN_FRAMES, HISTORY_2X_FRAMES, HISTORY_4X_FRAMES
-from slipway_serving.framepack_i2v.request import FRAMES_PER_LATENT, SECTION_FRAMES
-from slipway_serving.framepack_i2v.sections import Forward, Inverted, Sections, Sizes
+from slipway_export.families.framepack_i2v.family import CLEAN_FRAMES, HISTORY_2X_FRAMES, HISTORY_4X_FRAMES
+from slipway_serving.families.framepack_i2v.request import FRAMES_PER_LATENT, SECTION_FRAMES
+from slipway_serving.families.framepack_i2v.sections import Forward, Inverted, Sections, Sizes
 from slipway_training.framepack_i2v.footage import SECTIONS
 
 SIZES = Sizes(SECTION_FRAMES, CLEAN_FRAMES - 1, HISTORY_2X_FRAMES, HISTORY_4X_FRAMES, FRAMES_PER_LATENT)

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from slipway_export.modeling.causal_wan.attention import Over
-from slipway_export.modeling.causal_wan.config import BLOCK_FRAMES, read_config
-from slipway_export.modeling.causal_wan.network import CausalWan
+from slipway_export.families.matrix_game.causal_wan.attention import Over
+from slipway_export.families.matrix_game.causal_wan.config import BLOCK_FRAMES, read_config
+from slipway_export.families.matrix_game.causal_wan.network import CausalWan
 from slipway_training.fitting import Schedule, fit
 from slipway_training.flow_matching import TRAIN_TIMESTEPS, flow_loss
 from slipway_training.matrix_game.latents import Encoded, Plays

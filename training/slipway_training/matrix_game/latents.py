@@ -11,10 +11,10 @@ from diffusers import AutoencoderKLWan
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from slipway_export.modeling.causal_wan.config import ActionConfig
-from slipway_export.modeling.wan_encoder import PictureEncoder
-from slipway_serving.matrix_game.facts import Latents
-from slipway_serving.matrix_game.picture import conditions, samples
+from slipway_export.families.matrix_game.causal_wan.config import ActionConfig
+from slipway_export.networks.wan_vae_encoder import PictureEncoder
+from slipway_serving.families.matrix_game.facts import Latents
+from slipway_serving.families.matrix_game.picture import conditions, samples
 from slipway_training.causal_vae import WholeClips, latents_of
 from slipway_training.kept import Arrays, kept_chunks
 from slipway_training.recipe import Making

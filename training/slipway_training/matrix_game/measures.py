@@ -16,17 +16,22 @@ from diffusers import AutoencoderKLWan
 from numpy.typing import NDArray
 from torch import Tensor
 
-from slipway_export.checkpoint import Checkpoint
-from slipway_export.modeling.causal_wan.cached import BlockDenoiser, CrossAttention
-from slipway_export.modeling.causal_wan.config import BLOCK_FRAMES
-from slipway_export.modeling.causal_wan.inference import MODES, Inference, inference_file, read_inference
-from slipway_export.modeling.causal_wan.network import CausalWan
-from slipway_export.modeling.causal_wan.weights import load_network
-from slipway_export.modeling.wan_encoder import PictureEncoder
+from slipway_export.checkpoint.checkpoint import Checkpoint
+from slipway_export.families.matrix_game.causal_wan.cached import BlockDenoiser, CrossAttention
+from slipway_export.families.matrix_game.causal_wan.config import BLOCK_FRAMES
+from slipway_export.families.matrix_game.causal_wan.inference import (
+    MODES,
+    Inference,
+    inference_file,
+    read_inference,
+)
+from slipway_export.families.matrix_game.causal_wan.network import CausalWan
+from slipway_export.families.matrix_game.causal_wan.weights import load_network
+from slipway_export.networks.wan_vae_encoder import PictureEncoder
 from slipway_serving.diffusion.noise import Noise
 from slipway_serving.diffusion.schedules import FewStep
-from slipway_serving.matrix_game.keys import VOCABULARIES, actions_of
-from slipway_serving.matrix_game.picture import samples
+from slipway_serving.families.matrix_game.keys import VOCABULARIES, actions_of
+from slipway_serving.families.matrix_game.picture import samples
 from slipway_training.causal_vae import as_tensor, psnr_db
 from slipway_training.matrix_game.latents import Eyes, conditions_of, told_rows
 from slipway_training.matrix_game.vision import read_vision

@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 from PIL import Image
 from safetensors.torch import save_file
 
-from slipway_export.families.wan_t2v_presets import DEMO as WAN_DEMO
-from slipway_export.modeling.causal_wan.config import BLOCK_FRAMES, read_config
-from slipway_export.modeling.causal_wan.inference import MODES, inference_file
-from slipway_export.modeling.causal_wan.network import CausalWan
-from slipway_export.modeling.causal_wan.tiny import config_folder, demo_config, tiny_inference
-from slipway_export.modeling.causal_wan.weights import PREFIX
+from slipway_export.families.matrix_game.causal_wan.config import BLOCK_FRAMES, read_config
+from slipway_export.families.matrix_game.causal_wan.inference import MODES, inference_file
+from slipway_export.families.matrix_game.causal_wan.network import CausalWan
+from slipway_export.families.matrix_game.causal_wan.tiny import config_folder, demo_config, tiny_inference
+from slipway_export.families.matrix_game.causal_wan.weights import PREFIX
+from slipway_export.families.wan_t2v.presets import DEMO as WAN_DEMO
 from slipway_serving.diffusion.noise import Noise
 from slipway_serving.diffusion.schedules import FewStep
-from slipway_serving.temporary_folders import TemporaryFolder
+from slipway_serving.system.temporary_folders import TemporaryFolder
 from slipway_training.card import Card
 from slipway_training.causal_vae import Stage, train_vae
 from slipway_training.fitting import Schedule

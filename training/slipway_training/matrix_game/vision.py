@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 from diffusers import AutoencoderKLWan
 
-from slipway_export.families.matrix_game_vision import CLIP_FILE, VAE_FILE
-from slipway_export.modeling import wan_pth
-from slipway_export.modeling.clip_vision import ImageEncoder, load_vision
-from slipway_export.modeling.matrix_game_vision_presets import write_clip
-from slipway_export.renamed_weights import renamed_weights
+from slipway_export.checkpoint.renamed_weights import renamed_weights
+from slipway_export.families.matrix_game.clip_vision import ImageEncoder, load_vision
+from slipway_export.families.matrix_game.random_vision import write_clip
+from slipway_export.families.matrix_game.vision import CLIP_FILE, VAE_FILE
+from slipway_export.networks import wan_vae_file
 from slipway_training.matrix_game.latents import Eyes
 from slipway_training.vae_forms import move_latents
 
@@ -48,7 +48,7 @@ def write_vision(folder: Path, vae: AutoencoderKLWan, seed: int) -> None:
         vae: VAE from :func:`with_public_latents`.
         seed: Seed of the CLIP.
     """
-    weights = renamed_weights(vae, wan_pth.source_of(vae))
+    weights = renamed_weights(vae, wan_vae_file.source_of(vae))
     torch.save({key: each.half().contiguous() for key, each in weights.items()}, folder / VAE_FILE)
     write_clip(folder / CLIP_FILE, seed, **_CLIP)
     clip = torch.load(folder / CLIP_FILE, weights_only=True)
@@ -58,5 +58,5 @@ def write_vision(folder: Path, vae: AutoencoderKLWan, seed: int) -> None:
 def read_vision(folder: Path) -> Eyes:
     """Read the VAE and CLIP that :func:`write_vision` wrote, in float32, as an export does."""
     where = str(folder)
-    vae = wan_pth.load_vae(folder / VAE_FILE, where)
+    vae = wan_vae_file.load_vae(folder / VAE_FILE, where)
     return Eyes(vae, ImageEncoder(load_vision(folder / CLIP_FILE, where)).eval())

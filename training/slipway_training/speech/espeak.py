@@ -15,9 +15,9 @@ import numpy as np
 import soxr
 from numpy.typing import NDArray
 
-from slipway_serving.distribution import install_hint
-from slipway_serving.errors import InvalidRequest, Unrecoverable
-from slipway_serving.wakeword.request import SAMPLE_RATE_HZ
+from slipway_serving.families.wakeword.request import SAMPLE_RATE_HZ
+from slipway_serving.protocol.distribution import install_hint
+from slipway_serving.protocol.errors import InvalidRequest, Unrecoverable
 
 Samples = NDArray[np.float32]
 

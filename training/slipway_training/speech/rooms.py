@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from slipway_serving.wakeword.audio import loudness
-from slipway_serving.wakeword.request import SAMPLE_RATE_HZ
+from slipway_serving.families.wakeword.audio import loudness
+from slipway_serving.families.wakeword.request import SAMPLE_RATE_HZ
 from slipway_training.clips import noise_of
 from slipway_training.speech.espeak import Samples
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway_serving.wakeword.request import SAMPLE_RATE_HZ
+from slipway_serving.families.wakeword.request import SAMPLE_RATE_HZ
 from slipway_training.clips import WINDOW_SAMPLES
 from slipway_training.speech.espeak import Samples, say
 from slipway_training.speech.rooms import echoed, noisy

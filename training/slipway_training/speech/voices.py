@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import soxr
 
-from slipway_serving.wakeword.request import SAMPLE_RATE_HZ
+from slipway_serving.families.wakeword.request import SAMPLE_RATE_HZ
 from slipway_training.speech.espeak import Samples, Voice
 
 ACCENTS = ("gmw/en", "gmw/en-US", "gmw/en-GB-scotland", "gmw/en-GB-x-rp", "gmw/en-US-nyc", "gmw/en-029")

@@ -16,15 +16,15 @@ import torch
 from numpy.typing import NDArray
 from transformers import ASTFeatureExtractor
 
-from slipway_export.checkpoint import open_checkpoint
-from slipway_export.families.wakeword import FAMILY, MODEL_FILE
-from slipway_export.modeling.wakeword import ServedHead, load_backbone, read_head
-from slipway_export.modeling.wakeword_features import Features
-from slipway_serving.temporary_folders import TemporaryFolder
-from slipway_serving.wakeword.audio import loudness
-from slipway_serving.wakeword.hearing import is_silent
-from slipway_serving.wakeword.request import SAMPLE_RATE_HZ
-from slipway_serving.wakeword.stream import FULL_SCALE, Listening
+from slipway_export.checkpoint.checkpoint import open_checkpoint
+from slipway_export.families.wakeword.family import FAMILY, MODEL_FILE
+from slipway_export.families.wakeword.features import Features
+from slipway_export.families.wakeword.network import ServedHead, load_backbone, read_head
+from slipway_serving.families.wakeword.audio import loudness
+from slipway_serving.families.wakeword.hearing import is_silent
+from slipway_serving.families.wakeword.request import SAMPLE_RATE_HZ
+from slipway_serving.families.wakeword.stream import FULL_SCALE, Listening
+from slipway_serving.system.temporary_folders import TemporaryFolder
 from slipway_training.card import Card
 from slipway_training.clips import noise_of
 from slipway_training.recipe import Making, Recipe

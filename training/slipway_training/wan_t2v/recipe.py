@@ -8,8 +8,13 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import UMT5Config, UMT5EncoderModel
 
-from slipway_export.families.wan_t2v_presets import DEMO_CONFIGS
-from slipway_export.modeling.wan_presets import BOUNDARY_RATIO, SENTENCES, flow_scheduler, train_tokenizer
+from slipway_export.families.wan_t2v.presets import DEMO_CONFIGS
+from slipway_export.families.wan_t2v.random_checkpoint import (
+    BOUNDARY_RATIO,
+    SENTENCES,
+    flow_scheduler,
+    train_tokenizer,
+)
 from slipway_training.card import Card
 from slipway_training.causal_vae import Stage, train_vae
 from slipway_training.fitting import Schedule

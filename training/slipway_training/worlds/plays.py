@@ -172,7 +172,8 @@ def play_of(random: np.random.Generator, mode: str, actions: Sequence[Mapping[st
     Args:
         random: Generator of map, place and facing.
         mode: Mode, a key of `WORLDS`.
-        actions: Actions of each block, as `slipway_serving.matrix_game.keys.actions_of` returns them.
+        actions: Actions of each block, as `slipway_serving.families.matrix_game.keys.actions_of` returns
+            them.
     """
     counts = [frames_of(BLOCK_LATENTS)] + [BLOCK_LATENTS * FRAMES_PER_LATENT] * (len(actions) - 1)
     still = np.zeros((1, 2), np.float32)

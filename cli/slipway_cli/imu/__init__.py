@@ -1,0 +1,1 @@
+"""The command `slipway imu`, which corrects and evaluates recordings of inertial sensors."""

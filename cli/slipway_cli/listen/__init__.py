@@ -1,0 +1,1 @@
+"""The command `slipway listen`, which detects wake words in a recording."""

@@ -1,0 +1,1 @@
+"""Triton's gRPC protocol: transports, messages and errors."""

@@ -1,0 +1,414 @@
+"""Transports for Triton's gRPC protocol, blocking and asyncio: requests and responses as protobuf messages.
+
+A generation is one ``ModelStreamInfer`` call with one request, half-closed at once, so the end of the stream
+is the end of the answer. A call that the caller abandons, or whose time is over, is ended by a message
+(:mod:`slipway_client.cancellation`), since Triton can crash when calls are cut; cutting is the last resort.
+Errors arrive in the stream as text without a status, so Slipway's errors carry their code in brackets
+(:mod:`slipway_serving.protocol.errors`). With the header ``triton_grpc_error`` Triton would send a real
+status, but release 2.51 sometimes crashes on it when a request fails, so the header is not sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import grpc
+import grpc.aio
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from slipway_client.cancellation import (
+    CUT_S,
+    KNOWN_S,
+    LATE_S,
+    answers,
+    async_answers,
+    ending,
+    made_id,
+    was_found,
+)
+from slipway_client.connections import Pools
+from slipway_client.decoding import ERRORS, decoding
+from slipway_client.grpc import errors, messages
+from slipway_client.metadata import ModelMetadata
+from slipway_client.retry import UNLIMITED, Deadline
+from slipway_client.tensors import Tensors, turn_headers
+from slipway_client.tls import checked
+from slipway_client.unreachable import not_triton
+from slipway_serving.protocol.errors import Malformed, NotReady, SlipwayError
+from slipway_serving.protocol.proxies import GRPC, Proxy, grpc_options, proxy_of
+from slipway_serving.protocol.triton_identity import is_triton
+from slipway_serving.protocol.turns import NO_SESSION, Turn
+
+_INT32_MAX = 2**31 - 1
+_OPTIONS = (
+    ("grpc.max_send_message_length", _INT32_MAX),
+    ("grpc.max_receive_message_length", _INT32_MAX),
+    # Pings detect a host that died silently. Triton closes connections that ping more often than every 300 s
+    # while no data flows, as in a long denoising step.
+    ("grpc.keepalive_time_ms", 310_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    # Otherwise the clients of one process share a connection, and a load balancer sees them as one.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+_TLS = "grpcs://"
+
+
+class _Server:
+    """State and decoding that both transports share.
+
+    Attributes:
+        proxy: Proxy from the environment that gRPC uses for this server; None for a direct connection.
+    """
+
+    def __init__(self, url: str, connect_timeout_s: float, certificates: Path | None, protocol: Any) -> None:
+        self._url = url
+        self._connect_timeout_s = connect_timeout_s
+        self.proxy: Proxy | None = proxy_of(urlsplit(f"//{_host(url)}").netloc, GRPC)
+        self._is_triton = False
+        options = (*_OPTIONS, *grpc_options(self.proxy))
+        made = partial(_connected, url, _credentials(url, certificates), options, count(), protocol)
+        self._pools: Pools[_Connection] = Pools(made)
+
+    def _take_identity(self, answer: Any) -> None:
+        """Check from the server's metadata that it is Triton, and remember it.
+
+        Raises:
+            NotTriton: The server is not Triton.
+        """
+        if not is_triton(answer.extensions):
+            raise not_triton(self._url, "gRPC", self.proxy)
+        self._is_triton = True
+
+    def _tensors(self, answer: Any, model: str) -> Tensors:
+        with decoding(self._url, model):
+            return messages.tensors(answer)
+
+    def _answered(self, message: Any, model: str) -> Tensors | SlipwayError:
+        """Return the tensors or the error that a stream message carries."""
+        try:
+            return messages.refusal(message) or self._tensors(message.infer_response, model)
+        except Malformed as error:
+            return error
+
+    def _call_error(self, error: grpc.RpcError, deadline: Deadline) -> SlipwayError:
+        return errors.call_error(self._url, error, deadline, self.proxy)
+
+    def _ask_error(self, error: grpc.RpcError, limit_s: float) -> SlipwayError:
+        return errors.ask_error(self._url, error, limit_s, self.proxy)
+
+
+class GrpcTransport(_Server):
+    """Blocking gRPC calls of one server. Thread-safe."""
+
+    def __init__(self, url: str, connect_timeout_s: float, certificates: Path | None = None) -> None:
+        super().__init__(url, connect_timeout_s, certificates, grpc)
+        self._left: set[Any] = set()
+
+    def close(self) -> None:
+        """Close the connection; open streams end as cancelled."""
+        for call in tuple(self._left):
+            with contextlib.suppress(grpc.RpcError):
+                call.result()
+        for connection in self._pools.all():
+            connection.channel.close()
+
+    def check(self, deadline: Deadline = UNLIMITED) -> None:
+        """Check that the server is Triton; after the first success this sends nothing.
+
+        Raises:
+            NotReady: The server cannot be reached, or it is not Triton.
+        """
+        if not self._is_triton:
+            self._take_identity(self._ask("ServerMetadata", service_pb2.ServerMetadataRequest(), deadline))
+
+    def server_live(self) -> bool:
+        """Return True if the server reports that it is live."""
+        self.check()
+        return bool(self._ask("ServerLive", service_pb2.ServerLiveRequest()).live)
+
+    def server_ready(self, deadline: Deadline = UNLIMITED) -> bool:
+        """Return True if all of the server's models are ready."""
+        self.check(deadline)
+        return bool(self._ask("ServerReady", service_pb2.ServerReadyRequest(), deadline).ready)
+
+    def model_ready(self, model: str, deadline: Deadline = UNLIMITED) -> bool:
+        """Return True if a model is ready; an unknown model is not."""
+        self.check(deadline)
+        return bool(self._ask("ModelReady", service_pb2.ModelReadyRequest(name=model), deadline).ready)
+
+    def metadata(self, model: str, deadline: Deadline = UNLIMITED) -> ModelMetadata:
+        """Fetch the metadata of a model's tensors."""
+        self.check(deadline)
+        message = service_pb2.ModelMetadataRequest(name=model)
+        return messages.metadata(self._ask("ModelMetadata", message, deadline))
+
+    def parameters(self, model: str) -> dict[str, str]:
+        """Fetch the parameters of a model's configuration."""
+        self.check()
+        return messages.parameters(self._ask("ModelConfig", service_pb2.ModelConfigRequest(name=model)))
+
+    def infer(self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION) -> Tensors:
+        """Call a model that sends one response."""
+        request, left_s = messages.request(model, tensors, turn), deadline.remaining_s()
+        headers = tuple(turn_headers(turn).items())
+        with self._stub() as stub:
+            try:
+                if left_s is None:
+                    return self._tensors(stub.ModelInfer(request, metadata=headers), model)
+                # The call's own timeout exceeds the wait, so that the call ends by itself and is not cut.
+                call = stub.ModelInfer.future(request, timeout=left_s + LATE_S, metadata=headers)
+                return self._tensors(call.result(left_s), model)
+            except grpc.FutureTimeoutError:
+                self._left.add(call)
+                call.add_done_callback(self._left.discard)
+                raise deadline.exceeded() from None
+            except grpc.RpcError as error:
+                raise self._call_error(error, deadline) from None
+
+    def stream(
+        self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION
+    ) -> Generator[Tensors, None, None]:
+        """Call a decoupled model; closing the generator ends the server's work."""
+        request_id, left_s = made_id(), deadline.remaining_s()
+        with self._stub() as stub:
+            call = stub.ModelStreamInfer(
+                iter([messages.request(model, tensors, turn, request_id)]),
+                timeout=None if left_s is None else left_s + CUT_S,
+                metadata=tuple(turn_headers(turn).items()),
+            )
+            end = partial(self._end, stub, request_id)
+            yield from answers(self._messages(call, deadline, model), end, call.cancel, deadline, left_s)
+
+    def _messages(self, call: Any, deadline: Deadline, model: str) -> Iterator[Tensors | SlipwayError]:
+        try:
+            for message in call:
+                yield self._answered(message, model)
+        except grpc.RpcError as error:
+            yield self._call_error(error, deadline)
+
+    @staticmethod
+    def _end(stub: Any, request_id: str) -> bool | None:
+        """Ask the server to end a request; return True if it knows it, None if it cannot be asked."""
+        model, tensors = ending(request_id)
+        try:
+            answer = stub.ModelInfer(messages.request(model, tensors), timeout=KNOWN_S)
+        except (grpc.RpcError, ValueError):  # ValueError means that the connection was closed
+            return None
+        return _was_found(answer)
+
+    def _ask(self, method: str, message: Any, deadline: Deadline = UNLIMITED) -> Any:
+        limit_s = deadline.within(self._connect_timeout_s)
+        with self._stub() as stub:
+            try:
+                return getattr(stub, method)(message, timeout=limit_s)
+            except grpc.RpcError as error:
+                deadline.remaining_s()
+                raise self._ask_error(error, limit_s) from None
+
+    @contextlib.contextmanager
+    def _stub(self) -> Iterator[Any]:
+        """Provide the stub of a connection for one request."""
+        connection, refused = self._pools.take(), False
+        try:
+            yield connection.stub
+        except NotReady:
+            refused = True
+            raise
+        finally:
+            for over in self._pools.give_back(connection, refused=refused):
+                over.channel.close()
+
+
+class AsyncGrpcTransport(_Server):
+    """Asyncio gRPC calls of one server, for the event loop in which the object was created."""
+
+    def __init__(self, url: str, connect_timeout_s: float, certificates: Path | None = None) -> None:
+        super().__init__(url, connect_timeout_s, certificates, grpc.aio)
+        self._left: set[asyncio.Task[Any]] = set()
+
+    async def close(self) -> None:
+        """Close the connection; open streams end as cancelled."""
+        if self._left:
+            await asyncio.wait(self._left, timeout=LATE_S)
+        for connection in self._pools.all():
+            await connection.channel.close()
+
+    async def check(self, deadline: Deadline = UNLIMITED) -> None:
+        """Check that the server is Triton; see :meth:`GrpcTransport.check`."""
+        if not self._is_triton:
+            message = service_pb2.ServerMetadataRequest()
+            self._take_identity(await self._ask("ServerMetadata", message, deadline))
+
+    async def server_live(self) -> bool:
+        """Return True if the server reports that it is live."""
+        await self.check()
+        return bool((await self._ask("ServerLive", service_pb2.ServerLiveRequest())).live)
+
+    async def server_ready(self, deadline: Deadline = UNLIMITED) -> bool:
+        """Return True if all of the server's models are ready."""
+        await self.check(deadline)
+        return bool((await self._ask("ServerReady", service_pb2.ServerReadyRequest(), deadline)).ready)
+
+    async def model_ready(self, model: str, deadline: Deadline = UNLIMITED) -> bool:
+        """Return True if a model is ready; an unknown model is not."""
+        await self.check(deadline)
+        message = service_pb2.ModelReadyRequest(name=model)
+        return bool((await self._ask("ModelReady", message, deadline)).ready)
+
+    async def metadata(self, model: str, deadline: Deadline = UNLIMITED) -> ModelMetadata:
+        """Fetch the metadata of a model's tensors."""
+        await self.check(deadline)
+        message = service_pb2.ModelMetadataRequest(name=model)
+        return messages.metadata(await self._ask("ModelMetadata", message, deadline))
+
+    async def parameters(self, model: str) -> dict[str, str]:
+        """Fetch the parameters of a model's configuration."""
+        await self.check()
+        answer = await self._ask("ModelConfig", service_pb2.ModelConfigRequest(name=model))
+        return messages.parameters(answer)
+
+    async def infer(
+        self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION
+    ) -> Tensors:
+        """Call a model that sends one response."""
+        request, left_s = messages.request(model, tensors, turn), deadline.remaining_s()
+        async with self._stub() as stub:
+            call = stub.ModelInfer(
+                request,
+                timeout=None if left_s is None else left_s + LATE_S,
+                metadata=tuple(turn_headers(turn).items()),
+            )
+            try:
+                return self._tensors(await asyncio.wait_for(self._shielded(call), left_s), model)
+            except TimeoutError:
+                raise deadline.exceeded() from None
+            except grpc.RpcError as error:
+                raise self._call_error(error, deadline) from None
+
+    async def stream(
+        self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION
+    ) -> AsyncGenerator[Tensors, None]:
+        """Call a decoupled model; closing the generator or cancelling its task ends the server's work."""
+        request_id, left_s = made_id(), deadline.remaining_s()
+        async with self._stub() as stub:
+            call = stub.ModelStreamInfer(
+                [messages.request(model, tensors, turn, request_id)],
+                timeout=None if left_s is None else left_s + CUT_S,
+                metadata=tuple(turn_headers(turn).items()),
+            )
+            end, brought = partial(self._end, stub, request_id), self._messages(call, deadline, model)
+            async with contextlib.aclosing(async_answers(brought, end, deadline, left_s)) as answered:
+                async for found in answered:
+                    yield found
+
+    async def _messages(
+        self, call: Any, deadline: Deadline, model: str
+    ) -> AsyncGenerator[Tensors | SlipwayError, None]:
+        try:
+            while (message := await call.read()) is not grpc.aio.EOF:
+                yield self._answered(message, model)
+        except grpc.RpcError as error:
+            yield self._call_error(error, deadline)
+        finally:
+            call.cancel()
+
+    async def _end(self, stub: Any, request_id: str) -> bool | None:
+        """Ask the server to end a request; see :meth:`GrpcTransport._end`."""
+        model, tensors = ending(request_id)
+        try:
+            answer = await self._shielded(stub.ModelInfer(messages.request(model, tensors), timeout=KNOWN_S))
+        except (grpc.RpcError, grpc.aio.UsageError):
+            return None
+        return _was_found(answer)
+
+    def _shielded(self, call: Any) -> asyncio.Future[Any]:
+        """Return a future for a call that runs to its own end even if the waiting task is cancelled."""
+
+        async def answer() -> Any:
+            return await call
+
+        def ended(task: asyncio.Task[Any]) -> None:
+            self._left.discard(task)
+            if not task.cancelled():
+                task.exception()  # otherwise asyncio logs the exception as never retrieved
+
+        task = asyncio.create_task(answer())
+        self._left.add(task)
+        task.add_done_callback(ended)
+        return asyncio.shield(task)
+
+    async def _ask(self, method: str, message: Any, deadline: Deadline = UNLIMITED) -> Any:
+        limit_s = deadline.within(self._connect_timeout_s)
+        async with self._stub() as stub:
+            try:
+                return await getattr(stub, method)(message, timeout=limit_s)
+            except grpc.RpcError as error:
+                deadline.remaining_s()
+                raise self._ask_error(error, limit_s) from None
+
+    @contextlib.asynccontextmanager
+    async def _stub(self) -> AsyncIterator[Any]:
+        """Provide the stub of a connection for one request."""
+        connection, refused = self._pools.take(), False
+        try:
+            yield connection.stub
+        except NotReady:
+            refused = True
+            raise
+        finally:
+            for over in self._pools.give_back(connection, refused=refused):
+                await over.channel.close()
+
+
+@dataclass(frozen=True)
+class _Connection:
+    """Channel with its stub."""
+
+    channel: Any
+    stub: Any
+
+
+def _connected(
+    url: str,
+    credentials: grpc.ChannelCredentials | None,
+    options: tuple[tuple[str, int], ...],
+    numbers: Iterator[int],
+    protocol: Any,
+) -> _Connection:
+    """Return a new connection of `grpc` or `grpc.aio`; nothing is sent yet."""
+    # A unique option keeps channels to one host from sharing a connection.
+    options = (*options, ("slipway.connection", next(numbers)))
+    if credentials is not None:
+        channel = protocol.secure_channel(_host(url), credentials, options=options)
+    else:
+        channel = protocol.insecure_channel(_host(url), options=options)
+    return _Connection(channel, service_pb2_grpc.GRPCInferenceServiceStub(channel))
+
+
+def _credentials(url: str, certificates: Path | None) -> grpc.ChannelCredentials | None:
+    """Return the TLS credentials of a connection, or None for one without TLS."""
+    secured = url.startswith(_TLS)
+    tls = checked(certificates, secured=secured)
+    if tls is not None:
+        return grpc.ssl_channel_credentials(tls.authority, tls.key, tls.certificate)
+    return grpc.ssl_channel_credentials() if secured else None
+
+
+def _host(url: str) -> str:
+    return url.removeprefix(_TLS).removeprefix("grpc://").rstrip("/")
+
+
+def _was_found(answer: Any) -> bool | None:
+    """Return True if the server found the request to end, or None if its answer cannot be decoded."""
+    try:
+        return was_found(messages.tensors(answer))
+    except (Malformed, *ERRORS):
+        return None

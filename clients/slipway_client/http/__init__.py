@@ -1,0 +1,1 @@
+"""Triton's HTTP protocol: transports, messages and connections."""

@@ -1,0 +1,1 @@
+"""Checkpoints: their files and key layouts, read tensor by tensor."""

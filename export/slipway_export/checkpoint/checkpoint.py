@@ -1,0 +1,611 @@
+"""Reader for public checkpoints that checks them before any weight is used.
+
+A checkpoint is a folder in the layout of diffusers or transformers: each part has a `config.json` and
+safetensors files, sharded or not. It comes from a preset, a local folder, or a hub id; each of its parts may
+come from another folder or hub id. Before loading, this module checks that every file of a part exists and
+that every key and shape matches the network, because the libraries' loaders fill missing keys with random
+numbers and only warn.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from slipway_export.checkpoint.named_files import CHECKPOINT_PREFIX, linked
+from slipway_export.checkpoint.provenance import Digests, Notes, note, noting
+from slipway_export.repository.config_entries import ConfigEntries, LastRead, refusing_malformed
+from slipway_export.spec import Axis, Family, Part, Precision
+from slipway_serving.protocol.errors import InvalidRequest, raise_all
+from slipway_serving.system.temporary_folders import TemporaryFolder
+
+if TYPE_CHECKING:
+    import torch
+
+    from slipway_export.checkpoint.stored_weights import Stored
+
+Module = TypeVar("Module", bound="torch.nn.Module")
+
+_WEIGHT_STEMS = ("diffusion_pytorch_model.safetensors", "model.safetensors")
+# Files of a hub checkpoint that are not downloaded where its configuration files are enough.
+_NOT_NEEDED = ("*.safetensors", "*.bin")
+_HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")
+_HUB_FOLDER = re.compile(r"^([A-Za-z0-9][\w.-]*/[\w.-]+)/([\w./-]+)$")
+_SHOWN_KEYS = 5
+_TORCH_DTYPES = {Precision.FP32: "float32", Precision.FP16: "float16", Precision.BF16: "bfloat16"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Location of a checkpoint part that is stored outside the checkpoint's folder.
+
+    Args:
+        path: Folder with the part's files.
+        source: Folder or hub id that the user named.
+    """
+
+    path: Path
+    source: str
+
+    @property
+    def commit(self) -> str | None:
+        """Commit of a hub snapshot; None for any other folder."""
+        return _commit(self.path)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Checkpoint folder, with the locations of parts that are stored elsewhere.
+
+    The checkpoint records every file that is read through it (:mod:`slipway_export.checkpoint.provenance`).
+
+    Args:
+        folder: Folder of the checkpoint.
+        source: Preset, folder or hub id that the user named.
+        places: Locations of the parts that are stored elsewhere, by name of the part.
+    """
+
+    folder: Path
+    source: str
+    places: Mapping[str, Place] = field(default_factory=dict)
+    _last: LastRead = field(default_factory=LastRead, repr=False, compare=False)
+
+    @property
+    def path(self) -> Path:
+        """Folder of the checkpoint, recorded as read in whole, since the caller may read any file in it."""
+        note(self._at, "")
+        return self.folder
+
+    @property
+    def commit(self) -> str | None:
+        """Commit of a hub snapshot; None for any other folder."""
+        return _commit(self.folder)
+
+    def file(self, file: str) -> Path:
+        """Return the location of a file or folder of the checkpoint, and record it as read."""
+        note(self._at, file)
+        return self._at(file)
+
+    def noting(self) -> AbstractContextManager[Notes]:
+        """Record the files that are read from this checkpoint (by path within it) and from others."""
+        return noting(self._at)
+
+    def agrees(self, read: Mapping[str, str], digests: Digests) -> bool:
+        """Return whether every recorded file still has its hash from :meth:`Notes.digests`."""
+        return digests.agree(read, self._at)
+
+    def _at(self, file: str) -> Path:
+        part, _, rest = file.partition("/")
+        place = self.places.get(part)
+        return self.folder / file if place is None else place.path / rest
+
+    def where(self, file: str) -> str:
+        """Return the name that messages use for the source of a checkpoint file."""
+        part = file.partition("/")[0]
+        place = self.places.get(part)
+        if place is not None:
+            return f"part {part} from {place.source}"
+        return f"checkpoint {self.source}" if self.source else "parts without a checkpoint"
+
+    def config(self, file: str) -> dict[str, Any]:
+        """Read a JSON file of the checkpoint.
+
+        Raises:
+            InvalidRequest: The file is missing or is not a JSON object.
+        """
+        path = self.file(file)
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise InvalidRequest(f"{self.where(file)}: file {file} is missing") from None
+        except (ValueError, OSError, RecursionError) as error:
+            raise InvalidRequest(f"{self.where(file)}: {file} must be JSON, got {error}") from None
+        if not isinstance(content, dict):
+            raise InvalidRequest(
+                f"{self.where(file)}: {file} must be a JSON object, got {type(content).__name__}"
+            )
+        where = f"{self.where(file)}: {file}"
+        self._last.text = where
+        return ConfigEntries(content, where, self._last)
+
+    def describing(self, family: str) -> AbstractContextManager[None]:
+        """Raise InvalidRequest if the work in the block fails because of the configuration files' content."""
+        what = f"checkpoint {self.source}: configuration files must describe networks of family {family}"
+        return refusing_malformed(what, self._last)
+
+    def has(self, file: str) -> bool:
+        """Return whether the checkpoint has a file or folder with this path."""
+        note(self._at, file, content=False)
+        return self._at(file).exists()
+
+    def check_layout(self, family: Family) -> None:
+        """Check that every file and part of the family's layout exists.
+
+        Raises:
+            InvalidRequest: A file or part is missing. The message names all of them and their locations.
+        """
+        missing: dict[str, list[str]] = {}
+        for entry in family.layout:
+            for path in self._lacking(entry):
+                missing.setdefault(self.where(path), []).append(path)
+        if missing:
+            problems = (f"{where}: {', '.join(paths)} must exist" for where, paths in missing.items())
+            raise InvalidRequest(f"{' | '.join(problems)} for {family.name} (layout of {family.upstream})")
+
+    def _lacking(self, entry: str | Part) -> list[str]:
+        if isinstance(entry, str):
+            return [] if self.has(entry) or _is_left_out(entry) else [entry]
+        if entry.optional and not self.has(entry.name):
+            return []
+        wanted = [f"{entry.name}/{file}" for file in entry.files] or [entry.name]
+        return [path for path in wanted if not self.has(path)]
+
+    def load(
+        self,
+        part: str,
+        network: type[Module],
+        precision: Precision = Precision.FP32,
+        build: Callable[[], Module] | None = None,
+        prefix: str = "",
+        **options: Any,
+    ) -> Module:
+        """Load a part's network with its checked weights, in eval mode and without gradients.
+
+        Args:
+            part: Folder of the part, e.g. ``transformer_2``.
+            network: Class of diffusers or transformers with ``from_pretrained``.
+            precision: Precision of the weights; modules that the network keeps in float32 stay in float32.
+            build: Function that builds the network without weights, whose keys and shapes are checked.
+            prefix: Prefix that keys in the files may have, that the network's keys lack, and that the library
+                handles itself, e.g. ``text_model.`` in a CLIP that an earlier version wrote.
+            **options: Options passed to ``from_pretrained``.
+
+        Raises:
+            InvalidRequest: A file is missing or truncated, keys or shapes differ, or weights are quantized.
+        """
+        import torch
+
+        from slipway_export.checkpoint.stored_weights import (
+            are_left_on_disk,
+            are_left_out,
+            remember,
+            stand_in,
+        )
+
+        file = f"{part}/config.json"
+        what = f"{self.where(file)}: {file} must describe a {network.__name__}"
+        with refusing_malformed(what, self._last), torch.device("meta"):
+            skeleton = (
+                build() if build else network.from_config(self.config(file))  # type: ignore[attr-defined]
+            )
+        dtype = torch_dtype(precision)
+        stored = self._checked(part, skeleton, prefix)
+        if are_left_out():
+            remember(skeleton, stored)
+            _cast(skeleton, _dtypes(network, dtype))
+            return skeleton.eval().requires_grad_(False)
+        folder: AbstractContextManager[Path] = nullcontext(self.file(part))
+        if are_left_on_disk():
+            folder = stand_in(self.file(part), self._stand_in_names(part), stored, _dtypes(network, dtype))
+        with folder as place:
+            module: Module = network.from_pretrained(  # type: ignore[attr-defined]
+                place, torch_dtype=dtype, local_files_only=True, **options
+            )
+        remember(module, stored)
+        return module.eval().requires_grad_(False)
+
+    @contextmanager
+    def readable(self, part: str, build: Callable[[], torch.nn.Module]) -> Iterator[Path]:
+        """Open a part's folder for a loader that belongs to the family.
+
+        If configuration files are enough
+        (:func:`slipway_export.checkpoint.stored_weights.from_configurations`) and the part has no weight
+        files, the folder contains a weight file with the network's keys and no content.
+
+        Args:
+            part: Folder of the part, ``.`` for the checkpoint's folder.
+            build: Function that builds the network without weights.
+
+        Raises:
+            InvalidRequest: A weight file is missing, truncated, or not safetensors.
+        """
+        import torch
+
+        from slipway_export.checkpoint.stored_weights import stand_in
+
+        if not self._is_described(part):
+            self.weight_shapes(part)
+            yield self.file(part)
+            return
+        with torch.device("meta"):
+            stored = self._checked(part, build())
+        with stand_in(self.file(part), _WEIGHT_STEMS, stored, lambda key: stored[key].dtype) as folder:
+            yield folder
+
+    def _is_described(self, part: str) -> bool:
+        """Return whether a part lacks weights and its configuration is used in their place."""
+        from slipway_export.checkpoint.stored_weights import are_from_configurations
+
+        if not are_from_configurations():
+            return False
+        return self._stem_of(part) is None or not all(map(self.has, self._weight_files(part)))
+
+    def _checked(self, part: str, skeleton: torch.nn.Module, prefix: str = "") -> dict[str, Stored]:
+        """Check a part's tensors against its network and return their locations; see :meth:`load`."""
+        from slipway_export.checkpoint.quantized_weights import check_config
+        from slipway_export.checkpoint.stored_weights import described
+
+        if self.has(config := f"{part}/config.json"):
+            check_config(f"{self.where(part)}: {config}", self.config(config))
+        if self._is_described(part):
+            return described(skeleton)
+        return self._checked_stored(part, skeleton, prefix)
+
+    def _checked_stored(self, part: str, skeleton: torch.nn.Module, prefix: str = "") -> dict[str, Stored]:
+        from slipway_export.checkpoint.quantized_weights import check_stored
+
+        where = f"{self.where(part)}: {part}"
+        stored = {key.removeprefix(prefix): tensor for key, tensor in self.stored(part).items()}
+        check_stored(where, stored, skeleton)
+        check_keys(where, {key: tensor.shape for key, tensor in stored.items()}, skeleton)
+        return stored
+
+    def check_weights(self, part: str, skeleton: torch.nn.Module) -> None:
+        """Check the keys and shapes of a part's files against those of its network.
+
+        Raises:
+            InvalidRequest: Keys are missing or unknown, have another shape, or are quantized. The message
+                names the part and the first of these keys.
+        """
+        self._checked_stored(part, skeleton)
+
+    def weight_shapes(self, part: str) -> dict[str, tuple[int, ...]]:
+        """Return the shape of every tensor of a part, read from the headers of its files.
+
+        Raises:
+            InvalidRequest: A file is missing, truncated, or not safetensors.
+        """
+        return {key: tensor.shape for key, tensor in self.stored(part).items()}
+
+    def stored(self, part: str) -> dict[str, Stored]:
+        """Return the location of every tensor of a part, by key, read from the headers of its files.
+
+        Raises:
+            InvalidRequest: A file is missing, truncated, or not safetensors.
+        """
+        found: dict[str, Stored] = {}
+        for file in self._weight_files(part):
+            found |= self.stored_in(file)
+        return found
+
+    def stored_in(self, file: str) -> dict[str, Stored]:
+        """Return the location of every tensor of one safetensors file, by key, read from its header.
+
+        The file may have any name.
+
+        Raises:
+            InvalidRequest: The file is missing, truncated, or not safetensors.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        from slipway_export.checkpoint.stored_weights import DTYPES, Stored
+
+        path = self.file(file)
+        found: dict[str, Stored] = {}
+        try:
+            with safe_open(path, framework="pt") as tensors:
+                for key in tensors.keys():  # noqa: SIM118
+                    tensor = tensors.get_slice(key)
+                    found[key] = Stored(path, key, tuple(tensor.get_shape()), DTYPES[tensor.get_dtype()])
+        except FileNotFoundError:
+            raise InvalidRequest(f"{self.where(file)}: file {file} is missing") from None
+        except KeyError as error:
+            raise InvalidRequest(
+                f"{self.where(file)}: {file} must hold tensors of {', '.join(DTYPES)}, got {error}"
+            ) from None
+        except (SafetensorError, OSError) as error:
+            raise InvalidRequest(
+                f"{self.where(file)}: {file} must be a whole safetensors file, got {error}"
+            ) from None
+        return found
+
+    def _weight_files(self, part: str) -> list[str]:
+        stem = self._stem_of(part)
+        if stem is None:
+            raise InvalidRequest(
+                f"{self.where(part)}: {part} must have one of"
+                f" {', '.join(_WEIGHT_STEMS)} or its .index.json, got neither"
+            )
+        if not self.has(f"{part}/{stem}.index.json"):
+            return [f"{part}/{stem}"]
+        index = self.config(f"{part}/{stem}.index.json").get("weight_map", {})
+        shards = set(index.values()) if isinstance(index, dict) else {index}
+        if foreign := [shard for shard in shards if not _is_file_name(shard)]:
+            raise InvalidRequest(
+                f"{self.where(part)}: {part}/{stem}.index.json must name files beside it, got"
+                f" {', '.join(map(repr, foreign[:3]))}"
+            )
+        return [f"{part}/{shard}" for shard in sorted(shards)]
+
+    def _stem_of(self, part: str) -> str | None:
+        """Return the name of a part's weight file; for shards, the name that their index is based on."""
+        for stem in _WEIGHT_STEMS:
+            if self.has(f"{part}/{stem}.index.json") or self.has(f"{part}/{stem}"):
+                return stem
+        return None
+
+    def _stand_in_names(self, part: str) -> tuple[str, ...]:
+        """Return the file names under which a library may look for a part's weights."""
+        stem = self._stem_of(part)
+        return _WEIGHT_STEMS if stem is None else (stem,)
+
+
+def _is_file_name(name: object) -> bool:
+    """Return whether this is a plain file name, which cannot point outside its folder."""
+    return isinstance(name, str) and name not in ("", ".", "..") and not {"/", "\\", "\0"} & set(name)
+
+
+def check_keys(
+    name: str, found: Mapping[str, tuple[int, ...]], skeleton: torch.nn.Module, prefix: str = ""
+) -> None:
+    """Check the keys and shapes of stored tensors against those of a network.
+
+    Args:
+        name: Location and file of the tensors, for messages.
+        found: Stored shapes by key.
+        skeleton: Network, with or without weights.
+        prefix: Prefix of the stored keys.
+
+    Raises:
+        InvalidRequest: Keys are missing or unknown, or have another shape. The message names the first.
+    """
+    wanted = {prefix + key: tuple(tensor.shape) for key, tensor in skeleton.state_dict().items()}
+    # A checkpoint may store a tied weight under either of its names.
+    tied = getattr(skeleton, "_tied_weights_keys", None) or {}
+    twins = dict(tied) if isinstance(tied, Mapping) else {}
+    optional = {
+        prefix + key for pair in twins.items() for key in pair if any(prefix + n in found for n in pair)
+    }
+    problems = []
+    if missing := sorted(wanted.keys() - found.keys() - optional):
+        problems.append(f"missing keys {_shown(missing)}")
+    if unknown := sorted(found.keys() - wanted.keys()):
+        problems.append(f"unknown keys {_shown(unknown)}")
+    problems += [
+        f"{key} must have shape {list(wanted[key])}, got {list(found[key])}"
+        for key in sorted(wanted.keys() & found.keys())
+        if wanted[key] != found[key]
+    ][:_SHOWN_KEYS]
+    if problems:
+        raise InvalidRequest(
+            f"{name} must have the keys of {type(skeleton).__name__}, got {'; '.join(problems)}"
+        )
+
+
+def torch_dtype(precision: Precision) -> torch.dtype:
+    """Return the torch dtype of a floating-point precision."""
+    import torch
+
+    found: torch.dtype = getattr(torch, _TORCH_DTYPES[precision])
+    return found
+
+
+def _dtypes(network: type[Any], dtype: torch.dtype) -> Callable[[str], torch.dtype]:
+    """Return a function that gives a weight's dtype, by key, for a network that is loaded in `dtype`."""
+    import torch
+
+    kept = tuple(getattr(network, "_keep_in_fp32_modules", None) or ())
+    return lambda key: torch.float32 if any(name in key.split(".") for name in kept) else dtype
+
+
+def _cast(skeleton: torch.nn.Module, dtype_of: Callable[[str], torch.dtype]) -> None:
+    """Convert a network without weights to the dtypes that its weights would have."""
+    for name, weight in skeleton.named_parameters():
+        if weight.is_floating_point():
+            weight.data = weight.data.to(dtype_of(name))
+
+
+def _shown(keys: list[str]) -> str:
+    rest = len(keys) - _SHOWN_KEYS
+    return ", ".join(keys[:_SHOWN_KEYS]) + (f" and {rest} more" if rest > 0 else "")
+
+
+@contextmanager
+def open_checkpoint(
+    family: Family,
+    source: str,
+    parts: Mapping[str, str] | None = None,
+    files: Mapping[str, Path] | None = None,
+) -> Iterator[Checkpoint]:
+    """Find a checkpoint and check its layout.
+
+    Args:
+        family: Family whose layout the checkpoint must have.
+        source: Name of a preset (which is written into a temporary folder), a folder, or a hub id. Empty if
+            only files or parts are given; with parts alone, the plan has the components made from these.
+        parts: Folder or hub id of each part that does not come from the checkpoint, by name; a folder within
+            the hub repository may follow a hub id.
+        files: Checkpoint files by role of the family, instead of a source. Other files of the layout may be
+            missing; the plan then covers the files that exist.
+
+    Raises:
+        InvalidRequest: The source is none of these, a file is missing, the family has no such part, or the
+            layout is not complete.
+    """
+    places = _places(family, parts or {})
+    if files:
+        with linked(family, files) as (folder, name):
+            yield Checkpoint(folder, name)
+        return
+    if places and not source:
+        with TemporaryFolder(CHECKPOINT_PREFIX) as folder:
+            checkpoint = Checkpoint(folder, source, places)
+            checkpoint.check_layout(
+                replace(family, layout=tuple(p for p in family.parts if p.name in places))
+            )
+            yield checkpoint
+        return
+    if preset := family.presets.get(source):
+        with TemporaryFolder(CHECKPOINT_PREFIX) as folder:
+            preset.write(folder, 0)
+            checkpoint = Checkpoint(folder, source, places)
+            checkpoint.check_layout(family)
+            yield checkpoint
+        return
+    if Path(source).is_dir():
+        checkpoint = Checkpoint(Path(source).resolve(), source, places)
+    elif _HUB_ID.match(source) and not Path(source).exists():
+        # Parts that come from elsewhere are not downloaded with the checkpoint.
+        elsewhere = [f"{part}/*" for part in places]
+        checkpoint = Checkpoint(_download(source, "checkpoint", ignore=elsewhere), source, places)
+    else:
+        raise InvalidRequest(
+            f"checkpoint must be a preset ({', '.join(family.presets)}), a folder, or a hub id,"
+            f" got {source!r}"
+        )
+    checkpoint.check_layout(family)
+    yield checkpoint
+
+
+def _places(family: Family, parts: Mapping[str, str]) -> dict[str, Place]:
+    allowed = [part.name for part in family.parts]
+    if unknown := sorted(parts.keys() - set(allowed)):
+        rule = f"one of {', '.join(allowed)}" if allowed else "left out, whose checkpoints have no parts"
+        raise InvalidRequest(f"part must be {rule} for {family.name}, got {', '.join(unknown)}")
+    return {part: Place(_part_folder(part, source), source) for part, source in parts.items()}
+
+
+def _part_folder(part: str, source: str) -> Path:
+    """Return a part's folder: the folder of its name in the given location, or else the location itself."""
+    if Path(source).is_dir():
+        place = Path(source).resolve()
+    elif (found := _HUB_FOLDER.match(source)) and not Path(source).exists():
+        hub_id, folder = found[1], found[2].rstrip("/")
+        place = _download(hub_id, f"part {part}", allow=[f"{folder}/*"]) / folder
+        if not place.is_dir():
+            raise InvalidRequest(f"part {part} must be a folder of {hub_id}, got {folder}")
+    elif _HUB_ID.match(source) and not Path(source).exists():
+        place = _download(source, f"part {part}", allow=[f"{part}/*"])
+        if not (place / part).is_dir():
+            place = _download(source, f"part {part}", ignore=["*/*"])
+    else:
+        raise InvalidRequest(f"part {part} must be a folder or a hub id, got {source!r}")
+    return place / part if (place / part).is_dir() else place
+
+
+def _download(
+    hub_id: str, where: str, *, allow: list[str] | None = None, ignore: list[str] | None = None
+) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    from slipway_export.checkpoint.stored_weights import are_from_configurations
+
+    if are_from_configurations():
+        ignore = [*(ignore or []), *_NOT_NEEDED]
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=allow, ignore_patterns=ignore or None))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        kinds = "an existing folder" if where.startswith("part") else "a preset, an existing folder"
+        raise InvalidRequest(
+            f"{where} must be {kinds}, or a reachable hub id, got {hub_id!r} ({reason})"
+        ) from None
+
+
+def _is_left_out(file: str) -> bool:
+    """Return whether a plan from configuration files does not need this file."""
+    from slipway_export.checkpoint.stored_weights import are_from_configurations
+
+    return are_from_configurations() and any(fnmatchcase(file, pattern) for pattern in _NOT_NEEDED)
+
+
+def _commit(path: Path) -> str | None:
+    """Return the commit of a folder in the hub's cache or of a folder inside it; None for other folders."""
+    parts = path.parts
+    return parts[parts.index("snapshots") + 1] if "snapshots" in parts[:-1] else None
+
+
+def axes_of(
+    family: Family,
+    checkpoint: Checkpoint,
+    chosen: Mapping[str, Axis],
+    sizes: Mapping[str, int] | None = None,
+) -> tuple[Axis, ...]:
+    """Return the ranges to export a checkpoint with.
+
+    The ranges come from the preset with the same configuration as the checkpoint, or else from the family.
+    A range that the user chose replaces each of them.
+
+    Args:
+        family: Family of the checkpoint.
+        checkpoint: Checkpoint whose configuration is read.
+        chosen: Ranges that the user chose, by axis.
+        sizes: Sizes at which axes are traced, by option of the family; a range extends only as
+            far as its size requires.
+
+    Raises:
+        InvalidRequest: The user chose an axis or a size that the family does not have, or both for one axis.
+    """
+    traced = _traced(family, chosen, sizes or {})
+    axes = family.axes
+    for preset in family.presets.values():
+        if all(_agrees(checkpoint, file, config) for file, config in preset.configs.items()):
+            axes = preset.axes
+    names = {axis.name for axis in axes}
+    if unknown := sorted(chosen.keys() - names):
+        raise InvalidRequest(f"axis must be one of {', '.join(sorted(names))}, got {', '.join(unknown)}")
+    return tuple(
+        axis.around(traced[axis.name]) if axis.name in traced else chosen.get(axis.name, axis)
+        for axis in axes
+    )
+
+
+def _traced(family: Family, chosen: Mapping[str, Axis], sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return the sizes at which axes are traced, by axis."""
+    problems = [
+        f"--{option} must be left out for {family.name}, got {size}; try --axis"
+        for option, size in sizes.items()
+        if option not in family.sizes
+    ]
+    problems += [
+        f"--{option} must be given without --axis {axis}, got both"
+        for option, axis in family.sizes.items()
+        if option in sizes and axis in chosen
+    ]
+    raise_all("export", problems)
+    return {family.sizes[option]: size for option, size in sizes.items()}
+
+
+def _agrees(checkpoint: Checkpoint, file: str, config: Mapping[str, Any]) -> bool:
+    if not checkpoint.has(file):
+        return False
+    stored = checkpoint.config(file)
+    # The JSON round trip turns tuples of the preset into lists, as they are in the file.
+    return all(stored.get(key) == json.loads(json.dumps(value)) for key, value in config.items())

@@ -1,0 +1,1 @@
+"""Commands of the exporter: export, verify, plan and checkpoint."""

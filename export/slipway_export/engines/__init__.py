@@ -1,0 +1,1 @@
+"""Engines: what each one builds, and how its models are configured."""

@@ -1,0 +1,337 @@
+"""Choice of the engine for each component, and of the options with which PyTorch serves components.
+
+``slipway export --engine ENGINE`` applies to all components and ``--engine NAME=ENGINE`` to one; the options
+of engine ``torch`` have the same two forms. :func:`choose_torch` checks all of them before any work. An
+option that does not apply to a component, its placement or this machine is an error and is never ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from slipway_export.engines.device import Device
+from slipway_export.graph.dialect import check_precision
+from slipway_export.spec import Component, Engine, Precision, Tolerance
+from slipway_serving.protocol.errors import InvalidRequest, raise_all
+from slipway_serving.runtime.torch_engine.options import COMPILE_MODES, Offload, TorchOptions, Weights
+
+if TYPE_CHECKING:
+    from slipway_export.run import ExportOptions
+
+OF_ALL = ""
+"""Key for the value of all components in mappings by component name."""
+_MIXED = (Engine.ONNXRUNTIME, Engine.TORCH)
+# Weights of a format must keep the bounds of the precision with as many bits.
+_BOUNDS = {
+    Weights.BF16: Precision.BF16,
+    Weights.FP8: Precision.INT8,
+    Weights.INT8: Precision.INT8,
+    Weights.INT4: Precision.INT4,
+}
+
+
+@dataclass(frozen=True)
+class TorchAsked:
+    """Requested options of engine ``torch``, by component name; :data:`OF_ALL` stands for all components.
+
+    Args:
+        weights: Storage format of the weights.
+        compile: Mode of ``torch.compile``.
+        attention: Backend of diffusers' attention dispatcher, or ``sdpa``.
+        offload: Parts of the component that leave the GPU while they are not needed.
+        cuda_graphs: True to replay the GPU work of all components with CUDA graphs.
+    """
+
+    weights: Mapping[str, str] = field(default_factory=dict)
+    compile: Mapping[str, str] = field(default_factory=dict)
+    attention: Mapping[str, str] = field(default_factory=dict)
+    offload: Mapping[str, str] = field(default_factory=dict)
+    cuda_graphs: bool = False
+
+    @property
+    def by_flag(self) -> dict[str, Mapping[str, str]]:
+        """Options that take a value, by flag."""
+        return {
+            "weights": self.weights,
+            "compile": self.compile,
+            "attention": self.attention,
+            "offload": self.offload,
+        }
+
+
+@dataclass(frozen=True)
+class TorchChoice:
+    """Settings with which PyTorch serves a component.
+
+    Args:
+        options: Options of the program.
+        bounds: Precisions whose bounds apply; if there are several, the widest bounds apply.
+        on_gpu: True if its instances run on GPUs.
+        kept: True if it keeps a precision or weights other than those requested for all components, because
+            it has no bounds for the requested ones.
+    """
+
+    options: TorchOptions
+    bounds: tuple[Precision, ...]
+    on_gpu: bool = False
+    kept: bool = False
+
+    def tolerance(self, component: Component) -> Tolerance:
+        """Return the bounds that apply to a component served with these settings."""
+        return widest([component.tolerance[precision] for precision in self.bounds])
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Entries of these settings in the manifest."""
+        return {**self.options.parameters(), "on_gpu": self.on_gpu}
+
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, Any], component: Component) -> TorchChoice:
+        """Read the settings from their manifest entries."""
+        options = TorchOptions.from_parameters(component.label, {k: str(v) for k, v in facts.items()})
+        return cls(options, bounds_of(component, options), facts["on_gpu"])
+
+
+def widest(bounds: Sequence[Tolerance]) -> Tolerance:
+    """Return the widest of several bounds: whatever satisfies any of them satisfies the result."""
+    rows = [bound.row_cosine for bound in bounds]
+    return Tolerance(
+        max_abs=max(bound.max_abs for bound in bounds),
+        relative_l2=max(bound.relative_l2 for bound in bounds),
+        cosine=min(bound.cosine for bound in bounds),
+        row_cosine=None if None in rows else min(row for row in rows if row is not None),
+    )
+
+
+def bounds_of(component: Component, options: TorchOptions) -> tuple[Precision, ...]:
+    """Return the precisions of a component's arithmetic and weights, whose bounds it must keep."""
+    found = [component.precision(Precision(options.precision))]
+    if options.weights is not None:
+        found.append(_BOUNDS[options.weights])
+    return tuple(dict.fromkeys(found))
+
+
+def parse_named(flag: str, texts: Sequence[str], allowed: Sequence[str] = ()) -> dict[str, str]:
+    """Parse option values of the form ``VALUE`` or ``NAME=VALUE``; names may have dashes for underscores.
+
+    Args:
+        flag: Name of the option, for messages.
+        texts: Option values as typed.
+        allowed: Allowed values; any value is allowed when empty.
+
+    Returns:
+        Values by component name; the value of all components has the key :data:`OF_ALL`.
+
+    Raises:
+        InvalidRequest: A value is not allowed, or a component is given twice.
+    """
+    found: dict[str, str] = {}
+    for text in texts:
+        name, _, value = text.rpartition("=")
+        name = name.replace("-", "_")
+        if not value or (not name and "=" in text) or (allowed and value not in allowed):
+            rule = f"one of {', '.join(allowed)}" if allowed else "a name"
+            raise InvalidRequest(
+                f"{flag} must be {rule}, or NAME={flag.upper()} for a component, got {text!r}"
+            )
+        if name in found:
+            raise InvalidRequest(f"{flag} of {name or 'all'} must be given once, got {text!r} too")
+        found[name] = value
+    return found
+
+
+def parse_engines(texts: Sequence[str]) -> tuple[Engine, dict[str, Engine]]:
+    """Parse engines of the form ``ENGINE`` or ``NAME=ENGINE``.
+
+    Returns:
+        Engine of all components, and the engines of components that differ, by component name.
+
+    Raises:
+        InvalidRequest: A text is not valid, see :func:`parse_named`.
+    """
+    found = {name: Engine(value) for name, value in parse_named("engine", texts, tuple(Engine)).items()}
+    return found.pop(OF_ALL, Engine.ONNXRUNTIME), found
+
+
+def parse_torch(
+    weights: Sequence[str],
+    compile_: Sequence[str],
+    attention: Sequence[str],
+    offload: Sequence[str],
+    *,
+    cuda_graphs: bool,
+) -> TorchAsked:
+    """Parse the options of engine ``torch``, each as :func:`parse_named` does.
+
+    Raises:
+        InvalidRequest: An option has no such value, or is given twice.
+    """
+    return TorchAsked(
+        parse_named("weights", weights, tuple(Weights)),
+        parse_named("compile", compile_, COMPILE_MODES),
+        parse_named("attention", attention),
+        parse_named("offload", offload, tuple(Offload)),
+        cuda_graphs,
+    )
+
+
+def check_engines(of_all: Engine, engines: Mapping[str, Engine]) -> None:
+    """Check that one repository can contain all of these engines.
+
+    Raises:
+        InvalidRequest: The repository cannot mix the engines. The message names those that do not fit.
+    """
+    if not engines:
+        return
+    names = " and ".join(_MIXED)
+    raise_all(
+        "export",
+        [
+            f"engine{f' of {name}' if name else ''} must be {names} where components have engines of their"
+            f" own, got {engine.value}"
+            for name, engine in {OF_ALL: of_all, **engines}.items()
+            if engine not in _MIXED
+        ],
+    )
+
+
+def choose_torch(components: Sequence[Component], options: ExportOptions) -> dict[str, TorchChoice]:
+    """Return the settings of the components that PyTorch serves in an export, by component label.
+
+    Args:
+        components: Components that this server runs.
+        options: Options of the export.
+
+    Raises:
+        InvalidRequest: An option does not apply to a component, its placement, this machine or an export
+            without a graph. The message names each such option with the rule and the value.
+    """
+    served = [component for component in components if options.engine_of(component) is Engine.TORCH]
+    problems = [*_unknown_names(components, served, options), *_useless(served, options)]
+    choices: dict[str, TorchChoice] = {}
+    for component in served:
+        try:
+            choice = _choice(component, options)
+        except InvalidRequest as error:
+            problems.append(str(error))
+            continue
+        choices[component.label] = choice
+        problems += _of_devices(component, choice, options.verify_device)
+    if choices and len(choices) == len(components):
+        problems += _of_graphs(options)
+    problems += _attention_problems(components, choices)
+    raise_all("export", list(dict.fromkeys(problems)))
+    if options.engine is Engine.TORCH:
+        for component in components:
+            if component.label not in choices:
+                check_precision(options.engine_of(component), options.asked(component))
+    return choices
+
+
+def _of_devices(component: Component, choice: TorchChoice, verified_on: Device) -> list[str]:
+    """Return the problems of settings that the serving or the verifying device does not support."""
+    problems = choice.options.problems(component.name, on_gpu=choice.on_gpu)
+    if not choice.on_gpu and verified_on is Device.CUDA:
+        problems += choice.options.problems(component.name, on_gpu=True)
+    if choice.on_gpu and verified_on is Device.CPU and _needs_gpu(choice.options):
+        problems.append(
+            f"verify-device must be cuda for {component.name}, whose options need a GPU"
+            f" ({choice.options.words}), got cpu"
+        )
+    return problems
+
+
+def _of_graphs(options: ExportOptions) -> list[str]:
+    """Return a problem for each given option that only applies to graphs, for an export without graphs."""
+    given = {"opset-version": options.opset, "simplify": options.simplify or None}
+    return [
+        f"{flag} must be left out with engine torch, which makes no graph, got {value}"
+        for flag, value in given.items()
+        if value is not None
+    ]
+
+
+def _attention_problems(components: Sequence[Component], choices: Mapping[str, TorchChoice]) -> list[str]:
+    """Return the problems of attention backends that networks cannot use, tried without their weights."""
+    problems = []
+    for component in components:
+        attention = choices[component.label].options.attention if component.label in choices else None
+        if attention is None:
+            continue
+        from slipway_export.checkpoint.stored_weights import left_out
+        from slipway_serving.runtime.torch_engine.attention import set_attention
+
+        with left_out():
+            network = component.load(Precision.FP32)
+        try:
+            set_attention(network, attention, component.name)
+        except InvalidRequest as error:
+            problems.append(str(error))
+    return problems
+
+
+def _choice(component: Component, options: ExportOptions) -> TorchChoice:
+    asked, precision = options.torch, options.asked(component)
+    place = options.places.get(component.name)
+
+    def of(values: Mapping[str, str]) -> str | None:
+        return values.get(component.name, values.get(OF_ALL))
+
+    text = of(asked.weights)
+    weights = None if text is None else Weights(text)
+    kept = weights is not None and _BOUNDS[weights] not in component.tolerance
+    if kept and component.name in asked.weights:
+        able = [each.value for each, bounds in _BOUNDS.items() if bounds in component.tolerance]
+        rule = f"one of {', '.join(able)}" if able else "left out"
+        raise InvalidRequest(f"weights of {component.name} must be {rule}, got {text}")
+    # A component without bounds for a precision stays float32, as in its graph. An integer precision stays as
+    # it is and is refused later, because engine torch has integers only as a format of weights.
+    arithmetic = precision if precision.is_integer else component.precision(precision)
+    made = TorchOptions(
+        precision=arithmetic.value,
+        weights=None if kept else weights,
+        compile=of(asked.compile),
+        attention=of(asked.attention),
+        cuda_graphs=asked.cuda_graphs,
+        offload=Offload(of(asked.offload) or Offload.NONE),
+    )
+    on_gpu = place is not None and place.kind == "gpu"
+    bounds = () if precision.is_integer else bounds_of(component, made)
+    return TorchChoice(made, bounds, on_gpu, kept or arithmetic is not precision)
+
+
+def _needs_gpu(options: TorchOptions) -> bool:
+    return bool(options.problems("", on_gpu=False)) or options.weights is Weights.INT4
+
+
+def _unknown_names(
+    components: Sequence[Component], served: Sequence[Component], options: ExportOptions
+) -> list[str]:
+    known = list(dict.fromkeys(component.name for component in components))
+    by_torch = {component.name for component in served}
+    able = ", ".join(sorted(by_torch)) or "none"
+    problems = [
+        f"engine must be of a component that is exported here ({', '.join(known)}), got {name}"
+        for name in options.engines
+        if name not in known
+    ]
+    for flag, values in options.torch.by_flag.items():
+        problems += [
+            f"{flag} must be of a component that engine torch serves ({able}), got {name}={value}; try"
+            f" --engine {name}=torch"
+            for name, value in values.items()
+            if name != OF_ALL and name not in by_torch
+        ]
+    return problems
+
+
+def _useless(served: Sequence[Component], options: ExportOptions) -> list[str]:
+    if served:
+        return []
+    asked = options.torch
+    given = {flag: values[OF_ALL] for flag, values in asked.by_flag.items() if OF_ALL in values}
+    if asked.cuda_graphs:
+        given["cuda-graphs"] = "it"
+    return [f"{flag} must be given with --engine torch, got {value}" for flag, value in given.items()]

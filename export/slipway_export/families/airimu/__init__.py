@@ -1,0 +1,1 @@
+"""AirIMU: description, checkpoint layout and networks."""

@@ -1,0 +1,1 @@
+"""FramePack image to video: description, checkpoint layout and networks."""

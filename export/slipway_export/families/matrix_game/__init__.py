@@ -1,0 +1,1 @@
+"""Matrix-Game 2.0: description, checkpoint layout and networks."""

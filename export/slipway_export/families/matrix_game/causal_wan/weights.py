@@ -1,0 +1,96 @@
+"""Strict loader of the network from upstream's safetensors files, whose keys begin with ``model.``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from slipway_export.checkpoint.checkpoint import Checkpoint, check_keys, torch_dtype
+from slipway_export.checkpoint.stored_weights import (
+    Stored,
+    are_from_configurations,
+    are_left_on_disk,
+    are_left_out,
+    described,
+    remember,
+)
+from slipway_export.families.matrix_game.causal_wan.config import CLIP_DIM, read_config
+from slipway_export.families.matrix_game.causal_wan.network import CausalWan
+from slipway_export.spec import Precision
+
+PREFIX = "model."
+_VISUAL = "img_emb.proj.0.weight"
+
+
+def load_network(
+    checkpoint: Checkpoint, config: str, weights: str, precision: Precision = Precision.FP32
+) -> CausalWan:
+    """Load a network, in eval mode and without gradients.
+
+    The weights are not read if `slipway_export.checkpoint.stored_weights` leaves them out or on disk.
+
+    Args:
+        checkpoint: Checkpoint that contains the files.
+        config: Path of the `config.json` in the checkpoint.
+        weights: Path of the safetensors file in the checkpoint. Its keys may all lack the prefix.
+        precision: Precision of the weights.
+
+    Raises:
+        InvalidRequest: A file is missing or invalid, or a key is missing, unknown or of another shape; the
+            message names the file, and the keys as they are in the file.
+    """
+    read = read_config(checkpoint.config(config), f"{checkpoint.where(config)}: {config}")
+    stored = _stored(checkpoint, weights)
+    prefix = _prefix(stored)
+    with torch.device("meta"):
+        network = CausalWan(read, _visual_dim(stored))
+    if stored is None:
+        stored = {prefix + key: place for key, place in described(network).items()}
+    shapes = {key: place.shape for key, place in stored.items()}
+    check_keys(f"{checkpoint.where(weights)}: {weights}", shapes, network, prefix)
+    dtype = torch_dtype(precision)
+    places = {key.removeprefix(prefix): place for key, place in stored.items()}
+    if are_left_out():
+        network.to(dtype)
+    else:
+        network.load_state_dict({key: _tensor(place, dtype) for key, place in places.items()}, assign=True)
+    remember(network, places)
+    return network.eval().requires_grad_(False)
+
+
+def visual_dim(checkpoint: Checkpoint, weights: str) -> int:
+    """Return the width of the image features that a network takes, which no configuration contains.
+
+    Args:
+        checkpoint: Checkpoint that contains the file.
+        weights: Path of the safetensors file; only its header is read. If the file is missing and
+            configurations suffice, the public width is returned.
+
+    Raises:
+        InvalidRequest: The file is missing or invalid.
+    """
+    return _visual_dim(_stored(checkpoint, weights))
+
+
+def _stored(checkpoint: Checkpoint, weights: str) -> dict[str, Stored] | None:
+    """Return the locations of the weights; None if configurations replace them."""
+    if are_from_configurations() and not checkpoint.has(weights):
+        return None
+    return checkpoint.stored_in(weights)
+
+
+def _prefix(stored: Mapping[str, Stored] | None) -> str:
+    return PREFIX if stored is None or any(key.startswith(PREFIX) for key in stored) else ""
+
+
+def _visual_dim(stored: Mapping[str, Stored] | None) -> int:
+    visual = None if stored is None else stored.get(_prefix(stored) + _VISUAL)
+    return visual.shape[0] if visual is not None and visual.shape else CLIP_DIM
+
+
+def _tensor(place: Stored, dtype: torch.dtype) -> torch.Tensor:
+    # A weight left on disk takes only address space: nothing reads the tensor until it is bound to its file.
+    if are_left_on_disk():
+        return torch.empty(place.shape, dtype=dtype)
+    return place.read().to(dtype)

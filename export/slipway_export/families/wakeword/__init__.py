@@ -1,0 +1,1 @@
+"""Wake words: description, checkpoint layout and networks."""

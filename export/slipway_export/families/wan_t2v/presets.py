@@ -1,0 +1,180 @@
+"""Checkpoints that the family `wan_t2v` can write: small ones for tests and benchmarks, and public sizes.
+
+A preset consists of configurations; `modeling.wan_presets` turns them into files. It builds and saves small
+checkpoints; it streams those of public sizes to the disk.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from slipway_export.checkpoint.demo import demo_preset
+from slipway_export.spec import Axis, Preset
+
+PATCH = 2
+
+
+def axes(latent_frames: tuple[int, int, int], tokens: tuple[int, int, int]) -> tuple[Axis, ...]:
+    """Return the family's axes.
+
+    Args:
+        latent_frames: Min, opt, max of the latent frames; a video has ``4 * (latent_frames - 1) + 1`` frames.
+        tokens: Min, opt, max of height and width, in tokens of 16 pixels.
+    """
+    return (
+        # Classifier-free guidance is one call with the prompt and the negative prompt.
+        Axis("batch", 1, 2, 2),
+        Axis("latent_frames", *latent_frames),
+        Axis("token_height", *tokens),
+        Axis("token_width", *tokens),
+    )
+
+
+PUBLIC_AXES = axes(latent_frames=(1, 21, 21), tokens=(16, 30, 80))
+"""1 to 81 frames, 256 to 1280 pixels a side; 480p is 30 x 52 tokens."""
+
+
+def _configs(
+    transformer: dict[str, Any], text_encoder: dict[str, Any], vae: dict[str, Any]
+) -> dict[str, dict[str, Any]]:
+    return {
+        "transformer/config.json": {"patch_size": [1, PATCH, PATCH], "in_channels": 16, "out_channels": 16}
+        | transformer,
+        "text_encoder/config.json": {"d_model": transformer["text_dim"]} | text_encoder,
+        "vae/config.json": {"z_dim": 16, "dim_mult": [1, 2, 4, 4]} | vae,
+    }
+
+
+def _small(
+    summary: str,
+    transformer: dict[str, Any],
+    text_encoder: dict[str, Any],
+    vae: dict[str, Any],
+    attentive: bool = False,
+    **ranges: Any,
+) -> Preset:
+    configs = _configs(
+        transformer, {"vocab_size": 512, "num_layers": 2} | text_encoder, {"num_res_blocks": 1} | vae
+    )
+
+    def write(folder: Path, seed: int) -> None:
+        from slipway_export.families.wan_t2v.random_checkpoint import write_checkpoint
+
+        write_checkpoint(folder, configs, seed, attentive=attentive)
+
+    return Preset(summary, configs, axes(**ranges), write)
+
+
+def _public(summary: str, experts: int, text_layers: int = 24, **transformer: Any) -> Preset:
+    """Return a preset with the widths of a public checkpoint: UMT5-xxl, and the VAE of Wan2.1."""
+    configs = _configs(
+        {"attention_head_dim": 128, "text_dim": 4096, "freq_dim": 256} | transformer,
+        {
+            "vocab_size": 256_384,
+            "d_ff": 10_240,
+            "d_kv": 64,
+            "num_heads": 64,
+            "num_layers": text_layers,
+            "feed_forward_proj": "gated-gelu",
+        },
+        {"base_dim": 96, "num_res_blocks": 2, "temperal_downsample": [False, True, True]},
+    )
+
+    def write(folder: Path, seed: int) -> None:
+        from slipway_export.families.wan_t2v.random_checkpoint import stream_checkpoint
+
+        stream_checkpoint(folder, configs, seed, experts=experts)
+
+    return Preset(summary, configs, PUBLIC_AXES, write)
+
+
+TINY = _small(
+    "random weights, 1 to 33 frames, 32 to 128 pixels a side; for the demo and the tests",
+    transformer={
+        "num_attention_heads": 2,
+        "attention_head_dim": 24,
+        "text_dim": 32,
+        "freq_dim": 64,
+        "ffn_dim": 96,
+        "num_layers": 2,
+    },
+    text_encoder={"d_kv": 8, "d_ff": 64, "num_heads": 4},
+    vae={"base_dim": 8},
+    attentive=True,
+    latent_frames=(1, 5, 9),
+    tokens=(2, 4, 8),
+)
+SMALL = _small(
+    "random weights, 6 layers of 8 x 64 heads, up to 33 frames of 320 pixels a side; for benchmarks",
+    transformer={
+        "num_attention_heads": 8,
+        "attention_head_dim": 64,
+        "text_dim": 256,
+        "freq_dim": 256,
+        "ffn_dim": 2048,
+        "num_layers": 6,
+    },
+    text_encoder={"d_kv": 32, "d_ff": 512, "num_heads": 8},
+    vae={"base_dim": 16},
+    latent_frames=(1, 5, 9),
+    tokens=(2, 15, 20),
+)
+DEMO_CONFIGS = _configs(
+    transformer={
+        "num_attention_heads": 4,
+        "attention_head_dim": 32,
+        "text_dim": 96,
+        "freq_dim": 64,
+        "ffn_dim": 384,
+        "num_layers": 6,
+    },
+    text_encoder={
+        "vocab_size": 256,
+        "d_kv": 24,
+        "num_heads": 4,
+        "d_ff": 192,
+        "num_layers": 2,
+        "feed_forward_proj": "gated-gelu",
+    },
+    vae={"base_dim": 8, "num_res_blocks": 1, "temperal_downsample": [False, True, True]},
+)
+"""Configurations of the checkpoint that `slipway train weights wan_t2v` makes."""
+DEMO = demo_preset(
+    "wan_t2v",
+    "trained on coloured shapes in motion; 33 frames of 64 x 64 pixels, as it was trained for",
+    axes(latent_frames=(1, 9, 9), tokens=(2, 4, 4)),
+    configs=DEMO_CONFIGS,
+)
+# In public sizes, denoisers and text encoder are bfloat16 and the VAE is float32.
+_1_3B = _public(
+    "random weights at the sizes of Wan2.1-T2V-1.3B: one expert; 14.7 GB on disk",
+    experts=1,
+    num_attention_heads=12,
+    num_layers=30,
+    ffn_dim=8960,
+)
+_A14B = _public(
+    "random weights at the sizes of Wan2.2-T2V-A14B: two experts; 69.0 GB on disk",
+    experts=2,
+    num_attention_heads=40,
+    num_layers=40,
+    ffn_dim=13_824,
+)
+_A14B_2_LAYERS = _public(
+    "a14b with 2 of its 40 layers in each expert, and 2 of the text encoder's 24; 7.1 GB on disk",
+    experts=2,
+    text_layers=2,
+    num_attention_heads=40,
+    num_layers=2,
+    ffn_dim=13_824,
+)
+
+PRESETS = {
+    "tiny": TINY,
+    "demo": DEMO,
+    "small": SMALL,
+    "1.3b": _1_3B,
+    "a14b": _A14B,
+    "a14b-2-layers": _A14B_2_LAYERS,
+}

@@ -1,0 +1,1 @@
+"""ONNX graphs: export, dialects, operator sets, rewrites, precision and quantization."""

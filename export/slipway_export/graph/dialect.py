@@ -1,0 +1,120 @@
+"""Checks of the precisions and operators that the graphs of an engine may use.
+
+The precision is checked before any work, and the operators in every graph that was exported, so that the
+statements about an engine's graphs hold for every family. The readers of an engine are the programs that load
+its graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slipway_export.spec import Component, Engine, Precision
+from slipway_serving.protocol.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    import onnx
+
+_HALVES = (Precision.FP16, Precision.BF16)
+# Integer graphs contain DynamicQuantizeLinear and MatMulInteger (int8) or com.microsoft's MatMulNBits (int4).
+# A float64 graph needs float64 operators, and TensorRT computes none in float64.
+PRECISIONS = {
+    Engine.ONNXRUNTIME: tuple(Precision),
+    Engine.TENSORRT: (Precision.FP32, *_HALVES),
+    Engine.PORTABLE: (Precision.FP32, *_HALVES, Precision.INT8),
+    Engine.TORCH: (Precision.FP64, Precision.FP32, *_HALVES),
+}
+# Standard operators that onnx-tensorrt's docs/operators.md lists as not supported (release 10.1, the newest
+# that was read; no parser has run here).
+TENSORRT_LACKS = {
+    "AffineGrid", "Bernoulli", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor",
+    "BlackmanWindow", "CenterCropPad", "Col2Im", "Compress", "ConcatFromSequence", "ConvInteger", "Det",
+    "DFT", "DynamicQuantizeLinear", "HammingWindow", "HannWindow", "ImageDecoder", "MatMulInteger",
+    "MaxRoiPool", "MaxUnpool", "MelWeightMatrix", "Multinomial", "NegativeLogLikelihoodLoss", "Optional",
+    "OptionalGetElement", "OptionalHasElement", "QLinearConv", "QLinearMatMul", "RegexFullMatch", "STFT",
+    "SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert",
+    "SequenceLength", "SequenceMap", "SoftmaxCrossEntropyLoss", "SplitToSequence", "StringConcat",
+    "StringNormalizer", "StringSplit", "TfIdfVectorizer", "Unique",
+}  # fmt: skip
+
+
+def check_precision(engine: Engine, precision: Precision) -> None:
+    """Check that an engine's readers support the graphs of a precision.
+
+    Raises:
+        InvalidRequest: The engine lacks the precision. The message names those that it has.
+    """
+    known = PRECISIONS[engine]
+    if precision not in known:
+        names = ", ".join(each.value for each in known)
+        raise InvalidRequest(
+            f"export: precision must be one of {names} for engine {engine.value}, whose readers do not know"
+            f" the operators of others, got {precision.value}; try --precision fp16, or --engine onnxruntime"
+        )
+
+
+def offered(component: Component, engine: Engine) -> tuple[Precision, ...]:
+    """Return the precisions that both the engine and the component support."""
+    return tuple(precision for precision in PRECISIONS[engine] if precision in component.tolerance)
+
+
+def refusal(component: Component, precision: Precision, engine: Engine) -> str | None:
+    """Return why a component cannot be exported in a precision for an engine; None if it can."""
+    able = offered(component, engine)
+    if precision in able:
+        return None
+    fix = ""
+    if engine is Engine.TORCH and precision.is_integer:
+        fix = f"; try --weights {component.name}={precision.value}"
+    return (
+        f"precision of {component.name} must be one of {', '.join(able)} with engine {engine.value},"
+        f" got {precision.value}{fix}"
+    )
+
+
+def check_operators(path: Path, engine: Engine, label: str) -> None:
+    """Check that an engine's readers support all operators of a graph.
+
+    Args:
+        path: Path of the graph.
+        engine: Engine that the graph was exported for.
+        label: Label of the component, for messages.
+
+    Raises:
+        InvalidRequest: The graph uses operators that they do not support. The message names the operators.
+    """
+    import onnx
+
+    if engine is Engine.ONNXRUNTIME:
+        return
+    model = onnx.load(path, load_external_data=False)
+    bodies = (model.graph.node, *(function.node for function in model.functions))
+    local = {(function.domain, function.name) for function in model.functions}
+    unknown = {
+        f"{node.domain}.{node.op_type}".removeprefix(".")
+        for body in bodies
+        for node in _all_nodes(body)
+        if (node.domain, node.op_type) not in local and not _is_known(node, engine)
+    }
+    if unknown:
+        raise InvalidRequest(
+            f"{label}: operators must be standard ones that readers of engine {engine.value} know, got"
+            f" {', '.join(sorted(unknown))}; try --engine onnxruntime"
+        )
+
+
+def _is_known(node: onnx.NodeProto, engine: Engine) -> bool:
+    if node.domain not in ("", "ai.onnx"):
+        return False
+    return engine is not Engine.TENSORRT or node.op_type not in TENSORRT_LACKS
+
+
+def _all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Yield nodes and the nodes of their subgraphs (of a loop, a scan, a branch)."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for body in (attribute.g, *attribute.graphs):
+                yield from _all_nodes(body.node)

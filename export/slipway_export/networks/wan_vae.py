@@ -1,0 +1,92 @@
+"""Components of a Wan VAE's video decoder, for every family that uses its latents.
+
+There are two graphs: one decodes the first latent frame, the other decodes each later frame with the caches
+that the previous frame left. The export verifies a run of both against diffusers' own loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from slipway_export.spec import (
+    Axis,
+    Component,
+    DType,
+    Precision,
+    StepInput,
+    Stepped,
+    TensorSpec,
+    Tolerance,
+)
+
+if TYPE_CHECKING:
+    from diffusers import AutoencoderKLWan
+    from torch import Tensor
+
+PATCH = 2
+"""Latents per token, along height and width."""
+DECODER_TOLERANCE = {Precision.FP32: Tolerance(max_abs=5e-3, relative_l2=1e-4, cosine=0.99999)}
+
+
+def video_decoder(
+    config: Mapping[str, Any], load: Callable[[], AutoencoderKLWan], axes: Mapping[str, Axis]
+) -> tuple[Component, Component, Stepped]:
+    """Describe the decoder of a VAE.
+
+    Args:
+        config: Configuration of :class:`AutoencoderKLWan`.
+        load: Callback that returns the VAE in float32.
+        axes: Axes by name, of which `token_height` and `token_width` are used, with two latents per token.
+
+    Returns:
+        Graph of the first latent frame, graph of each later frame, and their verified run.
+    """
+    from slipway_export.families.wan_t2v.network import (
+        FirstDecoderStep,
+        NextDecoderStep,
+        decode,
+        decoder_caches,
+    )
+
+    caches = decoder_caches(dict(config))
+
+    def carried(prefix: str) -> tuple[TensorSpec, ...]:
+        return tuple(
+            TensorSpec(
+                f"{prefix}cache_{i:02}", DType.FLOAT32, (1, cache.channels, 2, *plane(PATCH * cache.scale))
+            )
+            for i, cache in enumerate(caches)
+        )
+
+    latents = TensorSpec("latents", DType.FLOAT32, (1, config["z_dim"], 1, *plane(PATCH)))
+    scale = PATCH * config.get("scale_factor_spatial", 8)
+    temporal = config.get("scale_factor_temporal", 4)
+
+    def component(graph: str, network: Any, frames: int, inputs: tuple[TensorSpec, ...]) -> Component:
+        return Component(
+            name="vae_decoder",
+            graph=graph,
+            inputs=(latents, *inputs),
+            outputs=(TensorSpec("sample", DType.FLOAT32, (1, 3, frames, *plane(scale))), *carried("next_")),
+            axes=(axes["token_height"], axes["token_width"]),
+            load=lambda _: network(load(), caches, first=graph == "first"),
+            tolerance=DECODER_TOLERANCE,
+        )
+
+    first = component("first", FirstDecoderStep, 1, ())
+    following = component("next", NextDecoderStep, temporal, carried(""))
+
+    def reference(inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        latents = inputs["latents"]
+        return {"sample": decode(load().to(latents.device), latents)}
+
+    stepped = Stepped(
+        following, {"latents": StepInput(axis=2)}, {"sample": 2}, steps=4, reference=reference, first=first
+    )
+    return first, following, stepped
+
+
+def plane(scale: int) -> tuple[str, str]:
+    """Return height and width of a tensor that has `scale` places per token along each side."""
+    return f"{scale} * token_height", f"{scale} * token_width"

@@ -1,0 +1,1 @@
+"""Model repositories: staging, resumption, identity, configuration and atomic publication."""

@@ -1,0 +1,245 @@
+"""Reuse of finished graphs: an export need not make graphs that are identical to staged or placed ones.
+
+A graph is identical if its identity is the same (`identity.py`), every checkpoint file that was read for it
+has the recorded hash (`checkpoint/provenance.py`), and its own files have theirs. It is then taken, with its
+parity, from the folder of an interrupted export or from the model in the repository. Only graphs that passed
+are recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slipway_export.checkpoint.checkpoint import Checkpoint
+from slipway_export.checkpoint.provenance import Digests, Notes
+from slipway_export.progress import Progress
+from slipway_export.repository.export_record import STEPS, Record, left_out_of, placed_record, records
+from slipway_export.repository.identity import identity
+from slipway_export.repository.publish import MANIFEST, link_or_copy
+from slipway_export.sizing.budget import LeftOut
+from slipway_export.spec import Component, Precision, Stepped
+from slipway_export.verification.comparison import ParityRow
+
+Make = Callable[[], list[ParityRow]]
+
+
+@dataclass
+class Finished:
+    """The finished graphs of one export: those that it finds, and those that it makes.
+
+    Args:
+        checkpoint: Checkpoint that the graphs are made from.
+        planned: Notes of what was read to describe them.
+        asked: Function that returns the precision that the user asked for, for a component. The precision
+            that the graph then gets is what counts.
+        served: Function that returns what else a component depends on: its engine, and how the engine runs
+            it.
+        options: Other options that the graphs depend on, by name.
+        staged: Staging folder of the export.
+        prefix: Prefix of the models' names: the family's name, and ``_``.
+        report: Progress that receives a line for each graph that is taken.
+        repository: Repository where models are placed.
+        output: File of the graph in an export of a single graph.
+        fresh: True to take nothing, and to remove what earlier exports left.
+        digests: Hashes of files, each computed once.
+    """
+
+    checkpoint: Checkpoint
+    planned: Notes
+    asked: Callable[[Component], Precision]
+    options: Mapping[str, object]
+    staged: Path
+    prefix: str
+    report: Progress
+    repository: Path | None = None
+    output: Path | None = None
+    fresh: bool = False
+    digests: Digests = field(default_factory=Digests)
+    served: Callable[[Component], object] = lambda _: None
+    _records: dict[str, Record] = field(default_factory=dict)
+    _left_out: dict[str, tuple[LeftOut, ...]] = field(default_factory=dict)
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """Points at which the graphs taken or made so far were not verified."""
+        return tuple(left for each in self._left_out.values() for left in each)
+
+    def find(
+        self, components: Sequence[Component], runs: Sequence[Stepped]
+    ) -> tuple[list[Component], list[Stepped]]:
+        """Take the finished graphs; return the components still to be made and the runs still to be verified.
+
+        Args:
+            components: Components of the export.
+            runs: Stepped networks whose graphs are all among them.
+        """
+        places = {
+            component.label: self._take(self._name(component), component.label, self._described(component))
+            for component in components
+        }
+        missing = self._missing(components)
+        for component in components:
+            if component not in missing:
+                self.report.begin(component.label)
+                self.report(f"{component.label}: the same as {places[component.label]}, taken from there")
+        return missing, [run for run in runs if not self._take_steps(run)]
+
+    def _missing(self, components: Sequence[Component]) -> list[Component]:
+        """Return the components to be made, including any whose weights lie in a file that is made anew."""
+        missing = [each for each in components if self._name(each) not in self._records]
+        anew = {f"{self._graph(component)}.data" for component in missing}
+        dependent = [record for record in self._records.values() if anew & record.files.keys()]
+        for record in dependent:
+            del self._records[record.name], self._left_out[record.name]
+            record.remove(self.staged, self._records.values())
+        return self._missing(components) if dependent else missing
+
+    def graph(
+        self,
+        component: Component,
+        path: Path,
+        make: Make,
+        left_out: Sequence[LeftOut] = (),
+        files: Callable[[], list[Path]] | None = None,
+    ) -> list[ParityRow]:
+        """Return the parity of a component's graph; make the graph if it was not taken.
+
+        Args:
+            component: Description of the component.
+            path: Path of the graph in the staging folder.
+            make: Function that writes and verifies the graph.
+            left_out: Points at which the export does not verify its graphs.
+            files: Function that returns the files that it is made of; those of the graph when None.
+        """
+        name = self._name(component)
+        if name in self._records:
+            return list(self._records[name].rows)
+        self._left_out[name] = left_out_of(left_out, component.label, steps=False)
+        return self._made(name, self._described(component), make, files or (lambda: graph_files(path)))
+
+    def steps(self, run: Stepped, make: Make, left_out: Sequence[LeftOut] = ()) -> list[ParityRow]:
+        """Return the parity of steps as one run; verify them if it was not taken.
+
+        Args:
+            run: Description of the stepped network.
+            make: Function that verifies the steps.
+            left_out: Points as for :meth:`graph`.
+        """
+        name = self._name(run.next) + STEPS
+        if name in self._records:
+            return list(self._records[name].rows)
+        self._left_out[name] = left_out_of(left_out, run.next.label, steps=True)
+        described = self._steps_described(run)
+        if described is None:  # One of the graphs failed, so the export will fail too.
+            return make()
+        return self._made(name, described, make, list)
+
+    def _described(self, component: Component) -> object:
+        return component, component.precision(self.asked(component)), self.served(component)
+
+    def _take_steps(self, run: Stepped) -> bool:
+        described = self._steps_described(run)
+        name = self._name(run.next) + STEPS
+        return described is not None and self._take(name, run.next.label, described) is not None
+
+    def _steps_described(self, run: Stepped) -> object | None:
+        """Return what steps depend on, including their graphs; None if one of the graphs has no record."""
+        graphs = [graph for graph in (run.first, run.next) if graph is not None]
+        parts = [self._records[name] for graph in graphs if (name := self._name(graph)) in self._records]
+        if len(parts) < len(graphs):
+            return None
+        return run, [(part.identity, dict(part.files)) for part in parts]
+
+    def facts(self, components: Iterable[Component]) -> dict[str, Any]:
+        """Return the manifest's entries about how the graphs were made."""
+        names = {self._name(component) for component in components}
+        names |= {name + STEPS for name in names}
+        return {name: record.facts() for name, record in self._records.items() if name in names}
+
+    def _name(self, component: Component) -> str:
+        return f"{self.prefix}{component.name}/{component.graph}"
+
+    def _graph(self, component: Component) -> str:
+        """Return the path of a component's graph in the repository."""
+        return f"{self.prefix}{component.name}/1/{component.graph}.onnx"
+
+    def _made(
+        self, name: str, described: object, make: Make, files: Callable[[], list[Path]]
+    ) -> list[ParityRow]:
+        with self.checkpoint.noting() as notes:
+            rows = make()
+        if any(row.failures for row in rows):
+            return rows
+        read = self.planned.digests(self.digests) | notes.digests(self.digests)
+        own = {path.relative_to(self.staged).as_posix(): self.digests.of(path) for path in files()}
+        made_by = identity(described, self.options)
+        record = Record(name, made_by, read, own, tuple(rows), self._left_out[name])
+        # A piece that read nothing of the checkpoint was also made of something else, so it is not recorded.
+        if read:
+            record.write(self.staged)
+            self._records[name] = record
+        return rows
+
+    def _take(self, name: str, label: str, described: object) -> str | None:
+        """Take a valid piece into the staging folder; return where it was found, or None if there is none."""
+        wanted = identity(described, self.options)
+        left = next((record for record in records(self.staged) if record.name == name), None)
+        if left is not None and not self.fresh and self._holds(left, wanted, self.staged):
+            self._have(left)
+            return "an interrupted export left"
+        if left is not None:
+            left.remove(self.staged, self._records.values())
+        placed = None if self.fresh else self._placed(name, label)
+        if placed is None or not self._holds(placed, wanted, self._place):
+            return None
+        for file, digest in placed.files.items():
+            # Two graphs may share a file of weights, which is then already there.
+            if self.digests.of(self.staged / file) != digest:
+                link_or_copy(self._place / file, self.staged / file)
+        self._have(placed)
+        return "placed"
+
+    def _have(self, record: Record) -> None:
+        self._records[record.name], self._left_out[record.name] = record, record.left_out
+
+    @property
+    def _place(self) -> Path:
+        """Folder that the paths of placed files are relative to."""
+        if self.output is not None:
+            return self.output.parent
+        assert self.repository is not None  # One of the two is given.
+        return self.repository
+
+    def _placed(self, name: str, label: str) -> Record | None:
+        if self.output is not None:
+            return placed_record(self.output.with_name(f"{self.output.name}.json"), name, label)
+        model = name.partition("/")[0]
+        return placed_record(self._place / model / MANIFEST, name, label, model)
+
+    def _holds(self, record: Record, wanted: str, folder: Path) -> bool:
+        return (
+            record.identity == wanted
+            and not any(row.failures for row in record.rows)
+            and all(self.digests.of(folder / file) == digest for file, digest in record.files.items())
+            and self.checkpoint.agrees(record.read, self.digests)
+        )
+
+
+def graph_files(path: Path) -> list[Path]:
+    """Return the files that a graph is made of: its own, and those that contain its weights."""
+    others = [other for other in path.parent.iterdir() if other.suffix != path.suffix]
+    if not others:
+        return [path]
+    import onnx
+
+    graph = onnx.load(path, load_external_data=False).graph
+    named = {
+        entry.value
+        for weight in graph.initializer
+        for entry in weight.external_data
+        if entry.key == "location"
+    }
+    return [path, *sorted(path.parent / name for name in named)]

@@ -1,0 +1,286 @@
+"""An export in progress: its models are made one by one in a staging folder, and each is verified at once.
+
+Data flow: component -> its graph, or the files of the network that PyTorch runs -> comparison with the
+checkpoint's own network -> configuration and manifest. Graphs identical to earlier ones are reused
+(`resume.py`). `run.py` selects the components, checks the options and places the result.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slipway_export.checkpoint.checkpoint import Checkpoint
+from slipway_export.checkpoint.provenance import Digests, Notes
+from slipway_export.checkpoint.stored_weights import left_on_disk
+from slipway_export.engines.choice import TorchChoice
+from slipway_export.engines.torch_model import (
+    network_files,
+    served_here,
+    stage_graph,
+    stage_model,
+    stage_network,
+    verified_on,
+    verify_steps_here,
+)
+from slipway_export.engines.torch_network import NetworkFacts
+from slipway_export.graph.dialect import check_operators
+from slipway_export.graph.onnx import export_graph
+from slipway_export.progress import Progress
+from slipway_export.repository.config import config_text, model_config, write_axes
+from slipway_export.repository.placement import set_instances, stage_remote
+from slipway_export.repository.publish import stage_authored, write_manifest
+from slipway_export.repository.resume import Finished
+from slipway_export.sizing.budget import Verification
+from slipway_export.spec import AuthoredModel, Axis, Component, Family, Plan, Precision, Stepped
+from slipway_export.verification.comparison import (
+    ParityRow,
+    Reference,
+    compute_reference,
+    load_reference,
+    rows_of,
+    verify,
+)
+from slipway_export.verification.steps import verify_stepped
+from slipway_serving.runtime.torch_engine.described import MODEL, network_file
+
+if TYPE_CHECKING:
+    from slipway_export.run import ExportOptions
+
+
+@dataclass(frozen=True)
+class MadeOf:
+    """Everything that an export is made of.
+
+    Args:
+        family: Family, in the variant that was asked for.
+        checkpoint: Checkpoint of the family.
+        axes: Axes with the ranges of the export.
+        plan: Plan of the checkpoint.
+        planned: Notes of what was read to make the plan.
+        options: Options from the user.
+        digests: Hashes of files that were read before.
+    """
+
+    family: Family
+    checkpoint: Checkpoint
+    axes: tuple[Axis, ...]
+    plan: Plan
+    planned: Notes
+    options: ExportOptions
+    digests: Digests = field(default_factory=Digests)
+
+
+def runs_of(plan: Plan, components: Sequence[Component]) -> list[Stepped]:
+    """Return the stepped networks whose graphs are all among some components."""
+    labels = {component.label for component in components}
+    return [
+        run for run in plan.stepped if {graph.label for graph in (run.first, run.next) if graph} <= labels
+    ]
+
+
+def model_names(
+    family: Family, components: Sequence[Component], authored: Sequence[AuthoredModel]
+) -> list[str]:
+    """Return the names of the models made of components and authored models, each once."""
+    names = [f"{family.name}_{component.name}" for component in components]
+    return list(dict.fromkeys([*names, *(model.name for model in authored)]))
+
+
+@dataclass(frozen=True)
+class StagedExport:
+    """The parts of one export that all of its steps need.
+
+    Args:
+        made_of: Everything that the export is made of.
+        options: Options from the user.
+        opset: ONNX operator set version.
+        verification: Points at which graphs and networks are verified.
+        staged: Folder to write in.
+        report: Progress that receives a line before each long piece of work.
+        finished: Finished graphs, which need not be made again.
+        graph: File of the graph in an export of a single graph.
+        sharing: Names of the components with several graphs, whose common weights are on disk once.
+        by_torch: Choices of how PyTorch serves the components that it serves, by label.
+    """
+
+    made_of: MadeOf
+    options: ExportOptions
+    opset: int
+    verification: Verification
+    staged: Path
+    report: Progress
+    finished: Finished
+    graph: Path | None = None
+    sharing: frozenset[str] = frozenset()
+    by_torch: Mapping[str, TorchChoice] = field(default_factory=dict)
+
+    @property
+    def _family(self) -> Family:
+        return self.made_of.family
+
+    @property
+    def _checkpoint(self) -> Checkpoint:
+        return self.made_of.checkpoint
+
+    def _folder(self, component: Component) -> Path:
+        return self.staged / f"{self._family.name}_{component.name}" / "1"
+
+    def _path(self, component: Component) -> Path:
+        if component.label in self.by_torch:
+            return self._folder(component) / network_file(component.graph)
+        return self.graph or self._folder(component) / f"{component.graph}.onnx"
+
+    def build(self, plan: Plan, components: Sequence[Component]) -> list[ParityRow]:
+        """Export and verify the graphs into the staging folder, or reuse them; return the parity table."""
+        rows: list[ParityRow] = []
+        left_out = self.verification.left_out
+        for component in components:
+            self.report.begin(component.label)
+            path, files = self._path(component), None
+            if component.label in self.by_torch:
+                make, files = (
+                    partial(self._build_torch, component),
+                    partial(network_files, path.parent, component.graph),
+                )
+            else:
+                make = partial(self._build_graph, component)
+            rows += self.finished.graph(component, path, make, left_out, files)
+        for run in runs_of(plan, components):
+            rows += self.finished.steps(run, partial(self._verify_steps, run), left_out)
+        for left in self.staged.rglob("*.widened*"):
+            left.unlink()
+        return rows
+
+    def _verify_steps(self, run: Stepped) -> list[ParityRow]:
+        self.report(f"{run.next.label}: verifying {run.steps} steps as one run")
+        paths = {graph.label: self._path(graph) for graph in (run.first, run.next) if graph is not None}
+        point, device = self.verification.steps[run.next.label], self.options.verify_device
+        if run.next.label in self.by_torch:
+            return verify_steps_here(run, self._folder(run.next).parent, self.by_torch, point, device)
+        return verify_stepped(run, paths, self.options.asked(run.next), point, device)
+
+    def _build_graph(self, component: Component) -> list[ParityRow]:
+        precision = component.precision(self.options.asked(component))
+        path = self._path(component)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = "" if precision is self.options.asked(component) else f" (kept in {precision.value})"
+        self.report(f"{component.label}: exporting{kept}")
+        with left_on_disk():
+            module = component.load(Precision.FP32 if precision.is_integer else precision)
+        export_graph(
+            component,
+            module,
+            path,
+            opset=self.opset,
+            precision=precision,
+            engine=self.options.engine_of(component),
+            simplify=self.options.simplify,
+            shares=component.name in self.sharing,
+            report=self.report,
+        )
+        del module
+        gc.collect()
+        check_operators(path, self.options.engine_of(component), component.label)
+        reference = self._reference(component)
+        self.report(f"{component.label}: verifying")
+        return verify(component, path, reference, precision, self.options.verify_device)
+
+    def _build_torch(self, component: Component) -> list[ParityRow]:
+        choice, folder = self.by_torch[component.label], self._folder(component)
+        kept = f" (kept in {choice.options.words})" if choice.kept else ""
+        self.report(f"{component.label}: placing what PyTorch loads{kept}")
+        folder.mkdir(parents=True, exist_ok=True)
+        if component.graph == MODEL:
+            stage_model(component, folder.parent.name, choice, self.staged)
+        else:
+            stage_graph(component, choice, folder)
+        axes = {a.name: (a.min, a.opt, a.max) for a in self.made_of.axes}
+        # A plan may derive names from the checkpoint's path, so they must not depend on a server's directory.
+        source = self._checkpoint.source
+        source = str(Path(source).resolve()) if Path(source).is_dir() else source
+        facts = NetworkFacts(self._family.name, self.options.variant, component.label, source, axes)
+        stage_network(component, facts, self._checkpoint, self.made_of.planned, folder)
+        reference = self._reference(component)
+        self.report(f"{component.label}: loading and verifying the served program ({choice.options.words})")
+        device, bound = self.options.verify_device, choice.tolerance(component)
+        with served_here(folder.parent, device, component.graph) as run:
+            return rows_of(component, run, reference, verified_on(choice, device), lambda _: bound)
+
+    def _reference(self, component: Component) -> Reference:
+        self.report(f"{component.label}: running PyTorch")
+        points, device = self.verification.points[component.label], self.options.verify_device
+        reference = compute_reference(component, load_reference(component, device), points, device)
+        gc.collect()
+        return reference
+
+    def finish(
+        self, components: Sequence[Component], authored: Sequence[AuthoredModel], rows: Sequence[ParityRow]
+    ) -> None:
+        """Write the configuration and the manifest of each staged model."""
+        for model in authored:
+            stage_authored(model, self.staged)
+        for component in components:
+            place = self.options.places.get(component.name)
+            folder = self._folder(component).parent
+            if place is not None and place.server:
+                stage_remote(component, folder.name, place, self.staged)
+                continue
+            if component.label in self.by_torch and component.graph == MODEL:
+                stage_model(component, folder.name, self.by_torch[component.label], self.staged)
+            elif component.graph == MODEL:
+                config = model_config(component, folder.name, self.options.engine_of(component))
+                (folder / "config.pbtxt").write_text(config_text(config), encoding="utf-8")
+            if place is not None:
+                set_instances(folder / "config.pbtxt", place)
+        for name in model_names(self._family, components, authored):
+            self.options.queues.write(self.staged / name / "config.pbtxt")
+            parts = [c for c in components if f"{self._family.name}_{c.name}" == name]
+            place = self.options.places.get(parts[0].name) if parts else None
+            placed_at = {} if place is None else {"place": place.facts}
+            here = [] if place is not None and place.server else parts
+            if here and any(part.graph != MODEL for part in here):
+                write_axes(self.staged / name / "config.pbtxt", here)
+            write_manifest(self.staged / name, self.facts(here, rows) | placed_at, self.finished.digests.of)
+
+    def facts(self, parts: Sequence[Component], rows: Sequence[ParityRow]) -> dict[str, Any]:
+        """Return the manifest's facts about a model, except for its files."""
+        source: dict[str, Any] = {"source": self._checkpoint.source, "commit": self._checkpoint.commit}
+        if self._checkpoint.places:
+            source["parts"] = {
+                name: {"source": place.source, "commit": place.commit}
+                for name, place in self._checkpoint.places.items()
+            }
+        planned = self.made_of.axes
+        facts: dict[str, Any] = {
+            "family": self._family.name,
+            "checkpoint": source,
+            "planned_axes": {axis.name: [axis.min, axis.opt, axis.max] for axis in planned},
+        }
+        if self.options.variant is not None:
+            facts["variant"] = self.options.variant
+        if parts:
+            labels = {part.label for part in parts}
+            facts |= {
+                "engine": self.options.engine_of(parts[0]).value,
+                "precision": {part.graph: part.precision(self.options.asked(part)).value for part in parts},
+                **self._facts_of_engine(parts),
+                "axes": {a.name: [a.min, a.opt, a.max] for part in parts for a in part.axes},
+                "parity": [asdict(row) for row in rows if row.graph in labels],
+                "not_verified": [asdict(left) for left in self.finished.left_out if left.graph in labels],
+                "made": self.finished.facts(parts),
+            }
+        return facts
+
+    def _facts_of_engine(self, parts: Sequence[Component]) -> dict[str, Any]:
+        choices = {part.graph: self.by_torch[part.label] for part in parts if part.label in self.by_torch}
+        if not choices:
+            return {"opset": self.opset, "simplified": self.options.simplify}
+        return {
+            "precision": {graph: choice.options.loaded_in for graph, choice in choices.items()},
+            "torch": {graph: choice.facts for graph, choice in choices.items()},
+        }

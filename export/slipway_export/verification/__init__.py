@@ -1,0 +1,1 @@
+"""Verification: comparison of what is served with PyTorch, at points of the exported ranges."""

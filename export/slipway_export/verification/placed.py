@@ -1,0 +1,267 @@
+"""Verification of placed models at more points or on another device; the rows are added to their manifests.
+
+The manifests state what each model was made of. The same plan is made again from the same checkpoint, and its
+graphs are compared as in an export. Only the manifest of a model changes.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from slipway_export.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from slipway_export.engines.choice import TorchChoice
+from slipway_export.engines.device import Device
+from slipway_export.engines.torch_model import served_here, verified_on, verify_steps_here
+from slipway_export.families import family_named
+from slipway_export.progress import duration
+from slipway_export.repository.publish import MANIFEST, foreign
+from slipway_export.repository.staged_export import runs_of
+from slipway_export.repository.staging import staging
+from slipway_export.run import plan_of
+from slipway_export.sizing.budget import estimate
+from slipway_export.sizing.machine import check_device
+from slipway_export.spec import Axis, Component, Engine, Plan, Precision, Stepped
+from slipway_export.verification.comparison import (
+    ParityRow,
+    check,
+    compute_reference,
+    load_reference,
+    rows_of,
+    verify,
+)
+from slipway_export.verification.steps import verify_stepped
+from slipway_serving.protocol.axis_expressions import Point
+from slipway_serving.protocol.errors import InvalidRequest
+
+Report = Callable[[str], None]
+
+STEPS = "steps"
+"""Name of the point that stands for a stepped network's steps as one run."""
+POINTS = ("min", "opt", "max", "unseen", STEPS)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A placed model that an export made of a checkpoint.
+
+    Args:
+        folder: Folder of the model.
+        manifest: Content of its manifest.
+    """
+
+    folder: Path
+    manifest: Mapping[str, Any]
+
+    @property
+    def origin(self) -> str:
+        """Facts that models of one plan have in common, as text to compare."""
+        names = ("family", "variant", "engine", "checkpoint", "planned_axes")
+        return json.dumps({name: self.manifest.get(name) for name in names}, sort_keys=True)
+
+    def path(self, component: Component) -> Path:
+        """Return the path of the graph of one of the model's components."""
+        return self.folder / "1" / f"{component.graph}.onnx"
+
+    def precision(self, component: Component) -> Precision:
+        """Return the precision of the graph of one of the model's components."""
+        return Precision(self.manifest["precision"][component.graph])
+
+    def wanted(self, component: Component, points: Sequence[str]) -> list[str]:
+        """Return the names of the points to verify a graph at: those asked for, or those left out before."""
+        left = [left["point"] for left in self.manifest["not_verified"] if left["graph"] == component.label]
+        return [name for name in POINTS if name in (points or left)]
+
+
+def verify_placed(
+    repository: Path,
+    *,
+    source: str | None = None,
+    parts: Mapping[str, str] | None = None,
+    components: Sequence[str] = (),
+    points: Sequence[str] = (),
+    device: Device = Device.CPU,
+    report: Report = lambda _: None,
+) -> list[ParityRow]:
+    """Verify the graphs of a repository against PyTorch and add the rows to the manifests.
+
+    Args:
+        repository: Repository with models that were placed by an export.
+        source: Preset, folder or hub id of their checkpoint; the source in the manifests when None.
+        parts: Places of its parts, by name; those in the manifests when None.
+        components: Names of the components to verify; all when empty.
+        points: Points of :data:`POINTS`; those that the exports left out when empty.
+        device: Device that both sides run on.
+        report: Callback that receives one line before each long piece of work.
+
+    Returns:
+        The new rows; none if nothing was left out.
+
+    Raises:
+        InvalidRequest: An argument, a manifest or the checkpoint is invalid, or a file was changed.
+        ParityFailed: An output is outside its bounds; the manifests are unchanged.
+    """
+    check_device(device)
+    if unknown := [name for name in points if name not in POINTS]:
+        raise InvalidRequest(f"points must be of {', '.join(POINTS)}, got {', '.join(unknown)}")
+    models = _models(repository)
+    groups: dict[str, list[Placed]] = {}
+    for model in models:
+        groups.setdefault(model.origin, []).append(model)
+    known: set[str] = set()
+    rows: list[ParityRow] = []
+    with staging(repository) as scratch:
+        for group in groups.values():
+            made_of = group[0].manifest
+            family = family_named(made_of["family"]).variant(made_of.get("variant"))
+            given = {name: place["source"] for name, place in made_of["checkpoint"].get("parts", {}).items()}
+            place = source or made_of["checkpoint"]["source"]
+            with open_checkpoint(family, place, given if parts is None else parts) as checkpoint:
+                placed = _Group(checkpoint, _plan(checkpoint, made_of), group, device, scratch, report)
+                known |= {component.name for component in placed.components}
+                rows += placed.verify(components, points)
+    if unknown := sorted(set(components) - known):
+        raise InvalidRequest(f"component must be one of {', '.join(sorted(known))}, got {', '.join(unknown)}")
+    return rows
+
+
+def _models(repository: Path) -> list[Placed]:
+    """Read the manifests of the models that were exported."""
+    found = []
+    for path in sorted(repository.glob(f"*/{MANIFEST}")):
+        if reason := foreign(path.parent):
+            raise InvalidRequest(
+                f"repository {repository}: model {path.parent.name} must be as slipway placed it to be"
+                f" verified, got {reason}"
+            )
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        if "parity" not in manifest:
+            continue
+        if "planned_axes" not in manifest:
+            raise InvalidRequest(
+                f"repository {repository}: {path.parent.name}/{MANIFEST} must say its planned_axes to be"
+                " verified, got that of an earlier release; try to export it again"
+            )
+        found.append(Placed(path.parent, manifest))
+    if not found:
+        raise InvalidRequest(f"repository must hold models that slipway exported, got none in {repository}")
+    return found
+
+
+def _plan(checkpoint: Checkpoint, made_of: Mapping[str, Any]) -> Plan:
+    axes = tuple(Axis(name, *sizes) for name, sizes in made_of["planned_axes"].items())
+    family = family_named(made_of["family"])
+    return plan_of(family, checkpoint, made_of.get("variant"), axes, Engine(made_of["engine"]))
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Models that were made from one plan of one checkpoint."""
+
+    checkpoint: Checkpoint
+    plan: Plan
+    models: Sequence[Placed]
+    device: Device
+    scratch: Path
+    report: Report
+
+    @property
+    def components(self) -> list[Component]:
+        """Components of the plan that are placed."""
+        return [component for component in self.plan.components if self._model(component) is not None]
+
+    def _model(self, component: Component) -> Placed | None:
+        family = self.models[0].manifest["family"]
+        names = {model.folder.name: model for model in self.models}
+        model = names.get(f"{family}_{component.name}")
+        return model if model is not None and component.graph in model.manifest["precision"] else None
+
+    def verify(self, names: Sequence[str], points: Sequence[str]) -> list[ParityRow]:
+        """Verify some components at some points and add the rows to their manifests."""
+        chosen = [c for c in self.components if not names or c.name in names]
+        wanted = {c.label: self._of(c).wanted(c, points) for c in chosen}
+        runs = [run for run in runs_of(self.plan, chosen) if STEPS in wanted[run.next.label]]
+        at = {c.label: {name: c.points()[name] for name in wanted[c.label] if name != STEPS} for c in chosen}
+        chosen = [c for c in chosen if at[c.label]]
+        if chosen or runs:
+            takes = duration(estimate(chosen, at, runs, self.device))
+            self.report(f"verification: about {takes} on the {self.device.value} here")
+        rows: list[ParityRow] = []
+        for component in chosen:
+            rows += self._graph(component, at[component.label])
+        for run in runs:
+            self.report(f"{run.next.label}: verifying {run.steps} steps as one run")
+            rows += self._steps(run)
+        check(rows)
+        for model in self.models:
+            _add(model, rows)
+        return rows
+
+    def _steps(self, run: Stepped) -> list[ParityRow]:
+        graphs = [graph for graph in (run.first, run.next) if graph is not None]
+        model = self._of(run.next)
+        choices = {graph.label: _choice(model, graph) for graph in graphs}
+        by_torch = {label: choice for label, choice in choices.items() if choice is not None}
+        if by_torch:
+            return verify_steps_here(run, model.folder, by_torch, None, self.device)
+        paths = {graph.label: self._of(graph).path(graph) for graph in graphs}
+        return verify_stepped(run, paths, model.precision(run.next), None, self.device, self.scratch)
+
+    def _of(self, component: Component) -> Placed:
+        model = self._model(component)
+        assert model is not None  # Callers pass only components that are placed.
+        return model
+
+    def _graph(self, component: Component, points: Mapping[str, Point]) -> list[ParityRow]:
+        model = self._of(component)
+        self.report(f"{component.label}: running PyTorch at {', '.join(points)}")
+        reference = compute_reference(component, load_reference(component, self.device), points, self.device)
+        gc.collect()
+        self.report(f"{component.label}: verifying at {', '.join(points)}")
+        if (choice := _choice(model, component)) is not None:
+            bound, on = choice.tolerance(component), verified_on(choice, self.device)
+            with served_here(model.folder, self.device, component.graph) as run:
+                return rows_of(component, run, reference, on, lambda _: bound)
+        precision = model.precision(component)
+        return verify(component, model.path(component), reference, precision, self.device, self.scratch)
+
+
+def _choice(model: Placed, component: Component) -> TorchChoice | None:
+    """Return how PyTorch serves a component; None if it does not."""
+    torch = model.manifest.get("torch")
+    return None if torch is None else TorchChoice.from_facts(torch[component.graph], component)
+
+
+def _add(model: Placed, rows: Iterable[ParityRow]) -> None:
+    """Add rows to a model's manifest atomically; they replace rows of the same output, point and runtime."""
+    labels = {row["graph"] for row in model.manifest["parity"]}
+    new = [asdict(row) for row in rows if row.graph in labels]
+    if not new:
+        return
+    keys = {_key(row) for row in new}
+    points = {(row["graph"], _named(row["point"])) for row in new}
+    manifest = {
+        **model.manifest,
+        "parity": [row for row in model.manifest["parity"] if _key(row) not in keys] + new,
+        "not_verified": [
+            left for left in model.manifest["not_verified"] if (left["graph"], left["point"]) not in points
+        ],
+    }
+    path = model.folder / MANIFEST
+    written = path.with_name(f".{MANIFEST}.new")
+    written.write_text(json.dumps(manifest, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    written.replace(path)
+
+
+def _key(row: Mapping[str, Any]) -> tuple[str, ...]:
+    return row["graph"], row["output"], row["point"], row["verified_on"]
+
+
+def _named(point: str) -> str:
+    """Return the name of a row's point; for the steps of a run, their common name."""
+    name = point.split(" (", maxsplit=1)[0]
+    return STEPS if name.startswith("step ") else name

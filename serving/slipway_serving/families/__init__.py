@@ -1,0 +1,1 @@
+"""Model families: the requests, the events and the served programs of each."""

@@ -1,0 +1,16 @@
+"""Program of a FramePack transformer that was exported with a first-block cache."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from slipway_serving.diffusion.cached_denoiser import CachedDenoiser
+from slipway_serving.families.framepack_i2v.denoising import Denoising
+from slipway_serving.protocol.requests import Request
+
+
+class FramePackCachedDenoiser(CachedDenoiser):
+    """FramePack's :class:`slipway_serving.diffusion.cached_denoiser.CachedDenoiser`."""
+
+    request: ClassVar[type[Request]] = Denoising
+    latents: ClassVar[str] = "hidden_states"

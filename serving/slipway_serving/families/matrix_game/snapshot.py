@@ -1,0 +1,108 @@
+"""Conversion of a world to arrays and back, so that another server can resume it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway_serving.diffusion.noise import Noise
+from slipway_serving.families.matrix_game.facts import Facts
+from slipway_serving.families.matrix_game.world import Networks, World
+from slipway_serving.protocol.errors import InvalidRequest
+from slipway_serving.protocol.texts import short
+from slipway_serving.runtime.snapshots.states import Spec
+
+Arrays = dict[str, NDArray[Any]]
+
+# A world's frames are counted in 32 bits; at 12 frames a block, this leaves room for as many blocks again.
+_MOST_BLOCKS = 2**31 // 24
+# Far beyond the values of a network; the decoder squares its features, which overflow from 1e19 on.
+_LARGEST = 1e6
+_PICTURE, _NOISE = "picture", "noise"
+_ROWS, _CROSSED, _WINDOW, _DECODER = "rows.", "crossed.", "window.", "decoder."
+
+
+def specs(facts: Facts, networks: Networks) -> dict[str, Spec]:
+    """Return the shapes and types of the arrays of a world with at least one block, by name.
+
+    Args:
+        facts: Facts of the mode.
+        networks: Networks of the mode.
+    """
+    sizes = facts.latents
+    caches = {_CROSSED: networks.crossed, _WINDOW: networks.window, _DECODER: networks.decoded}
+    rows = facts.actions.before + facts.block_frames(first=True) - facts.block_frames(first=False)
+    return {
+        _PICTURE: Spec((1, sizes.channels, sizes.picture_frames, sizes.height, sizes.width)),
+        _NOISE: Spec(Noise(0).state.shape, "uint8"),
+        **{_ROWS + name: Spec((rows, width)) for name, width in facts.actions.widths.items()},
+        **{prefix + name: Spec(shape) for prefix, shapes in caches.items() for name, shape in shapes.items()},
+    }
+
+
+def told(world: World) -> dict[str, Any]:
+    """Return the values of a world that are not arrays."""
+    return {"blocks": world.blocks, "position": world.position}
+
+
+def reader(world: World) -> Callable[[str], NDArray[Any]]:
+    """Return a callback that reads one array of a world from the device, by its name in :func:`specs`."""
+    kept = {_CROSSED: world.crossed, _WINDOW: world.window, _DECODER: world.decoder or {}}
+
+    def read(name: str) -> NDArray[Any]:
+        if name in (_PICTURE, _NOISE):
+            return world.picture if name == _PICTURE else world.noise.state
+        prefix, _, rest = name.partition(".")
+        if f"{prefix}." == _ROWS:
+            return world.rows[rest]
+        value: NDArray[Any] = kept[f"{prefix}."][rest].numpy()
+        return value
+
+    return read
+
+
+def world_of(said: Mapping[str, Any], arrays: Arrays, facts: Facts, networks: Networks, where: str) -> World:
+    """Return the world that was saved as values and arrays.
+
+    Args:
+        said: Values from :func:`told`.
+        arrays: Arrays by the names in :func:`specs`, all of them; the call empties the mapping.
+        facts: Facts of the mode.
+        networks: Networks of the mode.
+        where: Name of the model, for messages.
+
+    Raises:
+        InvalidRequest: The values or arrays are not those of a world.
+    """
+    blocks, position = (said.get(name) for name in ("blocks", "position"))
+    places = range(facts.latents.block_frames, facts.latents.positions + 1, facts.latents.block_frames)
+    if type(blocks) is not int or type(position) is not int or position not in places:
+        raise InvalidRequest(
+            f"{where}: restore must be of a world between two of its blocks, got blocks {short(blocks)} at"
+            f" {short(position)}"
+        )
+    if not 1 <= blocks <= _MOST_BLOCKS:
+        raise InvalidRequest(
+            f"{where}: restore must be of a world of 1 to {_MOST_BLOCKS} blocks, got {short(blocks)}"
+        )
+
+    def taken(prefix: str) -> Arrays:
+        names = [name for name in arrays if name.startswith(prefix)]
+        return {name.removeprefix(prefix): arrays.pop(name) for name in names}
+
+    try:
+        noise = Noise.at(arrays.pop(_NOISE))
+    except ValueError as error:
+        raise InvalidRequest(f"{where}: restore must have the noise of a world, got {error}") from None
+    # The comparison is False for NaN.
+    if wrong := [name for name, array in arrays.items() if not (np.abs(array) <= _LARGEST).all()]:
+        raise InvalidRequest(
+            f"{where}: restore must have finite numbers of at most {_LARGEST:g}, got others in {wrong[0]}"
+        )
+    rows, picture = taken(_ROWS), arrays.pop(_PICTURE)
+    crossed, window, decoder = (taken(prefix) for prefix in (_CROSSED, _WINDOW, _DECODER))
+    kept = networks.placed(crossed), networks.placed(window), networks.placed_decoder(decoder)
+    return World(picture, noise, *kept, rows, blocks, position)

@@ -1,0 +1,134 @@
+"""The program wakeword_decide, which decides from clips and their embeddings whether words were said.
+
+It checks the clips, since the graphs before it accept any samples. Those graphs do not resample, so the
+program recomputes the embedding of a clip at another rate than 16 kHz. All rows of a batch that request a
+word go to its head in one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from slipway_serving.families.wakeword.audio import Extractor
+from slipway_serving.families.wakeword.heads import Heads
+from slipway_serving.families.wakeword.hearing import is_silent
+from slipway_serving.families.wakeword.request import SAMPLE_RATE_HZ, DecideRequest, Decisions
+from slipway_serving.families.wakeword.words import BACKBONE
+from slipway_serving.protocol.errors import InvalidRequest, SlipwayError, raise_all, without_traceback
+from slipway_serving.protocol.events import tensors
+from slipway_serving.protocol.requests import decode
+from slipway_serving.runtime.program import Call, Models, Settings, Single, Tensors
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Answer of a head for one embedding."""
+
+    probability: np.float32
+    threshold: np.float32
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Request of a call, and the words of each of its rows; all rows have the same number of words."""
+
+    request: DecideRequest
+    words: list[tuple[str, ...]]
+
+
+class WakewordDecide(Single):
+    """Program that answers a :class:`DecideRequest` with :class:`Decisions` of the heads.
+
+    The checkpoint's ``preprocessor_config.json`` is in the model's folder.
+    """
+
+    reports_requests = False
+
+    def __init__(self, settings: Settings) -> None:
+        self._model = settings.model
+        self._heads = Heads(settings.repository, settings.model)
+        try:
+            self._extract = Extractor(settings.folder)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{self._model}: {error}") from None
+
+    def run_batch(self, calls: Sequence[Call]) -> list[Tensors | SlipwayError]:
+        """Return the decisions for each call's rows, or the call's error."""
+        asked: list[Asked | SlipwayError] = [self._asked(call) for call in calls]
+        good = {index: each for index, each in enumerate(asked) if isinstance(each, Asked)}
+        rows: dict[str, list[tuple[int, int]]] = {}
+        for index, each in good.items():
+            for row, words in enumerate(each.words):
+                for word in dict.fromkeys(words):
+                    rows.setdefault(word, []).append((index, row))
+        judged: dict[tuple[str, int, int], Judgement] = {}
+        failed: dict[str, SlipwayError] = {}
+        for word, places in rows.items():
+            embeddings = np.stack([good[index].request.embedding[row] for index, row in places])
+            try:
+                answers = self._heads.ask(word, embeddings, calls[places[0][0]].models)
+            except SlipwayError as error:
+                failed[word] = without_traceback(error)
+            else:
+                for place, *answer in zip(places, *answers, strict=True):
+                    judged[word, *place] = Judgement(*answer)
+        return [
+            self._answer(index, each, judged, failed) if isinstance(each, Asked) else each
+            for index, each in enumerate(asked)
+        ]
+
+    def close(self) -> None:
+        """Do nothing; the program holds no resources."""
+
+    def _asked(self, call: Call) -> Asked | SlipwayError:
+        try:
+            request = decode(DecideRequest, call.tensors, self._model)
+            raise_all(self._model, request.too_long(self._extract.longest_s))
+            request = self._resampled(request, call.models)
+            if request.words is not None and request.words.shape[1]:
+                return Asked(request, [tuple(words) for words in request.words.tolist()])
+            words = self._heads.every(call.models)
+        except SlipwayError as error:
+            return error
+        return Asked(request, [words] * len(request.rms))
+
+    def _resampled(self, request: DecideRequest, models: Models) -> DecideRequest:
+        """Recompute the embeddings of a request's clips at other rates than 16 kHz."""
+        rates = request.sample_rate[:, 0]
+        rows = np.flatnonzero(rates != SAMPLE_RATE_HZ)
+        if not rows.size:
+            return request
+        features = [self._extract(request.audio[row], int(rates[row])).input_values for row in rows]
+        embedding = request.embedding.copy()
+        made = models.call(BACKBONE, {"input_values": np.stack(features)}, ["embedding"])
+        embedding[rows] = made["embedding"]
+        return replace(request, embedding=embedding)
+
+    def _answer(
+        self,
+        index: int,
+        asked: Asked,
+        judged: Mapping[tuple[str, int, int], Judgement],
+        failed: Mapping[str, SlipwayError],
+    ) -> Tensors | SlipwayError:
+        for words in asked.words:
+            for word in words:
+                if word in failed:
+                    return failed[word]
+        table = [[judged[word, index, row] for word in words] for row, words in enumerate(asked.words)]
+        shape = (len(asked.words), len(asked.words[0]) if asked.words else 0)
+        heard = np.array([[not is_silent(float(rms))] for rms in asked.request.rms[:, 0]], np.bool_)
+        probability = np.array([[j.probability for j in row] for row in table], np.float32).reshape(shape)
+        threshold = np.array([[j.threshold for j in row] for row in table], np.float32).reshape(shape)
+        probability = np.where(heard, probability, np.float32(0))
+        return tensors(
+            Decisions(
+                word=np.array(asked.words, np.object_).reshape(shape),
+                probability=probability,
+                threshold=threshold,
+                detected=heard & (probability >= threshold),
+            )
+        )

@@ -1,0 +1,76 @@
+"""Access to the served heads of wake words: their list, and their answers for embeddings.
+
+The list is read from the repository's folder at each request, so that a word published later is served at
+once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway_serving.families.wakeword.words import head_model, word_of
+from slipway_serving.protocol.errors import InvalidRequest, NotReady, Unrecoverable
+from slipway_serving.runtime.program import Models
+
+Array = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Heads of a model repository.
+
+    Args:
+        repository: Folder of the model repository.
+        where: Name of the calling model, for error messages.
+    """
+
+    repository: Path
+    where: str
+
+    def loaded(self, models: Models) -> list[str]:
+        """Return the words whose heads are loaded, sorted."""
+        names = sorted(folder.name for folder in self.repository.iterdir() if folder.is_dir())
+        words = [(word_of(name), name) for name in names]
+        return [word for word, name in words if word is not None and models.is_ready(name)]
+
+    def every(self, models: Models) -> tuple[str, ...]:
+        """Return the words whose heads are loaded, for a request that names none.
+
+        Raises:
+            NotReady: No head is loaded.
+        """
+        if found := self.loaded(models):
+            return tuple(found)
+        raise NotReady(f"{self.where}: a word must be loaded, got none; try slipway export wakeword_head")
+
+    def ask(self, word: str, embeddings: Array, models: Models) -> tuple[Array, Array]:
+        """Run a word's head on embeddings, [rows, channels].
+
+        Returns:
+            The probability of each row, [rows], 0 to 1, and the word's threshold, [rows].
+
+        Raises:
+            InvalidRequest: There is no such word.
+            NotReady: The word's head is not loaded (yet).
+            Unrecoverable: The head returned NaN or infinity.
+        """
+        model = head_model(word)
+        try:
+            answer = models.call(model, {"embedding": embeddings}, ["probability", "threshold"])
+        except NotReady:
+            if (self.repository / model).is_dir():
+                raise NotReady(
+                    f"{self.where}: word must be loaded, got {word!r}, whose head is not ready; try again"
+                ) from None
+            known = ", ".join(self.loaded(models)) or "none"
+            raise InvalidRequest(
+                f"{self.where}: word must be a served one, got {word!r}; try one of: {known}"
+            ) from None
+        probability, threshold = answer["probability"].ravel(), answer["threshold"].ravel()
+        if not np.isfinite(probability).all():
+            raise Unrecoverable(f"{model}: probability must be finite, got NaN or infinity")
+        return probability, threshold

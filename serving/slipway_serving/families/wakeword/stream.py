@@ -1,0 +1,254 @@
+"""The program wakeword_stream, which detects wake words in concurrent PCM streams.
+
+Each request is a piece of one stream, which its correlation id names. Samples that do not fill a window yet
+are kept until the next piece. The full windows of a batch of pieces are evaluated a few at a time in threads,
+while the next pieces are read: this model's own graph computes features, then the backbone and the heads are
+called. A stream's answers depend only on its samples, not on how they were cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import chain, islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway_serving.families.wakeword.heads import Heads
+from slipway_serving.families.wakeword.hearing import is_silent, longest_s
+from slipway_serving.families.wakeword.request import SAMPLE_RATE_HZ, ListenRequest, ListenTurn, Windows
+from slipway_serving.families.wakeword.words import BACKBONE
+from slipway_serving.protocol.errors import InvalidRequest, SlipwayError, without_traceback
+from slipway_serving.protocol.events import tensors
+from slipway_serving.protocol.requests import decode_turn
+from slipway_serving.runtime.graph import Graph
+from slipway_serving.runtime.program import Call, Models, Settings, Single, Tensors
+from slipway_serving.runtime.sessions import Sessions
+
+# As in WakeBuilder: windows of 1 s that overlap by half.
+WINDOW_SAMPLES, HOP_SAMPLES = 16_000, 8_000
+FULL_SCALE = 32_768.0
+# Features of more windows at a time exceed the processor's caches. Threads compute the features of some
+# windows while the backbone works on others.
+_WINDOWS_AT_ONCE, _THREADS = 4, 4
+_GRAPH = "features.onnx"
+
+Pcm = NDArray[np.int16]
+Values = NDArray[np.float32]
+Judgement = dict[str, tuple[np.float32, np.float32]]
+"""Probability and threshold of each requested word of a window."""
+
+
+@dataclass
+class Listening:
+    """State of an open stream.
+
+    Attributes:
+        names: Requested words; empty for every loaded word.
+        cooldown_s: Time after an event during which its word triggers no other event, in seconds.
+        tail: Samples that begin the next window.
+        offset: Place of the tail's first sample in the stream.
+        last_s: Time of each word's last event, in seconds.
+        broken: Error because of which the stream cannot continue; None while it can.
+    """
+
+    names: tuple[str, ...]
+    cooldown_s: float
+    tail: Pcm = field(default_factory=lambda: np.zeros(0, np.int16))
+    offset: int = 0
+    last_s: dict[str, float] = field(default_factory=dict)
+    broken: SlipwayError | None = None
+
+    def feed(self, pcm: Pcm) -> tuple[Values, NDArray[np.float64]]:
+        """Add the next samples.
+
+        Returns:
+            The windows that are now full, [windows, 16000], -1 to 1, and their end times in seconds.
+        """
+        samples = np.concatenate([self.tail, pcm])
+        count = max(0, (samples.size - WINDOW_SAMPLES) // HOP_SAMPLES + 1)
+        starts = np.arange(count) * HOP_SAMPLES
+        windows = [samples[start : start + WINDOW_SAMPLES] for start in starts]
+        ends_s = (self.offset + starts + WINDOW_SAMPLES) / SAMPLE_RATE_HZ
+        # Copied, because a view would keep the whole piece in memory.
+        self.tail = samples[count * HOP_SAMPLES :].copy()
+        self.offset += count * HOP_SAMPLES
+        scaled = np.array(windows, np.float32).reshape(count, WINDOW_SAMPLES) / np.float32(FULL_SCALE)
+        return scaled, ends_s
+
+    def is_event(self, word: str, time_s: float) -> bool:
+        """Return True and record the event if a detection is outside its word's cooldown."""
+        if time_s - self.last_s.get(word, -np.inf) < self.cooldown_s:
+            return False
+        self.last_s[word] = time_s
+        return True
+
+
+@dataclass
+class Piece:
+    """Request of a batch: its stream, its words, and its full windows with their end times."""
+
+    call: Call
+    listening: Listening
+    words: tuple[str, ...]
+    windows: Values
+    ends_s: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Window:
+    """Full window to be evaluated.
+
+    Attributes:
+        samples: Samples, [16000], -1 to 1.
+        words: Words to detect in the window.
+    """
+
+    samples: Values
+    words: tuple[str, ...]
+
+
+class WakewordStream(Single):
+    """Program that detects wake words in streams, one session each.
+
+    A :class:`ListenRequest` opens a session. Each :class:`ListenTurn` carries samples and is answered with
+    :class:`Windows`: the results of each window that became full, and the events in it. An answer thus comes
+    with the last sample of a window; samples that do not fill a window at the end are dropped. The program
+    does not check whether a caller has cancelled, since the check took a fifteenth of a turn. Triton drops
+    cancelled requests from its queue, except those of the next batch, whose answers are then discarded.
+    """
+
+    reports_requests = False
+
+    def __init__(self, settings: Settings) -> None:
+        self._model = settings.model
+        self._heads = Heads(settings.repository, settings.model)
+        self._cooldown_ms = settings.positive("cooldown_ms")
+        self._features = Graph(settings, _GRAPH)
+        _, frames, _ = self._features.shape("input_values")
+        self._longest_s = longest_s(frames)
+        self._sessions: Sessions[Listening] = Sessions.of_model(settings)
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=self._model)
+
+    def run_batch(self, calls: Sequence[Call]) -> list[Tensors | SlipwayError]:
+        """Return the answer or the error for each piece; an error ends its stream."""
+        begun: list[Piece | SlipwayError] = []
+        waiting: list[Window] = []
+        judging: list[Future[list[Judgement | SlipwayError]]] = []
+        try:
+            for call in calls:
+                piece = self._begin(call)
+                begun.append(piece)
+                if isinstance(piece, Piece):
+                    waiting += [Window(samples, piece.words) for samples in piece.windows]
+                last = len(begun) == len(calls)
+                while len(waiting) >= _WINDOWS_AT_ONCE or (waiting and last):
+                    few, waiting = waiting[:_WINDOWS_AT_ONCE], waiting[_WINDOWS_AT_ONCE:]
+                    judging.append(self._threads.submit(self._judge, few, call.models))
+            judged = chain.from_iterable(part.result() for part in judging)
+            return [self._finish(each, judged) if isinstance(each, Piece) else each for each in begun]
+        except BaseException:
+            for each in begun:
+                if isinstance(each, Piece):
+                    self._sessions.free(each.call.turn)
+            raise
+
+    def close(self) -> None:
+        """Free all streams."""
+        self._threads.shutdown()
+        self._sessions.close()
+
+    def _begin(self, call: Call) -> Piece | SlipwayError:
+        """Add a piece to its stream, and keep the stream for the next piece, perhaps of this batch."""
+        try:
+            opening, content = self._read(call)
+            listening = self._sessions.take(call.turn, lambda: self._started(opening))
+            windows, ends_s = listening.feed(content.pcm[0])
+            words = listening.names
+            if not words and len(windows):
+                words = self._heads.every(call.models)
+        except SlipwayError as error:
+            self._sessions.free(call.turn)
+            return error
+        self._sessions.keep(call.turn, listening)
+        return Piece(call, listening, words, windows, ends_s)
+
+    def _read(self, call: Call) -> tuple[ListenRequest | None, ListenTurn]:
+        read: tuple[ListenRequest | None, ListenTurn]
+        read = decode_turn(ListenRequest, call.tensors, self._model, call.turn)
+        self._sessions.check(call.turn, fix="one of your own for each stream")
+        return read
+
+    def _started(self, opening: ListenRequest | None) -> Listening:
+        if self._longest_s < WINDOW_SAMPLES / SAMPLE_RATE_HZ:
+            raise InvalidRequest(
+                f"{self._model}: the backbone must see a whole window, 1 s, got {self._longest_s:.2f} s;"
+                " try wakeword for clips"
+            )
+        request = opening or ListenRequest()
+        cooldown_ms = self._cooldown_ms if request.cooldown_ms is None else request.cooldown_ms
+        names = () if request.words is None else tuple(request.words[0].tolist())
+        return Listening(names, cooldown_ms / 1000)
+
+    def _judge(self, windows: Sequence[Window], models: Models) -> list[Judgement | SlipwayError]:
+        """Return the answers of the heads for each window, or an error if one of them fails."""
+        try:
+            audio = np.stack([window.samples for window in windows])
+            made = self._features.run({"audio": audio}, in_memory=("input_values", "rms"))
+            values, rms = made["input_values"].numpy(), made["rms"].numpy()[:, 0]
+            embedding = models.call(BACKBONE, {"input_values": values}, ["embedding"])["embedding"]
+        except SlipwayError as error:
+            return [error] * len(windows)
+        judged: list[Judgement | SlipwayError] = [{} for _ in windows]
+        for word in dict.fromkeys(word for window in windows for word in window.words):
+            rows = [row for row, window in enumerate(windows) if word in window.words]
+            try:
+                answers = self._heads.ask(word, embedding[rows], models)
+            except SlipwayError as error:
+                for row in rows:
+                    judged[row] = without_traceback(error)
+                continue
+            for row, probability, threshold in zip(rows, *answers, strict=True):
+                if isinstance(judgement := judged[row], dict):
+                    silent = is_silent(float(rms[row]))
+                    judgement[word] = (np.float32(0) if silent else probability, threshold)
+        return judged
+
+    def _finish(self, piece: Piece, judged: Iterator[Judgement | SlipwayError]) -> Tensors | SlipwayError:
+        """Return a piece's answer, and record its detections as events in the order of the stream.
+
+        Args:
+            piece: Next piece of the batch.
+            judged: Results of the piece's windows, followed by those of later pieces.
+        """
+        own = list(islice(judged, len(piece.windows)))
+        failed = [each for each in own if isinstance(each, SlipwayError)]
+        if failed and piece.listening.broken is None:
+            piece.listening.broken = failed[0]
+        if piece.listening.broken is not None:
+            self._sessions.free(piece.call.turn)
+            return piece.listening.broken
+        table = np.array(
+            [[judgement[word] for word in piece.words] for judgement in own if isinstance(judgement, dict)],
+            np.float32,
+        ).reshape(len(own), len(piece.words), 2)
+        probabilities, thresholds = table[:, :, 0], table[:, :, 1]
+        events = [
+            (word, float(end_s), probability)
+            for end_s, row, bounds in zip(piece.ends_s, probabilities, thresholds, strict=True)
+            for word, probability, threshold in zip(piece.words, row, bounds, strict=True)
+            if probability >= threshold and piece.listening.is_event(word, float(end_s))
+        ]
+        return tensors(
+            Windows(
+                word=np.array([piece.words], np.object_),
+                end_s=piece.ends_s[None],
+                probability=probabilities[None],
+                threshold=thresholds[None],
+                event_word=np.array([[word for word, _, _ in events]], np.object_),
+                event_time_s=np.array([[time_s for _, time_s, _ in events]], np.float64),
+                event_probability=np.array([[p for _, _, p in events]], np.float32),
+            )
+        )

@@ -1,0 +1,80 @@
+"""Choice of Wan's denoiser for a timestep, and its prediction with guidance.
+
+The result is equal to that of diffusers' WanPipeline for the same weights and seed. Only the computation
+differs: both guidance branches are one denoiser call of batch two (without a first-block cache).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from slipway_serving.diffusion.first_block_cache import FirstBlockCache, ask
+from slipway_serving.diffusion.guidance import combined
+from slipway_serving.families.wan_t2v.facts import PipelineFacts
+from slipway_serving.families.wan_t2v.request import TextToVideoRequest
+from slipway_serving.runtime.program import Models
+
+
+@dataclass(frozen=True)
+class Expert:
+    """Denoiser of a part of the noise schedule.
+
+    Attributes:
+        model: Name of the served model.
+        guidance_scale: Weight of the prompt against the negative prompt.
+    """
+
+    model: str
+    guidance_scale: float
+
+
+def pick_expert(
+    timestep: float, boundary: float | None, request: TextToVideoRequest, facts: PipelineFacts
+) -> Expert:
+    """Return the denoiser for a timestep.
+
+    Args:
+        timestep: Timestep, 0 to the number of training timesteps.
+        boundary: Lowest timestep of the high-noise denoiser; None if there is no other denoiser.
+        request: Request with the guidance scales.
+        facts: Facts of the checkpoint with the names of the models.
+    """
+    low = facts.models.denoiser_low
+    if boundary is None or low is None or timestep >= boundary:
+        return Expert(facts.models.denoiser_high, request.guidance_scale)
+    second = request.guidance_scale if request.guidance_scale_2 is None else request.guidance_scale_2
+    return Expert(low, second)
+
+
+def predict(
+    models: Models,
+    expert: Expert,
+    latents: torch.Tensor,
+    timestep: float,
+    embeds: NDArray[np.float32],
+    cache: FirstBlockCache | None = None,
+) -> torch.Tensor:
+    """Predict the flow with a denoiser, with classifier-free guidance if there are two embeddings.
+
+    Args:
+        models: Access to the denoiser.
+        expert: Denoiser and its guidance scale.
+        latents: Latents, [1, channels, latent frames, height / 8, width / 8], float32.
+        timestep: Timestep of the scheduler.
+        embeds: Embeddings, [1 or 2, text tokens, width], float32: the prompt's, then the negative prompt's.
+        cache: First-block cache that calls the denoiser branch by branch; None calls it through `models`.
+
+    Returns:
+        The prediction, same shape as the latents, float32.
+    """
+    branches = len(embeds)
+    tensors = {
+        "hidden_states": np.repeat(latents.numpy(), branches, axis=0),
+        "timestep": np.full((branches, 1), timestep, np.float32),
+        "encoder_hidden_states": embeds,
+    }
+    return combined(torch.from_numpy(ask(models, expert.model, tensors, cache)), expert.guidance_scale)

@@ -1,0 +1,201 @@
+"""Requests of the model wan_t2v and of its denoisers, with a rule for each field.
+
+The client builds a request from a command line or from code, Triton transports its tensors, and the pipeline
+builds an equal request from them. The pipeline checks what depends on the exported models (sizes, a second
+denoiser) against its :class:`Limits`. Invalid values are refused, never clamped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipway_serving.diffusion.guidance import guided_steps, interval_problems
+from slipway_serving.protocol.diffusion.fields import (
+    CacheThreshold,
+    FlowShift,
+    GuidanceScale,
+    GuidanceStart,
+    GuidanceStop,
+    Seed,
+    Steps,
+    TimeoutS,
+    prompt_rule,
+    refused_without_cache,
+    scale_rule,
+)
+from slipway_serving.protocol.errors import raise_all
+from slipway_serving.protocol.events import Event, FramesPart, Progress, VideoPart, told
+from slipway_serving.protocol.fields import Array
+from slipway_serving.protocol.requests import Request
+from slipway_serving.protocol.rules import one_more_than_multiple, outside_exported
+from slipway_serving.protocol.video.fields import Fps, Output, Preview, side_rule
+
+# A latent pixel is 8 pixels wide and the denoiser's patch 2 latent pixels; a latent frame is 4 frames.
+PIXELS_PER_TOKEN = 16
+FRAMES_PER_LATENT = 4
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of requests that follow from the exported models.
+
+    Attributes:
+        frames: Smallest and largest number of frames.
+        height: Smallest and largest height, in pixels.
+        width: Smallest and largest width, in pixels.
+        two_experts: True if there is a low-noise denoiser beside the high-noise one.
+        first_block_cache: True if the denoisers have a first-block cache.
+    """
+
+    frames: tuple[int, int]
+    height: tuple[int, int]
+    width: tuple[int, int]
+    two_experts: bool
+    first_block_cache: bool = False
+
+
+@dataclass(frozen=True)
+class TextToVideoRequest(Request):
+    """A video to be generated from a text.
+
+    Attributes:
+        prompt: Description of what the video shows; may be empty, at most 512 tokens.
+        negative_prompt: Description of what the video should not show; used with guidance only.
+        frames: Number of frames, 4k+1.
+        height: Height, in pixels, a multiple of 16.
+        width: Width, in pixels, a multiple of 16.
+        steps: Number of denoising steps, 1 to 100.
+        guidance_scale: Weight of the prompt against the negative prompt; 1 or less turns guidance off.
+        guidance_scale_2: Guidance scale of the low-noise denoiser; None takes guidance_scale.
+        guidance_start: Share of the steps before guidance begins; until then the negative prompt is not
+            computed.
+        guidance_stop: Share of the steps after which guidance ends; above guidance_start.
+        cache_threshold: Relative change of the denoiser's first block up to which its other blocks are
+            skipped; None computes every block of every step.
+        flow_shift: Shift of the noise schedule; None takes the checkpoint's.
+        fps: Frames per second of the video file.
+        seed: Seed of the noise; the same seed gives the same video.
+        output: Form of the result: "video" (MP4), "video_base64" (MP4 as text, for HTTP), "frames" (uint8
+            arrays) or "frames_base64".
+        preview: True if each progress response carries a small picture of the latents.
+        timeout_s: Time limit of the request, in seconds; None sets no limit.
+
+    Raises:
+        InvalidRequest: A field breaks its rule; the message names every such field.
+    """
+
+    model: ClassVar[str] = "wan_t2v"
+    events: ClassVar[tuple[type[Event], ...]] = (Progress, FramesPart, VideoPart)
+
+    prompt: Annotated[str, prompt_rule("what the video shows")]
+    negative_prompt: Annotated[str, prompt_rule("what the video should not show")] = ""
+    frames: Annotated[int, one_more_than_multiple(FRAMES_PER_LATENT, "number of frames")] = 81
+    height: Annotated[int, side_rule("height", PIXELS_PER_TOKEN)] = 480
+    width: Annotated[int, side_rule("width", PIXELS_PER_TOKEN)] = 832
+    steps: Steps = 40
+    guidance_scale: GuidanceScale = 4.0
+    guidance_scale_2: Annotated[float | None, scale_rule("weight at low noise", "guidance_scale")] = None
+    guidance_start: GuidanceStart = 0.0
+    guidance_stop: GuidanceStop = 1.0
+    cache_threshold: CacheThreshold = None
+    flow_shift: FlowShift = None
+    fps: Fps = 16
+    seed: Seed = 0
+    output: Output = "video"
+    preview: Preview = False
+    timeout_s: TimeoutS = None
+
+    def result_shape(self) -> tuple[int, int, int, int]:
+        """Return the shape of all frames."""
+        return self.frames, self.height, self.width, 3
+
+    def conflicts(self) -> list[str]:
+        """Return the conflicts between the guidance scales, and between start and stop of guidance."""
+        problems = []
+        if self.guidance_scale <= 1 and self.guidance_scale_2 is not None and self.guidance_scale_2 > 1:
+            problems.append(
+                "guidance_scale_2 must be at most 1 when guidance_scale turns guidance off "
+                f"({self.guidance_scale}), got {self.guidance_scale_2}; try leaving it out"
+            )
+        return problems + interval_problems(self.guidance_start, self.guidance_stop)
+
+    @property
+    def guided_steps(self) -> range:
+        """Steps with guidance, counted from 0 like diffusers' guiders; empty without guidance."""
+        return guided_steps(self.guidance_scale, self.guidance_start, self.guidance_stop, self.steps)
+
+    def check_against(self, limits: Limits) -> None:
+        """Check the fields that depend on the exported models.
+
+        Args:
+            limits: Limits of the models that the pipeline calls.
+
+        Raises:
+            InvalidRequest: A field is out of range, or the request has guidance_scale_2 without a second
+                denoiser or cache_threshold without a first-block cache; the message names every such field.
+        """
+        problems = [
+            *outside_exported("frames", self.frames, limits.frames),
+            *outside_exported("height", self.height, limits.height, " px"),
+            *outside_exported("width", self.width, limits.width, " px"),
+        ]
+        if self.guidance_scale_2 is not None and not limits.two_experts:
+            problems.append(
+                f"guidance_scale_2 must be left out for a checkpoint with one denoiser, "
+                f"got {self.guidance_scale_2}; try guidance_scale alone"
+            )
+        problems += refused_without_cache(self.cache_threshold, limits.first_block_cache)
+        raise_all(self.model, problems)
+
+
+_LATENTS = Array(
+    "float32", ("rows", 16, "latent_frames", "latent_height", "latent_width"), "noisy latents, or the flow"
+)
+
+
+@dataclass(frozen=True)
+class Denoised(Event):
+    """Response of a denoiser with a first-block cache.
+
+    Attributes:
+        sample: Predicted flow, shape of the latents, float32.
+        cached: True if only the first block was computed.
+    """
+
+    sample: Annotated[NDArray[np.float32], _LATENTS]
+    cached: Annotated[bool, told("whether only the first block was computed")]
+
+
+@dataclass(frozen=True)
+class DenoiserStep(Request):
+    """One step of a denoiser, with a row for each guidance branch.
+
+    Attributes:
+        hidden_states: Noisy latents, [rows, 16, latent frames, height / 8, width / 8], float32.
+        timestep: Timestep of each row, [rows, 1], float32, 0 to 1000.
+        encoder_hidden_states: Embeddings of prompts, [rows, text tokens, width], float32.
+        cache_threshold: Threshold as in :class:`TextToVideoRequest`; it requires a single row and a session.
+    """
+
+    model: ClassVar[str] = "wan_t2v_denoiser"
+
+    hidden_states: Annotated[NDArray[np.float32], _LATENTS]
+    timestep: Annotated[NDArray[np.float32], Array("float32", ("rows", 1), "of the noise schedule")]
+    encoder_hidden_states: Annotated[
+        NDArray[np.float32], Array("float32", ("rows", "text_tokens", "text_width"), "embeddings of prompts")
+    ]
+    cache_threshold: CacheThreshold = None
+
+
+@dataclass(frozen=True)
+class Denoising(Request):
+    """Request for steps of a denoiser with a first-block cache; a session has one guidance branch."""
+
+    model: ClassVar[str] = "wan_t2v_denoiser"
+    events: ClassVar[tuple[type[Event], ...]] = (Denoised,)
+    streams: ClassVar[bool] = False
+    turn: ClassVar[type[Request] | None] = DenoiserStep

@@ -1,0 +1,1 @@
+"""Vocabulary that clients, exports and servers share: errors, fields, requests, events, sessions' turns."""

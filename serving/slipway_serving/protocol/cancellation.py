@@ -1,0 +1,43 @@
+"""Request that cancels a running request by its id, and the response."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from slipway_serving.protocol.events import Event, told
+from slipway_serving.protocol.fields import Rule
+from slipway_serving.protocol.requests import Request
+
+_ID = Rule(
+    must="1 to 64 characters",
+    accepts=lambda text: 1 <= len(text) <= 64,
+    fix=lambda _: "the id that the request was sent with",
+    help="id of the request to end",
+)
+
+
+@dataclass(frozen=True)
+class Ending(Event):
+    """Response to :class:`EndRequest`.
+
+    Attributes:
+        found: True if a request with this id is running on this server; it ends at its next step.
+    """
+
+    found: Annotated[bool, told("whether such a request is under way on this server")]
+
+
+@dataclass(frozen=True)
+class EndRequest(Request):
+    """End a running request at its next step.
+
+    Attributes:
+        ended_id: Id that the request was sent with, 1 to 64 characters.
+    """
+
+    model: ClassVar[str] = "slipway_cancel"
+    events: ClassVar[tuple[type[Event], ...]] = (Ending,)
+    streams: ClassVar[bool] = False
+
+    ended_id: Annotated[str, _ID]

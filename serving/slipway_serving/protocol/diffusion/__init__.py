@@ -1,0 +1,1 @@
+"""Fields and requests that diffusion models share."""

@@ -1,0 +1,1 @@
+"""Format of a session's snapshot, and the requests that read and restore one."""

@@ -1,0 +1,1 @@
+"""Fields and requests that video models share."""

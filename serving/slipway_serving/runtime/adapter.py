@@ -1,0 +1,376 @@
+"""Adapter between Triton's Python backend and a program.
+
+:func:`model_class` makes the class that a ``model.py`` must define. A request's tensors and parameters become
+a :class:`~slipway_serving.runtime.program.Call`. What the program yields becomes responses, and an exception
+becomes an error with the code of its class, while its traceback goes to the log with the request's id. The
+adapter counts requests by outcome and logs the trace id where the server traces. It never imports Triton's
+own module: the caller passes it in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, TypeVar
+
+from slipway_serving.protocol.caller_ids import request_id_problem, session_id_problem, shown
+from slipway_serving.protocol.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    NotReady,
+    SlipwayError,
+    Unrecoverable,
+    raise_all,
+    without_traceback,
+)
+from slipway_serving.protocol.events import carried
+from slipway_serving.protocol.texts import shortened
+from slipway_serving.protocol.turns import NO_SESSION, Turn
+from slipway_serving.runtime.cancellation.running_requests import UnderWay, under_way
+from slipway_serving.runtime.lost_device import end_soon, loses_device
+from slipway_serving.runtime.metrics import HEARTBEATS, INSTANCES, OK, REFUSED, REQUESTS, Recorder
+from slipway_serving.runtime.program import (
+    BatchProgram,
+    Call,
+    Last,
+    Program,
+    Responses,
+    Settings,
+    Tensors,
+    load_program,
+)
+from slipway_serving.runtime.queue_limits import first_to_go
+from slipway_serving.runtime.request_parameters import read_parameters, shaped, wants_text
+from slipway_serving.runtime.shutdown import Door, Refused
+from slipway_serving.runtime.triton_metrics import Publisher, Running, tell_restarts
+from slipway_serving.runtime.triton_models import EndedStreams, TritonModels
+from slipway_serving.system.inherited_sockets import close_sockets, restrict_shared_memory
+from slipway_serving.system.process_state import NO_FOOTPRINT, Footprint
+
+T = TypeVar("T")
+_MICROSECONDS = 1e-6
+_EVENTS: dict[type[Exception], str] = {
+    Cancelled: "cancelled",
+    DeadlineExceeded: "expired",
+    Refused: "refused",
+}
+
+
+def model_class(pb_utils: Any) -> type[Adapter]:
+    """Return the ``TritonPythonModel`` of a ``model.py``.
+
+    Args:
+        pb_utils: Module ``triton_python_backend_utils`` as the Python backend provides it.
+    """
+    return type("TritonPythonModel", (Adapter,), {"pb": pb_utils})
+
+
+class Adapter:
+    """One instance of a Python model, which runs the program that its config names."""
+
+    pb: ClassVar[Any]
+    _program: Program | None = None
+    _footprint: Footprint = NO_FOOTPRINT
+    _publisher: Publisher | None = None
+    _under_way: Running | None = None
+    _has_device = True
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        """Build the program.
+
+        Raises:
+            TritonModelException: The program could not be built; the text says why.
+        """
+        close_sockets()
+        restrict_shared_memory()
+        try:
+            settings = Settings.from_triton(args)
+        except SlipwayError as error:
+            raise self.pb.TritonModelException(error.to_wire()) from error
+        self._model, self._recorder, self._limits = settings.model, settings.recorder, settings.limits
+        self._footprint, self._ended = settings.footprint, EndedStreams()
+        transactions = settings.config.get("model_transaction_policy", {})
+        self._decoupled = bool(transactions.get("decoupled", False))
+        try:
+            self._waiting = settings.waiting(self.pb.Logger.log_warn)
+            self._program = load_program(settings)
+        except SlipwayError as error:
+            raise self.pb.TritonModelException(error.to_wire()) from error
+        self._door = Door(self._model, is_pipeline=self._program.reports_requests)
+        self._recorder.declare(REQUESTS, HEARTBEATS)
+        instances = instances_of(settings.config)
+        self._recorder.follow(INSTANCES, lambda: instances if self._footprint.is_serving else 0)
+        self._publisher = Publisher(self.pb, self._model, self._recorder)
+        tell_restarts(self.pb, self._model, self._footprint)
+        left_running = self._footprint.serves(pipeline=self._program.reports_requests)
+        if self._program.reports_requests:
+            self._under_way = Running(self.pb, self._model)
+            self._under_way.add(-left_running)
+
+    def execute(self, requests: Sequence[Any]) -> list[Any] | None:
+        """Answer requests; an error in one of them does not affect the others."""
+        with self._footprint.working(len(requests)):
+            if self._decoupled:
+                for request in requests:
+                    self._stream(request)
+                return None
+            beyond = self._beyond(requests)
+            admitted = [request for place, request in enumerate(requests) if place not in beyond]
+            answers = iter(self._answers(admitted))
+            responses = [
+                self._refuse() if place in beyond else next(answers) for place in range(len(requests))
+            ]
+            self._waiting.ended()
+            return responses
+
+    def is_ready(self) -> bool:
+        """Return whether this process can still serve; releases of Triton after 2.51 call this."""
+        return self._has_device
+
+    def finalize(self) -> None:
+        """Close the program and the metrics publisher."""
+        self._footprint.ends()
+        if self._program is not None:
+            self._program.close()
+        if self._publisher is not None:
+            self._publisher.close()
+
+    def _beyond(self, requests: Sequence[Any]) -> frozenset[int]:
+        """Return the indices of the requests that exceed the queue limit."""
+        count = self._waiting.beyond()
+        if not count:
+            return frozenset()
+        return first_to_go([self._turn_if_any(request) for request in requests], count)
+
+    def _answers(self, requests: Sequence[Any]) -> list[Any]:
+        """Return one response for each request of a model that is not decoupled."""
+        if isinstance(self._program, BatchProgram) and requests:
+            return self._answer_together(self._program, requests)
+        return [self._answer(request) for request in requests]
+
+    def _refuse(self) -> Any:
+        """Refuse a request that exceeds the queue limit; count it, but do not log it."""
+        error = self._waiting.refusal()
+        self._recorder.count(REQUESTS, value=error.code)
+        return self.pb.InferenceResponse(error=self._triton_error(error))
+
+    def _answer(self, request: Any) -> Any:
+        """Return the single response of a model that is not decoupled."""
+        with self._report(request) as report:
+            try:
+                (tensors,) = self._responses(request, report)
+                return self._response(tensors)
+            except Exception as error:  # noqa: BLE001 - everything becomes the request's error
+                return self.pb.InferenceResponse(error=self._error(error, report))
+
+    def _answer_together(self, program: BatchProgram, requests: Sequence[Any]) -> list[Any]:
+        """Return the responses of a program that runs calls as one batch."""
+        with contextlib.ExitStack() as stack:
+            reports = [stack.enter_context(self._report(request)) for request in requests]
+            calls = [
+                self._tried(partial(self._call, request, report))
+                for request, report in zip(requests, reports, strict=True)
+            ]
+            good = [call for call in calls if isinstance(call, Call)]
+            ran = self._tried(lambda: iter(program.run_batch(good)))
+            answers = [
+                call if isinstance(call, Exception) else ran if isinstance(ran, Exception) else next(ran)
+                for call in calls
+            ]
+            return [self._reply(answer, report) for answer, report in zip(answers, reports, strict=True)]
+
+    @staticmethod
+    def _tried(work: Callable[[], T]) -> T | Exception:
+        try:
+            return work()
+        except Exception as error:  # noqa: BLE001 - everything becomes the request's error
+            return error
+
+    def _reply(self, answer: Tensors | Exception, report: _Report) -> Any:
+        if isinstance(answer, Exception):
+            return self.pb.InferenceResponse(error=self._error(answer, report))
+        report.saw(answer)
+        return self._response(answer)
+
+    def _stream(self, request: Any) -> None:
+        """Send the responses of a decoupled model, and always send the final flag."""
+        final = self.pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        sender, as_text = request.get_response_sender(), wants_text(request)
+        with self._report(request) as report, under_way(report.request_id) as ours:
+            ended = False
+            try:
+                for tensors in self._responses(request, report, ours):
+                    # Keep a reference to the tensors: the call would otherwise free those that the request
+                    # did not ask for after it has released Python's global lock.
+                    sent = self._tensors(tensors, as_text=as_text)
+                    ended = isinstance(tensors, Last)
+                    sender.send(self.pb.InferenceResponse(sent), flags=final if ended else 0)
+            except Exception as error:  # noqa: BLE001 - everything becomes the request's error
+                # Send the flag with the error: in two messages, Triton 2.51 leaves a calling model waiting.
+                answer = self.pb.InferenceResponse(error=self._error(error, report))
+                if not ended:
+                    sender.send(answer, flags=final)
+            else:
+                if not ended:
+                    sender.send(flags=final)
+
+    @property
+    def _running(self) -> Program:
+        if self._program is None:
+            raise Unrecoverable(f"{self._model}: the program must be built before requests, got none")
+        return self._program
+
+    def _report(self, request: Any) -> _Report:
+        return _Report(self.pb, self._model, request, self._under_way, self._recorder)
+
+    def _responses(self, request: Any, report: _Report, ours: UnderWay | None = None) -> Responses:
+        with contextlib.closing(self._running.run(self._call(request, report, ours))) as responses:
+            for tensors in responses:
+                report.saw(tensors)
+                yield tensors
+
+    def _call(self, request: Any, report: _Report, ours: UnderWay | None = None) -> Call:
+        self._door.check()
+        if not self._has_device:
+            raise NotReady(
+                f"{self._model}: device must be usable by the model's process, got an error that CUDA keeps;"
+                " try again in a few seconds"
+            )
+        problem = request_id_problem(report.request_id)
+        raise_all(self._model, [problem] if problem else [])
+        parameters = read_parameters(request, self._model)
+        timeout_us = request.timeout() or parameters.get("timeout", 0)
+        tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        turn = self._turn(request, parameters)
+        self._limits.check(self._model, tensors, opening=turn.start or not turn.id)
+        return Call(
+            tensors=shaped(tensors, parameters, self._model),
+            models=TritonModels(self.pb, report.request_id, request, self._ended),
+            is_cancelled=lambda: (ours is not None and ours.is_ended()) or request.is_cancelled(),
+            limit_s=timeout_us * _MICROSECONDS if timeout_us else None,
+            turn=turn,
+        )
+
+    def _turn_if_any(self, request: Any) -> Turn:
+        """Return a request's turn, or no session if its parameters are wrong; a later check reports them."""
+        try:
+            return self._turn(request, read_parameters(request, self._model))
+        except Exception:  # noqa: BLE001 - whatever they are, others wait beside it
+            return NO_SESSION
+
+    def _turn(self, request: Any, parameters: Mapping[str, Any]) -> Turn:
+        """Read a request's turn in a session; HTTP's generate endpoints pass it as parameters.
+
+        Raises:
+            InvalidRequest: The session's id is too long, or is neither a text nor a number.
+        """
+        flags = request.flags()
+        start, end = (
+            bool(flags & getattr(self.pb, f"TRITONSERVER_REQUEST_FLAG_{name.upper()}"))
+            or bool(parameters.get(name))
+            for name in ("sequence_start", "sequence_end")
+        )
+        session_id = request.correlation_id() or parameters.get("sequence_id") or 0
+        problem = session_id_problem(session_id) if session_id else ""
+        raise_all(self._model, [problem] if problem else [])
+        return Turn(session_id, start=start, end=end)
+
+    def _response(self, tensors: Tensors) -> Any:
+        return self.pb.InferenceResponse(self._tensors(tensors))
+
+    def _tensors(self, tensors: Tensors, *, as_text: bool = False) -> list[Any]:
+        return [self.pb.Tensor(name, carried(array, as_text=as_text)) for name, array in tensors.items()]
+
+    def _error(self, error: Exception, report: _Report) -> Any:
+        report.failed(error)
+        if self._has_device and loses_device(error):
+            self._has_device = False
+            end_soon()
+        without_traceback(error)
+        if not isinstance(error, SlipwayError):
+            error = Unrecoverable(
+                f"{self._model}: the request must not break the model, got {type(error).__name__}; "
+                "try the server's log, which has the traceback under the request's id"
+            )
+        return self._triton_error(error)
+
+    def _triton_error(self, error: SlipwayError) -> Any:
+        return self.pb.TritonError(error.to_wire(), getattr(self.pb.TritonError, error.triton_code))
+
+
+class _Report:
+    """Log of one request: JSON lines for its start and its end, and a count of its outcome.
+
+    Attributes:
+        request_id: Id that the caller gave, or a generated one; calls to other models carry it too.
+    """
+
+    def __init__(
+        self, pb_utils: Any, model: str, request: Any, under_way: Running | None, recorder: Recorder
+    ) -> None:
+        self._log, self._recorder, self._under_way = pb_utils.Logger, recorder, under_way
+        self.request_id = request.request_id() or secrets.token_hex(8)
+        self._facts: dict[str, Any] = {"model": model, "request_id": shown(self.request_id)}
+        if trace_id := _trace_id(request):
+            self._facts["trace_id"] = trace_id
+        self._started_s = time.monotonic()
+        self._error: Exception | None = None
+
+    def __enter__(self) -> _Report:
+        if self._under_way is not None:
+            self._under_way.add(1)
+            self._log.log_info(self._line("started"))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        code = OK
+        if self._error is not None:
+            ours = self._error if isinstance(self._error, SlipwayError) else Unrecoverable(repr(self._error))
+            code = ours.code
+            event = _EVENTS.get(type(ours), "failed")
+            self._log.log_info(self._line(event, code=code, error=ours.to_wire()))
+        elif self._under_way is not None:
+            self._log.log_info(self._line("finished", code=code))
+        self._recorder.count(REQUESTS, value=REFUSED if isinstance(self._error, Refused) else code)
+        # The error's traceback refers to the request and its sender, and they refer to this object. A cycle
+        # that is left when the interpreter ends is freed after Triton's shared memory and kills the process.
+        self._error = None
+        if self._under_way is not None:
+            self._under_way.add(-1)
+
+    def saw(self, tensors: Tensors) -> None:
+        """Record a response for the log."""
+        self._facts["responses"] = self._facts.get("responses", 0) + 1
+        if "step" in tensors:
+            self._facts["steps_done"] = int(tensors["step"][0])
+
+    def failed(self, error: Exception) -> None:
+        """Record an error, and log its traceback if the error is internal."""
+        self._error = error
+        if isinstance(error, Unrecoverable) or not isinstance(error, SlipwayError):
+            trace = "".join(traceback.format_exception(error))
+            self._log.log_error(self._line("traceback", traceback=trace))
+
+    def _line(self, event: str, **more: str) -> str:
+        """Return a log line, with long texts shortened since callers influence their length."""
+        elapsed_s = round(time.monotonic() - self._started_s, 4)
+        texts = {name: shortened(text) for name, text in more.items()}
+        return json.dumps({"event": event, **self._facts, "elapsed_s": elapsed_s, **texts})
+
+
+def instances_of(config: Mapping[str, Any]) -> int:
+    """Count a model's instances from the configuration that Triton completed."""
+    groups = config.get("instance_group", [])
+    return sum(int(group.get("count", 1)) * max(1, len(group.get("gpus", []))) for group in groups)
+
+
+def _trace_id(request: Any) -> str:
+    """Return the OpenTelemetry trace id of a request, or an empty string if the request is not traced."""
+    context: dict[str, str] = json.loads(request.trace().get_context() or "{}")
+    # The header is version-trace-span-flags: https://www.w3.org/TR/trace-context/#traceparent-header
+    return context.get("traceparent", "--").split("-")[1]

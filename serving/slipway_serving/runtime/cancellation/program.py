@@ -1,0 +1,29 @@
+"""Program that cancels running requests."""
+
+from __future__ import annotations
+
+from slipway_serving.protocol.cancellation import Ending, EndRequest
+from slipway_serving.protocol.events import tensors
+from slipway_serving.protocol.requests import decode
+from slipway_serving.runtime.cancellation.running_requests import end
+from slipway_serving.runtime.program import Call, Responses, Settings
+
+
+class Canceller:
+    """Program that takes an :class:`EndRequest` and returns :class:`Ending` at once, without waiting."""
+
+    reports_requests = False
+
+    def __init__(self, settings: Settings) -> None:
+        self._model = settings.model
+
+    def run(self, call: Call) -> Responses:
+        """Yield one response, which says whether the request is running.
+
+        Raises:
+            InvalidRequest: The id is empty or too long.
+        """
+        yield tensors(Ending(end(decode(EndRequest, call.tensors, self._model).ended_id)))
+
+    def close(self) -> None:
+        """Do nothing: this program has nothing to free."""

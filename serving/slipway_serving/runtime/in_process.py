@@ -1,0 +1,186 @@
+"""In-process execution of a model repository: the same graphs and programs, without a server.
+
+:class:`InProcessModels` reads each model's ``config.pbtxt`` and runs the model as Triton would: an ONNX graph
+with the onnxruntime backend's own executor, a Python model with the program that its config names, an
+ensemble step by step. Unit tests run the pipelines with it, and the benchmark compares it with the server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from google.protobuf import json_format, text_format
+from numpy.typing import NDArray
+from tritonclient.grpc import model_config_pb2
+
+from slipway_serving.protocol.errors import NotReady, SlipwayError, Unrecoverable
+from slipway_serving.protocol.turns import NO_SESSION, Turn
+from slipway_serving.runtime.backends.onnxruntime import session, signature
+from slipway_serving.runtime.backends.onnxruntime.execution import Executor, Request
+from slipway_serving.runtime.input_sizes import read_ranges
+from slipway_serving.runtime.program import Call, Program, Settings, Tensors, load_program
+
+Answer = dict[str, NDArray[Any]]
+Run = Callable[[Call, list[str]], Iterator[Answer]]
+
+
+def read_config(model: Path) -> dict[str, Any]:
+    """Read a model's ``config.pbtxt`` as Triton's JSON form.
+
+    Args:
+        model: Folder of the model.
+
+    Raises:
+        NotReady: The file is missing or is not a valid config.
+    """
+    try:
+        text = (model / "config.pbtxt").read_text(encoding="utf-8")
+        config = text_format.Parse(text, model_config_pb2.ModelConfig())
+    except (OSError, text_format.ParseError) as error:
+        raise NotReady(f"{model}: must have a config.pbtxt that Triton can read, got {error}") from error
+    parsed: dict[str, Any] = json_format.MessageToDict(config, preserving_proto_field_name=True)
+    return {"name": model.name, "max_batch_size": 0, **parsed}
+
+
+class InProcessModels:
+    """In-process implementation of :class:`slipway_serving.runtime.program.Models` for a model repository.
+
+    Args:
+        repository: Folder of the model repository.
+        threads: Number of threads of each ONNX session; 0 uses all cores.
+        limited: True if graphs refuse sizes beyond their exported ranges, as the server does. A measurement
+            may go beyond these ranges.
+    """
+
+    def __init__(self, repository: Path, threads: int = 0, *, limited: bool = True) -> None:
+        self._repository, self._threads, self._limited = repository, threads, limited
+        self._loaded: dict[str, Run] = {}
+        self._programs: list[Program] = []
+
+    def call(self, model: str, tensors: Tensors, outputs: list[str]) -> Answer:
+        """Call a model that answers once; raise the model's error."""
+        (answer,) = self._run(model, Call(tensors, self), outputs)
+        return answer
+
+    def stream(
+        self,
+        model: str,
+        tensors: Tensors,
+        outputs: list[str],
+        *,
+        turn: Turn = NO_SESSION,
+    ) -> Iterator[Answer]:
+        """Call a decoupled model; see :class:`slipway_serving.runtime.program.Models`."""
+        return self._run(model, Call(tensors, self, turn=turn), outputs)
+
+    def is_ready(self, model: str) -> bool:
+        """Return True if the repository contains a model; the model is loaded when it is called."""
+        return (self._repository / model / "config.pbtxt").is_file()
+
+    def load(self, model: str) -> None:
+        """Load a model now instead of at its first call."""
+        if model not in self._loaded:
+            self._loaded[model] = self._open(model)
+
+    def close(self) -> None:
+        """Close the programs and drop all loaded models."""
+        for program in self._programs:
+            program.close()
+        self._programs.clear()
+        self._loaded.clear()
+
+    def _run(self, model: str, call: Call, outputs: list[str]) -> Iterator[Answer]:
+        self.load(model)
+        return self._loaded[model](call, outputs)
+
+    def _open(self, model: str) -> Run:
+        folder = self._repository / model
+        config = read_config(folder)
+        parameters = config.setdefault("parameters", {})
+        if "ensemble_scheduling" in config:
+            return self._ensemble(config)
+        if config.get("backend") not in ("onnxruntime", "python"):
+            raise NotReady(f"{model}: backend must be onnxruntime or python, got {config.get('backend')!r}")
+        parameters["intra_op_thread_count"] = {"string_value": str(self._threads)}
+        settings = Settings(model, folder / "1", config)
+        if config["backend"] == "onnxruntime":
+            return self._graph(settings)
+        program = load_program(settings)
+        self._programs.append(program)
+        return _program(program, config)
+
+    def _graph(self, settings: Settings) -> Run:
+        graph = session.load(settings.config, settings.folder, session.providers(settings.config, "CPU", 0))
+        executor = Executor(
+            settings.model,
+            signature.graph_signature(graph),
+            lambda wanted, inputs: graph.run(list(wanted), dict(inputs)),
+            {entry["name"]: [int(dim) for dim in entry["dims"]] for entry in settings.config["output"]},
+            batched=int(settings.config["max_batch_size"]) > 0,
+            ranges=read_ranges(settings.model, settings.parameters) if self._limited else {},
+        )
+        reshaped = _reshaping(settings.config)
+
+        def run(call: Call, outputs: list[str]) -> Iterator[Answer]:
+            inputs = reshaped(call.tensors)
+            (answer,) = executor.execute([Request(inputs, tuple(outputs), call.is_cancelled)])
+            if isinstance(answer, SlipwayError):
+                raise answer
+            yield answer
+
+        return run
+
+    def _ensemble(self, config: Mapping[str, Any]) -> Run:
+        steps = config["ensemble_scheduling"]["step"]
+
+        def run(call: Call, outputs: list[str]) -> Iterator[Answer]:
+            known: Answer = dict(call.tensors)
+            for step in steps:
+                inputs = {name: known[source] for name, source in step["input_map"].items()}
+                answer = self.call(step["model_name"], inputs, list(step["output_map"]))
+                known |= {target: answer[name] for name, target in step["output_map"].items()}
+            yield _only(outputs, known)
+
+        return run
+
+
+def _program(program: Program, config: Mapping[str, Any]) -> Run:
+    """Return a function that runs a Python model on inputs in the shapes of the configuration."""
+    reshaped = _reshaping(config)
+
+    def run(call: Call, outputs: list[str]) -> Iterator[Answer]:
+        with contextlib.closing(program.run(replace(call, tensors=reshaped(call.tensors)))) as answers:
+            for answer in answers:
+                yield _only(outputs, answer)
+
+    return run
+
+
+def _reshaping(config: Mapping[str, Any]) -> Callable[[Tensors], Answer]:
+    shapes = {entry["name"]: _graph_shape(entry) for entry in config.get("input", ())}
+    batched = int(config["max_batch_size"]) > 0
+
+    def reshaped(array: NDArray[Any], shape: list[int] | None) -> NDArray[Any]:
+        if shape is None:
+            return array
+        return np.reshape(array, [len(array), *shape] if batched else shape)
+
+    return lambda tensors: {name: reshaped(array, shapes.get(name)) for name, array in tensors.items()}
+
+
+def _only(outputs: list[str], answer: Tensors) -> Answer:
+    if missing := sorted(set(outputs) - set(answer)):
+        raise Unrecoverable(f"outputs must be given by the model, got none of {', '.join(missing)}")
+    return {name: answer[name] for name in outputs}
+
+
+def _graph_shape(entry: Mapping[str, Any]) -> list[int] | None:
+    """Return the shape to which the config reshapes an input; None if it keeps the shape."""
+    if "reshape" not in entry:
+        return None
+    return [int(size) for size in entry["reshape"].get("shape", [])]

@@ -1,0 +1,63 @@
+"""Admission gate that rejects new requests while the server shuts down.
+
+Shutdown is signalled by files in the server's folder, which each model checks for. At first only the
+pipelines refuse, whose requests take long; running requests go on, with all the models that they call. When
+no request runs any more, every Python model refuses. A refused caller reconnects and reaches another server.
+"""
+
+from __future__ import annotations
+
+import os
+from enum import Enum
+from pathlib import Path
+
+from slipway_serving.protocol.errors import NotReady
+from slipway_serving.system.server_folder import folder_here
+
+
+class Refused(NotReady):
+    """The server refuses a request because it shuts down; another server can answer it."""
+
+
+class Going(Enum):
+    """Stage of a server's shutdown; the value is the name of the file that signals it."""
+
+    PIPELINES_REFUSE = "pipelines_refuse"
+    ALL_REFUSE = "all_refuse"
+
+
+def tell(folder: Path, going: Going) -> None:
+    """Make a server's models refuse new requests from now on.
+
+    Args:
+        folder: The server's runtime folder.
+        going: Stage of the shutdown, which decides which models refuse.
+    """
+    folder.mkdir(mode=0o700, exist_ok=True)
+    (folder / going.value).touch()
+
+
+class Door:
+    """Gate of one model that refuses requests during shutdown.
+
+    Args:
+        model: Name of the model.
+        is_pipeline: True if the model is a pipeline: it works on long requests and calls other models.
+    """
+
+    def __init__(self, model: str, *, is_pipeline: bool) -> None:
+        refusing = [Going.ALL_REFUSE, *([Going.PIPELINES_REFUSE] if is_pipeline else [])]
+        self._model = model
+        self._marks = [folder_here() / going.value for going in refusing]
+
+    def check(self) -> None:
+        """Admit a request unless the server shuts down.
+
+        Raises:
+            Refused: The server shuts down.
+        """
+        if any(os.path.exists(mark) for mark in self._marks):  # noqa: PTH110 - asked for every request
+            raise Refused(
+                f"{self._model}: server must be staying to take a request, got one that is about to stop;"
+                " try again on a new connection"
+            )

@@ -1,0 +1,1 @@
+"""Launcher of a Triton server: checks, start, supervision, logs, shutdown."""

@@ -1,0 +1,120 @@
+"""Configuration of a server, validated when it is created and before anything starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+from slipway_serving.protocol import durations
+from slipway_serving.protocol.errors import raise_all
+from slipway_serving.triton.arguments import further_problems, tracing_problems
+
+ModelControlMode = Literal["none", "explicit"]
+_MIB = 1 << 20
+# This holds eight prompts of 512 tokens of width 4096, or a hundred prompts of the usual 40 tokens.
+_RESPONSE_CACHE_MIB = 64
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """Configuration of a server: what to serve and where.
+
+    Attributes:
+        repository: Model repository, a folder of model folders.
+        host: IPv4 or IPv6 address to listen on, or a host name that resolves to one. Other machines cannot
+            reach a server that listens on 127.0.0.1 or ::1.
+        http_port: Port of the HTTP endpoint; 0 picks a free port, as for the other ports.
+        grpc_port: Port of the gRPC endpoint, see `http_port`.
+        metrics_port: Port of the Prometheus metrics, see `http_port`.
+        probe_port: Port of :mod:`slipway_serving.triton.probes`, see `http_port`; None opens none.
+        exit_timeout_s: Longest time for in-flight requests to finish when the server stops, in seconds.
+        ready_timeout_s: Longest time for all models together to load, in seconds.
+        exit_on_error: True if one model that fails to load fails the start.
+        model_control: Mode of model control. "none" serves the models that the repository has at the start;
+            "explicit" also accepts requests to load and unload models while the server runs.
+        control_token: Token that such requests must carry (see :mod:`slipway_serving.triton.control`), as
+            must every use of the APIs that change the server
+            (:data:`slipway_serving.triton.arguments.CLOSED_APIS`); None makes a new token for each server.
+        response_cache_mib: Size of the response cache in MiB, used by models whose configuration allows it; 0
+            disables it. None means 64, or 0 with explicit model control: Triton 2.51 would keep serving
+            cached answers of the old model after a model is reloaded.
+        trace_otlp: OTLP endpoint over HTTP that receives traces of requests; None traces nothing.
+        trace_every: Sampling interval of traces: one request in this many is traced.
+        log_verbose: Triton's verbosity, 0 or more.
+        limits: File with upper limits for requests, see :mod:`slipway_serving.runtime.limits`; None adds no
+            limits to those of the models.
+        log_path: Log file, which stays after the stop; None keeps a log only if something failed.
+        arguments: Further arguments of `tritonserver`, e.g. `--rate-limit=execution_count`, except those that
+            the fields above determine.
+    """
+
+    repository: Path
+    host: str = "127.0.0.1"
+    http_port: int = 8000
+    grpc_port: int = 8001
+    metrics_port: int = 8002
+    probe_port: int | None = None
+    exit_timeout_s: int = 30
+    ready_timeout_s: float = 600.0
+    exit_on_error: bool = True
+    model_control: ModelControlMode = "none"
+    control_token: str | None = field(default=None, repr=False)
+    response_cache_mib: int | None = None
+    trace_otlp: str | None = None
+    trace_every: int = 1
+    log_verbose: int = 0
+    limits: Path | None = None
+    log_path: Path | None = None
+    arguments: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{name} must be a port number 0 to 65535, got {port}"
+            for name, port in self.ports.items()
+            if not 0 <= port <= 65535
+        ]
+        given = [port for port in self.ports.values() if port]
+        if len(set(given)) < len(given):
+            problems.append(f"ports must be different ones, got {given}")
+        for name in ("exit_timeout_s", "ready_timeout_s"):
+            if wrong := durations.problem(name, getattr(self, name), zero=True):
+                problems.append(wrong)
+        if self.log_verbose < 0:
+            problems.append(f"log_verbose must be 0 or more, got {self.log_verbose}")
+        if self.model_control not in get_args(ModelControlMode):
+            problems.append(
+                f"model_control must be one of {', '.join(get_args(ModelControlMode))}, got"
+                f" {self.model_control!r}"
+            )
+        cache_mib = self.response_cache_mib or 0
+        if cache_mib < 0 or (cache_mib and self.model_control != "none"):
+            problems.append(
+                "response_cache_mib must be 0 or more, and 0 with explicit model control (Triton would answer"
+                f" for a model from before it was loaded anew), got {cache_mib}"
+            )
+        problems += tracing_problems(self.trace_otlp, self.trace_every)
+        problems += further_problems(self.arguments)
+        raise_all("server", problems)
+
+    @property
+    def response_cache_bytes(self) -> int:
+        """Size of the response cache in bytes; 0 if there is none."""
+        default = _RESPONSE_CACHE_MIB if self.model_control == "none" else 0
+        return (default if self.response_cache_mib is None else self.response_cache_mib) * _MIB
+
+    @property
+    def traces(self) -> bool:
+        """True if requests are traced, into a file or to a collector."""
+        return self.trace_otlp is not None or any("--trace-config" in each for each in self.arguments)
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """Ports to listen on, by field name."""
+        probe = {} if self.probe_port is None else {"probe_port": self.probe_port}
+        return {
+            "http_port": self.http_port,
+            "grpc_port": self.grpc_port,
+            "metrics_port": self.metrics_port,
+            **probe,
+        }

@@ -1,0 +1,111 @@
+"""Drain a server: wait until its pipelines are idle before it is stopped.
+
+On shutdown, Triton stops all models at once and counts only waiting requests as in flight: it then refuses a
+pipeline's next call of another model, however long the exit timeout is. So the caller first waits for the
+requests that pipelines work on (:data:`slipway_serving.runtime.metrics.REQUESTS_RUNNING`). The embedded
+server does this itself; `slipway drain` does it where something else stops the server, e.g. as a Kubernetes
+preStop hook. Models refuse new requests meanwhile (:mod:`slipway_serving.runtime.shutdown`), or a busy server
+would never be idle.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from slipway_serving.runtime.metrics import REQUESTS_RUNNING
+from slipway_serving.runtime.shutdown import Going, tell
+
+_POLL_S = 0.1
+# Nothing runs for a moment between the end of one request and the start of the next waiting one.
+_QUIET_LOOKS = 2
+
+_TRITONS = "nv_"
+"""Prefix of Triton's own metrics; a metrics page without any of them belongs to another server."""
+
+
+def requests_running(metrics_url: str) -> int | None:
+    """Return how many requests a server's pipelines work on; None if its metrics cannot be read."""
+    with _client() as client:
+        return _running(client, metrics_url)
+
+
+def _client() -> httpx.Client:
+    # Ignore the environment's proxy: it is meant for external hosts, not for this server.
+    return httpx.Client(timeout=2, trust_env=False)
+
+
+def _running(client: httpx.Client, metrics_url: str) -> int | None:
+    try:
+        text = client.get(metrics_url).raise_for_status().text
+        families = list(text_string_to_metric_families(text))
+        if not any(family.name.startswith(_TRITONS) for family in families):
+            return None
+        samples = (sample for family in families for sample in family.samples)
+        return round(sum(sample.value for sample in samples if sample.name == REQUESTS_RUNNING.name))
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, OverflowError):
+        return None
+
+
+def drain(metrics_url: str, limit_s: float, folder: Path | None = None) -> int | None:
+    """Wait until pipelines are idle or the time limit is reached, while models refuse new requests.
+
+    Args:
+        metrics_url: URL of the server's metrics.
+        limit_s: Longest wait, in seconds.
+        folder: The server's runtime folder, through which models learn to refuse; None only waits.
+
+    Returns:
+        The number that :func:`wait_until_idle` returns.
+    """
+    return _drained(lambda: wait_until_idle(metrics_url, limit_s), folder)
+
+
+def drain_known(running: Callable[[], int | None], limit_s: float, folder: Path) -> int | None:
+    """Drain a server as :func:`drain` does, but ask a callback what runs; see :func:`wait_for_none`."""
+    return _drained(lambda: wait_for_none(running, limit_s), folder)
+
+
+def _drained(wait: Callable[[], int | None], folder: Path | None) -> int | None:
+    if folder is not None:
+        tell(folder, Going.PIPELINES_REFUSE)
+    left = wait()
+    if folder is not None and left == 0:
+        tell(folder, Going.ALL_REFUSE)
+    return left
+
+
+def wait_until_idle(metrics_url: str, limit_s: float) -> int | None:
+    """Wait until pipelines are idle or the time limit is reached.
+
+    Args:
+        metrics_url: URL of the server's metrics.
+        limit_s: Longest wait, in seconds.
+
+    Returns:
+        The number of requests left: 0 if the server became idle; None if the metrics cannot be read.
+    """
+    # All polls share one client, since making a client takes half as long as the wait between two polls.
+    with _client() as client:
+        return wait_for_none(lambda: _running(client, metrics_url), limit_s)
+
+
+def wait_for_none(running: Callable[[], int | None], limit_s: float) -> int | None:
+    """Wait until no request runs or the time limit is reached; see :func:`wait_until_idle`.
+
+    Args:
+        running: Callback that returns how many requests run; None if that is unknown.
+        limit_s: Longest wait, in seconds.
+    """
+    deadline = time.monotonic() + limit_s
+    quiet = 0
+    while (count := running()) is not None:
+        quiet = 0 if count else quiet + 1
+        if quiet == _QUIET_LOOKS or time.monotonic() >= deadline:
+            return count
+        time.sleep(_POLL_S)
+    return None

@@ -1,0 +1,78 @@
+"""Clean up after servers whose launcher and watcher were both killed.
+
+The folder of each server in shared memory holds a file that lists what belongs to the server. The launcher
+and the watcher each hold a shared lock on this file (:func:`claim`, :func:`join_claim`), which the kernel
+releases however they end. So :func:`end_leftovers`, which each start calls, needs no guess about process ids:
+if it can lock a file exclusively, no launcher or watcher uses that server any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO
+
+from slipway_serving.system.server_processes import REQUESTS, SHARED_MEMORY, Belongings, sweep
+
+_FILE = "belongings.json"
+
+
+def claim(belongings: Belongings) -> IO[bytes]:
+    """Create a server's folder in shared memory and mark it as in use by this process.
+
+    Args:
+        belongings: Resources that belong to the server.
+
+    Returns:
+        The locked file; closing it, or the end of the process, ends the claim.
+    """
+    # Rename the folder only after the file is locked, so that no other start takes it for a leftover.
+    unseen = belongings.requests.with_name(f".{belongings.requests.name}")
+    unseen.mkdir(mode=0o700)
+    file = (unseen / _FILE).open("w+b", buffering=0)
+    fcntl.flock(file, fcntl.LOCK_SH)
+    file.write(json.dumps(asdict(belongings)).encode())
+    unseen.rename(belongings.requests)
+    return file
+
+
+def join_claim(belongings: Belongings) -> IO[bytes] | None:
+    """Mark a server's folder as in use by this process too; return None if the folder is gone."""
+    with contextlib.suppress(FileNotFoundError):
+        file = (belongings.requests / _FILE).open("rb")
+        fcntl.flock(file, fcntl.LOCK_SH)
+        return file
+    return None
+
+
+def end_leftovers() -> list[str]:
+    """End the processes of this user's dead servers and free their resources.
+
+    Returns:
+        The ids of those servers.
+    """
+    return [
+        server_id for folder in SHARED_MEMORY.glob(f"slipway-*-{REQUESTS}") if (server_id := _end(folder))
+    ]
+
+
+def _end(folder: Path) -> str | None:
+    """Clean up after one server and return its id; None if it is in use or belongs to another user."""
+    try:
+        if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
+            return None
+        with (folder / _FILE).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            belongings = Belongings(**json.load(file))
+            if belongings.requests == folder and Path(belongings.folder).name.startswith(
+                belongings.server_id
+            ):
+                sweep(belongings)
+                return belongings.server_id
+    except (OSError, ValueError, TypeError):  # The folder is in use, just being freed, or of another version.
+        return None
+    return None

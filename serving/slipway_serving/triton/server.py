@@ -1,0 +1,475 @@
+"""Embedded server that starts, supervises and stops the Triton from the nvidia-pytriton wheel.
+
+:class:`ServerConfig` says what to serve and where. :class:`Server` checks it, creates a backend directory in
+a private folder, starts `tritonserver`, and waits until every model is ready or reports per model why it is
+not. When it stops, it lets in-flight work finish and then removes every process, shared memory region and
+folder of the server. A watcher (:mod:`slipway_serving.triton.watcher`) does the same if this process is
+killed. While the server runs, :mod:`slipway_serving.triton.supervision` restarts model processes and
+`tritonserver` itself when they die.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import httpx
+
+from slipway_serving.protocol.errors import InvalidRequest, NotReady, SlipwayError
+from slipway_serving.runtime.backends.onnxruntime.sharing import FOLDER_VARIABLE
+from slipway_serving.runtime.limits import VARIABLE as LIMITS_VARIABLE
+from slipway_serving.runtime.queue_limits import METRICS_VARIABLE
+from slipway_serving.runtime.request_parameters import MARKED_VARIABLE
+from slipway_serving.system import hidden_arguments, private_files, process_state, server_folder
+from slipway_serving.system.server_processes import ID_VARIABLE, Belongings, end_processes, sweep
+from slipway_serving.triton import log_files, server_log, start_errors, termination
+from slipway_serving.triton.arguments import (
+    bind_address,
+    closed_apis,
+    closed_but_to_us,
+    forwarding,
+    response_cache,
+    tracing,
+)
+from slipway_serving.triton.config import ServerConfig
+from slipway_serving.triton.control import SUPERVISOR_HEADER, ModelControl
+from slipway_serving.triton.install import environment, find_triton, lay_out_backends, lay_out_interpreter
+from slipway_serving.triton.launch_check import Launches
+from slipway_serving.triton.leftovers import claim, end_leftovers
+from slipway_serving.triton.load_progress import Loading
+from slipway_serving.triton.probes import Probes, check_health
+from slipway_serving.triton.start_checks import (
+    address,
+    check_limits,
+    check_path_is_safe,
+    check_programs_run,
+    check_repository,
+    check_shared_memory,
+    free_ports,
+    may_cache,
+)
+from slipway_serving.triton.start_errors import DiedLoading, PortTaken
+from slipway_serving.triton.supervision import ModelSupervisor, Supervisor, has_folders
+from slipway_serving.triton.watcher import Watcher
+
+__all__ = ["Server", "ServerConfig"]
+
+_POLL_S = 0.05
+_ATTEMPTS = 3
+_MODELS = "models"
+
+
+class Server:
+    """One running Triton. Use it as a context manager, or call :meth:`start` and :meth:`stop`.
+
+    Args:
+        config: Configuration of the server: what to serve and where.
+        say: Callback that receives a line for each step of a start: which models load and how far they are;
+            None reports nothing.
+        warn: Callback that receives a line for each death of a process and what followed; the log has these
+            lines too.
+
+    Attributes:
+        config: Configuration as requested; after :meth:`start` it holds the ports and the address in use.
+        log_path: Log file of the server.
+        control_token: Token for the APIs that change the server: the configured one, or one made for this
+            server.
+        token_hidden: True if the running server's command line does not show the token.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        say: Callable[[str], object] | None = None,
+        warn: Callable[[str], object] = lambda _: None,
+    ) -> None:
+        self.config = config
+        self._say = self._unfailing(say) if say is not None else None
+        self._warn = self._unfailing(warn)
+        self.control_token = config.control_token or secrets.token_urlsafe(32)
+        self.token_hidden = True
+        self._key = secrets.token_urlsafe(32)
+        self._id = f"slipway-{os.getpid()}-{secrets.token_hex(4)}-"
+        self.log_path = config.log_path or log_files.place(self._id)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._watcher: Watcher | None = None
+        self._claim: IO[bytes] | None = None
+        self._belongings: Belongings | None = None
+        self._supervisor: Supervisor | None = None
+        self._probes: Probes | None = None
+        self._log_start = 0
+        self._may_cache = True
+
+    def __enter__(self) -> Server:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def http_url(self) -> str:
+        """`host:port` of the HTTP endpoint, in the form that tritonclient accepts."""
+        return f"{_reachable(self.config.host)}:{self.config.http_port}"
+
+    @property
+    def grpc_url(self) -> str:
+        """`host:port` of the gRPC endpoint."""
+        return f"{_reachable(self.config.host)}:{self.config.grpc_port}"
+
+    @property
+    def metrics_url(self) -> str:
+        """URL of the Prometheus metrics."""
+        return f"http://{_reachable(self.config.host)}:{self.config.metrics_port}/metrics"
+
+    @property
+    def probe_url(self) -> str | None:
+        """URL of the endpoint that reports readiness and liveness; None if the server has none."""
+        if self.config.probe_port is None:
+            return None
+        return f"http://{_reachable(self.config.host)}:{self.config.probe_port}"
+
+    @property
+    def pid(self) -> int | None:
+        """Process ID of `tritonserver`; None before the start."""
+        return self._process.pid if self._process else None
+
+    @property
+    def server_id(self) -> str:
+        """ID that marks this server's processes and shared memory."""
+        return self._id
+
+    @property
+    def control_token_file(self) -> Path | None:
+        """File with the token made for this server, for its user only; None if a token was configured."""
+        if self._belongings is None or self.config.control_token is not None:
+            return None
+        return Path(self._belongings.folder) / "control-token"
+
+    def is_alive(self) -> bool:
+        """Return True if the `tritonserver` process runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def log_text(self) -> str:
+        """Return the text that the log holds now."""
+        return server_log.text(self.log_path)
+
+    def models(self) -> list[str]:
+        """Return the names of the models that are ready."""
+        return sorted(self._control.ready_models())
+
+    def start(self) -> None:
+        """Start the server and return when it is ready.
+
+        Raises:
+            InvalidRequest: The repository or a port cannot be used; nothing was started.
+            NotReady: Triton is not installed, a model failed to load, or the time ran out. Nothing is left
+                running. The message names each failed model, the reason and the log file.
+        """
+        if self._process is not None:
+            raise InvalidRequest("server: start must be called once, got a second call; try a new Server")
+        models = check_repository(self.config.repository)
+        if self.config.limits is not None:
+            check_limits(self.config.limits, models)
+        for server_id in end_leftovers():
+            self._warn(f"leftovers of the server {server_id} ended: its launcher and its watcher were killed")
+        self._may_cache = may_cache(models, bool(self.config.response_cache_bytes), self._warn)
+        check_shared_memory(len(models))
+        check_path_is_safe(Path(tempfile.gettempdir()))
+        check_programs_run(Path(tempfile.gettempdir()))
+        log_files.remove_old()
+        wanted, self._supervisor = self.config, None
+        for attempt in range(1, _ATTEMPTS + 1):
+            ports = free_ports(wanted.host, wanted.ports)
+            self.config = replace(
+                wanted,
+                host=address(wanted.host),
+                **ports,  # type: ignore[arg-type]
+            )
+            try:
+                self._lay_out()
+                if self.config.probe_port is not None:
+                    self._probes = Probes(self.config.host, self.config.probe_port, self._check)
+                self._launch()
+                self._wait_until_ready(models)
+            except BaseException as error:
+                # Another process may have taken a port since we picked it. We can pick again only if the
+                # caller left the choice to us.
+                again = isinstance(error, DiedLoading) or (
+                    isinstance(error, PortTaken) and self.config.ports != wanted.ports
+                )
+                again = again and attempt < _ATTEMPTS
+                self._end(keep_log=isinstance(error, Exception))
+                if not again:
+                    raise
+                self._warn(f"server start failed, begun again: {error}")
+            else:
+                self._supervisor = Supervisor(
+                    lambda: self._process,
+                    lambda: self._look_after(models),
+                    lambda: self._restart(models),
+                    self._tell,
+                    self._keep_watcher,
+                )
+                return
+
+    def stop(self) -> None:
+        """Stop the server: let in-flight work finish within `exit_timeout_s`, then remove all its resources.
+
+        A second call, or a call before the start, does nothing.
+        """
+        if self._process is None or self._belongings is None:
+            return
+        crashed = self.failure is not None
+        try:
+            try:
+                if self.is_alive():
+                    termination.finish_pipelines(self._belongings)
+            finally:
+                if self._supervisor is not None:
+                    self._supervisor.close()
+            if self.is_alive():
+                termination.end(self._belongings)
+        finally:
+            self._end(keep_log=crashed)
+
+    @property
+    def failure(self) -> SlipwayError | None:
+        """Error because of which the server is down and is not restarted; None otherwise."""
+        return self._supervisor.failure if self._supervisor is not None else None
+
+    @property
+    def _control(self) -> ModelControl:
+        """Control client: it uses the token under explicit model control, else the supervisor's own key."""
+        limit_s = max(self.config.ready_timeout_s, 1.0)
+        if self.config.model_control == "explicit":
+            return ModelControl(self.http_url, self.control_token, limit_s)
+        return ModelControl(self.http_url, self._key, limit_s, SUPERVISOR_HEADER)
+
+    def _restart(self, models: Sequence[Path]) -> bool:
+        """Restart `tritonserver` after its death; return True if it serves."""
+        assert self._belongings is not None
+        assert self._supervisor is not None
+        if self._watcher is not None:
+            self._watcher.kill()  # a watcher that ends normally removes the server's folder
+        end_processes(self._belongings.server_id)
+        # With explicit control, an operator may have removed a model on purpose; it is not loaded then.
+        if self.config.model_control == "none" and not has_folders(models, self._supervisor.closing):
+            missing = ", ".join(model.name for model in models if not model.is_dir())
+            self._tell("server_starts_without", models=missing)
+        restarts = process_state.count_restart(self._belongings.requests)
+        started_s = time.monotonic()
+        try:
+            self._launch()
+            self._wait_until_ready(models)
+        except (SlipwayError, OSError, RuntimeError) as error:
+            if not self._supervisor.closing.is_set():
+                self._tell("server_start_failed", reason=str(error))
+                end_processes(self._belongings.server_id)
+            return False
+        self._tell("server_restarted", restarts=restarts, after_s=round(time.monotonic() - started_s, 3))
+        return True
+
+    def _look_after(self, models: Sequence[Path]) -> ModelSupervisor:
+        """Return a supervisor for the models of the `tritonserver` that runs now."""
+        assert self._belongings is not None
+        pid, folder = self._belongings.pid, self._belongings.requests
+        names = [model.name for model in models]
+        return ModelSupervisor(
+            pid, self.config.repository.resolve(), names, self._control, folder, self._tell
+        )
+
+    def _keep_watcher(self) -> None:
+        """Start a new watcher if this server's watcher has died."""
+        if self._watcher is not None:
+            self._watcher.look()
+
+    def _tell(self, event: str, **facts: Any) -> None:
+        """Write a supervision event to the log and pass it to `warn` in words."""
+        unwritten = server_log.record(self.log_path, event, **facts)
+        told = ", ".join(f"{name} {value}" for name, value in facts.items() if name != "traceback")
+        note = f" (not in the log, which cannot be written: {unwritten})" if unwritten is not None else ""
+        self._warn(f"{event.replace('_', ' ')}: {told}{note}")
+
+    def _unfailing(self, tell: Callable[[str], object]) -> Callable[[str], None]:
+        """Wrap a callback so that its exceptions go to the log; supervision must continue."""
+
+        def tell_or_log(line: str) -> None:
+            try:
+                tell(line)
+            except Exception as error:  # noqa: BLE001 - the caller's function may raise anything
+                server_log.record(self.log_path, "not_told", line=line, reason=repr(error))
+
+        return tell_or_log
+
+    def _lay_out(self) -> None:
+        """Create the server's private folder with its backends, their interpreter and a folder for graphs."""
+        install = find_triton()
+        folder = Path(tempfile.mkdtemp(prefix=self._id))
+        timeout_s, traces = self.config.exit_timeout_s, self.config.traces
+        self._belongings = Belongings(self._id, str(folder), 0, timeout_s, str(self.log_path), traces)
+        self._claim = claim(self._belongings)
+        (folder / "graphs").mkdir()
+        # Triton passes model paths to a shell without quotes, so we give it a path that needs none.
+        (folder / _MODELS).symlink_to(self.config.repository.resolve())
+        lay_out_backends(install, folder / "backends")
+        lay_out_interpreter(folder / "interpreter", os.environ)
+        if (key_file := self.control_token_file) is not None:
+            key_file.touch(mode=0o600)
+            key_file.write_text(f"{self.control_token}\n", encoding="ascii")
+        self._make_log()
+
+    def _make_log(self) -> None:
+        """Create an empty log file that only its user can read.
+
+        Raises:
+            InvalidRequest: The configured path cannot be written, or belongs to another user.
+        """
+        if self.config.log_path is None:
+            private_files.make_folder(self.log_path.parent)
+        try:
+            private_files.make_empty(self.log_path)
+        except OSError as error:
+            raise InvalidRequest(
+                f"server: log must be a file that this user owns and may write, got {self.log_path}"
+                f" ({error.strerror}); try another --log-file"
+            ) from None
+
+    def _launch(self) -> None:
+        """Start `tritonserver` and its watcher."""
+        assert self._belongings is not None
+        install, folder = find_triton(), Path(self._belongings.folder)
+        self._log_start = len(self.log_text())
+        with server_log.appending(self.log_path) as log:  # the watcher truncates a long log
+            # The server runs in its own process session, so a terminal's Ctrl-C reaches only us and we can
+            # stop it in an orderly way.
+            self._process, self.token_hidden = hidden_arguments.start(
+                [str(install.binary), *self._arguments(folder, install.caches)],
+                tuple(self._closed_apis()),
+                env={
+                    **environment(install, folder / "interpreter", os.environ),
+                    ID_VARIABLE: self._id,
+                    MARKED_VARIABLE: "1",
+                    FOLDER_VARIABLE: str(folder / "graphs"),
+                    server_folder.FOLDER_VARIABLE: str(self._belongings.requests),
+                    **({LIMITS_VARIABLE: str(self.config.limits.resolve())} if self.config.limits else {}),
+                    METRICS_VARIABLE: f"{_reachable(self.config.host)}:{self.config.metrics_port}",
+                },
+                cwd=folder,  # stubs look for modules in their working directory first
+                log=log,
+            )
+        self._belongings = replace(self._belongings, pid=self._process.pid)
+        self._watcher = Watcher(self._belongings, self._tell)
+
+    def _closed_apis(self) -> Iterator[str]:
+        """Return the arguments that restrict the administrative APIs; they contain secrets."""
+        if self.config.model_control == "explicit":
+            return closed_apis(self.control_token)
+        return closed_but_to_us(self._key, self.control_token)
+
+    def _arguments(self, folder: Path, caches: Path) -> Iterator[str]:
+        """Yield the arguments of `tritonserver` that contain no secrets."""
+        config = self.config
+        yield f"--model-repository={folder / _MODELS}"
+        yield f"--backend-directory={folder / 'backends'}"
+        yield f"--backend-config=python,shm-region-prefix-name={self._id}"
+        for service in ("http", "grpc", "metrics"):
+            yield f"--{service}-address={bind_address(service, config.host)}"
+            yield f"--{service}-port={config.ports[f'{service}_port']}"
+        yield f"--exit-timeout-secs={config.exit_timeout_s}"
+        yield f"--exit-on-error={str(config.exit_on_error).lower()}"
+        yield f"--log-verbose={config.log_verbose}"
+        # The supervisor needs explicit control even if clients may not load or unload models.
+        yield "--model-control-mode=explicit"
+        yield "--load-model=*"
+        if config.response_cache_bytes and self._may_cache:
+            yield from response_cache(caches, config.response_cache_bytes)
+        if config.trace_otlp is not None:
+            yield from tracing(config.trace_otlp, config.trace_every)
+        yield from forwarding(config.arguments)
+
+    def _check(self, state: str) -> None:
+        """Raise NotReady if the server is not in `state` ("ready" or "live") or a process of it is gone."""
+        belongings = self._belongings
+        if belongings is None or not self.is_alive():
+            raise NotReady("ready: tritonserver must run, got none; try again, or see the server's log")
+        check_health(self.http_url, state)
+        process_state.check_processes(belongings.pid, belongings.requests)
+
+    def _log_since_launch(self) -> str:
+        """Return the log since the last launch, with model paths as the user configured them."""
+        assert self._belongings is not None
+        link = str(Path(self._belongings.folder) / _MODELS)
+        return self.log_text()[self._log_start :].replace(link, str(self.config.repository.resolve()))
+
+    def _wait_until_ready(self, models: Sequence[Path]) -> None:
+        """Poll until the server is ready; raise NotReady as soon as it cannot become ready."""
+        # The endpoints open when all models have loaded or failed. Without exit_on_error, one failed model
+        # keeps `ready` false forever, so we wait for `live` instead.
+        endpoint = "ready" if self.config.exit_on_error else "live"
+        deadline = time.monotonic() + self.config.ready_timeout_s
+        loading = Loading(models, self._id, self._say) if self._say is not None else None
+        launches = Launches(self._process.pid if self._process else 0)
+        # All polls share one client, since creating one takes longer than the pause between two polls. Proxy
+        # settings of the environment do not apply to a server on this machine.
+        with httpx.Client(base_url=f"http://{self.http_url}", timeout=2, trust_env=False) as client:
+            while not _answers(client, f"/v2/health/{endpoint}"):
+                log = self._log_since_launch()
+                if self._supervisor is not None and self._supervisor.closing.is_set():
+                    raise NotReady("server: it was stopped before it was ready")
+                if loading is not None:
+                    loading.look(log)
+                code_missing = self.config.exit_on_error and start_errors.says_code_is_missing(log)
+                if code_missing or not self.is_alive():
+                    code = self._process.poll() if self._process else None
+                    raise start_errors.of_server(code, log, self.log_path)
+                if died := launches.died():
+                    raise start_errors.of_launch(died, log, self.log_path)
+                if time.monotonic() > deadline:
+                    raise start_errors.of_time(self.config.ready_timeout_s, log, self.log_path)
+                time.sleep(_POLL_S)
+        if loading is not None:
+            loading.look(self._log_since_launch())
+
+    def _end(self, *, keep_log: bool) -> None:
+        """Kill the remaining processes, free their resources and end the watcher."""
+        process, watcher, belongings, claimed = self._process, self._watcher, self._belongings, self._claim
+        self._process = self._watcher = self._belongings = self._claim = None
+        probes, self._probes = self._probes, None
+        if probes:
+            probes.close()
+        if belongings:
+            sweep(belongings)
+        if process:
+            process.wait()
+        if watcher:
+            watcher.end()
+        if claimed:
+            claimed.close()
+        if not keep_log and self.config.log_path is None:
+            shutil.rmtree(self.log_path.parent, ignore_errors=True)
+
+
+def _reachable(host: str) -> str:
+    """Return the host part of a URL that reaches a server on this machine that listens on `host`."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{host}]" if ":" in host else host
+
+
+def _answers(client: httpx.Client, path: str) -> bool:
+    """Return True if a path of the client's server answers with status 200."""
+    try:
+        return client.get(path).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False

@@ -1,0 +1,70 @@
+"""Shutdown of a running `tritonserver`: in-flight work finishes, then all processes end at once.
+
+First the pipelines finish their work (:func:`finish_pipelines`), since Triton refuses their calls to other
+models as soon as it shuts down. Then :func:`end` tells Triton to shut down. On its own, Triton 2.51 would end
+a model's processes one after another, more than a second each, and would wait its whole exit timeout for
+requests that it still counts although their process died or their caller left. So the footprints of the
+processes (:mod:`slipway_serving.system.process_state`) show whether any of them works; if none does, the rest
+can be swept. A server that traces writes its last traces at its very end, so it is left to end by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+
+import psutil
+
+from slipway_serving.system.process_state import under_way
+from slipway_serving.system.server_processes import Belongings, stubs
+from slipway_serving.triton.drain import drain_known
+
+EXIT_GRACE_S = 5.0
+"""Seconds that Triton may take beyond its exit timeout, since it checks the timeout only once a second."""
+# The server counts as idle after this long without work in any process. It must be longer than the pause
+# between two steps of a request or in a queue of Triton, at most the 500 ms that Triton's batcher sleeps.
+_IDLE_S = 1.0
+# A server that traces and ends by itself counts as stuck if for this long no process has worked or ended.
+_STUCK_S = 3.0
+_POLL_S = 0.05
+
+
+def finish_pipelines(belongings: Belongings) -> None:
+    """Make pipelines refuse new requests, and wait at most the exit timeout for their in-flight requests."""
+
+    def running() -> int:
+        """Count the in-flight requests of pipelines, except those whose process died."""
+        return sum(work.requests for work in under_way(belongings.requests) if work.pipeline)
+
+    drain_known(running, belongings.exit_timeout_s, belongings.requests)
+
+
+def end(belongings: Belongings) -> None:
+    """Tell the server to shut down; return when it has ended or its remaining processes are idle.
+
+    A process without a footprint belongs to a model that is not ours and does not report its work. It keeps
+    this function waiting until Triton ends it or the exit timeout passes. A server that traces ends by
+    itself, unless its processes stay although none of them works.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(belongings.pid, signal.SIGTERM)
+    worked_s = time.monotonic()
+    deadline = worked_s + belongings.exit_timeout_s + EXIT_GRACE_S
+    before: dict[int, str] = {}
+    while _runs(belongings.pid) and time.monotonic() < deadline:
+        left = stubs(belongings.pid)
+        idle = {work.pid for work in under_way(belongings.requests) if not work.requests}
+        ending = belongings.traces and (not left or left != before)
+        if ending or not idle.issuperset(left):
+            before, worked_s = left, time.monotonic()
+        elif time.monotonic() - worked_s > (_STUCK_S if belongings.traces else _IDLE_S):
+            return
+        time.sleep(_POLL_S)
+
+
+def _runs(pid: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    return False

@@ -1,0 +1,111 @@
+"""Watcher: a small process beside a server that limits its log and stops it when the launcher has ended.
+
+PR_SET_PDEATHSIG would be shorter, but it fires when the starting *thread* ends, cannot free shared memory and
+gives in-flight work no time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from slipway_serving.system.server_processes import Belongings, ended_by, processes, sweep
+from slipway_serving.triton import server_log, termination
+from slipway_serving.triton.install import python_path
+from slipway_serving.triton.leftovers import join_claim
+
+PAUSE_S = 5.0
+"""Shortest time between two starts of a watcher, in seconds, so that one that always dies does not use a
+core."""
+
+
+class Watcher:
+    """Watcher process of one running server, which is restarted when it dies.
+
+    Args:
+        belongings: Resources of the server that the watcher looks after.
+        tell: Callback that receives the name of an event and its facts.
+
+    Raises:
+        OSError: The process cannot be started.
+    """
+
+    def __init__(self, belongings: Belongings, tell: Callable[..., object]) -> None:
+        self._belongings, self._tell = belongings, tell
+        self._started_s = time.monotonic()
+        self._process = _start(belongings)
+
+    def look(self) -> None:
+        """Start a new watcher process if the current one has ended, at most once every few seconds."""
+        code = self._process.poll()
+        if code is None or time.monotonic() - self._started_s < PAUSE_S:
+            return
+        self._started_s = time.monotonic()
+        try:
+            self._process = _start(self._belongings)
+        except OSError as error:
+            self._tell("watcher_start_failed", reason=str(error))
+        else:
+            self._tell("watcher_restarted", reason=ended_by(code))
+
+    def kill(self) -> None:
+        """End the watcher at once and leave the server's resources as they are."""
+        self._process.kill()
+        self._process.wait()
+
+    def end(self) -> None:
+        """Let the watcher sweep what is left of the server and end, and wait for it."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process.wait()
+
+
+def _start(belongings: Belongings) -> subprocess.Popen[bytes]:
+    """Start a watcher's process, which ends when its standard input is closed or the caller has died."""
+    # The watcher writes its errors to the log, since it would otherwise hold the caller's own pipes open.
+    with server_log.appending(Path(belongings.log)) as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "slipway_serving.triton.watcher"],
+            stdin=subprocess.PIPE,
+            bufsize=0,
+            stdout=log,
+            stderr=log,
+            cwd="/",
+            env={**os.environ, "PYTHONPATH": python_path(os.environ)},
+            start_new_session=True,  # a terminal's Ctrl-C must reach only the parent
+        )
+    if process.stdin is None:
+        raise RuntimeError("the watcher has no standard input")
+    with contextlib.suppress(BrokenPipeError):  # It died at once; look() restarts it.
+        process.stdin.write(json.dumps(asdict(belongings)).encode() + b"\n")
+    return process
+
+
+def _watch() -> None:
+    """Wait for the end of the parent, then stop the server and sweep what is left of it."""
+    parent = os.getppid()
+    belongings = Belongings(**json.loads(sys.stdin.buffer.readline()))
+    claim = join_claim(belongings)
+    # A forked sibling may hold the pipe open after the parent's death, hence the second condition.
+    while not select.select([sys.stdin], [], [], 1.0)[0] and os.getppid() == parent:
+        server_log.bound(Path(belongings.log))
+    try:
+        if belongings.pid in processes(belongings.server_id):
+            termination.finish_pipelines(belongings)
+            termination.end(belongings)
+    finally:
+        sweep(belongings)
+        if claim is not None:
+            claim.close()
+
+
+if __name__ == "__main__":
+    _watch()

@@ -1,0 +1,456 @@
+"""The family `matrix_game`: the plan of each mode, what it is refused for, and upstream's options."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from slipway_cli.root import run
+from slipway_export.checkpoint.checkpoint import Checkpoint, axes_of, open_checkpoint
+from slipway_export.checkpoint.stored_weights import from_configurations
+from slipway_export.families import family_named
+from slipway_export.families.matrix_game.causal_wan.inference import MODES, inference_file
+from slipway_export.families.matrix_game.causal_wan.tiny import config_folder
+from slipway_export.families.matrix_game.family import FAMILY, facts_of
+from slipway_export.families.matrix_game.random_vision import write_clip, write_vae
+from slipway_export.families.matrix_game.vision import CLIP_FILE, VAE_FILE
+from slipway_export.run import ExportOptions, ExportResult, components_of
+from slipway_export.spec import Component, Plan, TensorSpec
+from slipway_serving.diffusion.noise import Noise
+from slipway_serving.families.matrix_game.facts import FACTS_FILE, Facts
+from slipway_serving.families.matrix_game.request import REQUESTS
+from slipway_serving.families.matrix_game.snapshot import world_of
+from slipway_serving.protocol.errors import InvalidRequest
+from slipway_serving.protocol.fields import Array, fields_of
+
+# Of the tiny checkpoint: height and width of latents, features of a picture, heads, tokens of a latent frame.
+PLANE, VISUAL, HEADS, ACTION_HEADS, TOKENS = (6, 10), (257, 160), (2, 48), (2, 64), 15
+HELD = {"universal": 3, "gta_drive": 1, "templerun": 3}
+KEYS = {"universal": 4, "gta_drive": 2, "templerun": 7}
+MICE = ("universal", "gta_drive")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny checkpoint, as `slipway checkpoint matrix_game` writes it. Read only."""
+    folder = tmp_path_factory.mktemp("matrix_game")
+    FAMILY.presets["tiny"].write(folder, 0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plans(tiny: Path) -> dict[str, Plan]:
+    """What the modes of the tiny checkpoint become."""
+    return {mode: plan_of(tiny, mode) for mode in MODES}
+
+
+@pytest.fixture
+def copy(tiny: Path, tmp_path: Path) -> Path:
+    """The tiny checkpoint, to be changed."""
+    return Path(shutil.copytree(tiny, tmp_path / "checkpoint"))
+
+
+def plan_of(folder: Path, mode: str) -> Plan:
+    family = FAMILY.variant(mode)
+    with open_checkpoint(family, str(folder)) as checkpoint:
+        return family.plan(checkpoint, axes_of(family, checkpoint, {}))
+
+
+def shapes(tensors: tuple[TensorSpec, ...]) -> dict[str, tuple[int | str, ...]]:
+    return {tensor.name: tensor.shape for tensor in tensors}
+
+
+def by_label(plan: Plan) -> dict[str, Component]:
+    return {component.label: component for component in plan.components}
+
+
+def edit(path: Path, **changes: Any) -> None:
+    """Change entries of a JSON or YAML file."""
+    read = json.loads if path.suffix == ".json" else yaml.safe_load
+    content = read(path.read_text())
+    path.write_text(json.dumps(content | changes))
+
+
+def named(folder: Path, mode: str) -> dict[str, Path]:
+    return {
+        "config-path": folder / inference_file(mode),
+        "checkpoint-path": folder / MODES[mode].weights,
+    }
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_plan_has_the_graphs_of_a_mode(plans: dict[str, Plan], mode: str) -> None:
+    plan = plans[mode]
+    assert [component.label for component in plan.components] == [
+        f"{mode}_denoiser",
+        f"{mode}/cross_attention",
+        f"{mode}/block_denoiser",
+        f"{mode}/rebase",
+        "image_encoder",
+        "vae_encoder",
+        "vae_decoder/first",
+        "vae_decoder/next",
+    ]
+    assert [model.name for model in plan.authored] == ["matrix_game_vae_decoder", f"matrix_game_{mode}"]
+    assert [run.next.label for run in plan.stepped] == [f"{mode}/block_denoiser", "vae_decoder/next"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_world_takes_the_actions_of_its_mode(plans: dict[str, Plan], mode: str) -> None:
+    request = plans[mode].authored[-1].request
+    assert request is REQUESTS[mode] and request.turn is not None
+    arrays = [field for field in fields_of(request.turn) if isinstance(field.rule, Array)]
+    widths = {field.name: field.shape[-1] for field in arrays}
+    block = by_label(plans[mode])[f"{mode}/block_denoiser"]
+    assert widths == {name: shape[-1] for name, shape in shapes(block.inputs).items() if name in widths}
+    assert set(widths) == {"keyboard_cond"} | ({"mouse_cond"} if mode in MICE else set())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_denoiser_has_the_tensors_of_upstreams_exporter(plans: dict[str, Plan], mode: str) -> None:
+    denoiser = by_label(plans[mode])[f"{mode}_denoiser"]
+    rows = "4 * latent_frames - 3"
+    actions = {"mouse_cond": ("batch", rows, 2)} if mode in MICE else {}
+    assert shapes(denoiser.inputs) == {
+        "noisy_input": ("batch", 16, "latent_frames", *PLANE),
+        "timestep": ("batch", "latent_frames"),
+        "visual_context": ("batch", *VISUAL),
+        "cond_concat": ("batch", 20, "latent_frames", *PLANE),
+        **actions,
+        "keyboard_cond": ("batch", rows, KEYS[mode]),
+    }
+    assert shapes(denoiser.outputs) == dict.fromkeys(
+        ("flow_pred", "pred_x0"), ("batch", 16, "latent_frames", *PLANE)
+    )
+    assert [(axis.name, axis.min, axis.opt, axis.max) for axis in denoiser.axes] == [
+        ("batch", 1, 1, 2),
+        ("latent_frames", 1, 4, 9),
+    ]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_block_denoiser_carries_its_caches(plans: dict[str, Plan], mode: str) -> None:
+    plan = plans[mode]
+    block = by_label(plan)[f"{mode}/block_denoiser"]
+    given, held = shapes(block.inputs), HELD[mode]
+    assert given["noisy_input"] == ("batch", 16, 3, *PLANE)
+    assert given["keyboard_cond"] == ("batch", 20, KEYS[mode])
+    assert ("mouse_cond" in given) == (mode in MICE)
+    assert given["cross_values_02"] == ("batch", VISUAL[0], *HEADS)
+    assert given["self_keys_02"] == ("batch", held, TOKENS, *HEADS)
+    assert given["keyboard_values_01"] == ("batch", held, *ACTION_HEADS)
+    assert given.get("mouse_keys_01") == (("batch", held, TOKENS, *ACTION_HEADS) if mode in MICE else None)
+    (run, _) = plan.stepped
+    caches = 6 + 4 * (1 + (mode in MICE))
+    assert len(run.carried) == caches == len(block.outputs) - 1
+    assert {tensor.initial for tensor in run.carried} == {0.0}
+    assert {tensor.name for tensor in run.constants} == {name for name in given if name.startswith("cross_")}
+    crossed = by_label(plan)[f"{mode}/cross_attention"]
+    assert shapes(crossed.outputs).items() <= given.items()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_facts_say_what_a_served_world_must_know(
+    tiny: Path, plans: dict[str, Plan], tmp_path: Path, mode: str
+) -> None:
+    facts = facts_of(Checkpoint(tiny, "tiny"), mode)
+    (tmp_path / FACTS_FILE).write_bytes(facts.to_json())
+    assert Facts.read(tmp_path) == facts
+    assert facts.mode == mode
+    assert facts.steps == ((1000, 750, 500, 250) if mode == "templerun" else (1000, 666, 333))
+    assert facts.timestep_shift == 5.0
+    assert (facts.latents.height, facts.latents.width, facts.picture_px) == (*PLANE, (48, 80))
+    assert (facts.latents.channels, facts.latents.mask_channels, facts.latents.held_frames) == (
+        16, 4, HELD[mode],
+    )  # fmt: skip
+    assert list(facts.actions.widths.items())[-1] == ("keyboard_cond", KEYS[mode])
+    assert ("mouse_cond" in facts.actions.widths) == (mode in MICE)
+    assert (facts.actions.before, facts.actions.rows) == (12, 20)
+    plan = plans[mode]
+    models = {f"{FAMILY.name}_{component.name}" for component in plan.components}
+    assert set(vars(facts.models).values()) == models - {
+        f"matrix_game_{mode}_denoiser",
+        f"matrix_game_{mode}",
+    }
+    placed = next(model for model in plan.authored if model.name == f"matrix_game_{mode}")
+    assert placed.files == {f"1/{FACTS_FILE}": facts.to_json()}
+    encoder = by_label(plan)["vae_encoder"]
+    assert encoder.outputs[0].at(encoder.points()["opt"])[2] == facts.latents.picture_frames
+
+
+def test_facts_are_refused_when_the_picture_is_not_as_the_latents(tiny: Path, tmp_path: Path) -> None:
+    content = json.loads(facts_of(Checkpoint(tiny, "tiny"), "universal").to_json())
+    (tmp_path / FACTS_FILE).write_text(json.dumps(content | {"picture_px": [48, 48]}))
+    with pytest.raises(InvalidRequest, match="picture_px must have the aspect of 6 x 10 latents"):
+        Facts.read(tmp_path)
+
+
+def test_family_itself_is_the_universal_mode(tiny: Path, plans: dict[str, Plan]) -> None:
+    with open_checkpoint(FAMILY, str(tiny)) as checkpoint:
+        own = FAMILY.plan(checkpoint, axes_of(FAMILY, checkpoint, {}))
+    labels = [component.label for component in own.components]
+    assert labels == [component.label for component in plans["universal"].components]
+
+
+def test_mode_is_refused_when_there_is_none_of_its_name() -> None:
+    with pytest.raises(InvalidRequest, match="must be universal, gta_drive, templerun, got 'racing'"):
+        FAMILY.variant("racing")
+
+
+def test_mode_needs_its_own_files_only(copy: Path) -> None:
+    for mode in ("universal", "templerun"):
+        (copy / inference_file(mode)).unlink()
+        (copy / MODES[mode].weights).unlink()
+        shutil.rmtree(copy / config_folder(mode))
+    assert plan_of(copy, "gta_drive").components
+    with pytest.raises(InvalidRequest, match=f"{inference_file('templerun')}, .* must exist for matrix_game"):
+        plan_of(copy, "templerun")
+
+
+@pytest.mark.parametrize("file", [VAE_FILE, CLIP_FILE, MODES["universal"].weights])
+def test_folder_is_refused_when_a_file_is_missing(copy: Path, file: str) -> None:
+    (copy / file).unlink()
+    with pytest.raises(InvalidRequest, match=f"{file} must exist"):
+        plan_of(copy, "universal")
+
+
+def test_plan_needs_no_weights_of_the_network_when_configurations_are_enough(copy: Path) -> None:
+    (copy / MODES["universal"].weights).unlink()
+    for file in (VAE_FILE, CLIP_FILE):
+        (copy / file).unlink()
+    write_vae(copy / VAE_FILE, 0)
+    write_clip(copy / CLIP_FILE, 0, channels=1280, blocks=2, image_px=224)
+    with from_configurations():
+        denoiser = by_label(plan_of(copy, "universal"))["universal_denoiser"]
+    assert shapes(denoiser.inputs)["visual_context"] == ("batch", 257, 1280)
+
+
+def test_configuration_is_refused_when_it_is_of_another_mode(copy: Path) -> None:
+    shutil.copy(copy / inference_file("gta_drive"), copy / inference_file("universal"))
+    with pytest.raises(InvalidRequest, match="mode must be universal, got gta_drive; try --mode gta_drive"):
+        plan_of(copy, "universal")
+
+
+def test_network_is_refused_when_it_is_of_another_mode(copy: Path) -> None:
+    place = f"{config_folder('templerun')}/config.json"
+    shutil.copy(copy / config_folder("gta_drive") / "config.json", copy / place)
+    with pytest.raises(InvalidRequest) as refused:
+        plan_of(copy, "templerun")
+    assert f"{place}: action_config.keyboard_dim_in must be 7 in mode templerun, got 2" in str(refused.value)
+    assert "action_config.enable_mouse must be False in mode templerun, got True" in str(refused.value)
+
+
+def test_network_is_refused_when_its_latents_are_not_the_yamls(copy: Path) -> None:
+    edit(copy / inference_file("universal"), image_or_video_shape=[1, 8, 15, 6, 10])
+    with pytest.raises(InvalidRequest, match="out_dim must be 8 in mode universal, got 16"):
+        plan_of(copy, "universal")
+
+
+def test_clip_is_refused_when_the_network_takes_other_features(copy: Path) -> None:
+    write_clip(copy / CLIP_FILE, 0)
+    with pytest.raises(InvalidRequest, match=r"features must be \[257, 160\] as in .*, got \[5, 160\]"):
+        plan_of(copy, "universal")
+
+
+def test_vae_is_refused_when_a_latent_has_other_frames(copy: Path) -> None:
+    write_vae(copy / VAE_FILE, 0, temperal_downsample=(False, False, True))
+    with pytest.raises(InvalidRequest, match="frames of a latent frame must be 4 as in .*, got 2"):
+        plan_of(copy, "universal")
+
+
+def test_plan_is_of_whole_videos_only_when_the_network_keeps_no_window(copy: Path) -> None:
+    edit(copy / config_folder("universal") / "config.json", local_attn_size=-1)
+    plan = plan_of(copy, "universal")
+    assert "universal_denoiser" in by_label(plan)
+    assert not {"universal/block_denoiser", "universal/cross_attention"} & by_label(plan).keys()
+    assert [model.name for model in plan.authored] == ["matrix_game_vae_decoder"]
+    with pytest.raises(InvalidRequest, match="local_attn_size must be above 3"):
+        facts_of(Checkpoint(copy, "copy"), "universal")
+
+
+def test_public_sizes_are_planned_without_weights(tmp_path: Path) -> None:
+    with from_configurations():
+        FAMILY.presets["public"].write(tmp_path, 0)
+        components = by_label(plan_of(tmp_path, "universal"))
+    # 1.6 B in bfloat16, 0.6 B and 0.13 B in float32, of which the disk has the headers.
+    assert sum(file.stat().st_blocks * 512 for file in tmp_path.rglob("*") if file.is_file()) < 2**20
+    block = shapes(components["universal/block_denoiser"].inputs)
+    assert block["noisy_input"] == ("batch", 16, 3, 44, 80)
+    assert block["self_keys_29"] == ("batch", 3, 880, 12, 128)
+    decoder = components["vae_decoder/next"]
+    assert decoder.outputs[0].at(decoder.points()["opt"])[-2:] == (352, 640)
+
+
+def test_sizes_follow_the_yaml(copy: Path) -> None:
+    edit(copy / inference_file("universal"), image_or_video_shape=[1, 16, 15, 8, 4])
+    labels = by_label(plan_of(copy, "universal"))
+    assert shapes(labels["universal_denoiser"].outputs)["flow_pred"][3:] == (8, 4)
+    assert shapes(labels["universal/block_denoiser"].inputs)["self_keys_00"][2] == 8
+    encoder = labels["vae_encoder"]
+    assert encoder.inputs[0].at(encoder.points()["max"]) == (1, 3, 64, 32)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_network_is_all_there_is_when_its_two_files_are_given(copy: Path, tmp_path: Path, mode: str) -> None:
+    files = named(copy, mode)
+    files["checkpoint-path"] = Path(shutil.move(files["checkpoint-path"], tmp_path / "my.safetensors"))
+    family = FAMILY.variant(mode)
+    with open_checkpoint(family, "", files=files) as checkpoint:
+        components = family.plan(checkpoint, family.axes).components
+    assert [c.name for c in components] == [
+        f"{mode}_{name}" for name in ("denoiser", "cross_attention", "block_denoiser", "rebase")
+    ]
+
+
+def test_pictures_files_are_found_when_they_lie_above_the_weights(tiny: Path) -> None:
+    family = FAMILY.variant("gta_drive")
+    with open_checkpoint(family, "", files=named(tiny, "gta_drive")) as checkpoint:
+        assert by_label(family.plan(checkpoint, family.axes)).keys() >= {"image_encoder", "vae_encoder"}
+
+
+def test_configuration_lies_where_upstream_has_it_when_it_is_not_given(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tiny)
+    family = FAMILY.variant("templerun")
+    with open_checkpoint(family, "", files={"checkpoint-path": Path(MODES["templerun"].weights)}) as found:
+        assert family.plan(found, family.axes).components[0].name == "templerun_denoiser"
+
+
+def test_files_are_refused_when_one_is_missing(tiny: Path, tmp_path: Path) -> None:
+    with (
+        pytest.raises(InvalidRequest, match="--checkpoint-path must be given with --config-path, got none"),
+        open_checkpoint(FAMILY, "", files={"config-path": tiny / inference_file("universal")}),
+    ):
+        pass
+    weights = {"checkpoint-path": tiny / MODES["universal"].weights}
+    with (
+        pytest.raises(InvalidRequest, match="--config-path must be a file, got configs/inference_yaml/"),
+        open_checkpoint(FAMILY, "", files=weights),
+    ):
+        pass
+    alone = Path(shutil.copy(tiny / inference_file("universal"), tmp_path / "inference.yaml"))
+    with (
+        pytest.raises(InvalidRequest, match="model_config must name a folder with config.json"),
+        open_checkpoint(FAMILY, "", files={**weights, "config-path": alone}),
+    ):
+        pass
+
+
+def test_sizes_are_those_of_upstreams_options_when_given(tiny: Path) -> None:
+    def ranges(**options: Any) -> dict[str, tuple[int, int, int]]:
+        asked = ExportOptions(str(tiny), Path(), components=("universal_denoiser",), **options)
+        with open_checkpoint(FAMILY, str(tiny)) as checkpoint:
+            (denoiser,) = components_of(FAMILY, checkpoint, asked)
+        return {axis.name: (axis.min, axis.opt, axis.max) for axis in denoiser.axes}
+
+    sizes = {"batch-size": 3, "num-output-frames": 7}
+    assert ranges(sizes=sizes) == {"batch": (1, 3, 3), "latent_frames": (1, 7, 9)}
+    assert ranges(sizes=sizes, fixed_shapes=True) == {"batch": (3, 3, 3), "latent_frames": (7, 7, 7)}
+
+
+def test_size_is_refused_when_its_axis_is_chosen_or_the_family_has_none(tiny: Path) -> None:
+    axis = FAMILY.axes[0]
+    with open_checkpoint(FAMILY, str(tiny)) as checkpoint:
+        with pytest.raises(InvalidRequest, match="--batch-size must be given without --axis batch, got both"):
+            axes_of(FAMILY, checkpoint, {"batch": axis}, {"batch-size": 2})
+        with pytest.raises(
+            InvalidRequest, match="--batch-size must be left out for airimu, got 2; try --axis"
+        ):
+            axes_of(family_named("airimu"), checkpoint, {}, {"batch-size": 2})
+
+
+def test_defaults_are_those_of_upstreams_exporter() -> None:
+    sizes = {axis.name: axis.opt for axis in FAMILY.axes}
+    assert {option: sizes[axis] for option, axis in FAMILY.sizes.items()} == {
+        "batch-size": 1,
+        "num-output-frames": 150,
+    }
+    assert FAMILY.files["config-path"].default == Path("configs/inference_yaml/inference_universal.yaml")
+    assert FAMILY.graph_file is not None
+    assert FAMILY.graph_file.path == Path("outputs/causal_wan_model.onnx")
+    assert FAMILY.graph_file.label == "universal_denoiser"
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[ExportOptions]:
+    """What the command asks of the export, which is not run."""
+    found: list[ExportOptions] = []
+
+    def note(_: object, options: ExportOptions, *__: object) -> ExportResult:
+        found.append(options)
+        return ExportResult((), (), placed=False)
+
+    monkeypatch.setattr("slipway_export.run.run_export", note)
+    return found
+
+
+def test_upstreams_command_is_understood_as_it_is_written(asked: list[ExportOptions]) -> None:
+    flags: Mapping[str, str] = {
+        "--config_path": "configs/inference_yaml/inference_gta_drive.yaml",
+        "--checkpoint_path": "Matrix-Game-2.0/checkpoint.safetensors",
+        "--output_path": "outputs/wan_gta_drive.onnx",
+        "--mode": "gta_drive",
+        "--batch_size": "2",
+        "--num_output_frames": "15",
+        "--opset_version": "17",
+    }
+    given = [text for pair in flags.items() for text in pair]
+    assert run(["export", "matrix_game", *given, "--simplify", "--quiet"]) == 0
+    (options,) = asked
+    assert options.files == {
+        "config-path": Path(flags["--config_path"]),
+        "checkpoint-path": Path(flags["--checkpoint_path"]),
+    }
+    assert (options.output, options.repository) == (Path(flags["--output_path"]), None)
+    assert (options.variant, options.opset, options.simplify) == ("gta_drive", 17, True)
+    assert options.sizes == {"batch-size": 2, "num-output-frames": 15}
+
+
+def test_graph_goes_where_upstream_has_it_when_no_place_is_given(asked: list[ExportOptions]) -> None:
+    assert run(["export", "matrix_game", "--checkpoint-path", "a.safetensors", "--quiet"]) == 0
+    (options,) = asked
+    assert options.output == Path("outputs/causal_wan_model.onnx")
+    assert (options.variant, options.sizes, options.fixed_shapes) == (None, {}, False)
+
+
+def test_command_is_refused_when_files_come_with_a_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
+    both = ["--checkpoint", "tiny", "--checkpoint-path", "a.safetensors", "--repository", "r"]
+    assert run(["export", "matrix_game", *both]) == 2
+    assert "and --checkpoint-path must be given, got several or none" in capsys.readouterr().err
+
+
+def hostile(**changes: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    said = {"blocks": 1, "position": 3} | {k: v for k, v in changes.items() if k in ("blocks", "position")}
+    arrays = {"picture": np.zeros((1, 16, 3, 4, 4), np.float32), "noise": Noise(0).state}
+    return said, arrays | {k: v for k, v in changes.items() if k in arrays}
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"blocks": 10**400}, "m: restore must be of a world of 1 to 89478485 blocks, got 1000"),
+        ({"blocks": 0}, "must be of a world of 1 to 89478485 blocks, got 0"),
+        ({"blocks": True}, "must be of a world between two of its blocks, got blocks True at 3"),
+        ({"blocks": [1]}, r"must be of a world between two of its blocks, got blocks \[1\] at 3"),
+        ({"position": 2**70}, "must be of a world between two of its blocks, got blocks 1 at"),
+        ({"position": -3}, "must be of a world between two of its blocks, got blocks 1 at -3"),
+        ({"picture": np.full((1, 16), np.nan, np.float32)}, "of at most 1e.06, got others in picture"),
+        ({"picture": np.full((1, 16), -np.inf, np.float32)}, "got others in picture"),
+        ({"picture": np.full((1, 16), 3e38, np.float32)}, "got others in picture"),
+        ({"noise": np.full_like(Noise(0).state, 255)}, "must have the noise of a world, got"),
+    ],
+)  # fmt: skip
+def test_snapshot_is_refused_when_it_is_no_world(tiny: Path, changes: dict[str, Any], problem: str) -> None:
+    facts = facts_of(Checkpoint(tiny, "tiny"), "universal")
+    nothing_placed: Any = None
+    with pytest.raises(InvalidRequest, match=problem) as refusal:
+        world_of(*hostile(**changes), facts, nothing_placed, "m")
+    assert len(str(refusal.value)) < 500

@@ -1,0 +1,461 @@
+"""What need not be made again: by files, descriptions, options; with graphs that are one line of text."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from slipway_export.checkpoint.checkpoint import Checkpoint
+from slipway_export.checkpoint.provenance import Digests
+from slipway_export.progress import Progress
+from slipway_export.repository.export_record import keep_finished, records
+from slipway_export.repository.identity import identity
+from slipway_export.repository.publish import placed, write_manifest
+from slipway_export.repository.resume import Finished, graph_files
+from slipway_export.repository.staging import staging
+from slipway_export.sizing.budget import LeftOut
+from slipway_export.spec import Axis, Component, DType, Precision, Stepped, TensorSpec, Tolerance
+from slipway_export.verification.comparison import ParityRow
+
+BOUND = Tolerance(max_abs=1.0, relative_l2=1.0, cosine=0.0)
+
+
+def component(checkpoint: Checkpoint, name: str = "net", graph: str = "model", size: int = 2) -> Component:
+    def load(_: Precision) -> torch.nn.Module:
+        assert checkpoint.file(f"{name}/weights").exists()
+        return torch.nn.Linear(size, size)
+
+    tensor = partial(TensorSpec, dtype=DType.FLOAT32, shape=("batch", size))
+    return Component(
+        name=name,
+        graph=graph,
+        inputs=(tensor("x"),),
+        outputs=(tensor("y"),),
+        axes=(Axis("batch", 1, 2, 3),),
+        load=load,
+        tolerance={Precision.FP32: BOUND},
+    )
+
+
+def save_with_weights(path: Path, data: str) -> None:
+    weight = onnx.numpy_helper.from_array(np.ones(1000, np.float32), "w")
+    graph = onnx.helper.make_model(onnx.helper.make_graph([], "net", [], [], [weight]))
+    onnx.save(graph, path, save_as_external_data=True, location=data)
+
+
+def row(graph: str, point: str = "min", error: float = 0.0) -> ParityRow:
+    return ParityRow(graph, "y", point, (2, 2), error, error, 1.0, BOUND, "here")
+
+
+class Exports:
+    """Exports of components into a repository, and which of them were made."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "checkpoint"
+        self.repository = folder / "models"
+        for name in ("net", "other"):
+            (self.folder / name).mkdir(parents=True)
+            (self.folder / name / "weights").write_text("weights")
+            (self.folder / name / "config.json").write_text("{}")
+        self.lines: list[str] = []
+        self.checkpoint = Checkpoint(self.folder, "here")
+
+    def finished(
+        self, components: list[Component], staged: Path, *, fresh: bool = False, **options: object
+    ) -> Finished:
+        with self.checkpoint.noting() as planned:
+            self.checkpoint.config("net/config.json")
+        precision = Precision(str(options.pop("precision", Precision.FP32)))
+        progress = Progress(self.lines.append, [each.label for each in components])
+        return Finished(
+            self.checkpoint,
+            planned,
+            lambda _: precision,
+            options,
+            staged,
+            "family_",
+            progress,
+            repository=self.repository,
+            fresh=fresh,
+        )
+
+    def run(
+        self,
+        components: list[Component],
+        *,
+        fresh: bool = False,
+        error: float = 0.0,
+        fails_at: str = "",
+        **options: object,
+    ) -> list[str]:
+        """Export; return the labels of what was made."""
+        made = []
+        names = [f"family_{each.name}" for each in components]
+        with staging(self.repository, names) as staged:
+            finished = self.finished(components, staged, fresh=fresh, **options)
+            finished.find(components, [])
+            for each in components:
+                path = staged / f"family_{each.name}" / "1" / f"{each.graph}.onnx"
+
+                def make(each: Component = each, path: Path = path) -> list[ParityRow]:
+                    if each.name == fails_at:
+                        raise KeyboardInterrupt
+                    made.append(each.label)
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_text(each.label)
+                    each.load(Precision.FP32)
+                    return [row(each.label, error=error)]
+
+                rows = finished.graph(each, path, make)
+                assert [found.graph for found in rows] == [each.label]
+                if error:
+                    raise RuntimeError("parity")
+            for each, name in zip(components, names, strict=True):
+                facts = {"parity": [row(each.label).__dict__ | {"bound": BOUND.__dict__}]}
+                made_by = finished.facts([each])
+                write_manifest(staged / name, {**facts, "not_verified": [], "made": made_by})
+            with placed(staged, self.repository, names):
+                pass
+        return made
+
+    def left(self) -> list[Path]:
+        return sorted(self.repository.parent.glob(".models.slipway-staging-*"))
+
+
+@pytest.fixture
+def exports(tmp_path: Path) -> Exports:
+    return Exports(tmp_path)
+
+
+@pytest.fixture
+def both(exports: Exports) -> list[Component]:
+    return [component(exports.checkpoint), component(exports.checkpoint, "other")]
+
+
+def test_export_takes_what_is_placed_when_nothing_changed(exports: Exports, both: list[Component]) -> None:
+    assert exports.run(both, opset=23) == ["net", "other"]
+    before = (exports.repository / "family_net/manifest.json").read_text()
+    assert exports.run(both, opset=23) == []
+    assert exports.lines == [
+        "[1/2] net: the same as placed, taken from there",
+        "[2/2] other: the same as placed, taken from there",
+    ]
+    assert (exports.repository / "family_net/manifest.json").read_text() == before
+    assert (exports.repository / "family_net/1/model.onnx").read_text() == "net"
+    assert exports.left() == []
+
+
+def test_export_takes_what_is_placed_when_the_checkpoint_moved(exports: Exports) -> None:
+    exports.run([component(exports.checkpoint)])
+    exports.checkpoint = Checkpoint(exports.folder.rename(exports.folder.with_name("moved")), "there")
+    assert exports.run([component(exports.checkpoint)]) == []
+
+
+def _byte(exports: Exports) -> None:
+    (exports.folder / "other/weights").write_text("Weights")
+
+
+def _edited_graph(exports: Exports) -> None:
+    (exports.repository / "family_other/1/model.onnx").write_text("edited")
+
+
+def _no_manifest(exports: Exports) -> None:
+    (exports.repository / "family_other/manifest.json").unlink()
+
+
+def _no_record(exports: Exports) -> None:
+    path = exports.repository / "family_other/manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "made": {}}))
+
+
+def _failed_row(exports: Exports) -> None:
+    path = exports.repository / "family_other/manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["parity"][0]["max_abs"] = 2.0
+    path.write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("change", [_byte, _edited_graph, _no_manifest, _no_record, _failed_row])
+def test_export_makes_exactly_the_graph_anew_when_it_is_not_the_same(
+    exports: Exports, both: list[Component], change: Callable[[Exports], None]
+) -> None:
+    exports.run(both)
+    change(exports)
+    assert exports.run(both) == ["other"]
+
+
+def test_export_makes_all_anew_when_what_the_plan_read_changed(
+    exports: Exports, both: list[Component]
+) -> None:
+    exports.run(both)
+    (exports.folder / "net/config.json").write_text("{ }")
+    assert exports.run(both) == ["net", "other"]
+
+
+def test_export_makes_all_anew_when_asked(exports: Exports, both: list[Component]) -> None:
+    exports.run(both)
+    assert exports.run(both, fresh=True) == ["net", "other"]
+
+
+def test_export_makes_all_anew_when_an_option_changed(exports: Exports, both: list[Component]) -> None:
+    exports.run(both, opset=23)
+    assert exports.run(both, opset=22) == ["net", "other"]
+
+
+def test_export_takes_what_another_precision_gives_too(exports: Exports, both: list[Component]) -> None:
+    halves = {Precision.FP32: BOUND, Precision.FP16: BOUND}
+    both[1] = replace(both[1], tolerance=halves)
+    exports.run(both, precision="fp32")
+    assert exports.run(both, precision="fp16") == ["other"]
+
+
+def test_export_makes_all_anew_when_a_version_changed(
+    exports: Exports, both: list[Component], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exports.run(both)
+    monkeypatch.setattr("slipway_export.repository.identity.library_versions", lambda: {"torch": "3.0"})
+    assert exports.run(both) == ["net", "other"]
+
+
+def test_interrupted_export_goes_on_where_it_was(exports: Exports, both: list[Component]) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        exports.run(both, fails_at="other")
+    assert list(exports.repository.iterdir()) == []
+    assert exports.run(both) == ["other"]
+    assert exports.lines == ["[1/2] net: the same as an interrupted export left, taken from there"]
+    assert exports.left() == []
+
+
+def test_what_is_left_is_one_of_each_graph_when_exports_keep_failing(
+    exports: Exports, both: list[Component]
+) -> None:
+    for opset in (21, 22, 23):
+        with pytest.raises(KeyboardInterrupt):
+            exports.run(both, fails_at="other", opset=opset)
+    (left,) = exports.left()
+    assert [path.name for path in left.rglob("*.onnx")] == ["model.onnx"]
+    assert exports.run(both, opset=22) == ["net", "other"]
+    assert exports.left() == []
+
+
+def test_what_is_left_stays_when_other_models_are_exported(exports: Exports, both: list[Component]) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        exports.run(both, fails_at="other")
+    exports.run(both[1:])
+    assert exports.run(both) == []
+
+
+def test_what_is_left_is_removed_when_all_is_made_anew(exports: Exports, both: list[Component]) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        exports.run(both, fails_at="other")
+    assert exports.run(both, fresh=True) == ["net", "other"]
+    assert exports.left() == []
+
+
+def test_graph_outside_its_bounds_is_not_taken_for_verified(exports: Exports, both: list[Component]) -> None:
+    with pytest.raises(RuntimeError):
+        exports.run(both, error=2.0)
+    assert exports.left() == []
+    assert exports.run(both) == ["net", "other"]
+
+
+def test_exports_at_once_do_not_take_from_each_other(exports: Exports, both: list[Component]) -> None:
+    with staging(exports.repository, ["family_net"]) as one:
+        finished = exports.finished(both, one)
+        path = one / "family_net/1/model.onnx"
+        path.parent.mkdir(parents=True)
+        path.write_text("net")
+        finished.graph(both[0], path, lambda: [row("net")])
+        assert exports.run(both) == ["net", "other"]
+        assert path.read_text() == "net"
+        assert [record.name for record in records(one)] == ["family_net/model"]
+
+
+def test_graph_that_a_server_refused_is_left_for_the_next_export(exports: Exports) -> None:
+    net = component(exports.checkpoint)
+    with pytest.raises(RuntimeError), staging(exports.repository, ["family_net"]) as staged:
+        finished = exports.finished([net], staged)
+        path = staged / "family_net/1/model.onnx"
+        path.parent.mkdir(parents=True)
+        path.write_text("net")
+        finished.graph(net, path, lambda: [row("net")])
+        with placed(staged, exports.repository, ["family_net"]):
+            raise RuntimeError
+    assert list(exports.repository.iterdir()) == []
+    assert exports.run([net]) == []
+
+
+def sharing(exports: Exports) -> list[str]:
+    """Export two graphs with their weights in the file of the first; return the labels of what was made."""
+    graphs = [component(exports.checkpoint, "net", graph) for graph in ("first", "next")]
+    made = []
+    with staging(exports.repository, ["family_net"]) as staged:
+        finished = exports.finished(graphs, staged)
+        finished.find(graphs, [])
+        folder = staged / "family_net" / "1"
+        for each in graphs:
+
+            def make(each: Component = each) -> list[ParityRow]:
+                made.append(each.label)
+                each.load(Precision.FP32)
+                folder.mkdir(parents=True, exist_ok=True)
+                if each.graph == "first":
+                    (folder / "first.onnx.data").unlink(missing_ok=True)
+                    save_with_weights(folder / "first.onnx", "first.onnx.data")
+                else:
+                    # It refers to weights that are there.
+                    assert (folder / "first.onnx.data").exists()
+                    save_with_weights(folder / "other.onnx", "unused.data")
+                    graph = onnx.load(folder / "other.onnx", load_external_data=False)
+                    graph.graph.initializer[0].external_data[0].value = "first.onnx.data"
+                    onnx.save(graph, folder / "next.onnx")
+                    (folder / "other.onnx").unlink()
+                    (folder / "unused.data").unlink()
+                return [row(each.label)]
+
+            finished.graph(each, folder / f"{each.graph}.onnx", make)
+        parity = [row(each.label).__dict__ | {"bound": BOUND.__dict__} for each in graphs]
+        facts = {"parity": parity, "not_verified": [], "made": finished.facts(graphs)}
+        write_manifest(staged / "family_net", facts)
+        with placed(staged, exports.repository, ["family_net"]):
+            pass
+    files = sorted(path.name for path in (exports.repository / "family_net/1").iterdir())
+    assert files == ["first.onnx", "first.onnx.data", "next.onnx"]
+    return made
+
+
+def test_graphs_that_share_weights_are_made_with_the_file_that_has_them(exports: Exports) -> None:
+    both = ["net/first", "net/next"]
+    assert sharing(exports) == both
+    assert sharing(exports) == []
+    folder = exports.repository / "family_net/1"
+    (folder / "next.onnx").write_bytes(b"edited")
+    assert sharing(exports) == ["net/next"]
+    (folder / "first.onnx").write_bytes(b"edited")
+    assert sharing(exports) == both
+    (folder / "first.onnx.data").write_bytes(b"edited")
+    assert sharing(exports) == both
+
+
+def stepped(net: Component) -> Stepped:
+    return Stepped(net, {}, {"y": None}, steps=2, reference=lambda tensors: tensors)
+
+
+def test_steps_are_taken_with_their_graph_and_verified_when_it_is_another(exports: Exports) -> None:
+    net = component(exports.checkpoint)
+    steps, not_at_max = stepped(net), LeftOut("net", "steps", {"batch": 3}, 60.0)
+    runs = []
+
+    def verify() -> list[ParityRow]:
+        runs.append("steps")
+        return [row("net", "step 1 of 2")]
+
+    def export(weights: str, *, fresh: bool = False) -> None:
+        (exports.folder / "net/weights").write_text(weights)
+        with staging(exports.repository, ["family_net"]) as staged:
+            finished = exports.finished([net], staged, fresh=fresh)
+            finished.find([net], [steps])
+            path = staged / "family_net/1/model.onnx"
+
+            def make() -> list[ParityRow]:
+                path.parent.mkdir(parents=True)
+                path.write_text(weights)
+                net.load(Precision.FP32)
+                return [row("net")]
+
+            rows = finished.graph(net, path, make) + finished.steps(steps, verify, [not_at_max])
+            assert finished.left_out == (not_at_max,)
+            assert [found.point for found in rows] == ["min", "step 1 of 2"]
+            facts = {
+                "parity": [found.__dict__ | {"bound": BOUND.__dict__} for found in rows],
+                "not_verified": [left.__dict__ for left in finished.left_out],
+                "made": finished.facts([net]),
+            }
+            write_manifest(staged / "family_net", facts)
+            with placed(staged, exports.repository, ["family_net"]):
+                pass
+
+    export("a")
+    export("a")
+    assert runs == ["steps"]
+    export("b")
+    assert runs == ["steps", "steps"]
+    export("b", fresh=True)
+    assert runs == ["steps", "steps", "steps"]
+
+
+def test_record_that_cannot_be_read_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made/net.json").write_text("{}")
+    (tmp_path / "model.onnx.widened.onnx").write_text("")
+    assert records(tmp_path) == []
+    assert not keep_finished(tmp_path)
+
+
+def test_identity_is_another_when_a_function_holds_something_else(exports: Exports) -> None:
+    net = component(exports.checkpoint)
+    hashes = {
+        identity(described, {})
+        for described in (
+            net,
+            replace(net, keep_float=("*.out",)),
+            replace(net, load=partial(net.load, Precision.FP16)),
+            component(exports.checkpoint, size=3),
+        )
+    }
+    assert len(hashes) == 4
+    again = component(Checkpoint(exports.folder, "from elsewhere"))
+    assert identity(again, {}) == identity(net, {})
+
+
+def test_reads_are_noted_by_name_and_what_is_not_there_too(exports: Exports, tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base/config.json").write_text("{}")
+    checkpoint = exports.checkpoint
+    with checkpoint.noting() as notes:
+        assert not checkpoint.has("net/index.json")
+        assert checkpoint.has("other")
+        checkpoint.config("net/config.json")
+        Checkpoint(tmp_path / "base", "base").config("config.json")
+    digests = notes.digests(Digests())
+    base = str(tmp_path / "base/config.json")
+    assert digests.keys() == {"net/index.json", "other", "net/config.json", base}
+    assert (digests["net/index.json"], digests["other"]) == ("missing", "there")
+    assert checkpoint.agrees(digests, Digests())
+    (exports.folder / "net/index.json").write_text("")
+    assert not checkpoint.agrees(digests, Digests())
+    with checkpoint.noting() as notes:
+        assert checkpoint.path == exports.folder
+    whole = notes.digests(Digests())
+    (exports.folder / "added").write_text("")
+    assert not checkpoint.agrees(whole, Digests())
+
+
+def test_files_of_a_graph_are_those_that_its_weights_lie_in(tmp_path: Path) -> None:
+    path = tmp_path / "first.onnx"
+    save_with_weights(path, "shared.data")
+    (tmp_path / "another.data").write_text("")
+    assert graph_files(path) == [path, tmp_path / "shared.data"]
+
+
+def test_graph_is_made_anew_when_the_newest_of_two_that_were_left_is_of_other_weights(
+    exports: Exports, both: list[Component]
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        exports.run(both, fails_at="other")
+    (left,) = exports.left()
+    copy = shutil.copytree(left, left.with_name(f"{left.name}copy"))
+    os.utime(left, (1000, 1000))
+    os.utime(copy, (2000, 2000))
+    for path in copy.rglob("*.onnx"):
+        path.write_text("edited")
+    assert exports.run(both) == ["net", "other"]
+    assert exports.left() == []

@@ -1,0 +1,80 @@
+"""Docstrings of the rewritten packages stay in plain language: an entry of Args begins with a noun."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+# The packages whose docstrings follow the rule of CONTRIBUTING.
+PLAIN = (
+    "cli/slipway_cli",
+    "clients/slipway_client",
+    "export/slipway_export",
+    "loadtests/slipway_loadtests",
+    "management/slipway_management",
+    "serving/slipway_serving",
+    "training/slipway_training",
+)
+# Prepositions, relative words, pronouns and verbs that entries used to begin with.
+NOT_A_NOUN = re.compile(
+    r"(of|what|whose|which|where|whether|who|how|when|as|in|on|at|by|for|from|to|with|without|after|before"
+    r"|between|until|that|those|these|its|it|their|they|is|are|was|may|must|has|have|takes|within|beside|under"
+    r"|over|per|than|so|if|while|into|out|since|because)\b",
+    re.IGNORECASE,
+)
+ENTRY = re.compile(r"^[\w.*]+(?:, [\w.*]+)*(?: \([^)]*\))?: (?P<text>.+)$")
+
+
+def entries(docstring: str) -> Iterator[str]:
+    """The first lines of the texts below Args and Attributes."""
+    section = entry = None
+    for line in docstring.splitlines():
+        indent = len(line) - len(line.lstrip())
+        if line.strip() in {"Args:", "Attributes:"}:
+            section, entry = indent, None
+        elif section is not None and line.strip():
+            if indent <= section:
+                section = None
+                continue
+            entry = entry or indent
+            if indent == entry and (found := ENTRY.match(line.strip())):
+                yield found["text"]
+
+
+def begins_with_a_noun(text: str) -> bool:
+    """Whether a text begins with a capitalised word that is none of the list, or with a name in quotes."""
+    return not text[0].islower() and not NOT_A_NOUN.match(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("Folder of the model repository.", True),
+        ("`tritonserver` process.", True),
+        ("folder of the server.", False),
+        ("Of the server.", False),
+        ("whose answers are kept.", False),
+        ("30 s by default.", True),
+    ],
+)
+def test_noun_is_told_from_other_words(text: str, plain: bool) -> None:
+    assert begins_with_a_noun(text) == plain
+
+
+@pytest.mark.parametrize("package", PLAIN)
+def test_entry_of_a_docstring_begins_with_a_noun(package: str) -> None:
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    broken = [
+        f"{path.relative_to(ROOT)}: {getattr(node, 'name', 'module')}: {text}"
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, kinds)
+        for text in entries(ast.get_docstring(node) or "")
+        if not begins_with_a_noun(text)
+    ]
+    assert broken == []

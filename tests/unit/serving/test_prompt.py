@@ -1,0 +1,59 @@
+"""Prompts to a denoiser's text input: padding, and whose error it is."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slipway_serving.diffusion.prompt import encode_prompts, pad_rows
+from slipway_serving.protocol.errors import InvalidRequest, Unrecoverable
+from slipway_serving.runtime.in_process import InProcessModels
+from slipway_serving.runtime.interruption import Watch
+from slipway_serving.runtime.program import Tensors
+
+NOBODY = Watch("world", lambda: False)
+
+
+class Encoder(InProcessModels):
+    """Embeds each character as itself, and pads with something that must not be seen."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("nowhere"))
+
+    def call(self, model: str, tensors: Tensors, outputs: list[str]) -> dict[str, Any]:
+        text = tensors["prompt"][0, 0]
+        if text == b"bad":
+            raise InvalidRequest(f"{model}: prompt must be good")
+        rows = np.array([*text, 255, 255], np.float32)[None, :, None].repeat(2, axis=2)
+        rows[rows == ord("?")] = np.nan
+        mask = np.array([[1] * len(text) + [0, 0]], np.int64)
+        return {"prompt_embeds": rows, "attention_mask": mask}
+
+
+def encode(**texts: str) -> Any:
+    return encode_prompts(texts, "encoder", 6, Encoder(), NOBODY, "world")
+
+
+def test_prompts_are_stacked_with_zeros_beyond_their_own_tokens() -> None:
+    found = encode(prompt="abc", negative_prompt="")
+    assert found.shape == (2, 6, 2)
+    assert found[0, :, 0].tolist() == [97, 98, 99, 0, 0, 0]
+    assert not found[1].any()
+
+
+def test_padding_keeps_a_prompt_that_fills_all_rows() -> None:
+    embeds = np.ones((4, 2), np.float32)
+    assert np.array_equal(pad_rows(embeds, 4, 4), embeds)
+
+
+def test_refusal_names_the_field() -> None:
+    with pytest.raises(InvalidRequest, match="^world: negative_prompt: encoder: prompt must be good"):
+        encode(prompt="a", negative_prompt="bad")
+
+
+def test_embeddings_that_are_not_finite_are_an_error_of_the_server() -> None:
+    with pytest.raises(
+        Unrecoverable, match="world: the embeddings of prompt must be finite, .* from encoder"
+    ):
+        encode(prompt="a?")
