@@ -13,7 +13,8 @@ from pathlib import Path
 from shell import slipway
 
 from slipway_export.families import family_named
-from slipway_export.run import ExportOptions, run_export
+from slipway_export.options import ExportOptions
+from slipway_export.run import run_export
 from slipway_serving.triton.server import Server, ServerConfig
 
 OUT = Path("out/airimu")

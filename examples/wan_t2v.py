@@ -12,10 +12,10 @@ from pathlib import Path
 from rich.console import Console
 
 from slipway_client import Client, Progress, TextToVideoRequest, Video
-from slipway_export.commands.export_commands import quiet_libraries
-from slipway_export.commands.report import print_parity
+from slipway_export.commands.terminal import print_parity, quiet_libraries
 from slipway_export.families import family_named
-from slipway_export.run import ExportOptions, run_export
+from slipway_export.options import ExportOptions
+from slipway_export.run import run_export
 from slipway_serving.triton.server import Server, ServerConfig
 
 OUT = Path("out")

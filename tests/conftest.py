@@ -73,7 +73,8 @@ def exported(checkpoint: Path, shared: Path) -> tuple[Path, ExportResult]:
     import pickle
 
     from slipway_export.families import family_named
-    from slipway_export.run import ExportOptions, run_export
+    from slipway_export.options import ExportOptions
+    from slipway_export.run import run_export
 
     repository, kept = shared / "models" / "repository", shared / "exported.pickle"
     with FileLock(shared / "exported.lock"):

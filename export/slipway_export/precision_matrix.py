@@ -20,11 +20,14 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from slipway_export.checkpoint.checkpoint import Checkpoint, axes_of, open_checkpoint
+from slipway_export.checkpoint.axes import axes_of
+from slipway_export.checkpoint.checkpoint import Checkpoint
+from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.families import families
 from slipway_export.graph import traces
 from slipway_export.graph.dialect import refusal
-from slipway_export.run import ExportOptions, plan_of, run_export
+from slipway_export.options import ExportOptions
+from slipway_export.run import plan_of, run_export
 from slipway_export.spec import Component, Engine, Family, Precision
 from slipway_serving.protocol.errors import InvalidRequest, SlipwayError
 

@@ -13,20 +13,21 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from slipway_export.checkpoint.checkpoint import Checkpoint, axes_of, open_checkpoint
-from slipway_export.engines.choice import TorchAsked, TorchChoice, check_engines, choose_torch
-from slipway_export.engines.device import Device
+from slipway_export.checkpoint.axes import axes_of
+from slipway_export.checkpoint.checkpoint import Checkpoint
+from slipway_export.checkpoint.opening import open_checkpoint
+from slipway_export.engines.choice import TorchChoice, choose_torch
 from slipway_export.graph.dialect import check_precision, refusal
 from slipway_export.graph.file import check_own, place_file, staged_file, write_report
 from slipway_export.graph.opset import choose_opset
+from slipway_export.options import ExportOptions
 from slipway_export.progress import Progress, Report
 from slipway_export.repository.load_check import check_loadable
-from slipway_export.repository.placement import Place, check_places
+from slipway_export.repository.placement import check_places
 from slipway_export.repository.publish import check_replaceable, placed, with_canceller
-from slipway_export.repository.queues import QueueLimits
 from slipway_export.repository.resume import Finished
 from slipway_export.repository.staged_export import MadeOf, StagedExport, model_names, runs_of
 from slipway_export.repository.staging import staging
@@ -42,7 +43,6 @@ from slipway_export.sizing.resource_check import (
 )
 from slipway_export.spec import (
     BATCH,
-    DEFAULT_BUDGET,
     AuthoredModel,
     Axis,
     Component,
@@ -57,92 +57,6 @@ from slipway_serving.protocol.errors import InvalidRequest, SlipwayError, raise_
 
 Publish = Callable[[str], None]
 """Callback that tells a running server that the named model was placed, replaced or restored."""
-
-
-@dataclass(frozen=True)
-class ExportOptions:
-    """Options of an export, as the user gave them.
-
-    Args:
-        checkpoint: Preset, folder or hub id; empty if files are given.
-        repository: Triton model repository to place the models in.
-        engine: Engine that runs the components.
-        engines: Engines of the components that differ, by component name.
-        torch: Options for the components that PyTorch serves.
-        precision: Precision of the graphs, and of PyTorch's arithmetic.
-        precisions: Precisions of the components that differ, by component name.
-        places: Places where the models of components run, by component name; the configurations decide when
-            empty.
-        components: Names of the components to export; all, and the authored models, when empty.
-        opset: ONNX operator set version; the precision's default when None.
-        simplify: True to run onnxslim over each graph.
-        check_only: True to export and verify, but place nothing.
-        force: True to replace even models that were not written by an export.
-        axes: Ranges that replace the defaults.
-        variant: Name of one of the family's variants; the family's own plan when None.
-        parts: Folder or hub id of each part that does not come from the checkpoint, by name.
-        sizes: Sizes that axes are traced at, by the family's option.
-        fixed_shapes: True to restrict every axis to the size that is traced.
-        files: Files of the checkpoint by role, for a family whose checkpoint may be given as files.
-        output: File for the graph of one component, instead of a repository.
-        verify_budget: Longest time that verification may take on this machine, by the estimate, in seconds.
-        verify_device: Device that both the graph and PyTorch run on in verification.
-        fresh: True to make every graph anew, even those identical to staged or placed ones.
-        queues: Limits of the models' request queues.
-
-    Raises:
-        InvalidRequest: The budget is not above 0, or both or none of repository and output are given.
-    """
-
-    checkpoint: str
-    repository: Path | None = None
-    _: KW_ONLY
-    engine: Engine = Engine.ONNXRUNTIME
-    engines: Mapping[str, Engine] = field(default_factory=dict)
-    torch: TorchAsked = field(default_factory=TorchAsked)
-    precision: Precision = Precision.FP32
-    precisions: Mapping[str, Precision] = field(default_factory=dict)
-    places: Mapping[str, Place] = field(default_factory=dict)
-    components: tuple[str, ...] = ()
-    opset: int | None = None
-    simplify: bool = False
-    check_only: bool = False
-    force: bool = False
-    axes: tuple[Axis, ...] = ()
-    sizes: Mapping[str, int] = field(default_factory=dict)
-    fixed_shapes: bool = False
-    variant: str | None = None
-    parts: Mapping[str, str] = field(default_factory=dict)
-    files: Mapping[str, Path] = field(default_factory=dict)
-    output: Path | None = None
-    verify_budget: float = DEFAULT_BUDGET
-    verify_device: Device = Device.CPU
-    fresh: bool = False
-    queues: QueueLimits = field(default_factory=QueueLimits)
-
-    def __post_init__(self) -> None:
-        if not self.verify_budget > 0:
-            raise InvalidRequest(f"verify-budget must be above 0 seconds, got {self.verify_budget:g}")
-        if (self.repository is None) == (self.output is None):
-            raise InvalidRequest(
-                "export: one of repository and output must be given, got both or none; try --repository DIR"
-                " for models to serve, --output FILE.onnx for one graph"
-            )
-        if self.output is not None and self.places:
-            raise InvalidRequest(f"place must be given with --repository only, got {', '.join(self.places)}")
-        if self.output is not None and Engine.TORCH in (self.engine, *self.engines.values()):
-            raise InvalidRequest(
-                "engine torch must be given with --repository, having no graph, got --output"
-            )
-        check_engines(self.engine, self.engines)
-
-    def asked(self, component: Component) -> Precision:
-        """Return the precision that the user asked for, for a component."""
-        return self.precisions.get(component.name, self.precision)
-
-    def engine_of(self, component: Component) -> Engine:
-        """Return the engine that the user asked for, for a component."""
-        return self.engines.get(component.name, self.engine)
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,9 @@ from slipway_serving.system.temporary_folders import TemporaryFolder
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from slipway_export.options import ExportOptions
     from slipway_export.progress import Report
-    from slipway_export.run import ExportOptions, ExportResult, Publish
+    from slipway_export.run import ExportResult, Publish
     from slipway_export.spec import Family
 
 KINDS = ("custom", "default")

@@ -93,8 +93,8 @@ def denoiser(
     quiet: Quiet = False,
 ) -> None:
     """Measure a denoiser: PyTorch eager, torch.compile and our graphs, interleaved, with quality."""
-    from slipway_export.checkpoint.checkpoint import open_checkpoint
-    from slipway_export.commands.export_commands import quiet_libraries
+    from slipway_export.checkpoint.opening import open_checkpoint
+    from slipway_export.commands.terminal import quiet_libraries
     from slipway_export.families import family_named
     from slipway_export.families.wan_t2v.family import TRANSFORMER_TOLERANCE
     from slipway_loadtests.bench.cases import DEFAULT_CASE, FAMILY, case_of_checkpoint, choose_case
@@ -446,7 +446,7 @@ def _measuring(output: Path, quiet: bool) -> Iterator[tuple[Callable[[str], None
     """
     from rich.console import Console
 
-    from slipway_export.commands.export_commands import quiet_libraries
+    from slipway_export.commands.terminal import quiet_libraries
 
     try:
         output.mkdir(parents=True, exist_ok=True)

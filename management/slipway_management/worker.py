@@ -53,9 +53,9 @@ def run_job(job: Job) -> None:
     Raises:
         SlipwayError: The export failed, or the server did not load the model.
     """
-    from slipway_export.commands.export_commands import quiet_libraries
+    from slipway_export.commands.terminal import quiet_libraries
     from slipway_export.families import family_named
-    from slipway_export.run import ExportOptions
+    from slipway_export.options import ExportOptions
     from slipway_export.trained_models import Library, export_model
     from slipway_serving.triton.control import ModelControl
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slipway_export.checkpoint.checkpoint import open_checkpoint
+from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.families import BUILT_IN
 from slipway_export.repository.config import model_config
 from slipway_export.spec import Component, Engine

@@ -13,7 +13,7 @@ from typing import Any
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from slipway_export.checkpoint.checkpoint import open_checkpoint
+from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.families import BUILT_IN
 from slipway_export.repository.publish import stage_authored, with_canceller
 

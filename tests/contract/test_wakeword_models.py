@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from staged_models import Staged, stage_all
 
-from slipway_export.checkpoint.checkpoint import open_checkpoint
+from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.families.wakeword.family import BATCH, FAMILY
 from slipway_export.repository.config import model_config
 from slipway_export.spec import Component, Engine

@@ -10,7 +10,8 @@ from filelock import FileLock
 
 from slipway_export.families.framepack_i2v.family import FAMILY
 from slipway_export.families.framepack_i2v.random_checkpoint import write_checkpoint
-from slipway_export.run import ExportOptions, ExportResult, run_export
+from slipway_export.options import ExportOptions
+from slipway_export.run import ExportResult, run_export
 from slipway_export.spec import Axis
 
 # The tiny checkpoint with as few layers as there can be: what is traced grows with them.

@@ -28,12 +28,13 @@ from tritonclient.grpc import model_config_pb2 as pb
 from slipway_cli.root import run
 from slipway_client import AsyncClient, Client, InvalidRequest, Overloaded, SlipwayError, Turn
 from slipway_client.imu.read import read_recording
-from slipway_export.checkpoint.checkpoint import open_checkpoint
+from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.families.airimu.conf import CONF_FILE, WEIGHTS_FILE
 from slipway_export.families.airimu.family import FAMILY
 from slipway_export.families.airimu.network import Network, Whole, load_network
+from slipway_export.options import ExportOptions
 from slipway_export.repository.queues import QueueLimits
-from slipway_export.run import ExportOptions, run_export
+from slipway_export.run import run_export
 from slipway_export.spec import Axis
 from slipway_serving.families.airimu.facts import Facts
 from slipway_serving.families.airimu.request import (

@@ -17,12 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipway_cli.root import run
-from slipway_export.checkpoint.checkpoint import open_checkpoint
+from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.families.airimu import network as networks
 from slipway_export.families.airimu.family import AXES, FAMILY
 from slipway_export.families.airimu.network import CodeNet, Gru, Network, Whole, load_network
 from slipway_export.graph.onnx import export_graph
-from slipway_export.run import ExportOptions, run_export
+from slipway_export.options import ExportOptions
+from slipway_export.run import run_export
 from slipway_export.spec import Axis, Component, Precision
 from slipway_serving.protocol.turns import Turn
 from slipway_serving.runtime.in_process import InProcessModels

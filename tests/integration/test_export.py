@@ -22,11 +22,12 @@ from safetensors.torch import load_file, save_file
 from tritonclient.grpc import model_config_pb2
 
 from slipway_cli import root
-from slipway_export.checkpoint.checkpoint import open_checkpoint
+from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.families import family_named
+from slipway_export.options import ExportOptions
 from slipway_export.repository.config import model_config
 from slipway_export.repository.publish import hashes
-from slipway_export.run import ExportOptions, ExportResult, run_export
+from slipway_export.run import ExportResult, run_export
 from slipway_export.spec import Component, Engine, Plan, Precision, Tolerance
 from slipway_export.verification.comparison import ParityFailed
 

@@ -14,10 +14,12 @@ import pytest
 from exported_graphs import check_opset
 
 from slipway_cli.root import run
-from slipway_export.checkpoint.checkpoint import axes_of, open_checkpoint
+from slipway_export.checkpoint.axes import axes_of
+from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.families import BUILT_IN, family_named
 from slipway_export.graph.onnx import example_inputs
-from slipway_export.run import ExportOptions, run_export
+from slipway_export.options import ExportOptions
+from slipway_export.run import run_export
 from slipway_export.spec import Axis, Component, Engine, Plan, Precision, Tolerance
 from slipway_export.verification.comparison import ParityFailed
 from slipway_serving.protocol.errors import InvalidRequest

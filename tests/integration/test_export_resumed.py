@@ -16,10 +16,12 @@ import pytest
 import three_family
 from three_family import FAMILY, PARTS, SHARDED, WIDTH
 
-from slipway_export.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from slipway_export.checkpoint.checkpoint import Checkpoint
+from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.families import family_named
+from slipway_export.options import ExportOptions
 from slipway_export.repository.publish import hashes
-from slipway_export.run import ExportOptions, run_export
+from slipway_export.run import run_export
 from slipway_export.sizing.resource_check import (
     NoRoom,
     Weight,

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from slipway_export.checkpoint.checkpoint import open_checkpoint
+from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.families import family_named
 from slipway_export.graph.onnx import export_graph
 from slipway_export.spec import Axis, Component, DType, Precision, StepInput, Stepped, TensorSpec, Tolerance

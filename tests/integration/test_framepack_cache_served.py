@@ -21,7 +21,8 @@ from wan_reference import psnr
 
 from slipway_client import Client, Frames, Progress
 from slipway_export.families.framepack_i2v.family import FAMILY
-from slipway_export.run import ExportOptions, run_export
+from slipway_export.options import ExportOptions
+from slipway_export.run import run_export
 from slipway_serving.families.framepack_i2v.request import ImageToVideoRequest
 from slipway_serving.protocol.errors import InvalidRequest
 from slipway_serving.protocol.images import pixels
@@ -187,7 +188,7 @@ def test_transformer_refuses_a_threshold_without_a_session(client: Client) -> No
 
 def tensors() -> dict[str, np.ndarray]:
     """Return inputs of the cut transformer, which are those of the whole."""
-    from slipway_export.checkpoint.checkpoint import open_checkpoint
+    from slipway_export.checkpoint.opening import open_checkpoint
     from slipway_export.graph.onnx import example_inputs
 
     with open_checkpoint(FAMILY, "tiny") as checkpoint:

@@ -14,10 +14,11 @@ from framepack_fixtures import AXES, small_checkpoint, small_repository
 
 from slipway_client import Client
 from slipway_export.checkpoint.checkpoint import Checkpoint
-from slipway_export.engines.choice import TorchAsked
+from slipway_export.engines.requested import TorchAsked
 from slipway_export.families.framepack_i2v.family import FAMILY
 from slipway_export.graph.onnx import example_inputs
-from slipway_export.run import ExportOptions, run_export
+from slipway_export.options import ExportOptions
+from slipway_export.run import run_export
 from slipway_export.spec import Axis, Component, Engine
 from slipway_serving.runtime.in_process import InProcessModels
 from slipway_serving.triton.server import Server, ServerConfig

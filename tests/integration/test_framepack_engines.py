@@ -11,9 +11,10 @@ import pytest
 from framepack_fixtures import AXES, small_checkpoint, small_repository
 from wan_reference import psnr
 
-from slipway_export.engines.choice import TorchAsked
+from slipway_export.engines.requested import TorchAsked
 from slipway_export.families.framepack_i2v.family import FAMILY
-from slipway_export.run import ExportOptions, run_export
+from slipway_export.options import ExportOptions
+from slipway_export.run import run_export
 from slipway_export.spec import Engine
 from slipway_serving.families.framepack_i2v.facts import Facts
 from slipway_serving.families.framepack_i2v.pipeline import generate

@@ -8,7 +8,8 @@ import onnx
 import pytest
 
 from slipway_export.families import family_named
-from slipway_export.run import ExportOptions, run_export
+from slipway_export.options import ExportOptions
+from slipway_export.run import run_export
 from slipway_export.spec import Precision
 
 

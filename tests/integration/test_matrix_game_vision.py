@@ -17,7 +17,8 @@ from slipway_export.families.matrix_game.vision import (
     vae_decoder,
     vae_encoder,
 )
-from slipway_export.run import ExportOptions, run_export
+from slipway_export.options import ExportOptions
+from slipway_export.run import run_export
 from slipway_export.spec import Axis, Family, Plan, Precision
 from slipway_serving.protocol.errors import InvalidRequest
 

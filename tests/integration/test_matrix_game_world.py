@@ -24,7 +24,8 @@ from server_fixtures import wait_until
 
 from slipway_client import AsyncClient, Client, Event, FramesPart, InvalidRequest, Overloaded
 from slipway_export.families import family_named
-from slipway_export.run import ExportOptions, run_export
+from slipway_export.options import ExportOptions
+from slipway_export.run import run_export
 from slipway_serving.families.matrix_game.facts import FACTS_FILE
 from slipway_serving.families.matrix_game.picture import fitted
 from slipway_serving.families.matrix_game.request import BlockMade, UniversalActions, UniversalRequest

@@ -18,8 +18,9 @@ from tritonclient.grpc import model_config_pb2
 
 from slipway_client import Client, RetryPolicy, TextToVideoRequest, Video
 from slipway_export.families import family_named
+from slipway_export.options import ExportOptions
 from slipway_export.repository.placement import Place
-from slipway_export.run import ExportOptions, run_export
+from slipway_export.run import run_export
 from slipway_export.spec import Precision
 from slipway_serving.protocol.errors import NotReady
 from slipway_serving.runtime.program import one_text

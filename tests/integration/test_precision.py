@@ -9,12 +9,13 @@ import onnx
 import pytest
 from torch.nn import functional
 
-from slipway_export.checkpoint.checkpoint import open_checkpoint
+from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.families import family_named
 from slipway_export.graph.dialect import check_operators
 from slipway_export.graph.onnx import export_graph
 from slipway_export.graph.opset import DEFAULT_OPSET
-from slipway_export.run import ExportOptions, run_export
+from slipway_export.options import ExportOptions
+from slipway_export.run import run_export
 from slipway_export.spec import Engine, Precision
 from slipway_serving.protocol.errors import InvalidRequest
 

@@ -15,11 +15,12 @@ from wan_reference import psnr
 
 from slipway_cli import root
 from slipway_client import Client, Frames, TextToVideoRequest
-from slipway_export.checkpoint.checkpoint import open_checkpoint
-from slipway_export.engines.choice import TorchAsked
+from slipway_export.checkpoint.opening import open_checkpoint
+from slipway_export.engines.requested import TorchAsked
 from slipway_export.families import family_named
 from slipway_export.graph.onnx import example_inputs
-from slipway_export.run import ExportOptions, ExportResult, run_export
+from slipway_export.options import ExportOptions
+from slipway_export.run import ExportResult, run_export
 from slipway_export.spec import Engine
 from slipway_export.verification.placed import verify_placed
 from slipway_serving.families.wan_t2v.facts import PipelineFacts

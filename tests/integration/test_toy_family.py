@@ -92,7 +92,7 @@ def expected_frames(blocks: int) -> np.ndarray:
     from slipway_toy.family import SHIFT, STEPS
     from slipway_toy.network import Block, Decode, Encode, ToyDenoiser, ToyVae
 
-    from slipway_export.checkpoint.checkpoint import open_checkpoint
+    from slipway_export.checkpoint.opening import open_checkpoint
     from slipway_export.families import family_named
     from slipway_export.spec import Precision
     from slipway_serving.diffusion.noise import Noise

@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 from slipway_cli.root import app
 from slipway_export.engines.device import Device
 from slipway_export.families import family_named
+from slipway_export.options import ExportOptions
 from slipway_export.repository.publish import MANIFEST, foreign
-from slipway_export.run import ExportOptions, ExportResult, run_export
+from slipway_export.run import ExportResult, run_export
 from slipway_export.verification.comparison import ParityFailed
 from slipway_export.verification.placed import verify_placed
 from slipway_serving.protocol.errors import InvalidRequest

@@ -11,7 +11,8 @@ from slipway_client.listening import Stream, in_clips, pieces_of
 from slipway_client.sound import read_recording
 from slipway_demo import folder
 from slipway_export.families import family_named
-from slipway_export.run import ExportOptions, run_export
+from slipway_export.options import ExportOptions
+from slipway_export.run import run_export
 from slipway_serving.triton.server import Server, ServerConfig
 
 WORD = "slipway"

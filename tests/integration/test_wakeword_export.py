@@ -23,7 +23,8 @@ from slipway_export.families.wakeword.family import BACKBONE_TOLERANCE, TINY_CON
 from slipway_export.families.wakeword.network import HeadConfig, load_backbone
 from slipway_export.families.wakeword.presets import write_backbone, write_word
 from slipway_export.graph.dialect import check_operators
-from slipway_export.run import ExportOptions, run_export
+from slipway_export.options import ExportOptions
+from slipway_export.run import run_export
 from slipway_export.spec import Axis, Engine, Precision
 from slipway_serving.protocol.errors import InvalidRequest
 from slipway_serving.runtime.in_process import InProcessModels, read_config

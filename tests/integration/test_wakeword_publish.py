@@ -20,7 +20,8 @@ from slipway_client import Client, RetryPolicy, SlipwayError
 from slipway_export.families import family_named
 from slipway_export.families.wakeword.network import HeadConfig, read_head
 from slipway_export.families.wakeword.presets import write_word
-from slipway_export.run import ExportOptions, run_export
+from slipway_export.options import ExportOptions
+from slipway_export.run import run_export
 from slipway_export.spec import Precision
 from slipway_export.trained_models import Library, export_model
 from slipway_management.app import Management, create_app

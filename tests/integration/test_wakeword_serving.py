@@ -32,7 +32,8 @@ from slipway_client.sound import Recording, read_recording
 from slipway_export.families import family_named
 from slipway_export.families.wakeword.network import HeadConfig
 from slipway_export.families.wakeword.presets import write_word
-from slipway_export.run import ExportOptions, run_export
+from slipway_export.options import ExportOptions
+from slipway_export.run import run_export
 from slipway_export.spec import Precision
 from slipway_serving.families.wakeword.request import (
     ClipDecisions,

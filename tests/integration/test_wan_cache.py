@@ -20,7 +20,8 @@ from wan_reference import frames_of_pipeline, psnr
 from slipway_cli import root
 from slipway_client import Client, Frames, Progress, TextToVideoRequest, Video
 from slipway_export.families import family_named
-from slipway_export.run import ExportOptions, run_export
+from slipway_export.options import ExportOptions
+from slipway_export.run import run_export
 from slipway_serving.families.wan_t2v.facts import PipelineFacts
 from slipway_serving.families.wan_t2v.pipeline import generate
 from slipway_serving.protocol.errors import InvalidRequest

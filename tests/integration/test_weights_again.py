@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from slipway_export.checkpoint.checkpoint import open_checkpoint
+from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.families.airimu.family import FAMILY
 from slipway_export.families.airimu.network import load_network
 from slipway_training.recipe import Making

@@ -16,7 +16,8 @@ from diffusers.configuration_utils import register_to_config
 from torch import Tensor, nn
 
 from slipway_export.checkpoint.checkpoint import Checkpoint
-from slipway_export.run import ExportOptions, run_export
+from slipway_export.options import ExportOptions
+from slipway_export.run import run_export
 from slipway_export.spec import Axis, Component, DType, Family, Part, Plan, Precision, TensorSpec, Tolerance
 
 PARTS = ("first", "second", "third")

@@ -14,7 +14,8 @@ from slipway_export.families import family_named
 from slipway_export.families.wakeword.family import TINY_CONFIG
 from slipway_export.families.wakeword.network import HeadConfig, WakeWordHead, read_head, write_head
 from slipway_export.families.wakeword.presets import all_flags
-from slipway_export.run import ExportOptions, run_export
+from slipway_export.options import ExportOptions
+from slipway_export.run import run_export
 from slipway_export.spec import Precision
 
 RATE_HZ = 16_000

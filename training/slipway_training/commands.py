@@ -13,14 +13,12 @@ import typer
 
 from slipway_export.commands.config_file import config_option
 from slipway_export.commands.export_commands import (
-    Quiet,
     control_token_option,
     publisher,
-    quiet_libraries,
-    reporting,
     trained_family,
     triton_option,
 )
+from slipway_export.commands.terminal import Quiet, quiet_libraries, reporting
 from slipway_export.spec import Precision
 from slipway_serving.protocol.errors import Cancelled, InvalidRequest, SlipwayError
 from slipway_serving.system.temporary_folders import TemporaryFolder
@@ -80,7 +78,7 @@ def wakeword(
     from rich.console import Console
 
     from slipway_export.families import family_named
-    from slipway_export.run import ExportOptions
+    from slipway_export.options import ExportOptions
     from slipway_export.trained_models import Library, export_model
     from slipway_training.wakeword import TrainOptions
     from slipway_training.wakeword import train as run_training

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from slipway_export.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from slipway_export.checkpoint.checkpoint import Checkpoint
+from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.spec import Family
 from slipway_export.trained_models import WEIGHTS, Library, read_metadata, write_metadata
 from slipway_serving.families.wakeword.words import check_word

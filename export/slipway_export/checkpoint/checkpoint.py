@@ -10,20 +10,19 @@ numbers and only warn.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from slipway_export.checkpoint.named_files import CHECKPOINT_PREFIX, linked
+from slipway_export.checkpoint.config_entries import ConfigEntries, LastRead, refusing_malformed
+from slipway_export.checkpoint.keys import cast, check_keys, dtypes_of, torch_dtype
 from slipway_export.checkpoint.provenance import Digests, Notes, note, noting
-from slipway_export.repository.config_entries import ConfigEntries, LastRead, refusing_malformed
-from slipway_export.spec import Axis, Family, Part, Precision
-from slipway_serving.protocol.errors import InvalidRequest, raise_all
-from slipway_serving.system.temporary_folders import TemporaryFolder
+from slipway_export.spec.formats import Precision
+from slipway_export.spec.layout import Part
+from slipway_serving.protocol.errors import InvalidRequest
 
 if TYPE_CHECKING:
     import torch
@@ -33,16 +32,12 @@ if TYPE_CHECKING:
 Module = TypeVar("Module", bound="torch.nn.Module")
 
 _WEIGHT_STEMS = ("diffusion_pytorch_model.safetensors", "model.safetensors")
-# Files of a hub checkpoint that are not downloaded where its configuration files are enough.
-_NOT_NEEDED = ("*.safetensors", "*.bin")
-_HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")
-_HUB_FOLDER = re.compile(r"^([A-Za-z0-9][\w.-]*/[\w.-]+)/([\w./-]+)$")
-_SHOWN_KEYS = 5
-_TORCH_DTYPES = {Precision.FP32: "float32", Precision.FP16: "float16", Precision.BF16: "bfloat16"}
+NOT_NEEDED = ("*.safetensors", "*.bin")
+"""Patterns of the files of a checkpoint that are not needed where its configuration files are enough."""
 
 
 @dataclass(frozen=True)
-class Place:
+class PartLocation:
     """Location of a checkpoint part that is stored outside the checkpoint's folder.
 
     Args:
@@ -73,7 +68,7 @@ class Checkpoint:
 
     folder: Path
     source: str
-    places: Mapping[str, Place] = field(default_factory=dict)
+    places: Mapping[str, PartLocation] = field(default_factory=dict)
     _last: LastRead = field(default_factory=LastRead, repr=False, compare=False)
 
     @property
@@ -144,19 +139,23 @@ class Checkpoint:
         note(self._at, file, content=False)
         return self._at(file).exists()
 
-    def check_layout(self, family: Family) -> None:
-        """Check that every file and part of the family's layout exists.
+    def check_layout(self, layout: Sequence[str | Part], what: str) -> None:
+        """Check that every file and part of a layout exists.
+
+        Args:
+            layout: Required content of the checkpoint.
+            what: Name of the family and of the public checkpoint with this layout, for messages.
 
         Raises:
             InvalidRequest: A file or part is missing. The message names all of them and their locations.
         """
         missing: dict[str, list[str]] = {}
-        for entry in family.layout:
+        for entry in layout:
             for path in self._lacking(entry):
                 missing.setdefault(self.where(path), []).append(path)
         if missing:
             problems = (f"{where}: {', '.join(paths)} must exist" for where, paths in missing.items())
-            raise InvalidRequest(f"{' | '.join(problems)} for {family.name} (layout of {family.upstream})")
+            raise InvalidRequest(f"{' | '.join(problems)} for {what}")
 
     def _lacking(self, entry: str | Part) -> list[str]:
         if isinstance(entry, str):
@@ -208,11 +207,11 @@ class Checkpoint:
         stored = self._checked(part, skeleton, prefix)
         if are_left_out():
             remember(skeleton, stored)
-            _cast(skeleton, _dtypes(network, dtype))
+            cast(skeleton, dtypes_of(network, dtype))
             return skeleton.eval().requires_grad_(False)
         folder: AbstractContextManager[Path] = nullcontext(self.file(part))
         if are_left_on_disk():
-            folder = stand_in(self.file(part), self._stand_in_names(part), stored, _dtypes(network, dtype))
+            folder = stand_in(self.file(part), self._stand_in_names(part), stored, dtypes_of(network, dtype))
         with folder as place:
             module: Module = network.from_pretrained(  # type: ignore[attr-defined]
                 place, torch_dtype=dtype, local_files_only=True, **options
@@ -371,241 +370,14 @@ def _is_file_name(name: object) -> bool:
     return isinstance(name, str) and name not in ("", ".", "..") and not {"/", "\\", "\0"} & set(name)
 
 
-def check_keys(
-    name: str, found: Mapping[str, tuple[int, ...]], skeleton: torch.nn.Module, prefix: str = ""
-) -> None:
-    """Check the keys and shapes of stored tensors against those of a network.
-
-    Args:
-        name: Location and file of the tensors, for messages.
-        found: Stored shapes by key.
-        skeleton: Network, with or without weights.
-        prefix: Prefix of the stored keys.
-
-    Raises:
-        InvalidRequest: Keys are missing or unknown, or have another shape. The message names the first.
-    """
-    wanted = {prefix + key: tuple(tensor.shape) for key, tensor in skeleton.state_dict().items()}
-    # A checkpoint may store a tied weight under either of its names.
-    tied = getattr(skeleton, "_tied_weights_keys", None) or {}
-    twins = dict(tied) if isinstance(tied, Mapping) else {}
-    optional = {
-        prefix + key for pair in twins.items() for key in pair if any(prefix + n in found for n in pair)
-    }
-    problems = []
-    if missing := sorted(wanted.keys() - found.keys() - optional):
-        problems.append(f"missing keys {_shown(missing)}")
-    if unknown := sorted(found.keys() - wanted.keys()):
-        problems.append(f"unknown keys {_shown(unknown)}")
-    problems += [
-        f"{key} must have shape {list(wanted[key])}, got {list(found[key])}"
-        for key in sorted(wanted.keys() & found.keys())
-        if wanted[key] != found[key]
-    ][:_SHOWN_KEYS]
-    if problems:
-        raise InvalidRequest(
-            f"{name} must have the keys of {type(skeleton).__name__}, got {'; '.join(problems)}"
-        )
-
-
-def torch_dtype(precision: Precision) -> torch.dtype:
-    """Return the torch dtype of a floating-point precision."""
-    import torch
-
-    found: torch.dtype = getattr(torch, _TORCH_DTYPES[precision])
-    return found
-
-
-def _dtypes(network: type[Any], dtype: torch.dtype) -> Callable[[str], torch.dtype]:
-    """Return a function that gives a weight's dtype, by key, for a network that is loaded in `dtype`."""
-    import torch
-
-    kept = tuple(getattr(network, "_keep_in_fp32_modules", None) or ())
-    return lambda key: torch.float32 if any(name in key.split(".") for name in kept) else dtype
-
-
-def _cast(skeleton: torch.nn.Module, dtype_of: Callable[[str], torch.dtype]) -> None:
-    """Convert a network without weights to the dtypes that its weights would have."""
-    for name, weight in skeleton.named_parameters():
-        if weight.is_floating_point():
-            weight.data = weight.data.to(dtype_of(name))
-
-
-def _shown(keys: list[str]) -> str:
-    rest = len(keys) - _SHOWN_KEYS
-    return ", ".join(keys[:_SHOWN_KEYS]) + (f" and {rest} more" if rest > 0 else "")
-
-
-@contextmanager
-def open_checkpoint(
-    family: Family,
-    source: str,
-    parts: Mapping[str, str] | None = None,
-    files: Mapping[str, Path] | None = None,
-) -> Iterator[Checkpoint]:
-    """Find a checkpoint and check its layout.
-
-    Args:
-        family: Family whose layout the checkpoint must have.
-        source: Name of a preset (which is written into a temporary folder), a folder, or a hub id. Empty if
-            only files or parts are given; with parts alone, the plan has the components made from these.
-        parts: Folder or hub id of each part that does not come from the checkpoint, by name; a folder within
-            the hub repository may follow a hub id.
-        files: Checkpoint files by role of the family, instead of a source. Other files of the layout may be
-            missing; the plan then covers the files that exist.
-
-    Raises:
-        InvalidRequest: The source is none of these, a file is missing, the family has no such part, or the
-            layout is not complete.
-    """
-    places = _places(family, parts or {})
-    if files:
-        with linked(family, files) as (folder, name):
-            yield Checkpoint(folder, name)
-        return
-    if places and not source:
-        with TemporaryFolder(CHECKPOINT_PREFIX) as folder:
-            checkpoint = Checkpoint(folder, source, places)
-            checkpoint.check_layout(
-                replace(family, layout=tuple(p for p in family.parts if p.name in places))
-            )
-            yield checkpoint
-        return
-    if preset := family.presets.get(source):
-        with TemporaryFolder(CHECKPOINT_PREFIX) as folder:
-            preset.write(folder, 0)
-            checkpoint = Checkpoint(folder, source, places)
-            checkpoint.check_layout(family)
-            yield checkpoint
-        return
-    if Path(source).is_dir():
-        checkpoint = Checkpoint(Path(source).resolve(), source, places)
-    elif _HUB_ID.match(source) and not Path(source).exists():
-        # Parts that come from elsewhere are not downloaded with the checkpoint.
-        elsewhere = [f"{part}/*" for part in places]
-        checkpoint = Checkpoint(_download(source, "checkpoint", ignore=elsewhere), source, places)
-    else:
-        raise InvalidRequest(
-            f"checkpoint must be a preset ({', '.join(family.presets)}), a folder, or a hub id,"
-            f" got {source!r}"
-        )
-    checkpoint.check_layout(family)
-    yield checkpoint
-
-
-def _places(family: Family, parts: Mapping[str, str]) -> dict[str, Place]:
-    allowed = [part.name for part in family.parts]
-    if unknown := sorted(parts.keys() - set(allowed)):
-        rule = f"one of {', '.join(allowed)}" if allowed else "left out, whose checkpoints have no parts"
-        raise InvalidRequest(f"part must be {rule} for {family.name}, got {', '.join(unknown)}")
-    return {part: Place(_part_folder(part, source), source) for part, source in parts.items()}
-
-
-def _part_folder(part: str, source: str) -> Path:
-    """Return a part's folder: the folder of its name in the given location, or else the location itself."""
-    if Path(source).is_dir():
-        place = Path(source).resolve()
-    elif (found := _HUB_FOLDER.match(source)) and not Path(source).exists():
-        hub_id, folder = found[1], found[2].rstrip("/")
-        place = _download(hub_id, f"part {part}", allow=[f"{folder}/*"]) / folder
-        if not place.is_dir():
-            raise InvalidRequest(f"part {part} must be a folder of {hub_id}, got {folder}")
-    elif _HUB_ID.match(source) and not Path(source).exists():
-        place = _download(source, f"part {part}", allow=[f"{part}/*"])
-        if not (place / part).is_dir():
-            place = _download(source, f"part {part}", ignore=["*/*"])
-    else:
-        raise InvalidRequest(f"part {part} must be a folder or a hub id, got {source!r}")
-    return place / part if (place / part).is_dir() else place
-
-
-def _download(
-    hub_id: str, where: str, *, allow: list[str] | None = None, ignore: list[str] | None = None
-) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    from slipway_export.checkpoint.stored_weights import are_from_configurations
-
-    if are_from_configurations():
-        ignore = [*(ignore or []), *_NOT_NEEDED]
-    try:
-        return Path(snapshot_download(hub_id, allow_patterns=allow, ignore_patterns=ignore or None))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).splitlines()[0]
-        kinds = "an existing folder" if where.startswith("part") else "a preset, an existing folder"
-        raise InvalidRequest(
-            f"{where} must be {kinds}, or a reachable hub id, got {hub_id!r} ({reason})"
-        ) from None
-
-
 def _is_left_out(file: str) -> bool:
     """Return whether a plan from configuration files does not need this file."""
     from slipway_export.checkpoint.stored_weights import are_from_configurations
 
-    return are_from_configurations() and any(fnmatchcase(file, pattern) for pattern in _NOT_NEEDED)
+    return are_from_configurations() and any(fnmatchcase(file, pattern) for pattern in NOT_NEEDED)
 
 
 def _commit(path: Path) -> str | None:
     """Return the commit of a folder in the hub's cache or of a folder inside it; None for other folders."""
     parts = path.parts
     return parts[parts.index("snapshots") + 1] if "snapshots" in parts[:-1] else None
-
-
-def axes_of(
-    family: Family,
-    checkpoint: Checkpoint,
-    chosen: Mapping[str, Axis],
-    sizes: Mapping[str, int] | None = None,
-) -> tuple[Axis, ...]:
-    """Return the ranges to export a checkpoint with.
-
-    The ranges come from the preset with the same configuration as the checkpoint, or else from the family.
-    A range that the user chose replaces each of them.
-
-    Args:
-        family: Family of the checkpoint.
-        checkpoint: Checkpoint whose configuration is read.
-        chosen: Ranges that the user chose, by axis.
-        sizes: Sizes at which axes are traced, by option of the family; a range extends only as
-            far as its size requires.
-
-    Raises:
-        InvalidRequest: The user chose an axis or a size that the family does not have, or both for one axis.
-    """
-    traced = _traced(family, chosen, sizes or {})
-    axes = family.axes
-    for preset in family.presets.values():
-        if all(_agrees(checkpoint, file, config) for file, config in preset.configs.items()):
-            axes = preset.axes
-    names = {axis.name for axis in axes}
-    if unknown := sorted(chosen.keys() - names):
-        raise InvalidRequest(f"axis must be one of {', '.join(sorted(names))}, got {', '.join(unknown)}")
-    return tuple(
-        axis.around(traced[axis.name]) if axis.name in traced else chosen.get(axis.name, axis)
-        for axis in axes
-    )
-
-
-def _traced(family: Family, chosen: Mapping[str, Axis], sizes: Mapping[str, int]) -> dict[str, int]:
-    """Return the sizes at which axes are traced, by axis."""
-    problems = [
-        f"--{option} must be left out for {family.name}, got {size}; try --axis"
-        for option, size in sizes.items()
-        if option not in family.sizes
-    ]
-    problems += [
-        f"--{option} must be given without --axis {axis}, got both"
-        for option, axis in family.sizes.items()
-        if option in sizes and axis in chosen
-    ]
-    raise_all("export", problems)
-    return {family.sizes[option]: size for option, size in sizes.items()}
-
-
-def _agrees(checkpoint: Checkpoint, file: str, config: Mapping[str, Any]) -> bool:
-    if not checkpoint.has(file):
-        return False
-    stored = checkpoint.config(file)
-    # The JSON round trip turns tuples of the preset into lists, as they are in the file.
-    return all(stored.get(key) == json.loads(json.dumps(value)) for key, value in config.items())

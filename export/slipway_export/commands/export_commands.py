@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -14,6 +13,7 @@ from typer.models import OptionInfo
 
 from slipway_export.commands.config_file import config_option
 from slipway_export.commands.optional_value import with_optional
+from slipway_export.commands.terminal import Quiet, quiet_libraries, reporting
 from slipway_export.engines.device import Device
 from slipway_export.spec import DEFAULT_BUDGET, Axis, Engine, Precision
 from slipway_serving.protocol.command_output import Json, print_json
@@ -21,14 +21,12 @@ from slipway_serving.protocol.errors import Cancelled, InvalidRequest, raise_all
 from slipway_serving.runtime.torch_engine.options import COMPILE_MODES, Offload, Weights
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from slipway_export.families import Registered
-    from slipway_export.run import ExportOptions, Publish
+    from slipway_export.options import ExportOptions
+    from slipway_export.run import Publish
     from slipway_export.spec import Family
 
 Value = TypeVar("Value")
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 FamilyName = Annotated[str, typer.Argument(help="A family; `slipway families` lists them.", metavar="FAMILY")]
 
 
@@ -251,11 +249,12 @@ def export(
 
     from slipway_export.commands.plan_commands import print_plan
     from slipway_export.commands.report import export_document, print_export
-    from slipway_export.engines.choice import parse_engines, parse_torch
+    from slipway_export.engines.requested import parse_engines, parse_torch
     from slipway_export.families import family_named
+    from slipway_export.options import ExportOptions
     from slipway_export.repository.placement import parse_places
     from slipway_export.repository.queues import QueueLimits
-    from slipway_export.run import ExportOptions, run_export
+    from slipway_export.run import run_export
     from slipway_export.trained_models import Library, export_model
 
     chosen = family_named(family)
@@ -546,39 +545,3 @@ def parse_axis(text: str) -> Axis:
     if not name or len(parts) != 3 or not all(part.isdigit() for part in parts):
         raise InvalidRequest(f"axis must be NAME=MIN:OPT:MAX in whole numbers, got {text!r}")
     return Axis(name, *(int(part) for part in parts))
-
-
-@contextmanager
-def reporting(console: Console) -> Iterator[Callable[[str], None]]:
-    """Show each piece of work: a spinner with elapsed time on a terminal, one line each elsewhere."""
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    if not console.is_terminal or console.quiet:
-        yield lambda line: console.print(line, highlight=False)
-        return
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("starting", total=None)
-        yield lambda line: progress.update(task, description=line)
-
-
-@contextmanager
-def quiet_libraries() -> Iterator[None]:
-    """Keep the libraries' own progress bars and notices off the terminal; errors still raise."""
-    import logging
-    import warnings
-
-    # What diffusers imports where it is installed, and what torch says of it.
-    for name in ("torchao", "torch.utils._pytree"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    for module in ("diffusers", "transformers"):
-        _import(f"{module}.utils.logging").set_verbosity_error()
-        _import(f"{module}.utils.logging").disable_progress_bar()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-def _import(name: str):  # type: ignore[no-untyped-def]
-    __import__(name)
-    return sys.modules[name]

@@ -15,7 +15,7 @@ from slipway_serving.protocol.command_output import Json, print_json
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from slipway_export.run import ExportOptions
+    from slipway_export.options import ExportOptions
     from slipway_export.sizing.estimate import Machine, Need
     from slipway_export.spec import Component, Family
 
@@ -32,7 +32,7 @@ def plan(
     json: Json = False,
 ) -> None:
     """Say what the exported models of a repository take: disk, memory, device, and a step's time."""
-    from slipway_export.commands.export_commands import quiet_libraries
+    from slipway_export.commands.terminal import quiet_libraries
     from slipway_export.sizing.estimate import this_machine
     from slipway_export.sizing.placed import exported_models, placed_needs
 
@@ -60,9 +60,9 @@ def print_plan(family: Family, options: ExportOptions, *, json: bool = False) ->
     Raises:
         InvalidRequest: The checkpoint or an option is invalid.
     """
-    from slipway_export.checkpoint.checkpoint import open_checkpoint
+    from slipway_export.checkpoint.opening import open_checkpoint
     from slipway_export.checkpoint.stored_weights import from_configurations
-    from slipway_export.commands.export_commands import quiet_libraries
+    from slipway_export.commands.terminal import quiet_libraries
     from slipway_export.engines.choice import choose_torch
     from slipway_export.run import components_of
     from slipway_export.sizing.estimate import needs, this_machine
@@ -127,7 +127,7 @@ def print_needs(
     from rich.markup import escape
     from rich.table import Table
 
-    from slipway_export.commands.report import console_of_results
+    from slipway_export.commands.terminal import console_of_results
 
     shown = console or console_of_results()
     for label in dict.fromkeys(need.label for need in found):
@@ -157,7 +157,7 @@ def print_served(found: Sequence[Need], console: Console | None = None) -> None:
     """
     from rich.table import Table
 
-    from slipway_export.commands.report import console_of_results
+    from slipway_export.commands.terminal import console_of_results
 
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("model, graph", overflow="fold")

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from slipway_export.commands.export_commands import Quiet, parse_parts, quiet_libraries, reporting
+from slipway_export.commands.export_commands import parse_parts
+from slipway_export.commands.terminal import Quiet, quiet_libraries, reporting
 from slipway_export.engines.device import Device
 from slipway_serving.protocol.command_output import Json, print_json
 
@@ -44,7 +45,8 @@ def verify(
     """Verify placed models against PyTorch, and add the rows to their manifests."""
     from rich.console import Console
 
-    from slipway_export.commands.report import parity_document, print_parity
+    from slipway_export.commands.report import parity_document
+    from slipway_export.commands.terminal import print_parity
     from slipway_export.verification.placed import verify_placed
 
     progress = Console(file=sys.stderr, quiet=quiet)

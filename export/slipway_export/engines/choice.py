@@ -8,21 +8,17 @@ option that does not apply to a component, its placement or this machine is an e
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from slipway_export.engines.device import Device
+from slipway_export.engines.requested import OF_ALL
 from slipway_export.graph.dialect import check_precision
+from slipway_export.options import ExportOptions
 from slipway_export.spec import Component, Engine, Precision, Tolerance
 from slipway_serving.protocol.errors import InvalidRequest, raise_all
-from slipway_serving.runtime.torch_engine.options import COMPILE_MODES, Offload, TorchOptions, Weights
+from slipway_serving.runtime.torch_engine.options import Offload, TorchOptions, Weights
 
-if TYPE_CHECKING:
-    from slipway_export.run import ExportOptions
-
-OF_ALL = ""
-"""Key for the value of all components in mappings by component name."""
-_MIXED = (Engine.ONNXRUNTIME, Engine.TORCH)
 # Weights of a format must keep the bounds of the precision with as many bits.
 _BOUNDS = {
     Weights.BF16: Precision.BF16,
@@ -30,35 +26,6 @@ _BOUNDS = {
     Weights.INT8: Precision.INT8,
     Weights.INT4: Precision.INT4,
 }
-
-
-@dataclass(frozen=True)
-class TorchAsked:
-    """Requested options of engine ``torch``, by component name; :data:`OF_ALL` stands for all components.
-
-    Args:
-        weights: Storage format of the weights.
-        compile: Mode of ``torch.compile``.
-        attention: Backend of diffusers' attention dispatcher, or ``sdpa``.
-        offload: Parts of the component that leave the GPU while they are not needed.
-        cuda_graphs: True to replay the GPU work of all components with CUDA graphs.
-    """
-
-    weights: Mapping[str, str] = field(default_factory=dict)
-    compile: Mapping[str, str] = field(default_factory=dict)
-    attention: Mapping[str, str] = field(default_factory=dict)
-    offload: Mapping[str, str] = field(default_factory=dict)
-    cuda_graphs: bool = False
-
-    @property
-    def by_flag(self) -> dict[str, Mapping[str, str]]:
-        """Options that take a value, by flag."""
-        return {
-            "weights": self.weights,
-            "compile": self.compile,
-            "attention": self.attention,
-            "offload": self.offload,
-        }
 
 
 @dataclass(frozen=True)
@@ -111,90 +78,6 @@ def bounds_of(component: Component, options: TorchOptions) -> tuple[Precision, .
     if options.weights is not None:
         found.append(_BOUNDS[options.weights])
     return tuple(dict.fromkeys(found))
-
-
-def parse_named(flag: str, texts: Sequence[str], allowed: Sequence[str] = ()) -> dict[str, str]:
-    """Parse option values of the form ``VALUE`` or ``NAME=VALUE``; names may have dashes for underscores.
-
-    Args:
-        flag: Name of the option, for messages.
-        texts: Option values as typed.
-        allowed: Allowed values; any value is allowed when empty.
-
-    Returns:
-        Values by component name; the value of all components has the key :data:`OF_ALL`.
-
-    Raises:
-        InvalidRequest: A value is not allowed, or a component is given twice.
-    """
-    found: dict[str, str] = {}
-    for text in texts:
-        name, _, value = text.rpartition("=")
-        name = name.replace("-", "_")
-        if not value or (not name and "=" in text) or (allowed and value not in allowed):
-            rule = f"one of {', '.join(allowed)}" if allowed else "a name"
-            raise InvalidRequest(
-                f"{flag} must be {rule}, or NAME={flag.upper()} for a component, got {text!r}"
-            )
-        if name in found:
-            raise InvalidRequest(f"{flag} of {name or 'all'} must be given once, got {text!r} too")
-        found[name] = value
-    return found
-
-
-def parse_engines(texts: Sequence[str]) -> tuple[Engine, dict[str, Engine]]:
-    """Parse engines of the form ``ENGINE`` or ``NAME=ENGINE``.
-
-    Returns:
-        Engine of all components, and the engines of components that differ, by component name.
-
-    Raises:
-        InvalidRequest: A text is not valid, see :func:`parse_named`.
-    """
-    found = {name: Engine(value) for name, value in parse_named("engine", texts, tuple(Engine)).items()}
-    return found.pop(OF_ALL, Engine.ONNXRUNTIME), found
-
-
-def parse_torch(
-    weights: Sequence[str],
-    compile_: Sequence[str],
-    attention: Sequence[str],
-    offload: Sequence[str],
-    *,
-    cuda_graphs: bool,
-) -> TorchAsked:
-    """Parse the options of engine ``torch``, each as :func:`parse_named` does.
-
-    Raises:
-        InvalidRequest: An option has no such value, or is given twice.
-    """
-    return TorchAsked(
-        parse_named("weights", weights, tuple(Weights)),
-        parse_named("compile", compile_, COMPILE_MODES),
-        parse_named("attention", attention),
-        parse_named("offload", offload, tuple(Offload)),
-        cuda_graphs,
-    )
-
-
-def check_engines(of_all: Engine, engines: Mapping[str, Engine]) -> None:
-    """Check that one repository can contain all of these engines.
-
-    Raises:
-        InvalidRequest: The repository cannot mix the engines. The message names those that do not fit.
-    """
-    if not engines:
-        return
-    names = " and ".join(_MIXED)
-    raise_all(
-        "export",
-        [
-            f"engine{f' of {name}' if name else ''} must be {names} where components have engines of their"
-            f" own, got {engine.value}"
-            for name, engine in {OF_ALL: of_all, **engines}.items()
-            if engine not in _MIXED
-        ],
-    )
 
 
 def choose_torch(components: Sequence[Component], options: ExportOptions) -> dict[str, TorchChoice]:

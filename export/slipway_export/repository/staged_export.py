@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.checkpoint.provenance import Digests, Notes
@@ -30,6 +30,7 @@ from slipway_export.engines.torch_model import (
 from slipway_export.engines.torch_network import NetworkFacts
 from slipway_export.graph.dialect import check_operators
 from slipway_export.graph.onnx import export_graph
+from slipway_export.options import ExportOptions
 from slipway_export.progress import Progress
 from slipway_export.repository.config import config_text, model_config, write_axes
 from slipway_export.repository.placement import set_instances, stage_remote
@@ -47,9 +48,6 @@ from slipway_export.verification.comparison import (
 )
 from slipway_export.verification.steps import verify_stepped
 from slipway_serving.runtime.torch_engine.described import MODEL, network_file
-
-if TYPE_CHECKING:
-    from slipway_export.run import ExportOptions
 
 
 @dataclass(frozen=True)

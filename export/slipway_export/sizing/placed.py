@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from slipway_export.checkpoint.checkpoint import open_checkpoint
+from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.checkpoint.stored_weights import from_configurations
 from slipway_export.engines.choice import TorchChoice
 from slipway_export.engines.torch_model import network_files

@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from slipway_export.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from slipway_export.checkpoint.checkpoint import Checkpoint
+from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.engines.choice import TorchChoice
 from slipway_export.engines.device import Device
 from slipway_export.engines.torch_model import served_here, verified_on, verify_steps_here

@@ -22,11 +22,14 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from slipway_export.checkpoint.checkpoint import Checkpoint, axes_of, open_checkpoint
-from slipway_export.engines.choice import TorchAsked
+from slipway_export.checkpoint.axes import axes_of
+from slipway_export.checkpoint.checkpoint import Checkpoint
+from slipway_export.checkpoint.opening import open_checkpoint
+from slipway_export.engines.requested import TorchAsked
 from slipway_export.families import family_named
 from slipway_export.graph.onnx import example_inputs
-from slipway_export.run import ExportOptions, components_of, run_export
+from slipway_export.options import ExportOptions
+from slipway_export.run import components_of, run_export
 from slipway_export.spec import Axis, Component, Engine, Precision
 from slipway_loadtests.bench import quality
 from slipway_loadtests.bench.engine_memory import EngineMemory, EngineMemoryJob, measure

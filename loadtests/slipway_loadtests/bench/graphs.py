@@ -13,8 +13,9 @@ from pathlib import Path
 
 from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.families import family_named
+from slipway_export.options import ExportOptions
 from slipway_export.progress import Report
-from slipway_export.run import ExportOptions, run_export
+from slipway_export.run import run_export
 from slipway_export.spec import Axis, Component, Family, Plan, Precision
 from slipway_loadtests.bench.cases import FAMILY, DenoiserCase
 from slipway_serving.protocol.errors import InvalidRequest

@@ -24,7 +24,8 @@ from rich.table import Table
 from slipway_client import Client
 from slipway_client.address import address_of
 from slipway_export.families import family_named
-from slipway_export.run import ExportOptions, run_export
+from slipway_export.options import ExportOptions
+from slipway_export.run import run_export
 from slipway_export.spec import Precision
 from slipway_serving.protocol.errors import InvalidRequest, SlipwayError
 from slipway_serving.system.temporary_folders import TemporaryFolder

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway_client import Client, Frames, TextToVideoRequest
-from slipway_export.checkpoint.checkpoint import open_checkpoint
+from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.families import family_named
 from slipway_export.spec import Precision
 from slipway_loadtests.bench.meaning import (

@@ -29,9 +29,10 @@ from rich.table import Table
 
 from slipway_client import Client, Frames, Progress, TextToVideoRequest
 from slipway_client.address import address_of
-from slipway_export.checkpoint.checkpoint import open_checkpoint
+from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.families import family_named
-from slipway_export.run import ExportOptions, run_export
+from slipway_export.options import ExportOptions
+from slipway_export.run import run_export
 from slipway_export.spec import Axis
 from slipway_loadtests.bench import quality
 from slipway_loadtests.bench.cases import LATENT_CHANNELS, PIXELS_PER_LATENT

@@ -31,7 +31,8 @@ from tritonclient.grpc import model_config_pb2
 from slipway_client.http.messages import infer_body
 from slipway_export.families import family_named
 from slipway_export.families.wakeword.family import TINY_CONFIG, TINY_PREPROCESSOR
-from slipway_export.run import ExportOptions, run_export
+from slipway_export.options import ExportOptions
+from slipway_export.run import run_export
 from slipway_export.spec import Precision
 from slipway_loadtests.bench.litserve import LitServe, litserve, litserve_target
 from slipway_loadtests.bench.litserve_wakeword import Kind

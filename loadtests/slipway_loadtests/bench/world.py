@@ -25,10 +25,12 @@ from rich.table import Table
 
 from slipway_client import Client
 from slipway_client.client import ClientSession
-from slipway_export.checkpoint.checkpoint import axes_of, open_checkpoint
+from slipway_export.checkpoint.axes import axes_of
+from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.families import family_named
 from slipway_export.graph.onnx import example_inputs
-from slipway_export.run import ExportOptions, run_export
+from slipway_export.options import ExportOptions
+from slipway_export.run import run_export
 from slipway_loadtests.bench.processes import serving
 from slipway_loadtests.bench.report import spread
 from slipway_loadtests.bench.stats import Summary, ratios, summarize

@@ -18,7 +18,8 @@ from rich.table import Table
 
 from slipway_client import Client
 from slipway_export.families import family_named
-from slipway_export.run import ExportOptions, run_export
+from slipway_export.options import ExportOptions
+from slipway_export.run import run_export
 from slipway_loadtests.bench.report import spread
 from slipway_loadtests.bench.stats import Summary, ratios, summarize
 from slipway_loadtests.bench.wakeword import PUBLIC_CONFIG, export, with_threads, write_checkpoints

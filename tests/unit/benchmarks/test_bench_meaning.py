@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slipway_cli import root
-from slipway_export.run import ExportOptions
+from slipway_export.options import ExportOptions
 from slipway_export.spec import Family, Precision
 from slipway_loadtests.bench import meaning
 from slipway_serving.protocol.errors import InvalidRequest

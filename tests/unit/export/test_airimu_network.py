@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from slipway_export.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from slipway_export.checkpoint.checkpoint import Checkpoint
+from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.families.airimu.conf import GRAVITY_M_S2, Conf
 from slipway_export.families.airimu.double import erf
 from slipway_export.families.airimu.family import AXES, FAMILY, facts_of

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 from torch import nn
 
-from slipway_export.checkpoint.checkpoint import axes_of, open_checkpoint
+from slipway_export.checkpoint.axes import axes_of
+from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.engines.device import Device
 from slipway_export.families import families
 from slipway_export.progress import duration

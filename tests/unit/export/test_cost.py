@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from slipway_export.checkpoint.checkpoint import axes_of, open_checkpoint
+from slipway_export.checkpoint.axes import axes_of
+from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.families import families, family_named
 from slipway_export.sizing.cost import Work, counted, seconds, served_seconds
 from slipway_export.sizing.machine import Speed, check_device, measured_speed

@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 from slipway_export.commands.optional_value import filled
-from slipway_export.engines.choice import TorchAsked, choose_torch, parse_engines, parse_torch, widest
+from slipway_export.engines.choice import choose_torch, widest
 from slipway_export.engines.device import Device
+from slipway_export.engines.requested import TorchAsked, parse_engines, parse_torch
+from slipway_export.options import ExportOptions
 from slipway_export.repository.placement import Place
-from slipway_export.run import ExportOptions
 from slipway_export.spec import Axis, Component, DType, Engine, Precision, TensorSpec, Tolerance
 from slipway_serving.protocol.errors import InvalidRequest
 from slipway_serving.runtime.torch_engine.options import COMPILE_MODES, Offload, TorchOptions, Weights

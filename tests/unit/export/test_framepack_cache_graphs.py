@@ -13,7 +13,9 @@ import torch
 from diffusers import FirstBlockCacheConfig, HunyuanVideoFramepackTransformer3DModel
 from torch import Tensor
 
-from slipway_export.checkpoint.checkpoint import Checkpoint, axes_of, open_checkpoint
+from slipway_export.checkpoint.axes import axes_of
+from slipway_export.checkpoint.checkpoint import Checkpoint
+from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.families.framepack_i2v.cached import cut_transformer
 from slipway_export.families.framepack_i2v.cached_network import Finish, Head, Tail
 from slipway_export.families.framepack_i2v.family import FAMILY

@@ -18,10 +18,13 @@ from transformers import AutoTokenizer
 
 from slipway_cli.root import run
 from slipway_export.checkpoint import checkpoint as checkpoints
-from slipway_export.checkpoint.checkpoint import axes_of, open_checkpoint
+from slipway_export.checkpoint.axes import axes_of
+from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.checkpoint.stored_weights import from_configurations
-from slipway_export.families.framepack_i2v.family import CROP_START, FAMILY, PROMPT_TEMPLATE, facts_of
-from slipway_export.run import ExportOptions, ExportResult
+from slipway_export.families.framepack_i2v.family import FAMILY, facts_of
+from slipway_export.families.framepack_i2v.prompt import CROP_START, PROMPT_TEMPLATE
+from slipway_export.options import ExportOptions
+from slipway_export.run import ExportResult
 from slipway_export.spec import Component, Precision
 from slipway_serving.families.framepack_i2v.facts import FACTS_FILE, Facts
 from slipway_serving.protocol.errors import InvalidRequest

@@ -13,7 +13,9 @@ import pytest
 import yaml
 
 from slipway_cli.root import run
-from slipway_export.checkpoint.checkpoint import Checkpoint, axes_of, open_checkpoint
+from slipway_export.checkpoint.axes import axes_of
+from slipway_export.checkpoint.checkpoint import Checkpoint
+from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.checkpoint.stored_weights import from_configurations
 from slipway_export.families import family_named
 from slipway_export.families.matrix_game.causal_wan.inference import MODES, inference_file
@@ -21,7 +23,8 @@ from slipway_export.families.matrix_game.causal_wan.tiny import config_folder
 from slipway_export.families.matrix_game.family import FAMILY, facts_of
 from slipway_export.families.matrix_game.random_vision import write_clip, write_vae
 from slipway_export.families.matrix_game.vision import CLIP_FILE, VAE_FILE
-from slipway_export.run import ExportOptions, ExportResult, components_of
+from slipway_export.options import ExportOptions
+from slipway_export.run import ExportResult, components_of
 from slipway_export.spec import Component, Plan, TensorSpec
 from slipway_serving.diffusion.noise import Noise
 from slipway_serving.families.matrix_game.facts import FACTS_FILE, Facts

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slipway_cli.root import run
-from slipway_export.checkpoint.checkpoint import open_checkpoint
+from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.commands import export_commands
 from slipway_export.families import BUILT_IN
 from slipway_export.families.airimu import family as airimu

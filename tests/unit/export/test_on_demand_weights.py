@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from slipway_export.checkpoint.checkpoint import Checkpoint, axes_of, open_checkpoint
+from slipway_export.checkpoint.axes import axes_of
+from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.checkpoint.on_demand_weights import OnDemand, read_on_demand
+from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.checkpoint.stored_weights import left_on_disk
 from slipway_export.families import family_named
 from slipway_export.graph.onnx import example_inputs

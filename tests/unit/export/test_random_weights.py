@@ -12,7 +12,7 @@ from diffusers import WanPipeline, WanTransformer3DModel
 from transformers import UMT5EncoderModel
 
 from slipway_export.checkpoint import random_weights
-from slipway_export.checkpoint.checkpoint import open_checkpoint
+from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.checkpoint.random_weights import Normal, RandomPart, write_part
 from slipway_export.families import family_named
 from slipway_export.families.wan_t2v.presets import PRESETS, TINY

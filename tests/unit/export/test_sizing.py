@@ -15,10 +15,12 @@ from rich.console import Console
 from torch import nn
 
 from slipway_cli.root import run
-from slipway_export.checkpoint.checkpoint import Checkpoint, axes_of, open_checkpoint
+from slipway_export.checkpoint.axes import axes_of
+from slipway_export.checkpoint.checkpoint import Checkpoint
+from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.checkpoint.stored_weights import from_configurations
 from slipway_export.commands.plan_commands import print_needs, print_served
-from slipway_export.commands.report import print_parity
+from slipway_export.commands.terminal import print_parity
 from slipway_export.families import family_named
 from slipway_export.graph.onnx import export_graph
 from slipway_export.run import ExportResult

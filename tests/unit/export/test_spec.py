@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipway_export.run import ExportOptions, _other_precisions
+from slipway_export.options import ExportOptions
+from slipway_export.run import _other_precisions
 from slipway_export.spec import Axis, Component, DType, Precision, TensorSpec, Tolerance
 from slipway_serving.protocol.axis_expressions import Size
 from slipway_serving.protocol.errors import InvalidRequest

@@ -16,7 +16,9 @@ from onnx import numpy_helper
 from safetensors.torch import save_file
 
 from slipway_export.checkpoint import stored_weights as weights
-from slipway_export.checkpoint.checkpoint import Checkpoint, axes_of, open_checkpoint
+from slipway_export.checkpoint.axes import axes_of
+from slipway_export.checkpoint.checkpoint import Checkpoint
+from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.checkpoint.stored_weights import Stored, left_on_disk, stand_in, stored_weights
 from slipway_export.families import family_named
 from slipway_export.graph import external_weights

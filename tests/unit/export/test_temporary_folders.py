@@ -80,7 +80,7 @@ def test_prefix_is_taken_literally_when_it_has_characters_of_patterns(tmp_path: 
 def test_checkpoint_of_a_killed_export_is_removed_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from slipway_export.checkpoint.checkpoint import open_checkpoint
+    from slipway_export.checkpoint.opening import open_checkpoint
     from slipway_export.families import family_named
 
     monkeypatch.setenv("TMPDIR", str(tmp_path))

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from slipway_export.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from slipway_export.checkpoint.checkpoint import Checkpoint
+from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.checkpoint.provenance import Notes, unnoted
 from slipway_export.engines.torch_model import network_files, stage_network
 from slipway_export.engines.torch_network import NetworkFacts, load
 from slipway_export.families import family_named
+from slipway_export.options import ExportOptions
 from slipway_export.repository.publish import link_or_copy
-from slipway_export.run import ExportOptions
 from slipway_export.spec import Component, Engine, Precision
 from slipway_export.trained_models import Library, export_model
 from slipway_serving.protocol.errors import InvalidRequest

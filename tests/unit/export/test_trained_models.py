@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slipway_export.families import family_named
-from slipway_export.run import ExportOptions
+from slipway_export.options import ExportOptions
 from slipway_export.trained_models import Library, UnknownModel, export_model, served_model
 from slipway_serving.protocol.errors import InvalidRequest
 

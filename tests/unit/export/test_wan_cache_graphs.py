@@ -7,13 +7,15 @@ import pytest
 import torch
 from diffusers import FirstBlockCacheConfig, WanTransformer3DModel
 
-from slipway_export.checkpoint.checkpoint import axes_of, open_checkpoint
+from slipway_export.checkpoint.axes import axes_of
+from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.families import family_named
 from slipway_export.families.wan_t2v.cached_network import Finish, Head, Tail
 from slipway_export.families.wan_t2v.presets import TINY
 from slipway_export.graph.onnx import example_inputs
 from slipway_export.networks.first_block_cache import Change
-from slipway_export.run import ExportOptions, run_export
+from slipway_export.options import ExportOptions
+from slipway_export.run import run_export
 from slipway_export.spec import Precision
 from slipway_serving.protocol.errors import InvalidRequest
 

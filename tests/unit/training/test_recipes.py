@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from slipway_export.checkpoint.checkpoint import axes_of, open_checkpoint
+from slipway_export.checkpoint.axes import axes_of
 from slipway_export.checkpoint.demo import demo_preset
+from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.families.airimu.family import FAMILY
 from slipway_serving.protocol.errors import InvalidRequest
 from slipway_training.card import CARD_FILE, Card

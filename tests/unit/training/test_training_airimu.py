@@ -10,7 +10,7 @@ import pytest
 from slipway_client.imu.recording import Recording
 from slipway_client.imu.synthetic import PERFECT, Sensor, Style, make_recording
 from slipway_client.imu.trajectory import errors, integrate
-from slipway_export.checkpoint.checkpoint import open_checkpoint
+from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.families.airimu.family import FAMILY, facts_of
 from slipway_serving.families.airimu.facts import Facts
 from slipway_training.airimu.simulation import Batch, drawn_batch

@@ -14,10 +14,12 @@ from diffusers import AutoencoderKLHunyuanVideo, HunyuanVideoFramepackTransforme
 from numpy.typing import NDArray
 from transformers import AutoTokenizer, CLIPTextModel, LlamaModel, PreTrainedTokenizerBase, SiglipVisionModel
 
-from slipway_export.checkpoint.checkpoint import Checkpoint, axes_of
+from slipway_export.checkpoint.axes import axes_of
+from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.families.framepack_i2v.encoder_networks import ClipText, LlamaText
-from slipway_export.families.framepack_i2v.family import CROP_START, FAMILY, PROMPT_TEMPLATE
+from slipway_export.families.framepack_i2v.family import FAMILY
 from slipway_export.families.framepack_i2v.presets import DEMO_CONFIGS, TINY
+from slipway_export.families.framepack_i2v.prompt import CROP_START, PROMPT_TEMPLATE
 from slipway_export.families.framepack_i2v.random_checkpoint import write_settings
 from slipway_export.spec import Precision
 from slipway_serving.families.framepack_i2v.sections import Forward, Inverted, Sections
@@ -274,7 +276,7 @@ def test_recipe_writes_a_checkpoint_that_the_export_loads(
     making = Making(tmp_path / "made", tmp_path / "state", threads=1, scale=1e-5)
     recipe.make(making)
     checkpoint = Checkpoint(making.output, "made")
-    checkpoint.check_layout(FAMILY)
+    checkpoint.check_layout(FAMILY.layout, FAMILY.name)
     assert axes_of(FAMILY, checkpoint, {}) == FAMILY.presets["demo"].axes
     plan = FAMILY.plan(checkpoint, TINY.axes)
     assert {component.name for component in plan.components} == {

@@ -173,7 +173,7 @@ def test_recipe_writes_a_checkpoint_that_the_export_loads(
     making = Making(tmp_path / "made", tmp_path / "state", threads=1, scale=1e-5)
     recipe.make(making)
     checkpoint = Checkpoint(making.output, "made")
-    checkpoint.check_layout(FAMILY)
+    checkpoint.check_layout(FAMILY.layout, FAMILY.name)
     plan = FAMILY.plan(checkpoint, TINY.axes)
     assert {component.name for component in plan.components} == {
         "text_encoder",

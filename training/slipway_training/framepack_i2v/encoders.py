@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from slipway_export.families.framepack_i2v.encoder_networks import SKIPPED_LAYERS
-from slipway_export.families.framepack_i2v.family import CROP_START, PROMPT_TEMPLATE
+from slipway_export.families.framepack_i2v.prompt import CROP_START, PROMPT_TEMPLATE
 from slipway_serving.families.framepack_i2v.facts import Picture
 from slipway_serving.families.framepack_i2v.picture import seen
 from slipway_training.fitting import Schedule, fit

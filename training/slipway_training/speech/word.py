@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import ASTFeatureExtractor
 
-from slipway_export.checkpoint.checkpoint import open_checkpoint
+from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.families.wakeword.family import FAMILY, MODEL_FILE
 from slipway_export.families.wakeword.features import Features
 from slipway_export.families.wakeword.network import ServedHead, load_backbone, read_head

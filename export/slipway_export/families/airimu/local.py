@@ -55,7 +55,8 @@ def by_torch(checkpoint: str, files: Mapping[str, Path] | None = None) -> Correc
     """
     import torch
 
-    from slipway_export.checkpoint.checkpoint import axes_of, open_checkpoint
+    from slipway_export.checkpoint.axes import axes_of
+    from slipway_export.checkpoint.opening import open_checkpoint
     from slipway_export.families.airimu.family import FAMILY, facts_of
     from slipway_export.families.airimu.network import Whole, load_network
 

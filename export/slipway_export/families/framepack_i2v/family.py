@@ -20,6 +20,7 @@ from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.families.framepack_i2v import encoders, vae
 from slipway_export.families.framepack_i2v.cached import cut_transformer
 from slipway_export.families.framepack_i2v.presets import IMAGE_TOKENS, PRESETS, PUBLIC_AXES
+from slipway_export.families.framepack_i2v.prompt import CROP_START, PROMPT_TEMPLATE
 from slipway_export.spec import (
     AuthoredModel,
     Axis,
@@ -53,17 +54,6 @@ PATCH = vae.PATCH
 # Latent frames that a section sees besides its own: the picture and the nearest frame of history at full
 # size, then history at half size, then at a quarter.
 CLEAN_FRAMES, HISTORY_2X_FRAMES, HISTORY_4X_FRAMES = 2, 2, 16
-# The prompt template of HunyuanVideo for LLaMA, and the number of its tokens before the prompt.
-PROMPT_TEMPLATE = (
-    "<|start_header_id|>system<|end_header_id|>\n\nDescribe the video by detailing the following aspects: "
-    "1. The main content and theme of the video."
-    "2. The color, shape, size, texture, quantity, text, and spatial relationships of the objects."
-    "3. Actions, events, behaviors temporal relationships, physical movement changes of the objects."
-    "4. background environment, light, style and atmosphere."
-    "5. camera angles, movements, and transitions used in the video:<|eot_id|>"
-    "<|start_header_id|>user<|end_header_id|>\n\n{}<|eot_id|>"
-)
-CROP_START = 95
 TEXT_TOKENS = 256
 # The tiles of the VAE in diffusers: 16 + 1 video frames each, with a stride of 12 video frames.
 TILES = Tiles(frames=5, stride=3, blended=4)

@@ -94,7 +94,7 @@ def write_settings(
         sentences: Sentences for whose words both tokenizers get a token.
         flow_shift: Flow shift of the scheduler.
     """
-    from slipway_export.families.framepack_i2v.family import PROMPT_TEMPLATE
+    from slipway_export.families.framepack_i2v.prompt import PROMPT_TEMPLATE
 
     for name in ("feature_extractor", "tokenizer_2"):
         (folder / name).mkdir(exist_ok=True)

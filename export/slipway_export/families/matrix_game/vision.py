@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from slipway_export.checkpoint.checkpoint import Checkpoint, torch_dtype
+from slipway_export.checkpoint.checkpoint import Checkpoint
+from slipway_export.checkpoint.keys import torch_dtype
 from slipway_export.networks.wan_vae import PATCH, plane, video_decoder
 from slipway_export.spec import (
     Axis,

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
-from slipway_export.checkpoint.checkpoint import Checkpoint, check_keys, torch_dtype
+from slipway_export.checkpoint.checkpoint import Checkpoint
+from slipway_export.checkpoint.keys import check_keys, torch_dtype
 from slipway_export.checkpoint.stored_weights import (
     Stored,
     are_from_configurations,

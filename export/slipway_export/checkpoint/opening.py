@@ -1,0 +1,122 @@
+"""Opening of a checkpoint from a preset, a folder, a hub id, single files, or parts of several places."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from slipway_export.checkpoint.checkpoint import NOT_NEEDED, Checkpoint, PartLocation
+from slipway_export.checkpoint.named_files import CHECKPOINT_PREFIX, linked
+from slipway_export.spec import Family
+from slipway_serving.protocol.errors import InvalidRequest
+from slipway_serving.system.temporary_folders import TemporaryFolder
+
+_HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")
+_HUB_FOLDER = re.compile(r"^([A-Za-z0-9][\w.-]*/[\w.-]+)/([\w./-]+)$")
+
+
+@contextmanager
+def open_checkpoint(
+    family: Family,
+    source: str,
+    parts: Mapping[str, str] | None = None,
+    files: Mapping[str, Path] | None = None,
+) -> Iterator[Checkpoint]:
+    """Find a checkpoint and check its layout.
+
+    Args:
+        family: Family whose layout the checkpoint must have.
+        source: Name of a preset (which is written into a temporary folder), a folder, or a hub id. Empty if
+            only files or parts are given; with parts alone, the plan has the components made from these.
+        parts: Folder or hub id of each part that does not come from the checkpoint, by name; a folder within
+            the hub repository may follow a hub id.
+        files: Checkpoint files by role of the family, instead of a source. Other files of the layout may be
+            missing; the plan then covers the files that exist.
+
+    Raises:
+        InvalidRequest: The source is none of these, a file is missing, the family has no such part, or the
+            layout is not complete.
+    """
+    places = _places(family, parts or {})
+    if files:
+        with linked(family, files) as (folder, name):
+            yield Checkpoint(folder, name)
+        return
+    if places and not source:
+        with TemporaryFolder(CHECKPOINT_PREFIX) as folder:
+            checkpoint = Checkpoint(folder, source, places)
+            checkpoint.check_layout(tuple(p for p in family.parts if p.name in places), _what(family))
+            yield checkpoint
+        return
+    if preset := family.presets.get(source):
+        with TemporaryFolder(CHECKPOINT_PREFIX) as folder:
+            preset.write(folder, 0)
+            checkpoint = Checkpoint(folder, source, places)
+            checkpoint.check_layout(family.layout, _what(family))
+            yield checkpoint
+        return
+    if Path(source).is_dir():
+        checkpoint = Checkpoint(Path(source).resolve(), source, places)
+    elif _HUB_ID.match(source) and not Path(source).exists():
+        # Parts that come from elsewhere are not downloaded with the checkpoint.
+        elsewhere = [f"{part}/*" for part in places]
+        checkpoint = Checkpoint(_download(source, "checkpoint", ignore=elsewhere), source, places)
+    else:
+        raise InvalidRequest(
+            f"checkpoint must be a preset ({', '.join(family.presets)}), a folder, or a hub id,"
+            f" got {source!r}"
+        )
+    checkpoint.check_layout(family.layout, _what(family))
+    yield checkpoint
+
+
+def _what(family: Family) -> str:
+    return f"{family.name} (layout of {family.upstream})"
+
+
+def _places(family: Family, parts: Mapping[str, str]) -> dict[str, PartLocation]:
+    allowed = [part.name for part in family.parts]
+    if unknown := sorted(parts.keys() - set(allowed)):
+        rule = f"one of {', '.join(allowed)}" if allowed else "left out, whose checkpoints have no parts"
+        raise InvalidRequest(f"part must be {rule} for {family.name}, got {', '.join(unknown)}")
+    return {part: PartLocation(_part_folder(part, source), source) for part, source in parts.items()}
+
+
+def _part_folder(part: str, source: str) -> Path:
+    """Return a part's folder: the folder of its name in the given location, or else the location itself."""
+    if Path(source).is_dir():
+        place = Path(source).resolve()
+    elif (found := _HUB_FOLDER.match(source)) and not Path(source).exists():
+        hub_id, folder = found[1], found[2].rstrip("/")
+        place = _download(hub_id, f"part {part}", allow=[f"{folder}/*"]) / folder
+        if not place.is_dir():
+            raise InvalidRequest(f"part {part} must be a folder of {hub_id}, got {folder}")
+    elif _HUB_ID.match(source) and not Path(source).exists():
+        place = _download(source, f"part {part}", allow=[f"{part}/*"])
+        if not (place / part).is_dir():
+            place = _download(source, f"part {part}", ignore=["*/*"])
+    else:
+        raise InvalidRequest(f"part {part} must be a folder or a hub id, got {source!r}")
+    return place / part if (place / part).is_dir() else place
+
+
+def _download(
+    hub_id: str, where: str, *, allow: list[str] | None = None, ignore: list[str] | None = None
+) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    from slipway_export.checkpoint.stored_weights import are_from_configurations
+
+    if are_from_configurations():
+        ignore = [*(ignore or []), *NOT_NEEDED]
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=allow, ignore_patterns=ignore or None))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        kinds = "an existing folder" if where.startswith("part") else "a preset, an existing folder"
+        raise InvalidRequest(
+            f"{where} must be {kinds}, or a reachable hub id, got {hub_id!r} ({reason})"
+        ) from None
