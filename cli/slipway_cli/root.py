@@ -18,14 +18,14 @@ from types import FrameType
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from slipway_cli import ready_commands
 from slipway_cli.generate import generate
 from slipway_cli.imu import commands as imu_commands
 from slipway_cli.listen import commands
 from slipway_cli.play import commands as play_commands
-from slipway_export.commands import export_commands, plan_commands, verify_commands
+from slipway_export.commands import checkpoint_commands, export_commands, plan_commands, verify_commands
 from slipway_loadtests import commands as loadtest_commands
 from slipway_loadtests import load_commands, soak_commands
 from slipway_management import commands as management_commands
@@ -57,7 +57,6 @@ class Command:
         panel: Title of the section of the help that lists it.
         example: A command line that works as it stands, shown at the end of the command's own help.
         extra: Extra that installs everything that the command imports; None if the bare install has it.
-        parsed_by: Parser of the command's arguments.
     """
 
     name: str
@@ -65,14 +64,13 @@ class Command:
     panel: str
     example: str
     extra: str | None = None
-    parsed_by: type[TyperCommand] = TyperCommand
 
 
 COMMANDS = (
-    Command("families", export_commands.families, EXPORTS, "slipway families --json"),
+    Command("families", checkpoint_commands.families, EXPORTS, "slipway families --json"),
     Command(
         "checkpoint",
-        export_commands.checkpoint,
+        checkpoint_commands.checkpoint,
         EXPORTS,
         "slipway checkpoint wan_t2v --preset tiny --output checkpoint",
         "export",
@@ -83,7 +81,6 @@ COMMANDS = (
         EXPORTS,
         "slipway export wan_t2v --checkpoint demo --repository models",
         "export",
-        export_commands.WithCompile,
     ),
     Command("verify", verify_commands.verify, EXPORTS, "slipway verify models --points min,opt", "export"),
     Command("plan", plan_commands.plan, EXPORTS, "slipway plan models", "export"),
@@ -196,7 +193,7 @@ for _command in COMMANDS:
     if isinstance(_command.run, typer.Typer):
         app.add_typer(_command.run, name=_command.name, epilog=_epilog)
     else:
-        app.command(_command.name, cls=_command.parsed_by, epilog=_epilog)(_command.run)
+        app.command(_command.name, epilog=_epilog)(_command.run)
 
 
 @dataclass

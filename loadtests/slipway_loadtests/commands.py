@@ -285,7 +285,7 @@ def quality(
     quiet: Quiet = False,
 ) -> None:
     """Measure meaning: whether videos show what prompts say, worlds obey, words are heard, tracks true."""
-    from slipway_export.commands.export_commands import parse_precisions
+    from slipway_export.engines.requested import parse_precisions
     from slipway_loadtests.bench.chart import draw_meaning
     from slipway_loadtests.bench.meaning import MeaningOptions, meaning_json, print_meaning, run
 

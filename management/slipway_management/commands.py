@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from slipway_export.commands.export_commands import control_token_option, trained_family, triton_option
+from slipway_export.commands.server_options import control_token_option, triton_option
+from slipway_export.commands.sources import trained_family
 from slipway_serving.protocol.durations import checked_option
 from slipway_serving.protocol.errors import InvalidRequest
 

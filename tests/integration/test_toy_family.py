@@ -137,6 +137,28 @@ def test_family_and_its_command_are_listed_when_it_is_installed(toy: Path) -> No
         assert flag in told
 
 
+def test_family_adds_file_roles_and_a_size_to_its_export_command(toy: Path, tmp_path: Path) -> None:
+    from slipway_toy.family import FAMILY, WEIGHTS
+
+    own = {"--denoiser-weights", "--vae-weights", "--latent-height"}
+    assert own <= set(slipway("export", "toy", "--help").stdout.split())
+    assert not own & set(slipway("export", "airimu", "--help").stdout.split())
+    FAMILY.presets["tiny"].write(tmp_path / "checkpoint", 0)
+    files = []
+    for part in ("denoiser", "vae"):
+        folder = tmp_path / "checkpoint" / part
+        shutil.move(folder / "config.json", tmp_path / f"{part}.json")
+        files += [f"--{part}-weights", shutil.move(folder / WEIGHTS, tmp_path / f"{part}.safetensors")]
+    target = ("--repository", tmp_path / "models")
+    done = slipway("export", "toy", *files, "--latent-height", "5", *target, "--component", "decoder")
+    assert done.returncode == 0, done.stderr
+    manifest = json.loads((tmp_path / "models/toy_decoder/manifest.json").read_text())
+    assert manifest["planned_axes"]["height"] == [2, 5, 8]
+    refused = slipway("export", "toy", *files[:2], *target)
+    assert refused.returncode == 2
+    assert "toy: --vae-weights must be given with --denoiser-weights, got none" in refused.stderr
+
+
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_frames_equal_the_whole_network_when_a_world_is_steered(
     server: Server, protocol: Literal["grpc", "http"]

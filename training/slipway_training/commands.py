@@ -12,12 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from slipway_export.commands.config_file import config_option
-from slipway_export.commands.export_commands import (
-    control_token_option,
-    publisher,
-    trained_family,
-    triton_option,
-)
+from slipway_export.commands.server_options import control_token_option, publisher, triton_option
+from slipway_export.commands.sources import trained_family
 from slipway_export.commands.terminal import Quiet, quiet_libraries, reporting
 from slipway_export.spec import Precision
 from slipway_serving.protocol.errors import Cancelled, InvalidRequest, SlipwayError

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from slipway_export.commands.export_commands import parse_parts
+from slipway_export.commands.sources import parse_parts
 from slipway_export.commands.terminal import Quiet, quiet_libraries, reporting
 from slipway_export.engines.device import Device
 from slipway_serving.protocol.command_output import Json, print_json

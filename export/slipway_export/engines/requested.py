@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from slipway_export.spec import Engine
+from slipway_export.spec import Engine, Precision
 from slipway_serving.protocol.errors import InvalidRequest, raise_all
 from slipway_serving.runtime.torch_engine.options import COMPILE_MODES, Offload, Weights
 
@@ -87,6 +87,30 @@ def parse_engines(texts: Sequence[str]) -> tuple[Engine, dict[str, Engine]]:
     """
     found = {name: Engine(value) for name, value in parse_named("engine", texts, tuple(Engine)).items()}
     return found.pop(OF_ALL, Engine.ONNXRUNTIME), found
+
+
+def parse_precisions(texts: Sequence[str]) -> tuple[Precision, dict[str, Precision]]:
+    """Parse precisions, ``PRECISION`` or ``NAME=PRECISION`` each; names may have dashes for underscores.
+
+    Returns:
+        That of all components, and those of components that differ, by name.
+
+    Raises:
+        InvalidRequest: there is no such precision, or one is given twice.
+    """
+    found: dict[str, Precision] = {}
+    for text in texts:
+        name, _, value = text.rpartition("=")
+        name = name.replace("-", "_")
+        if value not in tuple(Precision) or (not name and "=" in text):
+            raise InvalidRequest(
+                f"precision must be one of {', '.join(Precision)}, or NAME=PRECISION for a component, got"
+                f" {text!r}"
+            )
+        if name in found:
+            raise InvalidRequest(f"precision of {name or 'all'} must be given once, got {text!r} too")
+        found[name] = Precision(value)
+    return found.pop("", Precision.FP32), found
 
 
 def parse_torch(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from slipway_export.spec import (
     Component,
     DType,
     Family,
+    NamedFile,
     Plan,
     Precision,
     Preset,
@@ -139,6 +140,13 @@ def _write(folder: Path, seed: int) -> None:
         kind(**CONFIGS[f"{part}/config.json"]).save_pretrained(folder / part)
 
 
+def _config_beside(weights: Path) -> Mapping[str, Path]:
+    """Return the configuration of a part, which lies beside its weights."""
+    part = "vae" if "vae" in weights.stem else "denoiser"
+    return {f"{part}/config.json": weights.with_name(f"{part}.json")}
+
+
+WEIGHTS = "diffusion_pytorch_model.safetensors"
 FAMILY = Family(
     name=NAME,
     upstream="nobody/toy-world",
@@ -149,4 +157,9 @@ FAMILY = Family(
     presets={"tiny": Preset("random weights, 16 to 64 pixels a side", CONFIGS, AXES, _write)},
     plan=plan,
     requests=(ToyWorldRequest,),
+    files={
+        "denoiser-weights": NamedFile(f"denoiser/{WEIGHTS}", leads_to=_config_beside),
+        "vae-weights": NamedFile(f"vae/{WEIGHTS}", leads_to=_config_beside),
+    },
+    sizes={"latent-height": "height"},
 )

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from slipway_cli.root import run
 from slipway_export.checkpoint.opening import open_checkpoint
-from slipway_export.commands import export_commands
+from slipway_export.commands.export_arguments import parameters
 from slipway_export.families import BUILT_IN
 from slipway_export.families.airimu import family as airimu
 from slipway_export.families.airimu.conf import CONF_FILE, WEIGHTS_FILE
@@ -78,9 +78,34 @@ def test_export_is_refused_when_files_come_with_a_checkpoint(
 
 
 def test_every_role_of_a_family_has_its_option() -> None:
-    options = {name.replace("_", "-") for name in inspect.signature(export_commands.export).parameters}
     for family in BUILT_IN:
+        options = {each.name.replace("_", "-") for each in parameters(family)}
         for each in (family, *map(family.variant, family.variants)):
             assert {*each.files, *each.sizes} <= options
             assert {file.path for file in each.files.values()} <= set(each.layout)
             assert set(each.sizes.values()) <= {axis.name for axis in each.axes}
+
+
+def test_role_is_refused_when_the_export_command_has_an_option_of_its_name() -> None:
+    family = replace(airimu.FAMILY, sizes={"verify-budget": "frames"})
+    with pytest.raises(
+        InvalidRequest, match="must differ from the options of `slipway export`, got verify-budget"
+    ):
+        parameters(family)
+
+
+def test_options_may_come_before_the_family(capsys: pytest.CaptureFixture[str]) -> None:
+    before = [
+        "export",
+        "--repository",
+        "airimu",
+        "--compile",
+        "--check-only",
+        "airimu",
+        "--checkpoint",
+        "nothing",
+    ]
+    assert run(before) == 2
+    assert "checkpoint must be a preset" in capsys.readouterr().err
+    assert run(["export", "--conf", "x", "wan_t2v", "--repository", "airimu"]) == 2
+    assert "--conf" in capsys.readouterr().err

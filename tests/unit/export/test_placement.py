@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slipway_export.commands.export_commands import parse_precisions
+from slipway_export.engines.requested import parse_precisions
 from slipway_export.options import ExportOptions
 from slipway_export.repository.placement import Place, check_places, parse_places, set_instances, stage_remote
 from slipway_export.spec import Axis, Component, DType, Precision, TensorSpec, Tolerance
