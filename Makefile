@@ -21,8 +21,11 @@ EXPORT_EACH_TINY = for family in wan_t2v matrix_game framepack_i2v wakeword wake
 
 .PHONY: help demo test test-long check docs fuzz matrix mutants bench soak chaos weights real-size audit wheels image image-test lock clean
 
+##@ Use
+# A line of `##@ TITLE` starts a group of `make help`; `## TEXT` behind a target describes the target.
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@awk -F ':.*## ' '/^##@ /{printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## /{printf "  %-11s %s\n", $$1, $$2}' \
+	  $(MAKEFILE_LIST)
 
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable
 
@@ -54,6 +57,16 @@ demo: $(VENV)/installed-demo ## Export, serve and call a small trained checkpoin
 	@echo 'The results are in out/. To call `slipway` in this shell, type:'
 	@echo '  . $(BIN)/activate'
 
+clean: ## Remove what was built
+	rm -rf $(VENV) $(LOAD_VENV) docker/.cache docker/wheelhouse/*.whl docker/wheelhouse/filled-* out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+##@ Test
+check: $(VENV)/installed ## Lint, format and types; whether every test can be imported
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest --collect-only -qq > $(VENV)/collected || (cat $(VENV)/collected; false)
+
 test: $(VENV)/installed $(LOAD_VENV)/installed ## Run the tests, against a real Triton: four files at a time, then the containers
 	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder -m "not docker"
 	$(BIN)/pytest -m docker tests/docker
@@ -61,14 +74,8 @@ test: $(VENV)/installed $(LOAD_VENV)/installed ## Run the tests, against a real 
 test-long: $(VENV)/installed ## The tests that `make test` leaves out: long matrices, whole trainings, what demo videos show
 	$(BIN)/pytest --numprocesses 2 --dist loadfile -m long
 
-check: $(VENV)/installed ## Lint, format and types; whether every test can be imported
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/pytest --collect-only -qq > $(VENV)/collected || (cat $(VENV)/collected; false)
-
-docs: $(VENV)/installed ## Write the tables of fields in docs/ anew
-	$(BIN)/python -m slipway_export.tables README.md docs/*.md
+image-test: $(VENV)/installed $(LOAD_VENV)/installed ## Build, run, compose, refuse, drain: the whole demonstration with containers
+	$(BIN)/pytest -m docker tests/docker
 
 fuzz: $(VENV)/installed ## Try 2,000 examples of whatever may come on every parser; EXAMPLES=N
 	SLIPWAY_FUZZ_EXAMPLES=$(or $(EXAMPLES),2000) $(BIN)/pytest tests/unit/project/test_fuzz.py
@@ -78,11 +85,12 @@ mutants: $(VENV)/installed ## Change the code at random, one place at a time: do
 	$(BIN)/python tests/mutation/run.py $(MODULES) --seed $(or $(SEED),0) --mutants $(or $(MUTANTS),30) \
 	  --minutes $(or $(MINUTES),60)
 
-matrix: $(VENV)/installed ## Run every combination of component, precision and engine at tiny; continues; docs/precisions.md
-	$(BIN)/python -m slipway_export.precision_matrix $(foreach each,$(FAMILY),--family $(each))
-
+##@ Measure
 bench: $(VENV)/installed ## Whole videos: diffusers, our loop, Triton, shortcuts; memory of decoding
 	$(BIN)/slipway bench video
+
+matrix: $(VENV)/installed ## Run every combination of component, precision and engine at tiny; continues; docs/precisions.md
+	$(BIN)/python -m slipway_export.precision_matrix $(foreach each,$(FAMILY),--family $(each))
 
 soak: $(VENV)/installed ## Mixed traffic on tiny checkpoints of every family, which must stay as they were; MINUTES=30
 	$(EXPORT_EACH_TINY)
@@ -92,14 +100,15 @@ chaos: $(VENV)/installed ## As root: the same traffic while disks fill up, pipes
 	$(EXPORT_EACH_TINY)
 	$(BIN)/python tests/chaos/run.py --repository out/soak/models --requests $(or $(REQUESTS),3000) --seed $(or $(SEED),0)
 
-weights: $(VENV)/installed ## Train the checkpoint of --checkpoint demo anew: FAMILY=airimu; SEED=0, goes on where it was ended
-	$(BIN)/slipway train weights $(FAMILY) --seed $(or $(SEED),0) --output out/weights/$(FAMILY)
-
 real-size: $(VENV)/installed ## Wan2.1-T2V-1.3B's sizes whole, random weights: 60 GB of disk, 24 GB of memory, an hour or two
 	$(BIN)/slipway bench real-size
 
-audit: $(VENV)/installed ## Report on the dependencies: bill of materials, known vulnerabilities; out/audit
-	.ci/audit
+##@ Build
+docs: $(VENV)/installed ## Write the tables of fields in docs/ anew
+	$(BIN)/python -m slipway_export.tables README.md docs/*.md
+
+weights: $(VENV)/installed ## Train the checkpoint of --checkpoint demo anew: FAMILY=airimu; SEED=0, goes on where it was ended
+	$(BIN)/slipway train weights $(FAMILY) --seed $(or $(SEED),0) --output out/weights/$(FAMILY)
 
 wheels: $(VENV)/installed ## Fill docker/wheelhouse from requirements.lock
 	docker/wheels.sh
@@ -108,8 +117,9 @@ image: wheels ## Build the CPU images and start each once; BASE=IMAGE changes th
 	docker/build.sh server-cpu client load
 	EXPORT_BASE=server-cpu docker/build.sh export
 
-image-test: $(VENV)/installed $(LOAD_VENV)/installed ## Build, run, compose, refuse, drain: the whole demonstration with containers
-	$(BIN)/pytest -m docker tests/docker
+##@ Release
+audit: $(VENV)/installed ## Report on the dependencies: bill of materials, known vulnerabilities; out/audit
+	.ci/audit
 
 lock: $(VENV)/installed ## Write requirements.lock anew from pyproject.toml
 	$(BIN)/pip install --quiet pip-tools
@@ -121,6 +131,3 @@ lock: $(VENV)/installed ## Write requirements.lock anew from pyproject.toml
 	$(BIN)/pip-compile $(COMPILE) --extra load --constraint <(grep -v '^geventhttpclient==' requirements.lock) \
 	  --output-file requirements-load.lock pyproject.toml
 	sed -i -E '/^slipway/d; /^#/d; /^$$/d' requirements-load.lock
-
-clean: ## Remove what was built
-	rm -rf $(VENV) $(LOAD_VENV) docker/.cache docker/wheelhouse/*.whl docker/wheelhouse/filled-* out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
