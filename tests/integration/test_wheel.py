@@ -85,9 +85,10 @@ def test_wheel_holds_only_what_has_the_products_name_when_built(wheel: Path) -> 
     packages = {path.name for path in ROOT.glob("*/slipway_*") if (path / "__init__.py").is_file()}
     # The trained checkpoints are a distribution of their own.
     packages.remove("slipway_demo")
-    assert {name.split("/")[0] for name in names} == {*packages, "slipway_triton-0.1.0.dist-info"}
+    metadata = f"{wheel.name.split('-py3')[0]}.dist-info"
+    assert {name.split("/")[0] for name in names} == {*packages, metadata}
     assert {f"{package}/py.typed" for package in packages} <= set(names)
-    points = zipfile.ZipFile(wheel).read("slipway_triton-0.1.0.dist-info/entry_points.txt").decode()
+    points = zipfile.ZipFile(wheel).read(f"{metadata}/entry_points.txt").decode()
     assert re.findall(r"^\[(\S+)\]\n(\S+) =", points, re.M) == [("console_scripts", "slipway")]
 
 

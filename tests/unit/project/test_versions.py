@@ -1,7 +1,7 @@
 """docker/versions.env is where versions stand: every other file that names one must agree.
 
-Read are the Dockerfile's defaults, compose.yaml, pyproject.toml, requirements.lock, the Helm chart, and each
-mention of a release in the documents.
+Read are the Dockerfile's defaults, compose.yaml, pyproject.toml, requirements.lock, the Helm chart, the
+changelog, and each mention of a release in the documents.
 """
 
 from __future__ import annotations
@@ -101,6 +101,20 @@ def test_packages_agree_when_pyproject_and_lock_are_read() -> None:
         assert int(low) <= int(VERSIONS[name].removeprefix("3.")) < int(high)
 
 
+def test_demo_checkpoints_have_the_pinned_version_when_read() -> None:
+    demo = tomllib.loads((ROOT / "training/slipway_demo/pyproject.toml").read_text())["project"]
+    assert pin(PROJECT["optional-dependencies"]["demo"], demo["name"]) == demo["version"]
+
+
+def test_changelog_has_this_version_below_unreleased_ones_when_read() -> None:
+    versions = dict(re.findall(r"^## \[(.+)\] - (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.M))
+    place = [*versions].index(PROJECT["version"])
+    assert {*versions.values()} - {"unreleased"} == {
+        date for date in versions.values() if re.fullmatch(r"\d{4}-\d\d-\d\d", date)
+    }
+    assert [*versions.values()][:place] == ["unreleased"] * place
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_document_names_no_other_version_when_read(path: Path) -> None:
     assert wrong_mentions(path.read_text()) == []
@@ -109,7 +123,7 @@ def test_document_names_no_other_version_when_read(path: Path) -> None:
 def test_chart_names_no_other_version_when_read() -> None:
     chart = ROOT / "helm/slipway"
     about = yaml.safe_load((chart / "Chart.yaml").read_text())
-    assert str(about["appVersion"]) == VERSIONS["SLIPWAY_VERSION"]
+    assert str(about["version"]) == str(about["appVersion"]) == VERSIONS["SLIPWAY_VERSION"]
     values = (chart / "values.yaml").read_text()
     assert wrong_mentions(values) == []
     tensorrt = re.findall(r"^\s*tensorrt(?:Version)?: *\"?(\d+\.\d+\.\d+)\"?", values, re.M)
