@@ -19,7 +19,7 @@ COMPILE := --quiet --strip-extras --no-emit-index-url --no-emit-find-links --no-
 EXPORT_EACH_TINY = for family in wan_t2v matrix_game framepack_i2v wakeword wakeword_head airimu; do \
 	  $(BIN)/slipway export $$family --checkpoint tiny --repository out/soak/models || exit 1; done
 
-.PHONY: help demo test test-long check docs fuzz matrix mutants bench soak chaos weights real-size audit wheels image image-test lock clean
+.PHONY: help demo test test-long check wheel-test docs fuzz matrix mutants bench soak chaos weights real-size audit wheels image image-test lock clean
 
 ##@ Use
 # A line of `##@ TITLE` starts a group of `make help`; `## TEXT` behind a target describes the target.
@@ -58,7 +58,7 @@ demo: $(VENV)/installed-demo ## Export, serve and call a small trained checkpoin
 	@echo '  . $(BIN)/activate'
 
 clean: ## Remove what was built
-	rm -rf $(VENV) $(LOAD_VENV) docker/.cache docker/wheelhouse/*.whl docker/wheelhouse/filled-* out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOAD_VENV) .venv-wheel docker/.cache docker/wheelhouse/*.whl docker/wheelhouse/filled-* out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 ##@ Test
 check: $(VENV)/installed ## Lint, format and types; whether every test can be imported
@@ -76,6 +76,9 @@ test-long: $(VENV)/installed ## The tests that `make test` leaves out: long matr
 
 image-test: $(VENV)/installed $(LOAD_VENV)/installed ## Build, run, compose, refuse, drain: the whole demonstration with containers
 	$(BIN)/pytest -m docker tests/docker
+
+wheel-test: ## Test the wheel's client and exporter by another Python, in an environment of its own: PYTHON=python3.13
+	PYTHON=$(PYTHON) .ci/wheel
 
 fuzz: $(VENV)/installed ## Try 2,000 examples of whatever may come on every parser; EXAMPLES=N
 	SLIPWAY_FUZZ_EXAMPLES=$(or $(EXAMPLES),2000) $(BIN)/pytest tests/unit/project/test_fuzz.py
