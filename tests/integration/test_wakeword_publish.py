@@ -18,7 +18,8 @@ from server_fixtures import wait_until
 
 from slipway_client import Client, RetryPolicy, SlipwayError
 from slipway_export.families import family_named
-from slipway_export.families.wakeword.network import HeadConfig, read_head
+from slipway_export.families.wakeword.head_file import read_head
+from slipway_export.families.wakeword.network import HeadConfig
 from slipway_export.families.wakeword.presets import write_word
 from slipway_export.options import ExportOptions
 from slipway_export.run import run_export

@@ -12,7 +12,8 @@ from transformers import ASTFeatureExtractor, ASTModel
 
 from slipway_export.families import family_named
 from slipway_export.families.wakeword.family import TINY_CONFIG
-from slipway_export.families.wakeword.network import HeadConfig, WakeWordHead, read_head, write_head
+from slipway_export.families.wakeword.head_file import read_head, write_head
+from slipway_export.families.wakeword.network import HeadConfig, WakeWordHead
 from slipway_export.families.wakeword.presets import all_flags
 from slipway_export.options import ExportOptions
 from slipway_export.run import run_export

@@ -316,7 +316,7 @@ def _save(
     trained: Trained, fitted: Fitted, options: TrainOptions, schedule: Schedule, base_model: str
 ) -> None:
     """Write weights, metadata, table and plot: each file atomically, the weights last."""
-    from slipway_export.families.wakeword.network import SAMPLE_RATE_HZ, write_head
+    from slipway_export.families.wakeword.head_file import SAMPLE_RATE_HZ, write_head
 
     folder, chosen = trained.folder, trained.calibration.chosen
     wake_word = options.wake_word or options.name.replace("_", " ")

@@ -15,13 +15,8 @@ from torch.nn import functional
 
 from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.families.wakeword.family import base_folder, word_name
-from slipway_export.families.wakeword.network import (
-    HeadConfig,
-    ServedHead,
-    WakeWordHead,
-    read_head,
-    write_head,
-)
+from slipway_export.families.wakeword.head_file import read_head, write_head
+from slipway_export.families.wakeword.network import HeadConfig, ServedHead, WakeWordHead
 from slipway_serving.protocol.errors import InvalidRequest
 
 SMALL = HeadConfig(embedding_dim=16, hidden_dims=(8, 4))

@@ -19,7 +19,8 @@ from transformers import ASTFeatureExtractor
 from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.families.wakeword.family import FAMILY, MODEL_FILE
 from slipway_export.families.wakeword.features import Features
-from slipway_export.families.wakeword.network import ServedHead, load_backbone, read_head
+from slipway_export.families.wakeword.head_file import read_head
+from slipway_export.families.wakeword.network import ServedHead, load_backbone
 from slipway_serving.families.wakeword.audio import loudness
 from slipway_serving.families.wakeword.hearing import is_silent
 from slipway_serving.families.wakeword.request import SAMPLE_RATE_HZ

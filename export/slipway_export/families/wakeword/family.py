@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from slipway_export.families.wakeword.features import Features
-    from slipway_export.families.wakeword.network import Backbone, SavedHead
+    from slipway_export.families.wakeword.head_file import SavedHead
+    from slipway_export.families.wakeword.network import Backbone
 
 NAME = "wakeword"
 HEAD_NAME = "wakeword_head"
@@ -321,7 +322,7 @@ def base_folder(head: Path, base_model: str) -> Path:
 
 
 def _saved(checkpoint: Checkpoint) -> SavedHead:
-    from slipway_export.families.wakeword.network import read_head
+    from slipway_export.families.wakeword.head_file import read_head
 
     return read_head(checkpoint.path / MODEL_FILE, f"checkpoint {checkpoint.source}: {MODEL_FILE}")
 

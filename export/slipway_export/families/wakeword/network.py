@@ -2,29 +2,25 @@
 
 A head is trained as :class:`WakeWordHead`, which has the keys of WakeBuilder's classifier, and served as
 :class:`ServedHead`. An embedding is a sequence of length 1, so there attention reduces to one matrix and a
-convolution to its centre tap. Only :func:`read_head` and :func:`write_head` access `.pt` files.
+convolution to its centre tap.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import ASTModel
 
-from slipway_export.checkpoint.torch_file import checked_weights, read_torch_file
 from slipway_serving.protocol.errors import InvalidRequest
 
 WAKE_WORD_CLASS = 1
 ATTENTION_HEADS = 4
-MODEL_VERSION = "2.0"
-SAMPLE_RATE_HZ = 16_000
 _BLOCK_DROPOUT = 0.1
 _SMALLEST_SQUEEZE = 32
 _SQUEEZE = 4
@@ -56,7 +52,7 @@ class HeadConfig:
 
     def __post_init__(self) -> None:
         problems = []
-        if not _is_size(self.embedding_dim):
+        if not is_size(self.embedding_dim):
             problems.append(f"embedding_dim must be a whole number above 0, got {self.embedding_dim!r}")
         elif self.use_attention and self.embedding_dim % ATTENTION_HEADS:
             problems.append(
@@ -65,11 +61,11 @@ class HeadConfig:
             )
         if not isinstance(self.hidden_dims, tuple):
             problems.append(f"classifier_hidden_dims must be a list, got {self.hidden_dims!r}")
-        elif not all(_is_size(size) for size in self.hidden_dims):
+        elif not all(is_size(size) for size in self.hidden_dims):
             problems.append(
                 f"classifier_hidden_dims must be whole numbers above 0, got {list(self.hidden_dims)}"
             )
-        if not (_is_number(self.dropout) and 0 <= self.dropout < 1):
+        if not (is_number(self.dropout) and 0 <= self.dropout < 1):
             problems.append(f"classifier_dropout must be 0 to below 1, got {self.dropout!r}")
         problems += [
             f"{flag} must be true or false, got {getattr(self, flag)!r}"
@@ -80,11 +76,13 @@ class HeadConfig:
             raise InvalidRequest("head: " + " | ".join(problems))
 
 
-def _is_size(value: object) -> bool:
+def is_size(value: object) -> bool:
+    """Return whether a value is a whole number above 0."""
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
+    """Return whether a value is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -331,131 +329,6 @@ class FusedLogits(Fused):
         return logits
 
 
-@dataclass(frozen=True)
-class SavedHead:
-    """Content of a head's `.pt` file.
-
-    Args:
-        config: Sizes and flags of the network.
-        state: Weights by the keys of :class:`WakeWordHead`.
-        wake_word: Word as people say it.
-        threshold: Lowest probability at which the word counts as detected, 0 to 1.
-        base_model: Backbone with which the head was trained: a folder, or a hub id.
-        more: Other entries of the file (metrics, training_config, ...).
-    """
-
-    config: HeadConfig
-    state: Mapping[str, Tensor]
-    wake_word: str
-    threshold: float
-    base_model: str
-    more: Mapping[str, Any] = field(default_factory=dict)
-
-    def network(self) -> WakeWordHead:
-        """Build the head with its weights, in eval mode."""
-        head = WakeWordHead(self.config)
-        head.load_state_dict(self.state)
-        return head.eval().requires_grad_(False)
-
-
-_FIELDS = (
-    "classifier_state_dict",
-    "wake_word",
-    "threshold",
-    "embedding_dim",
-    "classifier_hidden_dims",
-    "classifier_dropout",
-    "use_attention",
-    "use_se_block",
-    "use_tcn",
-    "base_model",
-)
-_REQUIRED = ("classifier_state_dict", "wake_word", "threshold", "embedding_dim", "base_model")
-
-
-def write_head(
-    path: Path, head: WakeWordHead, *, wake_word: str, threshold: float, base_model: str, **more: Any
-) -> None:
-    """Write a head in WakeBuilder's `.pt` layout.
-
-    Args:
-        path: Path of the file.
-        head: Trained head.
-        wake_word: Word as people say it.
-        threshold: Lowest probability at which the word counts as detected, 0 to 1.
-        base_model: Folder or hub id of the backbone with which the head was trained.
-        **more: Further entries of plain numbers, texts, lists and dicts.
-    """
-    config = head.config
-    content = {
-        "classifier_state_dict": {key: value.detach().clone() for key, value in head.state_dict().items()},
-        "wake_word": wake_word,
-        "threshold": threshold,
-        "embedding_dim": config.embedding_dim,
-        "classifier_hidden_dims": list(config.hidden_dims),
-        "classifier_dropout": config.dropout,
-        "use_attention": config.use_attention,
-        "use_se_block": config.use_se_block,
-        "use_tcn": config.use_tcn,
-        "sample_rate": SAMPLE_RATE_HZ,
-        "model_version": MODEL_VERSION,
-        "base_model": base_model,
-    }
-    torch.save(content | more, path)
-
-
-def read_head(path: Path, where: str) -> SavedHead:
-    """Read a head's `.pt` file without executing any code in it.
-
-    Args:
-        path: Path of the file.
-        where: Name of the file in error messages.
-
-    Raises:
-        InvalidRequest: The file is missing, is of another kind, requires code to be run, or has invalid
-            entries.
-    """
-    content = read_torch_file(path, where)
-    if missing := [name for name in _REQUIRED if name not in content]:
-        raise InvalidRequest(
-            f"{where}: {', '.join(missing)} must be in a wake-word head, got {', '.join(map(str, content))}"
-        )
-    rate = content.get("sample_rate", SAMPLE_RATE_HZ)
-    if rate != SAMPLE_RATE_HZ:
-        raise InvalidRequest(f"{where}: sample_rate must be {SAMPLE_RATE_HZ}, got {rate!r}")
-    sizes = content.get("classifier_hidden_dims", HeadConfig.hidden_dims)
-    try:
-        config = HeadConfig(
-            embedding_dim=content["embedding_dim"],
-            hidden_dims=tuple(sizes) if isinstance(sizes, list) else sizes,
-            dropout=content.get("classifier_dropout", HeadConfig.dropout),
-            **{flag: content.get(flag, False) for flag in ("use_attention", "use_se_block", "use_tcn")},
-        )
-    except InvalidRequest as error:
-        raise InvalidRequest(f"{where}: {error}") from None
-    with torch.device("meta"):
-        network = WakeWordHead(config)
-    state = checked_weights(network, content["classifier_state_dict"], f"{where}: classifier_state_dict")
-    threshold = content["threshold"]
-    if not (isinstance(threshold, int | float) and 0 <= threshold <= 1):
-        raise InvalidRequest(f"{where}: threshold must be 0 to 1, got {threshold!r}")
-    texts = {name: content[name] for name in ("wake_word", "base_model")}
-    if wrong := [
-        f"{name} must be a text, got {text!r}" for name, text in texts.items() if not _is_text(text)
-    ]:
-        raise InvalidRequest(f"{where}: " + " | ".join(wrong))
-    more = {str(name): value for name, value in content.items() if name not in _FIELDS}
-    return SavedHead(config, state, texts["wake_word"], float(threshold), texts["base_model"], more)
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and bool(value)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
 def load_backbone(folder: Path, source: str) -> Backbone:
     """Load an AST without its classifier, in eval mode and float32.
 
@@ -487,3 +360,7 @@ def load_backbone(folder: Path, source: str) -> Backbone:
     if problems:
         raise InvalidRequest(f"{where} must have the keys of an ASTModel, got {'; '.join(problems)}")
     return Backbone(model).eval().requires_grad_(False)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

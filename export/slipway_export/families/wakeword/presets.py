@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from transformers import ASTConfig, ASTFeatureExtractor, ASTForAudioClassification
 
-from slipway_export.families.wakeword.network import HeadConfig, WakeWordHead, write_head
+from slipway_export.families.wakeword.head_file import write_head
+from slipway_export.families.wakeword.network import HeadConfig, WakeWordHead
 
 THRESHOLD = 0.65
 _LABELS = 35
