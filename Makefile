@@ -92,7 +92,7 @@ mutants: $(VENV)/installed ## Change the code at random, one place at a time: do
 bench: $(VENV)/installed ## Whole videos: diffusers, our loop, Triton, shortcuts; memory of decoding
 	$(BIN)/slipway bench video
 
-matrix: $(VENV)/installed ## Run every combination of component, precision and engine at tiny; continues; docs/precisions.md
+matrix: $(VENV)/installed ## Run every combination of component, precision and engine at tiny; continues; writes docs/reference/precisions.md
 	$(BIN)/python -m slipway_export.precision_matrix $(foreach each,$(FAMILY),--family $(each))
 
 soak: $(VENV)/installed ## Mixed traffic on tiny checkpoints of every family, which must stay as they were; MINUTES=30
@@ -108,7 +108,7 @@ real-size: $(VENV)/installed ## Wan2.1-T2V-1.3B's sizes whole, random weights: 6
 
 ##@ Build
 docs: $(VENV)/installed ## Write the tables of fields in docs/ anew
-	$(BIN)/python -m slipway_export.tables README.md docs/*.md
+	$(BIN)/python -m slipway_export.tables README.md $(wildcard docs/*.md docs/*/*.md docs/*/*/*.md)
 
 weights: $(VENV)/installed ## Train the checkpoint of --checkpoint demo anew: FAMILY=airimu; SEED=0, goes on where it was ended
 	$(BIN)/slipway train weights $(FAMILY) --seed $(or $(SEED),0) --output out/weights/$(FAMILY)

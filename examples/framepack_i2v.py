@@ -1,7 +1,8 @@
 """A picture that goes on as a prompt says: export, serve, generate, stop.
 
 `make demo` runs this with the demo checkpoint, which was trained on coloured shapes in motion. The real one
-takes the same calls with the parts of HunyuanVideo and FramePackI2V_HY, as `docs/framepack.md` has them.
+takes the same calls with the parts of HunyuanVideo and FramePackI2V_HY, as `docs/learn/framepack_i2v.md`
+has them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Images, a server container and what was shown with them, made once for all Docker tests.
 
-Everything here is built from this checkout as docs/docker.md says; nothing is pulled. Where the base image of
-docker/versions.env is not on this machine, one is made from Debian's packages.
+Everything here is built from this checkout as docs/operate/docker.md says; nothing is pulled. Where the base
+image of docker/versions.env is not on this machine, one is made from Debian's packages.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ GOOD = {"inputs": [entry(data=[1, 1, 1, 1])]}
         (b"{", ""),
         (json.dumps(GOOD).encode()[:-4], ""),
         (b"\xff\xfe{}", ""),
-        (b"[" * 120, ""),  # 250,000 deep end Triton 2.51, see docs/faults.md
+        (b"[" * 120, ""),  # 250,000 deep end Triton 2.51, see docs/measurements/faults.md
         (b"\0" * 1000, ""),
     ],
     ids=lambda value: repr(value)[:50],
@@ -240,7 +240,7 @@ def test_body_above_the_limit_is_refused_without_being_kept(cheap: Server) -> No
 
 
 def test_body_that_unpacks_to_more_than_the_limit_is_refused(cheap: Server) -> None:
-    """Triton 2.51 unpacks it whole and never gives that memory back, see docs/faults.md."""
+    """Triton 2.51 unpacks it whole and never gives that memory back, see docs/measurements/faults.md."""
     bomb = gzip.compress(b" " * (80 * MIB), 9)
     assert len(bomb) < MIB
     with healthy(cheap, slack_bytes=128 * MIB):

@@ -116,7 +116,7 @@ def test_drain_has_every_python_model_refuse_when_it_is_told_to(repository: Path
         assert drain(server, 600, "--refuse").stdout == "idle\n"
         with pytest.raises(NotReady, match="wan_t2v_tokenizer: server must be staying"):
             client.infer("wan_t2v_tokenizer", prompt)
-        # docs/operations.md has such clients try again on a new connection.
+        # docs/operate/upgrades.md has such clients try again on a new connection.
         with pytest.raises(triton.InferenceServerException) as told:
             kept_alive.infer("wan_t2v_tokenizer", [tensor])
         assert told.value.status() == "503"

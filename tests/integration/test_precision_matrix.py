@@ -10,7 +10,7 @@ from slipway_export.families import families, family_named
 from slipway_export.precision_matrix import NOT_OFFERED, Cell, Outcome, cells_of, run_cell, section
 from slipway_export.spec import Engine, Precision
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/precisions.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs/reference/precisions.md"
 
 
 @pytest.fixture(scope="module")

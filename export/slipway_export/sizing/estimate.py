@@ -3,7 +3,7 @@
 A component's network is built as its configuration describes it (`weights.from_configurations`), so that a
 checkpoint of any size is planned without its weights. The estimate for the export, its verification and the
 served graph follows from the sizes of the tensors in each precision, the work of a forward (`cost.py`) and
-the constants below. `docs/sizing.md` states how accurate the estimates are.
+the constants below. `docs/operate/sizing.md` states how accurate the estimates are.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def _add_options(parser: Any) -> None:
         "--plan",
         default="{}",
         metavar="FILE|JSON",
-        help="Slipway's plan: arrivals, stages, SLO, reports; see docs/load.md",
+        help="Slipway's plan: arrivals, stages, SLO, reports; see docs/operate/load_tests.md",
     )
 
 

@@ -3,8 +3,8 @@
 The server reports each death and each restart (:class:`slipway_serving.triton.server.Server`, `warn`). A kill
 explains a failure if the request was in progress between the kill and the model's return, and if its code is
 one of :data:`EXPLAINED`. Triton 2.51 sometimes dies itself, if a call is cut at the moment of its last
-answer, or if a process is killed while it answers (docs/operations.md). Such a death explains failures as a
-kill does, and is counted separately.
+answer, or if a process is killed while it answers (docs/operate/recovery.md). Such a death explains
+failures as a kill does, and is counted separately.
 """
 
 from __future__ import annotations

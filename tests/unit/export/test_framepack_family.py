@@ -417,7 +417,8 @@ def test_precision_is_refused_by_name_when_a_component_does_not_have_it(
 
 def test_claims_of_the_page_are_backed_by_tests_that_there_are() -> None:
     root = Path(__file__).resolve().parents[3]
-    named = set(re.findall(r"`(test_\w+)`", (root / "docs/framepack.md").read_text(encoding="utf-8")))
+    page = (root / "docs/reference/families/framepack_i2v.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(test_\w+)`", page))
     there = {
         name
         for file in (root / "tests").rglob("test_*.py")

@@ -1,4 +1,4 @@
-"""`docs/commands.md` lists every command that there is."""
+"""`docs/reference/commands.md` lists every command, and the pages of the reference name no other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from typer.main import get_command
 
 from slipway_cli.root import app
 
-DOCUMENT = (Path(__file__).resolve().parents[3] / "docs/commands.md").read_text(encoding="utf-8")
+REFERENCE = Path(__file__).resolve().parents[3] / "docs/reference"
+DOCUMENT = (REFERENCE / "commands.md").read_text(encoding="utf-8")
+MIGRATION = (REFERENCE / "migration.md").read_text(encoding="utf-8")
 
 
 def commands(command: object, path: str) -> Iterator[str]:
@@ -30,7 +32,7 @@ def test_command_is_in_the_list_of_all(command: str) -> None:
     assert re.search(rf"`{command}[ `]", ours)
 
 
-@pytest.mark.parametrize("name", sorted(set(re.findall(r"`slipway ([a-z][a-z-]*)", DOCUMENT))))
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"`slipway ([a-z][a-z-]*)", DOCUMENT + MIGRATION))))
 def test_documented_command_exists(name: str) -> None:
     root = get_command(app)
     assert isinstance(root, TyperGroup)

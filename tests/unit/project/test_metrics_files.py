@@ -124,12 +124,12 @@ def test_each_recording_rule_is_read_by_something() -> None:
 
 
 def test_documents_name_every_metric_rule_and_alert() -> None:
-    text = (FOLDER.parent / "docs" / "observability.md").read_text()
+    text = (FOLDER.parent / "docs/operate/observability.md").read_text()
     for name in (*(metric.name for metric in METRICS), *rules("record"), *rules("alert")):
         assert f"`{name}`" in text
-    operations = (FOLDER.parent / "docs" / "operations.md").read_text()
+    alerts = (FOLDER.parent / "docs/operate/alerts.md").read_text()
     for name in rules("alert"):
-        assert f"`{name}`" in operations
+        assert f"`{name}`" in alerts
 
 
 def test_alerts_say_what_is_wrong_and_what_to_do() -> None:

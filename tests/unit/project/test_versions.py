@@ -20,7 +20,7 @@ VERSIONS = dict(
     if line and not line.startswith("#")
 )
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # What a mention looks like in a document or a chart, and what it must say. `Triton 2.67.0` is NGC's.
 MENTIONS = {
     r"tritonserver:(\d\d\.\d\d[\w-]*)": {VERSIONS["TRITON_IMAGE_TAG"]},

@@ -1,7 +1,7 @@
 """Request and event of the transformer with a first-block cache: the plain tensors, and a threshold.
 
-The names and shapes are those of the graph `transformer` (`docs/framepack.md`), so that the pipeline calls
-both in the same way.
+The names and shapes are those of the graph `transformer` (`docs/reference/families/framepack_i2v.md`), so
+that the pipeline calls both in the same way.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ _BOOLEANS = {"1": True, "true": True, "0": False, "false": False}
 # A server has a thread pool for each graph, and by default ONNX Runtime's threads spin while they wait for
 # work, which takes the cores from all other pools. Here they sleep, unless a model's config says "1": a
 # request of `airimu` every 20 ms took 12 ms of a core with spinning and 10 ms without, a step of a video 75
-# and 55 ms (docs/operations.md).
+# and 55 ms (docs/operate/overload.md).
 _NO_SPINNING = {"session.intra_op.allow_spinning": "0", "session.inter_op.allow_spinning": "0"}
 # Older model parameters for CUDA provider options; their numbers are indices into these tuples, as in the
 # C++ backend.
