@@ -6,6 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Locust wants a newer geventhttpclient than Triton's wheel: load is made from an environment of its own.
 LOAD_VENV := .venv-load
+# The site needs none of the project's dependencies.
+DOCS_VENV := .venv-docs
 # Two threads everywhere: the tests and the demo are made for two cores.
 export OMP_NUM_THREADS ?= 2
 
@@ -19,7 +21,7 @@ COMPILE := --quiet --strip-extras --no-emit-index-url --no-emit-find-links --no-
 EXPORT_EACH_TINY = for family in wan_t2v matrix_game framepack_i2v wakeword wakeword_head airimu; do \
 	  $(BIN)/slipway export $$family --checkpoint tiny --repository out/soak/models || exit 1; done
 
-.PHONY: help demo test test-long check wheel-test docs fuzz matrix mutants bench soak chaos weights real-size audit wheels image image-test lock clean
+.PHONY: help demo test test-long check wheel-test docs site fuzz matrix mutants bench soak chaos weights real-size audit wheels image image-test lock clean
 
 ##@ Use
 # A line of `##@ TITLE` starts a group of `make help`; `## TEXT` behind a target describes the target.
@@ -47,6 +49,11 @@ $(LOAD_VENV)/installed: pyproject.toml requirements-load.lock
 	  --editable '.[load]'
 	@touch $@
 
+$(DOCS_VENV)/installed: requirements-docs.lock
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/pip install --quiet --disable-pip-version-check --requirement requirements-docs.lock
+	@touch $@
+
 demo: $(VENV)/installed-demo ## Export, serve and call a small trained checkpoint of each family: videos, plots in out/
 	$(BIN)/python examples/wan_t2v.py
 	$(BIN)/python examples/matrix_game.py
@@ -58,7 +65,7 @@ demo: $(VENV)/installed-demo ## Export, serve and call a small trained checkpoin
 	@echo '  . $(BIN)/activate'
 
 clean: ## Remove what was built
-	rm -rf $(VENV) $(LOAD_VENV) .venv-wheel docker/.cache docker/wheelhouse/*.whl docker/wheelhouse/filled-* out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOAD_VENV) $(DOCS_VENV) site .venv-wheel docker/.cache docker/wheelhouse/*.whl docker/wheelhouse/filled-* out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 ##@ Test
 check: $(VENV)/installed ## Lint, format and types; whether every test can be imported
@@ -110,6 +117,9 @@ real-size: $(VENV)/installed ## Wan2.1-T2V-1.3B's sizes whole, random weights: 6
 docs: $(VENV)/installed ## Write the tables of fields in docs/ anew
 	$(BIN)/python -m slipway_export.tables README.md $(wildcard docs/*.md docs/*/*.md docs/*/*/*.md)
 
+site: $(DOCS_VENV)/installed ## Build the documentation into site/, which opens from disk; a broken link or anchor fails
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict --quiet
+
 weights: $(VENV)/installed ## Train the checkpoint of --checkpoint demo anew: FAMILY=airimu; SEED=0, goes on where it was ended
 	$(BIN)/slipway train weights $(FAMILY) --seed $(or $(SEED),0) --output out/weights/$(FAMILY)
 
@@ -126,7 +136,7 @@ audit: $(VENV)/installed ## Report on the dependencies: bill of materials, known
 
 lock: $(VENV)/installed ## Write requirements.lock anew from pyproject.toml
 	$(BIN)/pip install --quiet pip-tools
-	# These extras together are every extra but load, which has a lock of its own.
+	# These extras together are every extra but load and docs, which have locks of their own.
 	$(BIN)/pip-compile $(COMPILE) --extra dev --extra mutation --extra play --output-file requirements.lock pyproject.toml
 	# The CPU build's local version is not on the public index, nor is this project.
 	sed -i -E '/^slipway/d; s/^(torch==[0-9.]+)\+cpu/\1/; /^#/d; /^$$/d' requirements.lock
@@ -134,3 +144,7 @@ lock: $(VENV)/installed ## Write requirements.lock anew from pyproject.toml
 	$(BIN)/pip-compile $(COMPILE) --extra load --constraint <(grep -v '^geventhttpclient==' requirements.lock) \
 	  --output-file requirements-load.lock pyproject.toml
 	sed -i -E '/^slipway/d; /^#/d; /^$$/d' requirements-load.lock
+	# Of the extra docs alone.
+	$(BIN)/python -c 'import tomllib; [print(each) for each in tomllib.load(open("pyproject.toml", "rb"))["project"]\
+	  ["optional-dependencies"]["docs"]]' | $(BIN)/pip-compile $(COMPILE) --output-file requirements-docs.lock -
+	sed -i -E '/^#/d; /^$$/d' requirements-docs.lock
