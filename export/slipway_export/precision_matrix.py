@@ -273,8 +273,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--family", action="append", choices=names, help="only this family; may be repeated")
     parser.add_argument("--component", action="append", default=[], help="only this component")
     parser.add_argument("--outcomes", type=Path, default=Path("out/matrix"), help="folder of the outcomes")
-    page = Path("docs/reference/precisions.md")
-    parser.add_argument("--page", type=Path, default=page, help="the page to write")
+    default_page = Path("docs/reference/precisions.md")
+    parser.add_argument("--page", type=Path, default=default_page, help="the page to write")
     asked = parser.parse_args(arguments)
     failed = 0
     with tempfile.TemporaryDirectory(prefix="slipway-traces-") as folder:
