@@ -37,7 +37,6 @@ PARTS = {
             "prompt",
             "tokenizer",
             "wan_pipeline",
-            "window",
         ),
     ),
     "video": Part(

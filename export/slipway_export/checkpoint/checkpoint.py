@@ -257,32 +257,18 @@ class Checkpoint:
 
     def _checked(self, part: str, skeleton: torch.nn.Module, prefix: str = "") -> dict[str, Stored]:
         """Check a part's tensors against its network and return their locations; see :meth:`load`."""
-        from slipway_export.checkpoint.quantized_weights import check_config
+        from slipway_export.checkpoint.quantized_weights import check_config, check_stored
         from slipway_export.checkpoint.stored_weights import described
 
         if self.has(config := f"{part}/config.json"):
             check_config(f"{self.where(part)}: {config}", self.config(config))
         if self._is_described(part):
             return described(skeleton)
-        return self._checked_stored(part, skeleton, prefix)
-
-    def _checked_stored(self, part: str, skeleton: torch.nn.Module, prefix: str = "") -> dict[str, Stored]:
-        from slipway_export.checkpoint.quantized_weights import check_stored
-
         where = f"{self.where(part)}: {part}"
         stored = {key.removeprefix(prefix): tensor for key, tensor in self.stored(part).items()}
         check_stored(where, stored, skeleton)
         check_keys(where, {key: tensor.shape for key, tensor in stored.items()}, skeleton)
         return stored
-
-    def check_weights(self, part: str, skeleton: torch.nn.Module) -> None:
-        """Check the keys and shapes of a part's files against those of its network.
-
-        Raises:
-            InvalidRequest: Keys are missing or unknown, have another shape, or are quantized. The message
-                names the part and the first of these keys.
-        """
-        self._checked_stored(part, skeleton)
 
     def weight_shapes(self, part: str) -> dict[str, tuple[int, ...]]:
         """Return the shape of every tensor of a part, read from the headers of its files.

@@ -101,12 +101,6 @@ class Stepped:
         given = {tensor.name for tensor in self.next.outputs}
         return tuple(tensor for tensor in self.next.inputs if CARRIED_PREFIX + tensor.name in given)
 
-    @property
-    def constants(self) -> tuple[TensorSpec, ...]:
-        """The inputs that are the same at every step."""
-        carried = {tensor.name for tensor in self.carried}
-        return tuple(t for t in self.next.inputs if t.name not in carried and t.name not in self.inputs)
-
     def _carry_problems(self) -> list[str]:
         wanted = {CARRIED_PREFIX + t.name: (t.dtype, t.sizes) for t in self.carried}
         problems = [

@@ -54,6 +54,6 @@ def combined(branches: torch.Tensor, scale: float) -> torch.Tensor:
     return unconditional + scale * (conditional - unconditional)
 
 
-def embedded(scale: float, rows: int = 1) -> NDArray[np.float32]:
-    """Return the input of a network with a guidance embedding: the scale times 1000, [rows], float32."""
-    return np.full(rows, scale * 1000.0, np.float32)
+def embedded(scale: float) -> NDArray[np.float32]:
+    """Return the input of a network with a guidance embedding: the scale times 1000, [1], float32."""
+    return np.array([scale * 1000], np.float32)

@@ -106,7 +106,7 @@ def test_one_prediction_comes_of_one_branch_or_two() -> None:
 
 
 def test_embedded_guidance_is_in_thousandths() -> None:
-    assert embedded(10.0, rows=2).tolist() == [10_000.0, 10_000.0]
+    assert embedded(10.0).tolist() == [10_000.0]
     assert embedded(10.0).dtype == np.float32
 
 

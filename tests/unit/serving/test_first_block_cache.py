@@ -15,6 +15,7 @@ from slipway_serving.families.wan_t2v.request import TextToVideoRequest
 from slipway_serving.protocol.errors import Cancelled, InvalidRequest, Overloaded
 from slipway_serving.protocol.events import Event, FramesPart, Progress, VideoPart
 from slipway_serving.protocol.turns import NO_SESSION, Turn
+from slipway_serving.runtime.facts import facts_from_json
 from slipway_serving.runtime.interruption import Watch
 from slipway_serving.runtime.program import Tensors
 
@@ -31,8 +32,8 @@ RAW: dict[str, Any] = {
     "latent_rgb": {"weight": [[0.1, 0.0, -0.1]] * 16, "bias": [0.0, 0.5, 0.0]},
     "models": {"prompt": "prompt", "denoiser_high": "high", "denoiser_low": "low", "vae_decoder": "decoder"},
 }
-PLAIN = PipelineFacts.from_json(RAW, "facts")
-CACHED = PipelineFacts.from_json({**RAW, "first_block_cache": True}, "facts")
+PLAIN = facts_from_json(PipelineFacts, RAW, "facts")
+CACHED = facts_from_json(PipelineFacts, {**RAW, "first_block_cache": True}, "facts")
 REQUEST = TextToVideoRequest(
     "a lake", negative_prompt="blur", frames=5, height=32, width=48, steps=10, seed=7, output="frames"
 )

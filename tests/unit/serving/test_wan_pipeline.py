@@ -32,6 +32,7 @@ from slipway_serving.protocol.errors import (
 )
 from slipway_serving.protocol.events import Event, FramesPart, Progress, VideoPart, tensors
 from slipway_serving.protocol.turns import NO_SESSION, Turn
+from slipway_serving.runtime.facts import facts_from_json
 from slipway_serving.runtime.interruption import Watch
 from slipway_serving.runtime.metrics import Recorder
 from slipway_serving.runtime.program import Settings, Tensors
@@ -52,9 +53,9 @@ RAW: dict[str, Any] = {
     "latent_rgb": {"weight": [[0.1, 0.0, -0.1]] * 16, "bias": [0.0, 0.5, 0.0]},
     "models": {"prompt": "prompt", "denoiser_high": "high", "denoiser_low": "low", "vae_decoder": "decoder"},
 }
-FACTS = PipelineFacts.from_json(RAW, "facts")
-ONE_EXPERT = PipelineFacts.from_json(
-    {**RAW, "boundary_ratio": None, "models": {**RAW["models"], "denoiser_low": None}}, "facts"
+FACTS = facts_from_json(PipelineFacts, RAW, "facts")
+ONE_EXPERT = facts_from_json(
+    PipelineFacts, {**RAW, "boundary_ratio": None, "models": {**RAW["models"], "denoiser_low": None}}, "facts"
 )
 REQUEST = TextToVideoRequest(
     "a lake", negative_prompt="blur", frames=9, height=32, width=48, steps=6, seed=7, output="frames"
@@ -401,4 +402,4 @@ def test_pipeline_does_not_load_when_no_request_could_use_its_scheduler(tmp_path
 )
 def test_facts_are_refused_when_keys_are_unknown_missing_or_at_odds(change: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match="must be"):
-        PipelineFacts.from_json({**RAW, **change}, "pipeline.json")
+        facts_from_json(PipelineFacts, {**RAW, **change}, "pipeline.json")

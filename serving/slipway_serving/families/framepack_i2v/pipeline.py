@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from slipway_serving.diffusion.denoise import denoise
 from slipway_serving.diffusion.first_block_cache import FirstBlockCache, ask, first_block_cache
+from slipway_serving.diffusion.guidance import embedded
 from slipway_serving.diffusion.noise import Noise
 from slipway_serving.diffusion.scheduler_check import check_scheduler
 from slipway_serving.diffusion.schedules import DiffusersSchedule, diffusers_schedule
@@ -113,7 +114,7 @@ def generate(
     prompt = encoders.prompt(request.prompt)
     noise = Noise(request.seed)
     picture, latents = encoders.picture(images.pixels(request.image), size_px, noise)
-    told = {**prompt, **picture, "guidance": np.array([request.guidance_scale * 1000], np.float32)}
+    told = {**prompt, **picture, "guidance": embedded(request.guidance_scale)}
     video = _ORDERS[request.order](latents, request.sections, Sizes.of(facts, SECTION_FRAMES))
     chunk = 0
     with first_block_cache(models, request.cache_threshold) as cache:

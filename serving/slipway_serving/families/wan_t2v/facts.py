@@ -9,7 +9,7 @@ from typing import Any
 
 from slipway_serving.families.wan_t2v.request import Limits
 from slipway_serving.protocol.errors import InvalidRequest
-from slipway_serving.runtime.facts import facts_from_json, read_facts
+from slipway_serving.runtime.facts import read_facts
 from slipway_serving.video.preview import LatentRgb
 
 Range = tuple[int, int, int]
@@ -78,11 +78,6 @@ class PipelineFacts:
     def read(cls, path: Path) -> PipelineFacts:
         """Read ``pipeline.json``; see :func:`slipway_serving.runtime.facts.read_facts`."""
         return read_facts(cls, path)
-
-    @classmethod
-    def from_json(cls, raw: Any, where: str) -> PipelineFacts:
-        """Build the facts from parsed JSON; see :meth:`read`."""
-        return facts_from_json(cls, raw, where)
 
     @property
     def limits(self) -> Limits:

@@ -100,11 +100,6 @@ class SharedGraph:
         self._served: set[Connection] = set()
         self._join()
 
-    @property
-    def is_held_here(self) -> bool:
-        """True if this process holds the graph."""
-        return self._held is not None
-
     def run(self, wanted: Sequence[str], inputs: Arrays) -> Sequence[Any]:
         """Run the graph.
 
