@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import kendalltau, theilslopes
 
 FEWEST = 8
 """Smallest number of points for which a line is judged."""
@@ -57,10 +59,19 @@ def trend_of(times_s: Sequence[float], values: Sequence[float], allowed: float) 
     if len(points) < FEWEST:
         return None
     x, y = np.array(points, np.float64).T
-    earlier, later = np.triu_indices(len(x), 1)
-    rises = y[later] - y[earlier]
-    slope = float(np.median(rises / (x[later] - x[earlier])))
-    count = len(x)
-    spread = math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
+    slope = float(theilslopes(y, x).slope)
     percent = 100 * slope * _HOUR_S / (float(np.median(y)) or 1.0)
-    return Trend(percent, float(np.sign(rises).sum()) / spread, allowed)
+    count = len(x)
+    # Equal values are not corrected for: the correction calls more lines of few distinct values a trend.
+    spread = math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
+    return Trend(percent, _rising_excess(x, y) / spread, allowed)
+
+
+def _rising_excess(x: NDArray[np.float64], y: NDArray[np.float64]) -> int:
+    """Return how many more pairs of points rise than fall; `x` ascends."""
+    distinct = len(np.unique(y))
+    if distinct == 1:
+        return 0  # Kendall's tau of equal values is not defined.
+    # Stuart's tau-c is this excess divided by a number that follows from the number of distinct values.
+    tau_c = float(kendalltau(x, y, variant="c").statistic)
+    return round(tau_c * len(y) ** 2 * (distinct - 1) / (2 * distinct))
