@@ -21,6 +21,7 @@ from load_environment import assert_all_answered, load_environment
 from matrix_game_reference import world_frames
 from prometheus_client.parser import text_string_to_metric_families
 from server_fixtures import wait_until
+from wan_reference import psnr
 
 from slipway_client import AsyncClient, Client, Event, FramesPart, InvalidRequest, Overloaded
 from slipway_export.families import family_named
@@ -83,11 +84,6 @@ def done(block: int, seed: int = 0) -> dict[str, np.ndarray]:
 
 def steering(block: int, seed: int = 0, *, rebase: bool = False) -> UniversalActions:
     return UniversalActions(**done(block, seed), rebase=rebase)
-
-
-def psnr(frames: np.ndarray, expected: np.ndarray) -> float:
-    error = np.mean((frames.astype(float) - expected) ** 2)
-    return float(10 * np.log10(255**2 / max(error, 1e-9)))
 
 
 def contents(parts: Iterable[bytes]) -> list[bytes]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from skimage.metrics import peak_signal_noise_ratio
 from wan_reference import psnr
 
 from slipway_cli import root
@@ -84,7 +85,7 @@ def denoised(models: Path, name: str) -> np.ndarray:
 
 
 def decibels(a: np.ndarray, b: np.ndarray) -> float:
-    return float(20 * np.log10((b.max() - b.min()) / np.sqrt(np.mean((a - b) ** 2))))
+    return float(peak_signal_noise_ratio(b, a, data_range=b.max() - b.min()))
 
 
 def test_video_is_the_same_when_pytorch_serves_some_of_its_models(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,8 +62,12 @@ def peak(reference: Array) -> float:
 
 def psnr_db(actual: Array, expected: Array) -> float | None:
     """Return the peak signal-to-noise ratio in decibels, or None if the two are identical."""
-    error = float(np.mean((actual.astype(np.float64) - expected.astype(np.float64)) ** 2))
-    return 20 * math.log10(peak(expected)) - 10 * math.log10(error) if error else None
+    from skimage.metrics import peak_signal_noise_ratio
+
+    if np.array_equal(actual, expected):
+        return None
+    a, e = actual.astype(np.float64), expected.astype(np.float64)
+    return float(peak_signal_noise_ratio(e, a, data_range=peak(expected)))
 
 
 def ssim(actual: Array, expected: Array) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from skimage.metrics import structural_similarity
 
 from slipway_loadtests.bench import quality
 
@@ -51,6 +52,17 @@ def test_ssim_follows_the_formula_when_planes_are_flat() -> None:
     a, e = np.full((9, 9), 100, np.uint8), np.full((9, 9), 200, np.uint8)
     c1 = (0.01 * 255) ** 2
     assert quality.ssim(a, e) == pytest.approx((2 * 100 * 200 + c1) / (100**2 + 200**2 + c1))
+
+
+@pytest.mark.parametrize("stack", [FRAMES, LATENTS.transpose(0, 2, 4, 3, 1)], ids=["frames", "latents"])
+def test_ssim_is_that_of_scikit_image_when_planes_are_as_large_as_a_window(stack: np.ndarray) -> None:
+    noise = np.random.default_rng(2).standard_normal(stack.shape) * np.ptp(stack) / 20
+    actual = stack + noise
+    planes = [each.reshape(-1, *stack.shape[-2:]) for each in (actual, stack)]
+    found = structural_similarity(
+        *planes, win_size=7, data_range=quality.peak(stack), channel_axis=0, use_sample_covariance=False
+    )
+    assert quality.ssim(actual, stack) == pytest.approx(found, rel=1e-9)
 
 
 def test_ssim_falls_when_noise_grows() -> None:

@@ -130,7 +130,7 @@ HEAVY = {
         "psutil",
         "pyhocon",
     ),
-    *("accelerate", "torchao"),
+    *("accelerate", "skimage", "torchao"),
     *("pypose", "pytriton", "scipy", "simpy", "soundfile", "soxr", "torch", "transformers", "uvicorn"),
 }
 
