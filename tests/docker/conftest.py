@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from docker_engine import (
@@ -100,14 +101,14 @@ def prometheus_image(engine: Engine, base: str, tmp_path_factory: pytest.TempPat
         "RUN install --directory --owner 65534 --group 65534 /prometheus\n"
         'USER 65534:65534\nENTRYPOINT ["/bin/prometheus"]\n'
     )
-    engine.run("build", "--quiet", "--tag", "slipway-test/prometheus", folder)
+    engine.client.images.build(path=str(folder), tag="slipway-test/prometheus", rm=True)
     return "slipway-test/prometheus"
 
 
 @pytest.fixture(scope="session")
 def compose(engine: Engine) -> Engine:
     """An engine whose docker command has Compose v2."""
-    if engine.run("compose", "version", code=None).returncode == 0:
+    if engine.compose("version", code=None).returncode == 0:
         return engine
     cached = ROOT / "docker/.cache/compose"
     if not (cached / "cli-plugins/docker-compose").exists():
@@ -115,7 +116,7 @@ def compose(engine: Engine) -> Engine:
             missing("no Compose v2 in docker; try Docker's docker-compose-plugin package")
         engine.script("compose_plugin.sh", str(cached))
     shutil.copytree(cached, engine.config, dirs_exist_ok=True)
-    assert engine.run("compose", "version").stdout.startswith("Docker Compose version")
+    assert engine.compose("version").stdout.startswith("Docker Compose version")
     return engine
 
 
@@ -124,15 +125,19 @@ def served(engine: Engine, images: dict[str, str], repository: Path) -> Iterator
     """A server-cpu container that serves the tiny repository of this machine, mounted read-only."""
     name = f"slipway-test-{os.getpid()}"
     http, grpc = free_ports(2)
-    engine.run("network", "create", name)
-    options = (
-        *CONFINED,
-        *("--network", name, "--network-alias", "triton", "--volume", f"{repository}:/models:ro"),
-        *("--publish", f"127.0.0.1:{http}:8000", "--publish", f"127.0.0.1:{grpc}:8001"),
-    )
+    network = engine.client.networks.create(name)
+    known_as = engine.client.api.create_endpoint_config(aliases=["triton"])
+    options: dict[str, Any] = {
+        **CONFINED,
+        "name": name,
+        "network": name,
+        "networking_config": {name: known_as},
+        "volumes": [f"{repository}:/models:ro"],
+        "ports": {"8000/tcp": ("127.0.0.1", http), "8001/tcp": ("127.0.0.1", grpc)},
+    }
     try:
-        with engine.container(name, images["server-cpu"], options=options):
-            engine.wait_healthy(name)
-            yield Served(name, name, f"127.0.0.1:{grpc}", f"127.0.0.1:{http}")
+        with engine.container(images["server-cpu"], **options) as container:
+            engine.wait_healthy(container)
+            yield Served(container, name, f"127.0.0.1:{grpc}", f"127.0.0.1:{http}")
     finally:
-        engine.run("network", "rm", name, code=None)
+        network.remove()

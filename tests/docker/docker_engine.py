@@ -1,9 +1,12 @@
-"""A Docker engine for the tests: the one that runs, or one that they start and end themselves."""
+"""A Docker engine for the tests: the one that runs, or one that they start and end themselves.
+
+The tests use it through Docker's SDK for Python. Compose and the builds of docker/, which need BuildKit, run
+the `docker` command.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -11,21 +14,28 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from docker import DockerClient
+from docker.errors import DockerException, ImageNotFound
+from docker.models.containers import Container
 
 TARGETS = ("client", "load", "server-cpu", "export")
 """Targets of the Dockerfile that need no GPU."""
 ROOT = Path(__file__).resolve().parents[2]
 # As a server is meant to run; /tmp may run programs, since Triton's Python backend is laid out there.
-CONFINED = (
-    *("--read-only", "--tmpfs", "/tmp:exec,mode=1777"),
-    *("--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
-)
+CONFINED: Mapping[str, Any] = {
+    "read_only": True,
+    "tmpfs": {"/tmp": "exec,mode=1777"},
+    "cap_drop": ["ALL"],
+    "security_opt": ["no-new-privileges"],
+}
+# Largest time that a request to the engine takes, and that a test waits for a container.
+_LIMIT_S = 600
 
 
 def versions() -> dict[str, str]:
@@ -60,7 +70,7 @@ def free_ports(count: int) -> list[int]:
         return [int(one.getsockname()[1]) for one in sockets]
 
 
-def wait_until(condition: Callable[[], object], what: str, limit_s: float = 600.0) -> None:
+def wait_until(condition: Callable[[], object], what: str, limit_s: float = _LIMIT_S) -> None:
     """Poll a condition; fail naming it when the time is over."""
     deadline = time.monotonic() + limit_s
     while not condition():
@@ -69,9 +79,25 @@ def wait_until(condition: Callable[[], object], what: str, limit_s: float = 600.
 
 
 @dataclass(frozen=True)
-class Engine:
-    """The `docker` command, with a configuration folder of its own."""
+class Ended:
+    """Exit code and output of a container that ended."""
 
+    code: int
+    stdout: str
+    stderr: str
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A Docker engine, by its SDK, and by the `docker` command for Compose and the scripts of docker/.
+
+    Attributes:
+        client: Client of the SDK.
+        docker: Path of the `docker` command.
+        config: Configuration folder of the `docker` command.
+    """
+
+    client: DockerClient
     docker: str
     config: Path
 
@@ -83,12 +109,12 @@ class Engine:
         own = {"DOCKER": self.docker, "DOCKER_CONFIG": str(self.config), "DOCKER_BUILDKIT": "1"}
         return {**kept, **own, "PYTHON": sys.executable, **more}
 
-    def run(
-        self, *arguments: str | Path, code: int | None = 0, limit_s: float = 600.0, **environment: str
+    def compose(
+        self, *arguments: str, code: int | None = 0, limit_s: float = _LIMIT_S, **environment: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run a docker command; with a `code` it must exit so."""
+        """Run a command of Compose; with a `code` it must exit so."""
         done = subprocess.run(
-            [self.docker, *map(str, arguments)],
+            [self.docker, "compose", *arguments],
             capture_output=True,
             text=True,
             timeout=limit_s,
@@ -114,50 +140,72 @@ class Engine:
         assert done.returncode == 0, f"{command} exited {done.returncode}:\n{done.stdout[-4000:]}"
         return done.stdout
 
-    def inspect(self, kind: str, name: str) -> dict[str, Any]:
-        """Return what the engine knows of an image, a container or a network."""
-        found: dict[str, Any] = json.loads(self.run(kind, "inspect", name).stdout)[0]
-        return found
-
-    def answers(self) -> bool:
-        """Return whether there is an engine."""
-        return self.run("version", code=None).returncode == 0
-
     def has_image(self, name: str) -> bool:
         """Return whether an image is on this machine."""
-        return self.run("image", "inspect", name, code=None).returncode == 0
-
-    @contextlib.contextmanager
-    def container(self, name: str, image: str, *arguments: str, options: tuple[str, ...]) -> Iterator[str]:
-        """Run a container in the background, removed at the end."""
         try:
-            self.run("run", "--detach", "--name", name, *options, image, *arguments)
-            yield name
-        finally:
-            self.run("rm", "--force", "--volumes", name, code=None)
+            self.client.images.get(name)
+        except ImageNotFound:
+            return False
+        return True
 
     @contextlib.contextmanager
-    def kills(self, container: str) -> Iterator[Callable[[], dict[str, Any]]]:
+    def container(self, image: str, *arguments: str, **options: Any) -> Iterator[Container]:
+        """Start a container in the background; remove it at the end.
+
+        Args:
+            image: Name of the image.
+            arguments: Arguments of its entry point; the image's own where there are none.
+            options: Options of the SDK's `containers.create`.
+        """
+        created = self.client.containers.create(
+            image, list(arguments) or None, use_config_proxy=False, **options
+        )
+        try:
+            created.start()
+            yield created
+        finally:
+            created.remove(force=True, v=True)
+
+    def run(self, image: str, *arguments: str, code: int | None = 0, **options: Any) -> Ended:
+        """Run a container until it ends; with a `code` it must exit so."""
+        with self.container(image, *arguments, **options) as container:
+            ended = ended_of(container)
+        assert code is None or ended.code == code, f"{arguments} exited {ended.code}: {ended.stderr}"
+        return ended
+
+    @contextlib.contextmanager
+    def kills(self, container: Container) -> Iterator[Callable[[], dict[str, Any]]]:
         """Watch for signals that are sent to a container; yield what waits for the next one."""
-        wanted = ("--filter", f"container={container}", "--filter", "event=kill", "--format", "{{json .}}")
-        command = [self.docker, "events", "--since", str(int(time.time())), *wanted]
-        watching = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=self.environment())
-        assert watching.stdout is not None
+        wanted = {"container": container.id, "event": "kill"}
+        events = self.client.events(since=int(time.time()), filters=wanted, decode=True)
         try:
-            yield lambda: json.loads(watching.stdout.readline())
+            yield lambda: next(events)
         finally:
-            watching.kill()
-            watching.wait()
+            events.close()
 
-    def wait_healthy(self, container: str, limit_s: float = 600.0) -> None:
+    def wait_healthy(self, container: Container, limit_s: float = _LIMIT_S) -> None:
         """Wait for a container's HEALTHCHECK; fail with its log when it has ended."""
 
         def healthy() -> bool:
-            state = self.inspect("container", container)["State"]
-            assert state["Running"], self.run("logs", container).stderr
+            container.reload()
+            state = container.attrs["State"]
+            assert state["Running"], container.logs(stdout=False).decode()
             return bool(state["Health"]["Status"] == "healthy")
 
-        wait_until(healthy, f"{container} is healthy", limit_s)
+        wait_until(healthy, f"{container.name} is healthy", limit_s)
+
+
+def ended_of(container: Container) -> Ended:
+    """Wait until a container ends."""
+    code = container.wait(timeout=_LIMIT_S)["StatusCode"]
+    return Ended(code, container.logs(stderr=False).decode(), container.logs(stdout=False).decode())
+
+
+def output_of(container: Container, *command: str, **options: Any) -> str:
+    """Run a command in a running container and return its standard output; it must exit with 0."""
+    code, (stdout, stderr) = container.exec_run(list(command), demux=True, **options)
+    assert code == 0, f"{command} exited {code}: {stderr}"
+    return bytes(stdout or b"").decode()
 
 
 @dataclass(frozen=True)
@@ -165,16 +213,24 @@ class Served:
     """A server container and how to reach it.
 
     Attributes:
-        container: its name.
+        container: the container itself.
         network: a Docker network on which it is called `triton`.
         grpc_url: from this machine.
         http_url: from this machine.
     """
 
-    container: str
+    container: Container
     network: str
     grpc_url: str
     http_url: str
+
+
+def connected() -> DockerClient | None:
+    """Return a client of the engine at Docker's own socket, or None where none answers."""
+    try:
+        return DockerClient(timeout=_LIMIT_S)
+    except DockerException:
+        return None
 
 
 @contextlib.contextmanager
@@ -183,23 +239,29 @@ def running_engine(folder: Path) -> Iterator[Engine]:
     docker = program("docker")
     if docker is None:
         missing("no docker command; try apt-get install docker.io")
-    engine = Engine(docker, folder / "config")
-    engine.config.mkdir(parents=True)
-    if engine.answers():
-        yield engine
-        return
+    config = folder / "config"
+    config.mkdir(parents=True)
+    with contextlib.ExitStack() as started:
+        client = connected() or started.enter_context(_daemon(folder / "dockerd.log"))
+        started.callback(client.close)
+        yield Engine(client, docker, config)
+
+
+@contextlib.contextmanager
+def _daemon(log_path: Path) -> Iterator[DockerClient]:
+    """Start dockerd; yield a client of it."""
     dockerd = program("dockerd")
     if dockerd is None or os.geteuid() != 0:
         missing("no Docker engine answers; root with dockerd can start one: try apt-get install docker.io")
-    with (folder / "dockerd.log").open("wb") as log:
+    with log_path.open("wb") as log:
         process = subprocess.Popen([dockerd], stdout=log, stderr=log, start_new_session=True)
     try:
         deadline = time.monotonic() + 60
-        while not engine.answers():
+        while (client := connected()) is None:
             if process.poll() is not None or time.monotonic() > deadline:
-                missing(f"dockerd does not start here: {(folder / 'dockerd.log').read_text()[-500:]}")
+                missing(f"dockerd does not start here: {log_path.read_text()[-500:]}")
             time.sleep(0.2)
-        yield engine
+        yield client
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)

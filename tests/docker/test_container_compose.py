@@ -15,7 +15,8 @@ from typing import Any
 
 import httpx
 import pytest
-from docker_engine import ROOT, Engine, free_ports, versions, wait_until
+from docker.models.containers import Container
+from docker_engine import ROOT, Engine, ended_of, free_ports, versions, wait_until
 
 from slipway_client import Client, Progress, TextToVideoRequest, Video
 
@@ -33,7 +34,7 @@ def test_compose_starts_the_promised_services_when_profiles_are_named(
     compose: Engine, profiles: tuple[str, ...]
 ) -> None:
     named = [word for name in profiles for word in ("--profile", name)]
-    config = json.loads(compose.run("compose", *named, "config", "--format", "json").stdout)
+    config = json.loads(compose.compose(*named, "config", "--format", "json").stdout)
     assert set(config["services"]) == PROFILES[profiles]
     for service in config["services"].values():
         assert "privileged" not in service and service["cap_drop"] == ["ALL"]
@@ -45,7 +46,7 @@ def test_compose_starts_the_promised_services_when_profiles_are_named(
 
 
 def test_gpu_profile_reserves_a_device_and_shared_memory_when_configured(compose: Engine) -> None:
-    config = json.loads(compose.run("compose", "--profile", "gpu", "config", "--format", "json").stdout)
+    config = json.loads(compose.compose("--profile", "gpu", "config", "--format", "json").stdout)
     triton = config["services"]["triton-gpu"]
     assert triton["deploy"]["resources"]["reservations"]["devices"] == [
         {"capabilities": ["gpu"], "driver": "nvidia", "count": 1}
@@ -62,11 +63,10 @@ class Project:
     environment: dict[str, str]
 
     def compose(self, *arguments: str, code: int | None = 0) -> str:
-        return self.engine.run("compose", *arguments, code=code, limit_s=1800, **self.environment).stdout
+        return self.engine.compose(*arguments, code=code, limit_s=1800, **self.environment).stdout
 
-    def service(self, name: str) -> dict[str, Any]:
-        container = self.compose("ps", "--all", "--quiet", name).strip()
-        return self.engine.inspect("container", container)
+    def service(self, name: str) -> Container:
+        return self.engine.client.containers.get(self.compose("ps", "--all", "--quiet", name).strip())
 
     def ask_prometheus(self, path: str, **query: str) -> Any:
         url = f"http://127.0.0.1:{self.environment['PROMETHEUS_PORT']}/api/v1/{path}"
@@ -88,7 +88,7 @@ def project(
     project = Project(compose, {**own, **ports})
     try:
         project.compose("up", "--detach", "--no-build")
-        compose.wait_healthy(project.service("triton")["Id"])
+        compose.wait_healthy(project.service("triton"))
         yield project
     finally:
         project.compose("--profile", "*", "down", "--volumes", "--timeout", "5", code=None)
@@ -97,8 +97,8 @@ def project(
 def test_default_profile_exports_serves_and_is_watched_when_brought_up(
     project: Project, shown: Callable[[str], None]
 ) -> None:
-    assert project.service("export")["State"]["ExitCode"] == 0
-    triton = project.service("triton")
+    assert project.service("export").attrs["State"]["ExitCode"] == 0
+    triton = project.service("triton").attrs
     assert triton["State"]["Health"]["Status"] == "healthy"
     assert (triton["HostConfig"]["ReadonlyRootfs"], triton["HostConfig"]["ShmSize"]) == (True, 1 << 30)
     said = project.compose(
@@ -140,9 +140,9 @@ def test_load_profile_makes_load_by_its_workers_when_brought_up(
         for service in ("load", "load-worker")
     )
     assert len(workers) == 2
-    codes = [project.engine.run("wait", each).stdout.strip() for each in (master, *workers)]
-    report = project.engine.run("logs", master)
-    assert codes == ["0"] * 3, report.stdout + report.stderr
+    containers = [project.engine.client.containers.get(each) for each in (master, *workers)]
+    report, *others = [ended_of(each) for each in containers]
+    assert [each.code for each in (report, *others)] == [0] * 3, report.stdout + report.stderr
     lines = report.stdout.splitlines()
     assert re.fullmatch(r"wan_t2v: \d+ requests in 4 s: [1-9]\d* answered; .*", lines[0]), lines
     assert any(line.startswith("server: wan_t2v: ") for line in lines), lines
@@ -178,7 +178,7 @@ def generated_until(url: str, over: Callable[[], bool], started: threading.Event
 def test_requests_under_way_are_finished_when_compose_stops_the_server(
     project: Project, shown: Callable[[str], None]
 ) -> None:
-    container = project.service("triton")["Id"]
+    container = project.service("triton")
     url, started = f"127.0.0.1:{project.environment['GRPC_PORT']}", threading.Event()
     with project.engine.kills(container) as killed, ThreadPoolExecutor() as pool:
         kill = pool.submit(killed)
@@ -192,7 +192,8 @@ def test_requests_under_way_are_finished_when_compose_stops_the_server(
     assert all(video.steps == [*range(1, 101)] for video in videos)
     under_way = [video for video in videos if video.began_s < signalled_s < video.came_s]
     assert under_way
-    state = project.service("triton")["State"]
+    container.reload()
+    state = container.attrs["State"]
     assert (state["ExitCode"], state["Running"]) == (0, False)
     first = under_way[0]
     shown(

@@ -14,7 +14,7 @@ PORTS = {"8000/tcp", "8001/tcp", "8002/tcp"}
 def test_image_says_who_and_what_it_is_when_inspected(
     engine: Engine, images: dict[str, str], target: str, shown: Callable[[str], None]
 ) -> None:
-    config = engine.inspect("image", images[target])["Config"]
+    config = engine.client.images.get(images[target]).attrs["Config"]
     assert config["User"] == "1000:1000"
     assert config["Entrypoint"][0] == "slipway"
     label = "org.opencontainers.image."
@@ -27,7 +27,7 @@ def test_image_says_who_and_what_it_is_when_inspected(
 def test_server_image_has_ports_and_a_health_check_when_inspected(
     engine: Engine, images: dict[str, str], shown: Callable[[str], None]
 ) -> None:
-    config = engine.inspect("image", images["server-cpu"])["Config"]
+    config = engine.client.images.get(images["server-cpu"]).attrs["Config"]
     assert set(config["ExposedPorts"]) == PORTS
     assert config["Healthcheck"]["Test"] == ["CMD", "slipway", "ready", "--processes"]
     shown(f"server-cpu: ports {', '.join(sorted(PORTS))}, health check {config['Healthcheck']['Test'][1:]}")
@@ -37,21 +37,20 @@ def test_client_image_has_no_server_when_looked_into(engine: Engine, images: dic
     heavy = ("torch", "diffusers", "transformers", "onnxruntime", "pytriton")
     code = f"import importlib.util as u; print(*[n for n in {heavy!r} if u.find_spec(n)])"
     said = {
-        target: engine.run("run", "--rm", "--entrypoint", "python", images[target], "-c", code).stdout.split()
+        target: engine.run(images[target], "-c", code, entrypoint="python").stdout.split()
         for target in ("client", "server-cpu")
     }
     assert said == {"client": [], "server-cpu": list(heavy)}
 
 
 def test_client_image_has_what_its_commands_import_when_run(engine: Engine, images: dict[str, str]) -> None:
-    run = ("run", "--rm", *CONFINED, "--entrypoint")
     libraries = "import matplotlib, scipy, soundfile, soxr"
-    engine.run(*run, "python", images["client"], "-c", libraries)
+    engine.run(images["client"], "-c", libraries, entrypoint="python", **CONFINED)
     commands = (
         "cd /tmp && slipway imu-recording recording --seconds 1 && ! slipway imu recording --url localhost:1"
         " && ! slipway listen none.wav --plot heard.png --url localhost:1"
     )
-    said = engine.run(*run, "sh", images["client"], "-c", commands).stderr.splitlines()
+    said = engine.run(images["client"], "-c", commands, entrypoint="sh", **CONFINED).stderr.splitlines()
     # Each gets as far as there is no server and no file.
     assert len(said) == 2 and "localhost:1: unavailable" in said[0] and "none.wav" in said[1], said
 
@@ -63,17 +62,15 @@ def test_image_keeps_no_wheel_no_build_tool_and_no_secret_when_built(
     find = (
         "find /opt /build /src /dist /tmp /root -name '*.whl' -o -name 'pip*' -o -name .git -o -name '*.env'"
     )
-    done = engine.run(
-        "run", "--rm", "--user", "0", "--entrypoint", "sh", images[target], "-c", find, code=None
-    )
+    done = engine.run(images[target], "-c", find, code=None, user="0", entrypoint="sh")
     assert [line for line in done.stdout.splitlines() if "/site-packages/" not in line] == []
-    environment = engine.inspect("image", images[target])["Config"]["Env"]
+    environment = engine.client.images.get(images[target]).attrs["Config"]["Env"]
     words = ("token", "secret", "password", "proxy", "index")
     assert not [entry for entry in environment if any(word in entry.lower() for word in words)]
 
 
 def test_container_cannot_write_its_root_when_run_as_meant(engine: Engine, images: dict[str, str]) -> None:
     command = "touch /models/x; id -u; grep CapEff /proc/self/status; touch /tmp/x && echo can write /tmp"
-    done = engine.run("run", "--rm", *CONFINED, "--entrypoint", "sh", images["server-cpu"], "-c", command)
+    done = engine.run(images["server-cpu"], "-c", command, entrypoint="sh", **CONFINED)
     assert "Read-only file system" in done.stderr
     assert done.stdout.split() == ["1000", "CapEff:", "0" * 16, "can", "write", "/tmp"]

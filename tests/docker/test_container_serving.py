@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import av
-from docker_engine import CONFINED, Engine, Served
+from docker_engine import CONFINED, Ended, Engine, Served, output_of
 
 from slipway_client import Client, TextToVideoRequest, Video
 from slipway_serving.triton.server import Server
@@ -23,15 +23,16 @@ def video_of(url: str) -> bytes:
 
 
 def test_container_is_confined_and_healthy_when_it_serves(
-    engine: Engine, served: Served, shown: Callable[[str], None]
+    served: Served, shown: Callable[[str], None]
 ) -> None:
-    state = engine.inspect("container", served.container)
+    served.container.reload()
+    state = served.container.attrs
     host = state["HostConfig"]
     assert (state["State"]["Health"]["Status"], state["Config"]["User"]) == ("healthy", "1000:1000")
     assert (host["ReadonlyRootfs"], host["Privileged"], host["CapDrop"]) == (True, False, ["ALL"])
     assert host["SecurityOpt"] == ["no-new-privileges"]
     assert [(mount["Destination"], mount["RW"]) for mount in state["Mounts"]] == [("/models", False)]
-    status = engine.run("exec", served.container, "cat", "/proc/1/status").stdout
+    status = output_of(served.container, "cat", "/proc/1/status")
     facts = dict(line.split(":\t", 1) for line in status.splitlines())
     assert facts["Uid"].split() == ["1000"] * 4
     assert {facts[name] for name in ("CapPrm", "CapEff", "CapBnd")} == {"0" * 16}
@@ -40,12 +41,11 @@ def test_container_is_confined_and_healthy_when_it_serves(
 
 
 def test_container_sees_the_exported_files_byte_for_byte_when_mounted(
-    engine: Engine, served: Served, repository: Path, shown: Callable[[str], None]
+    served: Served, repository: Path, shown: Callable[[str], None]
 ) -> None:
-    there = engine.run(
-        "exec", "--workdir", "/models", served.container, "sh", "-c", "find . -type f -exec sha256sum {} +"
-    )
-    seen = {name: digest for digest, name in (line.split("  ./") for line in there.stdout.splitlines())}
+    sums = "find . -type f -exec sha256sum {} +"
+    there = output_of(served.container, "sh", "-c", sums, workdir="/models")
+    seen = {name: digest for digest, name in (line.split("  ./") for line in there.splitlines())}
     here = {
         str(path.relative_to(repository)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in repository.rglob("*")
@@ -67,8 +67,9 @@ def test_client_container_writes_a_video_when_run_beside_the_server(
 ) -> None:
     tmp_path.chmod(0o777)
     arguments = ("generate", "wan_t2v", REQUEST.prompt, "--url", "triton:8001", *FLAGS)
-    options = (*CONFINED, "--network", served.network, "--volume", f"{tmp_path}:/out")
-    done = engine.run("run", "--rm", *options, images["client"], *arguments, "--output", "/out/lake.mp4")
+    arguments = (*arguments, "--output", "/out/lake.mp4")
+    options = {**CONFINED, "network": served.network, "volumes": [f"{tmp_path}:/out"]}
+    done = engine.run(images["client"], *arguments, **options)
     with av.open(str(tmp_path / "lake.mp4")) as video:
         frames = [frame.to_ndarray(format="rgb24") for frame in video.decode(video=0)]
     assert [frame.shape for frame in frames] == [(32, 32, 3)] * 5
@@ -79,7 +80,10 @@ def test_client_container_writes_a_video_when_run_beside_the_server(
 def test_health_check_command_tells_by_its_exit_code_when_a_model_is_unknown(
     engine: Engine, images: dict[str, str], served: Served
 ) -> None:
-    ask = ("run", "--rm", *CONFINED, "--network", served.network, images["client"], "ready", "--url")
-    assert engine.run(*ask, "triton:8000", "--model", "wan_t2v").stdout == "ready\n"
-    assert "unknown model: 'nope'" in engine.run(*ask, "triton:8000", "--model", "nope", code=1).stderr
-    assert "connection refused" in engine.run(*ask, "triton:8009", code=1).stderr
+    def ask(*arguments: str, code: int = 0) -> Ended:
+        options = {**CONFINED, "network": served.network}
+        return engine.run(images["client"], "ready", "--url", *arguments, code=code, **options)
+
+    assert ask("triton:8000", "--model", "wan_t2v").stdout == "ready\n"
+    assert "unknown model: 'nope'" in ask("triton:8000", "--model", "nope", code=1).stderr
+    assert "connection refused" in ask("triton:8009", code=1).stderr
