@@ -1,13 +1,28 @@
-"""Generators of arrivals: users' requests in the order of time, the same for the same seed."""
+"""Arrivals: users' requests in the order of time, the same for the same seed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from slipway_loadtests.capacity.fleet import Arrival
 from slipway_serving.protocol.errors import raise_all
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """One request of a user.
+
+    Attributes:
+        at_s: Time of sending, in seconds from the start.
+        service_s: Service time alone on a replica, in seconds.
+        user: Number of the sender; a sticky fleet routes all requests of a user to the same replica.
+    """
+
+    at_s: float
+    service_s: float
+    user: int = 0
 
 
 def poisson(per_s: float, count: int, service_s: Sequence[float], seed: int = 0) -> list[Arrival]:

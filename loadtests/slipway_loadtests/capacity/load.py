@@ -24,9 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway_client import AsyncClient, RetryPolicy, TextToVideoRequest, Turn
-from slipway_loadtests.capacity.arrivals import poisson
-from slipway_loadtests.capacity.fleet import Arrival, Fleet, Floats, simulate
+from slipway_loadtests.capacity.arrivals import Arrival, poisson
+from slipway_loadtests.capacity.fleet import Fleet
 from slipway_loadtests.capacity.plan import Service, rates_of
+from slipway_loadtests.capacity.simulation import Floats, simulate
 from slipway_serving.families.wakeword.request import SAMPLE_RATE_HZ
 from slipway_serving.protocol.errors import Unrecoverable
 from slipway_serving.triton.server import Server

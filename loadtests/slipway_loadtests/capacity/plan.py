@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slipway_loadtests.capacity.arrivals import poisson, streams
-from slipway_loadtests.capacity.fleet import Arrival, Fleet, Floats, Routing, simulate
+from slipway_loadtests.capacity.arrivals import Arrival, poisson, streams
+from slipway_loadtests.capacity.fleet import Fleet, Routing
+from slipway_loadtests.capacity.simulation import Floats, simulate
 from slipway_serving.protocol.errors import Unrecoverable, raise_all
 
 # Length of a simulation: long enough to notice a growing queue.

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from slipway_loadtests.capacity.arrivals import poisson, waves
-from slipway_loadtests.capacity.fleet import Autoscaler, Fleet, Metric, Routing, simulate
+from slipway_loadtests.capacity.fleet import Autoscaler, Fleet, Metric, Routing
 from slipway_loadtests.capacity.plan import WAN_T2V, exponential
+from slipway_loadtests.capacity.simulation import simulate
 
 _HOUR_S = 3600.0
 _KUBERNETES_GRACE_S = 30.0

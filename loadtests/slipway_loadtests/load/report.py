@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipway_loadtests.bench.machine import machine_facts
+from slipway_loadtests.load.figures import Figures, Spread
 from slipway_loadtests.load.plan import Plan, Stage
 from slipway_loadtests.load.queues import Queue
-from slipway_loadtests.load.summary import Figures, ModelSummary, Spread, Staged, Summary
+from slipway_loadtests.load.summary import ModelSummary, Staged, Summary
 
 if TYPE_CHECKING:
     from slipway_loadtests.load.saturation import Saturation

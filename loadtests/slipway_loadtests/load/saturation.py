@@ -18,11 +18,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from slipway_loadtests.capacity.arrivals import poisson
-from slipway_loadtests.capacity.fleet import Fleet, simulate
+from slipway_loadtests.capacity.fleet import Fleet
 from slipway_loadtests.capacity.plan import Service, rates_of, stream_latencies_s, streams_carried
+from slipway_loadtests.capacity.simulation import simulate
+from slipway_loadtests.load.figures import Figures
 from slipway_loadtests.load.plan import Plan, Stage
 from slipway_loadtests.load.slo import Objective
-from slipway_loadtests.load.summary import KNEE_SHARE, Figures, ModelSummary, Staged
+from slipway_loadtests.load.summary import KNEE_SHARE, ModelSummary, Staged
 from slipway_loadtests.load.visits import Use
 from slipway_serving.protocol.errors import Unrecoverable
 

@@ -10,14 +10,10 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from slipway_loadtests.load.figures import PERCENTILES, Figures
 from slipway_serving.protocol.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    from slipway_loadtests.load.summary import Figures
-
-PERCENTILES = (50, 95, 99)
 
 
 @dataclass(frozen=True)

@@ -8,60 +8,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from slipway_loadtests.load.figures import Figures, Spread, spread_of
 from slipway_loadtests.load.outcomes import ANSWERED, CANCELLED, REJECTED, Outcome
 from slipway_loadtests.load.plan import Plan, Stage
-from slipway_loadtests.load.slo import PERCENTILES, Objective
+from slipway_loadtests.load.slo import Objective
 
 KNEE_SHARE = 0.9
 """Share that defines the knee. With closed arrivals, the knee is the lowest level that reaches this share of
 the highest throughput of any stage; with open arrivals, the highest level at which this share of the requests
 due in a stage is answered in it."""
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Count, mean, percentiles and maximum of a measure."""
-
-    count: int
-    mean: float
-    p50: float
-    p95: float
-    p99: float
-    most: float
-
-
-@dataclass(frozen=True)
-class Figures:
-    """Figures of the requests to one model in a period.
-
-    Attributes:
-        model: Name of the model.
-        seconds: Length of the period, in seconds.
-        sent: Number of requests due in the period.
-        ended: Number of these requests by their end.
-        per_s: Answers per second that arrived in the period.
-        goodput_per_s: Good answers per second that arrived in the period.
-        good_share: Share of good answers among those that arrived; 0 if none arrived.
-        rejected_share: Share of rejected requests among those due.
-        failed_share: Share of due requests neither answered nor rejected, nor cancelled by the user.
-        measures: Spread of each measure over the answers to the due requests.
-    """
-
-    model: str
-    seconds: float
-    sent: int
-    ended: Mapping[str, int]
-    per_s: float
-    goodput_per_s: float
-    good_share: float
-    rejected_share: float
-    failed_share: float
-    measures: Mapping[str, Spread]
-
-    @property
-    def answered(self) -> int:
-        """Number of answered requests."""
-        return self.ended.get(ANSWERED, 0)
 
 
 @dataclass(frozen=True)
@@ -189,12 +144,6 @@ def _spreads(outcomes: Iterable[Outcome]) -> dict[str, Spread]:
         for name, found in outcome.measures.items():
             values.setdefault(name, []).extend(found)
     return {name: spread_of(found) for name, found in values.items()}
-
-
-def spread_of(values: Sequence[float]) -> Spread:
-    """Return the spread of one or more values."""
-    p50, p95, p99 = np.percentile(values, PERCENTILES).tolist()
-    return Spread(len(values), float(np.mean(values)), p50, p95, p99, float(np.max(values)))
 
 
 def _knee(stages: Sequence[Staged], *, closed: bool) -> float | None:

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from slipway_cli import root
-from slipway_loadtests.capacity.arrivals import poisson
+from slipway_loadtests.capacity.arrivals import Arrival, poisson
 from slipway_loadtests.capacity.bench import Round, compare
-from slipway_loadtests.capacity.fleet import Arrival, Fleet, simulate
+from slipway_loadtests.capacity.fleet import Fleet
 from slipway_loadtests.capacity.load import (
     Delay,
     Observed,
@@ -39,6 +39,7 @@ from slipway_loadtests.capacity.plan import (
     world_demand,
 )
 from slipway_loadtests.capacity.scaling import Traffic, scale_long_jobs, session_bound
+from slipway_loadtests.capacity.simulation import simulate
 from slipway_serving.protocol.errors import InvalidRequest, Unrecoverable
 
 VIDEO = Demand("video", service_s=(60.0,), each_s=600.0, p95_s=60.0)

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipway_loadtests.capacity.fleet import Arrival, Fleet, simulate
+from slipway_loadtests.capacity.arrivals import Arrival
+from slipway_loadtests.capacity.fleet import Fleet
+from slipway_loadtests.capacity.simulation import simulate
 from slipway_loadtests.load import report
 from slipway_loadtests.load.arrivals import moments_s
 from slipway_loadtests.load.outcomes import Outcome
