@@ -100,7 +100,7 @@ bench: $(VENV)/installed ## Whole videos: diffusers, our loop, Triton, shortcuts
 	$(BIN)/slipway bench video
 
 matrix: $(VENV)/installed ## Run every combination of component, precision and engine at tiny; continues; writes docs/reference/precisions.md
-	$(BIN)/python -m slipway_export.precision_matrix $(foreach each,$(FAMILY),--family $(each))
+	$(BIN)/python -m slipway_benchmarks.precision_matrix $(foreach each,$(FAMILY),--family $(each))
 
 soak: $(VENV)/installed ## Mixed traffic on tiny checkpoints of every family, which must stay as they were; MINUTES=30
 	$(EXPORT_EACH_TINY)

@@ -20,14 +20,13 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from slipway_cli import ready_commands
+from slipway_cli import checkout_commands, ready_commands
 from slipway_cli.generate import generate
 from slipway_cli.imu import commands as imu_commands
 from slipway_cli.listen import commands
 from slipway_cli.play import commands as play_commands
 from slipway_export.commands import checkpoint_commands, export_commands, plan_commands, verify_commands
-from slipway_loadtests import commands as loadtest_commands
-from slipway_loadtests import load_commands, soak_commands
+from slipway_loadtests import capacity_commands, load_commands, soak_commands
 from slipway_management import commands as management_commands
 from slipway_serving.protocol import distribution
 from slipway_serving.protocol.errors import SlipwayError
@@ -43,7 +42,7 @@ EXPORTS = "Checkpoints and exports"
 SERVERS = "Servers"
 CLIENTS = "Clients of a running server"
 MEASUREMENTS = "Training and measurements"
-PANELS = {EXPORTS: "export", SERVERS: "serve", CLIENTS: "generate", MEASUREMENTS: "bench"}
+PANELS = {EXPORTS: "export", SERVERS: "serve", CLIENTS: "generate", MEASUREMENTS: "load"}
 """The sections of the help in their order, each with the command whose example it shows."""
 
 
@@ -65,6 +64,9 @@ class Command:
     example: str
     extra: str | None = None
 
+
+_benchmarks = checkout_commands.benchmarks()
+checkout_commands.add_weights(training_commands.train)
 
 COMMANDS = (
     Command("families", checkpoint_commands.families, EXPORTS, "slipway families --json"),
@@ -120,10 +122,14 @@ COMMANDS = (
         "train",
         training_commands.train,
         MEASUREMENTS,
-        "slipway train weights airimu --output checkpoint",
+        "slipway train wakeword --name hi --positive hi --negative no --backbone demo",
         "training",
     ),
-    Command("bench", loadtest_commands.bench, MEASUREMENTS, "slipway bench video", "loadtests"),
+    *(
+        (Command("bench", _benchmarks, MEASUREMENTS, "slipway bench video", "loadtests"),)
+        if _benchmarks is not None
+        else ()
+    ),
     Command(
         "load",
         load_commands.load,
@@ -141,13 +147,13 @@ COMMANDS = (
     ),
     Command(
         "capacity",
-        loadtest_commands.capacity,
+        capacity_commands.capacity,
         MEASUREMENTS,
         "slipway capacity --service-s 2 --each-s 60 --p95-s 4 --users 100",
         "capacity",
     ),
 )
-"""The commands in the order of the help."""
+"""The commands in the order of the help; from a wheel, without those of a checkout."""
 
 
 class _Panels(TyperGroup):
@@ -194,6 +200,8 @@ for _command in COMMANDS:
         app.add_typer(_command.run, name=_command.name, epilog=_epilog)
     else:
         app.command(_command.name, epilog=_epilog)(_command.run)
+if _benchmarks is None:
+    checkout_commands.add_refusal(app, "bench", "bench: the benchmarks", "loadtests")
 
 
 @dataclass

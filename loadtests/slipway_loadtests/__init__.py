@@ -1,1 +1,1 @@
-"""Benchmarks and load tests against a running Slipway server."""
+"""Load tests of a running server, soak tests, and the model of fleets behind `slipway capacity`."""

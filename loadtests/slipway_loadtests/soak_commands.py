@@ -68,12 +68,12 @@ def soak(
 ) -> None:
     """Send mixed traffic of every family that a server serves; 1 where it did not stay as it was."""
     _check(repository, url, minutes, requests, kill_every, limit_s, leak=leak)
-    from slipway_loadtests.bench.chart import draw_soak
-    from slipway_loadtests.bench.machine import machine_facts
-    from slipway_loadtests.bench.report import write_json
+    from slipway_loadtests.json_report import write_json
     from slipway_loadtests.load_commands import stated_fields
+    from slipway_loadtests.machine import machine_facts
     from slipway_loadtests.soak import report, running
     from slipway_loadtests.soak.asks import kinds, stated
+    from slipway_loadtests.soak.chart import draw_soak
     from slipway_loadtests.soak.held import server_at
     from slipway_loadtests.soak.verdict import Allowed
 

@@ -17,9 +17,9 @@ from server_fixtures import affine, any_port, tensor, write_model
 from soaked_program import CountRequest
 
 from slipway_cli.root import run
-from slipway_loadtests.bench.chart import draw_soak
 from slipway_loadtests.soak import report, traffic
 from slipway_loadtests.soak.asks import Ask, Kind
+from slipway_loadtests.soak.chart import draw_soak
 from slipway_loadtests.soak.held import server_at
 from slipway_loadtests.soak.running import Options, soak, soak_at
 from slipway_loadtests.soak.traffic import FAILED

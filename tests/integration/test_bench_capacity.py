@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from slipway_loadtests.capacity.bench import CapacityOptions, Checked, check_model
-from slipway_loadtests.capacity.load import compared_subjects, measure_service, merged_subjects
+from slipway_benchmarks.capacity.benchmark import CapacityOptions, Checked, check_model
+from slipway_benchmarks.capacity.measurements import compared_subjects, measure_service, merged_subjects
 from slipway_serving.protocol.errors import SlipwayError
 from slipway_serving.triton.server import Server
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from slipway_benchmarks.engines.benchmark import EAGER, FP32, INDUCTOR, INT8, TORCH_INT8
 from slipway_cli import root
 from slipway_export.families import family_named
-from slipway_loadtests.bench.engines import EAGER, FP32, INDUCTOR, INT8, TORCH_INT8
 
 SMALL = "--family wakeword_head --component jarvis --axis batch=3 --rounds 2"
 TORCHAO = importlib.util.find_spec("torchao") is not None

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from safetensors.torch import save_file
 
+from slipway_benchmarks.pipelines.video import DIFFUSERS, IN_PROCESS, TRITON
+from slipway_benchmarks.quality.benchmark import JUDGED
 from slipway_cli import root
-from slipway_loadtests.bench.meaning import JUDGED
-from slipway_loadtests.bench.video import DIFFUSERS, IN_PROCESS, TRITON
+from slipway_recipes.judges.shapes import JUDGE_FILE, Judge
+from slipway_recipes.wan_t2v import measures
 from slipway_serving.triton.server import Server
-from slipway_training.shapes.judge import JUDGE_FILE, Judge
-from slipway_training.wan_t2v import measures
 
 SHORT = "--rounds 1 --size 32x32 --frames 5 --steps 2"
 WITH_INTERVAL = f"{TRITON}, guidance_stop 0.5"

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slipway_benchmarks.servers.closed_loop import Load, Target, closed_loop
+from slipway_benchmarks.servers.wakeword import BATCHED, LITSERVE_KINDS, PLAIN, compare, triton_target
 from slipway_cli import root
-from slipway_loadtests.bench.load import Load, Target, closed_loop
-from slipway_loadtests.bench.wakeword import BATCHED, LITSERVE_KINDS, PLAIN, compare, triton_target
 from slipway_serving.protocol.errors import Unrecoverable
 from slipway_serving.triton.server import Server
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from slipway_benchmarks.precision_matrix import NOT_OFFERED, Cell, Outcome, cells_of, run_cell, section
 from slipway_export.families import families, family_named
-from slipway_export.precision_matrix import NOT_OFFERED, Cell, Outcome, cells_of, run_cell, section
 from slipway_export.spec import Engine, Precision
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/reference/precisions.md"

@@ -13,8 +13,8 @@ from torch import Tensor
 from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.families.airimu.family import FAMILY
 from slipway_export.families.airimu.network import load_network
-from slipway_training.recipe import Making
-from slipway_training.recipes import recipe_named
+from slipway_recipes.recipe import Making
+from slipway_recipes.registry import recipe_named
 
 # Other processors add up in another order, and steps of training make more of that: 0.0022 was seen. Training
 # moves the weights by 0.017 from those that it begins with, so more than a third of that is too much.

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import soundfile
 from PIL import Image
-from wheel_environments import ROOT, Environment, build_wheel, make_environment
+from wheel_environments import ROOT, VARIABLES, Environment, build_wheel, make_environment
 
 from slipway_cli import root
 
@@ -31,19 +31,24 @@ LACKING = {
     "imu": ["imu recording"],
     "imu-recording": ["imu-recording lacking"],
     "listen": ["listen some.wav", "listen - --plot heard.png"],
-    "train": [
-        "train wakeword --name a --positive some --negative some --backbone tiny",
-        "train weights airimu --output lacking",
-    ],
+    "train": ["train wakeword --name a --positive some --negative some --backbone tiny"],
     "manage": ["manage --repository r"],
-    "bench": [
-        f"bench {name} --output o"
-        for name in ("denoiser", "engines", "video", "wakeword", "world", "quality", "capacity")
-    ],
     "load": ["load --family wan_t2v --url localhost:1"],
     "saturate": ["saturate --family wan_t2v --url localhost:1"],
     "soak": ["soak --repository some"],
     "capacity": ["capacity --service-s 1 --each-s 9 --p95-s 1 --users 4"],
+}
+# Packages of a checkout that the wheel lacks, and calls of their commands with what the answer names.
+CHECKOUT_ONLY = {"slipway_benchmarks", "slipway_recipes"}
+REFUSED = {
+    "bench": ("bench: the benchmarks", "loadtests"),
+    "bench --help": ("bench: the benchmarks", "loadtests"),
+    "bench video --rounds 1 -o out": ("bench: the benchmarks", "loadtests"),
+    "train weights": ("train weights: the recipes of the demo checkpoints", "training"),
+    "train weights airimu --output lacking": (
+        "train weights: the recipes of the demo checkpoints",
+        "training",
+    ),
 }
 HEAVY = ("torch", "diffusers", "transformers", "onnx", "onnxruntime", "pytriton", "scipy", "matplotlib")
 
@@ -80,11 +85,18 @@ def bare(environment: Make) -> Environment:
     return found
 
 
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """Editable install of this checkout, with the extra that the benchmarks need."""
+    editable = build_wheel(tmp_path_factory.mktemp("editable"), editable=True)
+    return make_environment(tmp_path_factory.mktemp("checkout") / "environment", editable, "loadtests")
+
+
 def test_wheel_holds_only_what_has_the_products_name_when_built(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     packages = {path.name for path in ROOT.glob("*/slipway_*") if (path / "__init__.py").is_file()}
     # The trained checkpoints are a distribution of their own.
-    packages.remove("slipway_demo")
+    packages -= {"slipway_demo", *CHECKOUT_ONLY}
     metadata = f"{wheel.name.split('-py3')[0]}.dist-info"
     assert {name.split("/")[0] for name in names} == {*packages, metadata}
     assert {f"{package}/py.typed" for package in packages} <= set(names)
@@ -133,7 +145,7 @@ def test_bare_install_works_without_a_heavy_library_when_its_commands_run(bare: 
 def test_bare_install_names_the_one_extra_when_a_command_needs_it(
     bare: Environment, command: root.Command
 ) -> None:
-    if command.extra is None:
+    if command.extra is None or command.name == "bench":
         assert command.name not in LACKING
         return
     for line in LACKING[command.name]:
@@ -141,6 +153,26 @@ def test_bare_install_names_the_one_extra_when_a_command_needs_it(
         hint = re.escape(f'try pip install ".[{command.extra}]" in a checkout of Slipway')
         assert done.returncode == 1, done
         assert re.fullmatch(rf"error: [^\n]+{hint}\n", done.stderr), done.stderr
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_wheel_says_how_to_get_a_tool_of_developers_when_it_is_called(bare: Environment, line: str) -> None:
+    done = bare.slipway(line)
+    what, extra = REFUSED[line]
+    told = (
+        f"error: {what} are installed from a checkout only; clone the repository and run:"
+        f" pip install -e '.[{extra}]'\n"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", told)
+
+
+def test_wheel_lists_no_tool_of_developers_when_help_is_asked(bare: Environment) -> None:
+    listed = bare.slipway("--help").stdout
+    assert re.search(r"^  capacity ", listed, re.M)
+    assert not re.search(r"\bbench\b", listed)
+    listed = bare.slipway("train --help").stdout
+    assert re.search(r"^  wakeword ", listed, re.M)
+    assert "weights" not in listed
 
 
 def test_signals_suffices_when_listening_and_measuring(environment: Make) -> None:
@@ -185,7 +217,9 @@ def test_server_suffices_when_the_bare_client_generates(
     found = environment("server")
     ports = "--http-port 0 --grpc-port 0 --metrics-port 0"
     command = [str(found.folder / "bin/slipway"), "serve", "--repository", str(repository), *ports.split()]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=VARIABLES
+    ) as process:
         try:
             assert process.stdout is not None
             said: dict[str, str] = {}
@@ -223,7 +257,7 @@ def test_management_suffices_when_the_api_is_started(environment: Make) -> None:
     found = environment("management")
     command = [str(found.folder / "bin/slipway"), "manage", "--repository", "models", "--port", "0"]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=found.folder
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=found.folder, env=VARIABLES
     ) as process:
         try:
             assert process.stdout is not None
@@ -237,6 +271,14 @@ def test_management_suffices_when_the_api_is_started(environment: Make) -> None:
         assert process.wait(60) == 0, process.communicate()
 
 
+def test_loadtests_suffices_when_a_server_is_soaked(environment: Make) -> None:
+    found = environment("loadtests")
+    done = found.slipway("soak --repository lacking --requests 1")
+    assert done.returncode == 2 and "lacking" in done.stderr, done
+    # What follows the traffic.
+    assert found.run("python", "-c", "import slipway_loadtests.soak.chart").returncode == 0
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -246,8 +288,12 @@ def test_management_suffices_when_the_api_is_started(environment: Make) -> None:
     ],
     ids=lambda line: line.split(maxsplit=1)[0],
 )
-def test_loadtests_suffices_when_a_benchmark_runs(environment: Make, line: str) -> None:
-    found = environment("loadtests")
-    done = found.slipway(f"bench {line} --output out --quiet")
+def test_loadtests_suffices_in_a_checkout_when_a_benchmark_runs(checkout: Environment, line: str) -> None:
+    done = checkout.slipway(f"bench {line} --output out --quiet")
     assert done.returncode == 0, done
-    assert (found.folder / "out" / f"{line.split(maxsplit=1)[0]}.png").is_file()
+    assert (checkout.folder / "out" / f"{line.split(maxsplit=1)[0]}.png").is_file()
+
+
+def test_checkout_finds_the_recipes_when_a_family_without_one_is_asked_for(checkout: Environment) -> None:
+    done = checkout.slipway("train weights none --output lacking")
+    assert done.returncode == 2 and "weights: family must be one of airimu, " in done.stderr, done

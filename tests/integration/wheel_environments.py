@@ -6,6 +6,7 @@ require, transitively, in the versions that are installed here; pip then install
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import venv
@@ -18,10 +19,23 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
+VARIABLES = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+"""Variables of a program of an environment, which must not find packages of ours elsewhere."""
 
 
-def build_wheel(folder: Path, source: Path = ROOT) -> Path:
-    """Build a distribution of this checkout, by the hatchling that is installed here."""
+def build_wheel(folder: Path, source: Path = ROOT, *, editable: bool = False) -> Path:
+    """Build a distribution of this checkout, by the hatchling that is installed here.
+
+    Args:
+        folder: Folder for the wheel.
+        source: Folder of the distribution's pyproject.toml.
+        editable: True for the wheel of an editable install, which only names the checkout's folders.
+    """
+    if editable:
+        build = f"from hatchling.build import build_editable; build_editable({str(folder)!r})"
+        subprocess.run([sys.executable, "-c", build], check=True, cwd=source)
+        (wheel,) = folder.glob("*.whl")
+        return wheel
     options = ("--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--wheel-dir", str(folder))
     subprocess.run([sys.executable, "-m", "pip", "wheel", *options, str(source)], check=True)
     (wheel,) = folder.glob("*.whl")
@@ -48,6 +62,7 @@ class Environment:
             timeout=limit_s,
             check=False,
             cwd=self.folder,
+            env=VARIABLES,
             stdin=subprocess.DEVNULL,
         )
 

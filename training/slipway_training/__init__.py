@@ -1,1 +1,1 @@
-"""Training of wake words by users, and of the demo checkpoints."""
+"""Training of wake words by users."""

@@ -1,4 +1,4 @@
-"""The commands `slipway train`: recordings into a trained model, and the demo checkpoints made anew."""
+"""The command `slipway train wakeword`: recordings into a trained model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slipway_export.commands.server_options import control_token_option, publish
 from slipway_export.commands.sources import trained_family
 from slipway_export.commands.terminal import Quiet, quiet_libraries, reporting
 from slipway_export.spec import Precision
-from slipway_serving.protocol.errors import Cancelled, InvalidRequest, SlipwayError
+from slipway_serving.protocol.errors import InvalidRequest, SlipwayError
 from slipway_serving.system.temporary_folders import TemporaryFolder
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from slipway_training.wakeword import Trained
 
 train = typer.Typer(
-    help="Train a model on recordings, or a demo checkpoint on a program's data.",
+    help="Train a model on recordings.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -117,42 +117,6 @@ def wakeword(
                 f"{trained.folder} is trained, its export failed: {error}; try `{fix}`"
             ) from error
     typer.echo(json.dumps(asdict(library.status(name)), indent=2))
-
-
-@train.command("weights")
-def weights(
-    family: Annotated[str, typer.Argument(help="Whose demo checkpoint to make.", metavar="FAMILY")],
-    output: Annotated[Path, typer.Option(help="Folder for the checkpoint.", metavar="DIR")],
-    seed: Annotated[int, typer.Option(help="Of data and weights, 0 or more.")] = 0,
-    state: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of what an ended training goes on from, saved each minute; by default OUTPUT.state.",
-            metavar="DIR",
-        ),
-    ] = None,
-    threads: Annotated[int, typer.Option(help="Of PyTorch on the CPU, 1 or more.")] = 2,
-    scale: Annotated[
-        float, typer.Option(help="Share of the steps to make, above 0 to 1; below 1 to try it out.")
-    ] = 1.0,
-    quiet: Quiet = False,
-) -> None:
-    """Make a demo checkpoint anew, from a seed, and print what it reaches as JSON."""
-    from rich.console import Console
-
-    from slipway_training.recipe import Making
-    from slipway_training.recipes import recipe_named
-
-    recipe = recipe_named(family)
-    kept = output.with_name(f"{output.name}.state") if state is None else state
-    try:
-        with quiet_libraries(), reporting(Console(file=sys.stderr, quiet=quiet)) as report:
-            figures = recipe.run(Making(output, kept, seed, threads, scale, report))
-    except KeyboardInterrupt:
-        raise Cancelled(
-            f"train: interrupted; the same command continues from the state that was saved last in {kept}"
-        ) from None
-    typer.echo(json.dumps(figures, indent=2))
 
 
 @contextmanager

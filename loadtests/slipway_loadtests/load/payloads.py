@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from slipway_loadtests.pictures.captions import caption, plain
+from slipway_loadtests.pictures.long_footage import LONG
+from slipway_loadtests.pictures.plays import random_play
+from slipway_loadtests.pictures.render import render
+from slipway_loadtests.pictures.scenes import Scene, subjects
 from slipway_serving.families.matrix_game.keys import NOTHING, VOCABULARIES
-from slipway_training.framepack_i2v.footage import LONG
-from slipway_training.shapes.captions import caption, plain
-from slipway_training.shapes.render import render
-from slipway_training.shapes.scenes import Scene, subjects
-from slipway_training.worlds.plays import random_play
 
 IMU_HZ = 200
 SEEDS = 32

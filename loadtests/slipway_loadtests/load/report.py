@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slipway_loadtests.bench.machine import machine_facts
 from slipway_loadtests.load.figures import Figures, Spread
 from slipway_loadtests.load.plan import Plan, Stage
 from slipway_loadtests.load.queues import Queue
 from slipway_loadtests.load.summary import ModelSummary, Staged, Summary
+from slipway_loadtests.machine import machine_facts
 
 if TYPE_CHECKING:
     from slipway_loadtests.load.saturation import Saturation
@@ -188,7 +188,7 @@ def _sentence(figures: Figures) -> str:
 
 def _chart(plan: Plan, found: ModelSummary) -> str:
     """Draw throughput and latency over the stages; return a PNG as base64 text."""
-    from slipway_loadtests.bench.chart import draw_load
+    from slipway_loadtests.load.chart import draw_load
 
     drawn = io.BytesIO()
     draw_load(found, "users" if plan.arrivals == "closed" else "offered per second", drawn)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from slipway_benchmarks.denoiser import memory
+from slipway_benchmarks.denoiser.benchmark import DenoiserOptions
+from slipway_benchmarks.denoiser.cases import CASES, case_of_checkpoint, choose_case
+from slipway_benchmarks.denoiser.graphs import axes_of_case
 from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.families import family_named
 from slipway_export.spec import Precision
-from slipway_loadtests.bench import memory
-from slipway_loadtests.bench.cases import CASES, case_of_checkpoint, choose_case
-from slipway_loadtests.bench.denoiser import DenoiserOptions
-from slipway_loadtests.bench.graphs import axes_of_case
-from slipway_loadtests.bench.machine import machine_facts, machine_lines
+from slipway_loadtests.machine import machine_facts, machine_lines
 from slipway_serving.protocol.errors import InvalidRequest
 
 

@@ -6,8 +6,8 @@ import torch
 from diffusers import WanTransformer3DModel
 from torch.utils.flop_counter import FlopCounterMode
 
-from slipway_loadtests.bench.cases import LATENT_CHANNELS, choose_case
-from slipway_loadtests.bench.ceiling import ProductRate, product_gflop
+from slipway_benchmarks.denoiser.cases import LATENT_CHANNELS, choose_case
+from slipway_benchmarks.denoiser.ceiling import ProductRate, product_gflop
 
 CASE = choose_case(
     "wan-6x8x64", {"layers": 2, "heads": 4, "ffn_dim": 512, "height": 64, "width": 96, "frames": 9}

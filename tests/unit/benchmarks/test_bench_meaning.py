@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from slipway_benchmarks.quality import benchmark
 from slipway_cli import root
 from slipway_export.options import ExportOptions
 from slipway_export.spec import Family, Precision
-from slipway_loadtests.bench import meaning
 from slipway_serving.protocol.errors import InvalidRequest
 
 
@@ -22,7 +22,7 @@ def test_component_keeps_its_precision_in_every_export(
         asked.append(options)
         raise InvalidRequest("that is enough")
 
-    monkeypatch.setattr(meaning, "run_export", refuse)
+    monkeypatch.setattr(benchmark, "run_export", refuse)
     line = "bench quality --family airimu --precision fp64 --precision codenet=fp32 --samples 1"
     assert root.run([*line.split(), "--output", str(tmp_path)]) == 2
     assert [(options.precision, options.precisions) for options in asked] == [

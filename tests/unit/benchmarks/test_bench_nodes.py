@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 from onnx import helper
 
-from slipway_loadtests.bench.nodes import count
+from slipway_benchmarks.denoiser.nodes import count
 
 
 def node(operator: str, inputs: str, output: str, scope: str = "", domain: str = "") -> onnx.NodeProto:

@@ -16,9 +16,15 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from slipway_loadtests.bench import real_size
-from slipway_loadtests.bench.processes import Ran, Tree, measured, serving
-from slipway_loadtests.bench.real_size import RealSizeOptions, Row, markdown, print_real_size, real_size_json
+from slipway_benchmarks.pipelines import real_size
+from slipway_benchmarks.pipelines.real_size import (
+    RealSizeOptions,
+    Row,
+    markdown,
+    print_real_size,
+    real_size_json,
+)
+from slipway_benchmarks.processes import Ran, Tree, measured, serving
 from slipway_serving.protocol.errors import InvalidRequest, Unrecoverable
 
 HELD = 200 * 10**6

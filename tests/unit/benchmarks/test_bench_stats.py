@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slipway_loadtests.bench.stats import fit_line, ratios, summarize
+from slipway_benchmarks.stats import fit_line, ratios, summarize
 
 
 def test_summary_has_min_median_max_and_values_in_order_when_summarized() -> None:

@@ -9,11 +9,8 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from slipway_client import Progress
-from slipway_loadtests.bench.chart import draw_video
-from slipway_loadtests.bench.report import write_json
-from slipway_loadtests.bench.stats import ratios, summarize
-from slipway_loadtests.bench.video import (
+from slipway_benchmarks.chart import draw_video
+from slipway_benchmarks.pipelines.video import (
     DIFFUSERS,
     IN_PROCESS,
     TRITON,
@@ -24,6 +21,9 @@ from slipway_loadtests.bench.video import (
     step_ms,
     video_json,
 )
+from slipway_benchmarks.stats import ratios, summarize
+from slipway_client import Progress
+from slipway_loadtests.json_report import write_json
 
 FRAMES = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3)).astype(np.uint8)
 TAKEN = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from slipway_loadtests.bench.stats import summarize
-from slipway_loadtests.bench.world import Played, WorldOptions, print_world, summarized, world_json
+from slipway_benchmarks.pipelines.world import Played, WorldOptions, print_world, summarized, world_json
+from slipway_benchmarks.stats import summarize
 from slipway_serving.families.matrix_game.request import BlockMade
 
 OPTIONS = WorldOptions(worlds=2, blocks=30)

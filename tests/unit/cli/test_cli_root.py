@@ -172,6 +172,41 @@ def test_demo_installs_the_extras_of_its_commands_and_no_others() -> None:
     assert set(asked.split(",")) == needed - {None}
 
 
+# A stand-in for the wheel, which has neither package.
+WITHOUT_CHECKOUT = (
+    "import sys\n"
+    "sys.modules |= {'slipway_benchmarks': None, 'slipway_recipes': None}\n"
+    "from slipway_cli import root\n"
+    "sys.exit(root.run(sys.argv[1:]))"
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "what", "extra"),
+    [
+        ("bench", "bench: the benchmarks", "loadtests"),
+        ("bench video -h", "bench: the benchmarks", "loadtests"),
+        ("train weights airimu", "train weights: the recipes of the demo checkpoints", "training"),
+    ],
+)
+def test_tool_of_developers_says_how_to_get_it_when_the_checkout_is_missing(
+    line: str, what: str, extra: str
+) -> None:
+    command = [sys.executable, "-c", WITHOUT_CHECKOUT, *line.split()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    where = "are installed from a checkout only; clone the repository and run: pip install -e"
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: {what} {where} '.[{extra}]'\n"
+
+
+def test_help_lists_no_tool_of_developers_when_the_checkout_is_missing() -> None:
+    for line, listed, hidden in (("--help", "capacity", "bench"), ("train --help", "wakeword", "weights")):
+        command = [sys.executable, "-c", WITHOUT_CHECKOUT, *line.split()]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        assert re.search(rf"^  {listed} ", done.stdout, re.M)
+        assert hidden not in done.stdout
+
+
 def test_missing_module_of_ours_is_a_defect_when_raised() -> None:
     error = ModuleNotFoundError("No module named 'slipway_serving.nope'", name="slipway_serving.nope")
     assert "defect" in root.describe(error, root.Invocation(command="serve"))

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from slipway_benchmarks.capacity.demands import exponential
 from slipway_loadtests.capacity.arrivals import Arrival, poisson, streams, waves
 from slipway_loadtests.capacity.fleet import Autoscaler, Fleet
-from slipway_loadtests.capacity.plan import exponential
 from slipway_loadtests.capacity.simulation import simulate
 from slipway_serving.protocol.errors import InvalidRequest
 

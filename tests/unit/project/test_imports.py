@@ -18,7 +18,7 @@ REQUESTS = {
 }
 # What clients and servers agree on: errors, fields, requests, events.
 PROTOCOL = {"slipway_serving.protocol", *REQUESTS}
-# What each package may import of the others. The command line's root and the load tests may use everything.
+# What each package may import of the others. The command line's root and the benchmarks may use everything.
 ALLOWED = {
     "slipway_models": {"slipway_serving.adapter"},
     "slipway_serving": set(),
@@ -52,10 +52,24 @@ ALLOWED = {
         "slipway_serving.runtime.input_sizes",
         "slipway_serving.runtime.queue_limits",
     },
-    # Training measures trajectories as `slipway imu` does, and reads recordings as `slipway listen` does.
-    "slipway_training": {"slipway_client.imu", "slipway_client.sound", "slipway_export", "slipway_serving"},
+    # Training reads recordings as `slipway listen` does.
+    "slipway_training": {"slipway_client.sound", "slipway_export", "slipway_serving"},
     "slipway_demo": set(),
     "slipway_management": {"slipway_export", "slipway_serving"},
+    "slipway_loadtests": {
+        "slipway_cli.files",
+        "slipway_cli.server_options",
+        "slipway_client",
+        "slipway_serving",
+    },
+    # Recipes measure trajectories as `slipway imu` does, and train on the pictures that load tests send.
+    "slipway_recipes": {
+        "slipway_client.imu",
+        "slipway_export",
+        "slipway_loadtests.pictures",
+        "slipway_serving",
+        "slipway_training",
+    },
 }
 
 

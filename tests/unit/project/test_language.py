@@ -12,12 +12,14 @@ import pytest
 ROOT = Path(__file__).parents[3]
 # The packages whose docstrings follow the rule of CONTRIBUTING.
 PLAIN = (
+    "benchmarks/slipway_benchmarks",
     "cli/slipway_cli",
     "clients/slipway_client",
     "export/slipway_export",
     "loadtests/slipway_loadtests",
     "management/slipway_management",
     "serving/slipway_serving",
+    "training/slipway_recipes",
     "training/slipway_training",
 )
 # Prepositions, relative words, pronouns and verbs that entries used to begin with.

@@ -1,0 +1,1 @@
+"""One component as each engine serves it."""

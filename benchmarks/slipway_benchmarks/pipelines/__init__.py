@@ -1,0 +1,1 @@
+"""Whole videos and worlds through Triton, and a checkpoint of public size from export to answer."""

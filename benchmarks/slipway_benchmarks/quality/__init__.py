@@ -1,0 +1,1 @@
+"""Quality of served checkpoints: whether their answers mean what they should."""

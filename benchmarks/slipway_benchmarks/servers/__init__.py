@@ -1,0 +1,1 @@
+"""Wake words under load: Triton beside LitServe."""

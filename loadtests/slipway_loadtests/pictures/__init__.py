@@ -1,0 +1,1 @@
+"""Drawn pictures that the demo checkpoints know: coloured shapes in motion, and worlds seen from above."""

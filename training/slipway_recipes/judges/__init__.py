@@ -1,0 +1,1 @@
+"""Judges of what a clip of shapes shows, and of whether a world obeys its keys."""
