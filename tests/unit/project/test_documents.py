@@ -63,6 +63,22 @@ def uneven_rows(page: Path) -> Iterator[str]:
             yield row
 
 
+def joined_blocks(page: Path) -> Iterator[str]:
+    """Yield the first lines of lists and tables that follow a paragraph without an empty line.
+
+    A code host shows them as lists and tables; the site would show them as text.
+    """
+    before = ""
+    for line in prose(page).splitlines():
+        item = re.match(r"(?:- |\d+\. )", line)
+        inside = re.match(r"(?:- |\d+\. | )", before)
+        if (item and before and not inside and before[0] != "#") or (
+            line.startswith("|") and before and before[0] not in "|<#"
+        ):
+            yield line
+        before = line
+
+
 def name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
@@ -77,6 +93,11 @@ def test_rows_of_a_table_have_as_many_cells_as_its_head(page: Path) -> None:
     assert list(uneven_rows(page)) == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_lists_and_tables_of_a_page_follow_an_empty_line(page: Path) -> None:
+    assert list(joined_blocks(page)) == []
+
+
 def test_broken_links_and_rows_are_found_when_there_are_some(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
@@ -85,6 +106,8 @@ def test_broken_links_and_rows_are_found_when_there_are_some(tmp_path: Path) -> 
     )
     assert list(broken_links(page)) == ["#none", "none.md"]
     assert list(uneven_rows(page)) == ["| 1 |", "| 1 | 2"]
+    page.write_text("text\n- a\n- b\n  c\n- d\n\ntext\n| a |\n| - |\n\n- e\n")
+    assert list(joined_blocks(page)) == ["- a", "| a |"]
 
 
 def test_readme_is_short_enough_to_be_read() -> None:

@@ -1,9 +1,10 @@
-"""Bring the files that pages link to into the site, so that a link works there and on a code host.
+"""Make pages that are written for a code host work in the site.
 
 Pages link to files outside of `docs/` (a model card, the chart's values, a source file) by relative paths, as
 a code host wants it. This hook of MkDocs adds each such file to the site as a page below `repository/`:
 Markdown as it is, any other file as a block of code. It also adds the project's own documents
-(CONTRIBUTING.md and the like, where they exist) to the navigation, and rewrites the links.
+(CONTRIBUTING.md and the like, where they exist) to the navigation, rewrites the links, and lets long names
+break.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ LANGUAGES = {
 }
 _LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s]+)(\))")
 _FENCE = re.compile(r"(^ *(```+).*?^ *\2 *$)", re.DOTALL | re.MULTILINE)
+_CODE = re.compile(r"(?<!</span>)<code>([^<\n]*)</code>")
+_CELL = re.compile(r"<td[ >].*?</td>", re.DOTALL)
+_LONG = re.compile(r"[^\s&;]{28,}")
 _FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
 
 
@@ -84,6 +88,16 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return f"{link}#{anchor}" if anchor else link
 
     return _each_link(markdown, rewritten)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Let long names in code break, so that tables stay narrow, and show a cell's escaped bars as bars."""
+    html = _CELL.sub(lambda found: found[0].replace("\\|", "|"), html)
+    return _CODE.sub(lambda found: f"<code>{_LONG.sub(_breakable, found[1])}</code>", html)
+
+
+def _breakable(found: re.Match[str]) -> str:
+    return re.sub(r"([_./]+)(?=[^_./])", r"\1<wbr>", found[0])
 
 
 def _outside(text: str, origin: str) -> list[str]:
