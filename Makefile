@@ -118,7 +118,8 @@ docs: $(VENV)/installed ## Write the tables of fields in docs/ anew
 	$(BIN)/python -m slipway_export.tables README.md $(wildcard docs/*.md docs/*/*.md docs/*/*/*.md)
 
 site: $(DOCS_VENV)/installed ## Build the documentation into site/, which opens from disk; a broken link or anchor fails
-	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict --quiet
+	@# Not --quiet: strict counts the warnings that are shown.
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict
 
 weights: $(VENV)/installed ## Train the checkpoint of --checkpoint demo anew: FAMILY=airimu; SEED=0, goes on where it was ended
 	$(BIN)/slipway train weights $(FAMILY) --seed $(or $(SEED),0) --output out/weights/$(FAMILY)
