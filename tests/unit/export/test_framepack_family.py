@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from slipway_cli.root import run
-from slipway_export.checkpoint import checkpoint as checkpoints
+from slipway_export.checkpoint import opening
 from slipway_export.checkpoint.axes import axes_of
 from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.checkpoint.stored_weights import from_configurations
@@ -177,7 +177,7 @@ def test_folder_of_a_hub_id_is_a_place_of_a_part(
         return tiny
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(checkpoints, "_download", download)
+    monkeypatch.setattr(opening, "_download", download)
     assert tuple(planned("", {"vae": "some/where/vae"})) == ("vae_encoder", "vae_decoder")
     assert asked == [("some/where", ["vae/*"])]
     with pytest.raises(InvalidRequest, match="part vae must be a folder of some/where, got nothing"):
