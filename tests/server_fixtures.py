@@ -17,7 +17,7 @@ import onnx
 import tritonclient.grpc as triton
 from onnx import TensorProto, helper
 
-from slipway_serving.system.server_processes import processes, shared_memory
+from slipway_serving.system.server_processes import process_ids, shared_memory_regions
 from slipway_serving.triton.server import Server, ServerConfig
 
 OPSET = 18
@@ -236,7 +236,9 @@ def mode(path: Path) -> int:
 
 def nothing_is_left(server_id: str) -> bool:
     folders = [path for place in ("/tmp", "/dev/shm") for path in Path(place).glob(f"{server_id}*")]
-    return not (processes(server_id) or shared_memory(server_id) or [f for f in folders if f.is_dir()])
+    return not (
+        process_ids(server_id) or shared_memory_regions(server_id) or [f for f in folders if f.is_dir()]
+    )
 
 
 def wait_until(condition: Callable[[], bool], what: str, limit_s: float = 600.0) -> None:

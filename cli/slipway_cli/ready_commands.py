@@ -104,7 +104,7 @@ def _checked(
 def _check_processes(url: str) -> None:
     """Raise NotReady if a process is gone or about to end, or if the server is not on this machine."""
     from slipway_serving.system.process_state import check_processes
-    from slipway_serving.system.server_folder import folder_of_process, tritonserver_at
+    from slipway_serving.system.server_folder import runtime_folder_of_process, tritonserver_at
 
     port = url.rpartition(":")[2]
     process = tritonserver_at(int(port)) if port.isdigit() else None
@@ -112,4 +112,4 @@ def _check_processes(url: str) -> None:
         raise NotReady(
             f"ready: server must run on this machine for --processes, got none at {url}; try it there"
         )
-    check_processes(process.pid, folder_of_process(process))
+    check_processes(process.pid, runtime_folder_of_process(process))

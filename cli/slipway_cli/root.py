@@ -31,7 +31,7 @@ from slipway_management import commands as management_commands
 from slipway_serving.protocol import distribution
 from slipway_serving.protocol.errors import SlipwayError
 from slipway_serving.protocol.texts import printable
-from slipway_serving.system.standard_streams import open_closed, say
+from slipway_serving.system.standard_streams import open_closed_streams, print_line
 from slipway_serving.triton import commands as server_commands
 from slipway_training import commands as training_commands
 
@@ -238,7 +238,7 @@ def root(
 
 def main() -> None:
     """Run the command line of this process and exit."""
-    open_closed()
+    open_closed_streams()
     invocation = Invocation()
     # A shell starts a background process with SIGINT ignored; that stays.
     interruptible = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
@@ -289,13 +289,13 @@ def _run(arguments: Sequence[str], invocation: Invocation) -> int:
             return _say_interrupted()
         # A server's text may be in it.
         told = printable(" ".join(describe(error, invocation).split()))
-        say(f"error: {told}", err=True)
+        print_line(f"error: {told}", err=True)
         return error.exit_code if isinstance(error, SlipwayError) else 1
     return 0
 
 
 def _say_interrupted() -> int:
-    say("interrupted", err=True)
+    print_line("interrupted", err=True)
     return _INTERRUPTED
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 import psutil
 
 from slipway_serving.system.server_folder import tritonserver_at
-from slipway_serving.system.server_processes import ID_VARIABLE, processes, shared_memory
+from slipway_serving.system.server_processes import ID_VARIABLE, process_ids, shared_memory_regions
 
 SLIPWAY = str(Path(sys.executable).parent / "slipway")
 DISK_BYTES = 2 << 20
@@ -63,7 +63,7 @@ def main() -> int:
         server.terminate()
         if (ended := server.wait(120)) != 0:
             problems.append(f"slipway serve must stop with 0, got {ended}")
-        left = [*processes(server_id), *shared_memory(server_id)]
+        left = [*process_ids(server_id), *shared_memory_regions(server_id)]
         if left:
             problems.append(f"no process and no shared memory may be left, got {left}")
     for problem in problems:

@@ -13,7 +13,7 @@ import psutil
 import tritonclient.grpc as triton
 from server_fixtures import infer, wait_until
 
-from slipway_serving.system.server_processes import processes, shared_memory
+from slipway_serving.system.server_processes import process_ids, shared_memory_regions
 from slipway_serving.triton.server import Server
 
 _MIB = 1 << 20
@@ -39,10 +39,10 @@ class Health:
 
 def look(server: Server) -> Health:
     """Measure what a server holds now."""
-    pids = processes(server.server_id)
+    pids = process_ids(server.server_id)
     return Health(
         sum(map(_resident_bytes, pids)),
-        sum(region.stat().st_size for region in shared_memory(server.server_id)),
+        sum(region.stat().st_size for region in shared_memory_regions(server.server_id)),
         frozenset(pids) - {server.pid},
     )
 

@@ -25,7 +25,7 @@ from slipway_client.http.transport import HttpTransport
 from slipway_client.retry import Deadline
 from slipway_serving.protocol.errors import DeadlineExceeded, InvalidRequest
 from slipway_serving.protocol.requests import encode
-from slipway_serving.system.server_folder import FOLDER_VARIABLE, folder_of
+from slipway_serving.system.server_folder import FOLDER_VARIABLE, runtime_folder_of
 from slipway_serving.triton.control import ModelControl
 from slipway_serving.triton.server import Server, ServerConfig
 
@@ -173,7 +173,7 @@ def test_stream_that_is_left_ends_by_a_message_and_is_not_cut(
     assert ends(server, "CANCELLED")[before] < 50
     assert cuts == []
     assert_next_request_succeeds(server)
-    marks = folder_of(server.pid or 0, private_folder(server))
+    marks = runtime_folder_of(server.pid or 0, private_folder(server))
     wait_for(lambda: not list(marks.glob("slipway-*")), "no mark of a request is left")
 
 

@@ -12,7 +12,7 @@ import pytest
 import tritonclient.grpc as triton
 
 from slipway_serving.protocol.errors import NotReady
-from slipway_serving.system.server_processes import processes
+from slipway_serving.system.server_processes import process_ids
 from slipway_serving.triton.arguments import CLOSED_APIS
 from slipway_serving.triton.control import CONTROL_HEADER, ModelControl, read_token
 from slipway_serving.triton.server import Server
@@ -75,7 +75,7 @@ def test_key_is_for_its_user_alone(cheap: Server) -> None:
 
 
 def test_key_is_on_no_command_line_and_in_no_log(cheap: Server) -> None:
-    pids = processes(cheap.server_id)
+    pids = process_ids(cheap.server_id)
     assert cheap.pid in pids
     lines = [" ".join(psutil.Process(pid).cmdline()) for pid in pids]
     assert any("--http-restricted-api=(" in line for line in lines)

@@ -101,7 +101,7 @@ def test_error_of_a_model_is_counted_and_tells_its_caller_nothing_of_the_program
     with pytest.raises(InferenceServerException) as caught:
         infer(client, "told", steps=np.array([7]))
     text = caught.value.message()
-    assert text.startswith("[INTERNAL] told: the request must not break the model, got RuntimeError")
+    assert text.startswith("[INTERNAL] told: the model failed with RuntimeError")
     assert "secret" not in text
     assert "Traceback" not in text
     wait_until(lambda: counted(cheap, **failed) == before + 1, "failure in the metrics", 60)

@@ -244,7 +244,7 @@ def test_model_of_short_requests_refuses_those_beyond_its_limit_and_answers_the_
     assert 0 < len(errors) < len(asked) - WAITING
     for error in errors:
         assert isinstance(error, Overloaded)
-        assert str(error) == f"{model}: at most {WAITING} requests may wait; {HINT}"
+        assert str(error) == f"{model}: the queue is full (at most {WAITING} requests may wait); {HINT}"
     answers = {given: other.result() for given, other in asked.items() if other.exception() is None}
     assert answers == {given: 2 * given for given in answers}
 

@@ -42,7 +42,7 @@ from server_fixtures import (
 )
 
 from slipway_serving.protocol.errors import InvalidRequest, NotReady, SessionLost, SlipwayError
-from slipway_serving.system.server_processes import processes, shared_memory
+from slipway_serving.system.server_processes import process_ids, shared_memory_regions
 from slipway_serving.triton import supervision
 from slipway_serving.triton.server import Server
 from slipway_serving.triton.supervision import DEATHS
@@ -305,7 +305,7 @@ def test_server_serves_again_on_its_ports_when_tritonserver_dies(
 ) -> None:
     flag.unlink(missing_ok=True)
     call(client, "other", 1, sequence_id=9, sequence_start=True)
-    ports, before, told = server.config.ports, processes(server.server_id), len(events(server))
+    ports, before, told = server.config.ports, process_ids(server.server_id), len(events(server))
     assert server.pid is not None
     os.kill(server.pid, signal.SIGSEGV)
     wait_until(lambda: len(events(server)) == told + 2, "another start")
@@ -316,7 +316,7 @@ def test_server_serves_again_on_its_ports_when_tritonserver_dies(
         call(client, "other", 1, sequence_id=9)
     assert call(client, "fragile", 5) == 5
     assert metric(server, "slipway_server_restarts", "sum") == 1
-    assert not set(before) & set(processes(server.server_id))
+    assert not set(before) & set(process_ids(server.server_id))
 
 
 def test_server_that_stands_still_in_its_death_is_killed_and_serves_again(
@@ -326,7 +326,7 @@ def test_server_that_stands_still_in_its_death_is_killed_and_serves_again(
     before, pid = len(events(server)), server.pid
     assert pid is not None
     monkeypatch.setattr(supervision, "DYING_S", 0.5)
-    monkeypatch.setattr(supervision, "dies_of", {pid: signal.SIGABRT}.get)
+    monkeypatch.setattr(supervision, "crash_signal", {pid: signal.SIGABRT}.get)
     wait_until(lambda: len(events(server)) == before + 2, "another start")
     died, restarted = events(server)[before:]
     assert restarted["event"] == "server_restarted"
@@ -360,8 +360,8 @@ def test_stop_after_deaths_does_not_wait_for_what_died(repository: Path) -> None
             call(client, "sum", -signal.SIGKILL)
         first, error = stream(server, -100 - signal.SIGKILL)
         assert first == 0 and isinstance(error, NotReady)
-    assert not processes(server.server_id)
-    assert not shared_memory(server.server_id)
+    assert not process_ids(server.server_id)
+    assert not shared_memory_regions(server.server_id)
 
 
 SERVE = "import typer; from slipway_serving.triton.commands import serve; typer.run(serve)"
@@ -387,10 +387,11 @@ def test_serve_gives_up_with_an_error_when_tritonserver_dies_again_and_again(tmp
     assert command.stdout
     assert any(line == "ready\n" for line in command.stdout)
     (server_id,) = {
-        re.match(r"slipway-\d+-\w+-", path.name)[0] for path in shared_memory(f"slipway-{command.pid}-")
+        re.match(r"slipway-\d+-\w+-", path.name)[0]
+        for path in shared_memory_regions(f"slipway-{command.pid}-")
     }  # type: ignore[index]
     while command.poll() is None:
-        for pid in processes(server_id):
+        for pid in process_ids(server_id):
             with contextlib.suppress(psutil.Error):
                 if (process := psutil.Process(pid)).name() == "tritonserver":
                     process.kill()
@@ -399,5 +400,5 @@ def test_serve_gives_up_with_an_error_when_tritonserver_dies_again_and_again(tmp
     assert command.returncode == 1
     assert errors.count("server died: ") == DEATHS
     assert f"error: server: tritonserver must not end by itself, got {DEATHS} deaths in a row" in errors
-    assert not processes(server_id)
-    assert not shared_memory(server_id)
+    assert not process_ids(server_id)
+    assert not shared_memory_regions(server_id)

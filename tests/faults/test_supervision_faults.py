@@ -19,7 +19,7 @@ import tritonclient.grpc as triton
 from healing import GRAPH, ONES
 from server_fixtures import affine, any_port, infer, wait_until, write_model
 
-from slipway_serving.system.server_processes import SHARED_MEMORY, STUB, processes, shared_memory
+from slipway_serving.system.server_processes import SHARED_MEMORY, STUB, process_ids, shared_memory_regions
 from slipway_serving.triton.server import Server
 
 COMMAND = (sys.executable, "-m", "slipway_cli.root", "serve")
@@ -119,7 +119,7 @@ class Serving:
     @property
     def server_id(self) -> str:
         """The id of the server, from its shared memory."""
-        names = [path.name for path in shared_memory(f"slipway-{self.process.pid}-")]
+        names = [path.name for path in shared_memory_regions(f"slipway-{self.process.pid}-")]
         (found,) = {re.match(r"slipway-\d+-[0-9a-f]+-", name)[0] for name in names}  # type: ignore[index]
         return found
 
@@ -146,7 +146,7 @@ def left(server_id: str, temporary: Path) -> list[object]:
     folders = {path for place in places for path in place.glob(f"{server_id}*/")} - {
         temporary / f"{server_id}log"
     }
-    return [*processes(server_id), *shared_memory(server_id), *folders]
+    return [*process_ids(server_id), *shared_memory_regions(server_id), *folders]
 
 
 @pytest.mark.parametrize(("flag", "redirection"), [("--progress", ""), ("--verbose", "2>&-")])

@@ -17,8 +17,8 @@ from server_fixtures import any_port, wait_until
 from slipway_cli import root
 from slipway_client import Client, Progress, RetryPolicy, TextToVideoRequest, Video
 from slipway_serving.protocol.errors import NotReady, SlipwayError
-from slipway_serving.runtime.shutdown import Going
-from slipway_serving.system.server_folder import folder_at
+from slipway_serving.runtime.shutdown import ShutdownStage
+from slipway_serving.system.server_folder import runtime_folder_at
 from slipway_serving.triton.drain import requests_running, wait_until_idle
 from slipway_serving.triton.server import Server
 
@@ -28,14 +28,14 @@ LONG = TextToVideoRequest(prompt="x", frames=17, height=64, width=64, steps=STEP
 
 
 def folder_of(server: Server) -> Path:
-    folder = folder_at(server.config.metrics_port)
+    folder = runtime_folder_at(server.config.metrics_port)
     assert folder is not None
     return folder
 
 
 def refused(client: Client, url: str) -> str:
     """How a request is refused that comes while the server goes."""
-    with pytest.raises(NotReady, match="wan_t2v: server must be staying to take a request") as told:
+    with pytest.raises(NotReady, match="wan_t2v: server is shutting down") as told:
         list(client.generate(QUICK))
     assert url not in str(told.value)  # its own words, over a connection that stands
     return str(told.value)
@@ -90,8 +90,8 @@ def test_request_under_way_ends_whole_when_the_server_is_stopped(repository: Pat
                     )
                     too_short = drain(server, timeout_s=0)
                     stopping.start()
-                    going = folder_of(server) / Going.PIPELINES_REFUSE.value
-                    wait_until(going.exists, "the server says that it goes")
+                    signal_file = folder_of(server) / ShutdownStage.PIPELINES_REFUSE.value
+                    wait_until(signal_file.exists, "the server says that it goes")
                     assert refused(late, server.grpc_url) and refused(kept_alive, server.http_url)
                     gate.open()
         stopping.join()
@@ -114,7 +114,7 @@ def test_drain_has_every_python_model_refuse_when_it_is_told_to(repository: Path
         assert drain(server, 600).stdout == "idle\n"
         assert client.infer("wan_t2v_tokenizer", prompt)
         assert drain(server, 600, "--refuse").stdout == "idle\n"
-        with pytest.raises(NotReady, match="wan_t2v_tokenizer: server must be staying"):
+        with pytest.raises(NotReady, match="wan_t2v_tokenizer: server is shutting down"):
             client.infer("wan_t2v_tokenizer", prompt)
         # docs/operate/upgrades.md has such clients try again on a new connection.
         with pytest.raises(triton.InferenceServerException) as told:

@@ -21,7 +21,7 @@ from slipway_serving.families.framepack_i2v.pipeline import generate
 from slipway_serving.families.framepack_i2v.request import ImageToVideoRequest
 from slipway_serving.protocol.events import FramesPart
 from slipway_serving.runtime.in_process import InProcessModels, read_config
-from slipway_serving.runtime.interruption import Watch
+from slipway_serving.runtime.interruption import Interruption
 
 PICTURE = np.random.default_rng(5).integers(0, 256, (4, 6, 3), np.uint8).repeat(8, 0).repeat(8, 1)
 REQUEST = ImageToVideoRequest(
@@ -50,7 +50,7 @@ def video(models: Path) -> np.ndarray:
     """Return the frames of the request, each as it is when it is final."""
     facts = Facts.read(models / "framepack_i2v" / "1")
     with closing(InProcessModels(models, threads=1)) as opened:
-        events = generate(REQUEST, facts, opened, Watch("framepack_i2v", lambda: False))
+        events = generate(REQUEST, facts, opened, Interruption("framepack_i2v", lambda: False))
         parts = [event for event in events if isinstance(event, FramesPart) and event.final]
     return np.concatenate([part.pixels for part in sorted(parts, key=lambda part: part.first_frame)])
 

@@ -31,7 +31,7 @@ from server_fixtures import (
 from tritonclient.utils import InferenceServerException
 
 from slipway_serving.protocol.errors import InvalidRequest, NotReady, Unrecoverable, from_wire
-from slipway_serving.system.server_processes import processes, shared_memory
+from slipway_serving.system.server_processes import process_ids, shared_memory_regions
 from slipway_serving.triton.control import CONTROL_HEADER
 from slipway_serving.triton.server import Server
 
@@ -199,7 +199,7 @@ def test_refused_requests_leave_nothing_in_shared_memory(
 
 
 def shared_mib(server: Server) -> float:
-    return sum(region.stat().st_size for region in shared_memory(server.server_id)) / 2**20
+    return sum(region.stat().st_size for region in shared_memory_regions(server.server_id)) / 2**20
 
 
 def test_only_the_bad_request_of_a_batch_fails(client: triton.InferenceServerClient, server: Server) -> None:
@@ -281,7 +281,7 @@ def test_threads_are_as_many_as_the_parameter_says(
 
 def stub_threads(server: Server, instance: str) -> int:
     """Return how many threads the stub process of a model's instance has."""
-    found = [psutil.Process(pid) for pid in processes(server.server_id)]
+    found = [psutil.Process(pid) for pid in process_ids(server.server_id)]
     (stub,) = (each for each in found if any(part.startswith(instance) for part in each.cmdline()))
     return stub.num_threads()
 

@@ -26,7 +26,7 @@ from server_fixtures import (
 )
 from tritonclient.utils import InferenceServerException
 
-from slipway_serving.system.server_processes import processes
+from slipway_serving.system.server_processes import process_ids
 from slipway_serving.triton.server import Server
 
 WIDTH, LAYERS, INSTANCES = 2048, 14, 3
@@ -70,7 +70,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def stubs(server: Server, model: str) -> list[psutil.Process]:
     """Return the processes of a model's instances."""
-    found = [psutil.Process(pid) for pid in processes(server.server_id)]
+    found = [psutil.Process(pid) for pid in process_ids(server.server_id)]
     return [each for each in found if any(re.fullmatch(rf"{model}(_\d+)+", part) for part in each.cmdline())]
 
 

@@ -42,8 +42,8 @@ from slipway_client.grpc.transport import GrpcTransport
 from slipway_client.retry import Deadline
 from slipway_serving.protocol.errors import DeadlineExceeded, InvalidRequest, NotReady
 from slipway_serving.system import server_processes
-from slipway_serving.system.server_folder import folder_at
-from slipway_serving.system.server_processes import processes, shared_memory
+from slipway_serving.system.server_folder import runtime_folder_at
+from slipway_serving.system.server_processes import process_ids, shared_memory_regions
 from slipway_serving.triton import log_files
 from slipway_serving.triton import server as server_module
 from slipway_serving.triton.server import Server
@@ -68,7 +68,7 @@ def sleepers(tmp_path: Path) -> Path:
 
 def assert_ready_tells_lost_processes(server: Server) -> None:
     """`slipway ready --processes` and the endpoint for probes fail as long as a process is gone."""
-    folder = folder_at(server.config.http_port)
+    folder = runtime_folder_at(server.config.http_port)
     assert folder is not None
     (ours,) = (folder / "footprints" / "affine").iterdir()
     assert run(["ready", "--processes", "--url", server.http_url]) == 0
@@ -80,15 +80,13 @@ def assert_ready_tells_lost_processes(server: Server) -> None:
     for state in ("ready", "live"):
         answer = httpx.get(f"{server.probe_url}/{state}", trust_env=False)
         assert answer.status_code == 503
-        assert answer.text.startswith(
-            "ready: every model must have its processes, got none any more of killed_0"
-        )
+        assert answer.text.startswith("ready: the process of killed_0 has died")
     shutil.rmtree(killed)
     for state in ("ready", "live"):
         answer = httpx.get(f"{server.probe_url}/{state}", trust_env=False)
         assert (answer.status_code, answer.text) == (200, f"{state}\n")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(server_processes, "dies_of", {server.pid: signal.SIGABRT}.get)
+        patch.setattr(server_processes, "crash_signal", {server.pid: signal.SIGABRT}.get)
         assert run(["ready", "--live", "--processes", "--url", server.grpc_url]) == 1
     assert run(["ready", "--live", "--processes", "--url", server.grpc_url]) == 0
 
@@ -98,12 +96,12 @@ def test_start_and_stop_leave_nothing(repository: Path) -> None:
     server = Server(any_port(repository, exit_timeout_s=100_000, probe_port=0))
     with server:
         assert server.models() == ["affine"]
-        assert len(processes(server.server_id)) >= 2  # the server and a stub
+        assert len(process_ids(server.server_id)) >= 2  # the server and a stub
         assert_ready_tells_lost_processes(server)
-        assert shared_memory(server.server_id)
+        assert shared_memory_regions(server.server_id)
         # Requests pass through these: no other user of the machine may read them.
         private = [
-            *shared_memory(server.server_id),
+            *shared_memory_regions(server.server_id),
             *Path("/tmp").glob(f"{server.server_id}*"),
             server.log_path,
         ]
@@ -263,7 +261,7 @@ def server_id_of(command: subprocess.Popen[str]) -> str:
     """Return the id of the server that a command runs, from its shared memory."""
     (prefix,) = {
         re.match(r"slipway-\d+-[0-9a-f]+-", path.name)[0]  # type: ignore[index]
-        for path in shared_memory(f"slipway-{command.pid}-")
+        for path in shared_memory_regions(f"slipway-{command.pid}-")
     }
     return prefix
 
@@ -297,7 +295,9 @@ def test_serve_exits_0_and_leaves_nothing_on_ctrl_c_while_models_load(sleepers: 
     code = sleepers / "sleeper" / "1" / "model.py"
     code.write_text(code.read_text() + "\ntime.sleep(100_000)\n")
     with serve(sleepers) as command:
-        wait_until(lambda: bool(shared_memory(f"slipway-{command.pid}-")), "the start of the model's stub")
+        wait_until(
+            lambda: bool(shared_memory_regions(f"slipway-{command.pid}-")), "the start of the model's stub"
+        )
         server_id = server_id_of(command)
         command.send_signal(signal.SIGINT)
         output, errors = command.communicate(timeout=300)
@@ -322,12 +322,12 @@ def test_killed_parent_leaves_nothing(repository: Path) -> None:
     with serve(repository, "--exit-timeout-s=1") as command:
         read_until_ready(command)
         server_id = server_id_of(command)
-        assert processes(server_id)
+        assert process_ids(server_id)
         command.kill()
         command.communicate()
         log = log_files.place(server_id)
         assert "Started" in log.read_text()  # for whoever asks why the command was killed
-        wait_until(lambda: not processes(server_id), "the watcher's work")
+        wait_until(lambda: not process_ids(server_id), "the watcher's work")
         wait_until(lambda: set(Path("/tmp").glob(f"{server_id}*")) == {log.parent}, "the end of its work")
     shutil.rmtree(log.parent)
 

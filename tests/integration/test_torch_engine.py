@@ -28,7 +28,7 @@ from slipway_serving.families.wan_t2v.facts import PipelineFacts
 from slipway_serving.families.wan_t2v.pipeline import generate
 from slipway_serving.protocol.events import FramesPart
 from slipway_serving.runtime.in_process import InProcessModels, read_config
-from slipway_serving.runtime.interruption import Watch
+from slipway_serving.runtime.interruption import Interruption
 from slipway_serving.triton.server import Server, ServerConfig
 
 WAN = family_named("wan_t2v")
@@ -64,7 +64,7 @@ def facts_of(models: Path, name: str) -> dict[str, Any]:
 def video(models: Path) -> np.ndarray:
     opened = InProcessModels(models, threads=1)
     facts = PipelineFacts.read(models / "wan_t2v" / "1" / "pipeline.json")
-    events = generate(REQUEST, facts, opened, Watch("wan_t2v", lambda: False))
+    events = generate(REQUEST, facts, opened, Interruption("wan_t2v", lambda: False))
     frames = [event.frames for event in events if isinstance(event, FramesPart)]
     opened.close()
     return np.concatenate(frames)

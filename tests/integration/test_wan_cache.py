@@ -26,7 +26,7 @@ from slipway_serving.families.wan_t2v.facts import PipelineFacts
 from slipway_serving.families.wan_t2v.pipeline import generate
 from slipway_serving.protocol.errors import InvalidRequest
 from slipway_serving.runtime.in_process import InProcessModels
-from slipway_serving.runtime.interruption import Watch
+from slipway_serving.runtime.interruption import Interruption
 from slipway_serving.triton.server import Server, ServerConfig
 
 REQUEST = TextToVideoRequest(
@@ -180,7 +180,7 @@ def test_every_hit_is_a_hit_in_diffusers_and_both_speedups_work_together(
     request = replace(REQUEST, cache_threshold=0.1, guidance_start=0.25, guidance_stop=0.75)
     models = ToldModels(cached_repository)
     facts = PipelineFacts.read(cached_repository / "wan_t2v" / "1" / "pipeline.json")
-    *_, last = generate(request, facts, models, Watch("wan_t2v", lambda: False))
+    *_, last = generate(request, facts, models, Interruption("wan_t2v", lambda: False))
     models.close()
     reference(checkpoint, request)
     assert models.hits == their_hits

@@ -46,7 +46,7 @@ from slipway_serving.families.wan_t2v.request import FRAMES_PER_LATENT, PIXELS_P
 from slipway_serving.protocol.errors import InvalidRequest
 from slipway_serving.protocol.events import FramesPart
 from slipway_serving.runtime.in_process import InProcessModels
-from slipway_serving.runtime.interruption import Watch
+from slipway_serving.runtime.interruption import Interruption
 from slipway_serving.system.temporary_folders import TemporaryFolder
 from slipway_serving.triton.server import Server, ServerConfig
 
@@ -289,7 +289,7 @@ def _diffusers(checkpoint: Path, request: TextToVideoRequest) -> Make:
 
 
 def _within(facts: PipelineFacts, models: InProcessModels, request: TextToVideoRequest, taken: Taken) -> None:
-    events = list(generate(request, facts, models, Watch("wan_t2v", lambda: False, None)))
+    events = list(generate(request, facts, models, Interruption("wan_t2v", lambda: False, None)))
     taken.step_ms.append(step_ms(events))
     chunks = [event.pixels for event in events if isinstance(event, FramesPart)]
     taken.frames = np.concatenate(chunks)

@@ -12,9 +12,9 @@ import psutil
 
 from slipway_loadtests.load.outcomes import now_s
 from slipway_serving.protocol.errors import InvalidRequest
-from slipway_serving.system.process_state import lost
-from slipway_serving.system.server_folder import folder_of_process, tritonserver_at
-from slipway_serving.system.server_processes import ID_VARIABLE, processes, shared_memory
+from slipway_serving.system.process_state import dead_instances
+from slipway_serving.system.server_folder import runtime_folder_of_process, tritonserver_at
+from slipway_serving.system.server_processes import ID_VARIABLE, process_ids, shared_memory_regions
 
 _LOOK_S = 0.5
 
@@ -50,7 +50,7 @@ def held_by(server_id: str) -> Held:
     """
     memory_bytes = shared_bytes = descriptors = zombies = 0
     tritonserver = None
-    for pid in processes(server_id):
+    for pid in process_ids(server_id):
         with contextlib.suppress(psutil.Error):  # The process may end meanwhile.
             process = psutil.Process(pid)
             memory_bytes += process.memory_info().rss
@@ -60,7 +60,7 @@ def held_by(server_id: str) -> Held:
             ):
                 tritonserver = pid
                 zombies = sum(child.status() == psutil.STATUS_ZOMBIE for child in process.children())
-    for region in shared_memory(server_id):
+    for region in shared_memory_regions(server_id):
         with contextlib.suppress(FileNotFoundError):
             shared_bytes += region.stat().st_size
     return Held(now_s(), memory_bytes, shared_bytes, descriptors, tritonserver, zombies)
@@ -139,6 +139,6 @@ class Watched:
                     self._told(words)
             if self._lacks is not None and (pid := self.samples[-1].tritonserver) is not None:
                 with contextlib.suppress(psutil.Error):  # The process may end meanwhile.
-                    self._lacks(lost(folder_of_process(psutil.Process(pid))))
+                    self._lacks(dead_instances(runtime_folder_of_process(psutil.Process(pid))))
             if self._done.wait(_LOOK_S):
                 return

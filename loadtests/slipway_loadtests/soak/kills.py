@@ -93,8 +93,8 @@ class Kills:
         The model that was killed last serves again once none of its instances is among them.
 
         Args:
-            instances: Names of the instances, as :func:`slipway_serving.system.process_state.lost` returns
-                them.
+            instances: Names of the instances, as
+                :func:`slipway_serving.system.process_state.dead_instances` returns them.
         """
         missing = list(instances)
         with self._lock:

@@ -12,7 +12,7 @@ import torch
 
 from slipway_serving.diffusion.schedules import Schedule
 from slipway_serving.protocol.errors import Unrecoverable
-from slipway_serving.runtime.interruption import Watch
+from slipway_serving.runtime.interruption import Interruption
 from slipway_serving.runtime.metrics import DENOISE_STEP, Recorder
 
 Predict = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
@@ -23,7 +23,7 @@ def denoise(
     schedule: Schedule,
     latents: torch.Tensor,
     predict: Predict,
-    watch: Watch,
+    interruption: Interruption,
     recorder: Recorder,
     where: str,
 ) -> Iterator[torch.Tensor]:
@@ -33,7 +33,7 @@ def denoise(
         schedule: Schedule that gives the timesteps and computes each step.
         latents: Noise, or latents with the noise of the first timestep; float32.
         predict: Function that calls the network.
-        watch: Check for cancellation and time limit, called before each step.
+        interruption: Check for cancellation and time limit, called before each step.
         recorder: Recorder of the duration of each step, in seconds.
         where: Name of the model or request, for messages.
 
@@ -48,13 +48,13 @@ def denoise(
     steps = len(schedule.timesteps)
     for step, timestep in enumerate(schedule.timesteps):
         point = f"step {step + 1} of {steps}"
-        watch.check(f"before {point}")
-        began_s = watch.elapsed_s()
+        interruption.check(f"before {point}")
+        began_s = interruption.elapsed_s()
         latents = schedule.step(predict(latents, timestep, step), timestep, latents)
         if not torch.isfinite(latents).all():
             raise Unrecoverable(
                 f"{where}: latents must be finite, got non-finite values after {point} at timestep "
                 f"{timestep.flatten()[-1]:g}; try another precision of the export"
             )
-        recorder.observe(DENOISE_STEP, watch.elapsed_s() - began_s)
+        recorder.observe(DENOISE_STEP, interruption.elapsed_s() - began_s)
         yield latents

@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway_serving.protocol.errors import InvalidRequest, Unrecoverable
-from slipway_serving.runtime.interruption import Watch
+from slipway_serving.runtime.interruption import Interruption
 from slipway_serving.runtime.program import Models, one_text
 
 
 def encode_prompts(
-    texts: Mapping[str, str], model: str, rows: int, models: Models, watch: Watch, where: str
+    texts: Mapping[str, str], model: str, rows: int, models: Models, interruption: Interruption, where: str
 ) -> NDArray[np.float32]:
     """Encode prompts with one call each; they never share a batch.
 
@@ -24,7 +24,7 @@ def encode_prompts(
             :class:`~slipway_serving.protocol.diffusion.requests.PromptEmbeds`.
         rows: Number of rows of the denoiser's text input.
         models: Access to the prompt model.
-        watch: Check for cancellation and time limit, called before each prompt.
+        interruption: Check for cancellation and time limit, called before each prompt.
         where: Name of the model or request, for messages.
 
     Returns:
@@ -36,7 +36,7 @@ def encode_prompts(
     """
     embeds = []
     for field, text in texts.items():
-        watch.check(f"before encoding {field}")
+        interruption.check(f"before encoding {field}")
         try:
             found = models.call(model, {"prompt": one_text(text)}, ["prompt_embeds", "attention_mask"])
         except InvalidRequest as error:

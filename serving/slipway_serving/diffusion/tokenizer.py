@@ -36,7 +36,7 @@ class PromptTokenizer:
 
     def __init__(self, settings: Settings) -> None:
         self._model = settings.model
-        self._max_tokens = settings.positive("max_tokens")
+        self._max_tokens = settings.positive_integer("max_tokens")
         folder = settings.folder / "tokenizer"
         if not folder.is_dir():
             raise InvalidRequest(

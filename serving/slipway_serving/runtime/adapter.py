@@ -31,8 +31,8 @@ from slipway_serving.protocol.errors import (
 from slipway_serving.protocol.events import carried
 from slipway_serving.protocol.texts import shortened
 from slipway_serving.protocol.turns import NO_SESSION, Turn
-from slipway_serving.runtime.cancellation.running_requests import UnderWay, under_way
-from slipway_serving.runtime.lost_device import end_soon, loses_device
+from slipway_serving.runtime.cancellation.running_requests import RunningRequest, register_request
+from slipway_serving.runtime.lost_device import exit_soon, is_device_lost
 from slipway_serving.runtime.metrics import HEARTBEATS, INSTANCES, OK, REFUSED, REQUESTS, Recorder
 from slipway_serving.runtime.program import (
     BatchProgram,
@@ -44,20 +44,20 @@ from slipway_serving.runtime.program import (
     Tensors,
     load_program,
 )
-from slipway_serving.runtime.queue_limits import first_to_go
-from slipway_serving.runtime.request_parameters import read_parameters, shaped, wants_text
-from slipway_serving.runtime.shutdown import Door, Refused
-from slipway_serving.runtime.triton_metrics import Publisher, Running, tell_restarts
+from slipway_serving.runtime.queue_limits import select_refused
+from slipway_serving.runtime.request_parameters import read_parameters, reshape_inputs, wants_text
+from slipway_serving.runtime.shutdown import AdmissionGate, ShuttingDown
+from slipway_serving.runtime.triton_metrics import Publisher, RunningRequestsGauge, publish_restarts
 from slipway_serving.runtime.triton_models import EndedStreams, TritonModels
 from slipway_serving.system.inherited_sockets import close_sockets, restrict_shared_memory
-from slipway_serving.system.process_state import NO_FOOTPRINT, Footprint
+from slipway_serving.system.process_state import NO_PROCESS_STATE, ProcessState
 
 T = TypeVar("T")
 _MICROSECONDS = 1e-6
 _EVENTS: dict[type[Exception], str] = {
     Cancelled: "cancelled",
     DeadlineExceeded: "expired",
-    Refused: "refused",
+    ShuttingDown: "refused",
 }
 
 
@@ -75,10 +75,10 @@ class Adapter:
 
     pb: ClassVar[Any]
     _program: Program | None = None
-    _footprint: Footprint = NO_FOOTPRINT
+    _process_state: ProcessState = NO_PROCESS_STATE
     _publisher: Publisher | None = None
-    _under_way: Running | None = None
-    _has_device = True
+    _running_gauge: RunningRequestsGauge | None = None
+    _is_device_usable = True
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Build the program.
@@ -93,118 +93,121 @@ class Adapter:
         except SlipwayError as error:
             raise self.pb.TritonModelException(error.to_wire()) from error
         self._model, self._recorder, self._limits = settings.model, settings.recorder, settings.limits
-        self._footprint, self._ended = settings.footprint, EndedStreams()
+        self._process_state, self._ended_streams = settings.process_state, EndedStreams()
         transactions = settings.config.get("model_transaction_policy", {})
         self._decoupled = bool(transactions.get("decoupled", False))
         try:
-            self._waiting = settings.waiting(self.pb.Logger.log_warn)
+            self._queue_limit = settings.queue_limit(self.pb.Logger.log_warn)
             self._program = load_program(settings)
         except SlipwayError as error:
             raise self.pb.TritonModelException(error.to_wire()) from error
-        self._door = Door(self._model, is_pipeline=self._program.reports_requests)
+        self._gate = AdmissionGate(self._model, is_pipeline=self._program.reports_requests)
         self._recorder.declare(REQUESTS, HEARTBEATS)
         instances = instances_of(settings.config)
-        self._recorder.follow(INSTANCES, lambda: instances if self._footprint.is_serving else 0)
+        self._recorder.register_gauge(INSTANCES, lambda: instances if self._process_state.is_serving else 0)
         self._publisher = Publisher(self.pb, self._model, self._recorder)
-        tell_restarts(self.pb, self._model, self._footprint)
-        left_running = self._footprint.serves(pipeline=self._program.reports_requests)
+        publish_restarts(self.pb, self._model, self._process_state)
+        unfinished = self._process_state.record_serving(is_pipeline=self._program.reports_requests)
         if self._program.reports_requests:
-            self._under_way = Running(self.pb, self._model)
-            self._under_way.add(-left_running)
+            self._running_gauge = RunningRequestsGauge(self.pb, self._model)
+            self._running_gauge.add(-unfinished)
 
     def execute(self, requests: Sequence[Any]) -> list[Any] | None:
         """Answer requests; an error in one of them does not affect the others."""
-        with self._footprint.working(len(requests)):
+        with self._process_state.count_requests(len(requests)):
             if self._decoupled:
                 for request in requests:
                     self._stream(request)
                 return None
-            beyond = self._beyond(requests)
-            admitted = [request for place, request in enumerate(requests) if place not in beyond]
+            excess = self._excess_indices(requests)
+            admitted = [request for index, request in enumerate(requests) if index not in excess]
             answers = iter(self._answers(admitted))
             responses = [
-                self._refuse() if place in beyond else next(answers) for place in range(len(requests))
+                self._refuse() if index in excess else next(answers) for index in range(len(requests))
             ]
-            self._waiting.ended()
+            self._queue_limit.record_batch_end()
             return responses
 
     def is_ready(self) -> bool:
         """Return whether this process can still serve; releases of Triton after 2.51 call this."""
-        return self._has_device
+        return self._is_device_usable
 
     def finalize(self) -> None:
         """Close the program and the metrics publisher."""
-        self._footprint.ends()
+        self._process_state.record_ending()
         if self._program is not None:
             self._program.close()
         if self._publisher is not None:
             self._publisher.close()
 
-    def _beyond(self, requests: Sequence[Any]) -> frozenset[int]:
+    def _excess_indices(self, requests: Sequence[Any]) -> frozenset[int]:
         """Return the indices of the requests that exceed the queue limit."""
-        count = self._waiting.beyond()
+        count = self._queue_limit.count_excess()
         if not count:
             return frozenset()
-        return first_to_go([self._turn_if_any(request) for request in requests], count)
+        return select_refused([self._turn_or_no_session(request) for request in requests], count)
 
     def _answers(self, requests: Sequence[Any]) -> list[Any]:
         """Return one response for each request of a model that is not decoupled."""
         if isinstance(self._program, BatchProgram) and requests:
-            return self._answer_together(self._program, requests)
+            return self._answer_batch(self._program, requests)
         return [self._answer(request) for request in requests]
 
     def _refuse(self) -> Any:
         """Refuse a request that exceeds the queue limit; count it, but do not log it."""
-        error = self._waiting.refusal()
+        error = self._queue_limit.refuse()
         self._recorder.count(REQUESTS, value=error.code)
         return self.pb.InferenceResponse(error=self._triton_error(error))
 
     def _answer(self, request: Any) -> Any:
         """Return the single response of a model that is not decoupled."""
-        with self._report(request) as report:
+        with self._open_log(request) as log:
             try:
-                (tensors,) = self._responses(request, report)
+                (tensors,) = self._responses(request, log)
                 return self._response(tensors)
             except Exception as error:  # noqa: BLE001 - everything becomes the request's error
-                return self.pb.InferenceResponse(error=self._error(error, report))
+                return self.pb.InferenceResponse(error=self._error(error, log))
 
-    def _answer_together(self, program: BatchProgram, requests: Sequence[Any]) -> list[Any]:
+    def _answer_batch(self, program: BatchProgram, requests: Sequence[Any]) -> list[Any]:
         """Return the responses of a program that runs calls as one batch."""
         with contextlib.ExitStack() as stack:
-            reports = [stack.enter_context(self._report(request)) for request in requests]
+            logs = [stack.enter_context(self._open_log(request)) for request in requests]
             calls = [
-                self._tried(partial(self._call, request, report))
-                for request, report in zip(requests, reports, strict=True)
+                self._result_or_error(partial(self._create_call, request, log))
+                for request, log in zip(requests, logs, strict=True)
             ]
-            good = [call for call in calls if isinstance(call, Call)]
-            ran = self._tried(lambda: iter(program.run_batch(good)))
+            valid_calls = [call for call in calls if isinstance(call, Call)]
+            batch = self._result_or_error(lambda: iter(program.run_batch(valid_calls)))
             answers = [
-                call if isinstance(call, Exception) else ran if isinstance(ran, Exception) else next(ran)
+                call
+                if isinstance(call, Exception)
+                else (batch if isinstance(batch, Exception) else next(batch))
                 for call in calls
             ]
-            return [self._reply(answer, report) for answer, report in zip(answers, reports, strict=True)]
+            return [self._batch_response(answer, log) for answer, log in zip(answers, logs, strict=True)]
 
     @staticmethod
-    def _tried(work: Callable[[], T]) -> T | Exception:
+    def _result_or_error(compute: Callable[[], T]) -> T | Exception:
+        """Return the result of a function, or the exception that it raises."""
         try:
-            return work()
+            return compute()
         except Exception as error:  # noqa: BLE001 - everything becomes the request's error
             return error
 
-    def _reply(self, answer: Tensors | Exception, report: _Report) -> Any:
+    def _batch_response(self, answer: Tensors | Exception, log: _RequestLog) -> Any:
         if isinstance(answer, Exception):
-            return self.pb.InferenceResponse(error=self._error(answer, report))
-        report.saw(answer)
+            return self.pb.InferenceResponse(error=self._error(answer, log))
+        log.record_response(answer)
         return self._response(answer)
 
     def _stream(self, request: Any) -> None:
         """Send the responses of a decoupled model, and always send the final flag."""
         final = self.pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL
         sender, as_text = request.get_response_sender(), wants_text(request)
-        with self._report(request) as report, under_way(report.request_id) as ours:
+        with self._open_log(request) as log, register_request(log.request_id) as running:
             ended = False
             try:
-                for tensors in self._responses(request, report, ours):
+                for tensors in self._responses(request, log, running):
                     # Keep a reference to the tensors: the call would otherwise free those that the request
                     # did not ask for after it has released Python's global lock.
                     sent = self._tensors(tensors, as_text=as_text)
@@ -212,7 +215,7 @@ class Adapter:
                     sender.send(self.pb.InferenceResponse(sent), flags=final if ended else 0)
             except Exception as error:  # noqa: BLE001 - everything becomes the request's error
                 # Send the flag with the error: in two messages, Triton 2.51 leaves a calling model waiting.
-                answer = self.pb.InferenceResponse(error=self._error(error, report))
+                answer = self.pb.InferenceResponse(error=self._error(error, log))
                 if not ended:
                     sender.send(answer, flags=final)
             else:
@@ -220,50 +223,60 @@ class Adapter:
                     sender.send(flags=final)
 
     @property
-    def _running(self) -> Program:
+    def _built_program(self) -> Program:
         if self._program is None:
-            raise Unrecoverable(f"{self._model}: the program must be built before requests, got none")
+            raise Unrecoverable(
+                f"{self._model}: a request came before the program was built; load the model first"
+            )
         return self._program
 
-    def _report(self, request: Any) -> _Report:
-        return _Report(self.pb, self._model, request, self._under_way, self._recorder)
+    def _open_log(self, request: Any) -> _RequestLog:
+        return _RequestLog(self.pb, self._model, request, self._running_gauge, self._recorder)
 
-    def _responses(self, request: Any, report: _Report, ours: UnderWay | None = None) -> Responses:
-        with contextlib.closing(self._running.run(self._call(request, report, ours))) as responses:
+    def _responses(self, request: Any, log: _RequestLog, running: RunningRequest | None = None) -> Responses:
+        with contextlib.closing(
+            self._built_program.run(self._create_call(request, log, running))
+        ) as responses:
             for tensors in responses:
-                report.saw(tensors)
+                log.record_response(tensors)
                 yield tensors
 
-    def _call(self, request: Any, report: _Report, ours: UnderWay | None = None) -> Call:
-        self._door.check()
-        if not self._has_device:
+    def _create_call(self, request: Any, log: _RequestLog, running: RunningRequest | None = None) -> Call:
+        """Create the call to the program from a request.
+
+        Raises:
+            NotReady: The server shuts down, or the process cannot use its device any more.
+            InvalidRequest: An id, a parameter, a shape or a limit is violated.
+        """
+        self._gate.check()
+        if not self._is_device_usable:
             raise NotReady(
-                f"{self._model}: device must be usable by the model's process, got an error that CUDA keeps;"
-                " try again in a few seconds"
+                f"{self._model}: the model's process can no longer use its GPU after a CUDA error and"
+                " restarts; try again in a few seconds"
             )
-        problem = request_id_problem(report.request_id)
+        problem = request_id_problem(log.request_id)
         raise_all(self._model, [problem] if problem else [])
         parameters = read_parameters(request, self._model)
         timeout_us = request.timeout() or parameters.get("timeout", 0)
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        turn = self._turn(request, parameters)
+        turn = self._read_turn(request, parameters)
         self._limits.check(self._model, tensors, opening=turn.start or not turn.id)
         return Call(
-            tensors=shaped(tensors, parameters, self._model),
-            models=TritonModels(self.pb, report.request_id, request, self._ended),
-            is_cancelled=lambda: (ours is not None and ours.is_ended()) or request.is_cancelled(),
+            tensors=reshape_inputs(tensors, parameters, self._model),
+            models=TritonModels(self.pb, log.request_id, request, self._ended_streams),
+            is_cancelled=lambda: (running is not None and running.is_cancelled()) or request.is_cancelled(),
             limit_s=timeout_us * _MICROSECONDS if timeout_us else None,
             turn=turn,
         )
 
-    def _turn_if_any(self, request: Any) -> Turn:
+    def _turn_or_no_session(self, request: Any) -> Turn:
         """Return a request's turn, or no session if its parameters are wrong; a later check reports them."""
         try:
-            return self._turn(request, read_parameters(request, self._model))
-        except Exception:  # noqa: BLE001 - whatever they are, others wait beside it
+            return self._read_turn(request, read_parameters(request, self._model))
+        except Exception:  # noqa: BLE001 - the other requests of the batch must be answered
             return NO_SESSION
 
-    def _turn(self, request: Any, parameters: Mapping[str, Any]) -> Turn:
+    def _read_turn(self, request: Any, parameters: Mapping[str, Any]) -> Turn:
         """Read a request's turn in a session; HTTP's generate endpoints pass it as parameters.
 
         Raises:
@@ -286,16 +299,17 @@ class Adapter:
     def _tensors(self, tensors: Tensors, *, as_text: bool = False) -> list[Any]:
         return [self.pb.Tensor(name, carried(array, as_text=as_text)) for name, array in tensors.items()]
 
-    def _error(self, error: Exception, report: _Report) -> Any:
-        report.failed(error)
-        if self._has_device and loses_device(error):
-            self._has_device = False
-            end_soon()
+    def _error(self, error: Exception, log: _RequestLog) -> Any:
+        """Record an error and return it in Triton's form; end the process soon if its device is lost."""
+        log.record_error(error)
+        if self._is_device_usable and is_device_lost(error):
+            self._is_device_usable = False
+            exit_soon()
         without_traceback(error)
         if not isinstance(error, SlipwayError):
             error = Unrecoverable(
-                f"{self._model}: the request must not break the model, got {type(error).__name__}; "
-                "try the server's log, which has the traceback under the request's id"
+                f"{self._model}: the model failed with {type(error).__name__}; see the traceback in the"
+                " server's log under the request's id"
             )
         return self._triton_error(error)
 
@@ -303,7 +317,7 @@ class Adapter:
         return self.pb.TritonError(error.to_wire(), getattr(self.pb.TritonError, error.triton_code))
 
 
-class _Report:
+class _RequestLog:
     """Log of one request: JSON lines for its start and its end, and a count of its outcome.
 
     Attributes:
@@ -311,9 +325,14 @@ class _Report:
     """
 
     def __init__(
-        self, pb_utils: Any, model: str, request: Any, under_way: Running | None, recorder: Recorder
+        self,
+        pb_utils: Any,
+        model: str,
+        request: Any,
+        running_gauge: RunningRequestsGauge | None,
+        recorder: Recorder,
     ) -> None:
-        self._log, self._recorder, self._under_way = pb_utils.Logger, recorder, under_way
+        self._log, self._recorder, self._running_gauge = pb_utils.Logger, recorder, running_gauge
         self.request_id = request.request_id() or secrets.token_hex(8)
         self._facts: dict[str, Any] = {"model": model, "request_id": shown(self.request_id)}
         if trace_id := _trace_id(request):
@@ -321,42 +340,42 @@ class _Report:
         self._started_s = time.monotonic()
         self._error: Exception | None = None
 
-    def __enter__(self) -> _Report:
-        if self._under_way is not None:
-            self._under_way.add(1)
-            self._log.log_info(self._line("started"))
+    def __enter__(self) -> _RequestLog:
+        if self._running_gauge is not None:
+            self._running_gauge.add(1)
+            self._log.log_info(self._format_line("started"))
         return self
 
     def __exit__(self, *_: object) -> None:
         code = OK
         if self._error is not None:
-            ours = self._error if isinstance(self._error, SlipwayError) else Unrecoverable(repr(self._error))
-            code = ours.code
-            event = _EVENTS.get(type(ours), "failed")
-            self._log.log_info(self._line(event, code=code, error=ours.to_wire()))
-        elif self._under_way is not None:
-            self._log.log_info(self._line("finished", code=code))
-        self._recorder.count(REQUESTS, value=REFUSED if isinstance(self._error, Refused) else code)
+            error = self._error if isinstance(self._error, SlipwayError) else Unrecoverable(repr(self._error))
+            code = error.code
+            event = _EVENTS.get(type(error), "failed")
+            self._log.log_info(self._format_line(event, code=code, error=error.to_wire()))
+        elif self._running_gauge is not None:
+            self._log.log_info(self._format_line("finished", code=code))
+        self._recorder.count(REQUESTS, value=REFUSED if isinstance(self._error, ShuttingDown) else code)
         # The error's traceback refers to the request and its sender, and they refer to this object. A cycle
         # that is left when the interpreter ends is freed after Triton's shared memory and kills the process.
         self._error = None
-        if self._under_way is not None:
-            self._under_way.add(-1)
+        if self._running_gauge is not None:
+            self._running_gauge.add(-1)
 
-    def saw(self, tensors: Tensors) -> None:
+    def record_response(self, tensors: Tensors) -> None:
         """Record a response for the log."""
         self._facts["responses"] = self._facts.get("responses", 0) + 1
         if "step" in tensors:
             self._facts["steps_done"] = int(tensors["step"][0])
 
-    def failed(self, error: Exception) -> None:
+    def record_error(self, error: Exception) -> None:
         """Record an error, and log its traceback if the error is internal."""
         self._error = error
         if isinstance(error, Unrecoverable) or not isinstance(error, SlipwayError):
             trace = "".join(traceback.format_exception(error))
-            self._log.log_error(self._line("traceback", traceback=trace))
+            self._log.log_error(self._format_line("traceback", traceback=trace))
 
-    def _line(self, event: str, **more: str) -> str:
+    def _format_line(self, event: str, **more: str) -> str:
         """Return a log line, with long texts shortened since callers influence their length."""
         elapsed_s = round(time.monotonic() - self._started_s, 4)
         texts = {name: shortened(text) for name, text in more.items()}

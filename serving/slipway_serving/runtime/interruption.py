@@ -8,7 +8,7 @@ from collections.abc import Callable
 from slipway_serving.protocol.errors import Cancelled, DeadlineExceeded
 
 
-class Watch:
+class Interruption:
     """Cancellation and deadline check of one request; the time runs from its creation.
 
     Args:

@@ -16,7 +16,7 @@ ANSWER_S = 1.0
 """Seconds that a process has to send its answers before it ends."""
 # Texts of the error codes after which, as CUDA's runtime says, "the process must be terminated and
 # relaunched": 214, 700, 702, 710, 714 to 719. PyTorch and ONNX Runtime repeat these texts.
-_KEPT = (
+_STICKY_ERRORS = (
     "uncorrectable ECC error encountered",
     "an illegal memory access was encountered",
     "the launch timed out and was terminated",
@@ -30,13 +30,13 @@ _KEPT = (
 )
 
 
-def loses_device(error: Exception) -> bool:
+def is_device_lost(error: Exception) -> bool:
     """Return True if an error means that this process cannot use its device again."""
     text = str(error)
-    return "CUDA" in text and any(kept in text for kept in _KEPT)
+    return "CUDA" in text and any(sticky in text for sticky in _STICKY_ERRORS)
 
 
-def end_soon() -> None:
+def exit_soon() -> None:
     """End this process after it has had time to send its answers."""
     ending = threading.Timer(ANSWER_S, os.kill, (os.getpid(), signal.SIGKILL))
     ending.daemon = True

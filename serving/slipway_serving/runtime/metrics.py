@@ -2,7 +2,7 @@
 
 A program gets a :class:`Recorder` with its settings and records plain numbers for the metrics below. In
 Triton, a thread publishes them among the server's own metrics
-(:mod:`slipway_serving.runtime.triton_metrics`). In process, :meth:`Recorder.changes` returns them. Every
+(:mod:`slipway_serving.runtime.triton_metrics`). In process, :meth:`Recorder.updates` returns them. Every
 label has a closed set of values that is declared here, so a caller's text can never become a label value.
 """
 
@@ -118,7 +118,7 @@ METRICS = (
 
 
 @dataclass(frozen=True)
-class Change:
+class MetricUpdate:
     """Update of a metric since the last read.
 
     Attributes:
@@ -146,7 +146,7 @@ class Recorder:
         with self._lock:
             for metric in metrics:
                 for value in metric.values:
-                    self._recorded.setdefault((metric, value), _nothing(metric))
+                    self._recorded.setdefault((metric, value), _empty_amounts(metric))
 
     def count(self, metric: Metric, amount: float = 1.0, value: str = "") -> None:
         """Increase a counter.
@@ -164,24 +164,24 @@ class Recorder:
         """
         self._record(metric, amount, value)
 
-    def follow(self, metric: Metric, read: Callable[[], float]) -> None:
+    def register_gauge(self, metric: Metric, read: Callable[[], float]) -> None:
         """Register a function that gives a gauge's value whenever the metrics are read."""
         with self._lock:
             self._gauges[metric] = read
 
-    def changes(self) -> Iterator[Change]:
+    def updates(self) -> Iterator[MetricUpdate]:
         """Yield the numbers recorded since the last call, and the current values of the gauges.
 
         The amounts of a counter are added up; an unchanged counter yields 0.
         """
         with self._lock:
-            taken = self._recorded
-            self._recorded = {(metric, value): _nothing(metric) for metric, value in taken}
+            recorded = self._recorded
+            self._recorded = {(metric, value): _empty_amounts(metric) for metric, value in recorded}
             gauges = dict(self._gauges)
-        for (metric, value), amounts in taken.items():
-            yield Change(metric, value, tuple(amounts))
+        for (metric, value), amounts in recorded.items():
+            yield MetricUpdate(metric, value, tuple(amounts))
         for metric, read in gauges.items():
-            yield Change(metric, "", (float(read()),))
+            yield MetricUpdate(metric, "", (float(read()),))
 
     def _record(self, metric: Metric, amount: float, value: str) -> None:
         if value not in metric.values:
@@ -190,13 +190,13 @@ class Recorder:
                 f"{', '.join(metric.values)}, got {value!r}"
             )
         with self._lock:
-            amounts = self._recorded.setdefault((metric, value), _nothing(metric))
+            amounts = self._recorded.setdefault((metric, value), _empty_amounts(metric))
             if metric.kind == "counter":
                 amounts[0] += amount
             else:
                 amounts.append(amount)
 
 
-def _nothing(metric: Metric) -> list[float]:
+def _empty_amounts(metric: Metric) -> list[float]:
     """Return the amounts of a counter or histogram without any record."""
     return [0.0] if metric.kind == "counter" else []

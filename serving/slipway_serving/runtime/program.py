@@ -24,8 +24,8 @@ from slipway_serving.runtime import queue_limits
 from slipway_serving.runtime.limits import NO_LIMITS, VARIABLE, Limits, limits_of
 from slipway_serving.runtime.metrics import Recorder
 from slipway_serving.runtime.named_code import load_named
-from slipway_serving.runtime.queue_limits import Waiting
-from slipway_serving.system.process_state import NO_FOOTPRINT, Footprint
+from slipway_serving.runtime.queue_limits import QueueLimit
+from slipway_serving.system.process_state import NO_PROCESS_STATE, ProcessState
 
 Tensors = Mapping[str, NDArray[Any]]
 Responses = Generator[Tensors, None, None]
@@ -124,7 +124,7 @@ class Settings:
         device_id: Index of the GPU.
         recorder: Recorder of the program's metrics.
         limits: Upper limits that the operator sets for requests.
-        footprint: Store of the state that must outlive the process.
+        process_state: Store of the state that must outlive the process.
         parameters: String values of the configuration's parameters, by name.
     """
 
@@ -135,7 +135,7 @@ class Settings:
     device_id: int = 0
     recorder: Recorder = field(default_factory=Recorder, compare=False)
     limits: Limits = NO_LIMITS
-    footprint: Footprint = field(default=NO_FOOTPRINT, compare=False)
+    process_state: ProcessState = field(default=NO_PROCESS_STATE, compare=False)
     parameters: Mapping[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -167,10 +167,10 @@ class Settings:
             kind=args["model_instance_kind"],
             device_id=int(args["model_instance_device_id"]),
             limits=limits,
-            footprint=Footprint.of_instance(args),
+            process_state=ProcessState.for_instance(args),
         )
 
-    def waiting(self, warn: Callable[[str], None]) -> Waiting:
+    def queue_limit(self, warn: Callable[[str], None]) -> QueueLimit:
         """Return the queue limit of the model from the config's parameters.
 
         Args:
@@ -179,11 +179,15 @@ class Settings:
         Raises:
             InvalidRequest: The limit is not a whole number above 0.
         """
-        limit = self.positive(queue_limits.PARAMETER) if queue_limits.PARAMETER in self.parameters else None
+        limit = (
+            self.positive_integer(queue_limits.PARAMETER)
+            if queue_limits.PARAMETER in self.parameters
+            else None
+        )
         models = [self.model, *self.parameters.get(queue_limits.MODELS_PARAMETER, "").split()]
-        return Waiting(self.model, limit, queue_limits.pending_by_metrics(models, warn))
+        return QueueLimit(self.model, limit, queue_limits.pending_from_metrics(models, warn))
 
-    def positive(self, name: str) -> int:
+    def positive_integer(self, name: str) -> int:
         """Return a parameter of the config that is a whole number above 0.
 
         Raises:

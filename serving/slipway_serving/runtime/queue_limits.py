@@ -27,67 +27,74 @@ too. With it, the first model of an ensemble enforces the limit for all later on
 """
 METRICS_VARIABLE = "SLIPWAY_METRICS"
 """Environment variable of a server's processes: host:port of its metrics, if that is not Triton's default."""
-_METRICS = "localhost:8002"
+_DEFAULT_METRICS = "localhost:8002"
 # A model whose last batch ended longer ago than this has no queue, however busy the machine is.
-_PAUSE_S = 0.1
+_IDLE_S = 0.1
 # Writing and reading the metrics of 11 models takes 1 ms of a core.
-_LOOK_S = 0.05
+_READ_INTERVAL_S = 0.05
 _TIMEOUT_S = 1.0
 
-Pending = Callable[[], int]
+CountPending = Callable[[], int]
 
 
-class Waiting:
+class QueueLimit:
     """Queue limit of one instance of a model, used only by the thread that receives its requests.
 
     Args:
         model: Name of the model.
         limit: Largest number of requests that may wait; None sets no limit.
-        pending: Function that returns how many requests wait, see :func:`pending_by_metrics`.
+        count_pending: Function that returns how many requests wait, see :func:`pending_from_metrics`.
         clock: Monotonic clock, in seconds.
     """
 
     def __init__(
-        self, model: str, limit: int | None, pending: Pending, clock: Callable[[], float] = time.monotonic
+        self,
+        model: str,
+        limit: int | None,
+        count_pending: CountPending,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._model, self._limit, self._pending, self._clock = model, limit, pending, clock
-        self._ended_s = self._looked_s = -float("inf")
-        self._seen, self._refused, self._growth_per_s = 0, 0, 0.0
+        self._model, self._limit, self._count_pending, self._clock = model, limit, count_pending, clock
+        self._batch_end_s = self._read_s = -float("inf")
+        self._pending_at_read, self._refused, self._growth_per_s = 0, 0, 0.0
 
-    def beyond(self) -> int:
+    def count_excess(self) -> int:
         """Return by how many the waiting requests exceed the limit now."""
         if self._limit is None:
             return 0
         now_s = self._clock()
-        if now_s - self._ended_s > _PAUSE_S:
-            self._seen = self._refused = 0
+        if now_s - self._batch_end_s > _IDLE_S:
+            self._pending_at_read = self._refused = 0
             self._growth_per_s = 0.0
-        elif now_s - self._looked_s > _LOOK_S:
-            self._look(self._limit)
+        elif now_s - self._read_s > _READ_INTERVAL_S:
+            self._read_pending(self._limit)
         # Requests that came since the last read are unknown, so we estimate them from the growth before it.
-        grown = self._growth_per_s * (now_s - self._looked_s) if self._growth_per_s else 0.0
-        return max(0, int(self._seen + grown) - self._refused - self._limit)
+        growth = self._growth_per_s * (now_s - self._read_s) if self._growth_per_s else 0.0
+        return max(0, int(self._pending_at_read + growth) - self._refused - self._limit)
 
-    def _look(self, limit: int) -> None:
-        before, since_s = self._seen - self._refused, self._clock() - self._looked_s
-        self._seen = self._pending()
-        self._looked_s = self._clock()
+    def _read_pending(self, limit: int) -> None:
+        """Read how many requests wait, and estimate how fast their number grows."""
+        before, since_s = self._pending_at_read - self._refused, self._clock() - self._read_s
+        self._pending_at_read = self._count_pending()
+        self._read_s = self._clock()
         # A burst that fits into the queue says nothing about further growth.
-        full = self._seen > limit or self._refused > 0
-        self._growth_per_s = max(0.0, (self._seen - before) / since_s) if full else 0.0
+        full = self._pending_at_read > limit or self._refused > 0
+        self._growth_per_s = max(0.0, (self._pending_at_read - before) / since_s) if full else 0.0
         self._refused = 0
 
-    def ended(self) -> None:
+    def record_batch_end(self) -> None:
         """Record that a batch was answered."""
-        self._ended_s = self._clock()
+        self._batch_end_s = self._clock()
 
-    def refusal(self) -> Overloaded:
+    def refuse(self) -> Overloaded:
         """Return the error for a request beyond the limit, and count that request as refused."""
         self._refused += 1
-        return Overloaded(f"{self._model}: at most {self._limit} requests may wait; {RETRY_HINT}")
+        return Overloaded(
+            f"{self._model}: the queue is full (at most {self._limit} requests may wait); {RETRY_HINT}"
+        )
 
 
-def first_to_go(turns: Sequence[Turn], count: int) -> frozenset[int]:
+def select_refused(turns: Sequence[Turn], count: int) -> frozenset[int]:
     """Return the indices of a batch's requests to refuse: first those that begin sessions, then the oldest.
 
     This lets open sessions continue for as long as possible. A request that only ends its session is never
@@ -97,18 +104,18 @@ def first_to_go(turns: Sequence[Turn], count: int) -> frozenset[int]:
         turns: Turns of the requests, the oldest request first.
         count: Number of requests to refuse.
     """
-    may_go = [place for place, turn in enumerate(turns) if turn.start or not turn.end]
-    return frozenset(sorted(may_go, key=lambda place: not turns[place].start)[:count])
+    candidates = [index for index, turn in enumerate(turns) if turn.start or not turn.end]
+    return frozenset(sorted(candidates, key=lambda index: not turns[index].start)[:count])
 
 
-def pending_by_metrics(models: Sequence[str], warn: Callable[[str], None]) -> Pending:
+def pending_from_metrics(models: Sequence[str], warn: Callable[[str], None]) -> CountPending:
     """Return a function that reads from Triton's metrics how many requests wait for models.
 
     Args:
         models: Names of the models, first the one that enforces the limit.
         warn: Callback that receives one warning if the metrics cannot be read; 0 is assumed then.
     """
-    address = os.environ.get(METRICS_VARIABLE, _METRICS)
+    address = os.environ.get(METRICS_VARIABLE, _DEFAULT_METRICS)
     wanted = tuple(f'nv_inference_pending_request_count{{model="{model}",'.encode() for model in models)
     connection = http.client.HTTPConnection(address, timeout=_TIMEOUT_S)
     warned = False
@@ -122,7 +129,8 @@ def pending_by_metrics(models: Sequence[str], warn: Callable[[str], None]) -> Pe
             connection.close()
             if not warned:
                 warn(
-                    f"{models[0]}: metrics must be at {address} for its {PARAMETER} to be kept, got {error!r}"
+                    f"{models[0]}: {PARAMETER} is not enforced, since Triton's metrics cannot be read at"
+                    f" {address} ({error!r}); set {METRICS_VARIABLE} to the server's metrics endpoint"
                 )
             warned = True
             return 0

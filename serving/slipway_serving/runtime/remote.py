@@ -46,7 +46,7 @@ class RemoteModel:
 
     def __init__(self, settings: Settings) -> None:
         self._model = settings.model
-        self._timeout_s = settings.positive("timeout_s")
+        self._timeout_s = settings.positive_integer("timeout_s")
         self._server = settings.parameters.get("server", "")
         host, _, port = self._server.rpartition(":")
         if not host or not port.isdigit():

@@ -25,7 +25,7 @@ MARKED_VARIABLE = "SLIPWAY_GRPC_IS_MARKED"
 # Parameters that Triton 2.51 itself adds to a request. The HTTP generate endpoints repeat "id" and pass on
 # "timeout" (microseconds) and a session's turn without acting on them; we do. gRPC consumes these itself.
 _OWN_PARAMETERS = frozenset({"id", "timeout", "sequence_id", "sequence_start", "sequence_end", GRPC_MARK})
-_NAMED = 5
+_SHOWN = 5
 
 
 def wants_text(request: Any) -> bool:
@@ -51,10 +51,10 @@ def read_parameters(request: Any, model: str) -> dict[str, Any]:
     parameters: dict[str, Any] = json.loads(request.parameters() or "{}")
     given = {name for name in parameters if not name.startswith(SHAPE_PARAMETER)}
     if unknown := sorted(given - _OWN_PARAMETERS):
-        more = f" and {len(unknown) - _NAMED} more" if len(unknown) > _NAMED else ""
+        more = f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""
         raise InvalidRequest(
             f"{model}: fields must be inputs of the model, got unknown"
-            f" {', '.join(map(shown, unknown[:_NAMED]))}{more}; try the input names of the model's metadata"
+            f" {', '.join(map(shown, unknown[:_SHOWN]))}{more}; try the input names of the model's metadata"
         )
     timeout_us = parameters.get("timeout", 0)
     if isinstance(timeout_us, bool) or not isinstance(timeout_us, int) or timeout_us < 0:
@@ -64,7 +64,7 @@ def read_parameters(request: Any, model: str) -> dict[str, Any]:
     return parameters
 
 
-def shaped(tensors: Tensors, parameters: Mapping[str, Any], model: str) -> Tensors:
+def reshape_inputs(tensors: Tensors, parameters: Mapping[str, Any], model: str) -> Tensors:
     """Return tensors in the shapes that the parameters give.
 
     The HTTP generate endpoints accept only flat arrays.

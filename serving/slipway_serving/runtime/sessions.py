@@ -20,7 +20,7 @@ from slipway_serving.protocol.errors import InvalidRequest, Overloaded, SessionL
 from slipway_serving.protocol.turns import Turn
 from slipway_serving.runtime.metrics import SESSIONS_LIMIT, SESSIONS_OPEN
 from slipway_serving.runtime.program import Settings
-from slipway_serving.system.process_state import NO_FOOTPRINT, Footprint
+from slipway_serving.system.process_state import NO_PROCESS_STATE, ProcessState
 
 S = TypeVar("S")
 
@@ -46,7 +46,7 @@ class Sessions(Generic[S]):
         limit: Largest number of open sessions.
         idle_s: Idle time after which a session is freed, in seconds.
         clock: Monotonic clock, in seconds.
-        footprint: Footprint of the process.
+        process_state: State files of the process.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class Sessions(Generic[S]):
         limit: int,
         idle_s: float,
         clock: Callable[[], float] = time.monotonic,
-        footprint: Footprint = NO_FOOTPRINT,
+        process_state: ProcessState = NO_PROCESS_STATE,
     ) -> None:
         self._where, self._limit, self._idle_s, self._clock = where, limit, idle_s, clock
-        self._footprint = footprint
+        self._process_state = process_state
         self._held: dict[Hashable, tuple[float, S]] = {}
         self._taken: set[Hashable] = set()
         self._lock = threading.Lock()
@@ -73,11 +73,11 @@ class Sessions(Generic[S]):
         Raises:
             InvalidRequest: `max_sessions` or `session_idle_s` of the config is not a whole number above 0.
         """
-        limit = settings.positive("max_sessions")
-        idle_s = settings.positive("session_idle_s")
-        sessions: Sessions[S] = cls(settings.model, limit, idle_s, footprint=settings.footprint)
-        settings.recorder.follow(SESSIONS_OPEN, sessions.under_way)
-        settings.recorder.follow(SESSIONS_LIMIT, lambda: limit)
+        limit = settings.positive_integer("max_sessions")
+        idle_s = settings.positive_integer("session_idle_s")
+        sessions: Sessions[S] = cls(settings.model, limit, idle_s, process_state=settings.process_state)
+        settings.recorder.register_gauge(SESSIONS_OPEN, sessions.under_way)
+        settings.recorder.register_gauge(SESSIONS_LIMIT, lambda: limit)
         return sessions
 
     def __len__(self) -> int:
@@ -142,7 +142,7 @@ class Sessions(Generic[S]):
             self.free(turn)
             self._check_room()
             state = begin()
-            self._footprint.session_began(turn.id)
+            self._process_state.record_session(turn.id)
         else:
             state = self._found(turn)
         with self._lock:
@@ -156,14 +156,14 @@ class Sessions(Generic[S]):
             if turn.id and not turn.end:
                 self._held[turn.id] = (self._clock(), state)
             elif turn.id:
-                self._footprint.session_ended(turn.id)
+                self._process_state.remove_session(turn.id)
 
     def free(self, turn: Turn) -> None:
         """Free a session's state; do nothing if there is none."""
         with self._lock:
             self._held.pop(turn.id, None)
             self._taken.discard(turn.id)
-            self._footprint.session_ended(turn.id)
+            self._process_state.remove_session(turn.id)
 
     @contextlib.contextmanager
     def turn(
@@ -206,7 +206,7 @@ class Sessions(Generic[S]):
         with self._lock:
             for key in [key for key, (since, _) in self._held.items() if since < oldest]:
                 del self._held[key]
-                self._footprint.session_ended(key)
+                self._process_state.remove_session(key)
 
     def close(self) -> None:
         """Free all sessions and end the thread; the sessions are lost."""
@@ -225,9 +225,9 @@ class Sessions(Generic[S]):
     def _found(self, turn: Turn) -> S:
         with self._lock:
             found = self._held.pop(turn.id, None)
-        if found is None and self._footprint.has_lost(turn.id):
+        if found is None and self._process_state.has_lost_session(turn.id):
             if turn.end:
-                self._footprint.forget(turn.id)
+                self._process_state.forget_session(turn.id)
             raise SessionLost(
                 f"{self._where}: the session was lost: the model's process that held {turn.id!r} ended; try"
                 " SEQUENCE_START"

@@ -12,32 +12,32 @@ from enum import Enum
 from pathlib import Path
 
 from slipway_serving.protocol.errors import NotReady
-from slipway_serving.system.server_folder import folder_here
+from slipway_serving.system.server_folder import runtime_folder
 
 
-class Refused(NotReady):
+class ShuttingDown(NotReady):
     """The server refuses a request because it shuts down; another server can answer it."""
 
 
-class Going(Enum):
+class ShutdownStage(Enum):
     """Stage of a server's shutdown; the value is the name of the file that signals it."""
 
     PIPELINES_REFUSE = "pipelines_refuse"
     ALL_REFUSE = "all_refuse"
 
 
-def tell(folder: Path, going: Going) -> None:
+def announce(folder: Path, stage: ShutdownStage) -> None:
     """Make a server's models refuse new requests from now on.
 
     Args:
         folder: The server's runtime folder.
-        going: Stage of the shutdown, which decides which models refuse.
+        stage: Stage of the shutdown, which decides which models refuse.
     """
     folder.mkdir(mode=0o700, exist_ok=True)
-    (folder / going.value).touch()
+    (folder / stage.value).touch()
 
 
-class Door:
+class AdmissionGate:
     """Gate of one model that refuses requests during shutdown.
 
     Args:
@@ -46,18 +46,17 @@ class Door:
     """
 
     def __init__(self, model: str, *, is_pipeline: bool) -> None:
-        refusing = [Going.ALL_REFUSE, *([Going.PIPELINES_REFUSE] if is_pipeline else [])]
+        stages = [ShutdownStage.ALL_REFUSE, *([ShutdownStage.PIPELINES_REFUSE] if is_pipeline else [])]
         self._model = model
-        self._marks = [folder_here() / going.value for going in refusing]
+        self._signal_files = [runtime_folder() / stage.value for stage in stages]
 
     def check(self) -> None:
         """Admit a request unless the server shuts down.
 
         Raises:
-            Refused: The server shuts down.
+            ShuttingDown: The server shuts down.
         """
-        if any(os.path.exists(mark) for mark in self._marks):  # noqa: PTH110 - asked for every request
-            raise Refused(
-                f"{self._model}: server must be staying to take a request, got one that is about to stop;"
-                " try again on a new connection"
+        if any(os.path.exists(file) for file in self._signal_files):  # noqa: PTH110 - faster, for every request
+            raise ShuttingDown(
+                f"{self._model}: server is shutting down and takes no new requests; retry on a new connection"
             )

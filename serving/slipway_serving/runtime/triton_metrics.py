@@ -12,8 +12,15 @@ import threading
 import time
 from typing import Any
 
-from slipway_serving.runtime.metrics import HEARTBEATS, REQUESTS_RUNNING, RESTARTS, Change, Metric, Recorder
-from slipway_serving.system.process_state import Footprint
+from slipway_serving.runtime.metrics import (
+    HEARTBEATS,
+    REQUESTS_RUNNING,
+    RESTARTS,
+    Metric,
+    MetricUpdate,
+    Recorder,
+)
+from slipway_serving.system.process_state import ProcessState
 
 _INTERVAL_S = 1.0
 
@@ -47,24 +54,24 @@ class Publisher:
         self._publish()
 
     def _run(self) -> None:
-        looked_s = time.monotonic()
+        last_beat_s = time.monotonic()
         while not self._closed.wait(self._interval_s):
             now_s = time.monotonic()
-            self._recorder.count(HEARTBEATS, now_s - looked_s)
-            looked_s = now_s
+            self._recorder.count(HEARTBEATS, now_s - last_beat_s)
+            last_beat_s = now_s
             self._publish()
 
     def _publish(self) -> None:
-        for change in self._recorder.changes():
-            self._tell(change)
+        for update in self._recorder.updates():
+            self._apply(update)
 
-    def _tell(self, change: Change) -> None:
-        key = (change.metric, change.value)
+    def _apply(self, update: MetricUpdate) -> None:
+        key = (update.metric, update.value)
         if key not in self._series:
-            self._series[key] = self._new(*key)
+            self._series[key] = self._create_series(*key)
         series = self._series[key]
-        for amount in change.amounts:
-            match change.metric.kind:
+        for amount in update.amounts:
+            match update.metric.kind:
                 case "counter" if amount:
                     series.increment(amount)
                 case "gauge":
@@ -72,7 +79,7 @@ class Publisher:
                 case "histogram":
                     series.observe(amount)
 
-    def _new(self, metric: Metric, value: str) -> Any:
+    def _create_series(self, metric: Metric, value: str) -> Any:
         """Return a new series with the value 0."""
         if metric not in self._families:
             self._families[metric] = self._kinds(
@@ -80,15 +87,15 @@ class Publisher:
                 description=metric.description,
                 kind=getattr(self._kinds, metric.kind.upper()),
             )
-            _keep(self._families[metric])
+            _never_free(self._families[metric])
         labels = {"model": self._model} | ({metric.label: value} if metric.label else {})
         bounds = {"buckets": list(metric.buckets)} if metric.buckets else {}
         series = self._families[metric].Metric(labels=labels, **bounds)
-        _keep(series)
+        _never_free(series)
         return series
 
 
-class Running:
+class RunningRequestsGauge:
     """Gauge of the requests that all instances of a model work on; a server is stopped when it is 0.
 
     It is updated at once, not by the thread of :class:`Publisher`. A process that dies within a request
@@ -102,14 +109,14 @@ class Running:
     def __init__(self, pb_utils: Any, model: str) -> None:
         self._series = _gauge(pb_utils, REQUESTS_RUNNING, model)
 
-    def add(self, change: int) -> None:
+    def add(self, update: int) -> None:
         """Add the number of requests that began; a negative number counts requests that ended."""
-        self._series.increment(change)
+        self._series.increment(update)
 
 
-def tell_restarts(pb_utils: Any, model: str, footprint: Footprint) -> None:
+def publish_restarts(pb_utils: Any, model: str, process_state: ProcessState) -> None:
     """Publish how often a model and its server were restarted; each instance publishes the same numbers."""
-    for metric, count in zip(RESTARTS, footprint.restarts(), strict=True):
+    for metric, count in zip(RESTARTS, process_state.restart_counts(), strict=True):
         _gauge(pb_utils, metric, model).set(count)
 
 
@@ -118,16 +125,16 @@ def _gauge(pb_utils: Any, metric: Metric, model: str) -> Any:
     kinds = pb_utils.MetricFamily
     family = kinds(name=metric.name, description=metric.description, kind=kinds.GAUGE)
     series = family.Metric(labels={"model": model})
-    _keep(family)
-    _keep(series)
+    _never_free(family)
+    _never_free(series)
     return series
 
 
-def _keep(thing: Any) -> None:
+def _never_free(value: Any) -> None:
     """Prevent an object from ever being freed, even when the interpreter ends.
 
     Triton 2.51 counts the users of a series per family object. When the objects of one instance are freed,
     the series is freed although other instances use it, including those of a model that is being reloaded. We
     have seen counters disappear and loads that never end.
     """
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))

@@ -54,7 +54,7 @@ class TritonModels:
     """
 
     def __init__(self, pb_utils: Any, request_id: str, request: Any, ended: EndedStreams) -> None:
-        self._pb, self._request_id, self._ended = pb_utils, request_id, ended
+        self._pb, self._request_id, self._ended_streams = pb_utils, request_id, ended
         self._trace, self._is_cancelled = request.trace(), request.is_cancelled
 
     def call(self, model: str, tensors: Tensors, outputs: list[str]) -> dict[str, NDArray[Any]]:
@@ -84,7 +84,7 @@ class TritonModels:
                     yield found
         finally:
             # is_cancelled asks the backend, except that a cancelled request answers True without asking.
-            self._ended.hold(responses, ask=lambda: not self._is_cancelled())
+            self._ended_streams.hold(responses, ask=lambda: not self._is_cancelled())
 
     def is_ready(self, model: str) -> bool:
         """Return True if a model is loaded; False for an unknown one."""

@@ -4,9 +4,10 @@ Triton 2.51 does not watch the processes of its Python models: if one is killed,
 ready for ever while requests fail. So each process has a folder below the server's folder
 (:mod:`slipway_serving.system.server_folder`), named after the process and the instance. It holds the number
 of running requests, the stage of the process, and an empty file for each open session. Any process can read
-which processes died (:func:`lost`) and which requests run (:func:`under_way`) without sending a request,
-which would mistake a busy model for a dead one. The next process of the model takes over the state of a dead
-one (:func:`inherit`): it removes the requests that died from the gauge and records the sessions as lost.
+which processes died (:func:`dead_instances`) and which requests run (:func:`running_work`) without sending a
+request, which would mistake a busy model for a dead one. The next process of the model takes over the state
+of a dead one (:func:`take_over`): it removes the requests that died from the gauge and records the sessions
+as lost.
 """
 
 from __future__ import annotations
@@ -25,42 +26,42 @@ from pathlib import Path
 
 from slipway_serving.protocol.errors import NotReady
 from slipway_serving.system.private_files import make_folder
-from slipway_serving.system.server_folder import folder_here
+from slipway_serving.system.server_folder import runtime_folder
 
-_FOLDER = "footprints"
-_WORK = "work"
-_LOST = "lost"
-_RESTARTS = ".restarts"
+_STATES = "footprints"
+_WORK_FILE = "work"
+_LOST_SESSIONS = "lost"
+_RESTARTS_FILE = ".restarts"
 # The values are: 1 if the model is a pipeline, the number of running requests, and the stage.
-_VALUES = struct.Struct("<III")
+_WORK_FORMAT = struct.Struct("<III")
 
 
-class Stage(IntEnum):
+class ProcessStage(IntEnum):
     """Stage in the life of a model's process."""
 
-    STARTS = 0
-    SERVES = 1
-    ENDS = 2
+    STARTING = 0
+    SERVING = 1
+    ENDING = 2
 
 
 @dataclass(frozen=True)
-class Work:
+class RunningWork:
     """Last recorded state of a living or dead process.
 
     Attributes:
         pid: Process id.
-        pipeline: True if the model is a pipeline, which calls other models.
+        is_pipeline: True if the model is a pipeline, which calls other models.
         requests: Number of running requests.
-        stage: Stage of the process; `ENDS` if Triton has told it to end.
+        stage: Stage of the process; `ENDING` if Triton has told it to end.
     """
 
     pid: int
-    pipeline: bool
+    is_pipeline: bool
     requests: int
-    stage: Stage
+    stage: ProcessStage
 
 
-class Footprint:
+class ProcessState:
     """State files of this process, which is one instance of a model.
 
     Args:
@@ -70,96 +71,98 @@ class Footprint:
     """
 
     def __init__(self, folder: Path | None, model: str, instance: str) -> None:
-        self._folder, self._name = folder, model
-        self._requests, self._pipeline, self._stage = 0, False, Stage.STARTS
+        self._folder, self._model = folder, model
+        self._requests, self._is_pipeline, self._stage = 0, False, ProcessStage.STARTING
         if folder is None:
             return
         make_folder(folder)
-        self._model = folder / _FOLDER / model
-        self._model.mkdir(parents=True, exist_ok=True)
-        self._own = self._model / f"{_told(os.getpid())}-{instance}"
-        unseen = self._own.with_name(f".{self._own.name}")
-        unseen.mkdir()
-        with (unseen / _WORK).open("w+b", buffering=0) as file:
-            file.write(_VALUES.pack(False, 0, Stage.STARTS))
-            self._work = mmap.mmap(file.fileno(), _VALUES.size)
-        unseen.rename(self._own)
+        self._model_folder = folder / _STATES / model
+        self._model_folder.mkdir(parents=True, exist_ok=True)
+        self._process_folder = self._model_folder / f"{_process_identity(os.getpid())}-{instance}"
+        # Other processes ignore a hidden folder, so they never see one without its file.
+        hidden = self._process_folder.with_name(f".{self._process_folder.name}")
+        hidden.mkdir()
+        with (hidden / _WORK_FILE).open("w+b", buffering=0) as file:
+            file.write(_WORK_FORMAT.pack(False, 0, ProcessStage.STARTING))
+            self._work_memory = mmap.mmap(file.fileno(), _WORK_FORMAT.size)
+        hidden.rename(self._process_folder)
 
     @classmethod
-    def of_instance(cls, args: Mapping[str, str]) -> Footprint:
+    def for_instance(cls, args: Mapping[str, str]) -> ProcessState:
         """Create the state files of an instance from the arguments of Triton's Python backend."""
-        return cls(folder_here(), args["model_name"], args["model_instance_name"])
+        return cls(runtime_folder(), args["model_name"], args["model_instance_name"])
 
     @property
     def is_serving(self) -> bool:
         """True if this process takes requests."""
-        return self._stage is Stage.SERVES
+        return self._stage is ProcessStage.SERVING
 
-    def serves(self, *, pipeline: bool = False) -> int:
+    def record_serving(self, *, is_pipeline: bool = False) -> int:
         """Record that this process takes requests now, and take over the state of dead processes.
 
         Args:
-            pipeline: True if the model is a pipeline, which calls other models; a drain waits for it.
+            is_pipeline: True if the model is a pipeline, which calls other models; a drain waits for it.
 
         Returns:
             The number of requests that the dead processes worked on.
         """
-        self._pipeline, self._stage = pipeline, Stage.SERVES
-        self.add(0)
-        return inherit(self._folder, self._name) if self._folder is not None else 0
+        self._is_pipeline, self._stage = is_pipeline, ProcessStage.SERVING
+        self._add_requests(0)
+        return take_over(self._folder, self._model) if self._folder is not None else 0
 
-    def ends(self) -> None:
+    def record_ending(self) -> None:
         """Record that Triton has told this process to end."""
-        self._stage = Stage.ENDS
-        self.add(0)
+        self._stage = ProcessStage.ENDING
+        self._add_requests(0)
 
-    def add(self, requests: int) -> None:
+    def _add_requests(self, requests: int) -> None:
         """Add a number of started requests; a negative number counts ended ones."""
         self._requests += requests
         if self._folder is not None:
-            _VALUES.pack_into(self._work, 0, self._pipeline, self._requests, self._stage)
+            _WORK_FORMAT.pack_into(self._work_memory, 0, self._is_pipeline, self._requests, self._stage)
 
     @contextlib.contextmanager
-    def working(self, requests: int) -> Iterator[None]:
+    def count_requests(self, requests: int) -> Iterator[None]:
         """Count requests as running until the block ends."""
-        self.add(requests)
+        self._add_requests(requests)
         try:
             yield
         finally:
-            self.add(-requests)
+            self._add_requests(-requests)
 
-    def session_began(self, session_id: object) -> None:
+    def record_session(self, session_id: object) -> None:
         """Record that this process holds a session."""
         if self._folder is not None:
-            (self._own / _file_of(session_id)).touch()
-            self.forget(session_id)
+            (self._process_folder / _session_file(session_id)).touch()
+            self.forget_session(session_id)
 
-    def session_ended(self, session_id: object) -> None:
+    def remove_session(self, session_id: object) -> None:
         """Record that a session of this process ended normally."""
         if self._folder is not None:
-            (self._own / _file_of(session_id)).unlink(missing_ok=True)
+            (self._process_folder / _session_file(session_id)).unlink(missing_ok=True)
 
-    def has_lost(self, session_id: object) -> bool:
+    def has_lost_session(self, session_id: object) -> bool:
         """Return True if another process of the model, which no longer gets its turns, held a session."""
         if self._folder is None:
             return False
-        others = (place for place in _places(self._model) if place != self._own)
-        return any((place / _file_of(session_id)).exists() for place in (self._model / _LOST, *others))
+        others = (folder for folder in _process_folders(self._model_folder) if folder != self._process_folder)
+        folders = (self._model_folder / _LOST_SESSIONS, *others)
+        return any((folder / _session_file(session_id)).exists() for folder in folders)
 
-    def forget(self, session_id: object) -> None:
+    def forget_session(self, session_id: object) -> None:
         """Delete the record of a lost session that no caller will ask for again."""
         if self._folder is not None:
-            (self._model / _LOST / _file_of(session_id)).unlink(missing_ok=True)
+            (self._model_folder / _LOST_SESSIONS / _session_file(session_id)).unlink(missing_ok=True)
 
-    def restarts(self) -> tuple[int, int]:
+    def restart_counts(self) -> tuple[int, int]:
         """Return the number of restarts of the model alone and of the whole server."""
         if self._folder is None:
             return 0, 0
-        return _count(self._model), _count(self._folder / _FOLDER)
+        return _read_restarts(self._model_folder), _read_restarts(self._folder / _STATES)
 
 
-NO_FOOTPRINT = Footprint(None, "", "")
-"""Footprint of a process that keeps no state files."""
+NO_PROCESS_STATE = ProcessState(None, "", "")
+"""State of a process that keeps no state files."""
 
 
 def count_restart(folder: Path, model: str = "") -> int:
@@ -171,34 +174,35 @@ def count_restart(folder: Path, model: str = "") -> int:
         folder: The server's runtime folder.
         model: Name of the model; "" for the server.
     """
-    place = folder / _FOLDER / model
-    count = _count(place) + 1
+    parent = folder / _STATES / model
+    count = _read_restarts(parent) + 1
     with contextlib.suppress(OSError):
-        place.mkdir(parents=True, exist_ok=True)
-        unseen = place / f"{_RESTARTS}.new"
-        unseen.write_text(str(count))
-        unseen.replace(place / _RESTARTS)
+        parent.mkdir(parents=True, exist_ok=True)
+        new_file = parent / f"{_RESTARTS_FILE}.new"
+        new_file.write_text(str(count))
+        new_file.replace(parent / _RESTARTS_FILE)
     return count
 
 
-def under_way(folder: Path) -> list[Work]:
+def running_work(folder: Path) -> list[RunningWork]:
     """Return the state of each living process of a server's models.
 
     Args:
         folder: The server's runtime folder.
     """
-    return [work for place in _all_places(folder) if _lives(place) and (work := _work(place))]
+    folders = filter(_is_alive, _all_process_folders(folder))
+    return [work for process_folder in folders if (work := _read_work(process_folder))]
 
 
-def lost(folder: Path) -> list[str]:
+def dead_instances(folder: Path) -> list[str]:
     """Return the names of serving instances whose processes died without being told to end.
 
     Args:
         folder: The server's runtime folder.
     """
-    gone = [place for place in _all_places(folder) if not _lives(place)]
-    found = {place.name.split("-", 2)[2]: _work(place) for place in gone}
-    return sorted(name for name, work in found.items() if work is not None and work.stage is Stage.SERVES)
+    dead = [process for process in _all_process_folders(folder) if not _is_alive(process)]
+    works = {process.name.split("-", 2)[2]: _read_work(process) for process in dead}
+    return sorted(name for name, work in works.items() if work and work.stage is ProcessStage.SERVING)
 
 
 def check_processes(pid: int, folder: Path) -> None:
@@ -211,38 +215,38 @@ def check_processes(pid: int, folder: Path) -> None:
     Raises:
         NotReady: `tritonserver` is dying, or a Python model lacks its process.
     """
-    from slipway_serving.system.server_processes import (
-        dies_of,  # It needs psutil, which model processes do without.
-    )
+    # This module needs psutil, which the processes of models do not import.
+    from slipway_serving.system.server_processes import crash_signal
 
-    if number := dies_of(pid):
+    if number := crash_signal(pid):
         raise NotReady(
-            f"ready: tritonserver must live, got one that dies of {number.name}, if it ends at all;"
-            " try the server's log, and a restart of it"
+            f"ready: tritonserver is crashing ({number.name}) and may never exit; see the server's log and"
+            " restart the server"
         )
-    if gone := lost(folder):
+    if dead := dead_instances(folder):
         raise NotReady(
-            f"ready: every model must have its processes, got none any more of {', '.join(gone)};"
-            " try the server's log, and a restart of it"
+            f"ready: the process of {', '.join(dead)} has died; see the server's log and restart the server"
         )
 
 
-def end(folder: Path, pid: int) -> None:
-    """Kill a process of a server's models and mark it as ended, so that :func:`lost` does not report it.
+def end_process(folder: Path, pid: int) -> None:
+    """Kill a process of a server's models; it is marked as ended, so :func:`dead_instances` omits it.
 
     Args:
         folder: The server's runtime folder.
         pid: Process id of a process without running requests.
     """
-    for place in _all_places(folder):
-        if _lives(place) and (work := _work(place)) and work.pid == pid:
-            with (place / _WORK).open("r+b") as file:  # A write in place works on a full disk too.
-                file.write(_VALUES.pack(work.pipeline, 0, Stage.ENDS))
+    for process_folder in _all_process_folders(folder):
+        if _is_alive(process_folder) and (work := _read_work(process_folder)) and work.pid == pid:
+            with (process_folder / _WORK_FILE).open(
+                "r+b"
+            ) as file:  # A write in place works on a full disk too.
+                file.write(_WORK_FORMAT.pack(work.is_pipeline, 0, ProcessStage.ENDING))
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
 
-def inherit(folder: Path, model: str) -> int:
+def take_over(folder: Path, model: str) -> int:
     """Take over the state files of a model's dead processes, and record their sessions as lost.
 
     Args:
@@ -252,48 +256,50 @@ def inherit(folder: Path, model: str) -> int:
     Returns:
         The number of requests that the dead processes worked on.
     """
-    left = 0
-    for place in _places(folder / _FOLDER / model):
-        if _lives(place):
+    unfinished = 0
+    for process_folder in _process_folders(folder / _STATES / model):
+        if _is_alive(process_folder):
             continue
-        sessions = place.parent / _LOST
+        sessions = process_folder.parent / _LOST_SESSIONS
         sessions.mkdir(exist_ok=True)
         # Several processes may do this at once: each file and folder goes to one of them.
         with contextlib.suppress(FileNotFoundError):
-            for session in place.iterdir():
-                if session.name != _WORK:
+            for session in process_folder.iterdir():
+                if session.name != _WORK_FILE:
                     session.rename(sessions / session.name)
-            taken = place.rename(place.with_name(f".{place.name}"))
-            left += work.requests if (work := _work(taken)) else 0
-            shutil.rmtree(taken)
-    return left
+            own = process_folder.rename(process_folder.with_name(f".{process_folder.name}"))
+            unfinished += work.requests if (work := _read_work(own)) else 0
+            shutil.rmtree(own)
+    return unfinished
 
 
-def _all_places(folder: Path) -> Iterator[Path]:
+def _all_process_folders(folder: Path) -> Iterator[Path]:
     """Yield the process folders of all models of a server."""
-    return (place for model in (folder / _FOLDER).glob("*/") for place in _places(model))
+    models = (folder / _STATES).glob("*/")
+    return (process_folder for model in models for process_folder in _process_folders(model))
 
 
-def _places(model: Path) -> Iterator[Path]:
+def _process_folders(model: Path) -> Iterator[Path]:
     """Yield the process folders of a model."""
-    return (place for place in model.glob("[0-9]*-*/") if place.is_dir())
+    return (process_folder for process_folder in model.glob("[0-9]*-*/") if process_folder.is_dir())
 
 
-def _work(place: Path) -> Work | None:
+def _read_work(process_folder: Path) -> RunningWork | None:
     """Read the state of a process; return None if another process is just taking over its folder."""
     try:
-        pipeline, requests, stage = _VALUES.unpack((place / _WORK).read_bytes())
+        is_pipeline, requests, stage = _WORK_FORMAT.unpack((process_folder / _WORK_FILE).read_bytes())
     except FileNotFoundError:
         return None
-    return Work(int(place.name.lstrip(".").partition("-")[0]), bool(pipeline), requests, Stage(stage))
+    pid = int(process_folder.name.lstrip(".").partition("-")[0])
+    return RunningWork(pid, bool(is_pipeline), requests, ProcessStage(stage))
 
 
-def _lives(place: Path) -> bool:
-    pid, started, _ = place.name.split("-", 2)
-    return _told(int(pid)) == f"{pid}-{started}"
+def _is_alive(process_folder: Path) -> bool:
+    pid, started, _ = process_folder.name.split("-", 2)
+    return _process_identity(int(pid)) == f"{pid}-{started}"
 
 
-def _told(pid: int) -> str | None:
+def _process_identity(pid: int) -> str | None:
     """Return a living process's id and start time as text, since process ids are reused; None if dead."""
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -303,11 +309,11 @@ def _told(pid: int) -> str | None:
     return None if state in "ZX" else f"{pid}-{rest[18]}"
 
 
-def _file_of(session_id: object) -> str:
+def _session_file(session_id: object) -> str:
     # The hash keeps a caller's text out of the path; repr keeps 7 and "7" apart, which are two sessions.
     return hashlib.sha256(repr(session_id).encode()).hexdigest()
 
 
-def _count(place: Path) -> int:
-    file = place / _RESTARTS
+def _read_restarts(folder: Path) -> int:
+    file = folder / _RESTARTS_FILE
     return int(file.read_text()) if file.exists() else 0

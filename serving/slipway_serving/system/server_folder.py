@@ -18,12 +18,12 @@ FOLDER_VARIABLE = "SLIPWAY_SERVER_FOLDER"
 """Environment variable that gives a server's processes the path of the folder."""
 
 
-def folder_here() -> Path:
+def runtime_folder() -> Path:
     """Return the runtime folder of the server that this stub belongs to."""
-    return folder_of(os.getppid(), os.environ.get(FOLDER_VARIABLE))
+    return runtime_folder_of(os.getppid(), os.environ.get(FOLDER_VARIABLE))
 
 
-def folder_of(pid: int, private: str | None) -> Path:
+def runtime_folder_of(pid: int, private: str | None) -> Path:
     """Return a server's runtime folder.
 
     Args:
@@ -37,15 +37,15 @@ def folder_of(pid: int, private: str | None) -> Path:
     return Path(tempfile.gettempdir()) / f"slipway-{pid}-{started}"
 
 
-def folder_at(port: int) -> Path | None:
+def runtime_folder_at(port: int) -> Path | None:
     """Return the runtime folder of the server that listens on a port of this machine; None if none does."""
     process = tritonserver_at(port)
-    return None if process is None else folder_of_process(process)
+    return None if process is None else runtime_folder_of_process(process)
 
 
-def folder_of_process(process: psutil.Process) -> Path:
+def runtime_folder_of_process(process: psutil.Process) -> Path:
     """Return the runtime folder of a running `tritonserver`."""
-    return folder_of(process.pid, process.environ().get(FOLDER_VARIABLE))
+    return runtime_folder_of(process.pid, process.environ().get(FOLDER_VARIABLE))
 
 
 def tritonserver_at(port: int) -> psutil.Process | None:

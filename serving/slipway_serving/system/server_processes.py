@@ -1,7 +1,7 @@
 """Processes and shared memory of one server: how to find them, end them and free what they hold.
 
 Every process of a server carries the server's ID in its environment, and the name of every shared memory
-region of its Python stubs starts with that ID. So :func:`sweep` finds exactly these, whoever started them.
+region of its Python stubs starts with that ID. So :func:`clean_up` finds exactly these, whoever started them.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import psutil
 ID_VARIABLE = "SLIPWAY_SERVER_ID"
 SHARED_MEMORY = Path("/dev/shm")
 STUB = "triton_python_backend_stub"
-REQUESTS = "requests"
-"""Suffix of the name of :attr:`Belongings.requests`."""
+RUNTIME_FOLDER_SUFFIX = "requests"
+"""Suffix of the name of :attr:`ServerResources.runtime_folder`."""
 _BLOCKED = re.compile(rb"^SigBlk:\t(\w+)$", re.MULTILINE)
-_ALONE = {1 << number - 1: number for number in (signal.SIGABRT, signal.SIGSEGV)}
+_CRASH_SIGNALS = {1 << number - 1: number for number in (signal.SIGABRT, signal.SIGSEGV)}
 
 
 @dataclass(frozen=True)
-class Belongings:
+class ServerResources:
     """Resources of one server that must be removed when it ends.
 
     Attributes:
@@ -47,15 +47,15 @@ class Belongings:
     traces: bool = False
 
     @property
-    def requests(self) -> Path:
+    def runtime_folder(self) -> Path:
         """Runtime folder of the server (:mod:`slipway_serving.system.server_folder`), in shared memory.
 
         A restarted model process writes there, and a full disk must not prevent that.
         """
-        return SHARED_MEMORY / f"{self.server_id}{REQUESTS}"
+        return SHARED_MEMORY / f"{self.server_id}{RUNTIME_FOLDER_SUFFIX}"
 
 
-def processes(server_id: str) -> list[int]:
+def process_ids(server_id: str) -> list[int]:
     """Return the process IDs of the living processes that carry a server's ID."""
     found = []
     for process in psutil.process_iter():
@@ -66,7 +66,7 @@ def processes(server_id: str) -> list[int]:
     return found
 
 
-def shared_memory(server_id: str) -> list[Path]:
+def shared_memory_regions(server_id: str) -> list[Path]:
     """Return the shared memory regions whose names start with a server's ID."""
     return sorted(path for path in SHARED_MEMORY.glob(f"{server_id}*") if not path.is_dir())
 
@@ -84,7 +84,7 @@ def stubs(pid: int) -> dict[int, str]:
     return found
 
 
-def ended_by(code: int) -> str:
+def describe_exit(code: int) -> str:
     """Describe in words how a process ended, from its return code in the form of `subprocess`."""
     if code >= 0:
         return f"exit code {code}"
@@ -100,7 +100,7 @@ def is_stopped(pid: int) -> bool:
     return False
 
 
-def dies_of(pid: int) -> signal.Signals | None:
+def crash_signal(pid: int) -> signal.Signals | None:
     """Return the signal that a process is dying of, if one of its threads is in Triton's signal handler.
 
     The handler writes a stack trace and forks for each line of it. If the signal was raised within malloc, as
@@ -111,25 +111,25 @@ def dies_of(pid: int) -> signal.Signals | None:
     for status in Path(f"/proc/{pid}/task").glob("*/status"):
         with contextlib.suppress(OSError):  # It may end meanwhile.
             blocked = int(_BLOCKED.findall(status.read_bytes())[0], 16)
-            if found := _ALONE.get(blocked):
+            if found := _CRASH_SIGNALS.get(blocked):
                 return found
     return None
 
 
-def sweep(belongings: Belongings) -> None:
+def clean_up(resources: ServerResources) -> None:
     """Kill the remaining processes of a server, free its shared memory and remove its folders."""
-    end_processes(belongings.server_id)
-    for folder in (belongings.folder, belongings.requests):
+    kill_processes(resources.server_id)
+    for folder in (resources.folder, resources.runtime_folder):
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def end_processes(server_id: str) -> None:
+def kill_processes(server_id: str) -> None:
     """Kill the remaining processes of a server and free its shared memory."""
     deadline = time.monotonic() + 10
-    while (pids := processes(server_id)) and time.monotonic() < deadline:
+    while (pids := process_ids(server_id)) and time.monotonic() < deadline:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
-    for region in shared_memory(server_id):
+    for region in shared_memory_regions(server_id):
         region.unlink(missing_ok=True)

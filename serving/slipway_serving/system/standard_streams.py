@@ -1,8 +1,8 @@
 """Output to standard output and standard error that never fails.
 
 A server outlives the pipe or terminal that it was started from, and its standard error may be a file on a
-full disk. :func:`open_closed` opens the standard streams that a process was started without. :func:`say`
-writes a line and drops it if the stream cannot be written.
+full disk. :func:`open_closed_streams` opens the standard streams that a process was started without.
+:func:`print_line` writes a line and drops it if the stream cannot be written.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import typer
 _MODES = {"stdin": "r", "stdout": "w", "stderr": "w"}
 
 
-def open_closed() -> None:
+def open_closed_streams() -> None:
     """Open each standard stream that the process was started without on the null device.
 
     Python sets such a stream (`2>&-` in a shell) to None, and the next opened file gets its descriptor.
@@ -27,7 +27,7 @@ def open_closed() -> None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115 - stays open
 
 
-def say(line: str, *, err: bool = False, end: str = "\n") -> None:
+def print_line(line: str, *, err: bool = False, end: str = "\n") -> None:
     """Write a line; drop it if the stream cannot be written.
 
     Args:
@@ -39,10 +39,10 @@ def say(line: str, *, err: bool = False, end: str = "\n") -> None:
         typer.echo(f"{line}{end}", err=err, nl=False)
     except OSError:
         # We read the stream from sys now, since a library may have replaced it.
-        _drop_what_is_buffered(sys.stderr if err else sys.stdout)
+        _drop_buffer(sys.stderr if err else sys.stdout)
 
 
-def _drop_what_is_buffered(stream: TextIO) -> None:
+def _drop_buffer(stream: TextIO) -> None:
     """Discard a stream's buffer, since each later write and the interpreter's exit would fail on it again."""
     descriptor = stream.fileno()
     kept = os.dup(descriptor)

@@ -31,10 +31,10 @@ class TemporaryFolder:
     """
 
     def __init__(self, prefix: str, within: Path | None = None) -> None:
-        around = Path(tempfile.gettempdir()) if within is None else within
-        for other in around.glob(f"{glob.escape(prefix)}*"):
+        parent = Path(tempfile.gettempdir()) if within is None else within
+        for other in parent.glob(f"{glob.escape(prefix)}*"):
             _remove_abandoned(other)
-        self.path, self._lock = _locked_folder(prefix, around)
+        self.path, self._lock = _locked_folder(prefix, parent)
 
     def __enter__(self) -> Path:
         return self.path
@@ -50,9 +50,9 @@ class TemporaryFolder:
         os.close(self._lock)
 
 
-def _locked_folder(prefix: str, around: Path) -> tuple[Path, int]:
+def _locked_folder(prefix: str, parent: Path) -> tuple[Path, int]:
     while True:
-        path = Path(tempfile.mkdtemp(prefix=prefix, dir=around))
+        path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         try:
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:  # Another process removed it as abandoned.

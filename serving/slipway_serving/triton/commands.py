@@ -13,7 +13,7 @@ import typer
 
 from slipway_serving.protocol.durations import checked_option
 from slipway_serving.protocol.texts import printable
-from slipway_serving.system.standard_streams import say
+from slipway_serving.system.standard_streams import print_line
 
 if TYPE_CHECKING:
     from slipway_serving.triton.server import Server
@@ -157,11 +157,11 @@ def drain(
 ) -> None:
     """Wait until a server's pipelines have nothing to do, before something stops it."""
     from slipway_serving.protocol.errors import NotReady
-    from slipway_serving.system.server_folder import folder_at
+    from slipway_serving.system.server_folder import runtime_folder_at
     from slipway_serving.triton import drain as draining
 
     port = metrics.rpartition(":")[2]
-    folder = folder_at(int(port)) if refuse and port.isdigit() else None
+    folder = runtime_folder_at(int(port)) if refuse and port.isdigit() else None
     left = draining.drain(f"http://{metrics}/metrics", timeout_s, folder)
     if left is None:
         raise NotReady(f"drain: metrics must be readable at {metrics}, got no answer; try --metrics")
@@ -181,7 +181,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _warn(line: str, end: str = "\n") -> None:
-    say(line, err=True, end=end)
+    print_line(line, err=True, end=end)
 
 
 def _warn_of_log(line: str) -> None:
@@ -227,7 +227,7 @@ def _report(server: Server) -> None:
         **({"key": f"{own_key}"} if own_key is not None else {}),
         "models": ", ".join(server.models()),
     }.items():
-        say(f"{typer.style(f'{name:8}', dim=True)} {value}")
+        print_line(f"{typer.style(f'{name:8}', dim=True)} {value}")
     if not server.token_hidden:
-        say("key is on tritonserver's command line: no process may be traced here")
-    say("ready")
+        print_line("key is on tritonserver's command line: no process may be traced here")
+    print_line("ready")

@@ -18,7 +18,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from slipway_serving.runtime.metrics import REQUESTS_RUNNING
-from slipway_serving.runtime.shutdown import Going, tell
+from slipway_serving.runtime.shutdown import ShutdownStage, announce
 
 _POLL_S = 0.1
 # Nothing runs for a moment between the end of one request and the start of the next waiting one.
@@ -72,10 +72,10 @@ def drain_known(running: Callable[[], int | None], limit_s: float, folder: Path)
 
 def _drained(wait: Callable[[], int | None], folder: Path | None) -> int | None:
     if folder is not None:
-        tell(folder, Going.PIPELINES_REFUSE)
+        announce(folder, ShutdownStage.PIPELINES_REFUSE)
     left = wait()
     if folder is not None and left == 0:
-        tell(folder, Going.ALL_REFUSE)
+        announce(folder, ShutdownStage.ALL_REFUSE)
     return left
 
 

@@ -16,34 +16,39 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO
 
-from slipway_serving.system.server_processes import REQUESTS, SHARED_MEMORY, Belongings, sweep
+from slipway_serving.system.server_processes import (
+    RUNTIME_FOLDER_SUFFIX,
+    SHARED_MEMORY,
+    ServerResources,
+    clean_up,
+)
 
 _FILE = "belongings.json"
 
 
-def claim(belongings: Belongings) -> IO[bytes]:
+def claim(resources: ServerResources) -> IO[bytes]:
     """Create a server's folder in shared memory and mark it as in use by this process.
 
     Args:
-        belongings: Resources that belong to the server.
+        resources: Resources that belong to the server.
 
     Returns:
         The locked file; closing it, or the end of the process, ends the claim.
     """
     # Rename the folder only after the file is locked, so that no other start takes it for a leftover.
-    unseen = belongings.requests.with_name(f".{belongings.requests.name}")
+    unseen = resources.runtime_folder.with_name(f".{resources.runtime_folder.name}")
     unseen.mkdir(mode=0o700)
     file = (unseen / _FILE).open("w+b", buffering=0)
     fcntl.flock(file, fcntl.LOCK_SH)
-    file.write(json.dumps(asdict(belongings)).encode())
-    unseen.rename(belongings.requests)
+    file.write(json.dumps(asdict(resources)).encode())
+    unseen.rename(resources.runtime_folder)
     return file
 
 
-def join_claim(belongings: Belongings) -> IO[bytes] | None:
+def join_claim(resources: ServerResources) -> IO[bytes] | None:
     """Mark a server's folder as in use by this process too; return None if the folder is gone."""
     with contextlib.suppress(FileNotFoundError):
-        file = (belongings.requests / _FILE).open("rb")
+        file = (resources.runtime_folder / _FILE).open("rb")
         fcntl.flock(file, fcntl.LOCK_SH)
         return file
     return None
@@ -56,7 +61,9 @@ def end_leftovers() -> list[str]:
         The ids of those servers.
     """
     return [
-        server_id for folder in SHARED_MEMORY.glob(f"slipway-*-{REQUESTS}") if (server_id := _end(folder))
+        server_id
+        for folder in SHARED_MEMORY.glob(f"slipway-*-{RUNTIME_FOLDER_SUFFIX}")
+        if (server_id := _end(folder))
     ]
 
 
@@ -67,12 +74,12 @@ def _end(folder: Path) -> str | None:
             return None
         with (folder / _FILE).open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            belongings = Belongings(**json.load(file))
-            if belongings.requests == folder and Path(belongings.folder).name.startswith(
-                belongings.server_id
+            resources = ServerResources(**json.load(file))
+            if resources.runtime_folder == folder and Path(resources.folder).name.startswith(
+                resources.server_id
             ):
-                sweep(belongings)
-                return belongings.server_id
+                clean_up(resources)
+                return resources.server_id
     except (OSError, ValueError, TypeError):  # The folder is in use, just being freed, or of another version.
         return None
     return None

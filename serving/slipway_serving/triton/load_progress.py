@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from slipway_serving.system.server_processes import processes
+from slipway_serving.system.server_processes import process_ids
 from slipway_serving.triton import server_log
 
 _EVERY_S = 5.0
@@ -85,7 +85,7 @@ class Loading:
     def _in_memory(self, model: str) -> int:
         """Return the resident memory of the processes of a model's instances, in bytes."""
         held = 0
-        for pid in processes(self._server_id):
+        for pid in process_ids(self._server_id):
             with contextlib.suppress(psutil.Error):
                 process = psutil.Process(pid)
                 # A stub's command line has its instance's name: the model's with one or two numbers.

@@ -30,7 +30,7 @@ from slipway_serving.runtime.limits import VARIABLE as LIMITS_VARIABLE
 from slipway_serving.runtime.queue_limits import METRICS_VARIABLE
 from slipway_serving.runtime.request_parameters import MARKED_VARIABLE
 from slipway_serving.system import hidden_arguments, private_files, process_state, server_folder
-from slipway_serving.system.server_processes import ID_VARIABLE, Belongings, end_processes, sweep
+from slipway_serving.system.server_processes import ID_VARIABLE, ServerResources, clean_up, kill_processes
 from slipway_serving.triton import log_files, server_log, start_errors, termination
 from slipway_serving.triton.arguments import (
     bind_address,
@@ -103,7 +103,7 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
         self._watcher: Watcher | None = None
         self._claim: IO[bytes] | None = None
-        self._belongings: Belongings | None = None
+        self._resources: ServerResources | None = None
         self._supervisor: Supervisor | None = None
         self._probes: Probes | None = None
         self._log_start = 0
@@ -153,9 +153,9 @@ class Server:
     @property
     def control_token_file(self) -> Path | None:
         """File with the token made for this server, for its user only; None if a token was configured."""
-        if self._belongings is None or self.config.control_token is not None:
+        if self._resources is None or self.config.control_token is not None:
             return None
-        return Path(self._belongings.folder) / "control-token"
+        return Path(self._resources.folder) / "control-token"
 
     def is_alive(self) -> bool:
         """Return True if the `tritonserver` process runs."""
@@ -229,18 +229,18 @@ class Server:
 
         A second call, or a call before the start, does nothing.
         """
-        if self._process is None or self._belongings is None:
+        if self._process is None or self._resources is None:
             return
         crashed = self.failure is not None
         try:
             try:
                 if self.is_alive():
-                    termination.finish_pipelines(self._belongings)
+                    termination.finish_pipelines(self._resources)
             finally:
                 if self._supervisor is not None:
                     self._supervisor.close()
             if self.is_alive():
-                termination.end(self._belongings)
+                termination.end(self._resources)
         finally:
             self._end(keep_log=crashed)
 
@@ -259,16 +259,16 @@ class Server:
 
     def _restart(self, models: Sequence[Path]) -> bool:
         """Restart `tritonserver` after its death; return True if it serves."""
-        assert self._belongings is not None
+        assert self._resources is not None
         assert self._supervisor is not None
         if self._watcher is not None:
             self._watcher.kill()  # a watcher that ends normally removes the server's folder
-        end_processes(self._belongings.server_id)
+        kill_processes(self._resources.server_id)
         # With explicit control, an operator may have removed a model on purpose; it is not loaded then.
         if self.config.model_control == "none" and not has_folders(models, self._supervisor.closing):
             missing = ", ".join(model.name for model in models if not model.is_dir())
             self._tell("server_starts_without", models=missing)
-        restarts = process_state.count_restart(self._belongings.requests)
+        restarts = process_state.count_restart(self._resources.runtime_folder)
         started_s = time.monotonic()
         try:
             self._launch()
@@ -276,15 +276,15 @@ class Server:
         except (SlipwayError, OSError, RuntimeError) as error:
             if not self._supervisor.closing.is_set():
                 self._tell("server_start_failed", reason=str(error))
-                end_processes(self._belongings.server_id)
+                kill_processes(self._resources.server_id)
             return False
         self._tell("server_restarted", restarts=restarts, after_s=round(time.monotonic() - started_s, 3))
         return True
 
     def _look_after(self, models: Sequence[Path]) -> ModelSupervisor:
         """Return a supervisor for the models of the `tritonserver` that runs now."""
-        assert self._belongings is not None
-        pid, folder = self._belongings.pid, self._belongings.requests
+        assert self._resources is not None
+        pid, folder = self._resources.pid, self._resources.runtime_folder
         names = [model.name for model in models]
         return ModelSupervisor(
             pid, self.config.repository.resolve(), names, self._control, folder, self._tell
@@ -318,8 +318,8 @@ class Server:
         install = find_triton()
         folder = Path(tempfile.mkdtemp(prefix=self._id))
         timeout_s, traces = self.config.exit_timeout_s, self.config.traces
-        self._belongings = Belongings(self._id, str(folder), 0, timeout_s, str(self.log_path), traces)
-        self._claim = claim(self._belongings)
+        self._resources = ServerResources(self._id, str(folder), 0, timeout_s, str(self.log_path), traces)
+        self._claim = claim(self._resources)
         (folder / "graphs").mkdir()
         # Triton passes model paths to a shell without quotes, so we give it a path that needs none.
         (folder / _MODELS).symlink_to(self.config.repository.resolve())
@@ -348,8 +348,8 @@ class Server:
 
     def _launch(self) -> None:
         """Start `tritonserver` and its watcher."""
-        assert self._belongings is not None
-        install, folder = find_triton(), Path(self._belongings.folder)
+        assert self._resources is not None
+        install, folder = find_triton(), Path(self._resources.folder)
         self._log_start = len(self.log_text())
         with server_log.appending(self.log_path) as log:  # the watcher truncates a long log
             # The server runs in its own process session, so a terminal's Ctrl-C reaches only us and we can
@@ -362,15 +362,15 @@ class Server:
                     ID_VARIABLE: self._id,
                     MARKED_VARIABLE: "1",
                     FOLDER_VARIABLE: str(folder / "graphs"),
-                    server_folder.FOLDER_VARIABLE: str(self._belongings.requests),
+                    server_folder.FOLDER_VARIABLE: str(self._resources.runtime_folder),
                     **({LIMITS_VARIABLE: str(self.config.limits.resolve())} if self.config.limits else {}),
                     METRICS_VARIABLE: f"{_reachable(self.config.host)}:{self.config.metrics_port}",
                 },
                 cwd=folder,  # stubs look for modules in their working directory first
                 log=log,
             )
-        self._belongings = replace(self._belongings, pid=self._process.pid)
-        self._watcher = Watcher(self._belongings, self._tell)
+        self._resources = replace(self._resources, pid=self._process.pid)
+        self._watcher = Watcher(self._resources, self._tell)
 
     def _closed_apis(self) -> Iterator[str]:
         """Return the arguments that restrict the administrative APIs; they contain secrets."""
@@ -401,16 +401,16 @@ class Server:
 
     def _check(self, state: str) -> None:
         """Raise NotReady if the server is not in `state` ("ready" or "live") or a process of it is gone."""
-        belongings = self._belongings
-        if belongings is None or not self.is_alive():
+        resources = self._resources
+        if resources is None or not self.is_alive():
             raise NotReady("ready: tritonserver must run, got none; try again, or see the server's log")
         check_health(self.http_url, state)
-        process_state.check_processes(belongings.pid, belongings.requests)
+        process_state.check_processes(resources.pid, resources.runtime_folder)
 
     def _log_since_launch(self) -> str:
         """Return the log since the last launch, with model paths as the user configured them."""
-        assert self._belongings is not None
-        link = str(Path(self._belongings.folder) / _MODELS)
+        assert self._resources is not None
+        link = str(Path(self._resources.folder) / _MODELS)
         return self.log_text()[self._log_start :].replace(link, str(self.config.repository.resolve()))
 
     def _wait_until_ready(self, models: Sequence[Path]) -> None:
@@ -444,13 +444,13 @@ class Server:
 
     def _end(self, *, keep_log: bool) -> None:
         """Kill the remaining processes, free their resources and end the watcher."""
-        process, watcher, belongings, claimed = self._process, self._watcher, self._belongings, self._claim
-        self._process = self._watcher = self._belongings = self._claim = None
+        process, watcher, resources, claimed = self._process, self._watcher, self._resources, self._claim
+        self._process = self._watcher = self._resources = self._claim = None
         probes, self._probes = self._probes, None
         if probes:
             probes.close()
-        if belongings:
-            sweep(belongings)
+        if resources:
+            clean_up(resources)
         if process:
             process.wait()
         if watcher:

@@ -23,8 +23,8 @@ from pathlib import Path
 
 from slipway_serving.protocol.errors import SlipwayError, Unrecoverable
 from slipway_serving.system import process_state
-from slipway_serving.system.process_state import Stage
-from slipway_serving.system.server_processes import dies_of, ended_by, is_stopped, stubs
+from slipway_serving.system.process_state import ProcessStage
+from slipway_serving.system.server_processes import crash_signal, describe_exit, is_stopped, stubs
 from slipway_serving.triton.control import ModelControl
 
 DEATHS = 5
@@ -156,7 +156,7 @@ class Supervisor:
         while self.failure is None and not self.closing.is_set():
             reason = self._look_until_death()
             while (code := self._code()) is not None and self.failure is None and not self.closing.is_set():
-                self._died(reason or ended_by(code))
+                self._died(reason or describe_exit(code))
                 reason = ""
 
     def _look_until_death(self) -> str:
@@ -176,7 +176,7 @@ class Supervisor:
     def _killed_of(self) -> str:
         """Kill a process that hangs while it dies of a signal; return the reason of its death, or ""."""
         process = self._process()
-        number = dies_of(process.pid) if process is not None else None
+        number = crash_signal(process.pid) if process is not None else None
         if process is None or number is None:
             return ""
         try:
@@ -324,8 +324,8 @@ class ModelSupervisor:
             return
         idle = {
             work.pid
-            for work in process_state.under_way(self._folder)
-            if not work.requests and work.stage is Stage.SERVES
+            for work in process_state.running_work(self._folder)
+            if not work.requests and work.stage is ProcessStage.SERVING
         }
         for pid, worked_s in list(self._replaced.items()):
             if pid not in now:
@@ -333,7 +333,7 @@ class ModelSupervisor:
             elif pid not in idle:
                 self._replaced[pid] = time.monotonic()
             elif time.monotonic() - worked_s > REPLACED_IDLE_S:
-                process_state.end(self._folder, pid)
+                process_state.end_process(self._folder, pid)
                 self._say("replaced_process_ended", model=now[pid], pid=pid)
 
     def _heal(self, model: str) -> None:

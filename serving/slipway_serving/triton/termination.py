@@ -3,7 +3,7 @@
 First the pipelines finish their work (:func:`finish_pipelines`), since Triton refuses their calls to other
 models as soon as it shuts down. Then :func:`end` tells Triton to shut down. On its own, Triton 2.51 would end
 a model's processes one after another, more than a second each, and would wait its whole exit timeout for
-requests that it still counts although their process died or their caller left. So the footprints of the
+requests that it still counts although their process died or their caller left. So the state files of
 processes (:mod:`slipway_serving.system.process_state`) show whether any of them works; if none does, the rest
 can be swept. A server that traces writes its last traces at its very end, so it is left to end by itself.
 """
@@ -17,8 +17,8 @@ import time
 
 import psutil
 
-from slipway_serving.system.process_state import under_way
-from slipway_serving.system.server_processes import Belongings, stubs
+from slipway_serving.system.process_state import running_work
+from slipway_serving.system.server_processes import ServerResources, stubs
 from slipway_serving.triton.drain import drain_known
 
 EXIT_GRACE_S = 5.0
@@ -31,35 +31,35 @@ _STUCK_S = 3.0
 _POLL_S = 0.05
 
 
-def finish_pipelines(belongings: Belongings) -> None:
+def finish_pipelines(resources: ServerResources) -> None:
     """Make pipelines refuse new requests, and wait at most the exit timeout for their in-flight requests."""
 
     def running() -> int:
         """Count the in-flight requests of pipelines, except those whose process died."""
-        return sum(work.requests for work in under_way(belongings.requests) if work.pipeline)
+        return sum(work.requests for work in running_work(resources.runtime_folder) if work.is_pipeline)
 
-    drain_known(running, belongings.exit_timeout_s, belongings.requests)
+    drain_known(running, resources.exit_timeout_s, resources.runtime_folder)
 
 
-def end(belongings: Belongings) -> None:
+def end(resources: ServerResources) -> None:
     """Tell the server to shut down; return when it has ended or its remaining processes are idle.
 
-    A process without a footprint belongs to a model that is not ours and does not report its work. It keeps
+    A process without state files belongs to a model that is not ours and does not report its work. It keeps
     this function waiting until Triton ends it or the exit timeout passes. A server that traces ends by
     itself, unless its processes stay although none of them works.
     """
     with contextlib.suppress(ProcessLookupError):
-        os.kill(belongings.pid, signal.SIGTERM)
+        os.kill(resources.pid, signal.SIGTERM)
     worked_s = time.monotonic()
-    deadline = worked_s + belongings.exit_timeout_s + EXIT_GRACE_S
+    deadline = worked_s + resources.exit_timeout_s + EXIT_GRACE_S
     before: dict[int, str] = {}
-    while _runs(belongings.pid) and time.monotonic() < deadline:
-        left = stubs(belongings.pid)
-        idle = {work.pid for work in under_way(belongings.requests) if not work.requests}
-        ending = belongings.traces and (not left or left != before)
+    while _runs(resources.pid) and time.monotonic() < deadline:
+        left = stubs(resources.pid)
+        idle = {work.pid for work in running_work(resources.runtime_folder) if not work.requests}
+        ending = resources.traces and (not left or left != before)
         if ending or not idle.issuperset(left):
             before, worked_s = left, time.monotonic()
-        elif time.monotonic() - worked_s > (_STUCK_S if belongings.traces else _IDLE_S):
+        elif time.monotonic() - worked_s > (_STUCK_S if resources.traces else _IDLE_S):
             return
         time.sleep(_POLL_S)
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from slipway_serving.system.server_processes import Belongings, ended_by, processes, sweep
+from slipway_serving.system.server_processes import ServerResources, clean_up, describe_exit, process_ids
 from slipway_serving.triton import server_log, termination
 from slipway_serving.triton.install import python_path
 from slipway_serving.triton.leftovers import join_claim
@@ -31,17 +31,17 @@ class Watcher:
     """Watcher process of one running server, which is restarted when it dies.
 
     Args:
-        belongings: Resources of the server that the watcher looks after.
+        resources: Resources of the server that the watcher looks after.
         tell: Callback that receives the name of an event and its facts.
 
     Raises:
         OSError: The process cannot be started.
     """
 
-    def __init__(self, belongings: Belongings, tell: Callable[..., object]) -> None:
-        self._belongings, self._tell = belongings, tell
+    def __init__(self, resources: ServerResources, tell: Callable[..., object]) -> None:
+        self._resources, self._tell = resources, tell
         self._started_s = time.monotonic()
-        self._process = _start(belongings)
+        self._process = _start(resources)
 
     def look(self) -> None:
         """Start a new watcher process if the current one has ended, at most once every few seconds."""
@@ -50,11 +50,11 @@ class Watcher:
             return
         self._started_s = time.monotonic()
         try:
-            self._process = _start(self._belongings)
+            self._process = _start(self._resources)
         except OSError as error:
             self._tell("watcher_start_failed", reason=str(error))
         else:
-            self._tell("watcher_restarted", reason=ended_by(code))
+            self._tell("watcher_restarted", reason=describe_exit(code))
 
     def kill(self) -> None:
         """End the watcher at once and leave the server's resources as they are."""
@@ -62,16 +62,16 @@ class Watcher:
         self._process.wait()
 
     def end(self) -> None:
-        """Let the watcher sweep what is left of the server and end, and wait for it."""
+        """Let the watcher clean_up what is left of the server and end, and wait for it."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         self._process.wait()
 
 
-def _start(belongings: Belongings) -> subprocess.Popen[bytes]:
+def _start(resources: ServerResources) -> subprocess.Popen[bytes]:
     """Start a watcher's process, which ends when its standard input is closed or the caller has died."""
     # The watcher writes its errors to the log, since it would otherwise hold the caller's own pipes open.
-    with server_log.appending(Path(belongings.log)) as log:
+    with server_log.appending(Path(resources.log)) as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "slipway_serving.triton.watcher"],
             stdin=subprocess.PIPE,
@@ -85,24 +85,24 @@ def _start(belongings: Belongings) -> subprocess.Popen[bytes]:
     if process.stdin is None:
         raise RuntimeError("the watcher has no standard input")
     with contextlib.suppress(BrokenPipeError):  # It died at once; look() restarts it.
-        process.stdin.write(json.dumps(asdict(belongings)).encode() + b"\n")
+        process.stdin.write(json.dumps(asdict(resources)).encode() + b"\n")
     return process
 
 
 def _watch() -> None:
-    """Wait for the end of the parent, then stop the server and sweep what is left of it."""
+    """Wait for the end of the parent, then stop the server and clean_up what is left of it."""
     parent = os.getppid()
-    belongings = Belongings(**json.loads(sys.stdin.buffer.readline()))
-    claim = join_claim(belongings)
+    resources = ServerResources(**json.loads(sys.stdin.buffer.readline()))
+    claim = join_claim(resources)
     # A forked sibling may hold the pipe open after the parent's death, hence the second condition.
     while not select.select([sys.stdin], [], [], 1.0)[0] and os.getppid() == parent:
-        server_log.bound(Path(belongings.log))
+        server_log.bound(Path(resources.log))
     try:
-        if belongings.pid in processes(belongings.server_id):
-            termination.finish_pipelines(belongings)
-            termination.end(belongings)
+        if resources.pid in process_ids(resources.server_id):
+            termination.finish_pipelines(resources)
+            termination.end(resources)
     finally:
-        sweep(belongings)
+        clean_up(resources)
         if claim is not None:
             claim.close()
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from slipway_serving.protocol.errors import Unrecoverable
 from slipway_serving.protocol.events import BASE64, FramesPart, VideoPart, as_base64
-from slipway_serving.runtime.interruption import Watch
+from slipway_serving.runtime.interruption import Interruption
 from slipway_serving.video.fragments import mp4_fragment
 from slipway_serving.video.frames import Frames
 from slipway_serving.video.mp4 import Mp4Encoder
@@ -75,20 +75,22 @@ class FrameChunks:
             del self._held[: self._per_chunk]
 
 
-def deliver(asked: Delivery, decoded: Iterable[Frames], watch: Watch) -> Iterator[FramesPart | VideoPart]:
+def deliver(
+    asked: Delivery, decoded: Iterable[Frames], interruption: Interruption
+) -> Iterator[FramesPart | VideoPart]:
     """Turn the frames of a finite video, in the order of time, into the parts of its result.
 
     Args:
         asked: Form and size of the video.
         decoded: Frames as they are decoded.
-        watch: Clock of the request.
+        interruption: Clock of the request.
 
     Raises:
         Unrecoverable: There are more or fewer frames than the request asked for.
     """
     counted = _exactly(asked, decoded)
     if asked.output.startswith("frames"):
-        yield from _frames(asked, counted, watch)
+        yield from _frames(asked, counted, interruption)
         return
     with Mp4Encoder(asked.width, asked.height, asked.fps) as encoder:
         for frames in counted:
@@ -96,13 +98,13 @@ def deliver(asked: Delivery, decoded: Iterable[Frames], watch: Watch) -> Iterato
         video = encoder.finish()
     parts = base64_chunks(video) if asked.output.endswith(BASE64) else byte_chunks(video)
     for chunk, part in enumerate(parts):
-        yield VideoPart(chunk, len(parts), watch.elapsed_s(), part)
+        yield VideoPart(chunk, len(parts), interruption.elapsed_s(), part)
 
 
 def frame_parts(
     frames: Frames,
     first_frame: int,
-    watch: Watch,
+    interruption: Interruption,
     *,
     as_text: bool = False,
     final: bool = True,
@@ -113,7 +115,7 @@ def frame_parts(
     Args:
         frames: Frames, [frames, height, width, 3], uint8.
         first_frame: Place of the first frame in the video, from 0.
-        watch: Clock of the request.
+        interruption: Clock of the request.
         as_text: True for base64 text, False for arrays.
         final: True if no later part changes these frames.
         frames_total: Number of frames of the whole video, if known.
@@ -121,13 +123,22 @@ def frame_parts(
     count, height, width, _ = frames.shape
     chunks = FrameChunks(count, height, width, _most_bytes(as_text))
     for pixels in chunks.add(frames):
-        part = FramesPart(pixels, first_frame, watch.elapsed_s(), final=final, frames_total=frames_total)
+        part = FramesPart(
+            pixels, first_frame, interruption.elapsed_s(), final=final, frames_total=frames_total
+        )
         yield part.as_text() if as_text else part
         first_frame += len(pixels)
 
 
 def fragment_parts(
-    frames: Frames, first_frame: int, chunk: int, fps: int, frames_total: int, watch: Watch, *, as_text: bool
+    frames: Frames,
+    first_frame: int,
+    chunk: int,
+    fps: int,
+    frames_total: int,
+    interruption: Interruption,
+    *,
+    as_text: bool,
 ) -> Iterator[VideoPart]:
     """Encode consecutive frames as parts of an MP4 file, independently of the frames before and after them.
 
@@ -140,22 +151,22 @@ def fragment_parts(
         chunk: Number of the first part.
         fps: Frames per second.
         frames_total: Number of frames of the whole video.
-        watch: Clock of the request.
+        interruption: Clock of the request.
         as_text: True for base64 text, False for bytes.
     """
     # The number of a fragment must grow with time, so the place of its first frame serves as its number.
-    fragment = mp4_fragment(frames, first_frame, first_frame, fps, watch).fragment
+    fragment = mp4_fragment(frames, first_frame, first_frame, fps, interruption).fragment
     if len(fragment) > _most_bytes(as_text) and len(frames) > 1:
         half = len(frames) // 2
         for piece, start in ((frames[:half], first_frame), (frames[half:], first_frame + half)):
-            for part in fragment_parts(piece, start, chunk, fps, frames_total, watch, as_text=as_text):
+            for part in fragment_parts(piece, start, chunk, fps, frames_total, interruption, as_text=as_text):
                 yield part
                 chunk += 1
         return
     yield VideoPart(
         chunk,
         None,
-        watch.elapsed_s(),
+        interruption.elapsed_s(),
         as_base64(fragment) if as_text else fragment,
         first_frame=first_frame,
         part_frames=len(frames),
@@ -176,14 +187,19 @@ def base64_chunks(data: bytes) -> list[bytes]:
     ]
 
 
-def _frames(asked: Delivery, decoded: Iterable[Frames], watch: Watch) -> Iterator[FramesPart]:
+def _frames(asked: Delivery, decoded: Iterable[Frames], interruption: Interruption) -> Iterator[FramesPart]:
     as_text = asked.output.endswith(BASE64)
     chunks = FrameChunks(asked.frames, asked.height, asked.width, _most_bytes(as_text))
     chunk = sent = 0
     for frames in decoded:
         for pixels in chunks.add(frames):
             part = FramesPart(
-                pixels, sent, watch.elapsed_s(), frames_total=asked.frames, chunk=chunk, chunks=chunks.count
+                pixels,
+                sent,
+                interruption.elapsed_s(),
+                frames_total=asked.frames,
+                chunk=chunk,
+                chunks=chunks.count,
             )
             yield part.as_text() if as_text else part
             chunk, sent = chunk + 1, sent + len(pixels)

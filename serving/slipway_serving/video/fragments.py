@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar
 from slipway_serving.protocol import images
 from slipway_serving.protocol.errors import Unrecoverable
 from slipway_serving.protocol.events import Event, as_base64, told
-from slipway_serving.runtime.interruption import Watch
+from slipway_serving.runtime.interruption import Interruption
 from slipway_serving.video.frames import Frames
 
 # "empty_moov" puts all that a player must know first into a header without frames; "frag_discont" keeps the
@@ -52,7 +52,13 @@ class Mp4Fragment(Event):
 
 
 def mp4_fragment(
-    frames: Frames, first_frame: int, number: int, fps: int, watch: Watch, *, as_text: bool = False
+    frames: Frames,
+    first_frame: int,
+    number: int,
+    fps: int,
+    interruption: Interruption,
+    *,
+    as_text: bool = False,
 ) -> Mp4Fragment:
     """Encode consecutive frames as a fragment; the same frames give the same bytes.
 
@@ -61,7 +67,7 @@ def mp4_fragment(
         first_frame: Place of the first frame in the video, from 0.
         number: Number of the fragment in its file; fragment 0 also has the file's header.
         fps: Frames per second.
-        watch: Clock of the request.
+        interruption: Clock of the request.
         as_text: True for base64 text, False for bytes.
     """
     import av
@@ -78,7 +84,7 @@ def mp4_fragment(
     data = file.getvalue()
     if number:
         data = b"".join(box for kind, box in _boxes(data) if kind not in _HEAD)
-    return Mp4Fragment(as_base64(data) if as_text else data, first_frame, watch.elapsed_s())
+    return Mp4Fragment(as_base64(data) if as_text else data, first_frame, interruption.elapsed_s())
 
 
 def _boxes(data: bytes) -> Iterator[tuple[str, bytes]]:

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 
 from slipway_serving.protocol import images
 from slipway_serving.protocol.events import Event, as_base64, told
-from slipway_serving.runtime.interruption import Watch
+from slipway_serving.runtime.interruption import Interruption
 from slipway_serving.video.frames import Frames
 
 QUALITY = 90
@@ -38,14 +38,14 @@ class JpegFrame(Event):
 
 
 def jpeg_frames(
-    frames: Frames, first_frame: int, watch: Watch, *, as_text: bool = False
+    frames: Frames, first_frame: int, interruption: Interruption, *, as_text: bool = False
 ) -> Iterator[JpegFrame]:
     """Encode each of some consecutive frames as a JPEG file.
 
     Args:
         frames: Frames, [frames, height, width, 3], uint8.
         first_frame: Place of the first frame in the video, from 0.
-        watch: Clock of the request.
+        interruption: Clock of the request.
         as_text: True for base64 text, False for bytes.
     """
     from PIL import Image
@@ -54,4 +54,4 @@ def jpeg_frames(
         file = io.BytesIO()
         Image.fromarray(pixels).save(file, format="JPEG", quality=QUALITY)
         data = as_base64(file.getvalue()) if as_text else file.getvalue()
-        yield JpegFrame(data, place, watch.elapsed_s())
+        yield JpegFrame(data, place, interruption.elapsed_s())

@@ -19,7 +19,7 @@ from slipway_serving.protocol.events import Event, Progress, tensors
 from slipway_serving.protocol.requests import decode_turn
 from slipway_serving.runtime.facts import read_facts
 from slipway_serving.runtime.graph import Graph, State
-from slipway_serving.runtime.interruption import Watch
+from slipway_serving.runtime.interruption import Interruption
 from slipway_serving.runtime.metrics import DENOISE_STEP, FRAMES
 from slipway_serving.runtime.program import Call, Responses, Settings
 from slipway_serving.runtime.sessions import Sessions, Taken
@@ -82,9 +82,9 @@ class ToyWorld:
             self._sessions.free(call.turn)
             return
         opened, steering = decode_turn(ToyWorldRequest, call.tensors, self._model, call.turn)
-        watch = Watch(self._model, call.is_cancelled, call.limit_s)
+        interruption = Interruption(self._model, call.is_cancelled, call.limit_s)
         with self._sessions.turn(call.turn, lambda: self._begun(opened, call)) as world:
-            for event in self._block(world, steering, call, watch):
+            for event in self._block(world, steering, call, interruption):
                 yield tensors(event)
 
     def close(self) -> None:
@@ -112,7 +112,9 @@ class ToyWorld:
                     f"{self._model}: image must be {low} to {high} px in {side}, as exported, got {size}"
                 )
 
-    def _block(self, world: Taken[Place], steering: Steering, call: Call, watch: Watch) -> Iterator[Event]:
+    def _block(
+        self, world: Taken[Place], steering: Steering, call: Call, interruption: Interruption
+    ) -> Iterator[Event]:
         """Denoise a block, commit it to the window, and give its frames."""
         place = world.state
         shape = (1, self._facts.channels, BLOCK_FRAMES, *place.condition.shape[2:])
@@ -123,17 +125,17 @@ class ToyWorld:
             return torch.from_numpy(sample.numpy())
 
         latents = place.noise.next(shape)
-        steps = denoise(schedule, latents, predict, watch, self._recorder, self._model)
+        steps = denoise(schedule, latents, predict, interruption, self._recorder, self._model)
         for step, denoised in enumerate(steps, 1):
             latents = denoised
-            yield Progress(step, len(schedule.timesteps), watch.elapsed_s())
+            yield Progress(step, len(schedule.timesteps), interruption.elapsed_s())
         committed = self._run(place, steering, latents, 0.0)
         window = {name: committed[f"next_{name}"] for name in place.window}
         world.state = replace(place, window=window, start=place.start + BLOCK_FRAMES)
         decoded = call.models.call("toy_decoder", {"latents": latents.numpy()}, ["sample"])["sample"]
         frames = to_uint8(decoded)
         self._recorder.count(FRAMES, len(frames))
-        yield from frame_parts(frames, place.start, watch, as_text=place.as_text)
+        yield from frame_parts(frames, place.start, interruption, as_text=place.as_text)
 
     def _run(self, place: Place, steering: Steering, latents: torch.Tensor, timestep: float) -> State:
         inputs = {

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 SAYS = """
-from slipway_serving.system.standard_streams import open_closed, say
+from slipway_serving.system.standard_streams import open_closed_streams, print_line
 
-open_closed()
+open_closed_streams()
 for word in ("first", "second"):
-    say(word)
-    say(word, err=True)
+    print_line(word)
+    print_line(word, err=True)
 with open({done!r}, "w") as done:
     done.write("went on")
 """

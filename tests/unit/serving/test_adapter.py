@@ -26,9 +26,9 @@ from slipway_serving.protocol.turns import Turn
 from slipway_serving.runtime.adapter import Adapter, instances_of, model_class
 from slipway_serving.runtime.limits import VARIABLE
 from slipway_serving.runtime.program import Call, Last, Responses, Settings, Tensors
-from slipway_serving.runtime.queue_limits import Waiting
-from slipway_serving.runtime.shutdown import Going, tell
-from slipway_serving.system.process_state import under_way
+from slipway_serving.runtime.queue_limits import QueueLimit
+from slipway_serving.runtime.shutdown import ShutdownStage, announce
+from slipway_serving.system.process_state import running_work
 from slipway_serving.system.server_folder import FOLDER_VARIABLE
 
 REQUEST_ID = "slipway-" + "0a" * 16
@@ -91,7 +91,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(
         "slipway_serving.runtime.adapter.close_sockets", lambda: done.append("closed sockets")
     )
-    monkeypatch.setattr("slipway_serving.runtime.adapter.end_soon", lambda: done.append("ends soon"))
+    monkeypatch.setattr("slipway_serving.runtime.adapter.exit_soon", lambda: done.append("ends soon"))
     return done
 
 
@@ -186,8 +186,8 @@ def test_model_of_short_requests_writes_no_line_when_all_is_well(
 
 
 BROKEN = (
-    "net: the request must not break the model, got ZeroDivisionError; try the server's log, which has the"
-    " traceback under the request's id"
+    "net: the model failed with ZeroDivisionError; see the traceback in the server's log under the request's"
+    " id"
 )
 
 
@@ -237,9 +237,7 @@ def test_answer_is_refused_when_a_model_that_answers_once_answers_twice(
     answering(monkeypatch, lambda call: iter([{"y": call.tensors["x"]}] * 2))
     adapter, _ = make()
     (answer,) = adapter.execute([Request()]) or []
-    assert answer.error.text.startswith(
-        "[INTERNAL] net: the request must not break the model, got ValueError"
-    )
+    assert answer.error.text.startswith("[INTERNAL] net: the model failed with ValueError")
 
 
 def streamed(adapter: Adapter, request: Request) -> list[tuple[Any, int]]:
@@ -377,12 +375,12 @@ def test_batch_is_answered_together_when_its_program_can(make: Made) -> None:
     assert Together.batches == [3, 2]
 
 
-class Queue(Waiting):
+class Queue(QueueLimit):
     """A queue in which as many requests are too many as a test says."""
 
     too_many = 0
 
-    def beyond(self) -> int:
+    def count_excess(self) -> int:
         return self.too_many
 
 
@@ -394,7 +392,7 @@ def test_requests_that_are_too_many_are_refused_in_their_places(
     ended_s: list[float] = []
     queue = Queue("net", 4, lambda: 0, clock=lambda: ended_s.append(0.0) or 0.0)
     queue.too_many = 2
-    adapter._waiting = queue
+    adapter._queue_limit = queue
     given = [
         Request("ends", session=1, flags=2),
         Request("wrong", parameters={"steps": 1}),
@@ -404,7 +402,8 @@ def test_requests_that_are_too_many_are_refused_in_their_places(
     answers = adapter.execute(given) or []
     refused = [answer.error.text if answer.error else None for answer in answers]
     text = (
-        "[RESOURCE_EXHAUSTED] net: at most 4 requests may wait; try again in a few seconds, or fewer requests"
+        "[RESOURCE_EXHAUSTED] net: the queue is full (at most 4 requests may wait);"
+        " try again in a few seconds, or fewer requests"
     )
     # The one that begins a session goes first, then the oldest that does not end one.
     assert [found is not None and found.startswith(text) for found in refused] == [False, True, True, False]
@@ -424,9 +423,11 @@ def test_requests_are_refused_when_the_server_is_going(
     answering(monkeypatch, echo)
     pipeline, backend = make()
     other, _ = make(Quiet)
-    tell(tmp_path / "server", Going.PIPELINES_REFUSE)
+    announce(tmp_path / "server", ShutdownStage.PIPELINES_REFUSE)
     (refused,) = pipeline.execute([Request()]) or []
-    assert refused.error.text.startswith("[UNAVAILABLE] net: server must be staying to take a request")
+    assert refused.error.text.startswith(
+        "[UNAVAILABLE] net: server is shutting down and takes no new requests"
+    )
     assert [line["event"] for line in backend.lines] == ["started", "refused"]
     (answer,) = other.execute([Request()]) or []
     assert answer.error is None
@@ -443,7 +444,7 @@ def test_process_ends_once_when_its_device_is_lost(
     assert adapter.is_ready()
     first, second = adapter.execute([Request(), Request()]) or []
     assert first.error.code == "internal"
-    assert second.error.text.startswith("[UNAVAILABLE] net: device must be usable by the model's process")
+    assert second.error.text.startswith("[UNAVAILABLE] net: the model's process can no longer use its GPU")
     assert not adapter.is_ready()
     assert ended == ["closed sockets", "ends soon"]
 
@@ -506,18 +507,18 @@ def test_requests_are_known_as_worked_on_until_they_are_answered(
     seen: list[tuple[int, bool]] = []
 
     def answer(call: Call) -> Iterator[Tensors]:
-        (work,) = under_way(tmp_path / "server")
-        seen.append((work.requests, work.pipeline))
+        (work,) = running_work(tmp_path / "server")
+        seen.append((work.requests, work.is_pipeline))
         yield {"y": call.tensors["x"]}
 
     answering(monkeypatch, answer)
     adapter, _ = make(instance_group=[{"count": 3}])
     adapter.execute([Request(), Request()])
     assert seen == [(2, True)] * 2
-    (work,) = under_way(tmp_path / "server")
+    (work,) = running_work(tmp_path / "server")
     assert work.requests == 0
     instances = [
-        change.amounts for change in adapter._recorder.changes() if change.metric.name == "slipway_instances"
+        change.amounts for change in adapter._recorder.updates() if change.metric.name == "slipway_instances"
     ]
     assert instances == [(3.0,)]
 

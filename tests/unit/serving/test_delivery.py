@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from slipway_serving.protocol import images
 from slipway_serving.protocol.errors import Unrecoverable
 from slipway_serving.protocol.events import FramesPart, VideoPart
-from slipway_serving.runtime.interruption import Watch
+from slipway_serving.runtime.interruption import Interruption
 from slipway_serving.video.delivery import (
     BASE64_CHUNK_BYTES,
     CHUNK_BYTES,
@@ -29,7 +29,7 @@ from slipway_serving.video.frames import Frames, to_uint8
 from slipway_serving.video.jpeg import jpeg_frames
 
 GRPC_LIMIT_BYTES = 4 << 20
-WATCH = Watch("a model", lambda: False)
+WATCH = Interruption("a model", lambda: False)
 
 
 def _frames(count: int, height: int = 64, width: int = 64) -> Frames:
@@ -137,10 +137,10 @@ def test_jpeg_files_show_the_frames_in_their_places(as_text: bool) -> None:
     assert np.abs(shown.astype(int) - frames).max() <= 3
 
 
-def timed() -> Watch:
-    """A watch whose clock says one second more each time that it is asked."""
+def timed() -> Interruption:
+    """An interruption check whose clock advances by one second at each reading."""
     seconds = itertools.count()
-    return Watch("a model", lambda: False, clock=lambda: float(next(seconds)))
+    return Interruption("a model", lambda: False, clock=lambda: float(next(seconds)))
 
 
 def test_frames_fill_a_run_when_they_are_exactly_as_many_bytes() -> None:

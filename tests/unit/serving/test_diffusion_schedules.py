@@ -11,11 +11,11 @@ from slipway_serving.diffusion.noise import Noise, make_noise
 from slipway_serving.diffusion.schedules import DiffusersSchedule, FewStep, diffusers_schedule
 from slipway_serving.protocol.diffusion.fields import FLOW_SHIFTS, MAX_GUIDANCE_SCALE, MAX_STEPS
 from slipway_serving.protocol.errors import Cancelled, InvalidRequest, Unrecoverable
-from slipway_serving.runtime.interruption import Watch
+from slipway_serving.runtime.interruption import Interruption
 from slipway_serving.runtime.metrics import DENOISE_STEP, Recorder
 
 SHAPE = (1, 16, 3, 4, 5)
-WATCH = Watch("world", lambda: False)
+WATCH = Interruption("world", lambda: False)
 # Matrix-Game 2's configurations: the lists of steps, and what warping by a shift of 5 makes of them.
 WARPED = {1000: 1000.0, 666: 908.84, 333: 713.98, 750: 937.5, 500: 833.33, 250: 625.0}
 
@@ -140,7 +140,7 @@ def test_loop_names_whose_latents_are_not_finite_and_at_which_step() -> None:
 
 def test_denoise_records_what_each_step_took_when_the_clock_has_gone_on() -> None:
     clock = iter([100.0, 101.0, 103.5, 110.0, 110.25])
-    watch = Watch("world", lambda: False, clock=lambda: next(clock))
+    interruption = Interruption("world", lambda: False, clock=lambda: next(clock))
     recorder, points = Recorder(), []
     schedule, latents = few_step(1000, 500), make_noise(1, SHAPE)
 
@@ -148,8 +148,8 @@ def test_denoise_records_what_each_step_took_when_the_clock_has_gone_on() -> Non
         points.append((step, float(timestep)))
         return torch.zeros_like(latents)
 
-    first, last = denoise(schedule, latents, predict, watch, recorder, "world")
-    (told,) = recorder.changes()
+    first, last = denoise(schedule, latents, predict, interruption, recorder, "world")
+    (told,) = recorder.updates()
     assert (told.metric, told.amounts) == (DENOISE_STEP, (2.5, 0.25))
     assert points == [(0, 1000.0), (1, pytest.approx(833.33, abs=0.01))]
     # The last step gives the clean latents: those before it where nothing is predicted.
@@ -158,12 +158,12 @@ def test_denoise_records_what_each_step_took_when_the_clock_has_gone_on() -> Non
 
 def test_denoise_says_before_which_step_it_was_stopped() -> None:
     done: list[int] = []
-    watch = Watch("world", lambda: bool(done))
+    interruption = Interruption("world", lambda: bool(done))
     loop = denoise(
         few_step(1000, 500),
         make_noise(1, SHAPE),
         lambda latents, _, step: (done.append(step), torch.zeros_like(latents))[1],
-        watch,
+        interruption,
         Recorder(),
         "world",
     )

@@ -16,7 +16,7 @@ from slipway_serving.protocol.errors import Cancelled, InvalidRequest, Overloade
 from slipway_serving.protocol.events import Event, FramesPart, Progress, VideoPart
 from slipway_serving.protocol.turns import NO_SESSION, Turn
 from slipway_serving.runtime.facts import facts_from_json
-from slipway_serving.runtime.interruption import Watch
+from slipway_serving.runtime.interruption import Interruption
 from slipway_serving.runtime.program import Tensors
 
 UNIPC = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0)
@@ -91,9 +91,12 @@ class SmallModels:
 
 
 def run(
-    request: TextToVideoRequest, models: SmallModels, facts: PipelineFacts = PLAIN, watch: Watch | None = None
+    request: TextToVideoRequest,
+    models: SmallModels,
+    facts: PipelineFacts = PLAIN,
+    interruption: Interruption | None = None,
 ) -> list[Event]:
-    return list(generate(request, facts, models, watch or Watch("wan_t2v", lambda: False)))
+    return list(generate(request, facts, models, interruption or Interruption("wan_t2v", lambda: False)))
 
 
 @pytest.mark.parametrize(
@@ -165,7 +168,7 @@ def test_result_carries_no_hit_rate_when_the_cache_is_off() -> None:
 def test_cache_of_the_negative_prompt_is_freed_when_guidance_ends() -> None:
     models = SmallModels()
     held = []
-    for event in generate(replace(ON, guidance_stop=0.8), CACHED, models, Watch("x", lambda: False)):
+    for event in generate(replace(ON, guidance_stop=0.8), CACHED, models, Interruption("x", lambda: False)):
         if isinstance(event, Progress):
             held.append(len(models.under_way))
     assert held == [2] * 8 + [1] * 2
@@ -174,15 +177,15 @@ def test_cache_of_the_negative_prompt_is_freed_when_guidance_ends() -> None:
 @pytest.mark.parametrize("step", [1, 3, 9])
 def test_caches_are_freed_when_the_caller_cancels(step: int) -> None:
     models = SmallModels()
-    watch = Watch("wan_t2v", lambda: len(models.asked) == 2 * step)
+    interruption = Interruption("wan_t2v", lambda: len(models.asked) == 2 * step)
     with pytest.raises(Cancelled, match=f"before step {step + 1} of 10"):
-        run(ON, models, CACHED, watch)
+        run(ON, models, CACHED, interruption)
     assert models.asked and models.under_way == {}
 
 
 def test_caches_are_freed_when_the_result_is_abandoned() -> None:
     models = SmallModels()
-    events = generate(ON, CACHED, models, Watch("wan_t2v", lambda: False))
+    events = generate(ON, CACHED, models, Interruption("wan_t2v", lambda: False))
     next(events)
     assert len(models.under_way) == 2
     events.close()

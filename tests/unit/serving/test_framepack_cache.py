@@ -19,7 +19,7 @@ from slipway_serving.protocol.errors import Cancelled, InvalidRequest, Overloade
 from slipway_serving.protocol.events import Event, FramesPart, Progress, VideoPart
 from slipway_serving.protocol.turns import NO_SESSION, Turn
 from slipway_serving.runtime.in_process import InProcessModels
-from slipway_serving.runtime.interruption import Watch
+from slipway_serving.runtime.interruption import Interruption
 from slipway_serving.runtime.program import Tensors
 
 PLAIN = Facts(
@@ -93,9 +93,14 @@ class SmallModels(InProcessModels):
 
 
 def run(
-    request: ImageToVideoRequest, models: SmallModels, facts: Facts = CACHED, watch: Watch | None = None
+    request: ImageToVideoRequest,
+    models: SmallModels,
+    facts: Facts = CACHED,
+    interruption: Interruption | None = None,
 ) -> list[Event]:
-    return list(generate(request, facts, models, watch or Watch("framepack_i2v", lambda: False)))
+    return list(
+        generate(request, facts, models, interruption or Interruption("framepack_i2v", lambda: False))
+    )
 
 
 def test_transformer_is_told_the_same_when_the_cache_is_on() -> None:
@@ -110,7 +115,7 @@ def test_transformer_is_told_the_same_when_the_cache_is_on() -> None:
 
 def test_each_section_is_one_session_that_is_over_before_it_is_decoded() -> None:
     models, held = SmallModels(), []
-    for event in generate(ON, CACHED, models, Watch("x", lambda: False)):
+    for event in generate(ON, CACHED, models, Interruption("x", lambda: False)):
         if isinstance(event, Progress):
             held.append(list(models.under_way.values()))
     assert held == [[1], [2], [3], [4]] * 2
@@ -128,13 +133,13 @@ def test_parts_carry_the_hit_rate_until_then_exactly_when_the_cache_is_on(output
 def test_cache_is_freed_when_the_caller_cancels_in_the_second_section() -> None:
     models = SmallModels()
     with pytest.raises(Cancelled, match="before step 3 of 4"):
-        run(ON, models, watch=Watch("framepack_i2v", lambda: len(models.asked) == 6))
+        run(ON, models, interruption=Interruption("framepack_i2v", lambda: len(models.asked) == 6))
     assert models.under_way == {}
 
 
 def test_cache_is_freed_when_the_video_is_abandoned_or_the_transformer_fails() -> None:
     models = SmallModels()
-    events = generate(ON, CACHED, models, Watch("framepack_i2v", lambda: False))
+    events = generate(ON, CACHED, models, Interruption("framepack_i2v", lambda: False))
     while not isinstance(next(events), Progress):
         pass
     assert len(models.under_way) == 1

@@ -26,7 +26,7 @@ from slipway_serving.protocol.errors import (
 )
 from slipway_serving.protocol.events import Event, FramesPart, Progress, VideoPart
 from slipway_serving.runtime.in_process import InProcessModels
-from slipway_serving.runtime.interruption import Watch
+from slipway_serving.runtime.interruption import Interruption
 from slipway_serving.runtime.metrics import DENOISE_STEP, FRAMES, Recorder
 from slipway_serving.runtime.program import Settings, Tensors
 
@@ -99,21 +99,25 @@ class SmallModels(InProcessModels):
         return {"sample": frames.repeat(8, 3).repeat(8, 4)}
 
 
-def run(request: ImageToVideoRequest, models: SmallModels, watch: Watch | None = None) -> list[Event]:
-    return list(generate(request, FACTS, models, watch or Watch("framepack_i2v", lambda: False)))
+def run(
+    request: ImageToVideoRequest, models: SmallModels, interruption: Interruption | None = None
+) -> list[Event]:
+    return list(
+        generate(request, FACTS, models, interruption or Interruption("framepack_i2v", lambda: False))
+    )
 
 
 @pytest.mark.parametrize("order", ["inverted", "forward"])
 def test_each_section_is_reported_and_sent_before_the_next_is_begun(order: str) -> None:
     models, recorder, seen = SmallModels(), Recorder(), []
-    watch = Watch("framepack_i2v", lambda: False)
-    for event in generate(replace(REQUEST, order=order), FACTS, models, watch, recorder):
+    interruption = Interruption("framepack_i2v", lambda: False)
+    for event in generate(replace(REQUEST, order=order), FACTS, models, interruption, recorder):
         seen.append((type(event), len(models.asked("transformer"))))
         if isinstance(event, Progress):
             assert (event.step, event.steps) == (len(models.asked("transformer")), 4)
     assert seen[:3] == [(Progress, 1), (Progress, 2), (FramesPart, 2)]
     assert seen[-1] == (FramesPart, 4)
-    amounts = {change.metric: change.amounts for change in recorder.changes()}
+    amounts = {change.metric: change.amounts for change in recorder.updates()}
     assert sum(amounts[FRAMES]) == 73 and DENOISE_STEP in amounts
 
 
@@ -141,7 +145,7 @@ def test_memory_is_flat_when_a_video_is_longer(order: str, output: str) -> None:
         models.writes_down = False
         request = replace(REQUEST, seconds=1.2 * sections, order=order, output=output, height=96, width=96)
         tracemalloc.start()
-        for event in generate(request, FACTS, models, Watch("framepack_i2v", lambda: False)):
+        for event in generate(request, FACTS, models, Interruption("framepack_i2v", lambda: False)):
             kept += [event] * (kept is all_kept)
         most = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
@@ -184,11 +188,11 @@ def test_work_stops_before_the_next_model_is_asked(model: str, error: type[Slipw
         over = over or asked == model
 
     models.before = end
-    watch = Watch("framepack_i2v", lambda: over)
+    interruption = Interruption("framepack_i2v", lambda: over)
     if error is DeadlineExceeded:
-        watch = Watch("framepack_i2v", lambda: False, 1.0, lambda: 2.0 if over else 0.0)
+        interruption = Interruption("framepack_i2v", lambda: False, 1.0, lambda: 2.0 if over else 0.0)
     with pytest.raises(error):
-        run(REQUEST, models, watch)
+        run(REQUEST, models, interruption)
     # The two encoders of a prompt, and those of a picture, are asked one after the other.
     after = {"tokenizer": 3, "siglip": 5, "transformer": 6, "decoder": 8}
     assert len(models.calls) == after[model]

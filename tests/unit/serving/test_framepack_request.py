@@ -23,13 +23,13 @@ from slipway_serving.protocol import requests
 from slipway_serving.protocol.errors import InvalidRequest, Unrecoverable
 from slipway_serving.protocol.events import VideoPart
 from slipway_serving.protocol.images import pixels
-from slipway_serving.runtime.interruption import Watch
+from slipway_serving.runtime.interruption import Interruption
 from slipway_serving.video import delivery
 from slipway_serving.video.delivery import fragment_parts
 
 PICTURE = np.random.default_rng(0).integers(0, 256, (60, 90, 3), np.uint8)
 PROMPT = "prompt must be some text of at most 16384 characters"
-WATCH = Watch("here", lambda: False)
+WATCH = Interruption("here", lambda: False)
 
 
 def asked(**fields: Any) -> ImageToVideoRequest:

@@ -14,23 +14,23 @@ from pathlib import Path
 import psutil
 import pytest
 
-from slipway_serving.system.server_processes import ID_VARIABLE, SHARED_MEMORY, Belongings
+from slipway_serving.system.server_processes import ID_VARIABLE, SHARED_MEMORY, ServerResources
 from slipway_serving.triton.leftovers import claim, end_leftovers, join_claim
 
 CLAIMS = """
 import sys
 from slipway_serving.triton.leftovers import claim, join_claim
-from slipway_serving.system.server_processes import Belongings
+from slipway_serving.system.server_processes import ServerResources
 
-belongings = Belongings({server_id!r}, {folder!r}, 0, 1.0, "")
-held = {how}(belongings)
+resources = ServerResources({server_id!r}, {folder!r}, 0, 1.0, "")
+held = {how}(resources)
 print("held", flush=True)
 sys.stdin.read()
 """
 
 
 @pytest.fixture
-def belongings() -> Iterator[Belongings]:
+def resources() -> Iterator[ServerResources]:
     """What a server had: a folder, a region of shared memory, and a process."""
     server_id = f"slipway-{os.getpid()}-{secrets.token_hex(4)}-"
     folder, region = Path(tempfile.mkdtemp(prefix=server_id)), SHARED_MEMORY / f"{server_id}region"
@@ -38,17 +38,17 @@ def belongings() -> Iterator[Belongings]:
     code = [sys.executable, "-c", "input()"]
     environment = {**os.environ, ID_VARIABLE: server_id}
     with subprocess.Popen(code, stdin=subprocess.PIPE, env=environment) as process:
-        had = Belongings(server_id, str(folder), process.pid, 1.0, "")
+        had = ServerResources(server_id, str(folder), process.pid, 1.0, "")
         yield had
         process.kill()
     region.unlink(missing_ok=True)
-    for left in (had.folder, had.requests):
+    for left in (had.folder, had.runtime_folder):
         shutil.rmtree(left, ignore_errors=True)
 
 
-def hold(belongings: Belongings, how: str) -> subprocess.Popen[str]:
+def hold(resources: ServerResources, how: str) -> subprocess.Popen[str]:
     """Return a process that holds a claim to a server, as its launcher or its watcher does."""
-    code = CLAIMS.format(server_id=belongings.server_id, folder=belongings.folder, how=how)
+    code = CLAIMS.format(server_id=resources.server_id, folder=resources.folder, how=how)
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -57,55 +57,55 @@ def hold(belongings: Belongings, how: str) -> subprocess.Popen[str]:
     return process
 
 
-def lives(belongings: Belongings) -> bool:
-    return psutil.Process(belongings.pid).status() != psutil.STATUS_ZOMBIE
+def lives(resources: ServerResources) -> bool:
+    return psutil.Process(resources.pid).status() != psutil.STATUS_ZOMBIE
 
 
-def test_leftovers_end_when_launcher_and_watcher_were_killed(belongings: Belongings) -> None:
-    launcher = hold(belongings, "claim")
-    watcher = hold(belongings, "join_claim")
+def test_leftovers_end_when_launcher_and_watcher_were_killed(resources: ServerResources) -> None:
+    launcher = hold(resources, "claim")
+    watcher = hold(resources, "join_claim")
     for holder in (launcher, watcher):
-        assert belongings.server_id not in end_leftovers()
-        assert lives(belongings)
+        assert resources.server_id not in end_leftovers()
+        assert lives(resources)
         holder.kill()
         holder.communicate()
-    assert belongings.server_id in end_leftovers()
-    assert not lives(belongings)
-    assert not list(SHARED_MEMORY.glob(f"{belongings.server_id}*"))
-    assert not Path(belongings.folder).exists()
-    assert belongings.server_id not in end_leftovers()
+    assert resources.server_id in end_leftovers()
+    assert not lives(resources)
+    assert not list(SHARED_MEMORY.glob(f"{resources.server_id}*"))
+    assert not Path(resources.folder).exists()
+    assert resources.server_id not in end_leftovers()
 
 
-def test_server_of_this_process_is_left_alone(belongings: Belongings) -> None:
-    with claim(belongings):
-        assert belongings.server_id not in end_leftovers()
-    assert belongings.server_id in end_leftovers()
+def test_server_of_this_process_is_left_alone(resources: ServerResources) -> None:
+    with claim(resources):
+        assert resources.server_id not in end_leftovers()
+    assert resources.server_id in end_leftovers()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
-def test_server_of_another_user_is_left_alone(belongings: Belongings) -> None:
-    claim(belongings).close()
-    os.chown(belongings.requests, 65534, 65534)
-    assert belongings.server_id not in end_leftovers()
-    assert lives(belongings)
+def test_server_of_another_user_is_left_alone(resources: ServerResources) -> None:
+    claim(resources).close()
+    os.chown(resources.runtime_folder, 65534, 65534)
+    assert resources.server_id not in end_leftovers()
+    assert lives(resources)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"server_id": "slipway-1-a-"}'])
-def test_folder_that_no_server_made_is_left_alone(belongings: Belongings, text: str) -> None:
-    with claim(belongings) as file:
+def test_folder_that_no_server_made_is_left_alone(resources: ServerResources, text: str) -> None:
+    with claim(resources) as file:
         file.truncate(0)
         file.seek(0)
         file.write(text.encode())
-    assert belongings.server_id not in end_leftovers()
-    assert lives(belongings)
+    assert resources.server_id not in end_leftovers()
+    assert lives(resources)
 
 
-def test_only_folders_of_the_server_itself_are_removed(belongings: Belongings, tmp_path: Path) -> None:
-    other = Belongings(belongings.server_id, str(tmp_path), 0, 1.0, "")
+def test_only_folders_of_the_server_itself_are_removed(resources: ServerResources, tmp_path: Path) -> None:
+    other = ServerResources(resources.server_id, str(tmp_path), 0, 1.0, "")
     claim(other).close()
-    assert belongings.server_id not in end_leftovers()
+    assert resources.server_id not in end_leftovers()
     assert tmp_path.is_dir()
 
 
-def test_watcher_of_a_server_that_is_gone_claims_nothing(belongings: Belongings) -> None:
-    assert join_claim(belongings) is None
+def test_watcher_of_a_server_that_is_gone_claims_nothing(resources: ServerResources) -> None:
+    assert join_claim(resources) is None

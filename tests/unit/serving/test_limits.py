@@ -86,10 +86,10 @@ def test_parameters_of_a_model_are_replaced(
         "model_instance_kind": "CPU",
         "model_instance_device_id": "0",
     }
-    assert Settings.from_triton(arguments).positive("max_sessions") == 8
+    assert Settings.from_triton(arguments).positive_integer("max_sessions") == 8
     monkeypatch.setenv("SLIPWAY_LIMITS", str(file))
     settings = Settings.from_triton({**arguments, "model_instance_name": "sums_0_1"})
-    assert settings.positive("max_sessions") == 2
+    assert settings.positive_integer("max_sessions") == 2
     assert settings.limits.most == {"steps": 20, "prompt": 5, "frames * steps": 100, "signal": 6}
     assert Settings.from_triton({**arguments, "model_name": "another"}).limits.most == {}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slipway_serving.runtime.lost_device import loses_device
+from slipway_serving.runtime.lost_device import is_device_lost
 
 LOST = [
     "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be reported later",
@@ -20,4 +20,4 @@ KEPT = [
 
 @pytest.mark.parametrize(("text", "lost"), [*((text, True) for text in LOST), *((t, False) for t in KEPT)])
 def test_device_is_lost_by_errors_that_cuda_keeps_alone(text: str, lost: bool) -> None:
-    assert loses_device(RuntimeError(text)) is lost
+    assert is_device_lost(RuntimeError(text)) is lost

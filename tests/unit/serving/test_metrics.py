@@ -30,7 +30,7 @@ from slipway_serving.runtime.triton_metrics import Publisher
 
 
 def changes(recorder: Recorder) -> dict[tuple[str, str], tuple[float, ...]]:
-    return {(change.metric.name, change.value): change.amounts for change in recorder.changes()}
+    return {(change.metric.name, change.value): change.amounts for change in recorder.updates()}
 
 
 def test_counter_adds_up_and_starts_anew_when_its_changes_are_taken() -> None:
@@ -52,7 +52,7 @@ def test_histogram_keeps_each_observation() -> None:
 def test_gauge_is_read_when_changes_are_taken() -> None:
     recorder = Recorder()
     held = [1]
-    recorder.follow(SESSIONS_OPEN, lambda: held[0])
+    recorder.register_gauge(SESSIONS_OPEN, lambda: held[0])
     assert changes(recorder) == {(SESSIONS_OPEN.name, ""): (1,)}
     held[0] = 3
     assert changes(recorder) == {(SESSIONS_OPEN.name, ""): (3,)}
@@ -189,7 +189,7 @@ def test_publisher_brings_the_rest_when_it_is_closed() -> None:
     publisher = Publisher(pb_utils, "net", recorder, interval_s=3600)
     recorder.count(REQUESTS, value=OK)
     recorder.observe(DENOISE_STEP, 0.5)
-    recorder.follow(SESSIONS_OPEN, lambda: 2)
+    recorder.register_gauge(SESSIONS_OPEN, lambda: 2)
     publisher.close()
     found = dict(made)
     assert found[REQUESTS.name].labels == {"model": "net", "code": "OK"}

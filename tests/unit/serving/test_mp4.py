@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from slipway_serving.protocol.errors import Unrecoverable
-from slipway_serving.runtime.interruption import Watch
+from slipway_serving.runtime.interruption import Interruption
 from slipway_serving.video.fragments import _boxes, mp4_fragment
 from slipway_serving.video.frames import Frames
 from slipway_serving.video.mp4 import Mp4Encoder
@@ -74,10 +74,10 @@ def test_mp4_encoder_leaves_no_file_when_it_is_abandoned(
 
 
 def _fragments(frames: Frames, starts: list[int], as_text: bool = False) -> list[bytes]:
-    watch = Watch("a model", lambda: False)
+    interruption = Interruption("a model", lambda: False)
     pieces = [frames[start:end] for start, end in itertools.pairwise([*starts, len(frames)])]
     return [
-        mp4_fragment(piece, start, number, 25, watch, as_text=as_text).data
+        mp4_fragment(piece, start, number, 25, interruption, as_text=as_text).data
         for number, (start, piece) in enumerate(zip(starts, pieces, strict=True))
     ]
 
@@ -115,9 +115,9 @@ def test_mp4_says_that_its_colours_are_bt709_of_the_limited_range() -> None:
 
 def test_fragment_says_its_place_and_its_time_and_is_bytes_unless_text_is_asked_for() -> None:
     seconds = itertools.count()
-    watch = Watch("a model", lambda: False, clock=lambda: float(next(seconds)))
+    interruption = Interruption("a model", lambda: False, clock=lambda: float(next(seconds)))
     frames = _frames(3)
-    first, later = mp4_fragment(frames, 0, 0, 25, watch), mp4_fragment(frames, 7, 7, 25, watch)
+    first, later = mp4_fragment(frames, 0, 0, 25, interruption), mp4_fragment(frames, 7, 7, 25, interruption)
     assert (later.first_frame, first.elapsed_s, later.elapsed_s) == (7, 1.0, 2.0)
     assert first.fragment[4:8] == b"ftyp" and first.fragment.count(b"moov") == 1
     assert later.fragment[4:8] == b"moof" and b"moov" not in later.fragment

@@ -99,6 +99,8 @@ def test_port_in_use_is_refused_by_name(checked: Checked) -> None:
 
 def test_processes_are_checked_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_processes(1, tmp_path)
-    monkeypatch.setattr(process_state, "lost", lambda folder: ["a_0", "b_0"] if folder == tmp_path else [])
-    with pytest.raises(NotReady, match="every model must have its processes, got none any more of a_0, b_0"):
+    monkeypatch.setattr(
+        process_state, "dead_instances", lambda folder: ["a_0", "b_0"] if folder == tmp_path else []
+    )
+    with pytest.raises(NotReady, match="the process of a_0, b_0 has died"):
         check_processes(1, tmp_path)

@@ -9,10 +9,10 @@ import pytest
 from slipway_serving.diffusion.prompt import encode_prompts, pad_rows
 from slipway_serving.protocol.errors import InvalidRequest, Unrecoverable
 from slipway_serving.runtime.in_process import InProcessModels
-from slipway_serving.runtime.interruption import Watch
+from slipway_serving.runtime.interruption import Interruption
 from slipway_serving.runtime.program import Tensors
 
-NOBODY = Watch("world", lambda: False)
+NOBODY = Interruption("world", lambda: False)
 
 
 class Encoder(InProcessModels):

@@ -9,7 +9,12 @@ from threading import Thread
 import pytest
 
 from slipway_serving.protocol.turns import NO_SESSION, Turn
-from slipway_serving.runtime.queue_limits import METRICS_VARIABLE, Waiting, first_to_go, pending_by_metrics
+from slipway_serving.runtime.queue_limits import (
+    METRICS_VARIABLE,
+    QueueLimit,
+    pending_from_metrics,
+    select_refused,
+)
 
 PAGE = b"""# TYPE nv_inference_pending_request_count gauge
 nv_inference_pending_request_count{model="other",version="1"} 40
@@ -28,7 +33,7 @@ class Queue:
 
     def __init__(self, limit: int | None) -> None:
         self.now_s, self.length, self.asked = 0.0, 0, 0
-        self.waiting = Waiting("m", limit, self._pending, lambda: self.now_s)
+        self.queue_limit = QueueLimit("m", limit, self._pending, lambda: self.now_s)
 
     def _pending(self) -> int:
         self.asked += 1
@@ -39,14 +44,14 @@ class Queue:
         self.now_s += after_s
         refused = self.refuse(requests)
         self.now_s += 0.1
-        self.waiting.ended()
+        self.queue_limit.record_batch_end()
         return refused
 
     def refuse(self, requests: int) -> int:
         """Refuse those of a batch that are too many; return how many these are."""
-        refused = min(self.waiting.beyond(), requests)
+        refused = min(self.queue_limit.count_excess(), requests)
         for _ in range(refused):
-            self.waiting.refusal()
+            self.queue_limit.refuse()
         return refused
 
 
@@ -77,7 +82,7 @@ def test_queue_that_grows_is_foreseen_to_grow_until_it_is_seen_again() -> None:
     queue.length = 20
     assert queue.batch(4) == 4  # again by ten, for four were refused
     queue.now_s -= 0.06
-    assert queue.waiting.beyond() == 16 - 4 + 4  # 4 of each ten in 0.04 s
+    assert queue.queue_limit.count_excess() == 16 - 4 + 4  # 4 of each ten in 0.04 s
     assert queue.asked == 2
 
 
@@ -87,7 +92,7 @@ def test_queue_that_has_room_is_not_foreseen_to_be_full() -> None:
     queue.length = 7
     queue.batch(4)
     queue.now_s -= 0.06
-    assert (queue.waiting.beyond(), queue.asked) == (0, 1)
+    assert (queue.queue_limit.count_excess(), queue.asked) == (0, 1)
 
 
 def test_model_that_pauses_asks_nobody_and_refuses_nobody() -> None:
@@ -111,7 +116,7 @@ def test_those_that_begin_sessions_go_first_and_those_that_end_them_never(
     count: int, places: set[int]
 ) -> None:
     turns = [Turn(1), Turn(2, start=True), Turn(3, end=True), NO_SESSION, Turn(4, start=True, end=True)]
-    assert first_to_go(turns, count) == places
+    assert select_refused(turns, count) == places
 
 
 @pytest.fixture
@@ -135,16 +140,18 @@ def metrics(monkeypatch: pytest.MonkeyPatch) -> Iterator[HTTPServer]:
 
 def test_metrics_tell_how_many_wait_for_the_model(metrics: HTTPServer) -> None:
     warnings: list[str] = []
-    pending = pending_by_metrics(["m"], warnings.append)
+    pending = pending_from_metrics(["m"], warnings.append)
     assert [pending(), pending()] == [7, 7]
-    assert pending_by_metrics(["m", "other"], warnings.append)() == 47
+    assert pending_from_metrics(["m", "other"], warnings.append)() == 47
     assert warnings == []
 
 
 def test_metrics_that_are_not_there_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(METRICS_VARIABLE, "127.0.0.1:1")
     warnings: list[str] = []
-    pending = pending_by_metrics(["m"], warnings.append)
+    pending = pending_from_metrics(["m"], warnings.append)
     assert [pending(), pending()] == [0, 0]
     (warning,) = warnings
-    assert warning.startswith("m: metrics must be at 127.0.0.1:1 for its queue_limit to be kept, got ")
+    assert warning.startswith(
+        "m: queue_limit is not enforced, since Triton's metrics cannot be read at 127.0.0.1:1 ("
+    )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from server_fixtures import wait_until
 
-from slipway_serving.system.server_processes import dies_of
+from slipway_serving.system.server_processes import crash_signal
 
 # A handler in C, which the kernel keeps the signal from while it runs; Python's own run later.
 HANDLES = """
@@ -39,16 +39,16 @@ def test_process_in_its_handler_of_a_signal_that_ends_it_is_seen(
         try:
             assert child.stdout is not None
             assert child.stdout.readline() == "up\n"
-            assert dies_of(child.pid) is None
+            assert crash_signal(child.pid) is None
             os.kill(child.pid, number)
             # The kernel tells what it has given to the process.
             mask = f"SigBlk:\t{1 << number - 1:016x}"
             status = Path(f"/proc/{child.pid}/status")
             wait_until(lambda: mask in status.read_text(), "the handler")
-            assert dies_of(child.pid) is seen
+            assert crash_signal(child.pid) is seen
         finally:
             child.kill()
 
 
 def test_nothing_is_seen_of_a_process_that_is_not_there() -> None:
-    assert dies_of(2**22 + 1) is None
+    assert crash_signal(2**22 + 1) is None

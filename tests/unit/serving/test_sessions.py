@@ -15,7 +15,7 @@ from slipway_serving.protocol.turns import NO_SESSION, Turn
 from slipway_serving.runtime.metrics import SESSIONS_LIMIT, SESSIONS_OPEN
 from slipway_serving.runtime.program import Settings
 from slipway_serving.runtime.sessions import Sessions
-from slipway_serving.system.process_state import Footprint
+from slipway_serving.system.process_state import ProcessState
 
 NEVER_S = 3600
 
@@ -166,7 +166,7 @@ def test_model_tells_its_open_sessions_and_their_limit_when_its_metrics_are_read
     sessions: Sessions[str] = Sessions.of_model(given)
     begin(sessions, 1)
     sessions.take(Turn(2, start=True), str)
-    told = {change.metric: change.amounts for change in given.recorder.changes()}
+    told = {change.metric: change.amounts for change in given.recorder.updates()}
     assert told == {SESSIONS_OPEN: (2.0,), SESSIONS_LIMIT: (2.0,)}
     with pytest.raises(Overloaded, match="sums: sessions must be at most 2 at a time"):
         sessions.take(Turn(3, start=True), str)
@@ -234,8 +234,8 @@ def dead(folder: Path, name: str) -> Path:
 
 
 def test_session_is_told_as_lost_until_its_caller_ends_it_when_its_process_died(tmp_path: Path) -> None:
-    footprint = Footprint(tmp_path, "sums", "sums_0")
-    given = replace(settings(max_sessions="2", session_idle_s="60"), footprint=footprint)
+    process_state = ProcessState(tmp_path, "sums", "sums_0")
+    given = replace(settings(max_sessions="2", session_idle_s="60"), process_state=process_state)
     sessions: Sessions[str] = Sessions.of_model(given)
     begin(sessions, "seven")
     (own,) = (tmp_path / "footprints" / "sums").iterdir()
@@ -243,7 +243,7 @@ def test_session_is_told_as_lost_until_its_caller_ends_it_when_its_process_died(
     sessions.free(Turn("seven"))
     assert not session.exists()
     (dead(tmp_path, "sums_0") / session.name).touch()
-    assert footprint.serves() == 0
+    assert process_state.record_serving() == 0
     lost = "sums: the session was lost: the model's process that held 'seven' ended; try SEQUENCE_START"
     for turn in (Turn("seven"), Turn("seven", end=True)):
         with pytest.raises(SessionLost) as failure:
@@ -256,8 +256,8 @@ def test_session_is_told_as_lost_until_its_caller_ends_it_when_its_process_died(
 
 @pytest.mark.parametrize("ends", ["last turn", "freed", "idle"])
 def test_session_leaves_no_footprint_when_it_has_ended(tmp_path: Path, clock: Clock, ends: str) -> None:
-    footprint = Footprint(tmp_path, "sums", "sums_0")
-    sessions: Sessions[str] = Sessions("sums", 2, 60, clock, footprint)
+    process_state = ProcessState(tmp_path, "sums", "sums_0")
+    sessions: Sessions[str] = Sessions("sums", 2, 60, clock, process_state)
     begin(sessions, 1)
     begin(sessions, 2)
     (own,) = (tmp_path / "footprints" / "sums").iterdir()

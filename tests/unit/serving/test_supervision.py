@@ -16,7 +16,7 @@ import pytest
 from server_fixtures import wait_until
 
 from slipway_serving.protocol.errors import NotReady
-from slipway_serving.system.server_processes import ended_by
+from slipway_serving.system.server_processes import describe_exit
 from slipway_serving.triton.control import ModelControl
 from slipway_serving.triton.supervision import DEATHS, Deaths, ModelSupervisor, Supervisor
 
@@ -47,7 +47,7 @@ def test_row_begins_anew_when_it_served_for_long_enough() -> None:
     ("code", "said"), [(-11, "SIGSEGV"), (-9, "SIGKILL"), (1, "exit code 1"), (-99, "signal 99")]
 )
 def test_end_of_a_process_is_told_in_words(code: int, said: str) -> None:
-    assert ended_by(code) == said
+    assert describe_exit(code) == said
 
 
 @pytest.fixture

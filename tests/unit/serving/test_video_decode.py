@@ -10,13 +10,13 @@ import pytest
 from slipway_serving.protocol.errors import Cancelled, InvalidRequest
 from slipway_serving.protocol.turns import NO_SESSION, Turn, Turns
 from slipway_serving.runtime.in_process import InProcessModels
-from slipway_serving.runtime.interruption import Watch
+from slipway_serving.runtime.interruption import Interruption
 from slipway_serving.runtime.metrics import FRAMES, Recorder
 from slipway_serving.runtime.program import Tensors
 from slipway_serving.video.decode import decode
 
 LATENTS = np.arange(1.0, 7.0, dtype=np.float32).reshape(1, 1, 6, 1, 1)
-NOBODY = Watch("world", lambda: False)
+NOBODY = Interruption("world", lambda: False)
 
 
 class Decoder(InProcessModels):
@@ -51,15 +51,15 @@ def test_session_goes_on_over_calls_when_turns_are_handed_in() -> None:
         assert bool(models.sums) == (block == 0)
     assert seen == [(1, 1), (4, 3), (4, 6), (4, 10), (4, 15), (4, 21)]
     assert {turn.id for turn in models.turns} == {turns.id}
-    (change,) = recorder.changes()
+    (change,) = recorder.updates()
     assert (change.metric, change.amounts) == (FRAMES, (21.0,))
 
 
 def test_session_that_goes_on_is_ended_when_a_call_stops_early() -> None:
     models, turns = Decoder(), Turns(numbered=True)
-    watch = Watch("world", lambda: len(models.turns) == 2)
+    interruption = Interruption("world", lambda: len(models.turns) == 2)
     with pytest.raises(Cancelled, match="before decoding latent 3 of 6"):
-        list(decode(LATENTS, "decoder", models, watch, Recorder(), turns, last=False))
+        list(decode(LATENTS, "decoder", models, interruption, Recorder(), turns, last=False))
     assert models.sums == {}
     with pytest.raises(InvalidRequest, match="a turn after its end"):
         list(decode(LATENTS, "decoder", models, NOBODY, Recorder(), turns))

@@ -33,7 +33,7 @@ from slipway_serving.protocol.errors import (
 from slipway_serving.protocol.events import Event, FramesPart, Progress, VideoPart, tensors
 from slipway_serving.protocol.turns import NO_SESSION, Turn
 from slipway_serving.runtime.facts import facts_from_json
-from slipway_serving.runtime.interruption import Watch
+from slipway_serving.runtime.interruption import Interruption
 from slipway_serving.runtime.metrics import Recorder
 from slipway_serving.runtime.program import Settings, Tensors
 from slipway_serving.video.decode import decode
@@ -123,10 +123,13 @@ class SmallModels:
 
 
 def run(
-    request: TextToVideoRequest, models: SmallModels, facts: PipelineFacts = FACTS, watch: Watch | None = None
+    request: TextToVideoRequest,
+    models: SmallModels,
+    facts: PipelineFacts = FACTS,
+    interruption: Interruption | None = None,
 ) -> list[Event]:
-    watch = watch or Watch("wan_t2v", lambda: False)
-    return list(generate(request, facts, models, watch))
+    interruption = interruption or Interruption("wan_t2v", lambda: False)
+    return list(generate(request, facts, models, interruption))
 
 
 def frames_of(events: list[Event]) -> NDArray[np.uint8]:
@@ -257,7 +260,7 @@ def test_video_has_the_frames_size_and_fps_that_were_asked(output: str) -> None:
 @pytest.mark.parametrize("step", [0, 1, 3, 5])
 def test_loop_stops_within_a_step_when_the_caller_cancels(step: int) -> None:
     done, models = [0], SmallModels()
-    events = generate(REQUEST, FACTS, models, Watch("wan_t2v", lambda: done[0] >= step))
+    events = generate(REQUEST, FACTS, models, Interruption("wan_t2v", lambda: done[0] >= step))
     with pytest.raises(Cancelled, match=f"before step {step + 1} of 6" if step else "before encoding prompt"):
         for event in events:
             assert isinstance(event, Progress)
@@ -268,15 +271,15 @@ def test_loop_stops_within_a_step_when_the_caller_cancels(step: int) -> None:
 
 def test_decoder_is_freed_when_the_caller_cancels_between_latents() -> None:
     models = SmallModels()
-    watch = Watch("wan_t2v", lambda: len(models.asked("decoder")) == 2)
+    interruption = Interruption("wan_t2v", lambda: len(models.asked("decoder")) == 2)
     with pytest.raises(Cancelled, match="before decoding latent 3 of 3"):
-        run(REQUEST, models, watch=watch)
+        run(REQUEST, models, interruption=interruption)
     assert models.decoding == {}
     assert len(models.freed) == 1
 
 
 def test_decoder_is_freed_when_the_result_is_abandoned() -> None:
-    models, nobody = SmallModels(), Watch("wan_t2v", lambda: False)
+    models, nobody = SmallModels(), Interruption("wan_t2v", lambda: False)
     with contextlib.closing(
         decode(np.zeros((1, 16, 3, 4, 6), np.float32), "decoder", models, nobody, Recorder())
     ) as frames:
@@ -326,11 +329,11 @@ def test_loop_ends_with_limit_and_step_when_the_time_is_over(limit_s: float, ste
         now_s[0] += model in ("high", "low")
 
     models.before = tick
-    watch = Watch("wan_t2v", lambda: False, limit_s, lambda: now_s[0])
+    interruption = Interruption("wan_t2v", lambda: False, limit_s, lambda: now_s[0])
     with pytest.raises(
         DeadlineExceeded, match=f"limit of {limit_s} s, got {step} s before step {step + 1} of 6"
     ):
-        run(REQUEST, models, watch=watch)
+        run(REQUEST, models, interruption=interruption)
 
 
 def test_loop_ends_when_latents_are_not_finite() -> None:

@@ -12,7 +12,7 @@ from slipway_serving.diffusion.noise import Noise
 from slipway_serving.families.framepack_i2v.facts import Facts
 from slipway_serving.families.framepack_i2v.picture import fitted, samples, seen
 from slipway_serving.protocol.errors import InvalidRequest, Unrecoverable
-from slipway_serving.runtime.interruption import Watch
+from slipway_serving.runtime.interruption import Interruption
 from slipway_serving.runtime.program import Models
 
 Answer = dict[str, NDArray[Any]]
@@ -25,13 +25,13 @@ class Encoders:
     Attributes:
         facts: Facts of the checkpoint.
         models: Access to the served encoders.
-        watch: Check for cancellation and the time limit, made before each encoder.
+        interruption: Check for cancellation and the time limit, made before each encoder.
         where: Name of the video's model, for messages.
     """
 
     facts: Facts
     models: Models
-    watch: Watch
+    interruption: Interruption
     where: str
 
     def prompt(self, prompt: str) -> Answer:
@@ -43,7 +43,7 @@ class Encoders:
         """
         names, text = self.facts.models, self.facts.prompt
         asked = {"prompt": np.array([prompt.encode()], np.object_)}
-        self.watch.check("before encoding the prompt")
+        self.interruption.check("before encoding the prompt")
         try:
             ids = self.models.call(names.tokenizer, asked, ["llama_ids", "clip_ids"])
         except InvalidRequest as error:
@@ -81,7 +81,7 @@ class Encoders:
         """
         names = self.facts.models
         fit = fitted(pixels, size_px)
-        self.watch.check("before encoding the picture")
+        self.interruption.check("before encoding the picture")
         square = {"pixel_values": seen(fit, self.facts.picture)}
         embeds = self._call(names.siglip_image, square, "last_hidden_state")
         mode, deviation = self._calls(names.vae_encoder, {"image": samples(fit)}, "latents", "latents_std")

@@ -4,8 +4,8 @@ encode -> for each section: denoise (one Progress per step), decode (tile by til
 section's frames. As pixels, every frame is delivered, and those that the next section blends over are marked
 as not final; as MP4, only final frames are delivered, as a fragment of the file. Memory does not grow with
 the video: only one section and the input of the next one are kept. Every model is called through ``models``,
-and the watch can end the work between any two steps. A first-block cache is valid for one section only, since
-the next section has other latents.
+and `interruption` can end the work between any two steps. A first-block cache is valid for one section only,
+since the next section has other latents.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from slipway_serving.protocol import images
 from slipway_serving.protocol.errors import InvalidRequest, Unrecoverable
 from slipway_serving.protocol.events import BASE64, Event, FramesPart, Progress, VideoPart, tensors
 from slipway_serving.protocol.requests import decode as decode_request
-from slipway_serving.runtime.interruption import Watch
+from slipway_serving.runtime.interruption import Interruption
 from slipway_serving.runtime.metrics import DENOISE_STEP, FRAMES, Recorder
 from slipway_serving.runtime.program import Call, Models, Responses, Settings
 from slipway_serving.video.delivery import fragment_parts, frame_parts
@@ -71,8 +71,8 @@ class ImageToVideo:
         """Yield the responses to a request; see :func:`generate`."""
         request = decode_request(ImageToVideoRequest, call.tensors, self._model)
         limit_s = call.limit_s if request.timeout_s is None else request.timeout_s
-        watch = Watch(self._model, call.is_cancelled, limit_s)
-        events = generate(request, self._facts, call.models, watch, self._recorder)
+        interruption = Interruption(self._model, call.is_cancelled, limit_s)
+        events = generate(request, self._facts, call.models, interruption, self._recorder)
         with contextlib.closing(events):
             for event in events:
                 yield tensors(event)
@@ -85,7 +85,7 @@ def generate(
     request: ImageToVideoRequest,
     facts: Facts,
     models: Models,
-    watch: Watch,
+    interruption: Interruption,
     recorder: Recorder | None = None,
 ) -> Generator[Event, None, None]:
     """Generate a video.
@@ -94,7 +94,7 @@ def generate(
         request: Request to answer.
         facts: Facts of the checkpoint.
         models: Access to the served models.
-        watch: Check that ends the work when the caller cancels or the time is over.
+        interruption: Check that ends the work when the caller cancels or the time is over.
         recorder: Recorder of step times and frame counts; None records nothing.
 
     Yields:
@@ -110,7 +110,7 @@ def generate(
     recorder = recorder or Recorder()
     request.check_against(limits_of(facts))
     size_px = request.size_px
-    encoders = Encoders(facts, models, watch, WHERE)
+    encoders = Encoders(facts, models, interruption, WHERE)
     prompt = encoders.prompt(request.prompt)
     noise = Noise(request.seed)
     picture, latents = encoders.picture(images.pixels(request.image), size_px, noise)
@@ -118,12 +118,12 @@ def generate(
     video = _ORDERS[request.order](latents, request.sections, Sizes.of(facts, SECTION_FRAMES))
     chunk = 0
     with first_block_cache(models, request.cache_threshold) as cache:
-        work = _Work(request, facts, models, watch, recorder, cache)
+        work = _Work(request, facts, models, interruption, recorder, cache)
         for section in range(request.sections):
             steps = work.denoised(video, told, noise)
             for step, state in enumerate(steps, section * request.steps + 1):
                 latents = state
-                yield Progress(step, request.steps * request.sections, watch.elapsed_s())
+                yield Progress(step, request.steps * request.sections, interruption.elapsed_s())
             for run in video.settle(work.decoded(video.window(latents))):
                 for part in work.parts(run, chunk):
                     yield part
@@ -186,7 +186,7 @@ class _Work:
     request: ImageToVideoRequest
     facts: Facts
     models: Models
-    watch: Watch
+    interruption: Interruption
     recorder: Recorder
     cache: FirstBlockCache | None
 
@@ -212,7 +212,7 @@ class _Work:
 
         schedule = schedule_of(self.facts, self.request.steps, size)
         first = noise.next((1, self.facts.latent_channels, SECTION_FRAMES, *size))
-        for latents in denoise(schedule, first, predict, self.watch, self.recorder, WHERE):
+        for latents in denoise(schedule, first, predict, self.interruption, self.recorder, WHERE):
             yield latents.numpy()
         if self.cache is not None:
             self.cache.forget()
@@ -222,7 +222,7 @@ class _Work:
         tiles = self.facts.tiles
 
         def decode(tile: Samples) -> Samples:
-            self.watch.check("before decoding a tile")
+            self.interruption.check("before decoding a tile")
             answer = self.models.call(self.facts.models.vae_decoder, {"latents": tile}, ["sample"])
             found: Samples = answer["sample"]
             if not np.isfinite(found).all():
@@ -251,12 +251,12 @@ class _Work:
         parts: Iterator[FramesPart | VideoPart] = iter(())
         if self.request.output.startswith("frames"):
             parts = frame_parts(
-                to_uint8(run.frames), run.first_frame, self.watch, as_text=as_text, final=run.final,
+                to_uint8(run.frames), run.first_frame, self.interruption, as_text=as_text, final=run.final,
                 frames_total=total,
             )  # fmt: skip
         elif run.final:
             parts = fragment_parts(
-                to_uint8(run.frames), run.first_frame, chunk, self.request.fps, total, self.watch,
+                to_uint8(run.frames), run.first_frame, chunk, self.request.fps, total, self.interruption,
                 as_text=as_text,
             )  # fmt: skip
         hit_rate = None if self.cache is None else self.cache.hit_rate

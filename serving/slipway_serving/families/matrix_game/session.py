@@ -35,7 +35,7 @@ from slipway_serving.protocol.events import BASE64, Event, tensors
 from slipway_serving.protocol.requests import decode_instead, decode_turn
 from slipway_serving.protocol.snapshots.parts import digest_of
 from slipway_serving.protocol.video.fields import MAX_FPS
-from slipway_serving.runtime.interruption import Watch
+from slipway_serving.runtime.interruption import Interruption
 from slipway_serving.runtime.metrics import BLOCK, BLOCKS_LATE, DENOISE_STEP, FIRST_FRAME, FRAMES, WORLDS
 from slipway_serving.runtime.program import Call, Responses, Settings
 from slipway_serving.runtime.sessions import Taken
@@ -118,16 +118,18 @@ class MatrixGame:
         done = actions_of(steering)
         raise_all(self._model, row_problems(done, self._facts.block_frames(first=call.turn.start)))
         self._sessions.held.check_new(call.turn)
-        watch = Watch(self._model, call.is_cancelled, call.limit_s)
+        interruption = Interruption(self._model, call.is_cancelled, call.limit_s)
 
         def check(opened: Open) -> None:
             self._check_place(opened.world, steering.rebase)
 
-        with self._sessions.turn(call.turn, lambda: self._begun(opening, call, watch), check) as session:
+        with self._sessions.turn(
+            call.turn, lambda: self._begun(opening, call, interruption), check
+        ) as session:
             if steering.rebase:
                 world = self._networks.rebased(session.state.world)
                 session.state = replace(session.state, world=world)
-            for event in self._events(session, done, watch):
+            for event in self._events(session, done, interruption):
                 yield tensors(event)
 
     def _pack(self, opened: Open) -> Packed:
@@ -150,18 +152,18 @@ class MatrixGame:
 
         return Snapshots(self._model, digest_of(models, folder.name), known, unpack)
 
-    def _begun(self, opening: WorldRequest | None, call: Call, watch: Watch) -> Open:
+    def _begun(self, opening: WorldRequest | None, call: Call, interruption: Interruption) -> Open:
         if opening is None:
             raise InvalidRequest(f"{self._model}: image must be given with SEQUENCE_START, got nothing")
-        began_s = watch.elapsed_s()
+        began_s = interruption.elapsed_s()
         image = {"image": samples(fitted(images.pixels(opening.image), self._facts.picture_px))}
         models = self._facts.models
-        watch.check("before the first picture is encoded")
+        interruption.check("before the first picture is encoded")
         context = call.models.call(models.image_encoder, image, ["visual_context"])["visual_context"]
-        watch.check("before the first picture's latents")
+        interruption.check("before the first picture's latents")
         picture = call.models.call(models.vae_encoder, image, ["latents"])["latents"]
         world = self._networks.begin(picture, context, opening.seed)
-        return Open(world, opening.output, opening.fps, picture_s=watch.elapsed_s() - began_s)
+        return Open(world, opening.output, opening.fps, picture_s=interruption.elapsed_s() - began_s)
 
     def _check_place(self, world: World, rebase: bool) -> None:
         """Refuse a block beyond the last place, and a rebase that comes too early."""
@@ -178,24 +180,24 @@ class MatrixGame:
                 f" {world.position // block + 1} after {facts.frames(world.blocks)} frames; try rebase"
             )
 
-    def _events(self, session: Taken[Open], done: Rows, watch: Watch) -> Iterator[Event]:
+    def _events(self, session: Taken[Open], done: Rows, interruption: Interruption) -> Iterator[Event]:
         """Generate a block; yield its frames as they are decoded, then its report."""
         opened, networks = session.state, self._networks
-        world, times = opened.world, [watch.elapsed_s()]
-        block = networks.denoise(world, done, watch, self._recorder)
-        times.append(watch.elapsed_s())
+        world, times = opened.world, [interruption.elapsed_s()]
+        block = networks.denoise(world, done, interruption, self._recorder)
+        times.append(interruption.elapsed_s())
         first_frame = self._facts.frames(world.blocks)
-        for frames, decoder in networks.decode(world, block, watch):
+        for frames, decoder in networks.decode(world, block, interruption):
             if world.decoder is None:
-                self._recorder.observe(FIRST_FRAME, watch.elapsed_s())
+                self._recorder.observe(FIRST_FRAME, interruption.elapsed_s())
             world = replace(world, decoder=decoder)
             self._recorder.count(FRAMES, len(frames))
-            yield from self._parts(opened, frames, first_frame, watch)
+            yield from self._parts(opened, frames, first_frame, interruption)
             first_frame += len(frames)
-        times.append(watch.elapsed_s())
-        watch.check("before the block is committed")
+        times.append(interruption.elapsed_s())
+        interruption.check("before the block is committed")
         world = networks.commit(world, block)
-        times.append(watch.elapsed_s())
+        times.append(interruption.elapsed_s())
         session.state = replace(opened, world=world, picture_s=None)
         denoise_s, decode_s, commit_s = (after - before for before, after in pairwise(times))
         parts = {"picture": opened.picture_s, "denoise": denoise_s, "decode": decode_s, "commit": commit_s}
@@ -210,16 +212,20 @@ class MatrixGame:
             world.blocks - 1, first_frame, frames_left, denoise_s, decode_s, commit_s, opened.picture_s
         )
 
-    def _parts(self, opened: Open, frames: Frames, first_frame: int, watch: Watch) -> Iterator[Event]:
+    def _parts(
+        self, opened: Open, frames: Frames, first_frame: int, interruption: Interruption
+    ) -> Iterator[Event]:
         """Return the events that carry a latent frame's frames in the requested form."""
         form, as_text = opened.output.removesuffix(BASE64), opened.output.endswith(BASE64)
         if form == "jpeg":
-            return jpeg_frames(frames, first_frame, watch, as_text=as_text)
+            return jpeg_frames(frames, first_frame, interruption, as_text=as_text)
         if form == "mp4":
             # The world's first latent frame decodes to one frame, so the number is rounded up.
             number = -(-first_frame // self._facts.frames_per_latent)
-            return iter([mp4_fragment(frames, first_frame, number, opened.fps, watch, as_text=as_text)])
-        return frame_parts(frames, first_frame, watch, as_text=as_text)
+            return iter(
+                [mp4_fragment(frames, first_frame, number, opened.fps, interruption, as_text=as_text)]
+            )
+        return frame_parts(frames, first_frame, interruption, as_text=as_text)
 
 
 def is_late(took_s: float, frames: int, fps: int) -> bool:

@@ -24,7 +24,7 @@ from slipway_serving.families.matrix_game.facts import Facts
 from slipway_serving.families.matrix_game.picture import conditions
 from slipway_serving.protocol.errors import Unrecoverable
 from slipway_serving.runtime.graph import Array, Graph, State
-from slipway_serving.runtime.interruption import Watch
+from slipway_serving.runtime.interruption import Interruption
 from slipway_serving.runtime.metrics import Recorder
 from slipway_serving.runtime.program import Settings
 from slipway_serving.runtime.stepped import CACHE_OUTPUT_PREFIX, SteppedModel
@@ -133,9 +133,9 @@ class Networks:
             rows = {
                 name: np.zeros((1, width), np.float32) for name, width in self._facts.actions.widths.items()
             }
-            watch = Watch(self._model, lambda: False)
-            block = self.denoise(world, rows, watch, Recorder())
-            for _, decoder in self.decode(world, block, watch):
+            interruption = Interruption(self._model, lambda: False)
+            block = self.denoise(world, rows, interruption, Recorder())
+            for _, decoder in self.decode(world, block, interruption):
                 world = replace(world, decoder=decoder)
             world = self.commit(world, block)
         self.rebased(world)
@@ -151,13 +151,15 @@ class Networks:
         crossed = self._cross.run({"visual_context": visual_context})
         return World(picture, Noise(seed), crossed, self._block.zeros(self._carried))
 
-    def denoise(self, world: World, done: actions.Rows, watch: Watch, recorder: Recorder) -> Block:
+    def denoise(
+        self, world: World, done: actions.Rows, interruption: Interruption, recorder: Recorder
+    ) -> Block:
         """Denoise a world's next block.
 
         Args:
             world: World before the block.
             done: Actions of the block, a row for each frame or one for all.
-            watch: Check for cancellation and the time limit, made before each step.
+            interruption: Check for cancellation and the time limit, made before each step.
             recorder: Recorder of each step's time.
 
         Raises:
@@ -182,17 +184,19 @@ class Networks:
             given = self._run(told, latents, float(timestep), [FLOW])
             return torch.from_numpy(given[FLOW].numpy())
 
-        for each in denoise(schedule, latents, flow, watch, recorder, self._model):
+        for each in denoise(schedule, latents, flow, interruption, recorder, self._model):
             latents = each
         return Block(told, rows, latents)
 
-    def decode(self, world: World, block: Block, watch: Watch) -> Iterator[tuple[Frames, State]]:
+    def decode(
+        self, world: World, block: Block, interruption: Interruption
+    ) -> Iterator[tuple[Frames, State]]:
         """Decode a block, latent frame by latent frame.
 
         Args:
             world: World before the block.
             block: Block from :meth:`denoise`.
-            watch: Check for cancellation and the time limit, made before each latent frame.
+            interruption: Check for cancellation and the time limit, made before each latent frame.
 
         Yields:
             Frames of a latent frame, [1 or 4, height, width, 3], uint8, and the decoder's caches after it.
@@ -204,7 +208,7 @@ class Networks:
         """
         caches, latents = world.decoder, block.latents.numpy()
         for index in range(latents.shape[2]):
-            watch.check(f"before decoding latent {index + 1} of {latents.shape[2]}")
+            interruption.check(f"before decoding latent {index + 1} of {latents.shape[2]}")
             outputs, caches = self._decoder.step({"latents": latents[:, :, index : index + 1]}, caches)
             if not np.isfinite(outputs["sample"]).all():
                 raise Unrecoverable(

@@ -125,7 +125,7 @@ class WakewordStream(Single):
     def __init__(self, settings: Settings) -> None:
         self._model = settings.model
         self._heads = Heads(settings.repository, settings.model)
-        self._cooldown_ms = settings.positive("cooldown_ms")
+        self._cooldown_ms = settings.positive_integer("cooldown_ms")
         self._features = Graph(settings, _GRAPH)
         _, frames, _ = self._features.shape("input_values")
         self._longest_s = longest_s(frames)

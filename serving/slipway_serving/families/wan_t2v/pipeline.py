@@ -2,8 +2,9 @@
 
 The stages are encode_prompts -> denoise (one Progress per step) -> decode (latent by latent) -> deliver
 (frames as they are decoded, or the MP4 file that is encoded meanwhile). The pipeline calls every model
-through ``models``, so the same loop runs in Triton, in process and in tests. The watch may end it between any
-two stages, steps or latents. However it ends, it tells the decoder and denoisers with a cache to free it.
+through ``models``, so the same loop runs in Triton, in process and in tests. `interruption` may end it
+between any two stages, steps or latents. However it ends, it tells the decoder and denoisers with a cache to
+free it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from slipway_serving.families.wan_t2v.facts import PipelineFacts
 from slipway_serving.families.wan_t2v.request import TextToVideoRequest
 from slipway_serving.protocol.events import Event, Progress, tensors
 from slipway_serving.protocol.requests import decode as decode_request
-from slipway_serving.runtime.interruption import Watch
+from slipway_serving.runtime.interruption import Interruption
 from slipway_serving.runtime.metrics import DENOISE_STEP, FRAMES, Recorder
 from slipway_serving.runtime.program import Call, Models, Responses, Settings
 from slipway_serving.video.decode import decode
@@ -56,8 +57,8 @@ class TextToVideo:
         """Yield the responses to a request; see :func:`generate`."""
         request = decode_request(TextToVideoRequest, call.tensors, self._model)
         limit_s = call.limit_s if request.timeout_s is None else request.timeout_s
-        watch = Watch(self._model, call.is_cancelled, limit_s)
-        events = generate(request, self._facts, call.models, watch, self._recorder)
+        interruption = Interruption(self._model, call.is_cancelled, limit_s)
+        events = generate(request, self._facts, call.models, interruption, self._recorder)
         with contextlib.closing(events):
             for event in events:
                 yield tensors(event)
@@ -70,7 +71,7 @@ def generate(
     request: TextToVideoRequest,
     facts: PipelineFacts,
     models: Models,
-    watch: Watch,
+    interruption: Interruption,
     recorder: Recorder | None = None,
 ) -> Generator[Event, None, None]:
     """Generate a video.
@@ -79,7 +80,7 @@ def generate(
         request: Request of the caller.
         facts: Facts of the checkpoint.
         models: Access to the served models.
-        watch: Check for cancellation and time limit; it raises to end the work.
+        interruption: Check for cancellation and time limit; it raises to end the work.
         recorder: Recorder of the duration of the steps, in seconds, and of the number of frames, or None.
 
     Yields:
@@ -97,18 +98,18 @@ def generate(
     texts = {"prompt": request.prompt}
     if request.guided_steps:
         texts["negative_prompt"] = request.negative_prompt
-    embeds = encode_prompts(texts, facts.models.prompt, facts.text_tokens, models, watch, WHERE)
+    embeds = encode_prompts(texts, facts.models.prompt, facts.text_tokens, models, interruption, WHERE)
     noise = make_noise(request.seed, latent_shape(request, facts))
     with first_block_cache(models, request.cache_threshold) as cache:
         guided = guided_prediction(request, facts, schedule, models, embeds, cache)
-        for step, latents in enumerate(denoise(schedule, noise, guided, watch, recorder, WHERE), 1):
+        for step, latents in enumerate(denoise(schedule, noise, guided, interruption, recorder, WHERE), 1):
             picture = preview(latents.numpy(), facts.latent_rgb) if request.preview else None
-            yield Progress(step, request.steps, watch.elapsed_s(), picture)
+            yield Progress(step, request.steps, interruption.elapsed_s(), picture)
     hit_rate = None if cache is None else cache.hit_rate
     asked = Delivery(WHERE, request.output, request.frames, request.height, request.width, request.fps)
-    decoded = decode(latents.numpy(), facts.models.vae_decoder, models, watch, recorder)
+    decoded = decode(latents.numpy(), facts.models.vae_decoder, models, interruption, recorder)
     with contextlib.closing(decoded):
-        for part in deliver(asked, decoded, watch):
+        for part in deliver(asked, decoded, interruption):
             yield replace(part, cache_hit_rate=hit_rate)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from slipway_serving.protocol.cancellation import Ending, EndRequest
 from slipway_serving.protocol.events import tensors
 from slipway_serving.protocol.requests import decode
-from slipway_serving.runtime.cancellation.running_requests import end
+from slipway_serving.runtime.cancellation.running_requests import cancel_request
 from slipway_serving.runtime.program import Call, Responses, Settings
 
 
@@ -23,7 +23,7 @@ class Canceller:
         Raises:
             InvalidRequest: The id is empty or too long.
         """
-        yield tensors(Ending(end(decode(EndRequest, call.tensors, self._model).ended_id)))
+        yield tensors(Ending(cancel_request(decode(EndRequest, call.tensors, self._model).ended_id)))
 
     def close(self) -> None:
         """Do nothing: this program has nothing to free."""

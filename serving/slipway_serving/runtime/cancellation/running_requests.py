@@ -12,13 +12,13 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from slipway_serving.system.server_folder import folder_here
+from slipway_serving.system.server_folder import runtime_folder
 
-_CAN_BE_ENDED = re.compile(r"slipway-[0-9a-f]{32}")
-_ENDED = ".ended"
+_CANCELLABLE_ID = re.compile(r"slipway-[0-9a-f]{32}")
+_CANCELLED_SUFFIX = ".ended"
 
 
-class UnderWay:
+class RunningRequest:
     """Running request that can be cancelled.
 
     Args:
@@ -26,15 +26,15 @@ class UnderWay:
     """
 
     def __init__(self, path: Path) -> None:
-        self._ended = path.with_suffix(_ENDED)
+        self._cancel_file = path.with_suffix(_CANCELLED_SUFFIX)
 
-    def is_ended(self) -> bool:
-        """Return whether somebody asked to end the request."""
-        return os.path.exists(self._ended)  # noqa: PTH110 - asked at every step
+    def is_cancelled(self) -> bool:
+        """Return True if somebody asked to cancel the request."""
+        return os.path.exists(self._cancel_file)  # noqa: PTH110 - faster, for every step
 
 
 @contextlib.contextmanager
-def under_way(request_id: str) -> Iterator[UnderWay | None]:
+def register_request(request_id: str) -> Iterator[RunningRequest | None]:
     """Register a request as running while the block runs; yield None if its id is not from Slipway's clients.
 
     The calls that a request makes to other models carry its id, so they end with it.
@@ -43,35 +43,35 @@ def under_way(request_id: str) -> Iterator[UnderWay | None]:
         request_id: Id of the request. Ids of Slipway's clients are "slipway-" and 32 hexadecimal digits that
             nobody can guess. Any other id may occur twice, and cancelling one request would cancel both.
     """
-    if not _CAN_BE_ENDED.fullmatch(request_id):
+    if not _CANCELLABLE_ID.fullmatch(request_id):
         yield None
         return
-    folder = folder_here()
+    folder = runtime_folder()
     folder.mkdir(mode=0o700, exist_ok=True)
     path = folder / request_id
     try:
         path.touch(exist_ok=False)
     except FileExistsError:  # The file belongs to the request that makes this call to another model.
-        yield UnderWay(path)
+        yield RunningRequest(path)
         return
     try:
-        yield UnderWay(path)
+        yield RunningRequest(path)
     finally:
-        for each in (path, path.with_suffix(_ENDED)):
+        for each in (path, path.with_suffix(_CANCELLED_SUFFIX)):
             each.unlink(missing_ok=True)
 
 
-def end(request_id: str) -> bool:
-    """Ask to end a request; its loop checks for this at its next step.
+def cancel_request(request_id: str) -> bool:
+    """Cancel a request; its loop checks for this at its next step.
 
     Returns:
         True if the request is running on this server.
     """
-    path = folder_here() / request_id
-    if not _CAN_BE_ENDED.fullmatch(request_id) or not path.exists():
+    path = runtime_folder() / request_id
+    if not _CANCELLABLE_ID.fullmatch(request_id) or not path.exists():
         return False
-    path.with_suffix(_ENDED).touch()
+    path.with_suffix(_CANCELLED_SUFFIX).touch()
     if path.exists():
         return True
-    path.with_suffix(_ENDED).unlink(missing_ok=True)  # The request has ended in the meantime.
+    path.with_suffix(_CANCELLED_SUFFIX).unlink(missing_ok=True)  # The request has ended meanwhile.
     return False

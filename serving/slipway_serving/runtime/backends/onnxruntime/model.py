@@ -23,7 +23,7 @@ from slipway_serving.runtime.backends.onnxruntime.execution import Arrays, Execu
 from slipway_serving.runtime.backends.onnxruntime.sharing import Loaded, SharedGraph
 from slipway_serving.runtime.input_sizes import read_ranges
 from slipway_serving.runtime.program import Settings
-from slipway_serving.runtime.triton_metrics import tell_restarts
+from slipway_serving.runtime.triton_metrics import publish_restarts
 from slipway_serving.system.inherited_sockets import close_sockets, restrict_shared_memory
 
 
@@ -53,8 +53,8 @@ class TritonPythonModel:
         restrict_shared_memory()
         try:
             settings = Settings.from_triton(args)
-            config, self._footprint = settings.config, settings.footprint
-            self._waiting = settings.waiting(pb_utils.Logger.log_warn)
+            config, self._process_state = settings.config, settings.process_state
+            self._queue_limit = settings.queue_limit(pb_utils.Logger.log_warn)
             self._graph = _open(config, args["model_instance_kind"], int(args["model_instance_device_id"]))
             signature.check(config, self._graph.signature)
             ranges = read_ranges(settings.model, settings.parameters)
@@ -71,23 +71,23 @@ class TritonPythonModel:
             batched=int(config["max_batch_size"]) > 0,
             ranges=ranges,
         )
-        tell_restarts(pb_utils, self._model, self._footprint)
-        self._footprint.serves()
+        publish_restarts(pb_utils, self._model, self._process_state)
+        self._process_state.record_serving()
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Answer requests; a failed request does not affect the others."""
-        with self._footprint.working(len(requests)):
-            beyond = min(self._waiting.beyond(), len(requests))
-            refused = [self._refused(self._waiting.refusal()) for _ in range(beyond)]
+        with self._process_state.count_requests(len(requests)):
+            beyond = min(self._queue_limit.count_excess(), len(requests))
+            refused = [self._refused(self._queue_limit.refuse()) for _ in range(beyond)]
             admitted = requests[beyond:]
             answers = self._executor.execute([self._request(request) for request in admitted])
             responses = [self._response(*pair) for pair in zip(admitted, answers, strict=True)]
-            self._waiting.ended()
+            self._queue_limit.record_batch_end()
             return refused + responses
 
     def finalize(self) -> None:
         """Release the graph, which other instances may use through this one."""
-        self._footprint.ends()
+        self._process_state.record_ending()
         if isinstance(self._graph, SharedGraph):
             self._graph.close()
 
