@@ -68,7 +68,7 @@ def run_job(job: Job) -> None:
 
     def publish(model: str) -> None:
         if job.triton is not None:
-            ModelControl(job.triton, job.control_token).follow(Path(job.repository), model)
+            ModelControl(job.triton, job.control_token).sync(Path(job.repository), model)
 
     with quiet_libraries():
         export_model(family_named(job.family), Library(Path(job.models)), job.model, options, publish=publish)

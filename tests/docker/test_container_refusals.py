@@ -42,7 +42,7 @@ def test_server_names_the_path_when_the_repository_is_wrong(refused: OUTCOME) ->
 
 
 def test_server_names_the_mount_when_no_repository_was_mounted(refused: OUTCOME) -> None:
-    assert "repository must hold a model, got the empty /models" in refused("nothing mounted", 2)
+    assert "repository must contain a model, got the empty folder /models" in refused("nothing mounted", 2)
 
 
 def test_server_names_the_port_when_it_is_in_use(refused: OUTCOME, served: Served, repository: Path) -> None:

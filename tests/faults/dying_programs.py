@@ -23,7 +23,7 @@ class Sum:
     reports_requests = False
 
     def __init__(self, settings: Settings) -> None:
-        self._sessions: Sessions[float] = Sessions.of_model(settings)
+        self._sessions: Sessions[float] = Sessions.from_settings(settings)
 
     def run(self, call: Call) -> Responses:
         """Answer with the sum so far."""

@@ -13,7 +13,7 @@ import tritonclient.grpc as triton
 
 from slipway_serving.protocol.errors import NotReady
 from slipway_serving.system.server_processes import process_ids
-from slipway_serving.triton.arguments import CLOSED_APIS
+from slipway_serving.triton.arguments import RESTRICTED_APIS
 from slipway_serving.triton.control import CONTROL_HEADER, ModelControl, read_token
 from slipway_serving.triton.server import Server
 
@@ -28,7 +28,7 @@ PATHS = {
 
 
 def test_every_closed_api_is_tried_here() -> None:
-    assert set(PATHS) == set(CLOSED_APIS)
+    assert set(PATHS) == set(RESTRICTED_APIS)
 
 
 @pytest.mark.parametrize("group", PATHS)

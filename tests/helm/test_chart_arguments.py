@@ -24,10 +24,10 @@ from helm_chart import (
 from slipway_cli.root import app
 from slipway_serving.runtime.limits import VARIABLE, read_limits
 from slipway_serving.triton.arguments import (
-    CLOSED_APIS,
-    closed_apis,
-    further_problems,
-    tracing,
+    RESTRICTED_APIS,
+    extra_argument_problems,
+    token_restrictions,
+    tracing_arguments,
     tracing_problems,
 )
 from slipway_serving.triton.install import environment, find_triton
@@ -65,7 +65,7 @@ def test_embedded_images_arguments_are_flags_of_slipway_serve() -> None:
         given = parsed("serve", *entry, *arguments)
         assert str(given["repository"]) == arguments[1]
         assert given["exit_timeout_s"] >= 1
-        assert not further_problems(given["arguments"] or ())
+        assert not extra_argument_problems(given["arguments"] or ())
         assert not tracing_problems(given["trace_otlp"], given["trace_every"])
 
 
@@ -83,9 +83,9 @@ def test_ngc_images_are_closed_and_traced_as_the_embedded_server_is() -> None:
     values: Manifest = {"image": {"kind": "ngc", "repository": "slipway/server-gpu"}}
     values = {**values, "tracing": {"url": "http://c:4318/v1/traces", "every": 5}}
     arguments = {*server(values)["args"]}
-    assert {*closed_apis("$(SLIPWAY_CONTROL_TOKEN)")} <= arguments
-    assert {*tracing("http://c:4318/v1/traces", 5)} <= arguments
-    assert "model-repository" in CLOSED_APIS
+    assert {*token_restrictions("$(SLIPWAY_CONTROL_TOKEN)")} <= arguments
+    assert {*tracing_arguments("http://c:4318/v1/traces", 5)} <= arguments
+    assert "model-repository" in RESTRICTED_APIS
 
 
 @pytest.mark.parametrize("kind", ["embedded", "ngc"])

@@ -27,12 +27,12 @@ class PaintedWorld:
         self._model = settings.model
         (self._request,) = (each for each in REQUESTS.values() if each.model == settings.model)
         # Of each world the frames so far.
-        self._worlds: Sessions[int] = Sessions.of_model(settings)
+        self._worlds: Sessions[int] = Sessions.from_settings(settings)
 
     def run(self, call: Call) -> Responses:
         """Yield the events of one turn."""
         if call.turn.end and not call.tensors:
-            self._worlds.free(call.turn)
+            self._worlds.drop(call.turn)
             return
         _, steering = decode_turn(self._request, call.tensors, self._model, call.turn)
         frames = FIRST_FRAMES if call.turn.start else BLOCK_FRAMES

@@ -19,7 +19,7 @@ from slipway_client import Client, Progress, RetryPolicy, TextToVideoRequest, Vi
 from slipway_serving.protocol.errors import NotReady, SlipwayError
 from slipway_serving.runtime.shutdown import ShutdownStage
 from slipway_serving.system.server_folder import runtime_folder_at
-from slipway_serving.triton.drain import requests_running, wait_until_idle
+from slipway_serving.triton.drain import count_running_requests, wait_until_idle
 from slipway_serving.triton.server import Server
 
 STEPS = 100
@@ -86,7 +86,8 @@ def test_request_under_way_ends_whole_when_the_server_is_stopped(repository: Pat
                     videos.append(event)
                 if steps == [1]:  # The second waits at the gate.
                     wait_until(
-                        lambda: requests_running(server.metrics_url) == 1, "the metrics have the request"
+                        lambda: count_running_requests(server.metrics_url) == 1,
+                        "the metrics have the request",
                     )
                     too_short = drain(server, timeout_s=0)
                     stopping.start()
@@ -97,8 +98,8 @@ def test_request_under_way_ends_whole_when_the_server_is_stopped(repository: Pat
         stopping.join()
         assert (steps, len(videos)) == ([*range(1, STEPS + 1)], 1)
         # The counter-check: it was under way, and known to be.
-        assert too_short.returncode == 1 and "got 1 request(s) under way" in too_short.stderr
-        assert requests_running(server.metrics_url) is None
+        assert too_short.returncode == 1 and "drain: 1 request(s) still run after" in too_short.stderr
+        assert count_running_requests(server.metrics_url) is None
 
 
 def test_drain_has_every_python_model_refuse_when_it_is_told_to(repository: Path) -> None:

@@ -225,7 +225,7 @@ def test_export_is_refused_by_name_when_triton_does_not_answer(library: Library)
         assert client.post("/api/models/jarvis/export-onnx").status_code == 202
         status = finished(client)
     assert status["export"] == "failed"
-    assert "triton 127.0.0.1:1: must answer" in status["onnx_error"]
+    assert "triton 127.0.0.1:1: server does not answer" in status["onnx_error"]
     assert not (library.folder.parent / "repository" / "wakeword_head_jarvis").exists()
 
 

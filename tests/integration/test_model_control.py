@@ -70,10 +70,10 @@ def test_model_that_was_added_is_served_after_an_order_and_not_after_its_removal
 ) -> None:
     write_model(repository, "added", shifted(), CONFIG)
     assert not client.is_model_ready("added")
-    control.follow(repository, "added")
+    control.sync(repository, "added")
     np.testing.assert_array_equal(infer(client, "added", x=ONES)["y"], ONES + 5)
     (repository / "added").rename(repository.parent / "added")
-    control.follow(repository, "added")
+    control.sync(repository, "added")
     assert control.ready_models() == {"affine"}
     # While it unloads, Triton 2.51 says no.
     wait_until(client.is_server_ready, "the server ready without it")

@@ -157,10 +157,10 @@ def test_server_says_what_an_old_export_lacks_and_serves_it(repository: Path, tm
         assert embed(running, "a lighthouse") != expected
         assert embed(running, "a lake") == expected
     assert said == [
-        f"sizes of inputs are not limited for {ENCODER}: their configurations have no ranges of axes;"
+        f"sizes of inputs are not limited for {ENCODER}: the configurations have no axis ranges;"
         " export them again",
-        f"no response cache: {PROMPT} has a response_cache and more than one output, whose answers one"
-        " request could spoil for all others; export it again",
+        f"the response cache is off: Triton's cache gives wrong answers for {PROMPT}, which enables it for"
+        " more than one output; export these models again",
     ]
 
 

@@ -325,7 +325,7 @@ def test_killed_parent_leaves_nothing(repository: Path) -> None:
         assert process_ids(server_id)
         command.kill()
         command.communicate()
-        log = log_files.place(server_id)
+        log = log_files.default_path(server_id)
         assert "Started" in log.read_text()  # for whoever asks why the command was killed
         wait_until(lambda: not process_ids(server_id), "the watcher's work")
         wait_until(lambda: set(Path("/tmp").glob(f"{server_id}*")) == {log.parent}, "the end of its work")

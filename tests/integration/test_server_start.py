@@ -42,7 +42,7 @@ def test_start_fails_soon_when_a_process_of_a_model_ends_at_once(repository: Pat
     with pytest.raises(NotReady) as caught:
         server.start()
     assert str(caught.value).startswith(
-        "server: the process of a model must start, but one was ended by SIGKILL; still loading: ending"
+        "server: a model's process ended at its start (killed by SIGKILL); still loading: ending"
     )
     shutil.rmtree(server.log_path.parent)
     assert nothing_is_left(server.server_id)
@@ -59,7 +59,7 @@ def test_start_fails_with_the_words_of_a_process_that_cannot_be_executed(
 
     monkeypatch.setattr(server_module, "lay_out_backends", lay_out_broken)
     server = Server(any_port(repository, ready_timeout_s=1e6))
-    with pytest.raises(NotReady, match="but one ended with code 127; still loading: affine\n  no library\n"):
+    with pytest.raises(NotReady, match=r"\(exit code 127\); still loading: affine\n  no library\n"):
         server.start()
     shutil.rmtree(server.log_path.parent)
 

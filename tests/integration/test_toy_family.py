@@ -269,7 +269,7 @@ def test_idle_worlds_expire_and_further_ones_are_refused(repository: Path, tmp_p
             try:
                 list(world.step(steering(0)))
             except Overloaded as error:
-                assert "sessions must be at most 4" in str(error)
+                assert "all 4 sessions are in use" in str(error)
                 return True
             held.append(world)
             return False
@@ -285,7 +285,7 @@ def test_idle_worlds_expire_and_further_ones_are_refused(repository: Path, tmp_p
         wait_until(is_full, "a further world is refused", 120)
         wait_until(has_room, "idle worlds are freed", 120)
         # The first is the one that nobody went on with for longest.
-        with pytest.raises(InvalidRequest, match="of a session under way"):
+        with pytest.raises(InvalidRequest, match="is not open"):
             list(held[0].step(steering(1)))
 
 

@@ -221,7 +221,7 @@ def state(api: TestClient, word: str = WORD) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def served(site: Site, trained: dict[str, Any]) -> Site:
     """The trained word, exported and served."""
-    publish = lambda model: site.control.follow(site.repository, model)  # noqa: E731
+    publish = lambda model: site.control.sync(site.repository, model)  # noqa: E731
     export_model(
         HEAD, site.library, WORD, ExportOptions(checkpoint="", repository=site.repository), publish=publish
     )
@@ -249,7 +249,7 @@ def test_failed_load_keeps_the_old_version_served_and_in_the_repository(served: 
 
     def break_and_publish(model: str) -> None:
         graph.write_bytes(b"not a graph")
-        served.control.follow(served.repository, model)
+        served.control.sync(served.repository, model)
 
     options = ExportOptions(checkpoint="", repository=served.repository, precision=Precision.INT8)
     with Client(served.server.grpc_url) as client:
@@ -267,7 +267,7 @@ def test_failed_load_keeps_the_old_version_served_and_in_the_repository(served: 
 def test_export_of_another_precision_replaces_the_served_one(served: Site) -> None:
     clip = unheard([WORD], 1, seed=8)[0]
     size = served.library.status(WORD).onnx_size_bytes
-    publish = lambda model: served.control.follow(served.repository, model)  # noqa: E731
+    publish = lambda model: served.control.sync(served.repository, model)  # noqa: E731
     options = ExportOptions(checkpoint="", repository=served.repository, precision=Precision.INT8)
     with Client(served.server.grpc_url) as client:
         before = ask(client, clip, WORD)["probability"]

@@ -336,8 +336,8 @@ def test_streams_side_by_side_are_merged_and_keep_their_own_answers(server: Serv
 @pytest.mark.parametrize(
     ("tensors", "turn", "text"),
     [
-        ({}, NO_SESSION, "correlation id must be given"),
-        ({}, Turn("nobody"), "correlation id must be of a session under way, got 'nobody'"),
+        ({}, NO_SESSION, "session id must be given"),
+        ({}, Turn("nobody"), "session 'nobody' is not open"),
         ({"sample_rate": np.array([[44_100]])}, Turn(5, start=True), "sample_rate must be 16000 Hz"),
         ({"words": np.array([[b"a/b"]], np.object_)}, Turn(5, start=True), "words must be 1 to 64"),
         ({"pcm": np.zeros((1, 9), np.float32)}, Turn(5, start=True), "pcm must be INT16"),
@@ -363,7 +363,7 @@ async def test_async_client_streams_too(server: Server, protocol: Any) -> None:
         second = await client.infer("wakeword_stream", {"pcm": pcm}, turn=Turn(key, end=True))
         assert first["end_s"].tolist() == [[1.0]]
         assert second["end_s"].tolist() == [[1.5, 2.0]]
-        with pytest.raises(InvalidRequest, match="of a session under way"):
+        with pytest.raises(InvalidRequest, match="is not open"):
             await client.infer("wakeword_stream", {"pcm": pcm}, turn=Turn(key))
 
 
@@ -389,7 +389,7 @@ def test_session_says_what_the_request_of_a_clip_says(server: Server, protocol: 
         assert second.end_s.tolist() == [[1.0, 1.5]]
         assert clip.word.tolist() == second.word.tolist() == [["jarvis", "computer"]]
         np.testing.assert_allclose(second.probability[0, 0], clip.probability[0], atol=CLOSE)
-        with pytest.raises(InvalidRequest, match="of a session under way"):
+        with pytest.raises(InvalidRequest, match="is not open"):
             client.infer("wakeword_stream", {"pcm": pcm[None]}, turn=Turn(session.id))
 
 
@@ -402,7 +402,7 @@ async def test_session_ends_on_the_server_when_its_async_body_is_left(server: Se
             (said,) = [event async for event in session.step(ListenTurn(pcm))]
         assert isinstance(said, Windows)
         assert said.end_s.tolist() == [[1.0]]
-        with pytest.raises(InvalidRequest, match="of a session under way"):
+        with pytest.raises(InvalidRequest, match="is not open"):
             await client.infer("wakeword_stream", {"pcm": pcm}, turn=Turn(session.id))
 
 
@@ -421,13 +421,13 @@ def test_listening_ends_its_session_when_the_loop_is_left(server: Server) -> Non
         heard = Stream(client, ["jarvis"], 1000).listen(pieces_of(recording))
         assert next(heard).time_s == 1.0
         heard.close()  # type: ignore[attr-defined]
-        with pytest.raises(InvalidRequest, match="of a session under way"):
+        with pytest.raises(InvalidRequest, match="is not open"):
             client.infer("wakeword_stream", {"pcm": pcm_of(1.0, 0)[None]}, turn=Turn(client.last))
 
 
 def test_piece_after_the_end_is_refused(client: Client) -> None:
     client.infer("wakeword_stream", {"pcm": pcm_of(1.0, 0)[None]}, turn=Turn(6, start=True, end=True))
-    with pytest.raises(InvalidRequest, match="of a session under way, got 6"):
+    with pytest.raises(InvalidRequest, match="session 6 is not open"):
         client.infer("wakeword_stream", {"pcm": pcm_of(1.0, 0)[None]}, turn=Turn(6))
 
 

@@ -50,4 +50,4 @@ def publisher(triton: str | None, control_token_file: Path | None, repository: P
     if repository is None:
         raise InvalidRequest(f"triton must be given with --repository only, got {triton}")
     token = read_token(control_token_file) if control_token_file else None
-    return partial(ModelControl(triton, token).follow, repository)
+    return partial(ModelControl(triton, token).sync, repository)

@@ -66,7 +66,7 @@ class CachedDenoiser:
         self._head, self._change, self._tail, self._finish = (
             Graph(settings, f"{name}.onnx") for name in ("head", "change", "tail", "finish")
         )
-        self._sessions: Sessions[Cached | None] = Sessions.of_model(settings)
+        self._sessions: Sessions[Cached | None] = Sessions.from_settings(settings)
 
     def run(self, call: Call) -> Responses:
         """Yield the one response to a call.
@@ -77,7 +77,7 @@ class CachedDenoiser:
             Cancelled: The caller cancelled before the larger part of the work.
         """
         if not call.tensors and call.turn.id and call.turn.end:
-            self._sessions.free(call.turn)
+            self._sessions.drop(call.turn)
             yield {}
             return
         _, asked = decode_turn(self.request, call.tensors, self._model, call.turn)
@@ -129,7 +129,7 @@ class CachedDenoiser:
                 "try a session for each guidance branch"
             )
         raise_all(self._model, problems)
-        self._sessions.check(call.turn)
+        self._sessions.check_id(call.turn)
 
     def _check_shape(self, latents: NDArray[Any], before: Cached | None) -> None:
         if before is not None and before.shape != latents.shape:

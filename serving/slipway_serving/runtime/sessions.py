@@ -1,11 +1,11 @@
 """Session store of a stateful model: it begins, finds, limits, expires and frees sessions.
 
-A model keeps one state per open session. :meth:`Sessions.take` begins a session or finds its state and takes
-the state out of the store for one turn. :meth:`Sessions.keep` puts it back, or drops it after the last turn.
-:meth:`Sessions.free` drops it. :meth:`Sessions.turn` does all of this around a block. A thread drops idle
-sessions, so the model holds nothing for callers who are gone. The IDs of open sessions are also kept outside
-of the process (:mod:`slipway_serving.system.process_state`), so that a request for a session that died with
-its process gets :class:`~slipway_serving.protocol.errors.SessionLost`.
+A model keeps one state per open session. :meth:`Sessions.acquire` begins a session or finds its state and
+takes the state out of the store for one turn. :meth:`Sessions.store` puts it back, or drops it after the last
+turn. :meth:`Sessions.drop` drops it. :meth:`Sessions.turn` does all of this around a block. A thread drops
+idle sessions, so the model holds nothing for callers who are gone. The IDs of open sessions are also written
+to files (:mod:`slipway_serving.system.process_state`), so that a request for a session that died with its
+process gets :class:`~slipway_serving.protocol.errors.SessionLost`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from slipway_serving.system.process_state import NO_PROCESS_STATE, ProcessState
 
 S = TypeVar("S")
 
-_SWEEPS_PER_IDLE_TIME = 6
+_CHECKS_PER_IDLE_TIME = 6
 
 
-class Taken(Generic[S]):
+class TurnState(Generic[S]):
     """State of a session during one turn.
 
     Attributes:
@@ -59,15 +59,17 @@ class Sessions(Generic[S]):
     ) -> None:
         self._where, self._limit, self._idle_s, self._clock = where, limit, idle_s, clock
         self._process_state = process_state
-        self._held: dict[Hashable, tuple[float, S]] = {}
-        self._taken: set[Hashable] = set()
+        self._idle_states: dict[Hashable, tuple[float, S]] = {}
+        self._in_turn: set[Hashable] = set()
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._sweeper = threading.Thread(target=self._sweep, name=f"{where}-sessions", daemon=True)
-        self._sweeper.start()
+        self._idle_thread = threading.Thread(
+            target=self._drop_idle_until_closed, name=f"{where}-sessions", daemon=True
+        )
+        self._idle_thread.start()
 
     @classmethod
-    def of_model(cls, settings: Settings) -> Sessions[S]:
+    def from_settings(cls, settings: Settings) -> Sessions[S]:
         """Create the session store of a model with the limits of its config, and publish its metrics.
 
         Raises:
@@ -76,19 +78,19 @@ class Sessions(Generic[S]):
         limit = settings.positive_integer("max_sessions")
         idle_s = settings.positive_integer("session_idle_s")
         sessions: Sessions[S] = cls(settings.model, limit, idle_s, process_state=settings.process_state)
-        settings.recorder.register_gauge(SESSIONS_OPEN, sessions.under_way)
+        settings.recorder.register_gauge(SESSIONS_OPEN, sessions.count_open)
         settings.recorder.register_gauge(SESSIONS_LIMIT, lambda: limit)
         return sessions
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._idle_states)
 
-    def under_way(self) -> int:
+    def count_open(self) -> int:
         """Return the number of open sessions, both those between turns and those within a turn."""
         with self._lock:
-            return len(self._held.keys() | self._taken)
+            return len(self._idle_states.keys() | self._in_turn)
 
-    def check(self, turn: Turn, *, fix: str = "") -> None:
+    def check_id(self, turn: Turn, *, fix: str = "") -> None:
         """Check that a request has a session ID if it begins or ends a session or if `fix` is given.
 
         Args:
@@ -100,10 +102,10 @@ class Sessions(Generic[S]):
         """
         if turn.id or not (fix or turn.start or turn.end):
             return
-        rule = "must be given" if fix else "must be given with SEQUENCE_START and SEQUENCE_END"
-        raise_all(self._where, [f"correlation id {rule}, got none" + (f"; try {fix}" if fix else "")])
+        rule = "must be given" if fix else "must be given to begin or end a session"
+        raise_all(self._where, [f"session id {rule}, got none" + (f"; try {fix}" if fix else "")])
 
-    def check_new(self, turn: Turn) -> None:
+    def check_id_is_new(self, turn: Turn) -> None:
         """Check that a request which begins a session does not reuse the ID of an open session.
 
         Models call this if a session is too valuable to be replaced by a new one with the same ID.
@@ -115,14 +117,13 @@ class Sessions(Generic[S]):
             return
         self.drop_idle()
         with self._lock:
-            known = turn.id in self._held or turn.id in self._taken
-        if known:
+            is_open = turn.id in self._idle_states or turn.id in self._in_turn
+        if is_open:
             raise InvalidRequest(
-                f"{self._where}: correlation id must be of no session under way with SEQUENCE_START, got"
-                f" {turn.id!r}; try SEQUENCE_END first, or another id"
+                f"{self._where}: session {turn.id!r} is already open; end it first, or begin another id"
             )
 
-    def take(self, turn: Turn, begin: Callable[[], S]) -> S:
+    def acquire(self, turn: Turn, begin: Callable[[], S]) -> S:
         """Begin a session or find its state, which leaves the store until it is kept or freed.
 
         Args:
@@ -139,42 +140,42 @@ class Sessions(Generic[S]):
             return begin()
         self.drop_idle()
         if turn.start:
-            self.free(turn)
-            self._check_room()
+            self.drop(turn)
+            self._check_limit()
             state = begin()
             self._process_state.record_session(turn.id)
         else:
-            state = self._found(turn)
+            state = self._acquire_open(turn)
         with self._lock:
-            self._taken.add(turn.id)
+            self._in_turn.add(turn.id)
         return state
 
-    def keep(self, turn: Turn, state: S) -> None:
+    def store(self, turn: Turn, state: S) -> None:
         """Store a session's state for its next turn; after the last turn, drop it."""
         with self._lock:
-            self._taken.discard(turn.id)
+            self._in_turn.discard(turn.id)
             if turn.id and not turn.end:
-                self._held[turn.id] = (self._clock(), state)
+                self._idle_states[turn.id] = (self._clock(), state)
             elif turn.id:
                 self._process_state.remove_session(turn.id)
 
-    def free(self, turn: Turn) -> None:
+    def drop(self, turn: Turn) -> None:
         """Free a session's state; do nothing if there is none."""
         with self._lock:
-            self._held.pop(turn.id, None)
-            self._taken.discard(turn.id)
+            self._idle_states.pop(turn.id, None)
+            self._in_turn.discard(turn.id)
             self._process_state.remove_session(turn.id)
 
     @contextlib.contextmanager
     def turn(
         self, turn: Turn, begin: Callable[[], S], check: Callable[[S], None] = lambda _: None
-    ) -> Iterator[Taken[S]]:
+    ) -> Iterator[TurnState[S]]:
         """Give a block the state for one turn: keep the state when the block ends, free it when it fails.
 
         A block that a closed generator leaves early (GeneratorExit) counts as failed.
 
         Args:
-            turn: Turn of the request, see :meth:`take`.
+            turn: Turn of the request, see :meth:`acquire`.
             begin: Function that makes the first state.
             check: Function that inspects the state before any work; if it raises, a session that was already
                 open stays unchanged.
@@ -184,61 +185,65 @@ class Sessions(Generic[S]):
             SessionLost: The session was open in a process of the model that ended.
             Overloaded: Too many sessions are open.
         """
-        taken = Taken(self.take(turn, begin))
+        turn_state = TurnState(self.acquire(turn, begin))
         try:
-            check(taken.state)
+            check(turn_state.state)
         except BaseException:
             if turn.start:
-                self.free(turn)
+                self.drop(turn)
             else:
-                self.keep(turn, taken.state)
+                self.store(turn, turn_state.state)
             raise
         try:
-            yield taken
+            yield turn_state
         except BaseException:
-            self.free(turn)
+            self.drop(turn)
             raise
-        self.keep(turn, taken.state)
+        self.store(turn, turn_state.state)
 
     def drop_idle(self) -> None:
         """Free the sessions that have been idle for longer than the limit."""
-        oldest = self._clock() - self._idle_s
+        oldest_s = self._clock() - self._idle_s
         with self._lock:
-            for key in [key for key, (since, _) in self._held.items() if since < oldest]:
-                del self._held[key]
+            for key in [key for key, (since_s, _) in self._idle_states.items() if since_s < oldest_s]:
+                del self._idle_states[key]
                 self._process_state.remove_session(key)
 
     def close(self) -> None:
         """Free all sessions and end the thread; the sessions are lost."""
         self._closed.set()
-        self._sweeper.join()
+        self._idle_thread.join()
         with self._lock:
-            self._held.clear()
+            self._idle_states.clear()
 
-    def _check_room(self) -> None:
-        if self.under_way() >= self._limit:
+    def _check_limit(self) -> None:
+        if self.count_open() >= self._limit:
             raise Overloaded(
-                f"{self._where}: sessions must be at most {self._limit} at a time, got one more; "
-                "try again when one has ended"
+                f"{self._where}: all {self._limit} sessions are in use; try again when one of them has ended"
             )
 
-    def _found(self, turn: Turn) -> S:
+    def _acquire_open(self, turn: Turn) -> S:
+        """Take the state of an open session out of the store.
+
+        Raises:
+            InvalidRequest: The session is not open.
+            SessionLost: The session was open in a process of the model that ended.
+        """
         with self._lock:
-            found = self._held.pop(turn.id, None)
+            found = self._idle_states.pop(turn.id, None)
         if found is None and self._process_state.has_lost_session(turn.id):
             if turn.end:
                 self._process_state.forget_session(turn.id)
             raise SessionLost(
-                f"{self._where}: the session was lost: the model's process that held {turn.id!r} ended; try"
-                " SEQUENCE_START"
+                f"{self._where}: session {turn.id!r} was lost when the model's process ended; begin a new one"
             )
         if found is None:
             raise InvalidRequest(
-                f"{self._where}: correlation id must be of a session under way, got {turn.id!r}; "
-                f"try SEQUENCE_START (a session ends after {self._idle_s:g} s without a request)"
+                f"{self._where}: session {turn.id!r} is not open (sessions expire after {self._idle_s:g} s"
+                " idle); begin a new one"
             )
         return found[1]
 
-    def _sweep(self) -> None:
-        while not self._closed.wait(self._idle_s / _SWEEPS_PER_IDLE_TIME):
+    def _drop_idle_until_closed(self) -> None:
+        while not self._closed.wait(self._idle_s / _CHECKS_PER_IDLE_TIME):
             self.drop_idle()

@@ -14,15 +14,15 @@ from pathlib import Path
 from slipway_serving.runtime.request_parameters import GRPC_MARK
 from slipway_serving.triton.control import CONTROL_HEADER, SUPERVISOR_HEADER
 
-CLOSED_APIS = ("model-repository", "shared-memory", "trace", "logging")
+RESTRICTED_APIS = ("model-repository", "shared-memory", "trace", "logging")
 """Groups of Triton's APIs that need the control token, since they change the server.
 
 A client with access to them can load code (model-repository), read and write memory of other processes on the
 machine (shared-memory), or make the server write to files or hosts of its choice (trace, logging). Health,
 metadata, inference, model-config and statistics stay open.
 """
-# Arguments that `slipway serve` sets itself, and what to use instead, often a flag of its own.
-_OURS = {
+# Arguments that `slipway serve` sets itself, with what to use instead of each.
+_RESERVED = {
     "model-repository": "--repository",
     "model-store": "--repository",
     "backend-directory": "another installation of Triton",
@@ -37,38 +37,38 @@ _OURS = {
     "http-restricted-api": "--control-token-file",
     "grpc-restricted-protocol": "--control-token-file",
 }
-_FILES = ("grpc-server-cert", "grpc-server-key", "grpc-root-cert")
+_FILE_ARGUMENTS = ("grpc-server-cert", "grpc-server-key", "grpc-root-cert")
 _SHARED_MEMORY_PREFIX = "python,shm-region-prefix-name"
 _GRPC_FORWARDING = "--grpc-header-forward-pattern="
 
 
-def closed_apis(token: str) -> Iterator[str]:
+def token_restrictions(token: str) -> Iterator[str]:
     """Yield the arguments that restrict the administrative APIs to callers with a token.
 
     HTTP requests carry the token in the header ``slipway-control``, gRPC requests in the metadata
     ``triton-grpc-protocol-slipway-control``.
     """
-    yield from _closed(CLOSED_APIS, CONTROL_HEADER, token)
+    yield from _restrictions(RESTRICTED_APIS, CONTROL_HEADER, token)
 
 
-def closed_but_to_us(key: str, token: str) -> Iterator[str]:
+def supervisor_restrictions(key: str, token: str) -> Iterator[str]:
     """Yield the arguments that allow only the supervisor to load and unload models.
 
     Args:
         key: Secret of the supervisor.
         token: Token for the other administrative APIs.
     """
-    orders, *others = CLOSED_APIS
-    yield from _closed([orders], SUPERVISOR_HEADER, key)
-    yield from _closed(others, CONTROL_HEADER, token)
+    model_repository, *others = RESTRICTED_APIS
+    yield from _restrictions([model_repository], SUPERVISOR_HEADER, key)
+    yield from _restrictions(others, CONTROL_HEADER, token)
 
 
-def _closed(groups: Sequence[str], header: str, token: str) -> Iterator[str]:
+def _restrictions(groups: Sequence[str], header: str, token: str) -> Iterator[str]:
     yield f"--http-restricted-api={','.join(groups)}:{header}={token}"
     yield f"--grpc-restricted-protocol={','.join(groups)}:{header}={token}"
 
 
-def response_cache(folder: Path, size_bytes: int) -> Iterator[str]:
+def response_cache_arguments(folder: Path, size_bytes: int) -> Iterator[str]:
     """Yield the arguments that enable Triton's response cache.
 
     The cache serves only models whose configuration has ``response_cache { enable: true }``. It evicts the
@@ -82,7 +82,7 @@ def response_cache(folder: Path, size_bytes: int) -> Iterator[str]:
     yield f"--cache-config=local,size={size_bytes}"
 
 
-def tracing(url: str, every: int) -> Iterator[str]:
+def tracing_arguments(url: str, every: int) -> Iterator[str]:
     """Yield the arguments that make Triton send traces of requests to an OpenTelemetry collector.
 
     Args:
@@ -124,7 +124,7 @@ def bind_address(service: str, address: str) -> str:
     return f"[{address}]" if service == "grpc" else f"ipv6:{address}"  # the form that libevhtp needs
 
 
-def forwarding(further: Sequence[str]) -> Iterator[str]:
+def forwarded_arguments(further: Sequence[str]) -> Iterator[str]:
     """Yield a user's further arguments, and the pattern of gRPC metadata that Triton forwards to models.
 
     Triton accepts only one pattern, so this joins the user's pattern and ours, which marks gRPC requests.
@@ -138,7 +138,7 @@ def forwarding(further: Sequence[str]) -> Iterator[str]:
     yield _GRPC_FORWARDING + "|".join(f"({pattern})" for pattern in patterns)
 
 
-def further_problems(arguments: Sequence[str]) -> list[str]:
+def extra_argument_problems(arguments: Sequence[str]) -> list[str]:
     """Return a sentence for each of a user's further arguments that Triton must not be started with."""
     problems = []
     for argument in arguments:
@@ -148,21 +148,21 @@ def further_problems(arguments: Sequence[str]) -> list[str]:
                 f"further arguments must be of the form --name=value, got {argument!r}; "
                 "try -- --rate-limit=execution_count"
             )
-        elif name in _OURS:
+        elif name in _RESERVED:
             problems.append(
-                f"further arguments must be none that slipway gives, got --{name}; try {_OURS[name]}"
+                f"further arguments must not repeat what slipway sets, got --{name}; try {_RESERVED[name]}"
             )
-        elif name in _FILES and not value.startswith("/"):
+        elif name in _FILE_ARGUMENTS and not value.startswith("/"):
             problems.append(
                 "further arguments must name files by absolute paths (Triton runs in a folder of its own), "
                 f"got --{name}={value}; try --{name}=$PWD/{value}"
             )
-        elif name.endswith("-header-forward-pattern") and (wrong := _pattern_problem(name, value)):
-            problems.append(wrong)
+        elif name.endswith("-header-forward-pattern") and (problem := _pattern_problem(name, value)):
+            problems.append(problem)
         elif name == "backend-config" and value.startswith(_SHARED_MEMORY_PREFIX):
             problems.append(
-                f"further arguments must leave {_SHARED_MEMORY_PREFIX} alone, by which slipway finds what "
-                "to free; try without it"
+                f"further arguments must not set {_SHARED_MEMORY_PREFIX}, by which slipway finds the shared"
+                f" memory to free, got --{name}={value}; try without it"
             )
     return problems
 

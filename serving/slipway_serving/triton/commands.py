@@ -1,4 +1,4 @@
-"""The command `slipway serve`: run the embedded Triton in the foreground until a signal ends it."""
+"""The commands `slipway serve`, which runs the embedded Triton in the foreground, and `slipway drain`."""
 
 from __future__ import annotations
 
@@ -26,49 +26,53 @@ def serve(
         Path, typer.Option(help="Model repository: a folder of models, as `slipway export` writes it.")
     ],
     host: Annotated[
-        str, typer.Option(help="Address to listen on; 0.0.0.0, or :: with IPv6, lets other machines in.")
+        str, typer.Option(help="Address to listen on; 0.0.0.0 (IPv4) and :: (IPv6) accept other machines.")
     ] = "127.0.0.1",
-    http_port: Annotated[int, typer.Option(help="HTTP port, 0 picks a free one.", **_PORT)] = 8000,
-    grpc_port: Annotated[int, typer.Option(help="gRPC port, 0 picks a free one.", **_PORT)] = 8001,
+    http_port: Annotated[int, typer.Option(help="HTTP port; 0 picks a free port.", **_PORT)] = 8000,
+    grpc_port: Annotated[int, typer.Option(help="gRPC port; 0 picks a free port.", **_PORT)] = 8001,
     metrics_port: Annotated[
-        int, typer.Option(help="Prometheus metrics port, 0 picks a free one.", **_PORT)
+        int, typer.Option(help="Port of the Prometheus metrics; 0 picks a free port.", **_PORT)
     ] = 8002,
     probe_port: Annotated[
         int | None,
         typer.Option(
-            help="Port of GET /ready and /live, which look at the processes of Python models too; 0 picks a"
-            " free one. By default there is none.",
+            help="Port of GET /ready and GET /live, which also check the processes of Python models; 0 picks"
+            " a free port. Without this option, no such port is opened.",
             **_PORT,
         ),
     ] = None,
     exit_timeout_s: Annotated[
         int,
         typer.Option(
-            help="Seconds that in-flight requests get to finish on SIGTERM or Ctrl-C.",
+            help="Longest time for in-flight requests to finish after SIGTERM or Ctrl-C, in seconds.",
             min=0,
             callback=checked_option,
         ),
     ] = 30,
     ready_timeout_s: Annotated[
         float,
-        typer.Option(help="Seconds that all models together get to load.", min=0, callback=checked_option),
+        typer.Option(
+            help="Longest time for all models together to load, in seconds.", min=0, callback=checked_option
+        ),
     ] = 600.0,
     model_control: Annotated[
         Literal["none", "explicit"],
-        typer.Option(help="explicit lets `slipway manage` and `--triton` load models while the server runs."),
+        typer.Option(
+            help="explicit allows `slipway manage` and `--triton` to load models while the server runs."
+        ),
     ] = "none",
     control_token_file: Annotated[
         Path | None,
         typer.Option(
-            help="File with the token that Triton's administrative APIs need; by default a key of the"
-            " server's own, in a file that only its user can read."
+            help="File with the token that Triton's administrative APIs require. By default, the server makes"
+            " a token and writes it to a file that only its user can read."
         ),
     ] = None,
     response_cache_mib: Annotated[
         int | None,
         typer.Option(
-            help="Memory for answers to repeated requests of models that allow it (prompts' embeddings), MiB;"
-            " 0 keeps none. 64 by default, and 0 with explicit model control.",
+            help="Size of the cache of answers to repeated requests, in MiB, for models that allow it (text"
+            " encoders, for example); 0 disables it. The default is 64, or 0 with explicit model control.",
             min=0,
         ),
     ] = None,
@@ -83,26 +87,27 @@ def serve(
     trace_every: Annotated[int, typer.Option(help="Trace one request in this many.", min=1)] = 1,
     limits: Annotated[
         Path | None,
-        typer.Option(help="YAML file of what requests may ask of each model at most.", metavar="FILE"),
+        typer.Option(help="YAML file with upper limits for the requests to each model.", metavar="FILE"),
     ] = None,
     log_file: Annotated[
-        Path | None, typer.Option(help="Keep Triton's log here; without it only a failure keeps one.")
+        Path | None,
+        typer.Option(help="File for Triton's log. Without this option, a log is kept only after a failure."),
     ] = None,
     progress: Annotated[
         bool | None,
         typer.Option(
-            help="Say on stderr which models are loading and how far; by default where that is a terminal."
+            help="Show on stderr which models are loading; by default only if stderr is a terminal."
         ),
     ] = None,
     verbose: Annotated[bool, typer.Option(help="Show Triton's log on stderr.")] = False,
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            help="After --: further arguments of tritonserver, as --name=value.", metavar="-- ARGUMENTS"
+            help="Further arguments of tritonserver as --name=value, after a --.", metavar="-- ARGUMENTS"
         ),
     ] = None,
 ) -> None:
-    """Serve a model repository by NVIDIA Triton until SIGTERM or Ctrl-C."""
+    """Serve a model repository with NVIDIA Triton until SIGTERM or Ctrl-C."""
     from slipway_serving.protocol.errors import SlipwayError
     from slipway_serving.triton.control import read_token
     from slipway_serving.triton.server import Server, ServerConfig
@@ -129,10 +134,10 @@ def serve(
             arguments=tuple(arguments or ()),
         )
         shown = sys.stderr.isatty() if progress is None else progress
-        _run(Server(config, _warn if shown else None, _warn), verbose=verbose)
+        _run(Server(config, _print_error if shown else None, _print_error), verbose=verbose)
     except SlipwayError as error:
-        lines = [printable(line) for line in str(error).split("\n")]  # one for each model that failed
-        _warn("\n".join(["error: " + lines[0], *lines[1:]]))
+        lines = [printable(line) for line in str(error).split("\n")]  # one line for each model that failed
+        _print_error("\n".join(["error: " + lines[0], *lines[1:]]))
         raise typer.Exit(error.exit_code) from None
 
 
@@ -142,20 +147,18 @@ def drain(
     ] = "localhost:8002",
     timeout_s: Annotated[
         float,
-        typer.Option(
-            help="Longest wait for the requests under way, seconds.", min=0, callback=checked_option
-        ),
+        typer.Option(help="Longest wait for running requests, in seconds.", min=0, callback=checked_option),
     ] = 30.0,
     refuse: Annotated[
         bool,
         typer.Option(
             "--refuse",
-            help="Have the server refuse what comes from now on, so that callers go to another: pipelines at"
-            " once, all Python models when nothing is under way. On the server's own machine only.",
+            help="Make the server refuse new requests, so that callers turn to another server: pipelines"
+            " refuse at once, all Python models once no request runs. Works on the server's machine only.",
         ),
     ] = False,
 ) -> None:
-    """Wait until a server's pipelines have nothing to do, before something stops it."""
+    """Wait until no pipeline of a server works on a request; run this before you stop the server."""
     from slipway_serving.protocol.errors import NotReady
     from slipway_serving.system.server_folder import runtime_folder_at
     from slipway_serving.triton import drain as draining
@@ -164,42 +167,42 @@ def drain(
     folder = runtime_folder_at(int(port)) if refuse and port.isdigit() else None
     left = draining.drain(f"http://{metrics}/metrics", timeout_s, folder)
     if left is None:
-        raise NotReady(f"drain: metrics must be readable at {metrics}, got no answer; try --metrics")
+        raise NotReady(f"drain: metrics cannot be read at {metrics}; give the server's endpoint by --metrics")
     if left:
-        raise NotReady(f"drain: pipelines must end within {timeout_s:g} s, got {left} request(s) under way")
-    if refuse and folder is None:  # said now, since to wait is better than nothing
+        raise NotReady(f"drain: {left} request(s) still run after {timeout_s:g} s; try a longer --timeout-s")
+    if refuse and folder is None:  # The wait above was useful all the same, so this error comes last.
         raise NotReady(
-            f"drain: server must run on this machine to be told to refuse, got none at {metrics};"
-            " try it there, or without --refuse"
+            f"drain: --refuse needs a server on this machine, and none has its metrics at {metrics};"
+            " run the command on the server's machine, or without --refuse"
         )
     typer.echo("idle")
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """End the foreground work; a second signal ends the wait for in-flight requests too."""
+    """Stop the server; a second signal also ends the wait for in-flight requests."""
     raise KeyboardInterrupt
 
 
-def _warn(line: str, end: str = "\n") -> None:
+def _print_error(line: str, end: str = "\n") -> None:
     print_line(line, err=True, end=end)
 
 
-def _warn_of_log(line: str) -> None:
-    """Print what the server's log gained; callers' texts are in it."""
+def _print_log_line(line: str) -> None:
+    """Print a line of the server's log without control characters, since it contains callers' texts."""
     text = line.removesuffix("\n")
-    _warn(printable(text), end=line[len(text) :])
+    _print_error(printable(text), end=line[len(text) :])
 
 
 def _run(server: Server, *, verbose: bool) -> None:
-    """Start, report, wait, stop.
+    """Start the server, report where it listens, wait for a signal and stop it.
 
     Raises:
-        SlipwayError: the server could not start, or ended by itself too often.
+        SlipwayError: The server could not start, or died too often.
     """
     from slipway_serving.triton.server_log import follow
 
     done = threading.Event()
-    follower = threading.Thread(target=follow, args=(server.log_path, _warn_of_log, done))
+    follower = threading.Thread(target=follow, args=(server.log_path, _print_log_line, done))
     try:
         if verbose:
             follower.start()
@@ -209,7 +212,7 @@ def _run(server: Server, *, verbose: bool) -> None:
                 done.wait(0.2)
             raise server.failure
     except KeyboardInterrupt:
-        _warn("stopped")
+        _print_error("stopped")
     finally:
         done.set()
         if verbose:
@@ -217,17 +220,17 @@ def _run(server: Server, *, verbose: bool) -> None:
 
 
 def _report(server: Server) -> None:
-    """Say on stdout where the server listens and what it serves."""
-    own_key = server.control_token_file
+    """Print to stdout where the server listens and which models it serves."""
+    key_file = server.control_token_file
     for name, value in {
         "http": f"http://{server.http_url}",
         "grpc": server.grpc_url,
         "metrics": server.metrics_url,
         **({"probes": server.probe_url} if server.probe_url is not None else {}),
-        **({"key": f"{own_key}"} if own_key is not None else {}),
+        **({"key": f"{key_file}"} if key_file is not None else {}),
         "models": ", ".join(server.models()),
     }.items():
         print_line(f"{typer.style(f'{name:8}', dim=True)} {value}")
     if not server.token_hidden:
-        print_line("key is on tritonserver's command line: no process may be traced here")
+        print_line("warning: every user of this machine can read the key on tritonserver's command line")
     print_line("ready")

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from slipway_serving.protocol import durations
 from slipway_serving.protocol.errors import raise_all
-from slipway_serving.triton.arguments import further_problems, tracing_problems
+from slipway_serving.triton.arguments import extra_argument_problems, tracing_problems
 
 ModelControlMode = Literal["none", "explicit"]
 _MIB = 1 << 20
@@ -35,7 +35,7 @@ class ServerConfig:
             "explicit" also accepts requests to load and unload models while the server runs.
         control_token: Token that such requests must carry (see :mod:`slipway_serving.triton.control`), as
             must every use of the APIs that change the server
-            (:data:`slipway_serving.triton.arguments.CLOSED_APIS`); None makes a new token for each server.
+            (:data:`slipway_serving.triton.arguments.RESTRICTED_APIS`); None makes a new token per server.
         response_cache_mib: Size of the response cache in MiB, used by models whose configuration allows it; 0
             disables it. None means 64, or 0 with explicit model control: Triton 2.51 would keep serving
             cached answers of the old model after a model is reloaded.
@@ -76,10 +76,10 @@ class ServerConfig:
         ]
         given = [port for port in self.ports.values() if port]
         if len(set(given)) < len(given):
-            problems.append(f"ports must be different ones, got {given}")
+            problems.append(f"ports must differ from each other, got {given}")
         for name in ("exit_timeout_s", "ready_timeout_s"):
-            if wrong := durations.problem(name, getattr(self, name), zero=True):
-                problems.append(wrong)
+            if problem := durations.problem(name, getattr(self, name), zero=True):
+                problems.append(problem)
         if self.log_verbose < 0:
             problems.append(f"log_verbose must be 0 or more, got {self.log_verbose}")
         if self.model_control not in get_args(ModelControlMode):
@@ -90,11 +90,11 @@ class ServerConfig:
         cache_mib = self.response_cache_mib or 0
         if cache_mib < 0 or (cache_mib and self.model_control != "none"):
             problems.append(
-                "response_cache_mib must be 0 or more, and 0 with explicit model control (Triton would answer"
-                f" for a model from before it was loaded anew), got {cache_mib}"
+                "response_cache_mib must be 0 or more, and 0 with explicit model control (Triton would keep"
+                f" answering from the cache of the old model after a reload), got {cache_mib}"
             )
         problems += tracing_problems(self.trace_otlp, self.trace_every)
-        problems += further_problems(self.arguments)
+        problems += extra_argument_problems(self.arguments)
         raise_all("server", problems)
 
     @property

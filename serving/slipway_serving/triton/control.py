@@ -23,17 +23,17 @@ import httpx
 from slipway_serving.protocol import durations
 from slipway_serving.protocol.errors import InvalidRequest, NotReady
 from slipway_serving.protocol.triton_identity import extensions, is_triton
-from slipway_serving.triton.server_log import plain
+from slipway_serving.triton.server_log import plain_reason
 
 CONTROL_HEADER = "slipway-control"
 """Header that carries the control token."""
 SUPERVISOR_HEADER = "slipway-supervisor"
 """Header that carries the supervisor's key, on a server whose models only its supervisor may change."""
-_SHORT_S = 10.0
-# No backend has the name in _NO_MODEL, so its load fails, which makes the server not ready.
+_SHORT_TIMEOUT_S = 10.0
 _TENSORS = [{"name": "none", "data_type": "TYPE_BOOL", "dims": [1]}]
-_MARK = "slipway_start"
-_NO_MODEL = json.dumps({"backend": "given_up", "input": _TENSORS, "output": _TENSORS})
+_RELOAD_PARAMETER = "slipway_start"
+# No backend has this name, so the load fails, which makes the server not ready.
+_FAILING_CONFIG = json.dumps({"backend": "given_up", "input": _TENSORS, "output": _TENSORS})
 # This model loads and does nothing.
 _IDLE_MODEL = {
     "config": json.dumps({"backend": "python", "input": _TENSORS, "output": _TENSORS}),
@@ -41,7 +41,7 @@ _IDLE_MODEL = {
         b"class TritonPythonModel:\n    def execute(self, _): return []\n"
     ).decode(),
 }
-_STATE = re.compile(r"^load failed for model '[^']*': (?:version -?\d+ is at \w+ state: )?")
+_STATE_PREFIX = re.compile(r"^load failed for model '[^']*': (?:version -?\d+ is at \w+ state: )?")
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{16,512}")
 
 
@@ -99,7 +99,7 @@ class ModelControl:
             self._change(model, "load", {})
         except NotReady:
             with contextlib.suppress(NotReady):
-                self._forget_failure(model)
+                self._clear_failure(model)
             raise
 
     def unload(self, model: str) -> None:
@@ -110,7 +110,7 @@ class ModelControl:
         """
         self._change(model, "unload", {"parameters": {"unload_dependents": False}})
 
-    def follow(self, repository: Path, model: str) -> None:
+    def sync(self, repository: Path, model: str) -> None:
         """Load a model if the repository contains it, and unload it otherwise.
 
         Raises:
@@ -129,7 +129,7 @@ class ModelControl:
         """
         return frozenset(self._index())
 
-    def instances(self, model: str) -> int:
+    def count_instances(self, model: str) -> int:
         """Count the instances of a ready model; return 0 if the model is not ready.
 
         The repository index cannot be used here: it omits a served model whose folder is missing.
@@ -137,7 +137,7 @@ class ModelControl:
         Raises:
             NotReady: The server cannot be reached or refused the request.
         """
-        answer = self._send("GET", f"/v2/models/{quote(model, safe='')}", None, _SHORT_S)
+        answer = self._send("GET", f"/v2/models/{quote(model, safe='')}", None, _SHORT_TIMEOUT_S)
         if answer.status_code in (httpx.codes.BAD_REQUEST, httpx.codes.NOT_FOUND):
             return 0
         with self._decoding("metadata"):
@@ -147,7 +147,7 @@ class ModelControl:
             groups = config.get("instance_group", ())
             return sum(versions * int(group["count"]) * max(1, len(group["gpus"])) for group in groups)
 
-    def replace(self, model: str, mark: str) -> None:
+    def force_reload(self, model: str, value: str) -> None:
         """Reload a served model even if its files have not changed.
 
         Triton keeps the instances, dead ones included, when it reloads an unchanged model. So this method
@@ -155,16 +155,16 @@ class ModelControl:
 
         Args:
             model: Name of a served model.
-            mark: Value of that parameter, different in each call.
+            value: Value of that parameter, different in each call.
 
         Raises:
             NotReady: The request failed as for :meth:`load`.
         """
         config = self._config(model)
-        config.setdefault("parameters", {})[_MARK] = {"string_value": mark}
+        config.setdefault("parameters", {})[_RELOAD_PARAMETER] = {"string_value": value}
         self._change(model, "load", {"parameters": {"config": json.dumps(config)}})
 
-    def give_up(self, model: str) -> None:
+    def mark_failed(self, model: str) -> None:
         """Unload a model and keep the server not ready until the model is loaded again.
 
         Raises:
@@ -172,26 +172,26 @@ class ModelControl:
         """
         self.unload(model)
         with contextlib.suppress(NotReady):
-            self._change(model, "load", {"parameters": {"config": _NO_MODEL}})
+            self._change(model, "load", {"parameters": {"config": _FAILING_CONFIG}})
 
-    def _forget_failure(self, model: str) -> None:
+    def _clear_failure(self, model: str) -> None:
         """Make Triton forget a model that never loaded.
 
         Triton 2.51 is not ready as long as the last load of any model failed, even after that model is
         unloaded. So this method loads an idle model under the same name and unloads it.
         """
         if not self._is_ready() and model not in self.ready_models():
-            self._change(model, "load", {"parameters": _IDLE_MODEL}, _SHORT_S)
+            self._change(model, "load", {"parameters": _IDLE_MODEL}, _SHORT_TIMEOUT_S)
             self.unload(model)
 
     def _is_ready(self) -> bool:
         with contextlib.suppress(NotReady):
-            return self._ask("GET", "/v2/health/ready", None, _SHORT_S).is_success
+            return self._request("GET", "/v2/health/ready", None, _SHORT_TIMEOUT_S).is_success
         return False
 
     def _index(self) -> list[str]:
         """Return one model name for each ready model version."""
-        answer = self._post("/v2/repository/index", {"ready": True}, _SHORT_S)
+        answer = self._post("/v2/repository/index", {"ready": True}, _SHORT_TIMEOUT_S)
         with self._decoding("index"):
             entries = answer.json()
             if not isinstance(entries, list):
@@ -200,13 +200,14 @@ class ModelControl:
 
     def _config(self, model: str) -> dict[str, Any]:
         """Return a served model's configuration in Triton's JSON form."""
-        answer = self._ask("GET", f"/v2/models/{quote(model, safe='')}/config", None, _SHORT_S)
+        answer = self._request("GET", f"/v2/models/{quote(model, safe='')}/config", None, _SHORT_TIMEOUT_S)
         with self._decoding("config"):
             return dict(answer.json())
 
     def _change(self, model: str, change: str, body: dict[str, Any], timeout_s: float | None = None) -> None:
+        """Send the order "load" or "unload" for a model."""
         if model in ("", ".", "..") or "/" in model:
-            raise InvalidRequest(f"triton {self.url}: model must be a name of one, got {model!r}")
+            raise InvalidRequest(f"triton {self.url}: model must be a model's name, got {model!r}")
         self._check_triton()  # Triton's answer to a change is empty, so it cannot identify the server.
         self._post(
             f"/v2/repository/models/{quote(model, safe='')}/{change}", body, timeout_s or self.load_timeout_s
@@ -218,10 +219,10 @@ class ModelControl:
         Raises:
             NotReady: The server cannot be reached or is not Triton.
         """
-        if not is_triton(extensions(self._ask("GET", "/v2", None, _SHORT_S).content)):
+        if not is_triton(extensions(self._request("GET", "/v2", None, _SHORT_TIMEOUT_S).content)):
             raise NotReady(
-                f"triton {self.url}: this address answers HTTP, but it is not Triton; try Triton's port of"
-                " HTTP, by default 8000"
+                f"triton {self.url}: this address answers HTTP, but it is not Triton; try Triton's HTTP"
+                " port, by default 8000"
             )
 
     @contextlib.contextmanager
@@ -240,9 +241,11 @@ class ModelControl:
             ) from None
 
     def _post(self, path: str, body: dict[str, Any], timeout_s: float) -> httpx.Response:
-        return self._ask("POST", path, body, timeout_s)
+        return self._request("POST", path, body, timeout_s)
 
-    def _ask(self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float) -> httpx.Response:
+    def _request(
+        self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float
+    ) -> httpx.Response:
         return self._checked(self._send(method, path, body, timeout_s))
 
     def _checked(self, answer: httpx.Response) -> httpx.Response:
@@ -260,7 +263,10 @@ class ModelControl:
             with httpx.Client(trust_env=False, timeout=timeout_s) as client:
                 return client.request(method, f"http://{self.url}{path}", json=body, headers=headers)
         except httpx.HTTPError as error:
-            raise NotReady(f"triton {self.url}: must answer, got {error or type(error).__name__}") from None
+            reason = str(error) or type(error).__name__
+            raise NotReady(
+                f"triton {self.url}: server does not answer ({reason}); check the address and the server"
+            ) from None
 
 
 def _reason(answer: httpx.Response) -> str:
@@ -269,7 +275,7 @@ def _reason(answer: httpx.Response) -> str:
         text = str(json.loads(answer.text)["error"])
     except (ValueError, KeyError, TypeError):
         text = f"HTTP {answer.status_code}"
-    text = plain(_STATE.sub("", text))
+    text = plain_reason(_STATE_PREFIX.sub("", text))
     if SUPERVISOR_HEADER in text:
         return f"{text!r}; try `slipway serve --model-control explicit`"
     if answer.status_code in (httpx.codes.FORBIDDEN, httpx.codes.UNAUTHORIZED):

@@ -22,16 +22,16 @@ from slipway_serving.runtime.shutdown import ShutdownStage, announce
 
 _POLL_S = 0.1
 # Nothing runs for a moment between the end of one request and the start of the next waiting one.
-_QUIET_LOOKS = 2
+_IDLE_POLLS = 2
 
-_TRITONS = "nv_"
-"""Prefix of Triton's own metrics; a metrics page without any of them belongs to another server."""
+_TRITON_PREFIX = "nv_"
+"""Prefix of Triton's own metrics; a page without any of them belongs to another server."""
 
 
-def requests_running(metrics_url: str) -> int | None:
+def count_running_requests(metrics_url: str) -> int | None:
     """Return how many requests a server's pipelines work on; None if its metrics cannot be read."""
     with _client() as client:
-        return _running(client, metrics_url)
+        return _read_running_requests(client, metrics_url)
 
 
 def _client() -> httpx.Client:
@@ -39,11 +39,12 @@ def _client() -> httpx.Client:
     return httpx.Client(timeout=2, trust_env=False)
 
 
-def _running(client: httpx.Client, metrics_url: str) -> int | None:
+def _read_running_requests(client: httpx.Client, metrics_url: str) -> int | None:
+    """Read how many requests pipelines work on; return None if the page is not readable or not Triton's."""
     try:
         text = client.get(metrics_url).raise_for_status().text
         families = list(text_string_to_metric_families(text))
-        if not any(family.name.startswith(_TRITONS) for family in families):
+        if not any(family.name.startswith(_TRITON_PREFIX) for family in families):
             return None
         samples = (sample for family in families for sample in family.samples)
         return round(sum(sample.value for sample in samples if sample.name == REQUESTS_RUNNING.name))
@@ -62,15 +63,24 @@ def drain(metrics_url: str, limit_s: float, folder: Path | None = None) -> int |
     Returns:
         The number that :func:`wait_until_idle` returns.
     """
-    return _drained(lambda: wait_until_idle(metrics_url, limit_s), folder)
+    return _drain(lambda: wait_until_idle(metrics_url, limit_s), folder)
 
 
-def drain_known(running: Callable[[], int | None], limit_s: float, folder: Path) -> int | None:
-    """Drain a server as :func:`drain` does, but ask a callback what runs; see :func:`wait_for_none`."""
-    return _drained(lambda: wait_for_none(running, limit_s), folder)
+def drain_by_count(running: Callable[[], int | None], limit_s: float, folder: Path) -> int | None:
+    """Drain a server as :func:`drain` does, but count its running requests with a callback.
+
+    Args:
+        running: Callback that returns how many requests run; None if that is unknown.
+        limit_s: Longest wait, in seconds.
+        folder: The server's runtime folder, through which models learn to refuse.
+
+    Returns:
+        The number that :func:`wait_until_none_running` returns.
+    """
+    return _drain(lambda: wait_until_none_running(running, limit_s), folder)
 
 
-def _drained(wait: Callable[[], int | None], folder: Path | None) -> int | None:
+def _drain(wait: Callable[[], int | None], folder: Path | None) -> int | None:
     if folder is not None:
         announce(folder, ShutdownStage.PIPELINES_REFUSE)
     left = wait()
@@ -91,10 +101,10 @@ def wait_until_idle(metrics_url: str, limit_s: float) -> int | None:
     """
     # All polls share one client, since making a client takes half as long as the wait between two polls.
     with _client() as client:
-        return wait_for_none(lambda: _running(client, metrics_url), limit_s)
+        return wait_until_none_running(lambda: _read_running_requests(client, metrics_url), limit_s)
 
 
-def wait_for_none(running: Callable[[], int | None], limit_s: float) -> int | None:
+def wait_until_none_running(running: Callable[[], int | None], limit_s: float) -> int | None:
     """Wait until no request runs or the time limit is reached; see :func:`wait_until_idle`.
 
     Args:
@@ -102,10 +112,10 @@ def wait_for_none(running: Callable[[], int | None], limit_s: float) -> int | No
         limit_s: Longest wait, in seconds.
     """
     deadline = time.monotonic() + limit_s
-    quiet = 0
+    idle_polls = 0
     while (count := running()) is not None:
-        quiet = 0 if count else quiet + 1
-        if quiet == _QUIET_LOOKS or time.monotonic() >= deadline:
+        idle_polls = 0 if count else idle_polls + 1
+        if idle_polls == _IDLE_POLLS or time.monotonic() >= deadline:
             return count
         time.sleep(_POLL_S)
     return None

@@ -66,7 +66,7 @@ def find_triton() -> TritonInstall:
     )
     if not install.binary.is_file() or not install.libraries.is_dir():
         raise NotReady(
-            f"server: nvidia-pytriton must carry the tritonserver binary, got none in {triton}; "
+            f"server: nvidia-pytriton must contain the tritonserver binary, got none in {triton}; "
             "try its Linux x86-64 or arm64 wheel"
         )
     if not install.stub.is_file():

@@ -19,7 +19,7 @@ GRACE_S = 10.0
 """Seconds in which Triton reaps a process that it has ended itself, even on a busy machine."""
 
 
-class Launches:
+class LaunchCheck:
     """Watcher of the processes that one `tritonserver` starts while its models load.
 
     Args:
@@ -29,15 +29,15 @@ class Launches:
 
     def __init__(self, pid: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._pid, self._clock = pid, clock
-        self._ended_s: dict[int, float] = {}
+        self._zombie_since_s: dict[int, float] = {}
 
-    def died(self) -> str:
+    def find_dead_process(self) -> str:
         """Describe how a process ended that stayed a zombie for :data:`GRACE_S`; return "" if none did."""
         now_s = self._clock()
         zombies = _zombies(self._pid)
-        self._ended_s = {pid: self._ended_s.get(pid, now_s) for pid in zombies}
-        over = [pid for pid, since_s in self._ended_s.items() if now_s - since_s >= GRACE_S]
-        return _how(zombies[over[0]]) if over else ""
+        self._zombie_since_s = {pid: self._zombie_since_s.get(pid, now_s) for pid in zombies}
+        dead = [pid for pid, since_s in self._zombie_since_s.items() if now_s - since_s >= GRACE_S]
+        return _describe_end(zombies[dead[0]]) if dead else ""
 
 
 def _zombies(pid: int) -> dict[int, int]:
@@ -52,8 +52,8 @@ def _zombies(pid: int) -> dict[int, int]:
     return found
 
 
-def _how(status: int) -> str:
+def _describe_end(status: int) -> str:
     """Describe in words how a process with a wait status ended."""
     if number := status & 0x7F:
-        return f"one was ended by {signal.Signals(number).name}"
-    return f"one ended with code {status >> 8}"
+        return f"killed by {signal.Signals(number).name}"
+    return f"exit code {status >> 8}"

@@ -1,9 +1,10 @@
 """Clean up after servers whose launcher and watcher were both killed.
 
 The folder of each server in shared memory holds a file that lists what belongs to the server. The launcher
-and the watcher each hold a shared lock on this file (:func:`claim`, :func:`join_claim`), which the kernel
-releases however they end. So :func:`end_leftovers`, which each start calls, needs no guess about process ids:
-if it can lock a file exclusively, no launcher or watcher uses that server any more.
+and the watcher each hold a shared lock on this file (:func:`create_runtime_folder`,
+:func:`share_runtime_folder`), which the kernel releases however they end. So :func:`remove_leftovers`, which
+each start calls, needs no guess about process ids: if it can lock a file exclusively, no launcher or watcher
+uses that server any more.
 """
 
 from __future__ import annotations
@@ -23,38 +24,38 @@ from slipway_serving.system.server_processes import (
     clean_up,
 )
 
-_FILE = "belongings.json"
+_RESOURCES_FILE = "belongings.json"
 
 
-def claim(resources: ServerResources) -> IO[bytes]:
+def create_runtime_folder(resources: ServerResources) -> IO[bytes]:
     """Create a server's folder in shared memory and mark it as in use by this process.
 
     Args:
         resources: Resources that belong to the server.
 
     Returns:
-        The locked file; closing it, or the end of the process, ends the claim.
+        The locked file; closing it, or the end of the process, releases the lock.
     """
     # Rename the folder only after the file is locked, so that no other start takes it for a leftover.
-    unseen = resources.runtime_folder.with_name(f".{resources.runtime_folder.name}")
-    unseen.mkdir(mode=0o700)
-    file = (unseen / _FILE).open("w+b", buffering=0)
+    hidden = resources.runtime_folder.with_name(f".{resources.runtime_folder.name}")
+    hidden.mkdir(mode=0o700)
+    file = (hidden / _RESOURCES_FILE).open("w+b", buffering=0)
     fcntl.flock(file, fcntl.LOCK_SH)
     file.write(json.dumps(asdict(resources)).encode())
-    unseen.rename(resources.runtime_folder)
+    hidden.rename(resources.runtime_folder)
     return file
 
 
-def join_claim(resources: ServerResources) -> IO[bytes] | None:
+def share_runtime_folder(resources: ServerResources) -> IO[bytes] | None:
     """Mark a server's folder as in use by this process too; return None if the folder is gone."""
     with contextlib.suppress(FileNotFoundError):
-        file = (resources.runtime_folder / _FILE).open("rb")
+        file = (resources.runtime_folder / _RESOURCES_FILE).open("rb")
         fcntl.flock(file, fcntl.LOCK_SH)
         return file
     return None
 
 
-def end_leftovers() -> list[str]:
+def remove_leftovers() -> list[str]:
     """End the processes of this user's dead servers and free their resources.
 
     Returns:
@@ -63,16 +64,16 @@ def end_leftovers() -> list[str]:
     return [
         server_id
         for folder in SHARED_MEMORY.glob(f"slipway-*-{RUNTIME_FOLDER_SUFFIX}")
-        if (server_id := _end(folder))
+        if (server_id := _remove_leftover(folder))
     ]
 
 
-def _end(folder: Path) -> str | None:
+def _remove_leftover(folder: Path) -> str | None:
     """Clean up after one server and return its id; None if it is in use or belongs to another user."""
     try:
         if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
             return None
-        with (folder / _FILE).open("rb") as file:
+        with (folder / _RESOURCES_FILE).open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             resources = ServerResources(**json.load(file))
             if resources.runtime_folder == folder and Path(resources.folder).name.startswith(

@@ -2,7 +2,7 @@
 
 Each log has its own folder that only its user can enter: the log contains request ids, and anyone who knows
 an id can cancel the request. A server that stops normally removes its folder. A server that fails names the
-log in its error and keeps it; :func:`remove_old` deletes it at a later start.
+log in its error and keeps it; :func:`remove_old_logs` deletes it at a later start.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KEPT_DAYS = 7
 _FOLDER = re.compile(r"slipway-(?P<pid>\d+)-[0-9a-f]{8}-log")
 
 
-def place(server_id: str) -> Path:
+def default_path(server_id: str) -> Path:
     """Return the default path of a server's log.
 
     Args:
@@ -30,14 +30,14 @@ def place(server_id: str) -> Path:
     return Path(tempfile.gettempdir()) / f"{server_id}log" / "tritonserver.log"
 
 
-def remove_old() -> None:
+def remove_old_logs() -> None:
     """Remove this user's logs of servers that ended more than a week ago."""
-    oldest_s = time.time() - KEPT_DAYS * 24 * 3600
+    limit_s = time.time() - KEPT_DAYS * 24 * 3600
     for folder in Path(tempfile.gettempdir()).glob("slipway-*-log"):
         with contextlib.suppress(OSError):  # Another starting server may remove the folder meanwhile.
-            named, found = _FOLDER.fullmatch(folder.name), folder.lstat()
-            last_s = max([found.st_mtime, *(file.lstat().st_mtime for file in folder.iterdir())])
-            if not named or found.st_uid != os.geteuid() or last_s >= oldest_s:
+            named, status = _FOLDER.fullmatch(folder.name), folder.lstat()
+            last_change_s = max([status.st_mtime, *(file.lstat().st_mtime for file in folder.iterdir())])
+            if not named or status.st_uid != os.geteuid() or last_change_s >= limit_s:
                 continue
             # A living server without requests writes nothing for a long time, so age alone is no proof.
             if not psutil.pid_exists(int(named["pid"])):

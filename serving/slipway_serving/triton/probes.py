@@ -41,15 +41,16 @@ def check_health(http_url: str, state: str) -> None:
         status = connection.getresponse().status
     except (OSError, http.client.HTTPException) as error:
         raise NotReady(
-            f"ready: tritonserver must answer at {http_url}, got {type(error).__name__}; see the server's log"
+            f"ready: tritonserver does not answer at {http_url} ({type(error).__name__});"
+            " see the server's log"
         ) from None
     finally:
         connection.close()
     if status != HTTPStatus.OK:
-        raise NotReady(f"ready: tritonserver must be {state}, got HTTP status {status}; see the server's log")
+        raise NotReady(f"ready: tritonserver is not {state} (HTTP status {status}); see the server's log")
 
 
-class Probes:
+class ProbeEndpoint:
     """Probe endpoint, which answers from its creation until it is closed."""
 
     def __init__(self, host: str, port: int, check: Callable[[str], None]) -> None:

@@ -34,37 +34,37 @@ from slipway_serving.system.server_processes import ID_VARIABLE, ServerResources
 from slipway_serving.triton import log_files, server_log, start_errors, termination
 from slipway_serving.triton.arguments import (
     bind_address,
-    closed_apis,
-    closed_but_to_us,
-    forwarding,
-    response_cache,
-    tracing,
+    forwarded_arguments,
+    response_cache_arguments,
+    supervisor_restrictions,
+    token_restrictions,
+    tracing_arguments,
 )
 from slipway_serving.triton.config import ServerConfig
 from slipway_serving.triton.control import SUPERVISOR_HEADER, ModelControl
 from slipway_serving.triton.install import environment, find_triton, lay_out_backends, lay_out_interpreter
-from slipway_serving.triton.launch_check import Launches
-from slipway_serving.triton.leftovers import claim, end_leftovers
-from slipway_serving.triton.load_progress import Loading
-from slipway_serving.triton.probes import Probes, check_health
+from slipway_serving.triton.launch_check import LaunchCheck
+from slipway_serving.triton.leftovers import create_runtime_folder, remove_leftovers
+from slipway_serving.triton.load_progress import LoadProgress
+from slipway_serving.triton.probes import ProbeEndpoint, check_health
 from slipway_serving.triton.start_checks import (
-    address,
+    can_use_response_cache,
     check_limits,
     check_path_is_safe,
     check_programs_run,
     check_repository,
     check_shared_memory,
     free_ports,
-    may_cache,
+    resolve_address,
 )
-from slipway_serving.triton.start_errors import DiedLoading, PortTaken
-from slipway_serving.triton.supervision import ModelSupervisor, Supervisor, has_folders
+from slipway_serving.triton.start_errors import PortTaken, ProcessDiedLoading
+from slipway_serving.triton.supervision import ModelSupervisor, Supervisor, wait_for_folders
 from slipway_serving.triton.watcher import Watcher
 
 __all__ = ["Server", "ServerConfig"]
 
 _POLL_S = 0.05
-_ATTEMPTS = 3
+_MAX_ATTEMPTS = 3
 _MODELS = "models"
 
 
@@ -73,8 +73,8 @@ class Server:
 
     Args:
         config: Configuration of the server: what to serve and where.
-        say: Callback that receives a line for each step of a start: which models load and how far they are;
-            None reports nothing.
+        report_progress: Callback that receives a line for each step of a start: which models load and how far
+            they are; None reports nothing.
         warn: Callback that receives a line for each death of a process and what followed; the log has these
             lines too.
 
@@ -89,25 +89,25 @@ class Server:
     def __init__(
         self,
         config: ServerConfig,
-        say: Callable[[str], object] | None = None,
+        report_progress: Callable[[str], object] | None = None,
         warn: Callable[[str], object] = lambda _: None,
     ) -> None:
         self.config = config
-        self._say = self._unfailing(say) if say is not None else None
-        self._warn = self._unfailing(warn)
+        self._report_progress = self._without_errors(report_progress) if report_progress is not None else None
+        self._warn = self._without_errors(warn)
         self.control_token = config.control_token or secrets.token_urlsafe(32)
         self.token_hidden = True
-        self._key = secrets.token_urlsafe(32)
-        self._id = f"slipway-{os.getpid()}-{secrets.token_hex(4)}-"
-        self.log_path = config.log_path or log_files.place(self._id)
+        self._supervisor_key = secrets.token_urlsafe(32)
+        self._server_id = f"slipway-{os.getpid()}-{secrets.token_hex(4)}-"
+        self.log_path = config.log_path or log_files.default_path(self._server_id)
         self._process: subprocess.Popen[bytes] | None = None
         self._watcher: Watcher | None = None
-        self._claim: IO[bytes] | None = None
+        self._runtime_folder_lock: IO[bytes] | None = None
         self._resources: ServerResources | None = None
         self._supervisor: Supervisor | None = None
-        self._probes: Probes | None = None
+        self._probe_endpoint: ProbeEndpoint | None = None
         self._log_start = 0
-        self._may_cache = True
+        self._use_response_cache = True
 
     def __enter__(self) -> Server:
         self.start()
@@ -121,24 +121,24 @@ class Server:
     @property
     def http_url(self) -> str:
         """`host:port` of the HTTP endpoint, in the form that tritonclient accepts."""
-        return f"{_reachable(self.config.host)}:{self.config.http_port}"
+        return f"{_reachable_host(self.config.host)}:{self.config.http_port}"
 
     @property
     def grpc_url(self) -> str:
         """`host:port` of the gRPC endpoint."""
-        return f"{_reachable(self.config.host)}:{self.config.grpc_port}"
+        return f"{_reachable_host(self.config.host)}:{self.config.grpc_port}"
 
     @property
     def metrics_url(self) -> str:
         """URL of the Prometheus metrics."""
-        return f"http://{_reachable(self.config.host)}:{self.config.metrics_port}/metrics"
+        return f"http://{_reachable_host(self.config.host)}:{self.config.metrics_port}/metrics"
 
     @property
     def probe_url(self) -> str | None:
         """URL of the endpoint that reports readiness and liveness; None if the server has none."""
         if self.config.probe_port is None:
             return None
-        return f"http://{_reachable(self.config.host)}:{self.config.probe_port}"
+        return f"http://{_reachable_host(self.config.host)}:{self.config.probe_port}"
 
     @property
     def pid(self) -> int | None:
@@ -148,7 +148,7 @@ class Server:
     @property
     def server_id(self) -> str:
         """ID that marks this server's processes and shared memory."""
-        return self._id
+        return self._server_id
 
     @property
     def control_token_file(self) -> Path | None:
@@ -163,7 +163,7 @@ class Server:
 
     def log_text(self) -> str:
         """Return the text that the log holds now."""
-        return server_log.text(self.log_path)
+        return server_log.read_text(self.log_path)
 
     def models(self) -> list[str]:
         """Return the names of the models that are ready."""
@@ -178,49 +178,55 @@ class Server:
                 running. The message names each failed model, the reason and the log file.
         """
         if self._process is not None:
-            raise InvalidRequest("server: start must be called once, got a second call; try a new Server")
+            raise InvalidRequest("server: this server was started before; create a new Server")
         models = check_repository(self.config.repository)
         if self.config.limits is not None:
             check_limits(self.config.limits, models)
-        for server_id in end_leftovers():
-            self._warn(f"leftovers of the server {server_id} ended: its launcher and its watcher were killed")
-        self._may_cache = may_cache(models, bool(self.config.response_cache_bytes), self._warn)
+        for server_id in remove_leftovers():
+            self._warn(
+                f"removed what the server {server_id} left behind: its launcher and its watcher were killed"
+            )
+        self._use_response_cache = can_use_response_cache(
+            models, bool(self.config.response_cache_bytes), self._warn
+        )
         check_shared_memory(len(models))
         check_path_is_safe(Path(tempfile.gettempdir()))
         check_programs_run(Path(tempfile.gettempdir()))
-        log_files.remove_old()
+        log_files.remove_old_logs()
         wanted, self._supervisor = self.config, None
-        for attempt in range(1, _ATTEMPTS + 1):
+        for attempt in range(1, _MAX_ATTEMPTS + 1):
             ports = free_ports(wanted.host, wanted.ports)
             self.config = replace(
                 wanted,
-                host=address(wanted.host),
+                host=resolve_address(wanted.host),
                 **ports,  # type: ignore[arg-type]
             )
             try:
-                self._lay_out()
+                self._create_folder()
                 if self.config.probe_port is not None:
-                    self._probes = Probes(self.config.host, self.config.probe_port, self._check)
+                    self._probe_endpoint = ProbeEndpoint(
+                        self.config.host, self.config.probe_port, self._check_state
+                    )
                 self._launch()
                 self._wait_until_ready(models)
             except BaseException as error:
                 # Another process may have taken a port since we picked it. We can pick again only if the
                 # caller left the choice to us.
-                again = isinstance(error, DiedLoading) or (
+                again = isinstance(error, ProcessDiedLoading) or (
                     isinstance(error, PortTaken) and self.config.ports != wanted.ports
                 )
-                again = again and attempt < _ATTEMPTS
-                self._end(keep_log=isinstance(error, Exception))
+                again = again and attempt < _MAX_ATTEMPTS
+                self._release(keep_log=isinstance(error, Exception))
                 if not again:
                     raise
-                self._warn(f"server start failed, begun again: {error}")
+                self._warn(f"server start failed, trying again: {error}")
             else:
                 self._supervisor = Supervisor(
                     lambda: self._process,
-                    lambda: self._look_after(models),
+                    lambda: self._supervise_models(models),
                     lambda: self._restart(models),
-                    self._tell,
-                    self._keep_watcher,
+                    self._record_event,
+                    self._restart_watcher,
                 )
                 return
 
@@ -235,14 +241,14 @@ class Server:
         try:
             try:
                 if self.is_alive():
-                    termination.finish_pipelines(self._resources)
+                    termination.drain_pipelines(self._resources)
             finally:
                 if self._supervisor is not None:
                     self._supervisor.close()
             if self.is_alive():
-                termination.end(self._resources)
+                termination.shut_down(self._resources)
         finally:
-            self._end(keep_log=crashed)
+            self._release(keep_log=crashed)
 
     @property
     def failure(self) -> SlipwayError | None:
@@ -255,7 +261,7 @@ class Server:
         limit_s = max(self.config.ready_timeout_s, 1.0)
         if self.config.model_control == "explicit":
             return ModelControl(self.http_url, self.control_token, limit_s)
-        return ModelControl(self.http_url, self._key, limit_s, SUPERVISOR_HEADER)
+        return ModelControl(self.http_url, self._supervisor_key, limit_s, SUPERVISOR_HEADER)
 
     def _restart(self, models: Sequence[Path]) -> bool:
         """Restart `tritonserver` after its death; return True if it serves."""
@@ -265,9 +271,9 @@ class Server:
             self._watcher.kill()  # a watcher that ends normally removes the server's folder
         kill_processes(self._resources.server_id)
         # With explicit control, an operator may have removed a model on purpose; it is not loaded then.
-        if self.config.model_control == "none" and not has_folders(models, self._supervisor.closing):
+        if self.config.model_control == "none" and not wait_for_folders(models, self._supervisor.closing):
             missing = ", ".join(model.name for model in models if not model.is_dir())
-            self._tell("server_starts_without", models=missing)
+            self._record_event("server_starts_without", models=missing)
         restarts = process_state.count_restart(self._resources.runtime_folder)
         started_s = time.monotonic()
         try:
@@ -275,51 +281,54 @@ class Server:
             self._wait_until_ready(models)
         except (SlipwayError, OSError, RuntimeError) as error:
             if not self._supervisor.closing.is_set():
-                self._tell("server_start_failed", reason=str(error))
+                self._record_event("server_start_failed", reason=str(error))
                 kill_processes(self._resources.server_id)
             return False
-        self._tell("server_restarted", restarts=restarts, after_s=round(time.monotonic() - started_s, 3))
+        after_s = round(time.monotonic() - started_s, 3)
+        self._record_event("server_restarted", restarts=restarts, after_s=after_s)
         return True
 
-    def _look_after(self, models: Sequence[Path]) -> ModelSupervisor:
+    def _supervise_models(self, models: Sequence[Path]) -> ModelSupervisor:
         """Return a supervisor for the models of the `tritonserver` that runs now."""
         assert self._resources is not None
         pid, folder = self._resources.pid, self._resources.runtime_folder
         names = [model.name for model in models]
         return ModelSupervisor(
-            pid, self.config.repository.resolve(), names, self._control, folder, self._tell
+            pid, self.config.repository.resolve(), names, self._control, folder, self._record_event
         )
 
-    def _keep_watcher(self) -> None:
+    def _restart_watcher(self) -> None:
         """Start a new watcher if this server's watcher has died."""
         if self._watcher is not None:
-            self._watcher.look()
+            self._watcher.restart_if_dead()
 
-    def _tell(self, event: str, **facts: Any) -> None:
+    def _record_event(self, event: str, **facts: Any) -> None:
         """Write a supervision event to the log and pass it to `warn` in words."""
-        unwritten = server_log.record(self.log_path, event, **facts)
-        told = ", ".join(f"{name} {value}" for name, value in facts.items() if name != "traceback")
+        unwritten = server_log.append_event(self.log_path, event, **facts)
+        text = ", ".join(f"{name} {value}" for name, value in facts.items() if name != "traceback")
         note = f" (not in the log, which cannot be written: {unwritten})" if unwritten is not None else ""
-        self._warn(f"{event.replace('_', ' ')}: {told}{note}")
+        self._warn(f"{event.replace('_', ' ')}: {text}{note}")
 
-    def _unfailing(self, tell: Callable[[str], object]) -> Callable[[str], None]:
+    def _without_errors(self, callback: Callable[[str], object]) -> Callable[[str], None]:
         """Wrap a callback so that its exceptions go to the log; supervision must continue."""
 
-        def tell_or_log(line: str) -> None:
+        def call_or_log(line: str) -> None:
             try:
-                tell(line)
+                callback(line)
             except Exception as error:  # noqa: BLE001 - the caller's function may raise anything
-                server_log.record(self.log_path, "not_told", line=line, reason=repr(error))
+                server_log.append_event(self.log_path, "not_told", line=line, reason=repr(error))
 
-        return tell_or_log
+        return call_or_log
 
-    def _lay_out(self) -> None:
+    def _create_folder(self) -> None:
         """Create the server's private folder with its backends, their interpreter and a folder for graphs."""
         install = find_triton()
-        folder = Path(tempfile.mkdtemp(prefix=self._id))
+        folder = Path(tempfile.mkdtemp(prefix=self._server_id))
         timeout_s, traces = self.config.exit_timeout_s, self.config.traces
-        self._resources = ServerResources(self._id, str(folder), 0, timeout_s, str(self.log_path), traces)
-        self._claim = claim(self._resources)
+        self._resources = ServerResources(
+            self._server_id, str(folder), 0, timeout_s, str(self.log_path), traces
+        )
+        self._runtime_folder_lock = create_runtime_folder(self._resources)
         (folder / "graphs").mkdir()
         # Triton passes model paths to a shell without quotes, so we give it a path that needs none.
         (folder / _MODELS).symlink_to(self.config.repository.resolve())
@@ -328,9 +337,9 @@ class Server:
         if (key_file := self.control_token_file) is not None:
             key_file.touch(mode=0o600)
             key_file.write_text(f"{self.control_token}\n", encoding="ascii")
-        self._make_log()
+        self._create_log()
 
-    def _make_log(self) -> None:
+    def _create_log(self) -> None:
         """Create an empty log file that only its user can read.
 
         Raises:
@@ -351,39 +360,39 @@ class Server:
         assert self._resources is not None
         install, folder = find_triton(), Path(self._resources.folder)
         self._log_start = len(self.log_text())
-        with server_log.appending(self.log_path) as log:  # the watcher truncates a long log
-            # The server runs in its own process session, so a terminal's Ctrl-C reaches only us and we can
-            # stop it in an orderly way.
+        with server_log.open_for_append(self.log_path) as log:  # the watcher truncates a long log
+            # The server runs in its own process session, so a terminal's Ctrl-C reaches only this process,
+            # which then stops the server in an orderly way.
             self._process, self.token_hidden = hidden_arguments.start(
                 [str(install.binary), *self._arguments(folder, install.caches)],
-                tuple(self._closed_apis()),
+                tuple(self._api_restrictions()),
                 env={
                     **environment(install, folder / "interpreter", os.environ),
-                    ID_VARIABLE: self._id,
+                    ID_VARIABLE: self._server_id,
                     MARKED_VARIABLE: "1",
                     FOLDER_VARIABLE: str(folder / "graphs"),
                     server_folder.FOLDER_VARIABLE: str(self._resources.runtime_folder),
                     **({LIMITS_VARIABLE: str(self.config.limits.resolve())} if self.config.limits else {}),
-                    METRICS_VARIABLE: f"{_reachable(self.config.host)}:{self.config.metrics_port}",
+                    METRICS_VARIABLE: f"{_reachable_host(self.config.host)}:{self.config.metrics_port}",
                 },
                 cwd=folder,  # stubs look for modules in their working directory first
                 log=log,
             )
         self._resources = replace(self._resources, pid=self._process.pid)
-        self._watcher = Watcher(self._resources, self._tell)
+        self._watcher = Watcher(self._resources, self._record_event)
 
-    def _closed_apis(self) -> Iterator[str]:
+    def _api_restrictions(self) -> Iterator[str]:
         """Return the arguments that restrict the administrative APIs; they contain secrets."""
         if self.config.model_control == "explicit":
-            return closed_apis(self.control_token)
-        return closed_but_to_us(self._key, self.control_token)
+            return token_restrictions(self.control_token)
+        return supervisor_restrictions(self._supervisor_key, self.control_token)
 
     def _arguments(self, folder: Path, caches: Path) -> Iterator[str]:
         """Yield the arguments of `tritonserver` that contain no secrets."""
         config = self.config
         yield f"--model-repository={folder / _MODELS}"
         yield f"--backend-directory={folder / 'backends'}"
-        yield f"--backend-config=python,shm-region-prefix-name={self._id}"
+        yield f"--backend-config=python,shm-region-prefix-name={self._server_id}"
         for service in ("http", "grpc", "metrics"):
             yield f"--{service}-address={bind_address(service, config.host)}"
             yield f"--{service}-port={config.ports[f'{service}_port']}"
@@ -393,17 +402,19 @@ class Server:
         # The supervisor needs explicit control even if clients may not load or unload models.
         yield "--model-control-mode=explicit"
         yield "--load-model=*"
-        if config.response_cache_bytes and self._may_cache:
-            yield from response_cache(caches, config.response_cache_bytes)
+        if config.response_cache_bytes and self._use_response_cache:
+            yield from response_cache_arguments(caches, config.response_cache_bytes)
         if config.trace_otlp is not None:
-            yield from tracing(config.trace_otlp, config.trace_every)
-        yield from forwarding(config.arguments)
+            yield from tracing_arguments(config.trace_otlp, config.trace_every)
+        yield from forwarded_arguments(config.arguments)
 
-    def _check(self, state: str) -> None:
+    def _check_state(self, state: str) -> None:
         """Raise NotReady if the server is not in `state` ("ready" or "live") or a process of it is gone."""
         resources = self._resources
         if resources is None or not self.is_alive():
-            raise NotReady("ready: tritonserver must run, got none; try again, or see the server's log")
+            raise NotReady(
+                "ready: tritonserver is not running; try again in a few seconds, or see the server's log"
+            )
         check_health(self.http_url, state)
         process_state.check_processes(resources.pid, resources.runtime_folder)
 
@@ -419,49 +430,51 @@ class Server:
         # keeps `ready` false forever, so we wait for `live` instead.
         endpoint = "ready" if self.config.exit_on_error else "live"
         deadline = time.monotonic() + self.config.ready_timeout_s
-        loading = Loading(models, self._id, self._say) if self._say is not None else None
-        launches = Launches(self._process.pid if self._process else 0)
+        report = self._report_progress
+        progress = LoadProgress(models, self._server_id, report) if report is not None else None
+        launch_check = LaunchCheck(self._process.pid if self._process else 0)
         # All polls share one client, since creating one takes longer than the pause between two polls. Proxy
         # settings of the environment do not apply to a server on this machine.
         with httpx.Client(base_url=f"http://{self.http_url}", timeout=2, trust_env=False) as client:
             while not _answers(client, f"/v2/health/{endpoint}"):
                 log = self._log_since_launch()
                 if self._supervisor is not None and self._supervisor.closing.is_set():
-                    raise NotReady("server: it was stopped before it was ready")
-                if loading is not None:
-                    loading.look(log)
-                code_missing = self.config.exit_on_error and start_errors.says_code_is_missing(log)
+                    raise NotReady("server: stopped before it was ready; start a new server")
+                if progress is not None:
+                    progress.update(log)
+                code_missing = self.config.exit_on_error and start_errors.is_code_missing(log)
                 if code_missing or not self.is_alive():
                     code = self._process.poll() if self._process else None
-                    raise start_errors.of_server(code, log, self.log_path)
-                if died := launches.died():
-                    raise start_errors.of_launch(died, log, self.log_path)
+                    raise start_errors.server_error(code, log, self.log_path)
+                if ending := launch_check.find_dead_process():
+                    raise start_errors.launch_error(ending, log, self.log_path)
                 if time.monotonic() > deadline:
-                    raise start_errors.of_time(self.config.ready_timeout_s, log, self.log_path)
+                    raise start_errors.timeout_error(self.config.ready_timeout_s, log, self.log_path)
                 time.sleep(_POLL_S)
-        if loading is not None:
-            loading.look(self._log_since_launch())
+        if progress is not None:
+            progress.update(self._log_since_launch())
 
-    def _end(self, *, keep_log: bool) -> None:
+    def _release(self, *, keep_log: bool) -> None:
         """Kill the remaining processes, free their resources and end the watcher."""
-        process, watcher, resources, claimed = self._process, self._watcher, self._resources, self._claim
-        self._process = self._watcher = self._resources = self._claim = None
-        probes, self._probes = self._probes, None
-        if probes:
-            probes.close()
+        process, watcher = self._process, self._watcher
+        resources, lock = self._resources, self._runtime_folder_lock
+        self._process = self._watcher = self._resources = self._runtime_folder_lock = None
+        probe_endpoint, self._probe_endpoint = self._probe_endpoint, None
+        if probe_endpoint:
+            probe_endpoint.close()
         if resources:
             clean_up(resources)
         if process:
             process.wait()
         if watcher:
-            watcher.end()
-        if claimed:
-            claimed.close()
+            watcher.finish()
+        if lock:
+            lock.close()
         if not keep_log and self.config.log_path is None:
             shutil.rmtree(self.log_path.parent, ignore_errors=True)
 
 
-def _reachable(host: str) -> str:
+def _reachable_host(host: str) -> str:
     """Return the host part of a URL that reaches a server on this machine that listens on `host`."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{host}]" if ":" in host else host

@@ -2,9 +2,9 @@ r"""Parser and writer for the log of `tritonserver`.
 
 A record of the server itself is one line that starts with the severity
 (`E1120 22:14:09.123456 77 file.cc:12] "text"`, with line ends written as `\n`). Lines that models print are
-in between. :func:`load_failures` returns per model why it could not be loaded, :func:`still_loading` returns
+in between. :func:`load_failures` returns per model why it could not be loaded, :func:`loading_models` returns
 the models that have not finished loading, and :func:`follow` passes on new lines while a server runs.
-:func:`record` adds events of the server's supervisor.
+:func:`append_event` adds events of the server's supervisor.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _records(log: str) -> list[str]:
     return [match["text"].replace("\\n", "\n") for match in _RECORD.finditer(log)]
 
 
-def plain(reason: str) -> str:
+def plain_reason(reason: str) -> str:
     """Return the message of a failure without stack trace, exception class and error code prefix."""
     text = _STATUS.sub("", _STACK.sub("", reason).strip())
     while (shorter := _WRAPPED.sub("", text)) != text:
@@ -76,47 +76,47 @@ def load_failures(log: str) -> dict[str, str]:
         for pattern in _FAILURES:
             if match := pattern.search(text):
                 model = match["model"]
-                failures.setdefault(model, plain(match["reason"]).removeprefix(f"{model}: "))
+                failures.setdefault(model, plain_reason(match["reason"]).removeprefix(f"{model}: "))
                 break
     for match in _PROTOBUF.finditer(log):
         failures[match["model"]] = f"config.pbtxt cannot be read: {match['reason']}"
     return failures
 
 
-def begun(log: str) -> list[str]:
+def begun_models(log: str) -> list[str]:
     """Return the models that began to load, in that order."""
-    return _found(r"loading: (.+):-?\d+$", log)
+    return _find_models(r"loading: (.+):-?\d+$", log)
 
 
-def loaded(log: str) -> list[str]:
+def loaded_models(log: str) -> list[str]:
     """Return the models that were loaded, in that order."""
-    return _found(r"successfully loaded '([^']+)'", log)
+    return _find_models(r"successfully loaded '([^']+)'", log)
 
 
-def still_loading(log: str) -> list[str]:
+def loading_models(log: str) -> list[str]:
     """Return the models whose load has begun and has neither succeeded nor failed yet."""
-    ended = {*loaded(log), *_found(r"failed to load '([^']+)'", log)}
-    return [model for model in begun(log) if model not in ended]
+    ended = {*loaded_models(log), *_find_models(r"failed to load '([^']+)'", log)}
+    return [model for model in begun_models(log) if model not in ended]
 
 
-def _found(pattern: str, log: str) -> list[str]:
+def _find_models(pattern: str, log: str) -> list[str]:
     """Return the distinct matches of a pattern at line starts in the server's records."""
     texts = "\n".join(_records(log))
     return list(dict.fromkeys(re.findall(f"^{pattern}", texts, re.MULTILINE)))
 
 
-def printed(log: str) -> list[str]:
+def printed_lines(log: str) -> list[str]:
     """Return the lines that are not records of the server, printed by a model's process or a shell."""
     return [line for line in log.splitlines() if line.strip() and not _ANY_RECORD.match(line)]
 
 
-def fatal(log: str) -> str | None:
+def fatal_reason(log: str) -> str | None:
     """Return the reason why the server itself could not start; None if the log gives none."""
     found = [match["text"] for pattern in _FATAL if (match := pattern.search(log))]
     return " ".join(found[0].split()) if found else None
 
 
-def record(path: Path, event: str, **facts: Any) -> OSError | None:
+def append_event(path: Path, event: str, **facts: Any) -> OSError | None:
     """Append a line of JSON to a server's log, in the form that its models use there.
 
     Returns:
@@ -134,7 +134,7 @@ def record(path: Path, event: str, **facts: Any) -> OSError | None:
 
 
 @contextlib.contextmanager
-def appending(path: Path) -> Iterator[IO[bytes]]:
+def open_for_append(path: Path) -> Iterator[IO[bytes]]:
     """Open a log for a process that appends to it, or the null device if the log cannot be opened.
 
     A restart of a process must not fail because the folder of its log is gone.
@@ -147,7 +147,7 @@ def appending(path: Path) -> Iterator[IO[bytes]]:
         yield log
 
 
-def text(path: Path) -> str:
+def read_text(path: Path) -> str:
     """Return a log file's text; "" if it does not exist or cannot be read."""
     try:
         return path.read_text(errors="replace")
@@ -160,8 +160,8 @@ def follow(
 ) -> None:
     """Pass the lines of a growing file to `write` until `stop` is set and all lines are passed on.
 
-    The function waits for a file that does not exist yet. After :func:`bound` has emptied the file, it reads
-    from the beginning.
+    The function waits for a file that does not exist yet. After :func:`limit_size` has emptied the file, it
+    reads from the beginning.
     """
     while not path.exists():
         if stop.wait(interval_s):
@@ -178,7 +178,7 @@ def follow(
             stop.wait(interval_s)
 
 
-def bound(path: Path, limit_bytes: int = LIMIT_BYTES) -> None:
+def limit_size(path: Path, limit_bytes: int = LIMIT_BYTES) -> None:
     """Limit the size of a log that others append to: move a longer one to PATH.1 and replace an earlier one.
 
     A line that is written at that moment may be lost. If PATH.1 cannot be written, for example because the
@@ -189,16 +189,16 @@ def bound(path: Path, limit_bytes: int = LIMIT_BYTES) -> None:
             return
     except OSError:
         return
-    earlier, lost = path.with_name(f"{path.name}.1"), None
+    earlier, copy_error = path.with_name(f"{path.name}.1"), None
     try:
         earlier.unlink(missing_ok=True)  # frees space on a full disk for its successor
         private_files.make_empty(earlier)
         shutil.copyfile(path, earlier)
     except OSError as error:
-        lost = error
+        copy_error = error
         with contextlib.suppress(OSError):
             earlier.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         os.truncate(path, 0)
-    if lost is not None:
-        record(path, "earlier_log_lost", reason=str(lost))
+    if copy_error is not None:
+        append_event(path, "earlier_log_lost", reason=str(copy_error))

@@ -47,12 +47,13 @@ def check_repository(repository: Path) -> list[Path]:
     models = sorted(path for path in repository.iterdir() if path.is_dir())
     if not models:
         raise InvalidRequest(
-            f"server: repository must hold a model, got the empty {repository}; try `slipway export` first"
+            f"server: repository must contain a model, got the empty folder {repository};"
+            " try `slipway export` first"
         )
     raise_all(
         "server",
         [
-            f"name of a model must have only characters of A-Z a-z 0-9 {_NAME_MARKS} (Triton hands it to a"
+            f"name of a model must have only characters of A-Z a-z 0-9 {_NAME_MARKS} (Triton passes it to a"
             f" shell), got {model.name!r}; try another name for the folder {model}"
             for model in models
             if not _SAFE_NAME.fullmatch(model.name)
@@ -61,7 +62,7 @@ def check_repository(repository: Path) -> list[Path]:
     return models
 
 
-def may_cache(models: Sequence[Path], wanted: bool, warn: Callable[[str], object]) -> bool:
+def can_use_response_cache(models: Sequence[Path], wanted: bool, warn: Callable[[str], object]) -> bool:
     """Return True if the server may use a response cache; warn about models of earlier exports.
 
     Args:
@@ -69,21 +70,21 @@ def may_cache(models: Sequence[Path], wanted: bool, warn: Callable[[str], object
         wanted: True if the operator wants a response cache.
         warn: Callback that receives a line for each problem.
     """
-    if found := without_ranges(models):
+    if found := models_without_ranges(models):
         warn(
-            f"sizes of inputs are not limited for {', '.join(found)}: their configurations have no ranges of"
-            " axes; export them again"
+            f"sizes of inputs are not limited for {', '.join(found)}: the configurations have no axis ranges;"
+            " export these models again"
         )
-    if wanted and (found := wrongly_cached(models)):
+    if wanted and (found := models_unsafe_to_cache(models)):
         warn(
-            f"no response cache: {', '.join(found)} has a response_cache and more than one output, whose"
-            " answers one request could spoil for all others; export it again"
+            f"the response cache is off: Triton's cache gives wrong answers for {', '.join(found)}, which"
+            " enables it for more than one output; export these models again"
         )
         return False
     return wanted
 
 
-def wrongly_cached(models: Sequence[Path]) -> list[str]:
+def models_unsafe_to_cache(models: Sequence[Path]) -> list[str]:
     """Return the names of models for which Triton's response cache would give wrong answers.
 
     The cache key does not include the requested outputs. After a request for one output of several, every
@@ -101,7 +102,7 @@ def wrongly_cached(models: Sequence[Path]) -> list[str]:
     ]
 
 
-def without_ranges(models: Sequence[Path]) -> list[str]:
+def models_without_ranges(models: Sequence[Path]) -> list[str]:
     """Return the names of exported models whose configuration does not limit the sizes of their inputs.
 
     Earlier versions of the export wrote the ranges of axes into the manifest only.
@@ -134,7 +135,7 @@ def check_limits(limits: Path, models: Sequence[Path]) -> None:
     known = {model.name for model in models}
     if unknown := sorted(set(read_limits(limits)) - known):
         raise InvalidRequest(
-            f"server: limits must be of models of the repository, got {', '.join(unknown)};"
+            f"server: limits must name models of the repository, got {', '.join(unknown)};"
             f" try {', '.join(sorted(known))}"
         )
 
@@ -142,7 +143,9 @@ def check_limits(limits: Path, models: Sequence[Path]) -> None:
 def check_shared_memory(models: int) -> None:
     """Raise NotReady if /dev/shm has too little free space for the models' stubs."""
     if not SHARED_MEMORY.is_dir():
-        raise NotReady(f"server: {SHARED_MEMORY} must exist for Triton's Python models, got none")
+        raise NotReady(
+            f"server: {SHARED_MEMORY} is missing, which Triton's Python models need; mount a tmpfs there"
+        )
     status = os.statvfs(SHARED_MEMORY)
     free = status.f_bavail * status.f_frsize
     needed = _SHARED_MEMORY_BASE_BYTES + models * _SHARED_MEMORY_PER_MODEL_BYTES
@@ -161,7 +164,7 @@ def check_path_is_safe(folder: Path) -> None:
     if not _SAFE_PATH.fullmatch(str(folder)):
         raise NotReady(
             f"server: the path of the temporary folder must have only characters of A-Z a-z 0-9 {_SAFE_MARKS}"
-            f" (Triton hands it to a shell), got {str(folder)!r}; try another folder by TMPDIR"
+            f" (Triton passes it to a shell), got {str(folder)!r}; try another TMPDIR"
         )
 
 
@@ -169,8 +172,8 @@ def check_programs_run(folder: Path) -> None:
     """Raise NotReady if a folder is on a mount that does not allow programs to run."""
     if os.statvfs(folder).f_flag & os.ST_NOEXEC:
         raise NotReady(
-            f"server: {folder} must let programs run (Triton's Python backend is laid out there), got a"
-            " noexec mount; try `docker run --tmpfs /tmp:exec`, or another folder by TMPDIR"
+            f"server: {folder} must allow programs to run, since Triton's Python backend starts there, got a"
+            " noexec mount; try `docker run --tmpfs /tmp:exec`, or set TMPDIR to another folder"
         )
 
 
@@ -186,11 +189,11 @@ def free_ports(host: str, wanted: Mapping[str, int]) -> dict[str, int]:
     """
     ports: dict[str, int] = {}
     problems: list[str] = []
-    where = address(host)
-    with contextlib.ExitStack() as held:  # all sockets stay open, so that no two ports are the same
+    where = resolve_address(host)
+    with contextlib.ExitStack() as stack:  # all sockets stay open, so that no two ports are the same
         for name, port in wanted.items():
             family = socket.AF_INET6 if ":" in where else socket.AF_INET
-            listener = held.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            listener = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 listener.bind((where, port))
@@ -203,7 +206,7 @@ def free_ports(host: str, wanted: Mapping[str, int]) -> dict[str, int]:
     return ports
 
 
-def address(host: str) -> str:
+def resolve_address(host: str) -> str:
     """Return the address that Triton binds to for a host: its IPv4 address if it has one, else IPv6.
 
     Raises:

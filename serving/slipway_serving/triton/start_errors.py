@@ -16,7 +16,7 @@ class PortTaken(NotReady):
     """Another process took a port between our check and Triton's start."""
 
 
-class DiedLoading(NotReady):
+class ProcessDiedLoading(NotReady):
     """A model's process, or Triton, died while models were loading.
 
     If a process does not run for a second while it loads, as happens on a busy machine, Triton 2.51 considers
@@ -24,12 +24,12 @@ class DiedLoading(NotReady):
     """
 
 
-def says_code_is_missing(log: str) -> bool:
+def is_code_missing(log: str) -> bool:
     """Return True if the log says that a Python model has no code; Triton waits for such a model forever."""
     return "Failed to preinitialize Python stub" in log
 
 
-def of_server(code: int | None, log: str, path: Path) -> NotReady:
+def server_error(code: int | None, log: str, path: Path) -> NotReady:
     """Return the error for a start in which models failed to load or `tritonserver` ended.
 
     Args:
@@ -41,34 +41,34 @@ def of_server(code: int | None, log: str, path: Path) -> NotReady:
     error: type[NotReady] = NotReady
     if failures:
         if any(PROCESS_DIED.search(reason) for reason in failures.values()):
-            error = DiedLoading
+            error = ProcessDiedLoading
         lines = "".join(f"\n  {model}: {reason}" for model, reason in failures.items())
         return error(f"server: {len(failures)} model(s) failed to load:{lines}\n  log: {path}")
-    reason = server_log.fatal(log) or "\n".join(log.splitlines()[-_SHOWN_LINES:])
+    reason = server_log.fatal_reason(log) or "\n".join(log.splitlines()[-_SHOWN_LINES:])
     if "already in use" in reason:
         error = PortTaken
     elif code in _CRASHES:
-        error = DiedLoading
+        error = ProcessDiedLoading
     return error(f"server: tritonserver ended with code {code}: {reason}\n  log: {path}")
 
 
-def of_launch(died: str, log: str, path: Path) -> NotReady:
+def launch_error(ending: str, log: str, path: Path) -> NotReady:
     """Return the error for a start in which a model's process ended at once, which Triton does not notice.
 
     Args:
-        died: Description of how the process ended.
+        ending: Description of how the process ended.
         log: Text of the log since the start.
         path: Path of the log.
     """
-    loading = ", ".join(server_log.still_loading(log)) or "a model"
-    said = "".join(f"\n  {line}" for line in server_log.printed(log)[-_SHOWN_LINES:])
+    loading = ", ".join(server_log.loading_models(log)) or "a model"
+    printed = "".join(f"\n  {line}" for line in server_log.printed_lines(log)[-_SHOWN_LINES:])
     return NotReady(
-        f"server: the process of a model must start, but {died}; still loading: {loading}{said}"
+        f"server: a model's process ended at its start ({ending}); still loading: {loading}{printed}"
         f"\n  log: {path}"
     )
 
 
-def of_time(limit_s: float, log: str, path: Path) -> NotReady:
+def timeout_error(limit_s: float, log: str, path: Path) -> NotReady:
     """Return the error for a start that takes too long.
 
     Args:
@@ -76,5 +76,5 @@ def of_time(limit_s: float, log: str, path: Path) -> NotReady:
         log: Text of the log since the start.
         path: Path of the log.
     """
-    waiting = ", ".join(server_log.still_loading(log)) or "none, but it does not answer"
+    waiting = ", ".join(server_log.loading_models(log)) or "none, but the server does not answer"
     return NotReady(f"server: models must load within {limit_s:g} s, still loading: {waiting}; log: {path}")

@@ -5,7 +5,7 @@ while every health endpoint returns 200. So :class:`ModelSupervisor` watches the
 fewer processes than instances has lost one. It is reloaded with all of its instances, beside the old ones, so
 models that depend on it keep working and other models are not affected. When `tritonserver` itself dies, or
 hangs while it dies, :class:`Supervisor` restarts it. Each step is a line of JSON in the log
-(:func:`slipway_serving.triton.server_log.record`).
+(:func:`slipway_serving.triton.server_log.append_event`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from slipway_serving.system.process_state import ProcessStage
 from slipway_serving.system.server_processes import crash_signal, describe_exit, is_stopped, stubs
 from slipway_serving.triton.control import ModelControl
 
-DEATHS = 5
+MAX_DEATHS = 5
 """Number of deaths in a row that ends the restarts: a model stays unloaded, a server stays down."""
 MODEL_STEADY_S = 5.0
 """Seconds of service after which the next death of a model is counted as the first of a row."""
@@ -36,21 +36,21 @@ SERVER_STEADY_S = 60.0
 REPLACED_IDLE_S = 5.0
 """Idle seconds after which the old processes of a reloaded model are ended. Triton ends one instance after
 another, up to 2 s each, and never ends one if it still counts a request that died with another process."""
-DYING_S = 5.0
-"""Seconds after which a `tritonserver` that is dying of a signal and has not ended is killed."""
+CRASH_TIMEOUT_S = 5.0
+"""Seconds after which a `tritonserver` that is crashing and has not ended is killed."""
 STOPPED_S = 0.4
 """Seconds after which a model's process that a signal has stopped is killed. Triton gives such a process up
 after 1 s, so the limit must be shorter."""
 FOLDER_MISSING_S = 60.0
 """Seconds after which a model that died is given up if its folder is still missing."""
-LOOK_S = 0.25
+CHECK_INTERVAL_S = 0.25
 """Seconds between two checks of the processes."""
-_LOOKS_FOR_DYING = 20
+_CHECKS_PER_CRASH_SCAN = 20
 """Number of checks between two scans of all threads of `tritonserver`; a scan of its thousand threads takes
 13 ms of a core."""
 
 
-class Deaths:
+class DeathCounter:
     """Counter of the deaths in a row of a model or server that is restarted after each death.
 
     Args:
@@ -66,14 +66,14 @@ class Deaths:
         self._served_since_s: float | None = clock()
         self.count = 0
 
-    def died(self) -> None:
+    def record_death(self) -> None:
         """Count a death, or a start that failed."""
         since = self._served_since_s
         steady = since is not None and self._clock() - since >= self._steady_s
         self.count = 1 if steady else self.count + 1
         self._served_since_s = None
 
-    def serves(self) -> None:
+    def record_start(self) -> None:
         """Record that the model or server was started and serves."""
         self._served_since_s = self._clock()
 
@@ -83,12 +83,12 @@ class Deaths:
         return 0.0 if self.count < 2 else 2.0 ** (self.count - 2)
 
     @property
-    def too_many(self) -> bool:
+    def is_limit_reached(self) -> bool:
         """True if there must not be another start."""
-        return self.count >= DEATHS
+        return self.count >= MAX_DEATHS
 
 
-def has_folders(models: Sequence[Path], closing: threading.Event) -> bool:
+def wait_for_folders(models: Sequence[Path], closing: threading.Event) -> bool:
     """Return True if all model folders exist, after a wait in which missing ones may come back.
 
     An operator who replaces a model by moving folders leaves it without a folder for a moment, in which
@@ -100,7 +100,7 @@ def has_folders(models: Sequence[Path], closing: threading.Event) -> bool:
     """
     deadline = time.monotonic() + FOLDER_MISSING_S
     while not all(model.is_dir() for model in models):
-        if time.monotonic() >= deadline or closing.wait(LOOK_S):
+        if time.monotonic() >= deadline or closing.wait(CHECK_INTERVAL_S):
             return False
     return True
 
@@ -110,10 +110,10 @@ class Supervisor:
 
     Args:
         process: Function that returns the current `tritonserver` process.
-        look_after: Function that returns a supervisor for the models of the current process.
+        supervise_models: Function that returns a supervisor for the models of the current process.
         restart: Function that starts another process; it returns True if the process serves.
-        tell: Callback that receives the name of an event and its facts.
-        keep_watcher: Function that starts a new watcher if the server's watcher has died.
+        record_event: Callback that receives the name of an event and its facts.
+        restart_watcher: Function that starts a new watcher if the server's watcher has died.
 
     Attributes:
         failure: Error that ended supervision: the server died too often, or its supervisor itself failed;
@@ -124,14 +124,14 @@ class Supervisor:
     def __init__(
         self,
         process: Callable[[], subprocess.Popen[bytes] | None],
-        look_after: Callable[[], ModelSupervisor],
+        supervise_models: Callable[[], ModelSupervisor],
         restart: Callable[[], bool],
-        tell: Callable[..., object],
-        keep_watcher: Callable[[], object] = lambda: None,
+        record_event: Callable[..., object],
+        restart_watcher: Callable[[], object] = lambda: None,
     ) -> None:
-        self._process, self._look_after, self._restart, self._tell = process, look_after, restart, tell
-        self._keep_watcher = keep_watcher
-        self._deaths = Deaths(SERVER_STEADY_S)
+        self._process, self._supervise_models, self._restart = process, supervise_models, restart
+        self._record_event, self._restart_watcher = record_event, restart_watcher
+        self._deaths = DeathCounter(SERVER_STEADY_S)
         self.failure: SlipwayError | None = None
         self.closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
@@ -145,65 +145,67 @@ class Supervisor:
     def _run(self) -> None:
         try:
             self._supervise()
-        except Exception as error:  # noqa: BLE001 - a server that nobody looks after must not seem to be well
-            self._tell("supervisor_failed", traceback="".join(traceback.format_exception(error)))
+        except Exception as error:  # noqa: BLE001 - a server without supervision must not look healthy
+            self._record_event("supervisor_failed", traceback="".join(traceback.format_exception(error)))
             self.failure = Unrecoverable(
-                f"server: its supervisor must not end, got {type(error).__name__}: {error}; this is a defect,"
-                " whose traceback is in the server's log; start the server again"
+                f"server: its supervision failed with {type(error).__name__}: {error}; start the server"
+                " again, and report the defect with the traceback in the server's log"
             )
 
     def _supervise(self) -> None:
         while self.failure is None and not self.closing.is_set():
-            reason = self._look_until_death()
-            while (code := self._code()) is not None and self.failure is None and not self.closing.is_set():
-                self._died(reason or describe_exit(code))
+            reason = self._supervise_until_death()
+            while self.failure is None and not self.closing.is_set():
+                if (code := self._exit_code()) is None:
+                    break
+                self._handle_death(reason or describe_exit(code))
                 reason = ""
 
-    def _look_until_death(self) -> str:
+    def _supervise_until_death(self) -> str:
         """Supervise the server until it dies or is stopped; return the reason of its death, "" if unknown."""
-        models, looks, reason = self._look_after(), 0, ""
+        models, checks, reason = self._supervise_models(), 0, ""
         try:
-            while self._code() is None and not self.closing.wait(LOOK_S):
-                models.look()
-                self._keep_watcher()
-                looks += 1
-                if looks % _LOOKS_FOR_DYING == 0:
-                    reason = self._killed_of()
+            while self._exit_code() is None and not self.closing.wait(CHECK_INTERVAL_S):
+                models.check()
+                self._restart_watcher()
+                checks += 1
+                if checks % _CHECKS_PER_CRASH_SCAN == 0:
+                    reason = self._kill_if_crashing()
         finally:
             models.close()
         return reason
 
-    def _killed_of(self) -> str:
-        """Kill a process that hangs while it dies of a signal; return the reason of its death, or ""."""
+    def _kill_if_crashing(self) -> str:
+        """Kill a process that hangs while it crashes; return the reason of its death, or ""."""
         process = self._process()
         number = crash_signal(process.pid) if process is not None else None
         if process is None or number is None:
             return ""
         try:
-            process.wait(DYING_S)
+            process.wait(CRASH_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-            return f"{number.name}, killed as it stood still for {DYING_S:g} s"
+            return f"{number.name}, killed after it hung for {CRASH_TIMEOUT_S:g} s"
         return ""
 
-    def _code(self) -> int | None:
+    def _exit_code(self) -> int | None:
         """Return the return code of the process; None while it runs."""
         process = self._process()
         return process.poll() if process is not None else None
 
-    def _died(self, reason: str) -> None:
-        """Restart the server, or give it up."""
-        self._deaths.died()
-        self._tell("server_died", deaths=self._deaths.count, reason=reason)
-        if self._deaths.too_many:
-            self._tell("server_given_up", deaths=self._deaths.count, reason=reason)
+    def _handle_death(self, reason: str) -> None:
+        """Restart the server after a death, or stop supervision after too many deaths."""
+        self._deaths.record_death()
+        self._record_event("server_died", deaths=self._deaths.count, reason=reason)
+        if self._deaths.is_limit_reached:
+            self._record_event("server_given_up", deaths=self._deaths.count, reason=reason)
             self.failure = Unrecoverable(
-                f"server: tritonserver must not end by itself, got {self._deaths.count} deaths in a row, the"
-                f" last by {reason}; try its log, which says what it did"
+                f"server: tritonserver died {self._deaths.count} times in a row and is not restarted, the"
+                f" last time by {reason}; see the server's log"
             )
         elif not self.closing.wait(self._deaths.wait_s) and self._restart():
-            self._deaths.serves()
+            self._deaths.record_start()
 
 
 class ModelSupervisor:
@@ -218,7 +220,7 @@ class ModelSupervisor:
         models: Names of the models that it has loaded; each may have lost a process already.
         control: Client that loads and unloads its models.
         folder: Runtime folder of the server (:mod:`slipway_serving.system.server_folder`).
-        tell: Callback that receives the name of an event and its facts.
+        record_event: Callback that receives the name of an event and its facts.
     """
 
     def __init__(
@@ -228,21 +230,21 @@ class ModelSupervisor:
         models: Iterable[str],
         control: ModelControl,
         folder: Path,
-        tell: Callable[..., object],
+        record_event: Callable[..., object],
     ) -> None:
-        self._pid, self._control, self._folder, self._tell = pid, control, folder, tell
-        self._known = stubs(pid)
+        self._pid, self._control, self._folder, self._record_event = pid, control, folder, record_event
+        self._processes = stubs(pid)
         self._repository = repository
         self._suspects = dict.fromkeys(models, 0)
-        self._deaths: dict[str, Deaths] = {}
-        self._healing: dict[str, threading.Thread] = {}
+        self._deaths: dict[str, DeathCounter] = {}
+        self._restart_threads: dict[str, threading.Thread] = {}
         self._replaced: dict[int, float] = {}
         self._stopped: dict[int, float] = {}
         self._closed = threading.Event()
         self._error: Exception | None = None
-        self._thread("suspects", self._ask_for_suspects)
+        self._thread("suspects", self._reload_incomplete_models)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Record processes that ended, and end processes that must not continue.
 
         Raises:
@@ -251,19 +253,19 @@ class ModelSupervisor:
         if self._error is not None:
             raise self._error
         now = stubs(self._pid)
-        for pid, model in self._known.items():
+        for pid, model in self._processes.items():
             if pid not in now:
                 self._suspects.setdefault(model, 0)
-        self._known = now
-        self._end_replaced(now)
-        self._kill_stopped(now)
+        self._processes = now
+        self._end_replaced_processes(now)
+        self._kill_stopped_processes(now)
 
     def close(self) -> None:
         """Stop all further reloads and reports."""
         self._closed.set()
 
     def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
-        """Start a thread; :meth:`look` raises the exception that ends it."""
+        """Start a thread; :meth:`check` raises the exception that ends it."""
 
         def run() -> None:
             try:
@@ -275,13 +277,13 @@ class ModelSupervisor:
         thread.start()
         return thread
 
-    def _ask_for_suspects(self) -> None:
+    def _reload_incomplete_models(self) -> None:
         """Reload the models that lack a process, each in a thread of its own."""
-        while not self._closed.wait(LOOK_S):
+        while not self._closed.wait(CHECK_INTERVAL_S):
             for model in list(self._suspects):
-                if (thread := self._healing.get(model)) is not None and thread.is_alive():
+                if (thread := self._restart_threads.get(model)) is not None and thread.is_alive():
                     continue
-                lacking = self._lacks(model)
+                lacking = self._lacks_process(model)
                 if self._closed.is_set():
                     return
                 if lacking is None:
@@ -293,9 +295,9 @@ class ModelSupervisor:
                     del self._suspects[model]
                 elif self._suspects[model] == 2:
                     del self._suspects[model]
-                    self._healing[model] = self._thread(model, partial(self._heal, model))
+                    self._restart_threads[model] = self._thread(model, partial(self._restart_model, model))
 
-    def _kill_stopped(self, now: Mapping[int, str]) -> None:
+    def _kill_stopped_processes(self, now: Mapping[int, str]) -> None:
         """Kill processes that a signal has stopped, before they continue.
 
         Triton gives up a process that does not run for a second while it has a request. If the process then
@@ -307,18 +309,18 @@ class ModelSupervisor:
             if time.monotonic() - since_s >= STOPPED_S:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-                self._say("stopped_process_killed", model=now[pid], pid=pid)
+                self._record("stopped_process_killed", model=now[pid], pid=pid)
 
-    def _lacks(self, model: str) -> bool | None:
+    def _lacks_process(self, model: str) -> bool | None:
         """Return True if a ready model has fewer processes than instances; None if the server cannot say."""
         try:
-            instances = self._control.instances(model)
+            instances = self._control.count_instances(model)
         except SlipwayError:
             return None
-        own = [pid for pid, name in self._known.items() if name == model and pid not in self._replaced]
+        own = [pid for pid, name in self._processes.items() if name == model and pid not in self._replaced]
         return len(own) < instances
 
-    def _end_replaced(self, now: Mapping[int, str]) -> None:
+    def _end_replaced_processes(self, now: Mapping[int, str]) -> None:
         """End the old processes of reloaded models once they are idle."""
         if not self._replaced:
             return
@@ -334,42 +336,42 @@ class ModelSupervisor:
                 self._replaced[pid] = time.monotonic()
             elif time.monotonic() - worked_s > REPLACED_IDLE_S:
                 process_state.end_process(self._folder, pid)
-                self._say("replaced_process_ended", model=now[pid], pid=pid)
+                self._record("replaced_process_ended", model=now[pid], pid=pid)
 
-    def _heal(self, model: str) -> None:
+    def _restart_model(self, model: str) -> None:
         """Reload a model until it serves or has died too often."""
-        deaths = self._deaths.setdefault(model, Deaths(MODEL_STEADY_S))
-        deaths.died()
-        self._say("model_died", model=model, deaths=deaths.count)
-        reason = "its process ends soon after each start"
-        while not deaths.too_many and not self._closed.wait(deaths.wait_s):
-            if not has_folders([self._repository / model], self._closed):
+        deaths = self._deaths.setdefault(model, DeathCounter(MODEL_STEADY_S))
+        deaths.record_death()
+        self._record("model_died", model=model, deaths=deaths.count)
+        reason = "its process dies soon after each start"
+        while not deaths.is_limit_reached and not self._closed.wait(deaths.wait_s):
+            if not wait_for_folders([self._repository / model], self._closed):
                 reason = f"its folder {self._repository / model} is missing"
                 break
             started_s = time.monotonic()
             before = [pid for pid, name in stubs(self._pid).items() if name == model]
             restarts = process_state.count_restart(self._folder, model)
             try:
-                self._control.replace(model, f"{self._pid}-{time.monotonic_ns()}")
+                self._control.force_reload(model, f"{self._pid}-{time.monotonic_ns()}")
             except SlipwayError as error:
                 if self._closed.is_set():
                     return
-                deaths.died()
+                deaths.record_death()
                 reason = str(error)
-                self._say("model_start_failed", model=model, deaths=deaths.count, reason=reason)
+                self._record("model_start_failed", model=model, deaths=deaths.count, reason=reason)
             else:
-                deaths.serves()
+                deaths.record_start()
                 self._replaced.update(dict.fromkeys(before, time.monotonic()))
                 after_s = round(time.monotonic() - started_s, 3)
-                self._say("model_restarted", model=model, restarts=restarts, after_s=after_s)
+                self._record("model_restarted", model=model, restarts=restarts, after_s=after_s)
                 self._suspects.setdefault(model, 0)
                 return
         if not self._closed.is_set():
             del self._deaths[model]
             with contextlib.suppress(SlipwayError):  # The server may be shutting down.
-                self._control.give_up(model)
-            self._say("model_given_up", model=model, deaths=deaths.count, reason=reason)
+                self._control.mark_failed(model)
+            self._record("model_given_up", model=model, deaths=deaths.count, reason=reason)
 
-    def _say(self, event: str, **facts: object) -> None:
+    def _record(self, event: str, **facts: object) -> None:
         if not self._closed.is_set():
-            self._tell(event, **facts)
+            self._record_event(event, **facts)

@@ -1,11 +1,12 @@
 """Shutdown of a running `tritonserver`: in-flight work finishes, then all processes end at once.
 
-First the pipelines finish their work (:func:`finish_pipelines`), since Triton refuses their calls to other
-models as soon as it shuts down. Then :func:`end` tells Triton to shut down. On its own, Triton 2.51 would end
-a model's processes one after another, more than a second each, and would wait its whole exit timeout for
-requests that it still counts although their process died or their caller left. So the state files of
-processes (:mod:`slipway_serving.system.process_state`) show whether any of them works; if none does, the rest
-can be swept. A server that traces writes its last traces at its very end, so it is left to end by itself.
+First the pipelines finish their work (:func:`drain_pipelines`), since Triton refuses their calls to other
+models as soon as it shuts down. Then :func:`shut_down` tells Triton to shut down. On its own, Triton 2.51
+would end a model's processes one after another, more than a second each, and would wait its whole exit
+timeout for requests that it still counts although their process died or their caller left. So the state files
+of processes (:mod:`slipway_serving.system.process_state`) show whether any of them works; if none does, the
+rest can be killed. A server that traces writes its last traces at its very end, so it is left to end by
+itself.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import psutil
 
 from slipway_serving.system.process_state import running_work
 from slipway_serving.system.server_processes import ServerResources, stubs
-from slipway_serving.triton.drain import drain_known
+from slipway_serving.triton.drain import drain_by_count
 
 EXIT_GRACE_S = 5.0
 """Seconds that Triton may take beyond its exit timeout, since it checks the timeout only once a second."""
@@ -31,17 +32,17 @@ _STUCK_S = 3.0
 _POLL_S = 0.05
 
 
-def finish_pipelines(resources: ServerResources) -> None:
+def drain_pipelines(resources: ServerResources) -> None:
     """Make pipelines refuse new requests, and wait at most the exit timeout for their in-flight requests."""
 
     def running() -> int:
         """Count the in-flight requests of pipelines, except those whose process died."""
         return sum(work.requests for work in running_work(resources.runtime_folder) if work.is_pipeline)
 
-    drain_known(running, resources.exit_timeout_s, resources.runtime_folder)
+    drain_by_count(running, resources.exit_timeout_s, resources.runtime_folder)
 
 
-def end(resources: ServerResources) -> None:
+def shut_down(resources: ServerResources) -> None:
     """Tell the server to shut down; return when it has ended or its remaining processes are idle.
 
     A process without state files belongs to a model that is not ours and does not report its work. It keeps
@@ -50,21 +51,21 @@ def end(resources: ServerResources) -> None:
     """
     with contextlib.suppress(ProcessLookupError):
         os.kill(resources.pid, signal.SIGTERM)
-    worked_s = time.monotonic()
-    deadline = worked_s + resources.exit_timeout_s + EXIT_GRACE_S
+    last_work_s = time.monotonic()
+    deadline = last_work_s + resources.exit_timeout_s + EXIT_GRACE_S
     before: dict[int, str] = {}
-    while _runs(resources.pid) and time.monotonic() < deadline:
+    while _is_running(resources.pid) and time.monotonic() < deadline:
         left = stubs(resources.pid)
         idle = {work.pid for work in running_work(resources.runtime_folder) if not work.requests}
         ending = resources.traces and (not left or left != before)
         if ending or not idle.issuperset(left):
-            before, worked_s = left, time.monotonic()
-        elif time.monotonic() - worked_s > (_STUCK_S if resources.traces else _IDLE_S):
+            before, last_work_s = left, time.monotonic()
+        elif time.monotonic() - last_work_s > (_STUCK_S if resources.traces else _IDLE_S):
             return
         time.sleep(_POLL_S)
 
 
-def _runs(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     return False

@@ -20,7 +20,7 @@ from pathlib import Path
 from slipway_serving.system.server_processes import ServerResources, clean_up, describe_exit, process_ids
 from slipway_serving.triton import server_log, termination
 from slipway_serving.triton.install import python_path
-from slipway_serving.triton.leftovers import join_claim
+from slipway_serving.triton.leftovers import share_runtime_folder
 
 PAUSE_S = 5.0
 """Shortest time between two starts of a watcher, in seconds, so that one that always dies does not use a
@@ -32,18 +32,18 @@ class Watcher:
 
     Args:
         resources: Resources of the server that the watcher looks after.
-        tell: Callback that receives the name of an event and its facts.
+        record_event: Callback that receives the name of an event and its facts.
 
     Raises:
         OSError: The process cannot be started.
     """
 
-    def __init__(self, resources: ServerResources, tell: Callable[..., object]) -> None:
-        self._resources, self._tell = resources, tell
+    def __init__(self, resources: ServerResources, record_event: Callable[..., object]) -> None:
+        self._resources, self._record_event = resources, record_event
         self._started_s = time.monotonic()
         self._process = _start(resources)
 
-    def look(self) -> None:
+    def restart_if_dead(self) -> None:
         """Start a new watcher process if the current one has ended, at most once every few seconds."""
         code = self._process.poll()
         if code is None or time.monotonic() - self._started_s < PAUSE_S:
@@ -52,16 +52,16 @@ class Watcher:
         try:
             self._process = _start(self._resources)
         except OSError as error:
-            self._tell("watcher_start_failed", reason=str(error))
+            self._record_event("watcher_start_failed", reason=str(error))
         else:
-            self._tell("watcher_restarted", reason=describe_exit(code))
+            self._record_event("watcher_restarted", reason=describe_exit(code))
 
     def kill(self) -> None:
         """End the watcher at once and leave the server's resources as they are."""
         self._process.kill()
         self._process.wait()
 
-    def end(self) -> None:
+    def finish(self) -> None:
         """Let the watcher clean_up what is left of the server and end, and wait for it."""
         if self._process.stdin is not None:
             self._process.stdin.close()
@@ -71,7 +71,7 @@ class Watcher:
 def _start(resources: ServerResources) -> subprocess.Popen[bytes]:
     """Start a watcher's process, which ends when its standard input is closed or the caller has died."""
     # The watcher writes its errors to the log, since it would otherwise hold the caller's own pipes open.
-    with server_log.appending(Path(resources.log)) as log:
+    with server_log.open_for_append(Path(resources.log)) as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "slipway_serving.triton.watcher"],
             stdin=subprocess.PIPE,
@@ -84,28 +84,28 @@ def _start(resources: ServerResources) -> subprocess.Popen[bytes]:
         )
     if process.stdin is None:
         raise RuntimeError("the watcher has no standard input")
-    with contextlib.suppress(BrokenPipeError):  # It died at once; look() restarts it.
+    with contextlib.suppress(BrokenPipeError):  # It died at once; restart_if_dead() starts another.
         process.stdin.write(json.dumps(asdict(resources)).encode() + b"\n")
     return process
 
 
-def _watch() -> None:
+def _run() -> None:
     """Wait for the end of the parent, then stop the server and clean_up what is left of it."""
     parent = os.getppid()
     resources = ServerResources(**json.loads(sys.stdin.buffer.readline()))
-    claim = join_claim(resources)
+    lock = share_runtime_folder(resources)
     # A forked sibling may hold the pipe open after the parent's death, hence the second condition.
     while not select.select([sys.stdin], [], [], 1.0)[0] and os.getppid() == parent:
-        server_log.bound(Path(resources.log))
+        server_log.limit_size(Path(resources.log))
     try:
         if resources.pid in process_ids(resources.server_id):
-            termination.finish_pipelines(resources)
-            termination.end(resources)
+            termination.drain_pipelines(resources)
+            termination.shut_down(resources)
     finally:
         clean_up(resources)
-        if claim is not None:
-            claim.close()
+        if lock is not None:
+            lock.close()
 
 
 if __name__ == "__main__":
-    _watch()
+    _run()

@@ -49,7 +49,7 @@ class VideoDecoder:
     def __init__(self, settings: Settings) -> None:
         self._model = settings.model
         self._graphs = SteppedModel(settings)
-        self._sessions: Sessions[UnderWay] = Sessions.of_model(settings)
+        self._sessions: Sessions[UnderWay] = Sessions.from_settings(settings)
 
     def run(self, call: Call) -> Responses:
         """Yield the frames of each latent.
@@ -61,10 +61,10 @@ class VideoDecoder:
             Unrecoverable: The graphs returned frames that are not finite.
         """
         if not call.tensors and call.turn.id and call.turn.end:
-            self._sessions.free(call.turn)
+            self._sessions.drop(call.turn)
             return
         latents = decode_turn(Decoding, call.tensors, self._model, call.turn)[1].latents
-        self._sessions.check(call.turn)
+        self._sessions.check_id(call.turn)
         with self._sessions.turn(call.turn, lambda: UnderWay(latents.shape[3:])) as video:
             self._check_size(latents, video.state)
             for index in range(latents.shape[2]):

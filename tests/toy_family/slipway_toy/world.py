@@ -22,7 +22,7 @@ from slipway_serving.runtime.graph import Graph, State
 from slipway_serving.runtime.interruption import Interruption
 from slipway_serving.runtime.metrics import DENOISE_STEP, FRAMES
 from slipway_serving.runtime.program import Call, Responses, Settings
-from slipway_serving.runtime.sessions import Sessions, Taken
+from slipway_serving.runtime.sessions import Sessions, TurnState
 from slipway_serving.video.delivery import frame_parts
 from slipway_serving.video.frames import to_uint8
 from slipway_toy.request import BLOCK_FRAMES, PIXELS_PER_LATENT, Steering, ToyWorldRequest
@@ -71,15 +71,15 @@ class ToyWorld:
         # The first request must not be the first to try the steps of the facts.
         FewStep(self._facts.steps, self._facts.shift, Noise(0))
         self._graph = Graph(settings, "block.onnx")
-        self._sessions: Sessions[Place] = Sessions.of_model(settings)
+        self._sessions: Sessions[Place] = Sessions.from_settings(settings)
         self._recorder = settings.recorder
         self._recorder.declare(DENOISE_STEP, FRAMES)
 
     def run(self, call: Call) -> Responses:
         """Yield the events of one turn; a turn that fails or is left ends its world."""
-        self._sessions.check(call.turn, fix="an id of your own for each world")
+        self._sessions.check_id(call.turn, fix="an id of your own for each world")
         if call.turn.end and not call.tensors:
-            self._sessions.free(call.turn)
+            self._sessions.drop(call.turn)
             return
         opened, steering = decode_turn(ToyWorldRequest, call.tensors, self._model, call.turn)
         interruption = Interruption(self._model, call.is_cancelled, call.limit_s)
@@ -113,7 +113,7 @@ class ToyWorld:
                 )
 
     def _block(
-        self, world: Taken[Place], steering: Steering, call: Call, interruption: Interruption
+        self, world: TurnState[Place], steering: Steering, call: Call, interruption: Interruption
     ) -> Iterator[Event]:
         """Denoise a block, commit it to the window, and give its frames."""
         place = world.state

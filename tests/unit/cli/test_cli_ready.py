@@ -176,7 +176,7 @@ def test_ready_tells_the_ports_of_both_protocols_apart(capsys: pytest.CaptureFix
 def test_drain_fails_with_one_line_when_no_server_answers(capsys: pytest.CaptureFixture[str]) -> None:
     assert root.run(["drain", "--metrics", "localhost:1"]) == 1
     err = capsys.readouterr().err
-    assert err.startswith("error: drain: metrics must be readable at localhost:1") and err.count("\n") == 1
+    assert err.startswith("error: drain: metrics cannot be read at localhost:1") and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -187,4 +187,4 @@ def test_drain_does_not_take_the_page_of_another_server_for_idle(
 ) -> None:
     with http_peer({"/metrics": once(answered(page))}) as place:
         assert root.run(["drain", "--metrics", place, "--timeout-s", "0"]) == 1
-    assert "drain: metrics must be readable at" in capsys.readouterr().err
+    assert "drain: metrics cannot be read at" in capsys.readouterr().err

@@ -69,7 +69,7 @@ def test_config_of_a_served_model_cannot_name_a_graph_outside_of_its_folder(
 
 @pytest.mark.parametrize("model", ["../../../v2/logging", "a/b", "", ".", ".."])
 def test_order_to_load_what_is_no_name_is_refused(model: str) -> None:
-    with pytest.raises(InvalidRequest, match="model must be a name of one"):
+    with pytest.raises(InvalidRequest, match="model must be a model's name"):
         ModelControl("localhost:1").load(model)
 
 

@@ -150,7 +150,7 @@ def test_cache_is_freed_when_the_session_ends(denoiser: WanCachedDenoiser, with_
     assert len(denoiser._sessions) == 1
     assert ask(denoiser, tensors if with_tensors else {}, turn=Turn(5, end=True))[1] is with_tensors
     assert len(denoiser._sessions) == 0
-    with pytest.raises(InvalidRequest, match="correlation id must be of a session under way, got 5"):
+    with pytest.raises(InvalidRequest, match="session 5 is not open"):
         ask(denoiser, tensors, turn=Turn(5))
 
 
@@ -164,7 +164,7 @@ def test_cache_is_freed_when_the_caller_cancels(denoiser: WanCachedDenoiser) -> 
 def test_session_is_refused_when_too_many_are_under_way(denoiser: WanCachedDenoiser) -> None:
     for key in (1, 2):
         ask(denoiser, tensors_of(LATENTS, 0.1), turn=Turn(key, start=True))
-    with pytest.raises(Overloaded, match="at most 2 at a time"):
+    with pytest.raises(Overloaded, match="all 2 sessions are in use"):
         ask(denoiser, tensors_of(LATENTS, 0.1), turn=Turn(3, start=True))
 
 
@@ -176,7 +176,7 @@ def test_session_is_refused_when_too_many_are_under_way(denoiser: WanCachedDenoi
         (tensors_of(LATENTS), {"turn": Turn(5)}, "cache_threshold must be given exactly when"),
         (tensors_of(LATENTS, -1.0), {"turn": Turn(5, start=True)}, "at least 0, got -1.0; try 0.05"),
         (tensors_of(LATENTS, np.nan), {"turn": Turn(5, start=True)}, "cache_threshold must be finite"),
-        (tensors_of(LATENTS), {"turn": Turn(start=True)}, "correlation id must be given with SEQUENCE_START"),
+        (tensors_of(LATENTS), {"turn": Turn(start=True)}, "session id must be given to begin or end"),
         (
             tensors_of(np.repeat(LATENTS, 2, axis=0), 0.1),
             {"turn": Turn(5, start=True)},

@@ -58,7 +58,7 @@ def test_control_refuses_an_address_that_is_none(url: str) -> None:
 
 
 def test_control_says_when_no_server_answers() -> None:
-    with pytest.raises(NotReady, match=r"triton 127\.0\.0\.1:1: must answer, got "):
+    with pytest.raises(NotReady, match=r"triton 127\.0\.0\.1:1: server does not answer \("):
         ModelControl("127.0.0.1:1").load("net")
 
 

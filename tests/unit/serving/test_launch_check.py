@@ -12,7 +12,7 @@ import psutil
 import pytest
 from server_fixtures import wait_until
 
-from slipway_serving.triton.launch_check import GRACE_S, Launches
+from slipway_serving.triton.launch_check import GRACE_S, LaunchCheck
 
 
 @pytest.fixture
@@ -30,22 +30,22 @@ def ends(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
 
 def test_process_is_told_when_nobody_has_waited_for_it_for_a_while(child: subprocess.Popen[bytes]) -> None:
     now = iter([0.0, 1.0, 1.0 + GRACE_S - 0.1, 1.0 + GRACE_S])
-    launches = Launches(os.getpid(), lambda: next(now))
-    assert launches.died() == ""
+    launches = LaunchCheck(os.getpid(), lambda: next(now))
+    assert launches.find_dead_process() == ""
     ends(child, signal.SIGKILL)
-    assert [launches.died() for _ in range(3)] == ["", "", "one was ended by SIGKILL"]
+    assert [launches.find_dead_process() for _ in range(3)] == ["", "", "killed by SIGKILL"]
 
 
 def test_process_is_not_told_when_it_was_waited_for(child: subprocess.Popen[bytes]) -> None:
     now = iter([0.0, GRACE_S, 2 * GRACE_S])
-    launches = Launches(os.getpid(), lambda: next(now))
+    launches = LaunchCheck(os.getpid(), lambda: next(now))
     ends(child, signal.SIGTERM)
-    assert launches.died() == ""
+    assert launches.find_dead_process() == ""
     child.wait(timeout=60)
-    assert [launches.died(), launches.died()] == ["", ""]
+    assert [launches.find_dead_process(), launches.find_dead_process()] == ["", ""]
 
 
 def test_nothing_is_told_of_a_server_that_has_ended(child: subprocess.Popen[bytes]) -> None:
     child.kill()
     child.wait(timeout=60)
-    assert Launches(child.pid).died() == ""
+    assert LaunchCheck(child.pid).find_dead_process() == ""

@@ -15,11 +15,11 @@ import psutil
 import pytest
 
 from slipway_serving.system.server_processes import ID_VARIABLE, SHARED_MEMORY, ServerResources
-from slipway_serving.triton.leftovers import claim, end_leftovers, join_claim
+from slipway_serving.triton.leftovers import create_runtime_folder, remove_leftovers, share_runtime_folder
 
 CLAIMS = """
 import sys
-from slipway_serving.triton.leftovers import claim, join_claim
+from slipway_serving.triton.leftovers import create_runtime_folder, share_runtime_folder
 from slipway_serving.system.server_processes import ServerResources
 
 resources = ServerResources({server_id!r}, {folder!r}, 0, 1.0, "")
@@ -62,50 +62,50 @@ def lives(resources: ServerResources) -> bool:
 
 
 def test_leftovers_end_when_launcher_and_watcher_were_killed(resources: ServerResources) -> None:
-    launcher = hold(resources, "claim")
-    watcher = hold(resources, "join_claim")
+    launcher = hold(resources, "create_runtime_folder")
+    watcher = hold(resources, "share_runtime_folder")
     for holder in (launcher, watcher):
-        assert resources.server_id not in end_leftovers()
+        assert resources.server_id not in remove_leftovers()
         assert lives(resources)
         holder.kill()
         holder.communicate()
-    assert resources.server_id in end_leftovers()
+    assert resources.server_id in remove_leftovers()
     assert not lives(resources)
     assert not list(SHARED_MEMORY.glob(f"{resources.server_id}*"))
     assert not Path(resources.folder).exists()
-    assert resources.server_id not in end_leftovers()
+    assert resources.server_id not in remove_leftovers()
 
 
 def test_server_of_this_process_is_left_alone(resources: ServerResources) -> None:
-    with claim(resources):
-        assert resources.server_id not in end_leftovers()
-    assert resources.server_id in end_leftovers()
+    with create_runtime_folder(resources):
+        assert resources.server_id not in remove_leftovers()
+    assert resources.server_id in remove_leftovers()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
 def test_server_of_another_user_is_left_alone(resources: ServerResources) -> None:
-    claim(resources).close()
+    create_runtime_folder(resources).close()
     os.chown(resources.runtime_folder, 65534, 65534)
-    assert resources.server_id not in end_leftovers()
+    assert resources.server_id not in remove_leftovers()
     assert lives(resources)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"server_id": "slipway-1-a-"}'])
 def test_folder_that_no_server_made_is_left_alone(resources: ServerResources, text: str) -> None:
-    with claim(resources) as file:
+    with create_runtime_folder(resources) as file:
         file.truncate(0)
         file.seek(0)
         file.write(text.encode())
-    assert resources.server_id not in end_leftovers()
+    assert resources.server_id not in remove_leftovers()
     assert lives(resources)
 
 
 def test_only_folders_of_the_server_itself_are_removed(resources: ServerResources, tmp_path: Path) -> None:
     other = ServerResources(resources.server_id, str(tmp_path), 0, 1.0, "")
-    claim(other).close()
-    assert resources.server_id not in end_leftovers()
+    create_runtime_folder(other).close()
+    assert resources.server_id not in remove_leftovers()
     assert tmp_path.is_dir()
 
 
 def test_watcher_of_a_server_that_is_gone_claims_nothing(resources: ServerResources) -> None:
-    assert join_claim(resources) is None
+    assert share_runtime_folder(resources) is None

@@ -123,9 +123,7 @@ def test_server_refuses_limits_of_models_that_it_does_not_serve(tmp_path: Path) 
     (tmp_path / "models" / "sums").mkdir(parents=True)
     (tmp_path / "limits").write_text(TEXT)
     config = ServerConfig(tmp_path / "models", limits=tmp_path / "limits")
-    with pytest.raises(
-        InvalidRequest, match="limits must be of models of the repository, got other; try sum"
-    ):
+    with pytest.raises(InvalidRequest, match="limits must name models of the repository, got other; try sum"):
         Server(config).start()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slipway_serving.system.server_processes import ID_VARIABLE
-from slipway_serving.triton.load_progress import Loading
+from slipway_serving.triton.load_progress import LoadProgress
 
 BEGUN = 'I1120 22:20:10.567780 4696 model_lifecycle.cc:472] "loading: {}:1"\n'
 LOADED = "I1120 22:23:45.645758 5559 model_lifecycle.cc:839] \"successfully loaded '{}'\"\n"
@@ -39,11 +39,11 @@ def stub() -> Iterator[str]:
 def test_loading_says_each_begin_and_end_once(folders: list[Path]) -> None:
     said: list[str] = []
     now = iter([0.0, 0.0, 1.0, 2.5, 3.0])
-    loading = Loading(folders, "none-", said.append, clock=lambda: next(now))
+    loading = LoadProgress(folders, "none-", said.append, clock=lambda: next(now))
     log = BEGUN.format("large")
     for more in ("", BEGUN.format("small"), LOADED.format("small"), LOADED.format("large")):
         log += more
-        loading.look(log)
+        loading.update(log)
     assert said == [
         "loading large (1 of 2, 0.2 GB on disk)",
         "loading small (2 of 2, 2.0 MB on disk)",
@@ -55,9 +55,9 @@ def test_loading_says_each_begin_and_end_once(folders: list[Path]) -> None:
 def test_loading_says_how_far_a_model_is_when_it_takes_long(folders: list[Path], stub: str) -> None:
     said: list[str] = []
     now = iter([0.0, 0.0, 2.0, 6.0, 7.0])
-    loading = Loading(folders, stub, said.append, clock=lambda: next(now))
+    loading = LoadProgress(folders, stub, said.append, clock=lambda: next(now))
     for _ in range(4):
-        loading.look(BEGUN.format("large"))
+        loading.update(BEGUN.format("large"))
     first, later = said
     assert first == "loading large (1 of 2, 0.2 GB on disk)"
     assert later.startswith("0 of 2 loaded; loading large for 6 s, ")
@@ -68,8 +68,8 @@ def test_loading_says_how_far_a_model_is_when_it_takes_long(folders: list[Path],
 def test_loading_says_nothing_of_how_far_when_a_load_has_failed(folders: list[Path]) -> None:
     said: list[str] = []
     now = iter([0.0, 0.0, 60.0])
-    loading = Loading(folders, "none-", said.append, clock=lambda: next(now))
+    loading = LoadProgress(folders, "none-", said.append, clock=lambda: next(now))
     log = BEGUN.format("large")
-    loading.look(log)
-    loading.look(log + "I1120 22:21:35.7 4884 model_lifecycle.cc:777] \"failed to load 'large'\"\n")
+    loading.update(log)
+    loading.update(log + "I1120 22:21:35.7 4884 model_lifecycle.cc:777] \"failed to load 'large'\"\n")
     assert said == ["loading large (1 of 2, 0.2 GB on disk)"]

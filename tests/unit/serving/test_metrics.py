@@ -109,23 +109,23 @@ def settings(**parameters: str) -> Settings:
 
 def test_sessions_count_as_open_while_they_wait_and_while_they_are_worked_on() -> None:
     made = settings(max_sessions="7", session_idle_s="60")
-    sessions: Sessions[str] = Sessions.of_model(made)
+    sessions: Sessions[str] = Sessions.from_settings(made)
     try:
         assert changes(made.recorder) == {
             ("slipway_sessions_open", ""): (0,),
             ("slipway_sessions_limit", ""): (7,),
         }
-        sessions.keep(Turn("waits"), "state")
-        assert sessions.take(Turn("waits"), str) == "state"
+        sessions.store(Turn("waits"), "state")
+        assert sessions.acquire(Turn("waits"), str) == "state"
         with sessions.turn(Turn("begins", start=True), str), sessions.turn(Turn(0), str):
-            assert sessions.under_way() == 2
+            assert sessions.count_open() == 2
             assert changes(made.recorder)["slipway_sessions_open", ""] == (2,)
-        sessions.free(Turn("waits"))
-        sessions.free(Turn("begins"))
-        assert sessions.under_way() == 0
+        sessions.drop(Turn("waits"))
+        sessions.drop(Turn("begins"))
+        assert sessions.count_open() == 0
         with pytest.raises(ZeroDivisionError), sessions.turn(Turn("fails", start=True), str):
             raise ZeroDivisionError
-        assert sessions.under_way() == 0
+        assert sessions.count_open() == 0
     finally:
         sessions.close()
 

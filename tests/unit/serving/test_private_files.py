@@ -19,7 +19,7 @@ from slipway_serving.system.hidden_arguments import start
 from slipway_serving.system.inherited_sockets import restrict_shared_memory
 from slipway_serving.system.private_files import make_empty, make_folder
 from slipway_serving.triton import log_files
-from slipway_serving.triton.server_log import bound, record
+from slipway_serving.triton.server_log import append_event, limit_size
 
 DAY_S = 24 * 3600
 
@@ -53,8 +53,8 @@ def test_device_keeps_its_permissions_when_it_is_the_log() -> None:
 def test_rotated_log_and_one_that_is_made_anew_are_for_their_user_alone(tmp_path: Path) -> None:
     log, earlier = tmp_path / "log", tmp_path / "log.1"
     earlier.write_text("readable by all")
-    record(log, "model_died")
-    bound(log, limit_bytes=0)
+    append_event(log, "model_died")
+    limit_size(log, limit_bytes=0)
     assert "model_died" in earlier.read_text()
     assert (mode(log), mode(earlier)) == (0o600, 0o600)
 
@@ -109,10 +109,10 @@ def test_only_old_logs_of_servers_that_ended_are_removed(
         f"slipway-{os.getpid()}-00000003-": old,
         "slipway-somebody-else-": old,
     }.items():
-        log = log_files.place(server_id)
+        log = log_files.default_path(server_id)
         make_folder(log.parent)
         make_empty(log)
         for path in (log, log.parent):
             os.utime(path, (when, when))
-    log_files.remove_old()
+    log_files.remove_old_logs()
     assert {path.name.partition("-0000")[2] for path in tmp_path.iterdir()} == {"0002-log", "0003-log", ""}

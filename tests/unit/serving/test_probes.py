@@ -14,7 +14,7 @@ from hostile import answered, http_peer, once
 from slipway_serving.protocol.errors import InvalidRequest, NotReady
 from slipway_serving.system import process_state
 from slipway_serving.system.process_state import check_processes
-from slipway_serving.triton.probes import Probes, check_health
+from slipway_serving.triton.probes import ProbeEndpoint, check_health
 
 
 class Checked:
@@ -39,7 +39,7 @@ def checked() -> Checked:
 def url(checked: Checked) -> Iterator[str]:
     with closing(socket.create_server(("127.0.0.1", 0))) as free:
         port = free.getsockname()[1]
-    with closing(Probes("127.0.0.1", port, checked)):
+    with closing(ProbeEndpoint("127.0.0.1", port, checked)):
         yield f"http://127.0.0.1:{port}"
 
 
@@ -84,9 +84,9 @@ def test_health_is_what_triton_says(state: str) -> None:
     }
     with http_peer(paths) as place:
         check_health(place, other)
-        with pytest.raises(NotReady, match=f"^ready: tritonserver must be {state}, got HTTP status 400"):
+        with pytest.raises(NotReady, match=rf"^ready: tritonserver is not {state} \(HTTP status 400\)"):
             check_health(place, state)
-    with pytest.raises(NotReady, match="must answer at localhost:1, got ConnectionRefusedError"):
+    with pytest.raises(NotReady, match=r"does not answer at localhost:1 \(ConnectionRefusedError\)"):
         check_health("localhost:1", state)
 
 
@@ -94,7 +94,7 @@ def test_port_in_use_is_refused_by_name(checked: Checked) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(InvalidRequest, match=f"probe_port must be free on 127.0.0.1, got {port} "):
-            Probes("127.0.0.1", port, checked)
+            ProbeEndpoint("127.0.0.1", port, checked)
 
 
 def test_processes_are_checked_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

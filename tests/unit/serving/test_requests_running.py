@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from slipway_serving.triton.drain import requests_running
+from slipway_serving.triton.drain import count_running_requests
 
 OF_TRITON = """\
 # HELP nv_pinned_memory_pool_total_bytes Pinned memory pool total memory size, in bytes
@@ -61,7 +61,7 @@ def metrics() -> Iterator[Metrics]:
 @pytest.mark.parametrize(("text", "count"), [(TWO_MODELS, 3), (OF_TRITON, 0)])
 def test_requests_running_adds_up_all_models_when_asked(metrics: Metrics, text: str, count: int) -> None:
     metrics.text = text
-    assert requests_running(metrics.url) == count
+    assert count_running_requests(metrics.url) == count
 
 
 def test_requests_running_goes_past_a_proxy_when_the_environment_names_one(
@@ -69,7 +69,7 @@ def test_requests_running_goes_past_a_proxy_when_the_environment_names_one(
 ) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     metrics.text = TWO_MODELS
-    assert requests_running(metrics.url) == 3
+    assert count_running_requests(metrics.url) == 3
 
 
 @pytest.mark.parametrize(("status", "text"), [(404, TWO_MODELS), (200, "slipway_requests_running{ what")])
@@ -77,8 +77,8 @@ def test_requests_running_is_unknown_when_the_answer_is_no_metrics(
     metrics: Metrics, status: int, text: str
 ) -> None:
     metrics.status, metrics.text = status, text
-    assert requests_running(metrics.url) is None
+    assert count_running_requests(metrics.url) is None
 
 
 def test_requests_running_is_unknown_when_the_address_is_none() -> None:
-    assert requests_running("http://local host:x/metrics") is None
+    assert count_running_requests("http://local host:x/metrics") is None

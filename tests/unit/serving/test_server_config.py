@@ -21,8 +21,8 @@ from slipway_serving.triton.server import Server, ServerConfig
     ("fields", "text"),
     [
         ({"http_port": 70000}, "http_port must be a port number 0 to 65535, got 70000"),
-        ({"http_port": 9000, "grpc_port": 9000}, "ports must be different ones"),
-        ({"grpc_port": 9000, "probe_port": 9000}, "ports must be different ones"),
+        ({"http_port": 9000, "grpc_port": 9000}, "ports must differ from each other"),
+        ({"grpc_port": 9000, "probe_port": 9000}, "ports must differ from each other"),
         ({"probe_port": 65536}, "probe_port must be a port number 0 to 65535, got 65536"),
         (
             {"exit_timeout_s": -1, "log_verbose": -2},
@@ -45,7 +45,7 @@ def test_start_is_refused_when_the_repository_is_unusable(tmp_path: Path) -> Non
     for path, rule in (
         (tmp_path / "none", "must exist"),
         (file, "must be a folder of models, got the file"),
-        (empty, "must hold a model, got the empty"),
+        (empty, "must contain a model, got the empty"),
     ):
         with pytest.raises(InvalidRequest, match=f"server: repository {rule} ?.*{path.name}"):
             Server(ServerConfig(path)).start()
@@ -150,5 +150,5 @@ def test_start_is_refused_where_triton_cannot_be_laid_out_to_run(
 
     monkeypatch.setattr(server.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(os, "statvfs", lambda path: NoExec if Path(path) == tmp_path else real(path))
-    with pytest.raises(NotReady, match=f"{tmp_path} must let programs run .* got a noexec mount; try"):
+    with pytest.raises(NotReady, match=f"{tmp_path} must allow programs to run, .* got a noexec mount; try"):
         Server(ServerConfig(tmp_path)).start()

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from slipway_serving.triton.server_log import fatal, follow, load_failures, printed, still_loading
+from slipway_serving.triton.server_log import (
+    fatal_reason,
+    follow,
+    load_failures,
+    loading_models,
+    printed_lines,
+)
 
 LOG = r"""
 I1120 22:20:10.567780 4696 model_lifecycle.cc:472] "loading: slow:1"
@@ -38,7 +44,7 @@ def test_each_failed_model_is_told_with_its_reason() -> None:
 
 
 def test_lines_that_models_print_are_told_from_records() -> None:
-    assert printed(LOG) == [
+    assert printed_lines(LOG) == [
         '[libprotobuf ERROR /build/text_format.cc:337] Error parsing text-format inference.ModelConfig: 2:6: no field "bogus".',
         "a line that a model printed",
     ]
@@ -71,14 +77,14 @@ def test_no_failure_is_told_when_there_is_none() -> None:
 
 
 def test_models_that_have_not_answered_are_told() -> None:
-    assert still_loading(LOG) == ["slow"]
+    assert loading_models(LOG) == ["slow"]
 
 
 def test_reason_is_told_when_the_server_itself_cannot_start() -> None:
     text = "failed to start GRPC service: Unavailable - Socket '127.0.0.1:8001' already in use"
-    assert fatal(f'{LOG}E1120 22:23:45.6 5 main.cc:8] "{text}"\n') == text
-    assert fatal(f"{LOG}error: {text}\n") == text
-    assert fatal(LOG) is None
+    assert fatal_reason(f'{LOG}E1120 22:23:45.6 5 main.cc:8] "{text}"\n') == text
+    assert fatal_reason(f"{LOG}error: {text}\n") == text
+    assert fatal_reason(LOG) is None
 
 
 def test_follow_hands_on_lines_that_come_later(tmp_path: Path) -> None:
@@ -115,4 +121,4 @@ USAGE = "Usage: tritonserver [options]\n  --help\n\tPrint usage\n"
     ],
 )
 def test_fatal_names_an_argument_that_triton_does_not_take(log: str, reason: str) -> None:
-    assert fatal(log) == reason
+    assert fatal_reason(log) == reason

@@ -50,27 +50,25 @@ def begin(sessions: Sessions[str], key: int | str, state: str = "") -> None:
 
 def test_state_is_given_once_when_it_was_kept(sessions: Sessions[str]) -> None:
     begin(sessions, 7, "seven")
-    assert sessions.take(Turn(7), str) == "seven"
-    with pytest.raises(InvalidRequest, match="correlation id must be of a session under way, got 7"):
-        sessions.take(Turn(7), str)
+    assert sessions.acquire(Turn(7), str) == "seven"
+    with pytest.raises(InvalidRequest, match="session 7 is not open"):
+        sessions.acquire(Turn(7), str)
 
 
 def test_session_is_refused_anew_when_one_of_its_id_is_under_way(
     sessions: Sessions[str], clock: Clock
 ) -> None:
     begin(sessions, 7, "seven")
-    with pytest.raises(
-        InvalidRequest, match="sums: correlation id must be of no session under way .*, got 7;"
-    ):
-        sessions.check_new(Turn(7, start=True))
-    sessions.check_new(Turn(8, start=True))
-    sessions.check_new(Turn(7))
-    assert sessions.take(Turn(7), str) == "seven"
-    with pytest.raises(InvalidRequest, match="of no session under way"):
-        sessions.check_new(Turn(7, start=True))
-    sessions.keep(Turn(7), "seven")
+    with pytest.raises(InvalidRequest, match="sums: session 7 is already open;"):
+        sessions.check_id_is_new(Turn(7, start=True))
+    sessions.check_id_is_new(Turn(8, start=True))
+    sessions.check_id_is_new(Turn(7))
+    assert sessions.acquire(Turn(7), str) == "seven"
+    with pytest.raises(InvalidRequest, match="is already open"):
+        sessions.check_id_is_new(Turn(7, start=True))
+    sessions.store(Turn(7), "seven")
     clock.now_s = 61
-    sessions.check_new(Turn(7, start=True))
+    sessions.check_id_is_new(Turn(7, start=True))
 
 
 def test_session_more_is_refused_when_all_are_taken_until_one_ends_or_falls_idle(
@@ -79,15 +77,15 @@ def test_session_more_is_refused_when_all_are_taken_until_one_ends_or_falls_idle
     begin(sessions, 1)
     clock.now_s = 30
     begin(sessions, "two")
-    with pytest.raises(Overloaded, match="sums: sessions must be at most 2 at a time"):
+    with pytest.raises(Overloaded, match="sums: all 2 sessions are in use"):
         begin(sessions, 3)
     clock.now_s = 61
     begin(sessions, 3)
     assert len(sessions) == 2
     with pytest.raises(Overloaded):
         begin(sessions, 4)
-    sessions.free(Turn("two"))
-    sessions.free(Turn("never there"))
+    sessions.drop(Turn("two"))
+    sessions.drop(Turn("never there"))
     begin(sessions, 4)
 
 
@@ -106,14 +104,14 @@ def test_session_is_not_idle_when_it_goes_on(sessions: Sessions[str], clock: Clo
     for clock.now_s in (50, 100, 150):
         with sessions.turn(Turn(1), str) as taken:
             taken.state += "."
-    assert sessions.take(Turn(1), str) == "1..."
+    assert sessions.acquire(Turn(1), str) == "1..."
 
 
 def test_session_begins_anew_when_it_is_started_twice(sessions: Sessions[str]) -> None:
     for state in ("first", "second"):
         begin(sessions, 1, state)
     assert len(sessions) == 1
-    assert sessions.take(Turn(1), str) == "second"
+    assert sessions.acquire(Turn(1), str) == "second"
 
 
 def test_nothing_is_kept_when_the_turn_was_the_last_or_of_no_session(sessions: Sessions[str]) -> None:
@@ -122,7 +120,7 @@ def test_nothing_is_kept_when_the_turn_was_the_last_or_of_no_session(sessions: S
         assert taken.state == "1"
     with sessions.turn(NO_SESSION, lambda: "own") as taken:
         assert taken.state == "own"
-    assert len(sessions) == sessions.under_way() == 0
+    assert len(sessions) == sessions.count_open() == 0
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, GeneratorExit, KeyboardInterrupt])
@@ -132,19 +130,19 @@ def test_session_is_freed_when_a_turn_fails_or_is_left(
     begin(sessions, 1)
     with pytest.raises(error), sessions.turn(Turn(1), str):
         raise error
-    assert sessions.under_way() == 0
-    with pytest.raises(InvalidRequest, match="of a session under way"):
-        sessions.take(Turn(1), str)
+    assert sessions.count_open() == 0
+    with pytest.raises(InvalidRequest, match="is not open"):
+        sessions.acquire(Turn(1), str)
 
 
 def test_turn_is_refused_when_it_begins_or_ends_no_session(sessions: Sessions[str]) -> None:
-    sessions.check(NO_SESSION)
+    sessions.check_id(NO_SESSION)
     for turn in (Turn(start=True), Turn("", end=True)):
-        with pytest.raises(InvalidRequest, match="must be given with SEQUENCE_START and SEQUENCE_END"):
-            sessions.check(turn)
-    with pytest.raises(InvalidRequest, match="correlation id must be given, got none; try another model"):
-        sessions.check(NO_SESSION, fix="another model")
-    sessions.check(Turn(1), fix="another model")
+        with pytest.raises(InvalidRequest, match="session id must be given to begin or end a session"):
+            sessions.check_id(turn)
+    with pytest.raises(InvalidRequest, match="session id must be given, got none; try another model"):
+        sessions.check_id(NO_SESSION, fix="another model")
+    sessions.check_id(Turn(1), fix="another model")
 
 
 @pytest.mark.parametrize("missing", ["max_sessions", "session_idle_s"])
@@ -153,7 +151,7 @@ def test_model_is_refused_when_its_config_does_not_bound_its_sessions(missing: s
     del values[missing]
     parameters = {name: {"string_value": value} for name, value in values.items()}
     with pytest.raises(InvalidRequest, match=f"parameter {missing} of config.pbtxt must be a whole number"):
-        Sessions.of_model(Settings("sums", Path("nowhere"), {"parameters": parameters}))
+        Sessions.from_settings(Settings("sums", Path("nowhere"), {"parameters": parameters}))
 
 
 def settings(**values: str) -> Settings:
@@ -163,27 +161,27 @@ def settings(**values: str) -> Settings:
 
 def test_model_tells_its_open_sessions_and_their_limit_when_its_metrics_are_read() -> None:
     given = settings(max_sessions="2", session_idle_s="60")
-    sessions: Sessions[str] = Sessions.of_model(given)
+    sessions: Sessions[str] = Sessions.from_settings(given)
     begin(sessions, 1)
-    sessions.take(Turn(2, start=True), str)
+    sessions.acquire(Turn(2, start=True), str)
     told = {change.metric: change.amounts for change in given.recorder.updates()}
     assert told == {SESSIONS_OPEN: (2.0,), SESSIONS_LIMIT: (2.0,)}
-    with pytest.raises(Overloaded, match="sums: sessions must be at most 2 at a time"):
-        sessions.take(Turn(3, start=True), str)
-    with pytest.raises(InvalidRequest, match="a session ends after 60 s without a request"):
-        sessions.take(Turn(3), str)
+    with pytest.raises(Overloaded, match="sums: all 2 sessions are in use"):
+        sessions.acquire(Turn(3, start=True), str)
+    with pytest.raises(InvalidRequest, match="sessions expire after 60 s idle"):
+        sessions.acquire(Turn(3), str)
     sessions.close()
 
 
 def test_session_is_under_way_once_when_it_waits_or_its_turn_is_worked_on(sessions: Sessions[str]) -> None:
     begin(sessions, 1)
     begin(sessions, 2)
-    assert (len(sessions), sessions.under_way()) == (2, 2)
+    assert (len(sessions), sessions.count_open()) == (2, 2)
     with sessions.turn(Turn(2), str):
-        assert (len(sessions), sessions.under_way()) == (1, 2)
-    sessions.take(Turn(2), str)
-    sessions.free(Turn(2))
-    assert (len(sessions), sessions.under_way()) == (1, 1)
+        assert (len(sessions), sessions.count_open()) == (1, 2)
+    sessions.acquire(Turn(2), str)
+    sessions.drop(Turn(2))
+    assert (len(sessions), sessions.count_open()) == (1, 1)
 
 
 def test_session_stays_when_its_idle_time_is_exactly_the_limit(sessions: Sessions[str], clock: Clock) -> None:
@@ -206,23 +204,23 @@ def test_session_is_as_it_was_before_when_a_check_refuses_its_turn(sessions: Ses
         sessions.turn(Turn(1, start=True), lambda: "new", refuse),
     ):
         pytest.fail("the turn was refused")
-    assert sessions.under_way() == 0
+    assert sessions.count_open() == 0
     begin(sessions, 1, "kept")
     with pytest.raises(InvalidRequest, match="refused kept"), sessions.turn(Turn(1), str, refuse):
         pytest.fail("the turn was refused")
-    assert sessions.take(Turn(1), str) == "kept"
+    assert sessions.acquire(Turn(1), str) == "kept"
 
 
 def test_turn_says_what_it_lacks_when_it_has_no_id(sessions: Sessions[str]) -> None:
     with pytest.raises(InvalidRequest) as bare:
-        sessions.check(Turn(start=True))
-    text = "correlation id must be given with SEQUENCE_START and SEQUENCE_END, got none"
+        sessions.check_id(Turn(start=True))
+    text = "session id must be given to begin or end a session, got none"
     assert str(bare.value) == f"sums: {text}"
     with pytest.raises(InvalidRequest) as fixed:
-        sessions.check(NO_SESSION, fix="another model")
-    assert str(fixed.value) == "sums: correlation id must be given, got none; try another model"
-    sessions.check(Turn(1, start=True))
-    sessions.check(Turn(1, end=True))
+        sessions.check_id(NO_SESSION, fix="another model")
+    assert str(fixed.value) == "sums: session id must be given, got none; try another model"
+    sessions.check_id(Turn(1, start=True))
+    sessions.check_id(Turn(1, end=True))
 
 
 def dead(folder: Path, name: str) -> Path:
@@ -236,21 +234,21 @@ def dead(folder: Path, name: str) -> Path:
 def test_session_is_told_as_lost_until_its_caller_ends_it_when_its_process_died(tmp_path: Path) -> None:
     process_state = ProcessState(tmp_path, "sums", "sums_0")
     given = replace(settings(max_sessions="2", session_idle_s="60"), process_state=process_state)
-    sessions: Sessions[str] = Sessions.of_model(given)
+    sessions: Sessions[str] = Sessions.from_settings(given)
     begin(sessions, "seven")
     (own,) = (tmp_path / "footprints" / "sums").iterdir()
     (session,) = (path for path in own.iterdir() if path.name != "work")
-    sessions.free(Turn("seven"))
+    sessions.drop(Turn("seven"))
     assert not session.exists()
     (dead(tmp_path, "sums_0") / session.name).touch()
     assert process_state.record_serving() == 0
-    lost = "sums: the session was lost: the model's process that held 'seven' ended; try SEQUENCE_START"
+    lost = "sums: session 'seven' was lost when the model's process ended; begin a new one"
     for turn in (Turn("seven"), Turn("seven", end=True)):
         with pytest.raises(SessionLost) as failure:
-            sessions.take(turn, str)
+            sessions.acquire(turn, str)
         assert str(failure.value) == lost
-    with pytest.raises(InvalidRequest, match="must be of a session under way, got 'seven'"):
-        sessions.take(Turn("seven"), str)
+    with pytest.raises(InvalidRequest, match="session 'seven' is not open"):
+        sessions.acquire(Turn("seven"), str)
     sessions.close()
 
 
@@ -266,14 +264,14 @@ def test_session_leaves_no_footprint_when_it_has_ended(tmp_path: Path, clock: Cl
     with sessions.turn(Turn(2), str):
         pass
     if ends == "last turn":
-        sessions.keep(Turn(1, end=True), sessions.take(Turn(1), str))
+        sessions.store(Turn(1, end=True), sessions.acquire(Turn(1), str))
     elif ends == "freed":
-        sessions.free(Turn(1))
+        sessions.drop(Turn(1))
     else:
         clock.now_s = 61
         sessions.drop_idle()
     assert len(list(own.iterdir())) == 2
-    assert sessions.take(Turn(2), str) == "2"
+    assert sessions.acquire(Turn(2), str) == "2"
     sessions.close()
 
 

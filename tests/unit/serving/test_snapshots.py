@@ -28,29 +28,34 @@ from slipway_serving.protocol.snapshots.parts import (
 from slipway_serving.protocol.snapshots.requests import Restore, Restored, Snapshot, SnapshotPart
 from slipway_serving.protocol.turns import Turn
 from slipway_serving.runtime.program import Settings
-from slipway_serving.runtime.snapshots.sessions import MovableSessions, Packed
-from slipway_serving.runtime.snapshots.states import Arriving, Snapshots, Spec
+from slipway_serving.runtime.snapshots.sessions import RestorableSessions, StateContent
+from slipway_serving.runtime.snapshots.states import ArraySpec, PartialState, SnapshotFormat
 
 State = tuple[Mapping[str, Any], dict[str, np.ndarray]]
-SPECS = {"keys": Spec((3, 5)), "nothing": Spec((0, 2)), "bytes": Spec((7,), "uint8"), "values": Spec((4,))}
+SPECS = {
+    "keys": ArraySpec((3, 5)),
+    "nothing": ArraySpec((0, 2)),
+    "bytes": ArraySpec((7,), "uint8"),
+    "values": ArraySpec((4,)),
+}
 RANDOM = np.random.default_rng(0)
 ARRAYS = {name: (100 * RANDOM.standard_normal(spec.shape)).astype(spec.dtype) for name, spec in SPECS.items()}
 TOLD = {"blocks": 3}
 
 
-def snapshots(part_bytes: int = 10, files: str = "abc") -> Snapshots[State]:
-    return Snapshots("sums", files, SPECS, lambda told, arrays: (told, arrays), part_bytes)
+def snapshots(part_bytes: int = 10, files: str = "abc") -> SnapshotFormat[State]:
+    return SnapshotFormat("sums", files, SPECS, lambda told, arrays: (told, arrays), part_bytes)
 
 
-def parts_of(known: Snapshots[State], name: str = "one") -> list[bytes]:
+def parts_of(known: SnapshotFormat[State], name: str = "one") -> list[bytes]:
     return [known.part(number, name, TOLD, ARRAYS.__getitem__) for number in range(known.parts)]
 
 
-def taken(known: Snapshots[State], parts: list[bytes]) -> State | None:
-    arriving, state = Arriving(known), None
+def taken(known: SnapshotFormat[State], parts: list[bytes]) -> State | None:
+    arriving, state = PartialState(known), None
     for part in parts:
         arriving.check(part)
-        state = arriving.take(part)
+        state = arriving.add(part)
     return state
 
 
@@ -70,10 +75,10 @@ def test_state_is_whole_again_when_all_its_parts_came(part_bytes: int) -> None:
 def test_part_is_taken_when_it_is_exactly_full_and_holds_the_end_of_an_array() -> None:
     sizes = {"large": PART_BYTES + 5, "small": 3}
     arrays = {name: np.arange(size, dtype=np.uint32).astype(np.uint8) for name, size in sizes.items()}
-    known: Snapshots[State] = Snapshots(
+    known: SnapshotFormat[State] = SnapshotFormat(
         "sums",
         "abc",
-        {name: Spec((size,), "uint8") for name, size in sizes.items()},
+        {name: ArraySpec((size,), "uint8") for name, size in sizes.items()},
         lambda told, arrays: (told, arrays),
     )
     assert known.parts == 2
@@ -137,7 +142,7 @@ def test_part_is_refused_when_it_is_as_long_as_a_head_less_one_byte() -> None:
 
 
 def test_state_without_arrays_is_one_part() -> None:
-    known: Snapshots[State] = Snapshots("sums", "abc", {}, lambda told, arrays: (told, arrays))
+    known: SnapshotFormat[State] = SnapshotFormat("sums", "abc", {}, lambda told, arrays: (told, arrays))
     assert taken(known, parts_of(known)) == (TOLD, {})
 
 
@@ -169,7 +174,7 @@ def with_header(text: bytes) -> bytes:
         (lambda parts: parts_of(snapshots(files="xyz"))[1], "restore must have files 'abc', got 'xyz'"),
         (lambda parts: changed(parts[1], parts=4), "restore must have parts 9, got 4"),
         (lambda parts: parts_of(snapshots(), "two")[1], "must have snapshot 'one', got 'two'"),
-        (lambda parts: changed(parts[1], told={"blocks": 4}), "restore must have told .*3}, got .*4}"),
+        (lambda parts: changed(parts[1], told={"blocks": 4}), "restore must have the values .*3}, got .*4}"),
         (lambda _: make(Header("sums", "abc", "one", 1, 9, 3, TOLD), b"abc"), "must have 10 bytes in part 1"),
         (lambda parts: changed(parts[1], told=[3]), "as it was given, got told of type list"),
         (lambda parts: changed(parts[1], told=None), "as it was given, got told of type NoneType"),
@@ -189,16 +194,16 @@ def with_header(text: bytes) -> bytes:
 def test_part_is_refused_when_it_is_not_the_next_of_its_snapshot(wrong: Any, problem: str) -> None:
     known = snapshots()
     parts = parts_of(known)
-    arriving = Arriving(known)
+    arriving = PartialState(known)
     arriving.check(parts[0])
-    arriving.take(parts[0])
+    arriving.add(parts[0])
     with pytest.raises(InvalidRequest, match=problem) as refusal:
         arriving.check(wrong(parts))
     assert len(str(refusal.value)) < 1000
     # The right one is taken after all.
     arriving.check(parts[1])
-    arriving.take(parts[1])
-    assert arriving.taken == 2
+    arriving.add(parts[1])
+    assert arriving.received == 2
 
 
 def test_parts_are_told_apart_when_they_come_from_one_file() -> None:
@@ -222,24 +227,24 @@ def test_digest_is_of_a_versions_files_and_not_of_the_configuration(tmp_path: Pa
 
 
 @pytest.fixture
-def sessions(tmp_path: Path) -> Iterator[MovableSessions[State]]:
+def sessions(tmp_path: Path) -> Iterator[RestorableSessions[State]]:
     numbers = {"max_sessions": {"string_value": "2"}, "session_idle_s": {"string_value": "60"}}
     settings = Settings("sums", tmp_path, {"parameters": numbers})
 
-    def pack(state: State) -> Packed:
-        return Packed("one", state[0], state[1].__getitem__)
+    def pack(state: State) -> StateContent:
+        return StateContent("one", state[0], state[1].__getitem__)
 
-    made = MovableSessions(settings, snapshots, pack)
+    made = RestorableSessions(settings, snapshots, pack)
     yield made
-    made.held.close()
+    made.open_sessions.close()
 
 
-def begin(sessions: MovableSessions[State], name: str) -> None:
+def begin(sessions: RestorableSessions[State], name: str) -> None:
     with sessions.turn(Turn(name, start=True), lambda: (TOLD, ARRAYS), lambda _: None):
         pass
 
 
-def test_session_goes_on_under_another_id_when_all_parts_came(sessions: MovableSessions[State]) -> None:
+def test_session_goes_on_under_another_id_when_all_parts_came(sessions: RestorableSessions[State]) -> None:
     begin(sessions, "a")
     for number in range(9):
         form = "bytes" if number % 2 else "bytes_base64"
@@ -253,24 +258,24 @@ def test_session_goes_on_under_another_id_when_all_parts_came(sessions: MovableS
             np.testing.assert_array_equal(session.state[1]["keys"], ARRAYS["keys"])
 
 
-def test_session_stays_as_it_was_when_a_part_is_refused(sessions: MovableSessions[State]) -> None:
+def test_session_stays_as_it_was_when_a_part_is_refused(sessions: RestorableSessions[State]) -> None:
     begin(sessions, "a")
     parts = parts_of(snapshots())
     with pytest.raises(InvalidRequest, match="snapshot_part must be 0 to 8, got 9"):
         sessions.answer(Snapshot(9), Turn("a"))
-    with pytest.raises(InvalidRequest, match="restore must begin a session, got a part for one under way"):
+    with pytest.raises(InvalidRequest, match="restore must begin a new session, got a part for an open one"):
         sessions.answer(Restore(parts[0]), Turn("a"))
-    with pytest.raises(InvalidRequest, match="correlation id must be of no session under way"):
+    with pytest.raises(InvalidRequest, match="is already open"):
         sessions.answer(Restore(parts[0]), Turn("a", start=True))
     with sessions.turn(Turn("a"), lambda: (TOLD, {}), lambda _: None) as session:
         assert session.state == (TOLD, ARRAYS)
 
 
-def test_arriving_session_waits_for_its_next_part(sessions: MovableSessions[State]) -> None:
+def test_arriving_session_waits_for_its_next_part(sessions: RestorableSessions[State]) -> None:
     parts = parts_of(snapshots())
     with pytest.raises(InvalidRequest, match="restore must have part 0, got 1"):
         sessions.answer(Restore(parts[1]), Turn("b", start=True))
-    assert sessions.held.under_way() == 0
+    assert sessions.open_sessions.count_open() == 0
     sessions.answer(Restore(parts[0]), Turn("b", start=True))
     with (
         pytest.raises(InvalidRequest, match="restore must be complete before another turn, got 1 of 9 parts"),
@@ -282,14 +287,18 @@ def test_arriving_session_waits_for_its_next_part(sessions: MovableSessions[Stat
     assert sessions.answer(Restore(parts[1]), Turn("b")) == Restored(2, 9)
 
 
-def test_session_is_not_begun_when_there_is_nothing_to_begin_from(sessions: MovableSessions[State]) -> None:
-    with pytest.raises(InvalidRequest, match="snapshot_part must be of a session under way, got"):
+def test_session_is_not_begun_when_there_is_nothing_to_begin_from(
+    sessions: RestorableSessions[State],
+) -> None:
+    with pytest.raises(
+        InvalidRequest, match="snapshot_part must come after the first turn of a session, got"
+    ):
         sessions.answer(Snapshot(0), Turn("a", start=True))
     begin(sessions, "a")
     begin(sessions, "b")
-    with pytest.raises(Overloaded, match="sessions must be at most 2 at a time"):
+    with pytest.raises(Overloaded, match="all 2 sessions are in use"):
         sessions.answer(Restore(parts_of(snapshots())[0]), Turn("c", start=True))
-    assert sessions.held.under_way() == 2
+    assert sessions.open_sessions.count_open() == 2
 
 
 @pytest.mark.parametrize(
@@ -309,14 +318,14 @@ def test_session_is_asked_for_its_state_once_for_each_part(tmp_path: Path) -> No
     numbers = {"max_sessions": {"string_value": "1"}, "session_idle_s": {"string_value": "60"}}
     made: list[str] = []
 
-    def make_snapshots() -> Snapshots[State]:
+    def make_snapshots() -> SnapshotFormat[State]:
         made.append("made")
         return snapshots()
 
-    sessions: MovableSessions[State] = MovableSessions(
+    sessions: RestorableSessions[State] = RestorableSessions(
         Settings("sums", tmp_path, {"parameters": numbers}),
         make_snapshots,
-        lambda state: Packed("named", {**state[0], "more": 1}, state[1].__getitem__),
+        lambda state: StateContent("named", {**state[0], "more": 1}, state[1].__getitem__),
     )
     begin(sessions, "a")
     assert made == []
@@ -328,17 +337,17 @@ def test_session_is_asked_for_its_state_once_for_each_part(tmp_path: Path) -> No
         whole = b"".join(ARRAYS[name].tobytes() for name in SPECS)
         assert bytes(content) == whole[10 * number : 10 * number + 10]
     assert made == ["made"]
-    sessions.held.close()
+    sessions.open_sessions.close()
 
 
-def test_session_ends_when_its_last_turn_is_a_snapshot(sessions: MovableSessions[State]) -> None:
+def test_session_ends_when_its_last_turn_is_a_snapshot(sessions: RestorableSessions[State]) -> None:
     begin(sessions, "a")
     sessions.answer(Snapshot(0), Turn("a", end=True))
-    assert sessions.held.under_way() == 0
+    assert sessions.open_sessions.count_open() == 0
 
 
 def test_turn_of_the_session_is_checked_and_named_when_it_is_its_own(
-    sessions: MovableSessions[State],
+    sessions: RestorableSessions[State],
 ) -> None:
     begin(sessions, "a")
 
@@ -352,7 +361,7 @@ def test_turn_of_the_session_is_checked_and_named_when_it_is_its_own(
         pass
     with pytest.raises(InvalidRequest) as failure:
         sessions.answer(Snapshot(0), Turn("b", start=True))
-    text = "snapshot_part must be of a session under way, got SEQUENCE_START"
-    assert str(failure.value) == f"sums: {text}"
+    text = "snapshot_part must come after the first turn of a session, got it in the first"
+    assert str(failure.value) == f"sums: {text}; try it in a later turn"
     with pytest.raises(InvalidRequest, match="^sums: snapshot_part must be 0 to 8, got 9$"):
         sessions.answer(Snapshot(9), Turn("a"))

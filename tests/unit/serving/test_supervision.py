@@ -18,28 +18,28 @@ from server_fixtures import wait_until
 from slipway_serving.protocol.errors import NotReady
 from slipway_serving.system.server_processes import describe_exit
 from slipway_serving.triton.control import ModelControl
-from slipway_serving.triton.supervision import DEATHS, Deaths, ModelSupervisor, Supervisor
+from slipway_serving.triton.supervision import MAX_DEATHS, DeathCounter, ModelSupervisor, Supervisor
 
 
 def test_waits_grow_in_a_row_of_deaths_until_they_are_too_many() -> None:
-    deaths = Deaths(10, lambda: 0.0)
+    deaths = DeathCounter(10, lambda: 0.0)
     waits = []
-    while not deaths.too_many:
-        deaths.died()
+    while not deaths.is_limit_reached:
+        deaths.record_death()
         waits.append(deaths.wait_s)
-    assert waits == [0, 1, 2, 4, 8][:DEATHS]
+    assert waits == [0, 1, 2, 4, 8][:MAX_DEATHS]
 
 
 def test_row_begins_anew_when_it_served_for_long_enough() -> None:
     now_s = 0.0
-    deaths = Deaths(10, lambda: now_s)
+    deaths = DeathCounter(10, lambda: now_s)
     for served_s, count in ((9, 1), (9, 2), (10, 1), (9, 2)):
-        deaths.serves()
+        deaths.record_start()
         now_s += served_s
-        deaths.died()
+        deaths.record_death()
         assert deaths.count == count
     now_s += 100  # not serving meanwhile
-    deaths.died()
+    deaths.record_death()
     assert deaths.count == 3
 
 
@@ -91,7 +91,7 @@ def test_server_fails_when_its_supervisor_ends(process: subprocess.Popen[bytes])
         lambda: process, defect, lambda: True, lambda event, **facts: told.append({"event": event, **facts})
     )
     wait_until(lambda: supervisor.failure is not None, "the failure", 60)
-    text = "server: its supervisor must not end, got ZeroDivisionError: a defect; "
+    text = "server: its supervision failed with ZeroDivisionError: a defect; "
     assert str(supervisor.failure).startswith(text)
     assert told[0]["event"] == "supervisor_failed"
     assert "in defect" in told[0]["traceback"]
@@ -106,7 +106,7 @@ def test_server_fails_when_what_heals_a_model_ends(process: subprocess.Popen[byt
             raise ZeroDivisionError("a defect")
 
     class LacksOne(ModelControl):
-        def instances(self, model: str) -> int:
+        def count_instances(self, model: str) -> int:
             return 1
 
     supervisor = Supervisor(
@@ -141,7 +141,7 @@ def test_control_tells_that_an_answer_is_not_tritons() -> None:
     with HTTPServer(("127.0.0.1", 0), NotTriton) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         control = ModelControl(f"127.0.0.1:{server.server_port}")
-        for ask in (partial(control.instances, "net"), control.ready_models):
+        for ask in (partial(control.count_instances, "net"), control.ready_models):
             with pytest.raises(NotReady, match="answers HTTP, but it is not Triton"):
                 ask()
         server.shutdown()

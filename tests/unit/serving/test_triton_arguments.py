@@ -11,9 +11,9 @@ import yaml
 
 from slipway_cli.root import run
 from slipway_serving.protocol.errors import InvalidRequest
-from slipway_serving.triton.arguments import closed_apis
+from slipway_serving.triton.arguments import token_restrictions
 from slipway_serving.triton.server import Server, ServerConfig
-from slipway_serving.triton.start_checks import without_ranges, wrongly_cached
+from slipway_serving.triton.start_checks import models_unsafe_to_cache, models_without_ranges
 
 TOKEN = "0123456789abcdef"
 
@@ -25,7 +25,7 @@ def arguments(**fields: object) -> list[str]:
 
 def test_token_closes_the_apis_that_change_the_server_over_both_protocols() -> None:
     closed = "model-repository,shared-memory,trace,logging:slipway-control=" + TOKEN
-    assert [*closed_apis(TOKEN)] == [
+    assert [*token_restrictions(TOKEN)] == [
         f"--http-restricted-api={closed}",
         f"--grpc-restricted-protocol={closed}",
     ]
@@ -55,7 +55,7 @@ def test_compose_closes_the_same_apis_of_ngcs_triton_with_a_key_of_its_own(tmp_p
         assert "--model-repository=/store/models" in given
         key = given[-1].rpartition("=")[2]
         assert re.fullmatch("[0-9a-f]{48}", key)
-        assert given[-2:] == [*closed_apis(key)]
+        assert given[-2:] == [*token_restrictions(key)]
         keys.add(key)
     assert len(keys) == 2
 
@@ -95,10 +95,10 @@ def test_headers_that_a_user_names_join_the_one_that_marks_grpc() -> None:
         ("rate-limit=off", "must be of the form --name=value, got 'rate-limit=off'"),
         ("--rate-limit", "must be of the form --name=value, got '--rate-limit'"),
         ("--=off", "must be of the form --name=value"),
-        ("--http-port=80", "must be none that slipway gives, got --http-port; try --http-port"),
+        ("--http-port=80", "must not repeat what slipway sets, got --http-port; try --http-port"),
         (
             "--model-repository=/x",
-            "must be none that slipway gives, got --model-repository; try --repository",
+            "must not repeat what slipway sets, got --model-repository; try --repository",
         ),
         ("--http-restricted-api=x:y=z", "try --control-token-file"),
         ("--grpc-server-cert=tls.crt", "try --grpc-server-cert=$PWD/tls.crt"),
@@ -109,7 +109,7 @@ def test_headers_that_a_user_names_join_the_one_that_marks_grpc() -> None:
         ("--grpc-header-forward-pattern=(x", "must be a regular expression, got '(x'"),
         (
             "--backend-config=python,shm-region-prefix-name=x",
-            "must leave python,shm-region-prefix-name alone",
+            "must not set python,shm-region-prefix-name",
         ),
     ],
 )
@@ -150,7 +150,7 @@ def test_model_of_several_outputs_is_found_when_its_answers_are_cached(tmp_path:
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.pbtxt").write_text("\n".join(lines))
     (tmp_path / "empty").mkdir()
-    assert wrongly_cached(sorted(tmp_path.iterdir())) == ["cached_pair"]
+    assert models_unsafe_to_cache(sorted(tmp_path.iterdir())) == ["cached_pair"]
 
 
 def test_exported_model_is_found_when_its_configuration_has_no_ranges(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_exported_model_is_found_when_its_configuration_has_no_ranges(tmp_path: 
         (tmp_path / name / "config.pbtxt").write_text(axes if name == "new" else "")
     for name, text in (manifests | {"new": manifests["old"]}).items():
         (tmp_path / name / "manifest.json").write_text(text)
-    assert without_ranges(sorted(tmp_path.iterdir())) == ["old"]
+    assert models_without_ranges(sorted(tmp_path.iterdir())) == ["old"]
 
 
 @pytest.mark.parametrize("fields", [{"response_cache_mib": -1}, {"model_control": "explicit"}])

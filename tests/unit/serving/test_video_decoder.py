@@ -80,7 +80,7 @@ def test_session_gives_the_same_frames_however_it_is_cut(
         parts += ask(decoder, piece, turn=Turn(key, start=index == 0, end=index == len(pieces) - 1))
         ask(decoder, LATENTS)  # somebody else's video in between
     assert all(np.array_equal(a, b) for a, b in zip(whole, parts, strict=True))
-    with pytest.raises(InvalidRequest, match="of a session under way"):
+    with pytest.raises(InvalidRequest, match="is not open"):
         ask(decoder, LATENTS, turn=Turn(key))
 
 
@@ -93,7 +93,7 @@ def test_session_begins_anew_when_it_is_started_twice(decoder: VideoDecoder) -> 
 def test_end_without_latents_frees_a_session_and_forgives_an_unknown_one(decoder: VideoDecoder) -> None:
     for key in (1, 2):
         ask(decoder, LATENTS, turn=Turn(key, start=True))
-    with pytest.raises(Overloaded, match="at most 2 at a time"):
+    with pytest.raises(Overloaded, match="all 2 sessions are in use"):
         ask(decoder, LATENTS, turn=Turn(3, start=True))
     assert ask(decoder, None, turn=Turn(1, end=True)) == []
     assert ask(decoder, None, turn=Turn(99, end=True)) == []
@@ -104,7 +104,7 @@ def test_session_is_freed_when_it_is_cancelled_between_latents(decoder: VideoDec
     answers = iter([False, False, True])
     with pytest.raises(Cancelled, match="before latent 2"):
         ask(decoder, LATENTS, turn=Turn(1, start=True), is_cancelled=lambda: next(answers))
-    with pytest.raises(InvalidRequest, match="of a session under way"):
+    with pytest.raises(InvalidRequest, match="is not open"):
         ask(decoder, LATENTS, turn=Turn(1))
 
 
@@ -115,8 +115,8 @@ def test_session_is_freed_when_it_is_cancelled_between_latents(decoder: VideoDec
         (None, {"turn": Turn(1, start=True)}, "latents must be given"),
         (LATENTS[:, :, :0], {}, "latents must have 1 or more latent_frames"),
         (np.full_like(LATENTS, np.nan), {}, "latents must be finite"),
-        (LATENTS, {"turn": Turn(start=True)}, "correlation id must be given"),
-        (LATENTS, {"turn": Turn(5)}, "of a session under way, got 5"),
+        (LATENTS, {"turn": Turn(start=True)}, "session id must be given"),
+        (LATENTS, {"turn": Turn(5)}, "session 5 is not open"),
     ],
 )
 def test_request_is_refused_when_it_breaks_a_rule(

@@ -221,7 +221,7 @@ def test_failing_word_ends_its_stream_and_no_other(stream: WakewordStream) -> No
     assert not isinstance(good, SlipwayError)
     assert isinstance(bad, InvalidRequest)
     assert "got 'nobody'" in str(bad)
-    with pytest.raises(InvalidRequest, match="of a session under way, got 2"):
+    with pytest.raises(InvalidRequest, match="session 2 is not open"):
         one(stream, piece(noise(1.0), 2))
     one(stream, piece(noise(1.0), 1, end=True))
 
@@ -229,8 +229,8 @@ def test_failing_word_ends_its_stream_and_no_other(stream: WakewordStream) -> No
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (piece(noise(0.1), 0, start=True), "correlation id must be given"),
-        (piece(noise(0.1), 7), "correlation id must be of a session under way, got 7"),
+        (piece(noise(0.1), 0, start=True), "session id must be given"),
+        (piece(noise(0.1), 7), "session 7 is not open"),
         (
             piece(noise(61.0), 7, start=True),
             r"pcm must have 0 to 960000 samples, got shape \[1, 976000\]; try pieces of at most 60 s",
@@ -253,7 +253,7 @@ def test_piece_is_refused_when_it_breaks_a_rule(stream: WakewordStream, call: Ca
 
 def test_piece_after_the_end_is_refused(stream: WakewordStream) -> None:
     whole(stream, [noise(1.0), noise(1.0)], key=8)
-    with pytest.raises(InvalidRequest, match="of a session under way, got 8"):
+    with pytest.raises(InvalidRequest, match="session 8 is not open"):
         one(stream, piece(noise(1.0), 8))
 
 
@@ -262,7 +262,7 @@ def test_stream_ends_without_samples_and_begins_anew_when_it_is_started_twice(st
     again = one(stream, piece(noise(0.9), 9, ["jarvis"], start=True))
     assert again["end_s"].size == 0
     assert one(stream, piece(noise(0.0), 9, end=True))["end_s"].size == 0
-    with pytest.raises(InvalidRequest, match="of a session under way"):
+    with pytest.raises(InvalidRequest, match="is not open"):
         one(stream, piece(noise(0.1), 9))
 
 
@@ -287,7 +287,7 @@ def test_abandoned_streams_are_bounded_and_make_room_when_idle(tmp_path: Path) -
 
 def test_tail_of_a_stream_holds_no_more_than_a_window(stream: WakewordStream) -> None:
     one(stream, piece(noise(59.99), 11, ["jarvis"], start=True))
-    listening = stream._sessions.take(Turn(11), lambda: pytest.fail("the stream is gone"))
+    listening = stream._sessions.acquire(Turn(11), lambda: pytest.fail("the stream is gone"))
     base = listening.tail.base
     assert listening.tail.size < RATE_HZ
     assert base is None or base.size < RATE_HZ

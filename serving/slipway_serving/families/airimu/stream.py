@@ -62,7 +62,7 @@ class CorrectorStream(Single):
         self._model = settings.model
         self._facts = Facts.read(settings.folder)
         self._graph = Graph(settings, "step.onnx")
-        self._sessions: Sessions[Stream] = Sessions.of_model(settings)
+        self._sessions: Sessions[Stream] = Sessions.from_settings(settings)
 
     def run_batch(self, calls: Sequence[Call]) -> list[Tensors | SlipwayError]:
         """Return the corrected frames that each call made ready, or its error."""
@@ -79,13 +79,13 @@ class CorrectorStream(Single):
                 answers |= {index: self._emit(streams[index], calls[index].turn.end) for index in streams}
             except BaseException as error:
                 for index in streams:
-                    self._sessions.free(calls[index].turn)
+                    self._sessions.drop(calls[index].turn)
                 if not isinstance(error, SlipwayError):
                     raise
                 answers |= dict.fromkeys(streams, error)
                 continue
             for index, stream in streams.items():
-                self._sessions.keep(calls[index].turn, stream)
+                self._sessions.store(calls[index].turn, stream)
         return [answers[index] for index in range(len(calls))]
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ class CorrectorStream(Single):
         if call.is_cancelled():
             raise Cancelled(f"{self._model}: cancelled by the caller before it began")
         opening, chunk = self._read(call)
-        stream = self._sessions.take(call.turn, lambda: self._begun(opening))
+        stream = self._sessions.acquire(call.turn, lambda: self._begun(opening))
         stream.kept = np.concatenate([stream.kept, frames_of(chunk)[0]])
         stream.received += chunk.acc.shape[1]
         return stream
@@ -108,7 +108,7 @@ class CorrectorStream(Single):
         return Stream(states, self._facts.lead_in(rotation, 1)[0])
 
     def _read(self, call: Call) -> tuple[CorrectionStreamRequest | None, CorrectionTurn]:
-        self._sessions.check(call.turn, fix="airimu for whole recordings")
+        self._sessions.check_id(call.turn, fix="airimu for whole recordings")
         fewest = 0 if call.turn.end and not call.turn.start else 1
         limits = {"frames": range(fewest, self._facts.max_frames + 1)}
         return decode_turn(CorrectionStreamRequest, call.tensors, self._model, call.turn, limits)

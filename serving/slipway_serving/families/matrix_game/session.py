@@ -38,9 +38,9 @@ from slipway_serving.protocol.video.fields import MAX_FPS
 from slipway_serving.runtime.interruption import Interruption
 from slipway_serving.runtime.metrics import BLOCK, BLOCKS_LATE, DENOISE_STEP, FIRST_FRAME, FRAMES, WORLDS
 from slipway_serving.runtime.program import Call, Responses, Settings
-from slipway_serving.runtime.sessions import Taken
-from slipway_serving.runtime.snapshots.sessions import MovableSessions, Packed
-from slipway_serving.runtime.snapshots.states import Snapshots
+from slipway_serving.runtime.sessions import TurnState
+from slipway_serving.runtime.snapshots.sessions import RestorableSessions, StateContent
+from slipway_serving.runtime.snapshots.states import SnapshotFormat
 from slipway_serving.video.delivery import frame_parts
 from slipway_serving.video.fragments import mp4_fragment
 from slipway_serving.video.frames import Frames
@@ -84,7 +84,7 @@ class MatrixGame:
         self._networks = Networks(settings, self._facts)
         self._networks.warm()
         self._settings = settings
-        self._sessions = MovableSessions(settings, self._snapshots, self._pack)
+        self._sessions = RestorableSessions(settings, self._snapshots, self._pack)
         self._recorder = settings.recorder
         self._recorder.declare(DENOISE_STEP, FRAMES, *WORLDS)
 
@@ -98,9 +98,9 @@ class MatrixGame:
             DeadlineExceeded: The time limit was exceeded.
             Unrecoverable: The graphs returned non-finite values.
         """
-        self._sessions.held.check(call.turn, fix="an id of your own for each world")
+        self._sessions.open_sessions.check_id(call.turn, fix="an id of your own for each world")
         if call.turn.end and not call.tensors:
-            self._sessions.held.free(call.turn)
+            self._sessions.open_sessions.drop(call.turn)
             return
         other = decode_instead(self._request, call.tensors, self._model)
         if other is None:
@@ -110,14 +110,14 @@ class MatrixGame:
 
     def close(self) -> None:
         """Free all worlds."""
-        self._sessions.held.close()
+        self._sessions.open_sessions.close()
 
     def _block(self, call: Call) -> Responses:
         """Yield the events of the next block."""
         opening, steering = decode_turn(self._request, call.tensors, self._model, call.turn)
         done = actions_of(steering)
         raise_all(self._model, row_problems(done, self._facts.block_frames(first=call.turn.start)))
-        self._sessions.held.check_new(call.turn)
+        self._sessions.open_sessions.check_id_is_new(call.turn)
         interruption = Interruption(self._model, call.is_cancelled, call.limit_s)
 
         def check(opened: Open) -> None:
@@ -132,11 +132,11 @@ class MatrixGame:
             for event in self._events(session, done, interruption):
                 yield tensors(event)
 
-    def _pack(self, opened: Open) -> Packed:
+    def _pack(self, opened: Open) -> StateContent:
         said = snapshot.told(opened.world) | {"output": opened.output, "fps": opened.fps}
-        return Packed(f"{opened.name}-{opened.world.blocks}", said, snapshot.reader(opened.world))
+        return StateContent(f"{opened.name}-{opened.world.blocks}", said, snapshot.reader(opened.world))
 
-    def _snapshots(self) -> Snapshots[Open]:
+    def _snapshots(self) -> SnapshotFormat[Open]:
         folder, facts, networks = self._settings.folder, self._facts, self._networks
         models = (folder.parent, self._settings.repository / facts.models.vae_decoder)
         known = snapshot.specs(facts, networks)
@@ -150,7 +150,7 @@ class MatrixGame:
             world = snapshot.world_of(said, arrays, facts, networks, self._model)
             return Open(world, str(output), fps)
 
-        return Snapshots(self._model, digest_of(models, folder.name), known, unpack)
+        return SnapshotFormat(self._model, digest_of(models, folder.name), known, unpack)
 
     def _begun(self, opening: WorldRequest | None, call: Call, interruption: Interruption) -> Open:
         if opening is None:
@@ -180,7 +180,7 @@ class MatrixGame:
                 f" {world.position // block + 1} after {facts.frames(world.blocks)} frames; try rebase"
             )
 
-    def _events(self, session: Taken[Open], done: Rows, interruption: Interruption) -> Iterator[Event]:
+    def _events(self, session: TurnState[Open], done: Rows, interruption: Interruption) -> Iterator[Event]:
         """Generate a block; yield its frames as they are decoded, then its report."""
         opened, networks = session.state, self._networks
         world, times = opened.world, [interruption.elapsed_s()]

@@ -13,7 +13,7 @@ from slipway_serving.families.matrix_game.facts import Facts
 from slipway_serving.families.matrix_game.world import Networks, World
 from slipway_serving.protocol.errors import InvalidRequest
 from slipway_serving.protocol.texts import short
-from slipway_serving.runtime.snapshots.states import Spec
+from slipway_serving.runtime.snapshots.states import ArraySpec
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -25,7 +25,7 @@ _PICTURE, _NOISE = "picture", "noise"
 _ROWS, _CROSSED, _WINDOW, _DECODER = "rows.", "crossed.", "window.", "decoder."
 
 
-def specs(facts: Facts, networks: Networks) -> dict[str, Spec]:
+def specs(facts: Facts, networks: Networks) -> dict[str, ArraySpec]:
     """Return the shapes and types of the arrays of a world with at least one block, by name.
 
     Args:
@@ -36,10 +36,14 @@ def specs(facts: Facts, networks: Networks) -> dict[str, Spec]:
     caches = {_CROSSED: networks.crossed, _WINDOW: networks.window, _DECODER: networks.decoded}
     rows = facts.actions.before + facts.block_frames(first=True) - facts.block_frames(first=False)
     return {
-        _PICTURE: Spec((1, sizes.channels, sizes.picture_frames, sizes.height, sizes.width)),
-        _NOISE: Spec(Noise(0).state.shape, "uint8"),
-        **{_ROWS + name: Spec((rows, width)) for name, width in facts.actions.widths.items()},
-        **{prefix + name: Spec(shape) for prefix, shapes in caches.items() for name, shape in shapes.items()},
+        _PICTURE: ArraySpec((1, sizes.channels, sizes.picture_frames, sizes.height, sizes.width)),
+        _NOISE: ArraySpec(Noise(0).state.shape, "uint8"),
+        **{_ROWS + name: ArraySpec((rows, width)) for name, width in facts.actions.widths.items()},
+        **{
+            prefix + name: ArraySpec(shape)
+            for prefix, shapes in caches.items()
+            for name, shape in shapes.items()
+        },
     }
 
 

@@ -129,7 +129,7 @@ class WakewordStream(Single):
         self._features = Graph(settings, _GRAPH)
         _, frames, _ = self._features.shape("input_values")
         self._longest_s = longest_s(frames)
-        self._sessions: Sessions[Listening] = Sessions.of_model(settings)
+        self._sessions: Sessions[Listening] = Sessions.from_settings(settings)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=self._model)
 
     def run_batch(self, calls: Sequence[Call]) -> list[Tensors | SlipwayError]:
@@ -152,7 +152,7 @@ class WakewordStream(Single):
         except BaseException:
             for each in begun:
                 if isinstance(each, Piece):
-                    self._sessions.free(each.call.turn)
+                    self._sessions.drop(each.call.turn)
             raise
 
     def close(self) -> None:
@@ -164,21 +164,21 @@ class WakewordStream(Single):
         """Add a piece to its stream, and keep the stream for the next piece, perhaps of this batch."""
         try:
             opening, content = self._read(call)
-            listening = self._sessions.take(call.turn, lambda: self._started(opening))
+            listening = self._sessions.acquire(call.turn, lambda: self._started(opening))
             windows, ends_s = listening.feed(content.pcm[0])
             words = listening.names
             if not words and len(windows):
                 words = self._heads.every(call.models)
         except SlipwayError as error:
-            self._sessions.free(call.turn)
+            self._sessions.drop(call.turn)
             return error
-        self._sessions.keep(call.turn, listening)
+        self._sessions.store(call.turn, listening)
         return Piece(call, listening, words, windows, ends_s)
 
     def _read(self, call: Call) -> tuple[ListenRequest | None, ListenTurn]:
         read: tuple[ListenRequest | None, ListenTurn]
         read = decode_turn(ListenRequest, call.tensors, self._model, call.turn)
-        self._sessions.check(call.turn, fix="one of your own for each stream")
+        self._sessions.check_id(call.turn, fix="one of your own for each stream")
         return read
 
     def _started(self, opening: ListenRequest | None) -> Listening:
@@ -228,7 +228,7 @@ class WakewordStream(Single):
         if failed and piece.listening.broken is None:
             piece.listening.broken = failed[0]
         if piece.listening.broken is not None:
-            self._sessions.free(piece.call.turn)
+            self._sessions.drop(piece.call.turn)
             return piece.listening.broken
         table = np.array(
             [[judgement[word] for word in piece.words] for judgement in own if isinstance(judgement, dict)],

@@ -20,6 +20,7 @@ from slipway_serving.protocol.texts import short
 
 S = TypeVar("S")
 
+# By field of a part's header, what a caller can do if the field does not fit.
 _FIXES = {
     "model": "a session of that model",
     "files": "a server of the same export",
@@ -28,10 +29,12 @@ _FIXES = {
     "snapshot": "the parts of one snapshot",
     "told": "the parts of one snapshot",
 }
+# Words for fields of a header whose name is not a word for callers.
+_LABELS = {"told": "the values"}
 
 
 @dataclass(frozen=True)
-class Spec:
+class ArraySpec:
     """Shape and element type of an array of a state.
 
     Attributes:
@@ -48,7 +51,7 @@ class Spec:
         return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
 
 
-class Snapshots(Generic[S]):
+class SnapshotFormat(Generic[S]):
     """Format of a model's snapshots: it writes states as parts and says how to read them back.
 
     Args:
@@ -64,7 +67,7 @@ class Snapshots(Generic[S]):
         self,
         model: str,
         files: str,
-        specs: Mapping[str, Spec],
+        specs: Mapping[str, ArraySpec],
         unpack: Callable[[Mapping[str, Any], dict[str, NDArray[Any]]], S],
         part_bytes: int = PART_BYTES,
     ) -> None:
@@ -72,32 +75,32 @@ class Snapshots(Generic[S]):
         self._part_bytes = part_bytes
         self.parts = max(1, -(-sum(spec.bytes for spec in specs.values()) // part_bytes))
 
-    def check(self, asked: Snapshot) -> None:
+    def check(self, request: Snapshot) -> None:
         """Check that the requested part exists.
 
         Raises:
             InvalidRequest: There is no such part.
         """
-        if asked.snapshot_part >= self.parts:
-            rule = f"snapshot_part must be 0 to {self.parts - 1}, got {asked.snapshot_part}"
+        if request.snapshot_part >= self.parts:
+            rule = f"snapshot_part must be 0 to {self.parts - 1}, got {request.snapshot_part}"
             raise_all(self.model, [rule])
 
     def part(
-        self, number: int, snapshot: str, told: Mapping[str, Any], read: Callable[[str], NDArray[Any]]
+        self, number: int, snapshot: str, values: Mapping[str, Any], read: Callable[[str], NDArray[Any]]
     ) -> bytes:
         """Return a part of a state.
 
         Args:
             number: Number of the part, from 0.
             snapshot: Name that no other state has.
-            told: Values of the state that are not arrays, in types of JSON.
+            values: Values of the state that are not arrays, in types of JSON.
             read: Function that returns an array by name, called for the arrays with a piece in this part.
         """
         content = b"".join(
             np.ascontiguousarray(read(name)).reshape(-1).view(np.uint8)[piece].tobytes()
             for name, piece in self.pieces(number)
         )
-        header = Header(self.model, self.files, snapshot, number, self.parts, len(content), told)
+        header = Header(self.model, self.files, snapshot, number, self.parts, len(content), values)
         return make(header, content)
 
     def pieces(self, number: int) -> Iterator[tuple[str, slice]]:
@@ -111,21 +114,21 @@ class Snapshots(Generic[S]):
             at += spec.bytes
 
 
-class Arriving(Generic[S]):
+class PartialState(Generic[S]):
     """State that is being restored part by part.
 
     Args:
-        snapshots: Format of the model's snapshots.
+        snapshot_format: Format of the model's snapshots.
 
     Attributes:
-        taken: Number of parts taken so far.
+        received: Number of parts received so far.
     """
 
-    def __init__(self, snapshots: Snapshots[S]) -> None:
-        self._snapshots = snapshots
+    def __init__(self, snapshot_format: SnapshotFormat[S]) -> None:
+        self._format = snapshot_format
         self._arrays: dict[str, NDArray[Any]] = {}
         self._first: Header | None = None
-        self.taken = 0
+        self.received = 0
 
     def check(self, part: bytes) -> None:
         """Check that a part is the next one of this state.
@@ -134,22 +137,23 @@ class Arriving(Generic[S]):
             InvalidRequest: The part is incomplete or changed, belongs to another model or snapshot, or is not
                 the next one.
         """
-        known = self._snapshots
-        header, content = parse(part, known.model)
-        expected = {"model": known.model, "files": known.files, "part": self.taken, "parts": known.parts}
+        form = self._format
+        header, content = parse(part, form.model)
+        expected = {"model": form.model, "files": form.files, "part": self.received, "parts": form.parts}
         if self._first is not None:
             expected |= {"snapshot": self._first.snapshot, "told": self._first.told}
         problems = [
-            f"restore must have {name} {short(wanted)}, got {short(got)}; try {_FIXES[name]}"
+            f"restore must have {_LABELS.get(name, name)} {short(wanted)}, got {short(got)};"
+            f" try {_FIXES[name]}"
             for name, wanted in expected.items()
             if (got := getattr(header, name)) != wanted
         ]
-        size = sum(piece.stop - piece.start for _, piece in known.pieces(self.taken))
+        size = sum(piece.stop - piece.start for _, piece in form.pieces(self.received))
         if not problems and len(content) != size:
-            problems = [f"restore must have {size} bytes in part {self.taken}, got {len(content)}"]
-        raise_all(known.model, problems[:1])
+            problems = [f"restore must have {size} bytes in part {self.received}, got {len(content)}"]
+        raise_all(form.model, problems[:1])
 
-    def take(self, part: bytes) -> S | None:
+    def add(self, part: bytes) -> S | None:
         """Take a part after :meth:`check` has accepted it.
 
         Returns:
@@ -158,19 +162,19 @@ class Arriving(Generic[S]):
         Raises:
             InvalidRequest: The parts are complete but are not a state of the model.
         """
-        header, content = parse(part, self._snapshots.model)
+        header, content = parse(part, self._format.model)
         self._first = self._first or header
         at = 0
-        for name, piece in self._snapshots.pieces(self.taken):
+        for name, piece in self._format.pieces(self.received):
             if name not in self._arrays:
-                spec = self._snapshots.specs[name]
+                spec = self._format.specs[name]
                 self._arrays[name] = np.empty(spec.shape, spec.dtype)
             size = piece.stop - piece.start
             self._arrays[name].reshape(-1).view(np.uint8)[piece] = np.frombuffer(
                 content[at : at + size], np.uint8
             )
             at += size
-        self.taken += 1
-        if self.taken < self._snapshots.parts:
+        self.received += 1
+        if self.received < self._format.parts:
             return None
-        return self._snapshots.unpack(header.told, self._arrays)
+        return self._format.unpack(header.told, self._arrays)
