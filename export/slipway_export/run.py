@@ -208,7 +208,7 @@ def _prepared(
     )
     missing, runs = finished.find(components, runs_of(made_of.plan, components))
     weights = {
-        component.label: weigh_torch(component, choices[component.label].options.loaded_in)
+        component.label: weigh_torch(component, choices[component.label].options.load_precision)
         if component.label in choices
         else weigh(component, options.asked(component))
         for component in missing

@@ -14,7 +14,7 @@ from slipway_export.spec import Component, Engine
 
 
 @dataclass(frozen=True)
-class Described:
+class NetworkDescription:
     """Components of every family and variant at its tiny preset, by ``family:variant:label``.
 
     Attributes:
@@ -27,7 +27,7 @@ class Described:
 
 
 @functools.cache
-def describe_all() -> Described:
+def describe_all() -> NetworkDescription:
     """Describe them, once for all tests."""
     dynamic: dict[str, Component] = {}
     fixed: dict[str, Component] = {}
@@ -40,7 +40,7 @@ def describe_all() -> Described:
                 for found, ranges in ((dynamic, axes), (fixed, tuple(axis.fixed for axis in axes))):
                     for component in plan(checkpoint, ranges).components:
                         found[":".join(filter(None, (family.name, variant, component.label)))] = component
-    return Described(dynamic, fixed)
+    return NetworkDescription(dynamic, fixed)
 
 
 def config_of(component: Component, engine: Engine = Engine.ONNXRUNTIME) -> Any:

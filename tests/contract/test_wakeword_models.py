@@ -11,7 +11,7 @@ from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.families.wakeword.family import BATCH, FAMILY
 from slipway_export.repository.config import model_config
 from slipway_export.spec import Component, Engine
-from slipway_serving.runtime.queue_limits import MODELS_PARAMETER, PARAMETER
+from slipway_serving.runtime.queue_limits import QUEUE_LIMIT_PARAMETER, QUEUE_MODELS_PARAMETER
 
 
 @pytest.fixture(scope="module")
@@ -74,11 +74,11 @@ def test_first_model_of_the_ensemble_keeps_the_limit_of_all_that_wait_in_it(stag
         for component in components()
     )
     assert features.name == first
-    assert int(features.parameters[PARAMETER].string_value) > 0
-    assert features.parameters[MODELS_PARAMETER].string_value.split() == others
+    assert int(features.parameters[QUEUE_LIMIT_PARAMETER].string_value) > 0
+    assert features.parameters[QUEUE_MODELS_PARAMETER].string_value.split() == others
     # Only there: a clip that is refused later was worked on in vain.
-    assert PARAMETER not in backbone.parameters
-    assert PARAMETER not in staged.configs[others[-1]].parameters
+    assert QUEUE_LIMIT_PARAMETER not in backbone.parameters
+    assert QUEUE_LIMIT_PARAMETER not in staged.configs[others[-1]].parameters
 
 
 def test_features_are_merged_in_batches_that_stay_in_the_caches() -> None:

@@ -22,7 +22,7 @@ from helm_chart import (
 )
 
 from slipway_cli.root import app
-from slipway_serving.runtime.limits import VARIABLE, read_limits
+from slipway_serving.runtime.limits import LIMITS_VARIABLE, read_limits
 from slipway_serving.triton.arguments import (
     RESTRICTED_APIS,
     extra_argument_problems,
@@ -119,7 +119,7 @@ def test_limits_of_requests_reach_the_server_as_they_were_given(kind: str, tmp_p
     if kind == "embedded":
         assert str(parsed("serve", *container["args"])["limits"]) == path
     else:
-        assert {"name": VARIABLE, "value": path} in container["env"]
+        assert {"name": LIMITS_VARIABLE, "value": path} in container["env"]
     # Models read them when they are loaded, so that others are for other pods.
     other = only(render({**values, "limits": {"wan_t2v": {"steps": 21}}}), "Deployment")["spec"]["template"]
     assert other["metadata"]["annotations"] != pod["metadata"]["annotations"]

@@ -360,7 +360,7 @@ BAD: dict[str, tuple[onnx.ModelProto | bytes | None, str, str]] = {
         "cpu_execution_accelerator must be absent here, got openvino",
     ),
     "corrupt": (affine().SerializeToString()[:40], BATCH_8 + X4 + Y4, "/corrupt/1/model.onnx: "),
-    "missing": (None, BATCH_8 + X4 + Y4, "model file must exist, got no "),
+    "missing": (None, BATCH_8 + X4 + Y4, "model file must exist, got none at "),
     "unreadable": (affine(), "no_such_field: 1\n", "config.pbtxt cannot be read"),
 }
 

@@ -23,7 +23,7 @@ from slipway_export.repository.placement import Place
 from slipway_export.run import run_export
 from slipway_export.spec import Precision
 from slipway_serving.protocol.errors import NotReady
-from slipway_serving.runtime.program import one_text
+from slipway_serving.runtime.program import text_tensor
 from slipway_serving.triton.server import Server, ServerConfig
 
 WAN = family_named("wan_t2v")
@@ -88,7 +88,7 @@ def pool_server(pool: Path) -> Iterator[Server]:
 def embed(server: Server, prompt: str) -> tuple[bytes, tuple[int, ...]]:
     """Return the bytes and the shape of a prompt's embeddings; what is refused is not asked again."""
     with Client(server.grpc_url, retry=RetryPolicy(budget_s=0)) as client:
-        found = client.infer(PROMPT, {"prompt": one_text(prompt)})["prompt_embeds"]
+        found = client.infer(PROMPT, {"prompt": text_tensor(prompt)})["prompt_embeds"]
     return found.tobytes(), found.shape
 
 
@@ -124,7 +124,7 @@ def test_embeddings_are_the_same_bytes_when_another_server_or_the_cache_gives_th
 def embed_only(server: Server, prompt: str) -> None:
     """Ask for one of the two outputs of the prompt model."""
     sent = triton.InferInput("prompt", [1, 1], "BYTES")
-    sent.set_data_from_numpy(one_text(prompt))
+    sent.set_data_from_numpy(text_tensor(prompt))
     with triton.InferenceServerClient(server.grpc_url) as client:
         client.infer(PROMPT, [sent], outputs=[triton.InferRequestedOutput("prompt_embeds")])
 

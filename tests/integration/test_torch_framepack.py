@@ -121,7 +121,7 @@ def answers() -> Iterator[dict[str, Stepped]]:
         TorchOptions("bf16", compile="default"),
         TorchOptions("bf16", Weights.FP8),
     ],
-    ids=lambda options: options.words,
+    ids=lambda options: options.summary,
 )
 def test_step_of_the_real_size_is_timed_when_there_is_a_gpu(
     options: TorchOptions, answers: dict[str, Stepped], tmp_path: Path
@@ -132,7 +132,7 @@ def test_step_of_the_real_size_is_timed_when_there_is_a_gpu(
     torch.cuda.empty_cache()
     first = answers.setdefault("first", found)
     print(
-        f"{options.words}: {found.step_s:.2f} s a step, {STEPS * found.step_s / FRAMES:.2f} s a frame at"
+        f"{options.summary}: {found.step_s:.2f} s a step, {STEPS * found.step_s / FRAMES:.2f} s a frame at"
         f" {STEPS} steps of {FRAMES} frames, relative L2 {apart(found.sample, first.sample):.1e} to the first"
     )
     assert np.isfinite(found.sample).all()

@@ -32,7 +32,7 @@ from slipway_loadtests.json_report import write_json
 from slipway_serving.diffusion.prompt import pad_rows
 from slipway_serving.families.wan_t2v.request import FRAMES_PER_LATENT, PIXELS_PER_TOKEN
 from slipway_serving.protocol.errors import InvalidRequest, Unrecoverable
-from slipway_serving.runtime.program import one_text
+from slipway_serving.runtime.program import text_tensor
 
 FAMILY = "wan_t2v"
 PROMPT, NEGATIVE = "A serene lake at sunset", "blurry, static"
@@ -261,7 +261,7 @@ def _serve(options: RealSizeOptions, precision: str) -> Rows:
 
 def _embeds(client: Client, text: str) -> NDArray[np.float32]:
     """Return a prompt's embeddings as the served loop passes them to the denoiser: [1, 512, width]."""
-    found = client.infer(f"{FAMILY}_prompt", {"prompt": one_text(text)})
+    found = client.infer(f"{FAMILY}_prompt", {"prompt": text_tensor(text)})
     return pad_rows(found["prompt_embeds"][0], int(found["attention_mask"].sum()), TEXT_TOKENS)[None]
 
 

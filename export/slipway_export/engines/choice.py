@@ -121,7 +121,7 @@ def _of_devices(component: Component, choice: TorchChoice, verified_on: Device) 
     if choice.on_gpu and verified_on is Device.CPU and _needs_gpu(choice.options):
         problems.append(
             f"verify-device must be cuda for {component.name}, whose options need a GPU"
-            f" ({choice.options.words}), got cpu"
+            f" ({choice.options.summary}), got cpu"
         )
     return problems
 

@@ -32,7 +32,12 @@ from slipway_export.verification.steps import rows_of_steps
 from slipway_serving.protocol.axis_expressions import Point
 from slipway_serving.protocol.errors import InvalidRequest
 from slipway_serving.runtime.facts import read_facts
-from slipway_serving.runtime.torch_engine.described import MODEL, Described, described_file, network_file
+from slipway_serving.runtime.torch_engine.described import (
+    MODEL,
+    NetworkDescription,
+    network_file,
+    options_file,
+)
 
 _SOURCE = "torch"
 
@@ -64,9 +69,9 @@ def stage_graph(component: Component, choice: TorchChoice, folder: Path) -> None
     """
     sizes = component.points()["opt"]
     warmup = {tensor.name: tensor.at(sizes) for tensor in component.inputs}
-    described = Described(f"{load.__module__}:{load.__name__}", choice.options.parameters(), warmup)
+    described = NetworkDescription(f"{load.__module__}:{load.__name__}", choice.options.parameters(), warmup)
     text = json.dumps(asdict(described), indent=2) + "\n"
-    (folder / described_file(component.graph)).write_text(text, encoding="utf-8")
+    (folder / options_file(component.graph)).write_text(text, encoding="utf-8")
 
 
 def stage_network(
@@ -100,7 +105,7 @@ def network_files(folder: Path, graph: str = MODEL) -> list[Path]:
     described = [folder / network_file(graph)]
     files = read_facts(NetworkFacts, described[0]).files
     if graph != MODEL:
-        described.append(folder / described_file(graph))
+        described.append(folder / options_file(graph))
     return [*described, *(folder / CHECKPOINT_FOLDER / name for name in files)]
 
 
@@ -193,4 +198,6 @@ def verify_steps_here(
 
 def verified_on(choice: TorchChoice, device: Device) -> str:
     """Return the name of a run of the model in parity rows."""
-    return f"PyTorch {device.value.upper()}, the placed files by the served program ({choice.options.words})"
+    return (
+        f"PyTorch {device.value.upper()}, the placed files by the served program ({choice.options.summary})"
+    )

@@ -22,9 +22,8 @@ from slipway_serving.protocol.events import Event, output_fields
 from slipway_serving.protocol.fields import Array, Field, fields_of
 from slipway_serving.protocol.requests import USUAL, Request, input_fields
 from slipway_serving.runtime.backends.onnxruntime.arena import ARENA_SHRINKAGE, SHRUNK_ARENAS
-from slipway_serving.runtime.input_sizes import PARAMETER as AXES_PARAMETER
-from slipway_serving.runtime.input_sizes import ranges_text
-from slipway_serving.runtime.queue_limits import MODELS_PARAMETER, PARAMETER
+from slipway_serving.runtime.input_sizes import AXES_PARAMETER, ranges_text
+from slipway_serving.runtime.queue_limits import QUEUE_LIMIT_PARAMETER, QUEUE_MODELS_PARAMETER
 
 
 def model_config(component: Component, name: str, engine: Engine) -> pb.ModelConfig:
@@ -63,8 +62,8 @@ def _parameters(component: Component, engine: Engine) -> dict[str, pb.ModelParam
         # Triton's C++ backend needs this entry; the embedded server shrinks its arenas without it.
         texts[ARENA_SHRINKAGE] = SHRUNK_ARENAS
     if component.queue_limit is not None:
-        texts[PARAMETER] = str(component.queue_limit)
-        texts[MODELS_PARAMETER] = " ".join(component.queue_limit_with)
+        texts[QUEUE_LIMIT_PARAMETER] = str(component.queue_limit)
+        texts[QUEUE_MODELS_PARAMETER] = " ".join(component.queue_limit_with)
     return {name: pb.ModelParameter(string_value=text) for name, text in texts.items() if text}
 
 

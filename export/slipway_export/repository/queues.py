@@ -18,7 +18,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from slipway_serving.protocol.errors import raise_all
-from slipway_serving.runtime.queue_limits import PARAMETER
+from slipway_serving.runtime.queue_limits import QUEUE_LIMIT_PARAMETER
 
 _MICROSECONDS = 1_000_000
 # Triton reads 0 as "no limit", so both limits must be above 0.
@@ -61,8 +61,8 @@ class QueueLimits:
         parsed = text_format.Parse(text, pb.ModelConfig())
         before = pb.ModelConfig()
         before.CopyFrom(parsed)
-        if self.requests is not None and PARAMETER in parsed.parameters:
-            parsed.parameters[PARAMETER].string_value = str(self.requests)
+        if self.requests is not None and QUEUE_LIMIT_PARAMETER in parsed.parameters:
+            parsed.parameters[QUEUE_LIMIT_PARAMETER].string_value = str(self.requests)
         if parsed.dynamic_batching.HasField("default_queue_policy"):
             policy = parsed.dynamic_batching.default_queue_policy
             if self.requests is not None:

@@ -190,7 +190,7 @@ class StagedExport:
 
     def _build_torch(self, component: Component) -> list[ParityRow]:
         choice, folder = self.by_torch[component.label], self._folder(component)
-        kept = f" (kept in {choice.options.words})" if choice.kept else ""
+        kept = f" (kept in {choice.options.summary})" if choice.kept else ""
         self.report(f"{component.label}: placing what PyTorch loads{kept}")
         folder.mkdir(parents=True, exist_ok=True)
         if component.graph == MODEL:
@@ -204,7 +204,7 @@ class StagedExport:
         facts = NetworkFacts(self._family.name, self.options.variant, component.label, source, axes)
         stage_network(component, facts, self._checkpoint, self.made_of.planned, folder)
         reference = self._reference(component)
-        self.report(f"{component.label}: loading and verifying the served program ({choice.options.words})")
+        self.report(f"{component.label}: loading and verifying the served program ({choice.options.summary})")
         device, bound = self.options.verify_device, choice.tolerance(component)
         with served_here(folder.parent, device, component.graph) as run:
             return rows_of(component, run, reference, verified_on(choice, device), lambda _: bound)
@@ -279,6 +279,6 @@ class StagedExport:
         if not choices:
             return {"opset": self.opset, "simplified": self.options.simplify}
         return {
-            "precision": {graph: choice.options.loaded_in for graph, choice in choices.items()},
+            "precision": {graph: choice.options.load_precision for graph, choice in choices.items()},
             "torch": {graph: choice.facts for graph, choice in choices.items()},
         }

@@ -34,7 +34,7 @@ def torch_need(component: Component, choice: TorchChoice, machine: Machine) -> N
         whole = component.load(Precision.FP32)
         points = component.points()
         work = dict(zip(points, works(component, whole, list(points.values())), strict=True))
-        network = component.load(Precision(options.loaded_in))
+        network = component.load(Precision(options.load_precision))
     parameters = sum(weight.numel() for weight in network.parameters())
     loaded = sum(weight.nbytes for weight in network.parameters())
     held = loaded - _saved(component, network, choice)
@@ -44,10 +44,10 @@ def torch_need(component: Component, choice: TorchChoice, machine: Machine) -> N
     on_cpu = held + ARENA * opt.bytes
     if choice.on_gpu:
         on_cpu = 0.0 if options.offload is Offload.NONE else held
-    narrow = 2 if options.loaded_in in (Precision.FP16, Precision.BF16) else 1
+    narrow = 2 if options.load_precision in (Precision.FP16, Precision.BF16) else 1
     return Need(
         label=component.label,
-        precision=component.precision(Precision(options.loaded_in)),
+        precision=component.precision(Precision(options.load_precision)),
         parameters=parameters,
         disk_bytes=sum(files.values()) or loaded,
         export_bytes=PROCESS_BYTES + loaded,

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from slipway_serving.protocol.errors import InvalidRequest, Unrecoverable
 from slipway_serving.runtime.interruption import Interruption
-from slipway_serving.runtime.program import Models, one_text
+from slipway_serving.runtime.program import Models, text_tensor
 
 
 def encode_prompts(
@@ -38,7 +38,7 @@ def encode_prompts(
     for field, text in texts.items():
         interruption.check(f"before encoding {field}")
         try:
-            found = models.call(model, {"prompt": one_text(text)}, ["prompt_embeds", "attention_mask"])
+            found = models.call(model, {"prompt": text_tensor(text)}, ["prompt_embeds", "attention_mask"])
         except InvalidRequest as error:
             raise InvalidRequest(f"{where}: {field}: {error}") from error
         padded = pad_rows(found["prompt_embeds"][0], int(found["attention_mask"].sum()), rows)

@@ -23,10 +23,10 @@ def value_of(tensor: torch.Tensor) -> Any:
     """Return a contiguous tensor as an OrtValue without a copy, after torch's pending work on it is done."""
     if tensor.is_cuda:
         torch.cuda.current_stream(tensor.device).synchronize()
-    return ort.OrtValue.from_dlpack(_Truths(tensor) if tensor.dtype is torch.bool else tensor)
+    return ort.OrtValue.from_dlpack(_BooleanBytes(tensor) if tensor.dtype is torch.bool else tensor)
 
 
-class _Truths:
+class _BooleanBytes:
     """Boolean tensor for ONNX Runtime's DLPack import, which takes booleans as bytes."""
 
     dtype = "bool"

@@ -21,7 +21,7 @@ from slipway_serving.runtime.backends.onnxruntime import session, signature
 from slipway_serving.runtime.backends.onnxruntime.signature import Signature
 from slipway_serving.runtime.input_sizes import InputSizes, read_ranges
 from slipway_serving.runtime.program import Settings
-from slipway_serving.runtime.torch_engine.described import described_file
+from slipway_serving.runtime.torch_engine.described import options_file
 
 Array = NDArray[Any]
 State = dict[str, ort.OrtValue]
@@ -48,20 +48,20 @@ class Graph:
         self.filename = filename
         self._device = ("cuda", settings.device_id) if settings.kind == "GPU" else ("cpu", 0)
         self._network = _network(settings, filename, self._device)
-        self._taken = self._network.signature.inputs
-        shapes = {name: tensor.shape for name, tensor in self._taken.items()}
+        self._input_tensors = self._network.signature.inputs
+        shapes = {name: tensor.shape for name, tensor in self._input_tensors.items()}
         self._model = settings.model
         self._sizes = InputSizes(shapes, read_ranges(settings.model, settings.parameters))
-        self.ranks = {name: len(tensor.shape) for name, tensor in self._taken.items()}
+        self.ranks = {name: len(tensor.shape) for name, tensor in self._input_tensors.items()}
         self.inputs = tuple(self.ranks)
         self.outputs = tuple(self._network.signature.outputs)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return a tensor's shape as the graph states it, with 1 for an open axis, the batch."""
-        tensor = (self._taken | self._network.signature.outputs)[name]
+        tensor = (self._input_tensors | self._network.signature.outputs)[name]
         return tuple(size if isinstance(size, int) else 1 for size in tensor.shape)
 
-    def placed(self, array: Array) -> ort.OrtValue:
+    def to_device(self, array: Array) -> ort.OrtValue:
         """Copy an array to the model's device; on a CPU the value shares the array's memory."""
         return ort.OrtValue.ortvalue_from_numpy(array, *self._device)
 
@@ -73,13 +73,13 @@ class Graph:
         Args:
             names: Names of the inputs.
         """
-        made: dict[tuple[int, ...], ort.OrtValue] = {}
+        by_shape: dict[tuple[int, ...], ort.OrtValue] = {}
         state: State = {}
         for name in names:
             shape = self.shape(name)
-            if shape not in made:
-                made[shape] = self.placed(np.zeros(shape, np.float32))
-            state[name] = made[shape]
+            if shape not in by_shape:
+                by_shape[shape] = self.to_device(np.zeros(shape, np.float32))
+            state[name] = by_shape[shape]
         return state
 
     def run(
@@ -127,7 +127,7 @@ class _Network(Protocol):
 
 def _network(settings: Settings, filename: str, device: tuple[str, int]) -> _Network:
     stem = Path(filename).stem
-    if (settings.folder / described_file(stem)).is_file():
+    if (settings.folder / options_file(stem)).is_file():
         # torch is available only where PyTorch serves.
         from slipway_serving.runtime.torch_engine.graph import TorchGraph
 

@@ -21,12 +21,12 @@ from tritonclient.grpc import model_config_pb2
 from slipway_serving.protocol.errors import NotReady, SlipwayError, Unrecoverable
 from slipway_serving.protocol.turns import NO_SESSION, Turn
 from slipway_serving.runtime.backends.onnxruntime import session, signature
-from slipway_serving.runtime.backends.onnxruntime.execution import Executor, Request
+from slipway_serving.runtime.backends.onnxruntime.execution import Executor, GraphRequest
 from slipway_serving.runtime.input_sizes import read_ranges
 from slipway_serving.runtime.program import Call, Program, Settings, Tensors, load_program
 
 Answer = dict[str, NDArray[Any]]
-Run = Callable[[Call, list[str]], Iterator[Answer]]
+RunModel = Callable[[Call, list[str]], Iterator[Answer]]
 
 
 def read_config(model: Path) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class InProcessModels:
 
     def __init__(self, repository: Path, threads: int = 0, *, limited: bool = True) -> None:
         self._repository, self._threads, self._limited = repository, threads, limited
-        self._loaded: dict[str, Run] = {}
+        self._loaded: dict[str, RunModel] = {}
         self._programs: list[Program] = []
 
     def call(self, model: str, tensors: Tensors, outputs: list[str]) -> Answer:
@@ -85,7 +85,7 @@ class InProcessModels:
     def load(self, model: str) -> None:
         """Load a model now instead of at its first call."""
         if model not in self._loaded:
-            self._loaded[model] = self._open(model)
+            self._loaded[model] = self._load_model(model)
 
     def close(self) -> None:
         """Close the programs and drop all loaded models."""
@@ -98,7 +98,7 @@ class InProcessModels:
         self.load(model)
         return self._loaded[model](call, outputs)
 
-    def _open(self, model: str) -> Run:
+    def _load_model(self, model: str) -> RunModel:
         folder = self._repository / model
         config = read_config(folder)
         parameters = config.setdefault("parameters", {})
@@ -112,9 +112,9 @@ class InProcessModels:
             return self._graph(settings)
         program = load_program(settings)
         self._programs.append(program)
-        return _program(program, config)
+        return _run_program(program, config)
 
-    def _graph(self, settings: Settings) -> Run:
+    def _graph(self, settings: Settings) -> RunModel:
         graph = session.load(settings.config, settings.folder, session.providers(settings.config, "CPU", 0))
         executor = Executor(
             settings.model,
@@ -124,18 +124,18 @@ class InProcessModels:
             batched=int(settings.config["max_batch_size"]) > 0,
             ranges=read_ranges(settings.model, settings.parameters) if self._limited else {},
         )
-        reshaped = _reshaping(settings.config)
+        reshaped = _create_reshape(settings.config)
 
         def run(call: Call, outputs: list[str]) -> Iterator[Answer]:
             inputs = reshaped(call.tensors)
-            (answer,) = executor.execute([Request(inputs, tuple(outputs), call.is_cancelled)])
+            (answer,) = executor.execute([GraphRequest(inputs, tuple(outputs), call.is_cancelled)])
             if isinstance(answer, SlipwayError):
                 raise answer
             yield answer
 
         return run
 
-    def _ensemble(self, config: Mapping[str, Any]) -> Run:
+    def _ensemble(self, config: Mapping[str, Any]) -> RunModel:
         steps = config["ensemble_scheduling"]["step"]
 
         def run(call: Call, outputs: list[str]) -> Iterator[Answer]:
@@ -144,24 +144,25 @@ class InProcessModels:
                 inputs = {name: known[source] for name, source in step["input_map"].items()}
                 answer = self.call(step["model_name"], inputs, list(step["output_map"]))
                 known |= {target: answer[name] for name, target in step["output_map"].items()}
-            yield _only(outputs, known)
+            yield _select_outputs(outputs, known)
 
         return run
 
 
-def _program(program: Program, config: Mapping[str, Any]) -> Run:
+def _run_program(program: Program, config: Mapping[str, Any]) -> RunModel:
     """Return a function that runs a Python model on inputs in the shapes of the configuration."""
-    reshaped = _reshaping(config)
+    reshaped = _create_reshape(config)
 
     def run(call: Call, outputs: list[str]) -> Iterator[Answer]:
         with contextlib.closing(program.run(replace(call, tensors=reshaped(call.tensors)))) as answers:
             for answer in answers:
-                yield _only(outputs, answer)
+                yield _select_outputs(outputs, answer)
 
     return run
 
 
-def _reshaping(config: Mapping[str, Any]) -> Callable[[Tensors], Answer]:
+def _create_reshape(config: Mapping[str, Any]) -> Callable[[Tensors], Answer]:
+    """Return a function that reshapes inputs as the config says."""
     shapes = {entry["name"]: _graph_shape(entry) for entry in config.get("input", ())}
     batched = int(config["max_batch_size"]) > 0
 
@@ -173,9 +174,9 @@ def _reshaping(config: Mapping[str, Any]) -> Callable[[Tensors], Answer]:
     return lambda tensors: {name: reshaped(array, shapes.get(name)) for name, array in tensors.items()}
 
 
-def _only(outputs: list[str], answer: Tensors) -> Answer:
+def _select_outputs(outputs: list[str], answer: Tensors) -> Answer:
     if missing := sorted(set(outputs) - set(answer)):
-        raise Unrecoverable(f"outputs must be given by the model, got none of {', '.join(missing)}")
+        raise Unrecoverable(f"the model did not return the outputs {', '.join(missing)}; export it again")
     return {name: answer[name] for name in outputs}
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from slipway_serving.protocol.axis_expressions import Size
 from slipway_serving.protocol.errors import InvalidRequest
 
-PARAMETER = "axes"
+AXES_PARAMETER = "axes"
 """Parameter of ``config.pbtxt`` with the ranges, e.g. ``batch=1:2 latent_frames=1:21``."""
 
 Shape = Sequence[int | str]
@@ -25,7 +25,7 @@ _RANGE = re.compile(r"([a-z][a-z0-9_]*)=([1-9]\d*):([1-9]\d*)")
 
 
 def ranges_text(ranges: Mapping[str, tuple[int, int]]) -> str:
-    """Format smallest and largest sizes by axis name as the value of :data:`PARAMETER`."""
+    """Format smallest and largest sizes by axis name as the value of :data:`AXES_PARAMETER`."""
     return " ".join(f"{axis}={low}:{high}" for axis, (low, high) in ranges.items())
 
 
@@ -40,13 +40,13 @@ def read_ranges(model: str, parameters: Mapping[str, str]) -> dict[str, tuple[in
         InvalidRequest: The parameter does not have the form that :func:`ranges_text` writes.
     """
     found = {}
-    for text in parameters.get(PARAMETER, "").split():
+    for text in parameters.get(AXES_PARAMETER, "").split():
         match = _RANGE.fullmatch(text)
         low, high = (int(match[2]), int(match[3])) if match else (1, 0)
         if match is None or low > high:
             raise InvalidRequest(
-                f"{model}: parameter {PARAMETER} of config.pbtxt must have entries AXIS=MIN:MAX with MIN at"
-                f" most MAX, got {text!r}; try exporting again"
+                f"{model}: parameter {AXES_PARAMETER} of config.pbtxt must have entries AXIS=MIN:MAX with MIN"
+                f" at most MAX, got {text!r}; try exporting again"
             )
         found[match[1]] = (low, high)
     return found
@@ -77,7 +77,7 @@ class _Dimension:
 
 
 @dataclass
-class _Sizes:
+class _KnownSizes:
     """Sizes that are known so far from the shapes of one request.
 
     Attributes:
@@ -100,7 +100,7 @@ class InputSizes:
     def __init__(self, shapes: Mapping[str, Shape], ranges: Mapping[str, tuple[int, int]]) -> None:
         self._ranges = dict(ranges)
         fixed = {axis: low for axis, (low, high) in ranges.items() if low == high}
-        parsed = {text: _parsed(text, fixed) for shape in shapes.values() for text in shape}
+        parsed = {text: _parse(text, fixed) for shape in shapes.values() for text in shape}
         # An expression becomes a number if each of its axes allows a single size.
         self._shapes = {
             tensor: tuple(size if isinstance(size := parsed[text], int) else text for text in shape)
@@ -123,18 +123,18 @@ class InputSizes:
         problems = [
             f"{tensor} must have shape {_dims(shape)}, got {list(given[tensor])}"
             for tensor, shape in self._shapes.items()
-            if tensor in given and not _fits(shape, given[tensor])
+            if tensor in given and not _matches(shape, given[tensor])
         ]
         if problems:
             return problems
-        sizes = _Sizes()
+        sizes = _KnownSizes()
         for dimension in self._dimensions:
             if dimension.tensor in given:
                 problem = self._problem(dimension, given[dimension.tensor][dimension.index], sizes)
                 problems += [problem] if problem else []
         return problems
 
-    def _problem(self, dimension: _Dimension, given: int, sizes: _Sizes) -> str | None:
+    def _problem(self, dimension: _Dimension, given: int, sizes: _KnownSizes) -> str | None:
         """Return the rule that a dimension breaks, and record the axis size that it determines."""
         known, first = sizes.names.setdefault(dimension.name, (given, dimension.tensor))
         if known != given:
@@ -145,11 +145,11 @@ class InputSizes:
         left = dimension.size.given(axes)
         if isinstance(left, Size):
             return None if self._is_inside(left, given, dimension, sizes) else self._outside(dimension, given)
-        told = ", ".join(f"{axis} = {at} of {sizes.axes[axis][1]}" for axis, at in sorted(axes.items()))
-        rule = f"{dimension.tensor} must have {left} for {dimension.name} ({told}), got {given}"
+        known_axes = ", ".join(f"{axis} = {at} of {sizes.axes[axis][1]}" for axis, at in sorted(axes.items()))
+        rule = f"{dimension.tensor} must have {left} for {dimension.name} ({known_axes}), got {given}"
         return None if left == given else rule
 
-    def _is_inside(self, left: Size, given: int, dimension: _Dimension, sizes: _Sizes) -> bool:
+    def _is_inside(self, left: Size, given: int, dimension: _Dimension, sizes: _KnownSizes) -> bool:
         """Return True if axes within their ranges yield a size, and record the axis if there is only one."""
         if left.affine is None:
             low, high = self._bounds(left)
@@ -185,7 +185,7 @@ class InputSizes:
         )
 
 
-def _parsed(text: int | str, fixed: Mapping[str, int]) -> Size | int | None:
+def _parse(text: int | str, fixed: Mapping[str, int]) -> Size | int | None:
     """Parse the text of a dimension; return None if it is not an expression of axes."""
     if isinstance(text, int):
         return text
@@ -196,7 +196,7 @@ def _parsed(text: int | str, fixed: Mapping[str, int]) -> Size | int | None:
         return None
 
 
-def _fits(shape: Shape, given: Sequence[int]) -> bool:
+def _matches(shape: Shape, given: Sequence[int]) -> bool:
     return len(shape) == len(given) and all(
         isinstance(size, str) or size == actual for size, actual in zip(shape, given, strict=True)
     )

@@ -6,9 +6,9 @@ by model::
     wan_t2v: {steps: 20, prompt: 2000, "frames * height * width": 8_000_000}
     matrix_game_universal: {max_sessions: 2, image: 4_000_000}
 
-A limit applies to one input or to a product of inputs: the largest value of a number, the most bytes of a
-text or a file, the most elements of an array. For numeric parameters of a model, such as `max_sessions`, the
-limit replaces the parameter. Each model reads its own limits when it loads
+A limit applies to one input or to a product of inputs: the largest value of a number, the largest size in
+bytes of a text or a file, the largest number of elements of an array. For numeric parameters of a model, such
+as `max_sessions`, the limit replaces the parameter. Each model reads its own limits when it loads
 (:class:`~slipway_serving.runtime.program.Settings`); the adapter checks requests.
 """
 
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from slipway_serving.protocol.errors import InvalidRequest, raise_all
 
-VARIABLE = "SLIPWAY_LIMITS"
+LIMITS_VARIABLE = "SLIPWAY_LIMITS"
 """Environment variable that names the file; without it there are no limits."""
 _PRODUCT = re.compile(r"[a-z_][a-z0-9_]*(\s*\*\s*[a-z_][a-z0-9_]*)*")
 
@@ -37,11 +37,11 @@ class Limits:
     """Limits of one model.
 
     Attributes:
-        most: Largest value by input name, or by the names of a product joined with " * ".
+        maximums: Largest value by input name, or by the names of a product joined with " * ".
         numbers: Names of inputs that hold one number, which has a default if the request omits it.
     """
 
-    most: Mapping[str, int]
+    maximums: Mapping[str, int]
     numbers: frozenset[str] = frozenset()
 
     def check(self, model: str, tensors: Mapping[str, NDArray[Any]], *, opening: bool) -> None:
@@ -57,18 +57,18 @@ class Limits:
                 it. The message names all of them.
         """
         problems = []
-        for name, most in self.most.items():
+        for name, maximum in self.maximums.items():
             inputs = name.split(" * ")
             missing = [each for each in inputs if each not in tensors]
-            got = math.prod(_amount(tensors[each]) for each in inputs if each in tensors)
+            got = math.prod(_measure(tensors[each]) for each in inputs if each in tensors)
             if opening and self.numbers.intersection(missing):
                 problems.append(
-                    f"{', '.join(missing)} must be given on this server, where {name} may be at most {most},"
-                    " got nothing"
+                    f"{', '.join(missing)} must be given on this server, where {name} may be at most"
+                    f" {maximum}, got nothing"
                 )
-            elif not missing and not got <= most:
+            elif not missing and not got <= maximum:
                 problems.append(
-                    f"{name} must be at most {most} on this server, got {got:g}; try a smaller request"
+                    f"{name} must be at most {maximum} on this server, got {got:g}; try a smaller request"
                 )
         raise_all(model, problems)
 
@@ -90,22 +90,25 @@ def read_limits(path: Path) -> dict[str, dict[str, int]]:
         raise InvalidRequest(f"limits: {path} must be a YAML file of models, got {reason}") from None
     if not isinstance(content, dict) or not all(isinstance(value, dict) for value in content.values()):
         raise InvalidRequest(
-            f'limits: {path} must be limits by model, got another content; try "wan_t2v: {{steps: 20}}"'
+            f'limits: {path} must map model names to limits, got something else; try "wan_t2v: {{steps: 20}}"'
         )
     problems = [
-        f"{model}: {name} must be inputs joined by *, with a whole number of 0 or more, got {most!r}"
+        f"{model}: {name} must be inputs joined by *, with a whole number of 0 or more, got {maximum!r}"
         for model, limits in content.items()
-        for name, most in limits.items()
-        if not isinstance(name, str) or not _PRODUCT.fullmatch(name) or type(most) is not int or most < 0
+        for name, maximum in limits.items()
+        if not isinstance(name, str)
+        or not _PRODUCT.fullmatch(name)
+        or type(maximum) is not int
+        or maximum < 0
     ]
     raise_all(f"limits: {path}", problems)
     return {
-        str(model): {" * ".join(re.split(r"\s*\*\s*", name)): most for name, most in limits.items()}
+        str(model): {" * ".join(re.split(r"\s*\*\s*", name)): maximum for name, maximum in limits.items()}
         for model, limits in content.items()
     }
 
 
-def limits_of(model: str, path: Path, config: Mapping[str, Any]) -> tuple[Limits, dict[str, str]]:
+def model_limits(model: str, path: Path, config: Mapping[str, Any]) -> tuple[Limits, dict[str, str]]:
     """Return a model's limits, and the new values of the parameters that the file replaces.
 
     Args:
@@ -121,26 +124,26 @@ def limits_of(model: str, path: Path, config: Mapping[str, Any]) -> tuple[Limits
     parameters = {name for name, value in config.get("parameters", {}).items() if _is_number(value)}
     inputs = {entry["name"] for entry in config.get("input", [])}
     unknown = [
-        f"{name} must be of {', '.join(sorted(inputs | parameters))}"
+        f"{name} must be one of {', '.join(sorted(inputs | parameters))}"
         for name in own
         if name not in parameters and not set(name.split(" * ")) <= inputs
     ]
     raise_all(f"limits: {path}: {model}", unknown)
-    replaced = {name: str(most) for name, most in own.items() if name in parameters}
+    replaced = {name: str(maximum) for name, maximum in own.items() if name in parameters}
     numbers = {
         entry["name"]
         for entry in config.get("input", [])
         if entry["data_type"] != "TYPE_STRING" and all(int(size) == 1 for size in entry["dims"])
     }
-    most = {name: most for name, most in own.items() if name not in parameters}
-    return Limits(most, frozenset(numbers)), replaced
+    maximums = {name: maximum for name, maximum in own.items() if name not in parameters}
+    return Limits(maximums, frozenset(numbers)), replaced
 
 
 def _is_number(parameter: Mapping[str, Any]) -> bool:
     return str(parameter.get("string_value", "")).isdigit()
 
 
-def _amount(tensor: NDArray[Any]) -> float:
+def _measure(tensor: NDArray[Any]) -> float:
     """Measure a tensor for a limit: bytes of texts, the value of one number, else the number of elements."""
     if tensor.dtype == np.object_:
         return float(sum(len(element) for element in tensor.flat))

@@ -46,17 +46,17 @@ class Metric:
 REQUESTS = Metric(
     "slipway_requests_total",
     "counter",
-    "Requests that Python models ended, by how: OK, the error's code, or REFUSED by a server that is going.",
+    "Requests that Python models ended, by result: OK, the error's code, or REFUSED during shutdown.",
     label="code",
     values=(OK, *CODES, REFUSED),
 )
-REQUESTS_RUNNING = Metric("slipway_requests_running", "gauge", "Requests that pipelines work on now.")
+REQUESTS_RUNNING = Metric("slipway_requests_running", "gauge", "Requests that pipelines are working on.")
 HEARTBEATS = Metric(
     "slipway_heartbeats_total",
     "counter",
-    "Seconds that processes of Python models lived: their growth in a second is how many there are.",
+    "Seconds for which processes of Python models lived; the growth per second is the number of processes.",
 )
-INSTANCES = Metric("slipway_instances", "gauge", "Processes that a Python model is to have.")
+INSTANCES = Metric("slipway_instances", "gauge", "Number of processes that a Python model should have.")
 FRAMES = Metric("slipway_frames_total", "counter", "Video frames that were decoded.")
 # The buckets range from the milliseconds of the tiny checkpoint to the step of a 14B denoiser at 720p.
 DENOISE_STEP = Metric(
@@ -71,7 +71,7 @@ _BLOCK_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.
 BLOCK = Metric(
     "slipway_block_seconds",
     "histogram",
-    "Seconds of each part of making a block of a world's frames.",
+    "Seconds of each part of generating a block of a world's frames.",
     label="part",
     values=("picture", "denoise", "decode", "commit"),
     buckets=_BLOCK_BUCKETS,
@@ -85,21 +85,23 @@ FIRST_FRAME = Metric(
 BLOCKS_LATE = Metric(
     "slipway_blocks_late_total",
     "counter",
-    "Blocks that took longer than their frames last at the rate that the world is shown at.",
+    "Blocks whose generation took longer than the playback of their frames.",
 )
-SESSIONS_OPEN = Metric("slipway_sessions_open", "gauge", "Sessions whose state a stateful model holds.")
-SESSIONS_LIMIT = Metric("slipway_sessions_limit", "gauge", "Sessions that a stateful model takes at a time.")
+SESSIONS_OPEN = Metric("slipway_sessions_open", "gauge", "Open sessions of a stateful model.")
+SESSIONS_LIMIT = Metric(
+    "slipway_sessions_limit", "gauge", "Largest number of open sessions of a stateful model."
+)
 
 WORLDS = (BLOCK, FIRST_FRAME, BLOCKS_LATE)
 MODEL_RESTARTS = Metric(
     "slipway_model_restarts",
     "gauge",
-    "Times that the model was started anew because a process of it died, since the server's first start.",
+    "Restarts of the model because one of its processes died, since the server's first start.",
 )
 SERVER_RESTARTS = Metric(
     "slipway_server_restarts",
     "gauge",
-    "Times that the server, and the model with it, was started anew because it died.",
+    "Restarts of the server, and the model with it, because it died.",
 )
 
 RESTARTS = (MODEL_RESTARTS, SERVER_RESTARTS)

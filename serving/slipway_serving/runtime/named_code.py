@@ -1,7 +1,7 @@
 """Code that a model's config names as ``package.module:attribute``, under its present or a former name.
 
-A placed model keeps the names that it was exported with. :data:`MOVED` maps the names of earlier versions to
-the present ones, so that a server loads repositories that were exported before a module moved.
+A placed model keeps the names that it was exported with. :data:`FORMER_MODULES` maps the names of earlier
+versions to the present ones, so that a server loads repositories that were exported before a module moved.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-MOVED = {
+FORMER_MODULES = {
     "slipway_export.torch_network": "slipway_export.engines.torch_network",
     "slipway_serving.airimu.correct": "slipway_serving.families.airimu.correct",
     "slipway_serving.airimu.stream": "slipway_serving.families.airimu.stream",
@@ -39,4 +39,4 @@ def load_named(name: str) -> Any:
         AttributeError: The module has no such attribute.
     """
     module, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(MOVED.get(module, module)), attribute)
+    return getattr(importlib.import_module(FORMER_MODULES.get(module, module)), attribute)

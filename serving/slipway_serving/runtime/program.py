@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from slipway_serving.protocol.errors import InvalidRequest, SlipwayError
 from slipway_serving.protocol.turns import NO_SESSION, Turn
 from slipway_serving.runtime import queue_limits
-from slipway_serving.runtime.limits import NO_LIMITS, VARIABLE, Limits, limits_of
+from slipway_serving.runtime.limits import LIMITS_VARIABLE, NO_LIMITS, Limits, model_limits
 from slipway_serving.runtime.metrics import Recorder
 from slipway_serving.runtime.named_code import load_named
 from slipway_serving.runtime.queue_limits import QueueLimit
@@ -156,8 +156,8 @@ class Settings:
             InvalidRequest: The file of limits is invalid.
         """
         model, config, limits = args["model_name"], json.loads(args["model_config"]), NO_LIMITS
-        if file := os.environ.get(VARIABLE):
-            limits, replaced = limits_of(model, Path(file), config)
+        if file := os.environ.get(LIMITS_VARIABLE):
+            limits, replaced = model_limits(model, Path(file), config)
             values = {name: {"string_value": value} for name, value in replaced.items()}
             config = {**config, "parameters": {**config.get("parameters", {}), **values}}
         return cls(
@@ -180,11 +180,11 @@ class Settings:
             InvalidRequest: The limit is not a whole number above 0.
         """
         limit = (
-            self.positive_integer(queue_limits.PARAMETER)
-            if queue_limits.PARAMETER in self.parameters
+            self.positive_integer(queue_limits.QUEUE_LIMIT_PARAMETER)
+            if queue_limits.QUEUE_LIMIT_PARAMETER in self.parameters
             else None
         )
-        models = [self.model, *self.parameters.get(queue_limits.MODELS_PARAMETER, "").split()]
+        models = [self.model, *self.parameters.get(queue_limits.QUEUE_MODELS_PARAMETER, "").split()]
         return QueueLimit(self.model, limit, queue_limits.pending_from_metrics(models, warn))
 
     def positive_integer(self, name: str) -> int:
@@ -228,7 +228,7 @@ def program_class(settings: Settings) -> type[Program]:
     return program
 
 
-class Single:
+class BatchOfOne:
     """Mixin that implements ``run`` of a :class:`BatchProgram` as a batch of one."""
 
     def run(self: BatchProgram, call: Call) -> Responses:
@@ -239,6 +239,6 @@ class Single:
         yield answer
 
 
-def one_text(text: str) -> NDArray[np.object_]:
+def text_tensor(text: str) -> NDArray[np.object_]:
     """Return a text as a BYTES tensor, [batch, 1], with batch size 1."""
     return np.array([[text.encode()]], dtype=np.object_)

@@ -19,9 +19,9 @@ from collections.abc import Callable, Sequence
 from slipway_serving.protocol.errors import RETRY_HINT, Overloaded
 from slipway_serving.protocol.turns import Turn
 
-PARAMETER = "queue_limit"
+QUEUE_LIMIT_PARAMETER = "queue_limit"
 """Parameter of a model's `config.pbtxt`: the largest number of requests that may wait for it."""
-MODELS_PARAMETER = "queue_limit_with"
+QUEUE_MODELS_PARAMETER = "queue_limit_with"
 """Parameter of a model's `config.pbtxt`: further models, separated by spaces, whose waiting requests count
 too. With it, the first model of an ensemble enforces the limit for all later ones, before any work is wasted.
 """
@@ -129,8 +129,8 @@ def pending_from_metrics(models: Sequence[str], warn: Callable[[str], None]) -> 
             connection.close()
             if not warned:
                 warn(
-                    f"{models[0]}: {PARAMETER} is not enforced, since Triton's metrics cannot be read at"
-                    f" {address} ({error!r}); set {METRICS_VARIABLE} to the server's metrics endpoint"
+                    f"{models[0]}: {QUEUE_LIMIT_PARAMETER} is not enforced, since Triton's metrics cannot be"
+                    f" read at {address} ({error!r}); set {METRICS_VARIABLE} to the server's metrics endpoint"
                 )
             warned = True
             return 0

@@ -73,11 +73,13 @@ class RemoteModel:
         try:
             answer = self._client.infer(self._model, inputs, outputs=wanted, client_timeout=self._timeout_s)
         except InferenceServerException as error:
-            said = from_wire(error.message(), error.status())
-            if isinstance(said, DeadlineExceeded):
-                said = NotReady(f"must answer within {self._timeout_s} s, got nothing")
-            through = self._proxy.told if self._proxy and isinstance(said, NotReady) else ""
-            raise type(said)(f"{self._model} on {self._server}: {said}{through}") from error
+            answer_error = from_wire(error.message(), error.status())
+            if isinstance(answer_error, DeadlineExceeded):
+                answer_error = NotReady(f"must answer within {self._timeout_s} s, got nothing")
+            proxy_note = self._proxy.told if self._proxy and isinstance(answer_error, NotReady) else ""
+            raise type(answer_error)(
+                f"{self._model} on {self._server}: {answer_error}{proxy_note}"
+            ) from error
         tensors = {name: answer.as_numpy(name) for name in self._outputs}
         if missing := sorted(name for name, array in tensors.items() if array is None):
             raise Unrecoverable(

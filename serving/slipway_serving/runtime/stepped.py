@@ -50,9 +50,9 @@ class SteppedModel:
         wanted = sorted(set(self._next.inputs) - set(self._first.inputs))
         return {name: self._next.shape(name) for name in wanted}
 
-    def placed(self, arrays: Mapping[str, Array]) -> State:
+    def to_device(self, arrays: Mapping[str, Array]) -> State:
         """Copy caches that were read from the graphs' device back to it."""
-        return {name: self._next.placed(array) for name, array in arrays.items()}
+        return {name: self._next.to_device(array) for name, array in arrays.items()}
 
     def step(self, inputs: Mapping[str, Array], state: State | None) -> tuple[dict[str, Array], State]:
         """Run one element of a sequence.

@@ -25,8 +25,8 @@ from typing import IO, Any
 import httpx
 
 from slipway_serving.protocol.errors import InvalidRequest, NotReady, SlipwayError
-from slipway_serving.runtime.backends.onnxruntime.sharing import FOLDER_VARIABLE
-from slipway_serving.runtime.limits import VARIABLE as LIMITS_VARIABLE
+from slipway_serving.runtime.backends.onnxruntime.sharing import GRAPHS_FOLDER_VARIABLE
+from slipway_serving.runtime.limits import LIMITS_VARIABLE
 from slipway_serving.runtime.queue_limits import METRICS_VARIABLE
 from slipway_serving.runtime.request_parameters import MARKED_VARIABLE
 from slipway_serving.system import hidden_arguments, private_files, process_state, server_folder
@@ -370,7 +370,7 @@ class Server:
                     **environment(install, folder / "interpreter", os.environ),
                     ID_VARIABLE: self._server_id,
                     MARKED_VARIABLE: "1",
-                    FOLDER_VARIABLE: str(folder / "graphs"),
+                    GRAPHS_FOLDER_VARIABLE: str(folder / "graphs"),
                     server_folder.FOLDER_VARIABLE: str(self._resources.runtime_folder),
                     **({LIMITS_VARIABLE: str(self.config.limits.resolve())} if self.config.limits else {}),
                     METRICS_VARIABLE: f"{_reachable_host(self.config.host)}:{self.config.metrics_port}",

@@ -18,7 +18,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from slipway_serving.protocol.errors import InvalidRequest, NotReady, raise_all
-from slipway_serving.runtime.input_sizes import PARAMETER
+from slipway_serving.runtime.input_sizes import AXES_PARAMETER
 from slipway_serving.runtime.limits import read_limits
 from slipway_serving.system.server_processes import SHARED_MEMORY
 
@@ -113,7 +113,7 @@ def models_without_ranges(models: Sequence[Path]) -> list[str]:
     found = []
     for model in models:
         config = _config(model)
-        if config is None or PARAMETER in config.parameters:
+        if config is None or AXES_PARAMETER in config.parameters:
             continue
         with contextlib.suppress(OSError, ValueError, AttributeError):
             if json.loads((model / "manifest.json").read_text(encoding="utf-8")).get("axes"):

@@ -127,7 +127,7 @@ def test_components_are_served_as_asked_for_them() -> None:
         ([NET], {"torch": TorchAsked(offload={"": "model"})}, "offload must be left out where net runs"),
         ([NET], {"precision": Precision.INT8}, "precision of net must be one of fp64, .* got int8; try --w"),
         ([NET], {"torch": TorchAsked(attention={"": "sdpa"})},
-         "net: attention must be left out: it has none, got sdpa"),
+         "net: attention must be left out .the network has no choice of attention., got sdpa"),
         ([NET], {"torch": TorchAsked(cuda_graphs=True), "places": GPU},
          "verify-device must be cuda for net, whose options need a GPU .*CUDA graphs., got cpu"),
         ([NET], {"opset": 20}, "opset-version must be left out with engine torch, which .*, got 20"),
@@ -175,7 +175,7 @@ def encoder() -> nn.Module:
         (
             encoder,
             "flash",
-            "net: attention must be sdpa: the network is not one of diffusers' dispatcher, got",
+            "net: attention must be sdpa .the network does not use diffusers' dispatcher., got",
         ),
     ],
 )

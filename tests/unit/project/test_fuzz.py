@@ -32,8 +32,7 @@ from slipway_serving.protocol.errors import InvalidRequest, SlipwayError, from_w
 from slipway_serving.protocol.requests import Request, decode, decode_turn, encode, input_fields
 from slipway_serving.protocol.snapshots.parts import Header, make, parse, read_parts
 from slipway_serving.protocol.turns import Turn
-from slipway_serving.runtime.backends.onnxruntime.execution import Executor
-from slipway_serving.runtime.backends.onnxruntime.execution import Request as GraphRequest
+from slipway_serving.runtime.backends.onnxruntime.execution import Executor, GraphRequest
 from slipway_serving.runtime.backends.onnxruntime.signature import graph_signature
 
 TOKEN = "0123456789abcdef"

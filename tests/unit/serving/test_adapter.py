@@ -24,7 +24,7 @@ from slipway_serving.protocol.errors import (
 )
 from slipway_serving.protocol.turns import Turn
 from slipway_serving.runtime.adapter import Adapter, instances_of, model_class
-from slipway_serving.runtime.limits import VARIABLE
+from slipway_serving.runtime.limits import LIMITS_VARIABLE
 from slipway_serving.runtime.program import Call, Last, Responses, Settings, Tensors
 from slipway_serving.runtime.queue_limits import QueueLimit
 from slipway_serving.runtime.shutdown import ShutdownStage, announce
@@ -98,7 +98,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: list[str]) -> Iterator[Made]:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "server"))
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(LIMITS_VARIABLE, raising=False)
     adapters: list[Adapter] = []
 
     def made(program: type = Told, **config: Any) -> tuple[Adapter, Backend]:
@@ -453,7 +453,7 @@ def test_limits_of_the_operator_hold_for_what_opens_a_session_and_what_is_in_non
     make: Made, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "limits.yaml").write_text("net: {x: 3, steps: 5}\n")
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "limits.yaml"))
+    monkeypatch.setenv(LIMITS_VARIABLE, str(tmp_path / "limits.yaml"))
     answering(monkeypatch, echo)
     number = {"data_type": "TYPE_INT64", "dims": [1], "optional": True}
     adapter, _ = make(input=[{"name": name, **number} for name in ("x", "steps")])
@@ -488,7 +488,7 @@ def test_model_is_not_loaded_when_its_config_is_wrong(
 def test_model_is_not_loaded_when_the_file_of_limits_is_wrong(
     make: Made, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "absent.yaml"))
+    monkeypatch.setenv(LIMITS_VARIABLE, str(tmp_path / "absent.yaml"))
     with pytest.raises(BackendError, match=r"^\[INVALID_ARGUMENT\] "):
         make()
 

@@ -59,7 +59,7 @@ def test_size_outside_the_exported_range_is_refused_before_a_run(tmp_path: Path,
     config = {"name": "sums", "parameters": {"axes": {"string_value": "batch=1:2"}}}
     limited = Graph(Settings("sums", tmp_path, config), "sums.onnx")
     ones = np.ones((3, 3), np.float32)
-    for given in ({"a": ones}, {"a": limited.placed(ones)}):
+    for given in ({"a": ones}, {"a": limited.to_device(ones)}):
         with pytest.raises(InvalidRequest) as refusal:
             limited.run({**given, "b": ones, "c": ones[:, :1]})
         assert str(refusal.value) == "sums: a must have 1 to 2 for batch, the exported range, got 3"

@@ -13,10 +13,10 @@ import pytest
 from slipway_serving.runtime.backends.onnxruntime.execution import Arrays
 from slipway_serving.runtime.backends.onnxruntime.sharing import (
     SHARED_FROM_BYTES,
-    Loaded,
+    LoadedGraph,
     SharedGraph,
     is_worth_sharing,
-    place,
+    shared_path,
 )
 from slipway_serving.runtime.backends.onnxruntime.signature import GraphTensor, Signature
 
@@ -40,11 +40,11 @@ class Loads:
     def __init__(self) -> None:
         self.count, self.fail, self.run = 0, False, doubles
 
-    def __call__(self) -> Loaded:
+    def __call__(self) -> LoadedGraph:
         self.count += 1
         if self.fail:
             raise ValueError("cannot be loaded")
-        return Loaded(SIGNATURE, self.answer)
+        return LoadedGraph(SIGNATURE, self.answer)
 
     def answer(self, wanted: Sequence[str], inputs: Arrays) -> list[Any]:
         return self.run(wanted, inputs)
@@ -175,13 +175,13 @@ def test_instances_meet_elsewhere_when_graph_config_or_device_is_another(tmp_pat
     graph = tmp_path / "model.onnx"
     graph.write_bytes(b"graph")
     places = [
-        place(tmp_path, {"name": "m"}, "CPU", 0, graph),
-        place(tmp_path, {"name": "m", "parameters": {}}, "CPU", 0, graph),
-        place(tmp_path, {"name": "m"}, "GPU", 0, graph),
-        place(tmp_path, {"name": "m"}, "GPU", 1, graph),
+        shared_path(tmp_path, {"name": "m"}, "CPU", 0, graph),
+        shared_path(tmp_path, {"name": "m", "parameters": {}}, "CPU", 0, graph),
+        shared_path(tmp_path, {"name": "m"}, "GPU", 0, graph),
+        shared_path(tmp_path, {"name": "m"}, "GPU", 1, graph),
     ]
-    assert place(tmp_path, {"name": "m"}, "CPU", 0, graph) == places[0]
+    assert shared_path(tmp_path, {"name": "m"}, "CPU", 0, graph) == places[0]
     (tmp_path / "other").write_bytes(b"graph of the same size"[:5])
     (tmp_path / "other").replace(graph)
-    places.append(place(tmp_path, {"name": "m"}, "CPU", 0, graph))
+    places.append(shared_path(tmp_path, {"name": "m"}, "CPU", 0, graph))
     assert len(set(places)) == len(places)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from slipway_serving.protocol.errors import InvalidRequest
-from slipway_serving.runtime.limits import VARIABLE, Limits, limits_of, read_limits
+from slipway_serving.runtime.limits import LIMITS_VARIABLE, Limits, model_limits, read_limits
 from slipway_serving.runtime.program import Settings
 from slipway_serving.system.server_folder import FOLDER_VARIABLE
 from slipway_serving.triton.server import Server, ServerConfig
@@ -40,7 +40,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def limits(file: Path) -> Limits:
-    return limits_of("sums", file, CONFIG)[0]
+    return model_limits("sums", file, CONFIG)[0]
 
 
 GOOD = {"steps": number(20), "frames": number(5), "prompt": np.array([b"abcde"], object)}
@@ -90,15 +90,15 @@ def test_parameters_of_a_model_are_replaced(
     monkeypatch.setenv("SLIPWAY_LIMITS", str(file))
     settings = Settings.from_triton({**arguments, "model_instance_name": "sums_0_1"})
     assert settings.positive_integer("max_sessions") == 2
-    assert settings.limits.most == {"steps": 20, "prompt": 5, "frames * steps": 100, "signal": 6}
-    assert Settings.from_triton({**arguments, "model_name": "another"}).limits.most == {}
+    assert settings.limits.maximums == {"steps": 20, "prompt": 5, "frames * steps": 100, "signal": 6}
+    assert Settings.from_triton({**arguments, "model_name": "another"}).limits.maximums == {}
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("- 1", "must be limits by model"),
-        ("sums: 3", "must be limits by model"),
+        ("- 1", "must map model names to limits"),
+        ("sums: 3", "must map model names to limits"),
         ("sums: {steps: many}", "steps must be inputs joined by .*, got 'many'"),
         ("sums: {steps: true}", "got True"),
         ("sums: {steps: -1}", "got -1"),
@@ -115,8 +115,8 @@ def test_file_that_is_no_limits_is_refused(tmp_path: Path, text: str, said: str)
 
 def test_limit_of_what_the_model_has_not_is_refused(tmp_path: Path) -> None:
     (tmp_path / "limits").write_text("sums: {stepz: 3, steps: 4, program: 1}")
-    with pytest.raises(InvalidRequest, match=r"stepz must be of .*steps.* program must be of"):
-        limits_of("sums", tmp_path / "limits", CONFIG)
+    with pytest.raises(InvalidRequest, match=r"stepz must be one of .*steps.* program must be one of"):
+        model_limits("sums", tmp_path / "limits", CONFIG)
 
 
 def test_server_refuses_limits_of_models_that_it_does_not_serve(tmp_path: Path) -> None:
@@ -134,5 +134,5 @@ def test_compose_gives_both_servers_one_file_which_limits_nothing_by_itself() ->
         (volume,) = (each for each in services[name]["volumes"] if "limits" in each)
         assert volume == "${LIMITS:-./docker/limits.yaml}:/limits.yaml:ro"
     assert " --limits /limits.yaml " in services["triton"]["command"]
-    assert services["triton-gpu"]["environment"] == {VARIABLE: "/limits.yaml"}
+    assert services["triton-gpu"]["environment"] == {LIMITS_VARIABLE: "/limits.yaml"}
     assert read_limits(root / "docker" / "limits.yaml") == {}

@@ -10,7 +10,7 @@ import pytest
 from slipway_models import FOLDER
 from slipway_serving import adapter
 from slipway_serving.runtime.adapter import model_class
-from slipway_serving.runtime.named_code import MOVED, load_named
+from slipway_serving.runtime.named_code import FORMER_MODULES, load_named
 
 NAMED = re.compile(r'"(?:program|network)" value \{ string_value: "([^"]+)"')
 
@@ -22,7 +22,7 @@ def test_named_program_loads_for_every_authored_model() -> None:
         assert load_named(name).__module__ == name.partition(":")[0]
 
 
-@pytest.mark.parametrize("former", sorted(MOVED))
+@pytest.mark.parametrize("former", sorted(FORMER_MODULES))
 def test_named_module_loads_under_its_former_name(former: str) -> None:
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module(former)

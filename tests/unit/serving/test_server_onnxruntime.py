@@ -10,7 +10,7 @@ import pytest
 
 from slipway_serving.protocol.errors import Cancelled, InvalidRequest, Overloaded, SlipwayError, Unrecoverable
 from slipway_serving.runtime.backends.onnxruntime import session
-from slipway_serving.runtime.backends.onnxruntime.execution import Executor, Request
+from slipway_serving.runtime.backends.onnxruntime.execution import Executor, GraphRequest
 from slipway_serving.runtime.backends.onnxruntime.signature import GraphTensor, Signature
 
 SIGNATURE = Signature(
@@ -24,8 +24,8 @@ def executor(run: Any, *, batched: bool = True) -> Executor:
     return Executor("m", SIGNATURE, run, {"y": [2]}, batched=batched, ranges={"batch": (1, 4)})
 
 
-def request(value: float, *, rows: int = 1, cancelled: bool = False) -> Request:
-    return Request({"x": np.full((rows, 2), value, np.float32)}, ("y",), lambda: cancelled)
+def request(value: float, *, rows: int = 1, cancelled: bool = False) -> GraphRequest:
+    return GraphRequest({"x": np.full((rows, 2), value, np.float32)}, ("y",), lambda: cancelled)
 
 
 def double(wanted: Sequence[str], inputs: Mapping[str, Any]) -> list[Any]:
@@ -103,8 +103,8 @@ def test_output_without_the_batch_is_an_error_of_each_request() -> None:
 
 def test_wrong_rank_and_missing_input_are_named() -> None:
     bad = [
-        Request({"x": np.zeros((1, 2, 1), np.float32)}, ("y",), lambda: False),
-        Request({}, ("y",), lambda: False),
+        GraphRequest({"x": np.zeros((1, 2, 1), np.float32)}, ("y",), lambda: False),
+        GraphRequest({}, ("y",), lambda: False),
     ]
     first, second = executor(double).execute(bad)
     assert str(first) == "m: x must have shape [-1, 2], got [1, 2, 1]"

@@ -59,7 +59,7 @@ def test_steps_carry_their_state_when_pytorch_runs_them(tmp_path: Path) -> None:
         outputs, state = model.step(ones(), state)
         assert outputs["sample"].tolist() == [[step] * 3]
         assert isinstance(state["cache"], ort.OrtValue)
-    _, moved = model.step(ones(), model.placed({"cache": state["cache"].numpy()}))
+    _, moved = model.step(ones(), model.to_device({"cache": state["cache"].numpy()}))
     assert moved["cache"].numpy().tolist() == [[5] * 3]
 
 
@@ -73,7 +73,7 @@ def test_graph_says_what_its_file_would_when_pytorch_runs_it(tmp_path: Path) -> 
 
 def test_state_is_not_copied_and_holds_nothing_else(tmp_path: Path) -> None:
     graph = Graph(settings(tmp_path), "next.onnx")
-    cache = graph.placed(np.ones((1, 3), np.float32))
+    cache = graph.to_device(np.ones((1, 3), np.float32))
     left = graph.run({**ones(), "cache": cache})["next_cache"]
     seen = tensor_of(left)
     assert seen.data_ptr() == left.data_ptr()

@@ -89,6 +89,6 @@ def test_parameters_are_refused_together_when_they_cannot_be_read() -> None:
 
 
 def test_network_is_loaded_in_bfloat16_when_its_weights_are() -> None:
-    assert TorchOptions(weights=Weights.BF16).loaded_in == "bf16"
-    assert TorchOptions("fp16", Weights.INT8).loaded_in == "fp16"
-    assert TorchOptions("bf16", Weights.INT8, "default").words == "bf16, int8 weights, compiled (default)"
+    assert TorchOptions(weights=Weights.BF16).load_precision == "bf16"
+    assert TorchOptions("fp16", Weights.INT8).load_precision == "fp16"
+    assert TorchOptions("bf16", Weights.INT8, "default").summary == "bf16, int8 weights, compiled (default)"

@@ -131,7 +131,7 @@ def test_weights_are_refused_when_there_is_nothing_to_quantize() -> None:
     pytest.importorskip("torchao")
     network = load(Path(), "fp32")
     kept = Network(network.module, network.signature, frozenset())
-    with pytest.raises(InvalidRequest, match="weights int8 must find products to quantize, .* got none"):
+    with pytest.raises(InvalidRequest, match="weights int8 must find linear layers to quantize, .* got none"):
         prepare(kept, TorchOptions(weights=Weights.INT8), torch.device("cpu"), "scaled")
 
 
@@ -154,7 +154,7 @@ def test_answer_is_the_same_when_the_network_is_fetched_for_it(offload: Offload)
         TorchOptions(offload=Offload.LAYERS),
         TorchOptions(compile="reduce-overhead"),
     ],
-    ids=lambda options: options.words,
+    ids=lambda options: options.summary,
 )
 def test_answer_is_the_same_when_a_gpu_gives_it(options: TorchOptions) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -199,7 +199,10 @@ def broken(folder: Path, precision: str) -> Network:
             "weights must be left out where scaled runs on a CPU",
         ),
         (lambda: settings("GPU"), "instance_group kind must be KIND_CPU where torch .* sees no GPU"),
-        (lambda: settings(attention="sdpa"), "scaled: attention must be left out: it has none, got sdpa"),
+        (
+            lambda: settings(attention="sdpa"),
+            r"scaled: attention must be left out \(the network has no choice of attention\), got sdpa",
+        ),
         (
             lambda: settings(network=f"{__name__}:broken", compile="default"),
             "the network must run at its warm-up sizes before it is ready .fp32, compiled .default.., got",

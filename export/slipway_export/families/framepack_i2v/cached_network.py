@@ -140,7 +140,7 @@ def _part(
         transformer: Original transformer; it is not changed, and its modules are shared.
         kept: Names of the modules to keep.
         dual: Dual-stream blocks; the attribute is absent if None.
-        single: Single-stream blocks; the attribute is absent if None.
+        single: BatchOfOne-stream blocks; the attribute is absent if None.
     """
     part = copy.copy(transformer)
     blocks = {"transformer_blocks": dual, "single_transformer_blocks": single}

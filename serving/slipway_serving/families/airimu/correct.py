@@ -17,12 +17,12 @@ from slipway_serving.families.airimu.request import CorrectionRequest, Correctio
 from slipway_serving.protocol.errors import Cancelled, SlipwayError, Unrecoverable
 from slipway_serving.protocol.events import tensors
 from slipway_serving.protocol.requests import decode
-from slipway_serving.runtime.program import Call, Models, Settings, Single, Tensors
+from slipway_serving.runtime.program import BatchOfOne, Call, Models, Settings, Tensors
 
 Array = NDArray[np.float32]
 
 
-class Corrector(Single):
+class Corrector(BatchOfOne):
     """Program that answers a :class:`CorrectionRequest` of recordings with :class:`Corrections`."""
 
     reports_requests = False

@@ -20,7 +20,7 @@ from slipway_serving.protocol.errors import Cancelled, SlipwayError
 from slipway_serving.protocol.events import tensors
 from slipway_serving.protocol.requests import decode_turn
 from slipway_serving.runtime.graph import Graph
-from slipway_serving.runtime.program import Call, Settings, Single, Tensors
+from slipway_serving.runtime.program import BatchOfOne, Call, Settings, Tensors
 from slipway_serving.runtime.sessions import Sessions
 
 Array = NDArray[np.float32]
@@ -47,7 +47,7 @@ class Stream:
     features: list[dict[str, Array]] = field(default_factory=list)
 
 
-class CorrectorStream(Single):
+class CorrectorStream(BatchOfOne):
     """Program that corrects recordings in chunks of any length, with one session for each recording.
 
     A :class:`CorrectionStreamRequest` opens a session. Each :class:`CorrectionTurn` carries a chunk, and its

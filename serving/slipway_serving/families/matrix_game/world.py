@@ -117,11 +117,11 @@ class Networks:
 
     def placed(self, arrays: Mapping[str, Array]) -> State:
         """Copy arrays of :attr:`crossed` or :attr:`window` to the graphs' device."""
-        return {name: self._block.placed(array) for name, array in arrays.items()}
+        return {name: self._block.to_device(array) for name, array in arrays.items()}
 
     def placed_decoder(self, arrays: Mapping[str, Array]) -> State:
         """Copy arrays of :attr:`decoded` to the device of the decoder's graphs."""
-        return self._decoder.placed(arrays)
+        return self._decoder.to_device(arrays)
 
     def warm(self) -> None:
         """Run every graph once: a first and a second block from an empty picture, then a rebase."""

@@ -20,7 +20,7 @@ from slipway_serving.families.wakeword.words import BACKBONE
 from slipway_serving.protocol.errors import InvalidRequest, SlipwayError, raise_all, without_traceback
 from slipway_serving.protocol.events import tensors
 from slipway_serving.protocol.requests import decode
-from slipway_serving.runtime.program import Call, Models, Settings, Single, Tensors
+from slipway_serving.runtime.program import BatchOfOne, Call, Models, Settings, Tensors
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Asked:
     words: list[tuple[str, ...]]
 
 
-class WakewordDecide(Single):
+class WakewordDecide(BatchOfOne):
     """Program that answers a :class:`DecideRequest` with :class:`Decisions` of the heads.
 
     The checkpoint's ``preprocessor_config.json`` is in the model's folder.

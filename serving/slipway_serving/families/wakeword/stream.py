@@ -24,7 +24,7 @@ from slipway_serving.protocol.errors import InvalidRequest, SlipwayError, withou
 from slipway_serving.protocol.events import tensors
 from slipway_serving.protocol.requests import decode_turn
 from slipway_serving.runtime.graph import Graph
-from slipway_serving.runtime.program import Call, Models, Settings, Single, Tensors
+from slipway_serving.runtime.program import BatchOfOne, Call, Models, Settings, Tensors
 from slipway_serving.runtime.sessions import Sessions
 
 # As in WakeBuilder: windows of 1 s that overlap by half.
@@ -110,7 +110,7 @@ class Window:
     words: tuple[str, ...]
 
 
-class WakewordStream(Single):
+class WakewordStream(BatchOfOne):
     """Program that detects wake words in streams, one session each.
 
     A :class:`ListenRequest` opens a session. Each :class:`ListenTurn` carries samples and is answered with

@@ -41,7 +41,9 @@ def set_attention(module: nn.Module, attention: str, where: str) -> None:
     encoders = [part for part in module.modules() if isinstance(part, PreTrainedModel)]
     if not encoders or attention != SDPA:
         rule = (
-            "sdpa: the network is not one of diffusers' dispatcher" if encoders else "left out: it has none"
+            "sdpa (the network does not use diffusers' dispatcher)"
+            if encoders
+            else "left out (the network has no choice of attention)"
         )
         raise InvalidRequest(f"{where}: attention must be {rule}, got {attention}")
     for encoder in encoders:

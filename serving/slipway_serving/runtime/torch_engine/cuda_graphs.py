@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-LARGEST_COUNT = 8
+MAX_GRAPHS = 8
 """Largest number of graphs that are kept; beyond it the least recently used graph is dropped."""
 # Runs before a recording, since libraries allocate workspaces and choose algorithms in the first runs.
 _TRIAL_RUNS = 3
@@ -24,7 +24,7 @@ _Key = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 
 
 @dataclass(frozen=True)
-class _Recorded:
+class _RecordedGraph:
     graph: torch.cuda.CUDAGraph
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
@@ -39,24 +39,24 @@ class CudaGraphs:
 
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
-        self._recorded: OrderedDict[_Key, _Recorded] = OrderedDict()
+        self._recorded: OrderedDict[_Key, _RecordedGraph] = OrderedDict()
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Run the network; record a graph first if the shapes are new."""
         key = tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
         if key not in self._recorded:
-            if len(self._recorded) >= LARGEST_COUNT:
+            if len(self._recorded) >= MAX_GRAPHS:
                 self._recorded.popitem(last=False)
             self._recorded[key] = self._record(tensors)
         self._recorded.move_to_end(key)
         recorded = self._recorded[key]
-        for held, given in zip(recorded.inputs, tensors, strict=True):
-            held.copy_(given)
+        for own, given in zip(recorded.inputs, tensors, strict=True):
+            own.copy_(given)
         recorded.graph.replay()
         return tuple(output.clone() for output in recorded.outputs)
 
-    def _record(self, tensors: tuple[Tensor, ...]) -> _Recorded:
+    def _record(self, tensors: tuple[Tensor, ...]) -> _RecordedGraph:
         inputs = tuple(tensor.clone() for tensor in tensors)
         # The trial runs use a stream of their own, like the recording.
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -68,4 +68,4 @@ class CudaGraphs:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             outputs = self._forward(*inputs)
-        return _Recorded(graph, inputs, outputs)
+        return _RecordedGraph(graph, inputs, outputs)

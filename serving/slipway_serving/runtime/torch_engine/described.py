@@ -14,7 +14,7 @@ MODEL = "model"
 
 
 @dataclass(frozen=True)
-class Described:
+class NetworkDescription:
     """Loader, options and warm-up of a network of an authored model.
 
     Attributes:
@@ -33,6 +33,6 @@ def network_file(graph: str = MODEL) -> str:
     return "network.json" if graph == MODEL else f"{graph}.network.json"
 
 
-def described_file(graph: str) -> str:
+def options_file(graph: str) -> str:
     """Return the name of the file with the PyTorch options of a network of an authored model."""
     return f"{graph}.torch.json"

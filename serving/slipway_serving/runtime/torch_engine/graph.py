@@ -19,10 +19,10 @@ from slipway_serving.protocol.errors import InvalidRequest, raise_all
 from slipway_serving.runtime.dlpack import tensor_of, value_of
 from slipway_serving.runtime.facts import read_facts
 from slipway_serving.runtime.program import Settings
-from slipway_serving.runtime.torch_engine.described import Described, described_file, network_file
+from slipway_serving.runtime.torch_engine.described import NetworkDescription, network_file, options_file
 from slipway_serving.runtime.torch_engine.network import load_network
 from slipway_serving.runtime.torch_engine.options import TorchOptions
-from slipway_serving.runtime.torch_engine.prepare import resident
+from slipway_serving.runtime.torch_engine.prepare import prepare_on_device
 
 _DTYPES = {
     "tensor(float)": torch.float32,
@@ -50,16 +50,16 @@ class TorchGraph:
 
     def __init__(self, settings: Settings, graph: str) -> None:
         where = f"{settings.model}/{graph}"
-        described = read_facts(Described, settings.folder / described_file(graph))
+        described = read_facts(NetworkDescription, settings.folder / options_file(graph))
         options = TorchOptions.from_parameters(where, described.options)
         raise_all(where, options.problems(where, on_gpu=settings.kind == "GPU"))
         if threads := int(settings.parameters.get("intra_op_thread_count", "0")):
             torch.set_num_threads(threads)
         file = settings.folder / network_file(graph)
-        network = load_network(where, described.network, file, options.loaded_in)
+        network = load_network(where, described.network, file, options.load_precision)
         device = torch.device("cuda", settings.device_id) if settings.kind == "GPU" else torch.device("cpu")
         self.signature = network.signature
-        self._forward = resident(network, options, device, where)
+        self._forward = prepare_on_device(network, options, device, where)
         if options.compile is not None or options.cuda_graphs:
             self._warm_up(where, described, options)
 
@@ -78,9 +78,11 @@ class TorchGraph:
         """
         outputs = self._forward(*(_tensor(tensors[name]) for name in self.signature.inputs))
         found = dict(zip(self.signature.outputs, outputs, strict=True))
-        return [value_of(_whole(found[name].cpu() if name in in_memory else found[name])) for name in given]
+        return [
+            value_of(_own_memory(found[name].cpu() if name in in_memory else found[name])) for name in given
+        ]
 
-    def _warm_up(self, where: str, described: Described, options: TorchOptions) -> None:
+    def _warm_up(self, where: str, described: NetworkDescription, options: TorchOptions) -> None:
         """Run the network once, so that no caller waits for its compilation or recording."""
         zeros = (
             torch.zeros(described.warmup[name], dtype=_DTYPES[tensor.onnx_type])
@@ -91,7 +93,7 @@ class TorchGraph:
         except Exception as error:  # A compiler may raise any exception.
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise InvalidRequest(
-                f"{where}: the network must run at its warm-up sizes before it is ready ({options.words}),"
+                f"{where}: the network must run at its warm-up sizes before it is ready ({options.summary}),"
                 f" got {type(error).__name__}: {reason}"
             ) from error
 
@@ -103,7 +105,7 @@ def _tensor(given: NDArray[Any] | ort.OrtValue) -> torch.Tensor:
     return torch.from_numpy(np.require(given, requirements=["C", "W"]))
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
+def _own_memory(tensor: torch.Tensor) -> torch.Tensor:
     """Return a contiguous tensor with its own memory; a view would keep a larger tensor alive."""
     if tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes:
         return tensor

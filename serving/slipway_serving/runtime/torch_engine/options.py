@@ -73,24 +73,24 @@ class TorchOptions:
     offload: Offload = Offload.NONE
 
     @property
-    def loaded_in(self) -> str:
+    def load_precision(self) -> str:
         """Precision that the network is loaded in."""
         return "bf16" if self.weights is Weights.BF16 else self.precision
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
         """Text for reports, e.g. ``fp32, int8 weights, compiled (default)``."""
-        said = [self.loaded_in]
+        parts = [self.load_precision]
         if self.weights is not None and self.weights.is_quantized:
-            said.append(f"{self.weights.value} weights")
+            parts.append(f"{self.weights.value} weights")
         if self.attention is not None:
-            said.append(f"{self.attention} attention")
-        said.append("eager" if self.compile is None else f"compiled ({self.compile})")
+            parts.append(f"{self.attention} attention")
+        parts.append("eager" if self.compile is None else f"compiled ({self.compile})")
         if self.cuda_graphs:
-            said.append("CUDA graphs")
+            parts.append("CUDA graphs")
         if self.offload is not Offload.NONE:
-            said.append(f"offload {self.offload.value}")
-        return ", ".join(said)
+            parts.append(f"offload {self.offload.value}")
+        return ", ".join(parts)
 
     def parameters(self) -> dict[str, str]:
         """Return the options as parameters of a model's configuration, without those that are None."""
@@ -144,9 +144,13 @@ class TorchOptions:
             name: Name of the component, for messages.
             on_gpu: True if the model's instances run on GPUs.
         """
-        return [*self._of_values(name), *self._of_device(name, on_gpu), *self._of_each_other(name)]
+        return [
+            *self._value_problems(name),
+            *self._device_problems(name, on_gpu),
+            *self._conflict_problems(name),
+        ]
 
-    def _of_values(self, name: str) -> list[str]:
+    def _value_problems(self, name: str) -> list[str]:
         problems = []
         if self.precision not in PRECISIONS:
             problems.append(
@@ -159,7 +163,7 @@ class TorchOptions:
             )
         return problems
 
-    def _of_device(self, name: str, on_gpu: bool) -> list[str]:
+    def _device_problems(self, name: str, on_gpu: bool) -> list[str]:
         if on_gpu:
             if self.weights is Weights.INT4 and self.precision != "bf16":
                 return [
@@ -171,11 +175,13 @@ class TorchOptions:
         fix = f"; try --place {name}=gpu"
         problems = []
         if self.weights is Weights.FP8:
-            problems.append(f"weights {rule}, which has no products of float8, got fp8{fix}, or int8")
+            problems.append(f"weights {rule}, which cannot multiply float8, got fp8{fix}, or int8")
         if self.cuda_graphs:
-            problems.append(f"cuda-graphs {rule}, got it{fix}")
+            problems.append(f"cuda-graphs {rule}, got them{fix}")
         if self.offload is not Offload.NONE:
-            problems.append(f"offload {rule}, from which nothing can leave, got {self.offload.value}{fix}")
+            problems.append(
+                f"offload {rule}, since it moves weights off a GPU, got {self.offload.value}{fix}"
+            )
         if self.attention is not None and self.attention not in _CPU_ATTENTION:
             problems.append(
                 f"attention of {name} must be one of {', '.join(_CPU_ATTENTION)} on a CPU, got"
@@ -188,7 +194,7 @@ class TorchOptions:
             )
         return problems
 
-    def _of_each_other(self, name: str) -> list[str]:
+    def _conflict_problems(self, name: str) -> list[str]:
         problems = []
         if self.weights is Weights.BF16 and self.precision not in ("fp32", "bf16"):
             problems.append(
@@ -207,12 +213,12 @@ class TorchOptions:
             )
         if self.offload is not Offload.NONE and self.weights is Weights.INT4:
             problems.append(
-                f"offload of {name} must be none with weights int4, which are packed for where they are, got"
+                f"offload of {name} must be none with weights int4, whose packing depends on the device, got"
                 f" {self.offload.value}; try --weights {name}=int8"
             )
         if self.offload is not Offload.NONE and (self.cuda_graphs or self.compile in GRAPHED_MODES):
             problems.append(
-                f"offload of {name} must be none with CUDA graphs, whose weights stay where they are, got"
+                f"offload of {name} must be none with CUDA graphs, which need weights at fixed addresses, got"
                 f" {self.offload.value}; try --compile default"
             )
         return problems

@@ -61,11 +61,11 @@ def prepare(network: Network, options: TorchOptions, device: torch.device, where
     Raises:
         InvalidRequest: The device does not support the options, or a backend or a library is missing.
     """
-    run = resident(network, options, device, where)
+    run = prepare_on_device(network, options, device, where)
     return lambda *tensors: tuple(output.cpu() for output in run(*tensors))
 
 
-def resident(network: Network, options: TorchOptions, device: torch.device, where: str) -> Forward:
+def prepare_on_device(network: Network, options: TorchOptions, device: torch.device, where: str) -> Forward:
     """Return a network's forward function on a device, with outputs on that device.
 
     Args:
@@ -88,27 +88,27 @@ def resident(network: Network, options: TorchOptions, device: torch.device, wher
         torch.cuda.set_device(device)
     if options.weights is not None and options.weights.is_quantized:
         # An offloaded network is quantized on the CPU, since the GPU may have no room for all of its layers.
-        made_on = device if options.offload is Offload.NONE else torch.device("cpu")
-        quantize(module, options.weights, network.products, made_on)
-    after = _placed(module, options.offload, device)
+        quantization_device = device if options.offload is Offload.NONE else torch.device("cpu")
+        quantize(module, options.weights, network.products, quantization_device)
+    after_run = _move_to_device(module, options.offload, device)
     forward: Callable[..., Any] = module
     if options.compile is not None:
-        forward = _compiled(module, options.compile)
+        forward = _compile(module, options.compile)
     run = _tuple_of(forward)
     if options.cuda_graphs:
         run = CudaGraphs(run)
     replayed = options.compile in GRAPHED_MODES
 
-    def served(*tensors: Tensor) -> tuple[Tensor, ...]:
+    def run_on_device(*tensors: Tensor) -> tuple[Tensor, ...]:
         try:
             with torch.no_grad():
                 outputs = run(*(tensor.to(device) for tensor in tensors))
             # CUDA graphs of such a mode overwrite the outputs of the previous run, so outputs are cloned.
             return tuple(output.clone() for output in outputs) if replayed else outputs
         finally:
-            after()
+            after_run()
 
-    return served
+    return run_on_device
 
 
 def _tuple_of(forward: Callable[..., Any]) -> Forward:
@@ -119,7 +119,7 @@ def _tuple_of(forward: Callable[..., Any]) -> Forward:
     return run
 
 
-def _compiled(module: nn.Module, mode: str) -> Callable[..., Any]:
+def _compile(module: nn.Module, mode: str) -> Callable[..., Any]:
     import torch._inductor.config
 
     if locale.getencoding().lower() not in ("utf-8", "utf8"):
@@ -134,7 +134,7 @@ def _compiled(module: nn.Module, mode: str) -> Callable[..., Any]:
     return compiled
 
 
-def _placed(module: nn.Module, offload: Offload, device: torch.device) -> Callable[[], None]:
+def _move_to_device(module: nn.Module, offload: Offload, device: torch.device) -> Callable[[], None]:
     """Move a network to its device or install the hooks that do; return a function to call after each run."""
     if offload is Offload.MODEL:
         from accelerate import cpu_offload_with_hook

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from slipway_serving.protocol.errors import InvalidRequest, SlipwayError, raise_all
-from slipway_serving.runtime.backends.onnxruntime.execution import Arrays, Executor, Request
+from slipway_serving.runtime.backends.onnxruntime.execution import Arrays, Executor, GraphRequest
 from slipway_serving.runtime.backends.onnxruntime.signature import check
 from slipway_serving.runtime.input_sizes import read_ranges
-from slipway_serving.runtime.program import Call, Settings, Single, Tensors
+from slipway_serving.runtime.program import BatchOfOne, Call, Settings, Tensors
 from slipway_serving.runtime.torch_engine.described import network_file
 from slipway_serving.runtime.torch_engine.network import load_network
 from slipway_serving.runtime.torch_engine.options import TorchOptions
@@ -27,7 +27,7 @@ from slipway_serving.runtime.torch_engine.prepare import prepare
 _DTYPES = {"FP": "float", "INT": "int", "UINT": "uint", "BOOL": "bool"}
 
 
-class TorchModel(Single):
+class TorchModel(BatchOfOne):
     """Program that runs the network of a component.
 
     The parameters of the config are ``network``, the function that loads the network
@@ -48,7 +48,7 @@ class TorchModel(Single):
             self._model,
             settings.parameters.get("network", ""),
             settings.folder / network_file(),
-            options.loaded_in,
+            options.load_precision,
         )
         check(settings.config, network.signature)
         device = torch.device("cuda", settings.device_id) if settings.kind == "GPU" else torch.device("cpu")
@@ -66,7 +66,7 @@ class TorchModel(Single):
 
     def run_batch(self, calls: Sequence[Call]) -> list[Tensors | SlipwayError]:
         """Return the outputs for each call, or its error."""
-        requests = [Request(call.tensors, self._outputs, call.is_cancelled) for call in calls]
+        requests = [GraphRequest(call.tensors, self._outputs, call.is_cancelled) for call in calls]
         return list(self._executor.execute(requests))
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class TorchModel(Single):
                     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
                     raise InvalidRequest(
                         f"{self._model}: the network must run at its warm-up sizes before it is ready"
-                        f" ({options.words}), got {type(error).__name__}: {reason}"
+                        f" ({options.summary}), got {type(error).__name__}: {reason}"
                     ) from error
 
     def _warmup_inputs(

@@ -50,8 +50,8 @@ def quantize(module: nn.Module, weights: Weights, products: Collection[str], dev
     }
     if not wanted:
         raise InvalidRequest(
-            f"weights {weights.value} must find products to quantize, with inputs in multiples of {divisor},"
-            " got none"
+            f"weights {weights.value} must find linear layers to quantize, with input sizes in multiples of"
+            f" {divisor}, got none; try without --weights"
         )
     # torchao calls the filter with each layer and its path in the network.
     quantize_(module, _recipe(weights, device), lambda _, path: path in wanted, device=device)

@@ -34,7 +34,7 @@ _OUT_OF_MEMORY = ("failed to allocate memory", "bad_alloc", "bad allocation", "o
 
 
 @dataclass(frozen=True)
-class Request:
+class GraphRequest:
     """Request to a model, independent of Triton.
 
     Attributes:
@@ -83,7 +83,7 @@ class Executor:
         self._output_dims = output_dims
         self._batched = batched
 
-    def execute(self, requests: Sequence[Request]) -> list[dict[str, NDArray[Any]] | SlipwayError]:
+    def execute(self, requests: Sequence[GraphRequest]) -> list[dict[str, NDArray[Any]] | SlipwayError]:
         """Return an answer for each request, in order: its outputs, or its error.
 
         If the graph raised an exception, that is the `__cause__` of the error returned here.
@@ -104,7 +104,7 @@ class Executor:
                 answers[index] = result
         return [answer for answer in answers if answer is not None]
 
-    def _prepare(self, request: Request) -> dict[str, NDArray[Any]]:
+    def _prepare(self, request: GraphRequest) -> dict[str, NDArray[Any]]:
         """Check a request against the graph and return its inputs in the form of the graph.
 
         Raises:
@@ -128,9 +128,9 @@ class Executor:
         ]
         problems += self._sizes.problems(shapes)
         raise_all(self._model, problems)
-        return {name: self._to_graph(name, array) for name, array in request.inputs.items()}
+        return {name: self._convert_input(name, array) for name, array in request.inputs.items()}
 
-    def _to_graph(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
+    def _convert_input(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
         """Convert an input to the form of the graph: scalars without axes, text as str."""
         if array.dtype == np.object_:
             try:
@@ -149,7 +149,7 @@ class Executor:
         return tuple(sorted((name, array.shape[1:]) for name, array in inputs.items()))
 
     def _run_group(
-        self, inputs: Sequence[Arrays], requests: Sequence[Request]
+        self, inputs: Sequence[Arrays], requests: Sequence[GraphRequest]
     ) -> list[dict[str, NDArray[Any]] | SlipwayError]:
         """Run requests of equal shapes as one batch, or one by one if the batch fails."""
         wanted = tuple(name for name in self._outputs if any(name in request.outputs for request in requests))
@@ -172,7 +172,7 @@ class Executor:
         ]
 
     def _split(
-        self, whole: Arrays, inputs: Sequence[Arrays], requests: Sequence[Request]
+        self, whole: Arrays, inputs: Sequence[Arrays], requests: Sequence[GraphRequest]
     ) -> list[dict[str, NDArray[Any]] | SlipwayError]:
         """Split the outputs of a batch into those of its requests."""
         sizes = [next(iter(arrays.values())).shape[0] for arrays in inputs]
@@ -201,7 +201,7 @@ class Executor:
         except Exception as error:  # ONNX Runtime's exceptions have no common base class.
             raise self._run_error(error) from error
         return {
-            name: self._from_graph(self._outputs[name], np.asarray(output))
+            name: self._convert_output(self._outputs[name], np.asarray(output))
             for name, output in zip(wanted, outputs, strict=True)
         }
 
@@ -213,7 +213,7 @@ class Executor:
         kind = InvalidRequest if type(error).__name__ == "InvalidArgument" else Unrecoverable
         return kind(f"{self._model}: the graph failed: {reason}")
 
-    def _from_graph(self, tensor: GraphTensor, array: NDArray[Any]) -> NDArray[Any]:
+    def _convert_output(self, tensor: GraphTensor, array: NDArray[Any]) -> NDArray[Any]:
         """Convert an output to the form of Triton: scalars with the config's dims, text as bytes."""
         if array.dtype == np.object_ or array.dtype.kind in "US":
             text = [item.encode() if isinstance(item, str) else item for item in array.ravel().tolist()]

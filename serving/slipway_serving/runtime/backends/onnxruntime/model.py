@@ -1,7 +1,7 @@
 """Adapter that Triton's Python backend loads for models with `backend: "onnxruntime"` in their config.
 
-It converts Triton's requests to :class:`~slipway_serving.runtime.backends.onnxruntime.execution.Request` and
-the executor's answers to Triton's responses. Errors reach the client as the text and code of
+It converts Triton's requests to :class:`~slipway_serving.runtime.backends.onnxruntime.execution.GraphRequest`
+and the executor's answers to Triton's responses. Errors reach the client as the text and code of
 :mod:`slipway_serving.protocol.errors`; tracebacks go to the log with the request's id.
 """
 
@@ -19,8 +19,8 @@ from slipway_serving.protocol.caller_ids import shown
 from slipway_serving.protocol.errors import InvalidRequest, SlipwayError, without_traceback
 from slipway_serving.protocol.texts import shortened
 from slipway_serving.runtime.backends.onnxruntime import session, sharing, signature
-from slipway_serving.runtime.backends.onnxruntime.execution import Arrays, Executor, Request
-from slipway_serving.runtime.backends.onnxruntime.sharing import Loaded, SharedGraph
+from slipway_serving.runtime.backends.onnxruntime.execution import Arrays, Executor, GraphRequest
+from slipway_serving.runtime.backends.onnxruntime.sharing import LoadedGraph, SharedGraph
 from slipway_serving.runtime.input_sizes import read_ranges
 from slipway_serving.runtime.program import Settings
 from slipway_serving.runtime.triton_metrics import publish_restarts
@@ -77,9 +77,9 @@ class TritonPythonModel:
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Answer requests; a failed request does not affect the others."""
         with self._process_state.count_requests(len(requests)):
-            beyond = min(self._queue_limit.count_excess(), len(requests))
-            refused = [self._refused(self._queue_limit.refuse()) for _ in range(beyond)]
-            admitted = requests[beyond:]
+            excess = min(self._queue_limit.count_excess(), len(requests))
+            refused = [self._error_response(self._queue_limit.refuse()) for _ in range(excess)]
+            admitted = requests[excess:]
             answers = self._executor.execute([self._request(request) for request in admitted])
             responses = [self._response(*pair) for pair in zip(admitted, answers, strict=True)]
             self._queue_limit.record_batch_end()
@@ -91,11 +91,11 @@ class TritonPythonModel:
         if isinstance(self._graph, SharedGraph):
             self._graph.close()
 
-    def _request(self, request: Any) -> Request:
+    def _request(self, request: Any) -> GraphRequest:
         """Read a request's tensors, which Triton has already reshaped according to the config."""
         given = ((name, pb_utils.get_input_tensor_by_name(request, name)) for name in self._input_names)
         wanted = request.requested_output_names()
-        return Request(
+        return GraphRequest(
             inputs={name: tensor.as_numpy() for name, tensor in given if tensor is not None},
             outputs=tuple(name for name in self._output_names if name in wanted),
             is_cancelled=request.is_cancelled,
@@ -110,24 +110,24 @@ class TritonPythonModel:
             trace = shortened("".join(traceback.format_exception(answer.__cause__)))
             request_id = shown(request.request_id())
             pb_utils.Logger.log_error(f"{self._model}: request {request_id!r} failed\n{trace}")
-        return self._refused(without_traceback(answer))
+        return self._error_response(without_traceback(answer))
 
-    def _refused(self, error: SlipwayError) -> Any:
+    def _error_response(self, error: SlipwayError) -> Any:
         code = getattr(pb_utils.TritonError, error.triton_code)
         return pb_utils.InferenceResponse(error=pb_utils.TritonError(error.to_wire(), code))
 
 
-def _open(config: Mapping[str, Any], kind: str, device_id: int) -> Loaded | SharedGraph:
+def _open(config: Mapping[str, Any], kind: str, device_id: int) -> LoadedGraph | SharedGraph:
     """Load the model's graph; a large graph with several instances is loaded once for all of them."""
     path = session.graph_path(config, Path(pb_utils.get_model_dir()))
-    folder = os.environ.get(sharing.FOLDER_VARIABLE)
+    folder = os.environ.get(sharing.GRAPHS_FOLDER_VARIABLE)
     if folder is None or not sharing.is_worth_sharing(config, kind, device_id, path):
         return _load(config, kind, device_id)
-    meeting = sharing.place(Path(folder), config, kind, device_id, path)
-    return SharedGraph(meeting, lambda: _load(config, kind, device_id))
+    path_prefix = sharing.shared_path(Path(folder), config, kind, device_id, path)
+    return SharedGraph(path_prefix, lambda: _load(config, kind, device_id))
 
 
-def _load(config: Mapping[str, Any], kind: str, device_id: int) -> Loaded:
+def _load(config: Mapping[str, Any], kind: str, device_id: int) -> LoadedGraph:
     """Load the model's graph from its version folder into this process."""
     if kind not in ("CPU", "GPU"):
         raise InvalidRequest(
@@ -136,7 +136,7 @@ def _load(config: Mapping[str, Any], kind: str, device_id: int) -> Loaded:
     chosen = session.providers(config, kind, device_id)
     loaded = session.load(config, Path(pb_utils.get_model_dir()), chosen)
     options = session.run_options(config)
-    return Loaded(
+    return LoadedGraph(
         signature.graph_signature(loaded),
         lambda wanted, inputs: loaded.run(list(wanted), dict(inputs), options),
     )

@@ -186,7 +186,7 @@ def load(
     model = str(config["name"])
     path = graph_path(config, version_folder)
     if not path.is_file():
-        raise InvalidRequest(f"{model}: model file must exist, got no {path}")
+        raise InvalidRequest(f"{model}: model file must exist, got none at {path}")
     try:
         session = ort.InferenceSession(str(path), session_options(config), providers=chosen)
     except SlipwayError:
@@ -199,17 +199,17 @@ def load(
         ) from error
     if chosen[0][0] not in session.get_providers():
         raise InvalidRequest(
-            f"{model}: {chosen[0][0]} must start, got only {', '.join(session.get_providers())}"
+            f"{model}: {chosen[0][0]} must be usable, got only {', '.join(session.get_providers())}"
         )
     largest = session.get_modelmeta().custom_metadata_map.get(int8_products.PROPERTY)
     on_cpu = chosen[0][0] == "CPUExecutionProvider"
     if on_cpu and largest is not None and (problem := int8_products.problem(int(largest))):
         raise InvalidRequest(f"{model}: {problem}")
-    _give_back_memory()
+    _trim_memory()
     return session
 
 
-def _give_back_memory() -> None:
+def _trim_memory() -> None:
     """Return to the system the memory that a load has freed, which glibc would keep.
 
     A load converts the weights and changes their layout. A float16 graph of 1.4 billion parameters took

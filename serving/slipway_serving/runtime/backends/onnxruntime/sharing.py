@@ -25,7 +25,7 @@ from typing import IO, Any
 from slipway_serving.runtime.backends.onnxruntime.execution import Arrays
 from slipway_serving.runtime.backends.onnxruntime.signature import Signature
 
-FOLDER_VARIABLE = "SLIPWAY_SHARED_GRAPHS"
+GRAPHS_FOLDER_VARIABLE = "SLIPWAY_SHARED_GRAPHS"
 """Environment variable with the server's private folder, in which instances find each other."""
 # Smaller weights are not worth sharing: a process of Python and ONNX Runtime takes 60 MB anyway.
 SHARED_FROM_BYTES = 32 * 2**20
@@ -33,7 +33,7 @@ _POLL_S = 0.05
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedGraph:
     """Graph that is loaded and can be run.
 
     Attributes:
@@ -65,7 +65,7 @@ def is_worth_sharing(config: Mapping[str, Any], kind: str, device_id: int, graph
     return sum(path.stat().st_size for path in graph.parent.iterdir() if path.is_file()) >= SHARED_FROM_BYTES
 
 
-def place(folder: Path, config: Mapping[str, Any], kind: str, device_id: int, graph: Path) -> Path:
+def shared_path(folder: Path, config: Mapping[str, Any], kind: str, device_id: int, graph: Path) -> Path:
     """Return the path prefix of lock and socket for instances of the same file, config and device."""
     file = graph.stat()
     # The file's identity counts, since the new instances of a replaced model run beside the old ones.
@@ -75,10 +75,10 @@ def place(folder: Path, config: Mapping[str, Any], kind: str, device_id: int, gr
 
 
 class SharedGraph:
-    """Graph that this instance holds, or uses through the instance that holds it.
+    """Graph that this instance has loaded, or uses through the instance that has loaded it.
 
     Args:
-        meeting: Path prefix from :func:`place`.
+        path_prefix: Path prefix from :func:`shared_path`.
         load: Function that loads the graph; its exceptions are passed on.
 
     Attributes:
@@ -87,18 +87,18 @@ class SharedGraph:
 
     signature: Signature
 
-    def __init__(self, meeting: Path, load: Callable[[], Loaded]) -> None:
-        self._lock_path = meeting.with_suffix(".lock")
+    def __init__(self, path_prefix: Path, load: Callable[[], LoadedGraph]) -> None:
+        self._lock_path = path_prefix.with_suffix(".lock")
         # A socket's path may have at most 107 characters. The relative path is short enough, since Triton's
         # stubs run in the folder around it.
-        self._address = os.path.relpath(meeting.with_suffix(".socket"))
+        self._address = os.path.relpath(path_prefix.with_suffix(".socket"))
         self._load = load
-        self._held: Loaded | None = None
+        self._graph: LoadedGraph | None = None
         self._lock: IO[bytes] | None = None
         self._listener: Listener | None = None
         self._connection: Connection | None = None
         self._served: set[Connection] = set()
-        self._join()
+        self._load_or_connect()
 
     def run(self, wanted: Sequence[str], inputs: Arrays) -> Sequence[Any]:
         """Run the graph.
@@ -111,16 +111,16 @@ class SharedGraph:
             # The other process sends nothing without a request, so readable data means that it has ended.
             self._connection.close()
             self._connection = None
-            self._join()
-        if self._held is not None:
-            return self._held.run(wanted, inputs)
-        assert self._connection is not None  # _join either holds the graph or connects.
+            self._load_or_connect()
+        if self._graph is not None:
+            return self._graph.run(wanted, inputs)
+        assert self._connection is not None  # _load_or_connect loads the graph or connects.
         try:
             self._connection.send((list(wanted), dict(inputs)))
             failure, outputs = self._connection.recv()
         except (EOFError, OSError) as error:
             # The run is not repeated: a request that crashed one process would crash all of them in turn.
-            raise ConnectionError("the instance that held it ended") from error
+            raise ConnectionError("the process that runs it ended; try again") from error
         if failure is not None:
             name, text = failure
             raise type(name, (RuntimeError,), {})(text)
@@ -140,14 +140,15 @@ class SharedGraph:
             self._connection.close()
         if self._lock is not None:
             self._lock.close()
-        self._held = self._connection = self._lock = None
+        self._graph = self._connection = self._lock = None
 
-    def _join(self) -> None:
+    def _load_or_connect(self) -> None:
         """Load the graph or connect to the instance that holds it; wait while another one loads."""
-        while not (self._take() or self._reach()):
+        while not (self._load_if_first() or self._connect()):
             time.sleep(_POLL_S)
 
-    def _take(self) -> bool:
+    def _load_if_first(self) -> bool:
+        """Load the graph and offer it to other instances; return False if another instance has the lock."""
         lock = self._lock_path.open("ab")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -155,18 +156,18 @@ class SharedGraph:
             lock.close()
             return False
         try:
-            self._held = self._load()
-            self.signature = self._held.signature
+            self._graph = self._load()
+            self.signature = self._graph.signature
             Path(self._address).unlink(missing_ok=True)
             self._listener = Listener(self._address, "AF_UNIX", backlog=64)
         except BaseException:
             lock.close()
             raise
         self._lock = lock
-        threading.Thread(target=self._accept, args=(self._listener, self._held), daemon=True).start()
+        threading.Thread(target=self._accept, args=(self._listener, self._graph), daemon=True).start()
         return True
 
-    def _reach(self) -> bool:
+    def _connect(self) -> bool:
         try:
             connection = Client(self._address, "AF_UNIX")
             self.signature = connection.recv()
@@ -175,28 +176,30 @@ class SharedGraph:
         self._connection = connection
         return True
 
-    def _accept(self, listener: Listener, held: Loaded) -> None:
+    def _accept(self, listener: Listener, graph: LoadedGraph) -> None:
         while self._listener is listener:
             try:
                 connection = listener.accept()
             except OSError:  # The listener was closed.
                 return
-            threading.Thread(target=self._answer, args=(connection, held), daemon=True).start()
+            threading.Thread(target=self._answer, args=(connection, graph), daemon=True).start()
 
-    def _answer(self, connection: Connection, held: Loaded) -> None:
+    def _answer(self, connection: Connection, graph: LoadedGraph) -> None:
         """Run the requests of one other instance until it disconnects."""
         self._served.add(connection)
         with connection, contextlib.suppress(EOFError, OSError):
-            connection.send(held.signature)
+            connection.send(graph.signature)
             while True:
                 wanted, inputs = connection.recv()
-                connection.send(_tried(held, wanted, inputs))
+                connection.send(_run_or_error(graph, wanted, inputs))
         self._served.discard(connection)
 
 
-def _tried(held: Loaded, wanted: Sequence[str], inputs: Arrays) -> tuple[tuple[str, str] | None, Any]:
+def _run_or_error(
+    graph: LoadedGraph, wanted: Sequence[str], inputs: Arrays
+) -> tuple[tuple[str, str] | None, Any]:
     """Run the graph; return the name and text of its error, or None, and the outputs."""
     try:
-        return None, held.run(wanted, inputs)
-    except Exception as error:  # noqa: BLE001 - raised again where it was asked for
+        return None, graph.run(wanted, inputs)
+    except Exception as error:  # noqa: BLE001 - raised again in the process of the caller
         return (type(error).__name__, str(error)), None
