@@ -347,6 +347,7 @@ class _RequestLog:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Log how the request ended, and count it."""
         code = OK
         if self._error is not None:
             error = self._error if isinstance(self._error, SlipwayError) else Unrecoverable(repr(self._error))

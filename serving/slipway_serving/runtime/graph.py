@@ -149,6 +149,7 @@ class _OnnxGraph:
     def run(
         self, tensors: Mapping[str, Array | ort.OrtValue], given: Sequence[str], in_memory: Collection[str]
     ) -> list[ort.OrtValue]:
+        """Run the graph and return the given outputs, those named `in_memory` in host memory."""
         binding = self._session.io_binding()
         for name, tensor in tensors.items():
             if isinstance(tensor, ort.OrtValue):

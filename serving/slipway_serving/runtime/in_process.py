@@ -99,6 +99,7 @@ class InProcessModels:
         return self._loaded[model](call, outputs)
 
     def _load_model(self, model: str) -> RunModel:
+        """Return a function that runs a model of the repository, loaded by its backend."""
         folder = self._repository / model
         config = read_config(folder)
         parameters = config.setdefault("parameters", {})
@@ -115,6 +116,7 @@ class InProcessModels:
         return _run_program(program, config)
 
     def _graph(self, settings: Settings) -> RunModel:
+        """Load an ONNX graph and return a function that runs it."""
         graph = session.load(settings.config, settings.folder, session.providers(settings.config, "CPU", 0))
         executor = Executor(
             settings.model,
@@ -136,6 +138,7 @@ class InProcessModels:
         return run
 
     def _ensemble(self, config: Mapping[str, Any]) -> RunModel:
+        """Return a function that runs the steps of an ensemble one after another."""
         steps = config["ensemble_scheduling"]["step"]
 
         def run(call: Call, outputs: list[str]) -> Iterator[Answer]:

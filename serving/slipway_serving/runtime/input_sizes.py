@@ -170,6 +170,7 @@ class InputSizes:
         return size.bounds(low, high)
 
     def _outside(self, dimension: _Dimension, given: int) -> str:
+        """Return the error for a size that lies outside the exported range."""
         assert dimension.size is not None
         axes = {axis: self._ranges[axis] for axis in sorted(dimension.size.axes & self._ranges.keys())}
         if dimension.order == 0:

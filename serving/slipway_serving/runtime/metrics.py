@@ -65,8 +65,8 @@ DENOISE_STEP = Metric(
     "Seconds of one denoising step.",
     buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0),
 )
-# The buckets range from the milliseconds of the tiny checkpoint to ten times the time that 25 frames a second
-# leave for a block.
+# The buckets range from the milliseconds of the tiny checkpoint to ten times the playback time of a block at
+# 25 frames a second.
 _BLOCK_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
 BLOCK = Metric(
     "slipway_block_seconds",
@@ -186,6 +186,7 @@ class Recorder:
             yield MetricUpdate(metric, "", (float(read()),))
 
     def _record(self, metric: Metric, amount: float, value: str) -> None:
+        """Add an amount to a counter or histogram."""
         if value not in metric.values:
             raise Unrecoverable(
                 f"metric {metric.name}: {metric.label or 'a further label'} must be one of "

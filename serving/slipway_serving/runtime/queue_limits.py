@@ -30,7 +30,7 @@ METRICS_VARIABLE = "SLIPWAY_METRICS"
 _DEFAULT_METRICS = "localhost:8002"
 # A model whose last batch ended longer ago than this has no queue, however busy the machine is.
 _IDLE_S = 0.1
-# Writing and reading the metrics of 11 models takes 1 ms of a core.
+# A read of the metrics of 11 models takes 1 ms of a core, so this interval costs 2 % of a core.
 _READ_INTERVAL_S = 0.05
 _TIMEOUT_S = 1.0
 
@@ -121,6 +121,7 @@ def pending_from_metrics(models: Sequence[str], warn: Callable[[str], None]) -> 
     warned = False
 
     def pending() -> int:
+        """Return how many requests wait for the models; warn once if the metrics cannot be read."""
         nonlocal warned
         try:
             connection.request("GET", "/metrics")

@@ -66,6 +66,7 @@ class Publisher:
             self._apply(update)
 
     def _apply(self, update: MetricUpdate) -> None:
+        """Publish the update of a metric."""
         key = (update.metric, update.value)
         if key not in self._series:
             self._series[key] = self._create_series(*key)

@@ -91,6 +91,7 @@ class TritonModels:
         return bool(self._pb.is_model_ready(model_name=model))
 
     def _request(self, model: str, tensors: Tensors, outputs: list[str], **options: Any) -> Any:
+        """Create a request to another model that joins the caller's trace."""
         return self._pb.InferenceRequest(
             model_name=model,
             request_id=self._request_id,

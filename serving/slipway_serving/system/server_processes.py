@@ -77,7 +77,7 @@ def stubs(pid: int) -> dict[int, str]:
     with contextlib.suppress(psutil.Error):
         for child in psutil.Process(pid).children():
             with contextlib.suppress(psutil.Error):
-                command = child.cmdline()  # empty for a zombie process
+                command = child.cmdline()  # A zombie process has none.
                 if command and Path(command[0]).name == STUB:
                     # The first argument is REPOSITORY/MODEL/VERSION/FILE.
                     found[child.pid] = Path(command[1]).parent.parent.name
@@ -95,7 +95,7 @@ def describe_exit(code: int) -> str:
 
 def is_stopped(pid: int) -> bool:
     """Return True if a signal has stopped a process; a process that a debugger holds does not count."""
-    with contextlib.suppress(OSError):  # It may end meanwhile.
+    with contextlib.suppress(OSError):  # The process may end meanwhile.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     return False
 
@@ -109,7 +109,7 @@ def crash_signal(pid: int) -> signal.Signals | None:
     signal alone.
     """
     for status in Path(f"/proc/{pid}/task").glob("*/status"):
-        with contextlib.suppress(OSError):  # It may end meanwhile.
+        with contextlib.suppress(OSError):  # The process may end meanwhile.
             blocked = int(_BLOCKED.findall(status.read_bytes())[0], 16)
             if found := _CRASH_SIGNALS.get(blocked):
                 return found

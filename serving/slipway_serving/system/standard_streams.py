@@ -45,13 +45,13 @@ def print_line(line: str, *, err: bool = False, end: str = "\n") -> None:
 def _drop_buffer(stream: TextIO) -> None:
     """Discard a stream's buffer, since each later write and the interpreter's exit would fail on it again."""
     descriptor = stream.fileno()
-    kept = os.dup(descriptor)
+    saved = os.dup(descriptor)
     sink = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(sink, descriptor)
         with contextlib.suppress(OSError):
             stream.flush()
     finally:
-        os.dup2(kept, descriptor)
-        os.close(kept)
+        os.dup2(saved, descriptor)
+        os.close(saved)
         os.close(sink)

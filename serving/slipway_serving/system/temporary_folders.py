@@ -51,6 +51,7 @@ class TemporaryFolder:
 
 
 def _locked_folder(prefix: str, parent: Path) -> tuple[Path, int]:
+    """Create a folder and lock it before another process can remove it as abandoned."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         try:

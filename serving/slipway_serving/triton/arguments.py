@@ -121,7 +121,7 @@ def bind_address(service: str, address: str) -> str:
     """
     if ":" not in address:
         return address
-    return f"[{address}]" if service == "grpc" else f"ipv6:{address}"  # the form that libevhtp needs
+    return f"[{address}]" if service == "grpc" else f"ipv6:{address}"  # libevhtp needs this form
 
 
 def forwarded_arguments(further: Sequence[str]) -> Iterator[str]:

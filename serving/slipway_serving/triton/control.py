@@ -257,6 +257,7 @@ class ModelControl:
         return answer
 
     def _send(self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float) -> httpx.Response:
+        """Send a request to the server and return its answer, whatever its status."""
         headers = {self.header: self.token} if self.token else {}
         try:
             # Ignore the environment's proxy: it is meant for external hosts, not for this server.

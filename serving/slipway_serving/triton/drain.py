@@ -21,7 +21,7 @@ from slipway_serving.runtime.metrics import REQUESTS_RUNNING
 from slipway_serving.runtime.shutdown import ShutdownStage, announce
 
 _POLL_S = 0.1
-# Nothing runs for a moment between the end of one request and the start of the next waiting one.
+# One idle poll is no proof: between the end of a request and the start of a waiting one, nothing runs.
 _IDLE_POLLS = 2
 
 _TRITON_PREFIX = "nv_"

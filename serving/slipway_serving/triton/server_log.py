@@ -191,7 +191,7 @@ def limit_size(path: Path, limit_bytes: int = LIMIT_BYTES) -> None:
         return
     earlier, copy_error = path.with_name(f"{path.name}.1"), None
     try:
-        earlier.unlink(missing_ok=True)  # frees space on a full disk for its successor
+        earlier.unlink(missing_ok=True)  # This frees space on a full disk for the copy.
         private_files.make_empty(earlier)
         shutil.copyfile(path, earlier)
     except OSError as error:

@@ -25,7 +25,7 @@ from slipway_serving.triton.drain import drain_by_count
 EXIT_GRACE_S = 5.0
 """Seconds that Triton may take beyond its exit timeout, since it checks the timeout only once a second."""
 # The server counts as idle after this long without work in any process. It must be longer than the pause
-# between two steps of a request or in a queue of Triton, at most the 500 ms that Triton's batcher sleeps.
+# between two steps of a request and than a wait in Triton's batcher, which sleeps for up to 500 ms.
 _IDLE_S = 1.0
 # A server that traces and ends by itself counts as stuck if for this long no process has worked or ended.
 _STUCK_S = 3.0

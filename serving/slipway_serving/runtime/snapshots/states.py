@@ -20,7 +20,7 @@ from slipway_serving.protocol.texts import short
 
 S = TypeVar("S")
 
-# By field of a part's header, what a caller can do if the field does not fit.
+# This table gives the advice of the error for each field of a part's header.
 _FIXES = {
     "model": "a session of that model",
     "files": "a server of the same export",
@@ -29,7 +29,7 @@ _FIXES = {
     "snapshot": "the parts of one snapshot",
     "told": "the parts of one snapshot",
 }
-# Words for fields of a header whose name is not a word for callers.
+# Errors show these names instead of the field's own name.
 _LABELS = {"told": "the values"}
 
 

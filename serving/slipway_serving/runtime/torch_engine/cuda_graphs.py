@@ -57,6 +57,7 @@ class CudaGraphs:
         return tuple(output.clone() for output in recorded.outputs)
 
     def _record(self, tensors: tuple[Tensor, ...]) -> _RecordedGraph:
+        """Record a graph for the shapes of some inputs."""
         inputs = tuple(tensor.clone() for tensor in tensors)
         # The trial runs use a stream of their own, like the recording.
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]

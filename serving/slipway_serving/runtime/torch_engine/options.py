@@ -151,6 +151,7 @@ class TorchOptions:
         ]
 
     def _value_problems(self, name: str) -> list[str]:
+        """Return the problems of single values."""
         problems = []
         if self.precision not in PRECISIONS:
             problems.append(
@@ -164,6 +165,7 @@ class TorchOptions:
         return problems
 
     def _device_problems(self, name: str, on_gpu: bool) -> list[str]:
+        """Return the problems of options that the kind of device does not support."""
         if on_gpu:
             if self.weights is Weights.INT4 and self.precision != "bf16":
                 return [
@@ -195,6 +197,7 @@ class TorchOptions:
         return problems
 
     def _conflict_problems(self, name: str) -> list[str]:
+        """Return the problems of options that exclude each other."""
         problems = []
         if self.weights is Weights.BF16 and self.precision not in ("fp32", "bf16"):
             problems.append(

@@ -120,6 +120,7 @@ def _tuple_of(forward: Callable[..., Any]) -> Forward:
 
 
 def _compile(module: nn.Module, mode: str) -> Callable[..., Any]:
+    """Compile a network with `torch.compile` so that it works within Triton's stub."""
     import torch._inductor.config
 
     if locale.getencoding().lower() not in ("utf-8", "utf8"):

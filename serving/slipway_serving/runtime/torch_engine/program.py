@@ -104,6 +104,7 @@ class TorchModel(BatchOfOne):
     def _warmup_inputs(
         self, warmup: Mapping[str, Any], config: Mapping[str, Any], batch: int
     ) -> dict[str, np.ndarray[Any, Any]]:
+        """Return zeros for the inputs of a warm-up request."""
         entries = {entry["name"]: entry for entry in config["input"]}
         batched = int(config["max_batch_size"]) > 0
         inputs = {}

@@ -59,6 +59,7 @@ def quantize(module: nn.Module, weights: Weights, products: Collection[str], dev
 
 
 def _recipe(weights: Weights, device: torch.device) -> Any:
+    """Return torchao's configuration for a format of weights on a device."""
     from torchao import quantization
     from torchao.quantization.granularity import PerGroup, PerRow
 
