@@ -75,7 +75,7 @@ class RemoteModel:
         except InferenceServerException as error:
             answer_error = from_wire(error.message(), error.status())
             if isinstance(answer_error, DeadlineExceeded):
-                answer_error = NotReady(f"must answer within {self._timeout_s} s, got nothing")
+                answer_error = NotReady(f"no answer within {self._timeout_s} s; check that server")
             proxy_note = self._proxy.told if self._proxy and isinstance(answer_error, NotReady) else ""
             raise type(answer_error)(
                 f"{self._model} on {self._server}: {answer_error}{proxy_note}"
@@ -83,7 +83,7 @@ class RemoteModel:
         tensors = {name: answer.as_numpy(name) for name in self._outputs}
         if missing := sorted(name for name, array in tensors.items() if array is None):
             raise Unrecoverable(
-                f"{self._model} on {self._server}: must answer with {', '.join(missing)}, got none"
+                f"{self._model} on {self._server}: the answer lacks {', '.join(missing)}; export it again"
             )
         yield {name: array for name, array in tensors.items() if array is not None}
 

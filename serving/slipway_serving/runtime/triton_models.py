@@ -109,7 +109,7 @@ class TritonModels:
             error = from_wire(text)
             # Triton reports every error between models as INTERNAL, so we ask whether the model is missing.
             if isinstance(error, Unrecoverable) and not self._pb.is_model_ready(model_name=model):
-                raise NotReady(f"{model}: must be loaded and ready, got: {text}")
+                raise NotReady(f"{model}: the model is not ready ({text}); try again when it is loaded")
             raise error
         # We copy the array, since it is a view of shared memory that is freed with the response.
         return {tensor.name(): np.array(tensor.as_numpy()) for tensor in response.output_tensors()}

@@ -209,7 +209,9 @@ class Executor:
         """Translate an exception of ONNX Runtime; the caller sees only the first line of its text."""
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         if isinstance(error, MemoryError) or any(text in reason.lower() for text in _OUT_OF_MEMORY):
-            return Overloaded(f"{self._model}: memory ran out: {reason}")
+            return Overloaded(
+                f"{self._model}: memory ran out ({reason}); try again in a few seconds, or a smaller request"
+            )
         kind = InvalidRequest if type(error).__name__ == "InvalidArgument" else Unrecoverable
         return kind(f"{self._model}: the graph failed: {reason}")
 
