@@ -41,6 +41,7 @@ from server_fixtures import (
     write_model,
 )
 
+from slipway_cli.root import run
 from slipway_serving.protocol.errors import InvalidRequest, NotReady, SessionLost, SlipwayError
 from slipway_serving.system.server_processes import process_ids, shared_memory_regions
 from slipway_serving.triton import supervision
@@ -286,8 +287,13 @@ def test_model_that_dies_at_every_start_is_given_up(
     server: Server, client: triton.InferenceServerClient, flag: Path
 ) -> None:
     flag.touch()
+    probe = ["ready", "--live", "--processes", "--url", server.http_url]
+    assert run(probe) == 0
     os.kill(pid_of(server, "fragile"), signal.SIGKILL)
+    # The model leaves no trace of its own, and Triton says live and ready.
+    wait_until(lambda: run(probe) == 1, "a probe that fails")
     wait_until(lambda: events(server)[-1]["event"] == "model_given_up", "the last attempt")
+    wait_until(lambda: run(probe) == 0, "a server that lives on")
     last = events(server)[-1]
     assert (last["model"], last["deaths"]) == ("fragile", MAX_DEATHS)
     assert "fragile_0" in last["reason"]

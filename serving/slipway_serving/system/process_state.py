@@ -8,6 +8,9 @@ which processes died (:func:`dead_instances`) and which requests run (:func:`run
 request, which would mistake a busy model for a dead one. The next process of the model takes over the state
 of a dead one (:func:`take_over`): it removes the requests that died from the gauge and records the sessions
 as lost.
+
+The process of a model that is not written with this package has no such folder. Only the supervisor notices
+its death, and reports the model until it has been reloaded (:func:`reloading`).
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ _STATES = "footprints"
 _WORK_FILE = "work"
 _LOST_SESSIONS = "lost"
 _RESTARTS_FILE = ".restarts"
+_RELOADS_FILE = ".reloads"
 # The values are: 1 if the model is a pipeline, the number of running requests, and the stage.
 _WORK_FORMAT = struct.Struct("<III")
 
@@ -184,6 +188,25 @@ def count_restart(folder: Path, model: str = "") -> int:
     return count
 
 
+@contextlib.contextmanager
+def reloading(folder: Path, model: str) -> Iterator[None]:
+    """Report a model to :func:`check_processes` until the block ends.
+
+    Args:
+        folder: The server's runtime folder.
+        model: Name of a model that is reloaded because its process died.
+    """
+    mark = folder / _STATES / model / _RELOADS_FILE
+    with contextlib.suppress(OSError):  # The model must be reloaded on a full disk too.
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            mark.unlink()
+
+
 def running_work(folder: Path) -> list[RunningWork]:
     """Return the state of each living process of a server's models.
 
@@ -223,7 +246,7 @@ def check_processes(pid: int, folder: Path) -> None:
             f"ready: tritonserver is crashing ({number.name}) and may never exit; see the server's log and"
             " restart the server"
         )
-    if dead := dead_instances(folder):
+    if dead := dead_instances(folder) or _reloading_models(folder):
         raise NotReady(
             f"ready: the process of {', '.join(dead)} has died; see the server's log and restart the server"
         )
@@ -271,6 +294,11 @@ def take_over(folder: Path, model: str) -> int:
             unfinished += work.requests if (work := _read_work(own)) else 0
             shutil.rmtree(own)
     return unfinished
+
+
+def _reloading_models(folder: Path) -> list[str]:
+    """Return the names of the models that are being reloaded."""
+    return sorted(mark.parent.name for mark in (folder / _STATES).glob(f"*/{_RELOADS_FILE}"))
 
 
 def _all_process_folders(folder: Path) -> Iterator[Path]:

@@ -339,6 +339,11 @@ class ModelSupervisor:
                 self._record("replaced_process_ended", model=now[pid], pid=pid)
 
     def _restart_model(self, model: str) -> None:
+        """Reload a model until it serves or has died too often; probes fail meanwhile."""
+        with process_state.reloading(self._folder, model):
+            self._reload_model(model)
+
+    def _reload_model(self, model: str) -> None:
         """Reload a model until it serves or has died too often."""
         deaths = self._deaths.setdefault(model, DeathCounter(MODEL_STEADY_S))
         deaths.record_death()

@@ -7,14 +7,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from slipway_serving.protocol.errors import NotReady
 from slipway_serving.system.process_state import (
     NO_PROCESS_STATE,
     ProcessStage,
     ProcessState,
     RunningWork,
+    check_processes,
     count_restart,
     dead_instances,
     end_process,
+    reloading,
     running_work,
     take_over,
 )
@@ -103,6 +108,15 @@ def test_process_is_not_lost_when_it_was_told_to_end(tmp_path: Path) -> None:
     end_process(tmp_path, idle.pid)
     assert idle.wait() == -9
     assert dead_instances(tmp_path) == []
+
+
+def test_model_is_reported_while_it_is_reloaded(tmp_path: Path) -> None:
+    with reloading(tmp_path, "foreign"), pytest.raises(NotReady, match="the process of foreign has died"):
+        check_processes(os.getpid(), tmp_path)
+    check_processes(os.getpid(), tmp_path)
+    (tmp_path / "full").touch()
+    with reloading(tmp_path / "full", "foreign"):  # no mark can be written there
+        check_processes(os.getpid(), tmp_path / "full")
 
 
 def test_sessions_of_a_dead_process_are_lost_and_others_unknown(tmp_path: Path) -> None:
