@@ -324,11 +324,12 @@ def test_chart_is_switched_by_the_condition_of_a_parent_chart(tmp_path: Path) ->
     assert "kind: Deployment" in on.stdout and "kind: Deployment" not in off.stdout
 
 
-def test_notes_name_the_claims_that_stay_and_the_key_that_argo_would_make_anew() -> None:
+def test_notes_name_what_an_uninstall_leaves_and_the_key_that_argo_would_make_anew() -> None:
     notes = helm("install", "shop", CHART, "--dry-run", "--namespace", "models").stdout
     if not notes:  # a dry run needs a cluster with this Helm: the template's text says it
         notes = (CHART / "templates" / "NOTES.txt").read_text()
     assert "get persistentvolumeclaims --selector app.kubernetes.io/instance=" in notes
+    assert "delete jobs,pods --selector app.kubernetes.io/instance=" in notes
     assert "control.secret" in notes
 
 
