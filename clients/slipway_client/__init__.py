@@ -14,41 +14,95 @@
 the server raised. Closing or dropping the iterator cancels the generation on the server.
 """
 
-from slipway_client.aio import AsyncClient
-from slipway_client.client import Client
+from slipway_client.aio import AsyncClient, AsyncSession
+from slipway_client.client import Client, ClientSession
 from slipway_client.latest import Latest
 from slipway_client.results import Frames, Video
-from slipway_client.retry import RetryPolicy
+from slipway_client.retry import NotTriton, RetryPolicy, UnknownModel
+from slipway_serving.families.airimu.request import (
+    CorrectionRequest,
+    Corrections,
+    CorrectionStreamRequest,
+    CorrectionTurn,
+)
+from slipway_serving.families.framepack_i2v.request import ImageToVideoRequest
+from slipway_serving.families.matrix_game.request import (
+    BlockMade,
+    GtaDriveActions,
+    GtaDriveRequest,
+    TempleRunActions,
+    TempleRunRequest,
+    UniversalActions,
+    UniversalRequest,
+)
+from slipway_serving.families.wakeword.request import (
+    ClipDecisions,
+    ClipsRequest,
+    ListenRequest,
+    ListenTurn,
+    StreamDecisions,
+)
 from slipway_serving.families.wan_t2v.request import TextToVideoRequest
 from slipway_serving.protocol.errors import (
     Cancelled,
     DeadlineExceeded,
     InvalidRequest,
+    Malformed,
     NotReady,
     Overloaded,
+    SessionLost,
     SlipwayError,
     Unrecoverable,
 )
 from slipway_serving.protocol.events import Event, FramesPart, Progress, VideoPart
+from slipway_serving.protocol.requests import Request
 from slipway_serving.protocol.turns import Turn
+from slipway_serving.video.fragments import Mp4Fragment
+from slipway_serving.video.jpeg import JpegFrame
 
 __all__ = [
     "AsyncClient",
+    "AsyncSession",
+    "BlockMade",
     "Cancelled",
     "Client",
+    "ClientSession",
+    "ClipDecisions",
+    "ClipsRequest",
+    "CorrectionRequest",
+    "CorrectionStreamRequest",
+    "CorrectionTurn",
+    "Corrections",
     "DeadlineExceeded",
     "Event",
     "Frames",
     "FramesPart",
+    "GtaDriveActions",
+    "GtaDriveRequest",
+    "ImageToVideoRequest",
     "InvalidRequest",
+    "JpegFrame",
     "Latest",
+    "ListenRequest",
+    "ListenTurn",
+    "Malformed",
+    "Mp4Fragment",
     "NotReady",
+    "NotTriton",
     "Overloaded",
     "Progress",
+    "Request",
     "RetryPolicy",
+    "SessionLost",
     "SlipwayError",
+    "StreamDecisions",
+    "TempleRunActions",
+    "TempleRunRequest",
     "TextToVideoRequest",
     "Turn",
+    "UniversalActions",
+    "UniversalRequest",
+    "UnknownModel",
     "Unrecoverable",
     "Video",
     "VideoPart",

@@ -22,7 +22,7 @@ from slipway_serving.families.wakeword.request import (
     ClipsRequest,
     ListenRequest,
     ListenTurn,
-    Windows,
+    StreamDecisions,
 )
 from slipway_serving.protocol.errors import InvalidRequest, Malformed
 from slipway_serving.protocol.events import Event
@@ -135,7 +135,7 @@ class Stream:
 def _windows(events: Iterable[Event]) -> Iterator[Heard]:
     """Yield the results of the windows that a piece completes."""
     for said in events:
-        assert isinstance(said, Windows)
+        assert isinstance(said, StreamDecisions)
         found = set(zip(said.event_word[0], said.event_time_s[0].tolist(), strict=True))
         for row, end_s in enumerate(said.end_s[0].tolist()):
             columns = (said.word[0], said.probability[0, row], said.threshold[0, row])

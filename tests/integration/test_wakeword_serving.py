@@ -40,7 +40,7 @@ from slipway_serving.families.wakeword.request import (
     ClipsRequest,
     ListenRequest,
     ListenTurn,
-    Windows,
+    StreamDecisions,
 )
 from slipway_serving.protocol.turns import NO_SESSION, Turns
 from slipway_serving.triton.server import Server, ServerConfig
@@ -383,8 +383,8 @@ def test_session_says_what_the_request_of_a_clip_says(server: Server, protocol: 
             (first,) = session.step(ListenTurn(pcm[None, :9_000]))
             (second,) = session.step(ListenTurn(pcm[None, 9_000:]), last=True)
         assert isinstance(clip, ClipDecisions)
-        assert isinstance(first, Windows)
-        assert isinstance(second, Windows)
+        assert isinstance(first, StreamDecisions)
+        assert isinstance(second, StreamDecisions)
         assert first.end_s.shape == (1, 0)
         assert second.end_s.tolist() == [[1.0, 1.5]]
         assert clip.word.tolist() == second.word.tolist() == [["jarvis", "computer"]]
@@ -400,7 +400,7 @@ async def test_session_ends_on_the_server_when_its_async_body_is_left(server: Se
     async with AsyncClient(url, protocol) as client:
         async with client.session(ListenRequest(named("jarvis"))) as session:
             (said,) = [event async for event in session.step(ListenTurn(pcm))]
-        assert isinstance(said, Windows)
+        assert isinstance(said, StreamDecisions)
         assert said.end_s.tolist() == [[1.0]]
         with pytest.raises(InvalidRequest, match="is not open"):
             await client.infer("wakeword_stream", {"pcm": pcm}, turn=Turn(session.id))

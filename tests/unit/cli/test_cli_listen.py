@@ -16,7 +16,7 @@ from slipway_cli import root
 from slipway_cli.listen.plot import draw
 from slipway_client.listening import Heard, Stream, in_clips
 from slipway_client.sound import Recording
-from slipway_serving.families.wakeword.request import ClipDecisions, ClipsRequest, ListenTurn, Windows
+from slipway_serving.families.wakeword.request import ClipDecisions, ClipsRequest, ListenTurn, StreamDecisions
 from slipway_serving.protocol.events import Event
 
 NOBODY = "127.0.0.1:1"
@@ -29,7 +29,7 @@ def names(*texts: str) -> np.ndarray:
 class Session:
     """A session that answers its turns with the events of a test."""
 
-    def __init__(self, events: list[Windows]) -> None:
+    def __init__(self, events: list[StreamDecisions]) -> None:
         self.events, self.turns = events, list[tuple[int, bool]]()
 
     def step(self, turn: ListenTurn, last: bool = False) -> Iterator[Event]:
@@ -54,7 +54,7 @@ def test_listen_says_by_what_a_recording_was_divided(
 
 
 def test_window_of_a_stream_is_an_event_when_the_server_says_so() -> None:
-    windows = Windows(
+    windows = StreamDecisions(
         word=names("hi", "bye"),
         end_s=np.array([[1.0, 1.5]]),
         probability=np.array([[[0.9, 0.1], [0.8, 0.7]]], np.float32),

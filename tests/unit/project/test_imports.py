@@ -22,7 +22,12 @@ PROTOCOL = {"slipway_serving.protocol", *REQUESTS}
 ALLOWED = {
     "slipway_models": {"slipway_serving.adapter"},
     "slipway_serving": set(),
-    "slipway_client": PROTOCOL,
+    "slipway_client": {
+        *PROTOCOL,
+        # Events of worlds that the client exports.
+        "slipway_serving.video.fragments",
+        "slipway_serving.video.jpeg",
+    },
     "slipway_export": {
         *PROTOCOL,
         "slipway_models",

@@ -222,7 +222,7 @@ class ClipsRequest(Clips):
 
 
 @dataclass(frozen=True)
-class Windows(Event):
+class StreamDecisions(Event):
     """Results of the windows that a piece of a stream completed.
 
     Attributes:
@@ -275,7 +275,7 @@ class ListenRequest(Request):
     """
 
     model: ClassVar[str] = "wakeword_stream"
-    events: ClassVar[tuple[type[Event], ...]] = (Windows,)
+    events: ClassVar[tuple[type[Event], ...]] = (StreamDecisions,)
     streams: ClassVar[bool] = False
     turn: ClassVar[type[Request] | None] = ListenTurn
 

@@ -18,7 +18,12 @@ from numpy.typing import NDArray
 
 from slipway_serving.families.wakeword.heads import Heads
 from slipway_serving.families.wakeword.hearing import is_silent, longest_s
-from slipway_serving.families.wakeword.request import SAMPLE_RATE_HZ, ListenRequest, ListenTurn, Windows
+from slipway_serving.families.wakeword.request import (
+    SAMPLE_RATE_HZ,
+    ListenRequest,
+    ListenTurn,
+    StreamDecisions,
+)
 from slipway_serving.families.wakeword.words import BACKBONE
 from slipway_serving.protocol.errors import InvalidRequest, SlipwayError, without_traceback
 from slipway_serving.protocol.events import tensors
@@ -114,10 +119,10 @@ class WakewordStream(BatchOfOne):
     """Program that detects wake words in streams, one session each.
 
     A :class:`ListenRequest` opens a session. Each :class:`ListenTurn` carries samples and is answered with
-    :class:`Windows`: the results of each window that became full, and the events in it. An answer thus comes
-    with the last sample of a window; samples that do not fill a window at the end are dropped. The program
-    does not check whether a caller has cancelled, since the check took a fifteenth of a turn. Triton drops
-    cancelled requests from its queue, except those of the next batch, whose answers are then discarded.
+    :class:`StreamDecisions`: the results of each window that became full, and the events in it. An answer
+    thus comes with the last sample of a window; samples that do not fill a window at the end are dropped. The
+    program does not check whether a caller has cancelled, since the check took a fifteenth of a turn. Triton
+    drops cancelled requests from its queue, except those of the next batch, whose answers are then discarded.
     """
 
     reports_requests = False
@@ -242,7 +247,7 @@ class WakewordStream(BatchOfOne):
             if probability >= threshold and piece.listening.is_event(word, float(end_s))
         ]
         return tensors(
-            Windows(
+            StreamDecisions(
                 word=np.array([piece.words], np.object_),
                 end_s=piece.ends_s[None],
                 probability=probabilities[None],
