@@ -26,19 +26,19 @@ from slipway_serving.protocol.errors import Cancelled
 from slipway_serving.protocol.requests import Request
 
 
-class _Families(TyperGroup):
-    """The commands of all families, made when one of them is asked for: a family may come from outside."""
+class FamilyCommands(TyperGroup):
+    """Commands of all families, built on first use, since other distributions may add families."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of what can be generated."""
-        return list(self._made().commands)
+        return list(self._build_group().commands)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return the command of that name; None for an unknown one."""
-        return self._made().commands.get(cmd_name)
+        return self._build_group().commands.get(cmd_name)
 
     @staticmethod
-    def _made() -> Any:
+    def _build_group() -> Any:
         from slipway_export.families import families
 
         app = typer.Typer(rich_markup_mode=None)
@@ -50,8 +50,8 @@ class _Families(TyperGroup):
 
 
 generate = typer.Typer(
-    cls=_Families,
-    help="Generate with a running server; one command per model family.",
+    cls=FamilyCommands,
+    help="Send a request to a running server and write the result to a file; one command per model.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -64,7 +64,7 @@ def _generate() -> None:
 
 def _help(request: type[Request]) -> str:
     first_line = (inspect.getdoc(request) or request.model).partition("\n")[0]
-    return f"{first_line.rstrip('.')}, by a running server."
+    return f"{first_line.rstrip('.')}."
 
 
 def _command(request: type[Request]) -> Callable[..., None]:
@@ -78,39 +78,41 @@ def _command(request: type[Request]) -> Callable[..., None]:
         overwrite: bool,
         json: bool,
         quiet: bool,
-        **given: Any,
+        **arguments: Any,
     ) -> None:
-        form = saving.form_of(output_file, request.events, overwrite=overwrite)
+        form = saving.check_output(output_file, request.events, overwrite=overwrite)
         say = notes(quiet)
-        asked = request(**options.values(request, given, say), **({"output": form} if form else {}))
-        turns = list(options.turns(request, given, say)) if request.turn is not None else None
+        filled_request = request(
+            **options.values(request, arguments, say), **({"output": form} if form else {})
+        )
+        turns = list(options.turns(request, arguments, say)) if request.turn is not None else None
         started_s = time.monotonic()
         try:
-            answers = _answers(asked, turns, address_of(url, protocol), tls, quiet)
+            answers = _fetch_answers(filled_request, turns, address_of(url, protocol), tls, quiet)
         except KeyboardInterrupt:
             raise Cancelled(f"{request.model}: cancelled, here and on the server") from None
         elapsed_s = time.monotonic() - started_s
-        content = saving.write(asked, answers, output_file)
+        content = saving.write(filled_request, answers, output_file)
         rate = saving.cache_hit_rate(answers)
         if json:
             document = {"model": request.model, "output": str(output_file), "elapsed_s": elapsed_s}
             print_json({**document, "content": content, "cache_hit_rate": rate})
         elif not quiet:
             hits = "" if rate is None else f", cache hit rate {rate:.0%}"
-            said = saving.described(content)
-            typer.echo(f"{output_file}: {said}, generated in {elapsed_s:.1f} s{hits}")
+            description = saving.describe(content)
+            typer.echo(f"{output_file}: {description}, generated in {elapsed_s:.1f} s{hits}")
 
-    told = [*options.parameters(request), *_common(request)]
+    parameters = [*options.parameters(request), *_common_options(request)]
     # Those without a default come first, as Python has it.
-    told.sort(key=lambda parameter: parameter.default is not parameter.empty)
-    vars(run)["__signature__"] = inspect.Signature(told)
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in told}
+    parameters.sort(key=lambda parameter: parameter.default is not parameter.empty)
+    vars(run)["__signature__"] = inspect.Signature(parameters)
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
 
 
-def _common(request: type[Request]) -> list[inspect.Parameter]:
+def _common_options(request: type[Request]) -> list[inspect.Parameter]:
     suffixes = saving.suffixes(request.events)
-    file = typer.Option("--output", "-o", help=f"File to write: {' or '.join(suffixes)}.", metavar="FILE")
+    file = typer.Option("--output", "-o", help=f"Output file, {' or '.join(suffixes)}.", metavar="FILE")
     return [
         options.option("output_file", Annotated[Path, file], Path(f"out{suffixes[0]}")),
         options.option("url", Url, None),
@@ -122,7 +124,7 @@ def _common(request: type[Request]) -> list[inspect.Parameter]:
     ]
 
 
-def _answers(
+def _fetch_answers(
     request: Request,
     turns: Sequence[Request] | None,
     address: Address,

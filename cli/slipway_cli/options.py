@@ -25,7 +25,7 @@ from slipway_serving.protocol.requests import Request
 _SIZE = re.compile(r"(\d+)[x*](\d+)", re.IGNORECASE)
 _SIZE_FORM = "WIDTHxHEIGHT"
 _SIDES = ("height", "width")
-Given = Mapping[str, Any]
+OptionValues = Mapping[str, Any]
 
 
 def option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
@@ -35,39 +35,41 @@ def option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 def parameters(request: type[Request]) -> list[inspect.Parameter]:
     """Return a parameter for each field of a request, and of the turns of the session that it opens."""
-    found = [_parameter(field) for field in _offered(request) if not _is_side(request, field)]
-    if _is_sized(request):
-        found.append(_size(request))
+    found = [_parameter(field) for field in _option_fields(request) if not _is_side(request, field)]
+    if _has_size(request):
+        found.append(_size_option(request))
     if request.turn is not None:
-        found += [_parameter(field, in_turn=True) for field in _offered(request.turn)]
-        help_text = "Number of turns; by default as many as the files have."
+        found += [_parameter(field, in_turn=True) for field in _option_fields(request.turn)]
+        help_text = "Number of turns; by default, as many as the files have entries."
         found.append(option("turns", Annotated[int, typer.Option("--turns", min=0, help=help_text)], 0))
     return found
 
 
-def values(request: type[Request], given: Given, say: Say = silent) -> dict[str, Any]:
+def values(request: type[Request], arguments: OptionValues, say: Say = silent) -> dict[str, Any]:
     """Return the values of a request's fields as they were given; what was left out is left to its default.
 
     Args:
         request: Request whose fields are options.
-        given: Values of the options by their names.
+        arguments: Values of the options by their names.
         say: Callback that receives a sentence about every change of a picture.
 
     Raises:
         InvalidRequest: a file cannot be read, or --size is no size.
     """
-    found = _values([field for field in _offered(request) if not _is_side(request, field)], given, say)
-    if _is_sized(request) and given["size"] is not None:
-        found["width"], found["height"] = parse_size(given["size"])
+    found = _values(
+        [field for field in _option_fields(request) if not _is_side(request, field)], arguments, say
+    )
+    if _has_size(request) and arguments["size"] is not None:
+        found["width"], found["height"] = parse_size(arguments["size"])
     return found
 
 
-def turns(request: type[Request], given: Given, say: Say = silent) -> Iterator[Request]:
+def turns(request: type[Request], arguments: OptionValues, say: Say = silent) -> Iterator[Request]:
     """Yield the content of each turn of a session.
 
     Args:
         request: Request that opens the session.
-        given: Values of the options by their names.
+        arguments: Values of the options by their names.
         say: Callback that receives a sentence about every change of a picture.
 
     Raises:
@@ -76,16 +78,17 @@ def turns(request: type[Request], given: Given, say: Say = silent) -> Iterator[R
     turn = request.turn
     if turn is None:
         return
-    content = _values(_offered(turn), given, say)
-    arrays = {field.name for field in _offered(turn) if isinstance(field.rule, Array)} & set(content)
-    counts = {len(content[name]) if content[name].ndim else 0 for name in arrays}
-    asked = given["turns"] or max(counts, default=0)
-    if asked < 1 or any(count < asked for count in counts):
+    content = _values(_option_fields(turn), arguments, say)
+    arrays = {field.name for field in _option_fields(turn) if isinstance(field.rule, Array)} & set(content)
+    lengths = {len(content[name]) if content[name].ndim else 0 for name in arrays}
+    count = arguments["turns"] or max(lengths, default=0)
+    if count < 1 or any(length < count for length in lengths):
         raise InvalidRequest(
-            f"{request.model}: turns must be 1 or more and in every file, got {asked} and files of"
-            f" {sorted(counts) or 'none'}; try --turns"
+            f"{request.model}: turns must be 1 or more and at most the entries of each file, got {count}"
+            " turns"
+            f" and files of {sorted(lengths) or 'no'} entries; try --turns"
         )
-    for index in range(asked):
+    for index in range(count):
         yield turn(**{name: value[index] if name in arrays else value for name, value in content.items()})
 
 
@@ -100,29 +103,31 @@ def parse_size(text: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def _offered(request: type[Request]) -> list[Field]:
+def _option_fields(request: type[Request]) -> list[Field]:
     return [field for field in fields_of(request) if field.flag is not None]
 
 
-def _is_sized(request: type[Request]) -> bool:
-    return {field.name for field in _offered(request)}.issuperset(_SIDES)
+def _has_size(request: type[Request]) -> bool:
+    return {field.name for field in _option_fields(request)}.issuperset(_SIDES)
 
 
-def _size(request: type[Request]) -> inspect.Parameter:
+def _size_option(request: type[Request]) -> inspect.Parameter:
     """Return the parameter of the size, which may be left out where the server chooses one."""
     height, width = (next(each for each in fields_of(request) if each.name == side) for side in _SIDES)
-    help_text = "Width and height, pixels."
+    help_text = "Width and height, in pixels."
     if height.default is None:
         # Both sides say the same of it.
         chosen = height.rule.default if isinstance(height.rule, Rule) else ""
-        told = typer.Option("--size", help=f"{help_text[:-1]}; by default {chosen}.", metavar=_SIZE_FORM)
-        return option("size", Annotated[str | None, told], None)
-    told = typer.Option("--size", help=help_text, metavar=_SIZE_FORM)
-    return option("size", Annotated[str, told], f"{width.default}x{height.default}")
+        annotation = typer.Option(
+            "--size", help=f"{help_text[:-1]}; by default, {chosen}.", metavar=_SIZE_FORM
+        )
+        return option("size", Annotated[str | None, annotation], None)
+    annotation = typer.Option("--size", help=help_text, metavar=_SIZE_FORM)
+    return option("size", Annotated[str, annotation], f"{width.default}x{height.default}")
 
 
 def _is_side(request: type[Request], field: Field) -> bool:
-    return field.name in _SIDES and _is_sized(request)
+    return field.name in _SIDES and _has_size(request)
 
 
 def _parameter(field: Field, *, in_turn: bool = False) -> inspect.Parameter:
@@ -131,41 +136,41 @@ def _parameter(field: Field, *, in_turn: bool = False) -> inspect.Parameter:
     empty = inspect.Parameter.empty
     if isinstance(rule, Array):
         shape = ", ".join(map(str, ("turns", *rule.shape) if in_turn else rule.shape))
-        told = typer.Option(flag, help=f"{text}; {rule.dtype} [{shape}].", metavar="FILE.npy")
+        annotation = typer.Option(flag, help=f"{text}; {rule.dtype} [{shape}].", metavar="FILE.npy")
     elif isinstance(rule, Image):
-        told = typer.Option(flag, help=f"{text}; {rule.must}. {CONVERTED}", metavar="FILE")
+        annotation = typer.Option(flag, help=f"{text}; {rule.must}. {CONVERTED}", metavar="FILE")
     elif field.kind is str and not field.optional:
-        told = typer.Argument(help=f"{text}.", metavar=field.name.upper())
+        annotation = typer.Argument(help=f"{text}.", metavar=field.name.upper())
     else:
         must = f", {rule.must}" if rule.must not in text else ""
-        note = f"; by default {rule.default}" if rule.default else ""
-        told = typer.Option(flag, help=f"{text}{must}{note}.")
+        note = f"; by default, {rule.default}" if rule.default else ""
+        annotation = typer.Option(flag, help=f"{text}{must}{note}.")
     kind: Any = Path if isinstance(rule, Array | Image) else field.kind
     if not field.optional:
-        return option(field.name, Annotated[kind, told], empty)
+        return option(field.name, Annotated[kind, annotation], empty)
     default = None if kind is Path else field.default
-    return option(field.name, Annotated[kind if default is not None else kind | None, told], default)
+    return option(field.name, Annotated[kind if default is not None else kind | None, annotation], default)
 
 
 def _dashed(field: Field) -> str:
     return (field.flag or field.name).replace("_", "-")
 
 
-def _values(fields: list[Field], given: Given, say: Say) -> dict[str, Any]:
-    found = {field.name: _value(field, given[field.name], say) for field in fields}
+def _values(fields: list[Field], arguments: OptionValues, say: Say) -> dict[str, Any]:
+    found = {field.name: _value(field, arguments[field.name], say) for field in fields}
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _value(field: Field, given: Any, say: Say) -> Any:
+def _value(field: Field, argument: Any, say: Say) -> Any:
     """Return a field's value: what a file holds, or what was typed."""
-    if given is None or not isinstance(field.rule, Array | Image):
-        return given
+    if argument is None or not isinstance(field.rule, Array | Image):
+        return argument
     if isinstance(field.rule, Image):
-        return read_picture(given, field.rule, say)
+        return read_picture(argument, field.rule, say)
     try:
-        loaded = np.load(given, allow_pickle=False)
+        loaded = np.load(argument, allow_pickle=False)
     except (OSError, ValueError) as error:
         raise InvalidRequest(
-            f"generate: --{_dashed(field)} must be a file that can be read, got {given} ({error})"
+            f"generate: --{_dashed(field)} must be a readable .npy file, got {argument} ({error})"
         ) from None
     return loaded.astype(np.object_) if field.rule.dtype == "text" else loaded

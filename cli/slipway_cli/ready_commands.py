@@ -25,37 +25,37 @@ _POLL_S = 0.5
 def ready(
     url: HttpUrl = None,
     model: Annotated[
-        str | None, typer.Option(help="Ask for one model; by default for the server with all of its models.")
+        str | None, typer.Option(help="Model to check; by default, the server and all of its models.")
     ] = None,
     tls: TlsFolder = None,
     processes: Annotated[
         bool,
         typer.Option(
             "--processes",
-            help="Ask too whether the process of each Python model lives, which Triton itself does not tell;"
-            " on the server's own machine only.",
+            help="Also check that the process of each Python model is alive, which Triton does not report;"
+            " only on the server's own machine.",
         ),
     ] = False,
     live: Annotated[
-        bool, typer.Option("--live", help="Ask whether the server lives, rather than whether it is ready.")
+        bool, typer.Option("--live", help="Check whether the server is live instead of ready.")
     ] = False,
     timeout_s: Annotated[
         float,
-        typer.Option(help="Longest wait for an answer, seconds.", min=0.1, callback=checked_option),
+        typer.Option(help="Longest wait for an answer, in seconds.", min=0.1, callback=checked_option),
     ] = 3.0,
     wait_s: Annotated[
         float,
         typer.Option(
-            help="Longest wait for a server that starts or loads its models, seconds; by default none.",
+            help="Longest wait for a server that starts or loads models, in seconds; by default, none.",
             min=0,
             callback=checked_option,
         ),
     ] = 0.0,
     json: Json = False,
 ) -> None:
-    """Tell whether a running server is ready, or lives: exit 0, or 1 with the reason."""
-    address = _waited_for(
-        partial(_checked, url, model, tls, timeout_s, live=live, processes=processes), wait_s
+    """Check whether a running server is ready, or live; exit with 0, or with 1 and the reason."""
+    address = _wait_until_ready(
+        partial(_check, url, model, tls, timeout_s, live=live, processes=processes), wait_s
     )
     state = "live" if live else "ready"
     if json:
@@ -64,7 +64,7 @@ def ready(
         typer.echo(state)
 
 
-def _waited_for(check: Callable[[], Address], wait_s: float) -> Address:
+def _wait_until_ready(check: Callable[[], Address], wait_s: float) -> Address:
     """Repeat a check until it succeeds, the time is over, or waiting cannot help.
 
     Raises:
@@ -84,7 +84,7 @@ def _waited_for(check: Callable[[], Address], wait_s: float) -> Address:
         time.sleep(_POLL_S)
 
 
-def _checked(
+def _check(
     url: str | None, model: str | None, tls: Path | None, timeout_s: float, *, live: bool, processes: bool
 ) -> Address:
     """Check the server once and return its address, whose protocol is known only once something listens."""
@@ -110,6 +110,7 @@ def _check_processes(url: str) -> None:
     process = tritonserver_at(int(port)) if port.isdigit() else None
     if process is None:
         raise NotReady(
-            f"ready: server must run on this machine for --processes, got none at {url}; try it there"
+            f"ready: --processes must be used on the server's own machine, got no tritonserver here for {url}"
+            "; try it there"
         )
     check_processes(process.pid, runtime_folder_of_process(process))

@@ -23,7 +23,7 @@ from typer.core import TyperGroup
 from slipway_cli import checkout_commands, ready_commands
 from slipway_cli.generate import generate
 from slipway_cli.imu import commands as imu_commands
-from slipway_cli.listen import commands
+from slipway_cli.listen import commands as listen_commands
 from slipway_cli.play import commands as play_commands
 from slipway_export.commands import checkpoint_commands, export_commands, plan_commands, verify_commands
 from slipway_loadtests import capacity_commands, load_commands, soak_commands
@@ -109,7 +109,7 @@ COMMANDS = (
         "slipway play matrix_game --image first.png --actions wwaa --output world.mp4",
         "play",
     ),
-    Command("listen", commands.listen, CLIENTS, "slipway listen said.wav --plot heard.png", "signals"),
+    Command("listen", listen_commands.listen, CLIENTS, "slipway listen said.wav --plot heard.png", "signals"),
     Command("imu", imu_commands.imu, CLIENTS, "slipway imu recording --plot trajectory.png", "signals"),
     Command(
         "imu-recording",
@@ -167,12 +167,12 @@ class _Panels(TyperGroup):
             formatter: Writer of the help's lines.
         """
         examples = {command.name: command.example for command in COMMANDS}
-        for panel, typical in PANELS.items():
+        for panel, example_of in PANELS.items():
             with formatter.section(panel):
                 names = [command.name for command in COMMANDS if command.panel == panel]
                 formatter.write_dl([(name, _first_line(self.commands[name].help)) for name in names])
                 # Unlike a paragraph, a written line is not wrapped, so that it can be copied.
-                formatter.write(f"\n    $ {examples[typical]}\n")
+                formatter.write(f"\n    $ {examples[example_of]}\n")
 
 
 def _first_line(text: str | None) -> str:
@@ -182,7 +182,7 @@ def _first_line(text: str | None) -> str:
 app = typer.Typer(
     name="slipway",
     cls=_Panels,
-    help="PyTorch checkpoints of generative models, exported, verified and served by NVIDIA Triton.",
+    help="Export, verify and serve PyTorch checkpoints of generative models with NVIDIA Triton.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -276,25 +276,25 @@ def _run(arguments: Sequence[str], invocation: Invocation) -> int:
     try:
         typer.main.get_command(app).main(args=list(arguments), prog_name="slipway", obj=invocation)
     except KeyboardInterrupt:
-        return _say_interrupted()
-    except SystemExit as leaving:
-        code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        return _print_interrupted()
+    except SystemExit as exit_request:
+        code = exit_request.code if isinstance(exit_request.code, int) else int(exit_request.code is not None)
         # typer turns a KeyboardInterrupt into this code, without a word.
-        return _say_interrupted() if code == _INTERRUPTED else code
+        return _print_interrupted() if code == _INTERRUPTED else code
     except Exception as error:  # noqa: BLE001  (the last line of defence: no traceback reaches a user)
         if invocation.debug:
             traceback.print_exc()
         if invocation.interrupted and not isinstance(error, SlipwayError):
             # An interrupted import may raise another error, as extension modules do.
-            return _say_interrupted()
+            return _print_interrupted()
         # A server's text may be in it.
-        told = printable(" ".join(describe(error, invocation).split()))
-        print_line(f"error: {told}", err=True)
+        message = printable(" ".join(describe(error, invocation).split()))
+        print_line(f"error: {message}", err=True)
         return error.exit_code if isinstance(error, SlipwayError) else 1
     return 0
 
 
-def _say_interrupted() -> int:
+def _print_interrupted() -> int:
     print_line("interrupted", err=True)
     return _INTERRUPTED
 
@@ -310,8 +310,8 @@ def describe(error: Exception, invocation: Invocation) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     return (
-        f"{type(error).__name__}: {error}; this is a defect or a broken installation, "
-        f"`slipway --debug {invocation.command} ...` shows where"
+        f"{type(error).__name__}: {error}; this is a bug or a broken installation; "
+        f"`slipway --debug {invocation.command} ...` shows the traceback"
     )
 
 

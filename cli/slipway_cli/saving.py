@@ -32,7 +32,7 @@ def suffixes(events: Sequence[type[Event]]) -> list[str]:
     return [*found, *([_ARRAYS] if others else [])]
 
 
-def form_of(path: Path, events: Sequence[type[Event]], *, overwrite: bool = False) -> str:
+def check_output(path: Path, events: Sequence[type[Event]], *, overwrite: bool = False) -> str:
     """Check, before any work, that a result can be written to a path; return the form to ask for.
 
     Args:
@@ -90,7 +90,7 @@ def write(request: Request, answers: Sequence[Any], path: Path) -> dict[str, Any
     return _content(request, frames.shape)
 
 
-def described(content: Mapping[str, Any]) -> str:
+def describe(content: Mapping[str, Any]) -> str:
     """Return in words what a file holds, as :func:`write` returns it."""
     if "arrays" in content:
         return ", ".join(f"{name} {shape}" for name, shape in content["arrays"].items())
@@ -120,7 +120,7 @@ def _frames(request: Request, answers: Sequence[Any]) -> NDArray[np.uint8]:
         return whole.array
     parts = [answer for answer in answers if isinstance(answer, FramesPart)]
     if not parts:
-        raise Unrecoverable(f"{request.model}: generation must end with a result, got none")
+        raise Unrecoverable(f"{request.model}: the server must send a result, got none; see the server's log")
     return join_frames(parts, request.model)
 
 

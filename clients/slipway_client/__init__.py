@@ -14,11 +14,11 @@
 the server raised. Closing or dropping the iterator cancels the generation on the server.
 """
 
-from slipway_client.aio import AsyncClient, AsyncSession
+from slipway_client.async_client import AsyncClient, AsyncSession
 from slipway_client.client import Client, ClientSession
-from slipway_client.latest import Latest
 from slipway_client.results import Frames, Video
 from slipway_client.retry import NotTriton, RetryPolicy, UnknownModel
+from slipway_client.turn_content import Latest
 from slipway_serving.families.airimu.request import (
     CorrectionRequest,
     Corrections,

@@ -17,7 +17,7 @@ from slipway_serving.protocol.errors import InvalidRequest, NotReady
 DEFAULT_URLS: dict[Protocol, str] = {"grpc": "localhost:8001", "http": "localhost:8000"}
 """Triton's default ports on this machine."""
 _SCHEMES: dict[str, Protocol] = {"grpc": "grpc", "grpcs": "grpc", "http": "http", "https": "http"}
-_ASK_S = 3.0
+_DETECT_TIMEOUT_S = 3.0
 
 
 class Address(NamedTuple):
@@ -27,7 +27,9 @@ class Address(NamedTuple):
     protocol: Protocol
 
 
-def address_of(url: str | None, protocol: Protocol | None = None, timeout_s: float = _ASK_S) -> Address:
+def address_of(
+    url: str | None, protocol: Protocol | None = None, timeout_s: float = _DETECT_TIMEOUT_S
+) -> Address:
     """Return the URL and the protocol of a server.
 
     Args:
@@ -42,7 +44,7 @@ def address_of(url: str | None, protocol: Protocol | None = None, timeout_s: flo
     """
     if url is None:
         return Address(DEFAULT_URLS[protocol or "grpc"], protocol or "grpc")
-    return Address(url, stated_protocol(url, protocol) or _spoken_at(url, timeout_s))
+    return Address(url, stated_protocol(url, protocol) or _detect_protocol(url, timeout_s))
 
 
 def stated_protocol(url: str, protocol: str | None) -> Protocol | None:
@@ -58,18 +60,18 @@ def stated_protocol(url: str, protocol: str | None) -> Protocol | None:
     if protocol not in (None, "grpc", "http"):
         raise InvalidRequest(f"client: protocol must be grpc or http, got {protocol!r}")
     scheme, separator, _ = url.rpartition("://")
-    said = _SCHEMES.get(scheme)
-    if separator and said is None:
+    scheme_protocol = _SCHEMES.get(scheme)
+    if separator and scheme_protocol is None:
         raise InvalidRequest(
             f"url: scheme must be one of {', '.join(_SCHEMES)}, got {url!r}; try HOST:PORT of either port"
         )
     if not _has_host(url if separator else f"//{url}"):
         raise InvalidRequest(f"url: must be HOST:PORT or SCHEME://HOST:PORT, got {url!r}; try localhost:8001")
-    if said is not None and protocol not in (None, said):
+    if scheme_protocol is not None and protocol not in (None, scheme_protocol):
         raise InvalidRequest(
             f"url: scheme must be of the protocol {protocol}, got {url!r}; try it without a protocol"
         )
-    return said or protocol  # type: ignore[return-value]
+    return scheme_protocol or protocol  # type: ignore[return-value]
 
 
 def _has_host(url: str) -> bool:
@@ -80,7 +82,7 @@ def _has_host(url: str) -> bool:
         return False
 
 
-def _spoken_at(host_and_port: str, timeout_s: float) -> Protocol:
+def _detect_protocol(host_and_port: str, timeout_s: float) -> Protocol:
     from slipway_client.http.transport import HttpTransport
 
     durations.check("url", "timeout_s", timeout_s)

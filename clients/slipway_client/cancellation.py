@@ -4,7 +4,8 @@ The client sends the request's id to the model `slipway_cancel` of the same serv
 request sees it at its next step and ends the stream with an error. If that does not happen in time, because
 the server has no such model, does not know the request, or is in one long step, the client cuts the call.
 Triton 2.51 sometimes crashes when a gRPC call is cut (server#7368, #8034), so this is the last resort. Both
-protocols deliver the answers of a call as one iterator (:func:`answers`, :func:`async_answers`).
+protocols deliver the responses of a call as one iterator (:func:`stream_responses`,
+:func:`async_stream_responses`).
 """
 
 from __future__ import annotations
@@ -22,109 +23,111 @@ import numpy as np
 
 from slipway_client.retry import Deadline
 from slipway_client.tensors import Tensors
-from slipway_serving.protocol.cancellation import EndRequest
+from slipway_serving.protocol.cancellation import CancelRequest
 from slipway_serving.protocol.errors import Cancelled, Malformed, SlipwayError
 from slipway_serving.protocol.requests import encode
 
-CUT_S = 5.0
+CANCEL_GRACE_S = 5.0
 """Time in seconds for the server's loop to end after a cancel request; then the client cuts the call."""
-KNOWN_S = 1.0
+FIND_REQUEST_S = 1.0
 """Time in seconds for the server to find the request; a request that waits in a queue has not begun."""
-LATE_S = 1.0
-"""As :data:`CUT_S`, but after a time limit. A call with one response gets this long to end by itself."""
-_AGAIN_S = 0.05
-_LOOK_S = 0.1
+DEADLINE_GRACE_S = 1.0
+"""Time in seconds for the server's loop to end after a time limit; then the client cuts the call. A call with
+one response gets this long to end by itself."""
+_RETRY_INTERVAL_S = 0.05
+_POLL_S = 0.1
 
 
-def made_id() -> str:
+def new_request_id() -> str:
     """Return a unique request id, by which the request can be ended."""
     return f"slipway-{secrets.token_hex(16)}"
 
 
-def ending(request_id: str) -> tuple[str, Tensors]:
+def cancel_message(request_id: str) -> tuple[str, Tensors]:
     """Return the name of the model that ends requests, and the tensors to send it."""
-    return EndRequest.model, encode(EndRequest(request_id))
+    return CancelRequest.model, encode(CancelRequest(request_id))
 
 
-def was_found(answer: Tensors) -> bool | None:
+def request_found(answer: Tensors) -> bool | None:
     """Return True if the server knows the request, or None if the answer does not tell."""
     found = answer.get("found")
     return None if found is None else bool(np.any(found))
 
 
-def answers(
+def stream_responses(
     call: Iterator[Tensors | SlipwayError],
     end: Callable[[], bool | None],
     cut: Callable[[], object],
     deadline: Deadline,
-    left_s: float | None,
+    remaining_s: float | None,
 ) -> Generator[Tensors, None, None]:
-    """Yield the answers of a blocking call; closing the generator, or the deadline, ends the server's work.
+    """Yield the responses of a blocking call; closing the generator, or the deadline, ends the server's work.
 
     Args:
-        call: Iterator of the answers, the last of which may be an error; a separate thread reads it.
-        end: Callback that asks the server to end the request, as for :class:`Leave`.
-        cut: Callback that cuts the call, as for :class:`Leave`; `call` then ends with :class:`Cancelled`.
+        call: Iterator of the responses, the last of which may be an error; a separate thread reads it.
+        end: Callback that asks the server to end the request, as for :class:`CallCancellation`.
+        cut: Callback that cuts the call, as for :class:`CallCancellation`; `call` then ends with
+            :class:`Cancelled`.
         deadline: Deadline of the work.
-        left_s: Time left until the deadline when the call was made, in seconds.
+        remaining_s: Time left until the deadline when the call was made, in seconds.
 
     Raises:
         SlipwayError: The call answered with this error.
     """
-    refusal: SlipwayError | None = None
-    with Leave(end, cut, left_s) as leave:
-        messages = _Messages(call)
+    call_error: SlipwayError | None = None
+    with CallCancellation(end, cut, remaining_s) as cancellation:
+        reader = _BackgroundReader(call)
         try:
-            for found in messages:
+            for message in reader:
                 # An error is the last message, but the client must wait until the server ends the call:
                 # if it cancels earlier, Triton 2.51 keeps the request, and its model loaded, forever.
-                if isinstance(found, SlipwayError):
-                    if refusal is None:
-                        refusal = found
-                        leave.ends_soon()
-                    if isinstance(found, Malformed):
+                if isinstance(message, SlipwayError):
+                    if call_error is None:
+                        call_error = message
+                        cancellation.expect_end()
+                    if isinstance(message, Malformed):
                         break
-                elif refusal is None:
-                    yield found
+                elif call_error is None:
+                    yield message
         finally:
-            if not messages.have_ended:
-                leave.now()
-                with _cut_by_another_interruption(cut):
-                    messages.skip()
-    if refusal is not None:
-        raise _told(refusal, deadline, leave.is_late)
+            if not reader.has_ended:
+                cancellation.cancel()
+                with _cut_on_interruption(cut):
+                    reader.discard_rest()
+    if call_error is not None:
+        raise _caller_error(call_error, deadline, cancellation.timed_out)
 
 
-async def async_answers(
+async def async_stream_responses(
     call: AsyncGenerator[Tensors | SlipwayError, None],
     end: Callable[[], Awaitable[bool | None]],
     deadline: Deadline,
-    left_s: float | None,
+    remaining_s: float | None,
 ) -> AsyncGenerator[Tensors, None]:
-    """Like :func:`answers` for asyncio, where cancelling the task that reads the call cuts it."""
-    refusal: SlipwayError | None = None
-    messages = _AsyncMessages(call)
-    with AsyncLeave(end, messages.cut, left_s) as leave:
+    """Like :func:`stream_responses` for asyncio, where cancelling the task that reads the call cuts it."""
+    call_error: SlipwayError | None = None
+    reader = _ShieldedReader(call)
+    with AsyncCallCancellation(end, reader.cut, remaining_s) as cancellation:
         try:
-            async for found in messages:
-                if isinstance(found, SlipwayError):
-                    if refusal is None:
-                        refusal = found
-                        leave.ends_soon()
-                    if isinstance(found, Malformed):
+            async for message in reader:
+                if isinstance(message, SlipwayError):
+                    if call_error is None:
+                        call_error = message
+                        cancellation.expect_end()
+                    if isinstance(message, Malformed):
                         break
-                elif refusal is None:
-                    yield found
+                elif call_error is None:
+                    yield message
         finally:
-            if not messages.have_ended:
-                leave.now()
-                with _cut_by_another_interruption(messages.cut):
-                    await messages.skip()
-    if refusal is not None:
-        raise _told(refusal, deadline, leave.is_late)
+            if not reader.has_ended:
+                cancellation.cancel()
+                with _cut_on_interruption(reader.cut):
+                    await reader.discard_rest()
+    if call_error is not None:
+        raise _caller_error(call_error, deadline, cancellation.timed_out)
 
 
-class Leave:
+class CallCancellation:
     """Cancellation of one blocking call; use it as a context manager around the call.
 
     Args:
@@ -134,41 +137,41 @@ class Leave:
         limit_s: Time in seconds after which the call is cancelled automatically; None means never.
 
     Attributes:
-        is_late: True if the call was cancelled at its time limit.
+        timed_out: True if the call was cancelled at its time limit.
     """
 
     def __init__(
         self, end: Callable[[], bool | None], cut: Callable[[], object], limit_s: float | None
     ) -> None:
         self._end, self._cut = end, cut
-        self._over = threading.Event()
+        self._ended = threading.Event()
         self._limit_s = limit_s
         self._timers: list[threading.Timer] = []
-        self.is_late = False
+        self.timed_out = False
 
-    def __enter__(self) -> Leave:
+    def __enter__(self) -> CallCancellation:
         if self._limit_s is not None:
-            self._start(self._limit_s, self._expired)
+            self._start(self._limit_s, self._on_deadline)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        self._ended.set()
         for timer in self._timers:
             timer.cancel()
 
-    def now(self) -> None:
+    def cancel(self) -> None:
         """Cancel the call; reading it then ends, at the latest when the call is cut."""
         try:
-            threading.Thread(target=self._ask, args=(CUT_S,), daemon=True).start()
+            threading.Thread(target=self._request_cancel, args=(CANCEL_GRACE_S,), daemon=True).start()
         except RuntimeError:  # the interpreter is shutting down
             self._cut()
 
-    def ends_soon(self) -> None:
-        """Cut the call after :data:`CUT_S` if the server does not end it after its last message."""
-        self._start(CUT_S, self._cut_unless_over)
+    def expect_end(self) -> None:
+        """Cut the call after :data:`CANCEL_GRACE_S` if the server does not end it after its last message."""
+        self._start(CANCEL_GRACE_S, self._cut_unless_ended)
 
-    def _cut_unless_over(self) -> None:
-        if not self._over.is_set():
+    def _cut_unless_ended(self) -> None:
+        if not self._ended.is_set():
             self._cut()
 
     def _start(self, after_s: float, work: Callable[[], object]) -> None:
@@ -177,129 +180,136 @@ class Leave:
         self._timers.append(timer)
         timer.start()
 
-    def _expired(self) -> None:
-        self.is_late = True
-        self._ask(LATE_S)
+    def _on_deadline(self) -> None:
+        self.timed_out = True
+        self._request_cancel(DEADLINE_GRACE_S)
 
-    def _ask(self, cut_s: float) -> None:
+    def _request_cancel(self, grace_s: float) -> None:
+        """Ask the server to end the request, and cut the call if that takes longer than `grace_s`."""
         started_s, found = time.monotonic(), None
         with contextlib.suppress(Exception):  # the call must end whatever the server answers
             while not (found := self._end()):
-                if found is None or self._over.wait(_AGAIN_S) or time.monotonic() - started_s > KNOWN_S:
+                if (
+                    found is None
+                    or self._ended.wait(_RETRY_INTERVAL_S)
+                    or time.monotonic() - started_s > FIND_REQUEST_S
+                ):
                     break
-        left_s = started_s + cut_s - time.monotonic() if found else 0.0
-        if not self._over.wait(max(0.0, left_s)):
+        remaining_s = started_s + grace_s - time.monotonic() if found else 0.0
+        if not self._ended.wait(max(0.0, remaining_s)):
             self._cut()
 
 
-class AsyncLeave:
-    """Cancellation of one asyncio call; the counterpart of :class:`Leave`."""
+class AsyncCallCancellation:
+    """Cancellation of one asyncio call; the counterpart of :class:`CallCancellation`."""
 
     def __init__(
         self, end: Callable[[], Awaitable[bool | None]], cut: Callable[[], object], limit_s: float | None
     ) -> None:
         self._end, self._cut, self._limit_s = end, cut, limit_s
         self._tasks: list[asyncio.Task[None]] = []
-        self.is_late = False
+        self.timed_out = False
 
-    def __enter__(self) -> AsyncLeave:
+    def __enter__(self) -> AsyncCallCancellation:
         if self._limit_s is not None:
-            self._start(self._expire(self._limit_s))
+            self._start(self._cancel_at_deadline(self._limit_s))
         return self
 
     def __exit__(self, *_: object) -> None:
         for task in self._tasks:
             task.cancel()
 
-    def now(self) -> None:
-        """Cancel the call, like :meth:`Leave.now`."""
-        self._start(self._ask(CUT_S))
+    def cancel(self) -> None:
+        """Cancel the call, like :meth:`CallCancellation.cancel`."""
+        self._start(self._request_cancel(CANCEL_GRACE_S))
 
-    def ends_soon(self) -> None:
-        """Cut the call after a while, like :meth:`Leave.ends_soon`."""
+    def expect_end(self) -> None:
+        """Cut the call after a while, like :meth:`CallCancellation.expect_end`."""
         self._start(self._cut_later())
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.append(asyncio.get_running_loop().create_task(work))
 
-    async def _expire(self, limit_s: float) -> None:
+    async def _cancel_at_deadline(self, limit_s: float) -> None:
         await asyncio.sleep(limit_s)
-        self.is_late = True
-        await self._ask(LATE_S)
+        self.timed_out = True
+        await self._request_cancel(DEADLINE_GRACE_S)
 
     async def _cut_later(self) -> None:
-        await asyncio.sleep(CUT_S)
+        await asyncio.sleep(CANCEL_GRACE_S)
         self._cut()
 
-    async def _ask(self, cut_s: float) -> None:
+    async def _request_cancel(self, grace_s: float) -> None:
+        """Ask the server to end the request, and cut the call if that takes longer than `grace_s`."""
         started_s, found = time.monotonic(), None
         with contextlib.suppress(Exception):  # the call must end whatever the server answers
             while not (found := await self._end()):
-                if found is None or time.monotonic() - started_s > KNOWN_S:
+                if found is None or time.monotonic() - started_s > FIND_REQUEST_S:
                     break
-                await asyncio.sleep(_AGAIN_S)
+                await asyncio.sleep(_RETRY_INTERVAL_S)
         if found:
-            await asyncio.sleep(max(0.0, started_s + cut_s - time.monotonic()))
+            await asyncio.sleep(max(0.0, started_s + grace_s - time.monotonic()))
         self._cut()
 
 
-class _Messages:
+class _BackgroundReader:
     """Messages of a blocking call, read by a separate thread.
 
     Ctrl-C interrupts the thread that reads a call, and the rest of the call can then not be read.
 
     Attributes:
-        have_ended: True if the server has ended the call.
+        has_ended: True if the server has ended the call.
     """
 
     def __init__(self, call: Iterator[Tensors | SlipwayError]) -> None:
         self._call = call
-        self.have_ended = self._skipping = False
-        self._read: queue.Queue[Any] = queue.Queue(1)  # bounded, so that a slow reader slows the server down
+        self.has_ended = self._discarding = False
+        self._queue: queue.Queue[Any] = queue.Queue(1)  # bounded, so that a slow reader slows the server down
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def skip(self) -> None:
+    def discard_rest(self) -> None:
         """Discard further messages and wait until the call has ended or is cut."""
-        self._skipping = True
+        self._discarding = True
         self._thread.join()
 
     def __iter__(self) -> Iterator[Tensors | SlipwayError]:
-        while (found := self._read.get()) is not None:
-            if isinstance(found, Exception) and not isinstance(found, SlipwayError):
-                raise found
-            yield found
+        while (message := self._queue.get()) is not None:
+            if isinstance(message, Exception) and not isinstance(message, SlipwayError):
+                raise message
+            yield message
 
     def _run(self) -> None:
-        last: Exception | None = None
+        """Read the call to its end and queue its messages; None follows the last one."""
+        failure: Exception | None = None
         try:
             for message in self._call:
-                self._hand_on(message)
+                self._put(message)
         except Exception as error:  # noqa: BLE001 - raised where the messages are wanted
-            last = error
-        self.have_ended = True
-        if last is not None:
-            self._hand_on(last)
-        self._hand_on(None)
+            failure = error
+        self.has_ended = True
+        if failure is not None:
+            self._put(failure)
+        self._put(None)
 
-    def _hand_on(self, found: Any) -> None:
-        while not self._skipping:
+    def _put(self, message: Any) -> None:
+        while not self._discarding:
             with contextlib.suppress(queue.Full):
-                self._read.put(found, timeout=_LOOK_S)
+                self._queue.put(message, timeout=_POLL_S)
                 return
 
 
-class _AsyncMessages:
+class _ShieldedReader:
     """Messages of an asyncio call, shielded so that cancelling the reading task does not cut the call.
 
     Attributes:
-        have_ended: True if the server has ended the call.
+        has_ended: True if the server has ended the call.
     """
 
     def __init__(self, call: AsyncGenerator[Tensors | SlipwayError, None]) -> None:
         self._call = call
         self._reading: asyncio.Task[Tensors | SlipwayError | None] | None = None
-        self.have_ended = self._is_cut = False
+        self.has_ended = self._is_cut = False
 
     def cut(self) -> None:
         """Cut the call, whether or not it is being read."""
@@ -309,17 +319,17 @@ class _AsyncMessages:
         else:
             self._reading.cancel()
 
-    async def skip(self) -> None:
+    async def discard_rest(self) -> None:
         """Discard the remaining messages until the call ends or is cut."""
         async for _ in self:
             pass
 
-    def __aiter__(self) -> _AsyncMessages:
+    def __aiter__(self) -> _ShieldedReader:
         return self
 
     async def __anext__(self) -> Tensors | SlipwayError:
         if self._reading is None:
-            if self.have_ended:
+            if self.has_ended:
                 raise StopAsyncIteration
             self._reading = asyncio.create_task(self._close() if self._is_cut else self._next())
         try:
@@ -327,7 +337,7 @@ class _AsyncMessages:
         except asyncio.CancelledError:
             if not self._reading.cancelled():
                 raise
-            message, self.have_ended = _cut_off(), True
+            message, self.has_ended = _cut_error(), True
         self._reading = None
         if message is None:
             raise StopAsyncIteration
@@ -337,20 +347,20 @@ class _AsyncMessages:
         try:
             return await anext(self._call)
         except StopAsyncIteration:
-            self.have_ended = True
+            self.has_ended = True
             return None
         except Exception:
-            self.have_ended = True
+            self.has_ended = True
             raise
 
     async def _close(self) -> SlipwayError:
         await self._call.aclose()
-        self.have_ended = True
-        return _cut_off()
+        self.has_ended = True
+        return _cut_error()
 
 
 @contextlib.contextmanager
-def _cut_by_another_interruption(cut: Callable[[], object]) -> Iterator[None]:
+def _cut_on_interruption(cut: Callable[[], object]) -> Iterator[None]:
     """Cut a call if a second Ctrl-C or cancellation interrupts the wait for its end."""
     try:
         yield
@@ -359,10 +369,10 @@ def _cut_by_another_interruption(cut: Callable[[], object]) -> Iterator[None]:
         raise
 
 
-def _cut_off() -> Cancelled:
-    return Cancelled("the call was cut before its end; try again")
+def _cut_error() -> Cancelled:
+    return Cancelled("the client cut the call before the server ended it; try again")
 
 
-def _told(refusal: SlipwayError, deadline: Deadline, is_late: bool) -> SlipwayError:
+def _caller_error(call_error: SlipwayError, deadline: Deadline, timed_out: bool) -> SlipwayError:
     """Return the error for the caller: a call cancelled at its time limit raises DeadlineExceeded."""
-    return deadline.exceeded() if is_late and isinstance(refusal, Cancelled) else refusal
+    return deadline.exceeded() if timed_out and isinstance(call_error, Cancelled) else call_error

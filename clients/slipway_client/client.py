@@ -1,6 +1,6 @@
 """Blocking client: sends requests of any model family and returns events, results and sessions.
 
-:class:`Client` combines a transport (gRPC or HTTP) with a :class:`Generation` or a :class:`Conversation`,
+:class:`Client` combines a transport (gRPC or HTTP) with a :class:`Generation` or a :class:`SessionCodec`,
 which decide everything except input and output. Closing or dropping an iterator, or leaving it by an
 exception, cancels its request.
 """
@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from slipway_client import generation
 from slipway_client.address import stated_protocol
 from slipway_client.decoding import decoding
-from slipway_client.generation import Conversation, Generation
+from slipway_client.generation import Generation, SessionCodec
 from slipway_client.metadata import ModelMetadata, check_tensors
 from slipway_client.results import Assembler, Result
 from slipway_client.retry import UNLIMITED, Attempts, Deadline, RetryPolicy
-from slipway_client.snapshots import E, check_whole, expected
+from slipway_client.snapshots import E, check_complete, single_event
 from slipway_client.tensors import Tensors
 from slipway_serving.protocol import durations
 from slipway_serving.protocol.errors import NotReady, SlipwayError
@@ -74,7 +74,7 @@ class Client:
         durations.check("client", "connect_timeout_s", connect_timeout_s)
         self._retry = retry or RetryPolicy()
         self._transport = _transport(url, self._protocol, connect_timeout_s, tls)
-        self._known: dict[str, ModelMetadata] = {}
+        self._metadata: dict[str, ModelMetadata] = {}
 
     def __enter__(self) -> Client:
         return self
@@ -139,7 +139,7 @@ class Client:
         Raises:
             InvalidRequest: The request does not open a session.
         """
-        return ClientSession(self._turn, Conversation(request, model, self._protocol), Turns(session_id))
+        return ClientSession(self._turn, SessionCodec(request, model, self._protocol), Turns(session_id))
 
     def restore(
         self,
@@ -161,13 +161,13 @@ class Client:
             InvalidRequest: The parts are incomplete or belong to another model.
             SlipwayError: The call failed, as in :meth:`generate`; the session is then removed.
         """
-        talk = Conversation(request, model, self._protocol)
-        session = ClientSession(self._turn, talk, Turns(session_id))
-        taken = None
+        codec = SessionCodec(request, model, self._protocol)
+        session = ClientSession(self._turn, codec, Turns(session_id))
+        restored = None
         try:
             for part in parts:
-                taken = session.only(Restore(part), Restored)
-            check_whole(talk.model, taken)
+                restored = session.step_single(Restore(part), Restored)
+            check_complete(codec.model, restored)
         except BaseException:
             session.close()
             raise
@@ -226,11 +226,11 @@ class Client:
         """
         if model is None:
             if not self._transport.server_ready():
-                raise generation.server_not_ready(self.url)
+                raise generation.server_not_ready_error(self.url)
             return
         self._transport.metadata(model)
         if not self._transport.model_ready(model):
-            raise generation.not_ready(model, self.url)
+            raise generation.not_ready_error(model, self.url)
 
     def is_live(self) -> bool:
         """Return True if the server answers, ready or not. Does not retry."""
@@ -247,7 +247,7 @@ class Client:
             NotReady: The server does not answer; the error names the cause, as in :meth:`check_ready`.
         """
         if not self._transport.server_live():
-            raise generation.not_live(self.url)
+            raise generation.not_live_error(self.url)
 
     def model_metadata(self, model: str) -> ModelMetadata:
         """Fetch the metadata of a model's tensors. Does not retry.
@@ -270,9 +270,9 @@ class Client:
         with closing(self._events(job)) as events:
             for event in events:
                 with decoding(self.url, job.model):
-                    whole = assembler.add(event)
-                if whole is not None:
-                    yield whole
+                    complete = assembler.add(event)
+                if complete is not None:
+                    yield complete
         with decoding(self.url, job.model):
             results = assembler.results()
         yield from results
@@ -293,17 +293,17 @@ class Client:
                 return
 
     def _turn(
-        self, talk: Conversation, content: Request | None, turn: Turn, timeout_s: float | None
+        self, codec: SessionCodec, content: Request | None, turn: Turn, timeout_s: float | None
     ) -> Generator[Event, None, None]:
         """Send one turn of a session and yield its events; a turn is never retried."""
-        deadline = Deadline(timeout_s, talk.model)
-        tensors = talk.tensors(content, turn)
-        check_tensors(self._ready_metadata(talk.model, deadline), tensors)
-        with closing(self._responses(talk.kind, talk.model, tensors, deadline, turn)) as responses:
+        deadline = Deadline(timeout_s, codec.model)
+        tensors = codec.tensors(content, turn)
+        check_tensors(self._ready_metadata(codec.model, deadline), tensors)
+        with closing(self._responses(codec.kind, codec.model, tensors, deadline, turn)) as responses:
             for response in responses:
                 if content is not None:
-                    with decoding(self.url, talk.model):
-                        event = talk.event(response)
+                    with decoding(self.url, codec.model):
+                        event = codec.event(response)
                     yield event
 
     def _responses(
@@ -321,17 +321,17 @@ class Client:
 
     def _ready_metadata(self, model: str, deadline: Deadline) -> ModelMetadata:
         """Return a model's metadata; the first call also checks that server and model are ready."""
-        if model not in self._known:
+        if model not in self._metadata:
             metadata = self._transport.metadata(model, deadline)
             if not self._transport.model_ready(model, deadline):
-                raise generation.not_ready(model, self.url)
+                raise generation.not_ready_error(model, self.url)
             if not self._transport.server_ready(deadline):
-                raise generation.not_ready(f"{model}'s server", self.url)
-            self._known[model] = metadata
-        return self._known[model]
+                raise generation.not_ready_error(f"{model}'s server", self.url)
+            self._metadata[model] = metadata
+        return self._metadata[model]
 
     def _pause(self, model: str, wait_s: float) -> None:
-        self._known.pop(model, None)
+        self._metadata.pop(model, None)
         time.sleep(wait_s)
 
 
@@ -340,19 +340,19 @@ class ClientSession:
 
     Args:
         send: Callback that sends one turn, within a time limit in seconds, and yields its events.
-        talk: Conversation that encodes the turns and decodes the answers.
+        codec: Codec that encodes the turns and decodes the answers.
         turns: Turn counter of the session.
     """
 
     def __init__(
         self,
-        send: Callable[[Conversation, Request | None, Turn, float | None], Generator[Event, None, None]],
-        talk: Conversation,
+        send: Callable[[SessionCodec, Request | None, Turn, float | None], Generator[Event, None, None]],
+        codec: SessionCodec,
         turns: Turns,
     ) -> None:
         self._timeout_s: float | None = None
         self._session: Session[Request, Event] = Session(
-            lambda content, turn: send(talk, content, turn, self._timeout_s if content else END_S), turns
+            lambda content, turn: send(codec, content, turn, self._timeout_s if content else END_S), turns
         )
 
     @property
@@ -400,19 +400,19 @@ class ClientSession:
             SlipwayError: A turn failed, as in :meth:`step`.
         """
         for number in itertools.count():
-            found = self.only(Snapshot(number), SnapshotPart)
-            yield found.data
-            if number + 1 >= found.parts:
+            part = self.step_single(Snapshot(number), SnapshotPart)
+            yield part.data
+            if number + 1 >= part.parts:
                 return
 
-    def only(self, turn: Request, kind: type[E]) -> E:
+    def step_single(self, turn: Request, kind: type[E]) -> E:
         """Send one turn and return its one event.
 
         Raises:
             Unrecoverable: The answer is not exactly one event of that class.
             SlipwayError: The turn failed, as in :meth:`step`.
         """
-        return expected(list(self.step(turn)), kind)
+        return single_event(list(self.step(turn)), kind)
 
 
 class _Transport(Protocol):

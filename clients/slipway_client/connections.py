@@ -37,19 +37,19 @@ class Pools(Generic[C]):
         self._lock = threading.Lock()
         self._users: Counter[int] = Counter()
         self._pools: list[C] = [make()]
-        self._born_s = clock()
+        self._created_s = clock()
         self._refused = False
 
-    def take(self) -> C:
+    def acquire(self) -> C:
         """Return the pool for a request; the caller must give it back."""
         with self._lock:
-            if self._refused or self._clock() - self._born_s >= self._age_s:
+            if self._refused or self._clock() - self._created_s >= self._age_s:
                 self._pools.append(self._make())
-                self._born_s, self._refused = self._clock(), False
+                self._created_s, self._refused = self._clock(), False
             self._users[id(self._pools[-1])] += 1
             return self._pools[-1]
 
-    def give_back(self, pool: C, *, refused: bool = False) -> list[C]:
+    def release(self, pool: C, *, refused: bool = False) -> list[C]:
         """Return a pool after its request has ended.
 
         Args:
@@ -62,9 +62,9 @@ class Pools(Generic[C]):
         with self._lock:
             self._users[id(pool)] -= 1
             self._refused |= refused and pool is self._pools[-1]
-            over = [each for each in self._pools[:-1] if not self._users[id(each)]]
-            self._pools = [each for each in self._pools if not any(each is one for one in over)]
-            return over
+            retired = [each for each in self._pools[:-1] if not self._users[id(each)]]
+            self._pools = [each for each in self._pools if not any(each is one for one in retired)]
+            return retired
 
     def all(self) -> list[C]:
         """Return all pools that are open."""

@@ -30,8 +30,8 @@ def decoding(url: str, what: str) -> Iterator[None]:
     try:
         yield
     except Malformed as error:
-        told = str(error) if str(error).startswith(what) else f"{what}: {error}"
-        raise Malformed(f"{url}: the answer is malformed: {told}") from None
+        text = str(error) if str(error).startswith(what) else f"{what}: {error}"
+        raise Malformed(f"{url}: the answer is malformed: {text}") from None
     except ERRORS as error:
         detail = " ".join(str(error).split())[:200]
         raise Malformed(

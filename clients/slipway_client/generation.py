@@ -16,7 +16,7 @@ from slipway_client.tensors import Tensors
 from slipway_serving.protocol.errors import InvalidRequest, NotReady, SlipwayError
 from slipway_serving.protocol.events import BASE64, Event, read
 from slipway_serving.protocol.fields import Rule, fields_of
-from slipway_serving.protocol.requests import Request, encode, ending
+from slipway_serving.protocol.requests import Request, encode, ending_tensors
 from slipway_serving.protocol.turns import Turn
 
 Protocol = Literal["grpc", "http"]
@@ -43,13 +43,13 @@ class Generation:
         protocol: Protocol,
         policy: RetryPolicy,
     ) -> None:
-        self.request, heeded = _limited(_for_protocol(request, protocol), timeout_s)
+        self.request, enforced = _apply_time_limit(_for_protocol(request, protocol), timeout_s)
         self.model = request.model if model is None else model
         self.tensors: Tensors = encode(self.request)
         limit_s = getattr(self.request, "timeout_s", timeout_s)
-        self.deadline = Deadline(limit_s, self.model, grace_s=_SERVER_GRACE_S if heeded else 0.0)
+        self.deadline = Deadline(limit_s, self.model, grace_s=_SERVER_GRACE_S if enforced else 0.0)
         self._attempts = Attempts(policy, self.deadline)
-        self._answered = False
+        self._has_response = False
         # A model with one response is called through /infer, whose tensors are binary over HTTP too.
         self._as_text = protocol == "http" and self.request.streams
 
@@ -67,7 +67,7 @@ class Generation:
         Raises:
             Unrecoverable: The response is none of the request's events.
         """
-        self._answered = True
+        self._has_response = True
         return read(self.request.events, response, self.model, as_text=self._as_text)
 
     def wait_s(self, error: SlipwayError) -> float:
@@ -76,12 +76,12 @@ class Generation:
         Raises:
             SlipwayError: No further attempt is made, so `error` is raised; always after the first response.
         """
-        if self._answered:
+        if self._has_response:
             raise error
         return self._attempts.wait_s(error)
 
 
-class Conversation:
+class SessionCodec:
     """Encoder of a session's turns and decoder of their answers.
 
     Args:
@@ -102,7 +102,8 @@ class Conversation:
         self._protocol = protocol
         if self.kind.turn is None:
             raise InvalidRequest(
-                f"{opening.model}: request must open a session, got {self.kind.__name__}; try generate"
+                f"{opening.model}: request must be one that opens a session, got {self.kind.__name__}; try"
+                " client.generate for a request without turns"
             )
         self.model = opening.model if model is None else model
 
@@ -117,15 +118,15 @@ class Conversation:
             InvalidRequest: The content is not a turn of this session.
         """
         if content is None:
-            return ending(self.kind)
-        wanted = [kind for kind in (self.kind.turn, *self.kind.instead) if kind is not None]
-        if not isinstance(content, tuple(wanted)):
+            return ending_tensors(self.kind)
+        turn_kinds = [kind for kind in (self.kind.turn, *self.kind.turn_alternatives) if kind is not None]
+        if not isinstance(content, tuple(turn_kinds)):
             raise InvalidRequest(
-                f"{self.model}: a turn must be {' or '.join(kind.__name__ for kind in wanted)},"
+                f"{self.model}: a turn must be {' or '.join(kind.__name__ for kind in turn_kinds)},"
                 f" got {type(content).__name__}"
             )
-        opened: Mapping[str, Any] = encode(self._opening) if turn.start and self._opening else {}
-        return {**opened, **encode(_for_protocol(content, self._protocol))}
+        opening_tensors: Mapping[str, Any] = encode(self._opening) if turn.start and self._opening else {}
+        return {**opening_tensors, **encode(_for_protocol(content, self._protocol))}
 
     def event(self, response: Tensors) -> Event:
         """Decode a response into an event; see :meth:`Generation.event`."""
@@ -134,30 +135,30 @@ class Conversation:
         return read(self.kind.events, response, self.model, as_text=as_text)
 
 
-def not_ready(what: str, url: str) -> NotReady:
+def not_ready_error(what: str, url: str) -> NotReady:
     """Return the error for a server or a model that reports that it is not ready."""
     return NotReady(f"{what}: not ready on {url}; try again when it has loaded, or see the server's log")
 
 
-def server_not_ready(url: str) -> NotReady:
+def server_not_ready_error(url: str) -> NotReady:
     """Return the error for a server that answers and reports that it is not ready."""
     return NotReady(
-        f"{url}: the server lives and is not ready: it starts or stops, or one of its models is not loaded;"
-        " try again, `slipway ready --model NAME` for each model, or see the server's log"
+        f"{url}: the server is live but not ready: it is starting or stopping, or one of its models is not"
+        " loaded; try again later, `slipway ready --model NAME` for each model, or see the server's log"
     )
 
 
-def not_live(url: str) -> NotReady:
+def not_live_error(url: str) -> NotReady:
     """Return the error for a server that answers and reports that it is not live."""
-    return NotReady(f"{url}: the server says that it does not live; see its log, and start it anew")
+    return NotReady(f"{url}: the server reports that it is not live; see its log and restart it")
 
 
-def _limited(request: Request, timeout_s: float | None) -> tuple[Any, bool]:
+def _apply_time_limit(request: Request, timeout_s: float | None) -> tuple[Any, bool]:
     """Return a request with its time limit, and True if its model enforces one."""
-    heeded = any(field.name == "timeout_s" for field in fields_of(type(request)))
-    if timeout_s is not None and heeded:
+    enforced = any(field.name == "timeout_s" for field in fields_of(type(request)))
+    if timeout_s is not None and enforced:
         request = dataclasses.replace(request, timeout_s=timeout_s)  # type: ignore[type-var]
-    return request, heeded
+    return request, enforced
 
 
 def _for_protocol(request: Request, protocol: Protocol) -> Any:

@@ -34,7 +34,7 @@ _INT16 = np.dtype("<i2")
 
 
 @dataclass(frozen=True)
-class Heard:
+class WindowResult:
     """Result of one window for one word.
 
     Attributes:
@@ -52,14 +52,14 @@ class Heard:
     event: bool
 
 
-def filled_up(size: int, window: int, hop: int) -> int:
+def padded_size(size: int, window: int, hop: int) -> int:
     """Return the padded size at which windows cover every sample: the window plus whole hops."""
     return window + max(0, -(-(size - window) // hop)) * hop
 
 
-def in_clips(
+def detect_in_clips(
     client: Client, recording: Recording, words: Sequence[str], cooldown_s: float
-) -> Iterator[Heard]:
+) -> Iterator[WindowResult]:
     """Classify a recording window by window with the model `wakeword`.
 
     Args:
@@ -69,42 +69,47 @@ def in_clips(
         cooldown_s: Time after an event during which its word triggers no other event, in seconds.
     """
     window, hop = recording.rate_hz, recording.rate_hz // 2
-    size = filled_up(recording.samples.size, window, hop)
+    size = padded_size(recording.samples.size, window, hop)
     padded = np.pad(recording.samples, (0, size - recording.samples.size))
     clips = np.lib.stride_tricks.sliding_window_view(padded, window)[::hop]
     last_s: dict[str, float] = {}
     for first in range(0, len(clips), _CLIPS_PER_REQUEST):
         batch = np.ascontiguousarray(clips[first : first + _CLIPS_PER_REQUEST])
         rates = np.full((len(batch), 1), recording.rate_hz, np.int64)
-        request = ClipsRequest(batch, rates, _named(words, len(batch)))
+        request = ClipsRequest(batch, rates, _word_rows(words, len(batch)))
         for decisions in client.generate(request):
             assert isinstance(decisions, ClipDecisions)
             if len(decisions.word) != len(batch):
                 raise Malformed(
-                    f"{request.model}: word must have a row for each of {len(batch)} clips, got"
+                    f"{request.model}: word must have one row for each of the {len(batch)} clips, got"
                     f" {len(decisions.word)}; see the server's log"
                 )
             for row in range(len(batch)):
                 end_s = ((first + row) * hop + window) / recording.rate_hz
-                for heard in _row(decisions, row, end_s):
-                    event = heard.event and end_s - last_s.get(heard.word, -np.inf) >= cooldown_s
+                for result in _row_results(decisions, row, end_s):
+                    event = result.event and end_s - last_s.get(result.word, -np.inf) >= cooldown_s
                     if event:
-                        last_s[heard.word] = end_s
-                    yield replace(heard, event=event)
+                        last_s[result.word] = end_s
+                    yield replace(result, event=event)
 
 
-def _named(words: Sequence[str], rows: int) -> NDArray[np.object_] | None:
+def _word_rows(words: Sequence[str], rows: int) -> NDArray[np.object_] | None:
     return np.array([list(words)] * rows, np.object_) if words else None
 
 
-def _row(said: ClipDecisions, row: int, end_s: float) -> Iterator[Heard]:
-    columns = (said.word[row], said.probability[row], said.threshold[row], said.detected[row])
+def _row_results(decisions: ClipDecisions, row: int, end_s: float) -> Iterator[WindowResult]:
+    columns = (
+        decisions.word[row],
+        decisions.probability[row],
+        decisions.threshold[row],
+        decisions.detected[row],
+    )
     for word, probability, threshold, detected in zip(*columns, strict=True):
-        yield Heard(word, end_s, float(probability), float(threshold), bool(detected))
+        yield WindowResult(word, end_s, float(probability), float(threshold), bool(detected))
 
 
 @dataclass
-class Stream:
+class StreamDetector:
     """PCM stream to the model `wakeword_stream`.
 
     Args:
@@ -117,33 +122,35 @@ class Stream:
     words: Sequence[str]
     cooldown_ms: int
 
-    def listen(self, pieces: Iterable[NDArray[np.int16]]) -> Iterator[Heard]:
+    def detect(self, pieces: Iterable[NDArray[np.int16]]) -> Iterator[WindowResult]:
         """Yield the results of each full window as soon as they arrive; the session ends with the loop.
 
         Args:
             pieces: Pieces of int16 samples at 16 kHz, of any sizes.
         """
         size = 0
-        with self.client.session(ListenRequest(_named(self.words, 1), self.cooldown_ms)) as session:
+        with self.client.session(ListenRequest(_word_rows(self.words, 1), self.cooldown_ms)) as session:
             for pcm in pieces:
                 size += pcm.size
-                yield from _windows(session.step(ListenTurn(pcm[None])))
-            rest = np.zeros(filled_up(size, SAMPLE_RATE_HZ, PIECE_SAMPLES) - size, np.int16)
-            yield from _windows(session.step(ListenTurn(rest[None]), last=True))
+                yield from _window_results(session.step(ListenTurn(pcm[None])))
+            rest = np.zeros(padded_size(size, SAMPLE_RATE_HZ, PIECE_SAMPLES) - size, np.int16)
+            yield from _window_results(session.step(ListenTurn(rest[None]), last=True))
 
 
-def _windows(events: Iterable[Event]) -> Iterator[Heard]:
+def _window_results(events: Iterable[Event]) -> Iterator[WindowResult]:
     """Yield the results of the windows that a piece completes."""
-    for said in events:
-        assert isinstance(said, StreamDecisions)
-        found = set(zip(said.event_word[0], said.event_time_s[0].tolist(), strict=True))
-        for row, end_s in enumerate(said.end_s[0].tolist()):
-            columns = (said.word[0], said.probability[0, row], said.threshold[0, row])
+    for decisions in events:
+        assert isinstance(decisions, StreamDecisions)
+        detections = set(zip(decisions.event_word[0], decisions.event_time_s[0].tolist(), strict=True))
+        for row, end_s in enumerate(decisions.end_s[0].tolist()):
+            columns = (decisions.word[0], decisions.probability[0, row], decisions.threshold[0, row])
             for word, probability, threshold in zip(*columns, strict=True):
-                yield Heard(word, end_s, float(probability), float(threshold), (word, end_s) in found)
+                yield WindowResult(
+                    word, end_s, float(probability), float(threshold), (word, end_s) in detections
+                )
 
 
-def pieces_of(recording: Recording) -> Iterator[NDArray[np.int16]]:
+def split_recording(recording: Recording) -> Iterator[NDArray[np.int16]]:
     """Yield a recording as int16 pieces of half a second; a sample of exactly 1 becomes the largest int16.
 
     Raises:
@@ -151,14 +158,15 @@ def pieces_of(recording: Recording) -> Iterator[NDArray[np.int16]]:
     """
     if recording.rate_hz != SAMPLE_RATE_HZ:
         raise InvalidRequest(
-            f"listen: a stream must be at {SAMPLE_RATE_HZ} Hz, got a recording at {recording.rate_hz} Hz;"
+            f"listen: a streamed recording must have a sampling rate of {SAMPLE_RATE_HZ} Hz, got"
+            f" {recording.rate_hz};"
             " try read_recording, which resamples a file"
         )
     scaled = np.minimum(np.round(recording.samples * _FULL_SCALE), _FULL_SCALE - 1).astype(np.int16)
     yield from (scaled[at : at + PIECE_SAMPLES] for at in range(0, scaled.size, PIECE_SAMPLES))
 
 
-def pieces_from(file: BinaryIO) -> Iterator[NDArray[np.int16]]:
+def read_pieces(file: BinaryIO) -> Iterator[NDArray[np.int16]]:
     """Yield raw little-endian int16 samples as they arrive, in pieces of at most half a second.
 
     Raises:
@@ -171,4 +179,4 @@ def pieces_from(file: BinaryIO) -> Iterator[NDArray[np.int16]]:
         left = raw[whole:]
         yield np.frombuffer(raw[:whole], _INT16)
     if left:
-        raise InvalidRequest("listen: stdin must be whole 16-bit samples, got half of one at its end")
+        raise InvalidRequest("listen: stdin must contain whole 16-bit samples, got an odd number of bytes")

@@ -58,16 +58,18 @@ def check_tensors(metadata: ModelMetadata, tensors: Tensors) -> None:
     problems = []
     for name, array in tensors.items():
         if (known := inputs.get(name)) is None:
-            taken = ", ".join(sorted(inputs)) or "none"
+            known_names = ", ".join(sorted(inputs)) or "none"
             problems.append(
-                f"{name} must be an input of the served model, got one that it lacks; it has {taken}"
+                f"{name} must be one of the served model's inputs ({known_names}), got an unknown input;"
+                " try a"
+                " client of the server's version"
             )
             continue
         expected, got = (known.datatype, known.shape), (datatype_of(array), array.shape)
         if expected[0] != got[0] or not _fits(got[1], expected[1]):
             problems.append(
-                f"{name} must be {expected[0]} {list(expected[1])} as the server says, "
-                f"got {got[0]} {list(got[1])}; try the client of the server's version"
+                f"{name} must be {expected[0]} {list(expected[1])} on this server, "
+                f"got {got[0]} {list(got[1])}; try a client of the server's version"
             )
     raise_all(metadata.name, problems)
 

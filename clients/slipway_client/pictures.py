@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
 FORMATS = (*images.FORMATS, "GIF", "BMP", "TIFF")
-CONVERTED = "Other pictures, GIF, BMP and TIFF files too, are converted first."
+CONVERTED = "Pictures that do not meet this rule, and GIF, BMP and TIFF files, are converted first."
 """Sentence in an option's help about files that do not meet the rule."""
 _KINDS = "PNG, JPEG, WebP, GIF, BMP or TIFF"
 # Pillow turns these into RGB without clipping a value.
@@ -55,10 +55,10 @@ def read_picture(path: Path, rule: Image | None = None, say: Say = silent) -> by
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise InvalidRequest(f"{path}: a picture must be a file that can be read, got {error}") from None
+        raise InvalidRequest(f"{path}: a picture must be a readable file, got {error}") from None
     if not rule.problem("a picture", content):
         return content
-    converted = _converted(path, content, rule)
+    converted = _convert(path, content, rule)
     if problem := rule.problem("a picture", converted.png):
         raise InvalidRequest(f"{path}: {problem}")
     say(f"{path}: {', '.join(converted.changes)}; sent as a PNG")
@@ -73,14 +73,14 @@ def image_rule(request: type[Request], name: str = "image") -> Image:
 
 
 @dataclass(frozen=True)
-class _Converted:
+class _ConvertedPicture:
     """Picture converted to a form that servers accept, and the changes that this took."""
 
     png: bytes
     changes: list[str]
 
 
-def _converted(path: Path, content: bytes, rule: Image) -> _Converted:
+def _convert(path: Path, content: bytes, rule: Image) -> _ConvertedPicture:
     from PIL import Image as Pillow
     from PIL import UnidentifiedImageError
 
@@ -92,13 +92,13 @@ def _converted(path: Path, content: bytes, rule: Image) -> _Converted:
             _check_one_picture(path, picture)
             picture.load()
         if picture.format not in images.FORMATS and picture.format != "MPO":
-            changes.append(f"{picture.format} read")
-        stated = _orientation(picture, changes)
-        rgb = _to_rgb(path, picture, images.bits(picture, content), changes)
-        shrunk = _shrunk(images.turned(rgb, stated), rule, changes)
+            changes.append(f"converted from {picture.format}")
+        exif_orientation = _orientation(picture, changes)
+        rgb = _to_rgb(path, picture, images.bits_per_channel(picture, content), changes)
+        resized = _shrink(images.rotate_upright(rgb, exif_orientation), rule, changes)
     except Pillow.DecompressionBombError as error:
         raise InvalidRequest(
-            f"{path}: a picture must have fewer pixels, got far too many ({error})"
+            f"{path}: a picture must have fewer pixels, got too many ({error}); try resizing it"
         ) from None
     except UnidentifiedImageError:
         raise InvalidRequest(
@@ -107,39 +107,40 @@ def _converted(path: Path, content: bytes, rule: Image) -> _Converted:
         ) from None
     except images.DAMAGED as error:
         raise InvalidRequest(
-            f"{path}: a picture must be whole, got one that breaks off or is damaged ({error})"
+            f"{path}: a picture must be complete, got a truncated or damaged file ({error}); try saving it"
+            " again"
         ) from None
     file = io.BytesIO()
-    shrunk.save(file, format="PNG")
-    return _Converted(file.getvalue(), changes or ["written anew"])
+    resized.save(file, format="PNG")
+    return _ConvertedPicture(file.getvalue(), changes or ["encoded again"])
 
 
 def _check_one_picture(path: Path, picture: Picture) -> None:
     frames = getattr(picture, "n_frames", 1)
     if frames != 1 and picture.format != "MPO":
-        raise InvalidRequest(f"{path}: a picture must be one, got {frames} frames; try saving one of them")
+        raise InvalidRequest(
+            f"{path}: a picture must have one frame, got {frames}; try saving one of them as a file"
+        )
 
 
 def _orientation(picture: Picture, changes: list[str]) -> int:
     try:
-        stated = images.orientation(picture)
+        exif_orientation = images.orientation(picture)
     except ValueError:
-        changes.append(
-            "its EXIF data are damaged, so its pixels are taken as they lie, perhaps on their side"
-        )
+        changes.append("its EXIF data are damaged, so it was not rotated and may lie on its side")
         return 1
-    if stated != 1:
-        changes.append(f"turned upright from EXIF orientation {stated}")
-    return stated
+    if exif_orientation != 1:
+        changes.append(f"rotated upright from EXIF orientation {exif_orientation}")
+    return exif_orientation
 
 
-def _to_rgb(path: Path, picture: Picture, bits: int, changes: list[str]) -> Picture:
+def _to_rgb(path: Path, picture: Picture, bits_per_channel: int, changes: list[str]) -> Picture:
     """Return a picture as 8-bit RGB.
 
     Args:
         path: File, for the error.
         picture: Picture as it was opened.
-        bits: Bits of a channel in the file.
+        bits_per_channel: Bits of a channel in the file.
         changes: List to which a change is added.
 
     Raises:
@@ -147,8 +148,8 @@ def _to_rgb(path: Path, picture: Picture, bits: int, changes: list[str]) -> Pict
     """
     from PIL import Image as Pillow
 
-    if bits > 8 or picture.mode in _16_BIT:
-        changes.append("16 bits a channel brought to 8")
+    if bits_per_channel > 8 or picture.mode in _16_BIT:
+        changes.append("reduced from 16 to 8 bits per channel")
     if picture.mode in _16_BIT:
         # The full range of 16 bits becomes the full range of 8.
         eight = np.round(np.asarray(picture, np.uint16) / 257).astype(np.uint8)
@@ -157,11 +158,12 @@ def _to_rgb(path: Path, picture: Picture, bits: int, changes: list[str]) -> Pict
         return _on_white(picture.convert("RGBA"), changes)
     if picture.mode not in _OPAQUE:
         raise InvalidRequest(
-            f"{path}: a picture must be grey or in colours of 8 or 16 bits, got mode {picture.mode};"
+            f"{path}: a picture must be grey or in colour with 8 or 16 bits per channel, got mode"
+            f" {picture.mode};"
             " try saving it as RGB"
         )
     if picture.mode == "CMYK":
-        changes.append("CMYK turned into RGB without its colour profile")
+        changes.append("converted from CMYK to RGB without its colour profile")
     return picture.convert("RGB")
 
 
@@ -169,14 +171,14 @@ def _on_white(picture: Picture, changes: list[str]) -> Picture:
     from PIL import Image as Pillow
 
     if picture.getchannel("A").getextrema() == (255, 255):
-        changes.append("its transparency, which hides nothing, left out")
+        changes.append("its transparency channel, which is opaque everywhere, removed")
         return picture.convert("RGB")
-    changes.append("transparent parts put on white")
+    changes.append("transparent parts composited on white")
     ground = Pillow.new("RGBA", picture.size, (*_WHITE, 255))
     return Pillow.alpha_composite(ground, picture).convert("RGB")
 
 
-def _shrunk(picture: Picture, rule: Image, changes: list[str]) -> Picture:
+def _shrink(picture: Picture, rule: Image, changes: list[str]) -> Picture:
     """Shrink a picture so that its sides, and its pixels as a PNG, meet a rule; never enlarge it."""
     from PIL import Image as Pillow
 

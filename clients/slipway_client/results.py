@@ -68,7 +68,7 @@ class Assembler:
         self._video: list[VideoPart] = []
         self._chunks: set[int] = set()
         self._expected: int | None = None
-        self._answered = False
+        self._has_result = False
 
     def add(self, event: Event) -> Event | None:
         """Add an event.
@@ -80,10 +80,10 @@ class Assembler:
             Malformed: The event contradicts an earlier one.
         """
         if isinstance(event, FramesPart | VideoPart):
-            self._count(event)
+            self._check_number(event)
             (self._frames if isinstance(event, FramesPart) else self._video).append(event)  # type: ignore[arg-type]
             return None
-        self._answered = self._answered or not isinstance(event, Progress)
+        self._has_result = self._has_result or not isinstance(event, Progress)
         return event
 
     def results(self) -> list[Result]:
@@ -92,60 +92,69 @@ class Assembler:
         Raises:
             Malformed: There is no result, parts are missing, or they do not fit the request.
         """
-        if not (self._frames or self._video or self._answered):
-            raise self._broken("stream must end with a result, got none")
+        if not (self._frames or self._video or self._has_result):
+            raise self._error("stream must contain a result, got none before its end")
         # The server claims the number of chunks, perhaps a huge one, so missing chunks are searched lazily.
         missing = (index for index in range(self._expected or 0) if index not in self._chunks)
         if first := list(islice(missing, 8)):
-            raise self._broken(
+            raise self._error(
                 f"result must have {self._expected} chunks, got {len(self._chunks)}, "
                 f"without {', '.join(map(str, first))}"
             )
-        made: list[Result] = []
+        results: list[Result] = []
         if self._video:
-            parts = self._in_order()
+            parts = self._ordered_parts()
             form = str(getattr(self._request, "output", ""))
             data = b"".join(part.data(form) for part in parts)
-            made.append(Video(data, self._video[-1].elapsed_s, self._video[-1].cache_hit_rate))
+            results.append(Video(data, self._video[-1].elapsed_s, self._video[-1].cache_hit_rate))
         if self._frames:
             last = self._frames[-1]
-            made.append(Frames(self._joined(), last.elapsed_s, last.cache_hit_rate))
-        return made
+            results.append(Frames(self._join_frames(), last.elapsed_s, last.cache_hit_rate))
+        return results
 
-    def _count(self, part: FramesPart | VideoPart) -> None:
+    def _check_number(self, part: FramesPart | VideoPart) -> None:
         """Check the number of a part, if its parts are numbered."""
         if part.chunk is None:
             return
         self._expected = part.chunks if self._expected is None else self._expected
-        beyond = part.chunks is not None and part.chunk >= part.chunks
-        other = bool(self._video) != isinstance(part, VideoPart) and bool(self._chunks)
-        if part.chunks != self._expected or part.chunk < 0 or beyond or part.chunk in self._chunks or other:
-            raise self._broken(
-                f"chunk must be a new one of {self._expected}, got {part.chunk} of {part.chunks}"
+        is_beyond = part.chunks is not None and part.chunk >= part.chunks
+        is_other_kind = bool(self._video) != isinstance(part, VideoPart) and bool(self._chunks)
+        if (
+            part.chunks != self._expected
+            or part.chunk < 0
+            or is_beyond
+            or part.chunk in self._chunks
+            or is_other_kind
+        ):
+            raise self._error(
+                f"chunk must be a new one of {self._expected} chunks, got {part.chunk} of {part.chunks}"
             )
         self._chunks.add(part.chunk)
 
-    def _in_order(self) -> list[VideoPart]:
+    def _ordered_parts(self) -> list[VideoPart]:
         """Return the parts of a file in order; fragments are ordered by their frames."""
         if any(part.first_frame is None for part in self._video):
             return sorted(self._video, key=lambda part: part.chunk)
         parts = sorted(self._video, key=lambda part: part.first_frame or 0)
         ends = [(part.first_frame or 0) + (part.part_frames or 0) for part in parts]
         if [0, *ends] != [*(part.first_frame for part in parts), parts[0].frames_total]:
-            runs = [f"{part.first_frame} to {end - 1}" for part, end in zip(parts, ends, strict=True)]
-            raise self._broken(
-                f"video must have each of its {parts[0].frames_total} frames once, got {', '.join(runs[:8])}"
+            ranges = [f"{part.first_frame} to {end - 1}" for part, end in zip(parts, ends, strict=True)]
+            raise self._error(
+                f"video must have each of its {parts[0].frames_total} frames once, got frames"
+                f" {', '.join(ranges[:8])}"
             )
         return parts
 
-    def _joined(self) -> NDArray[np.uint8]:
-        asked = self._request.result_shape()
+    def _join_frames(self) -> NDArray[np.uint8]:
+        expected = self._request.result_shape()
         array = join_frames(self._frames, self._model)
-        if asked is not None and array.shape != asked:
-            raise self._broken(f"frames must be {list(asked)} together, got {list(array.shape)}")
+        if expected is not None and array.shape != expected:
+            raise self._error(
+                f"frames must have the shape {list(expected)} together, got {list(array.shape)}"
+            )
         return array
 
-    def _broken(self, text: str) -> Malformed:
+    def _error(self, text: str) -> Malformed:
         return Malformed(f"{self._model}: {text}; try again, and see the server's log")
 
 
@@ -165,28 +174,33 @@ def join_frames(parts: list[FramesPart], where: str) -> NDArray[np.uint8]:
     arrays = [part.pixels for part in parts]
     sizes = {array.shape[1:] for array in arrays}
     ends = [part.first_frame + len(array) for part, array in zip(parts, arrays, strict=True)]
-    told: set[Any] = {part.frames_total for part in parts if part.frames_total is not None}
-    total = max(told or set(ends), default=0)
-    if len(sizes) != 1 or len(told) > 1 or max(ends) > total or min(p.first_frame for p in parts) < 0:
+    totals: set[Any] = {part.frames_total for part in parts if part.frames_total is not None}
+    total = max(totals or set(ends), default=0)
+    if len(sizes) != 1 or len(totals) > 1 or max(ends) > total or min(p.first_frame for p in parts) < 0:
         shapes = [list(array.shape) for array in arrays[:8]]
-        raise Malformed(f"{where}: frames must be of one video of {total}, got parts {shapes}")
+        raise Malformed(
+            f"{where}: parts must belong to one video of {total} frames, got parts of shapes {shapes}"
+        )
     # The server claims the total, so no array of that size is allocated before that many frames arrived.
-    came = _without_gap((part.first_frame, end) for part, end in zip(parts, ends, strict=True))
-    if came < total:
-        raise Malformed(f"{where}: frames must all come and be final, got none for {came} of {total}")
-    whole = np.zeros((total, *sizes.pop()), np.uint8)
+    contiguous = _frames_before_gap((part.first_frame, end) for part, end in zip(parts, ends, strict=True))
+    if contiguous < total:
+        raise Malformed(
+            f"{where}: all frames must arrive and be final, got no final frame {contiguous} of {total}"
+        )
+    frames = np.zeros((total, *sizes.pop()), np.uint8)
     final = np.zeros(total, np.bool_)
     for part, array, end in zip(parts, arrays, ends, strict=True):
-        whole[part.first_frame : end] = array
+        frames[part.first_frame : end] = array
         final[part.first_frame : end] = part.final
     if not final.all():
         raise Malformed(
-            f"{where}: frames must all come and be final, got none for {int(np.argmin(final))} of {total}"
+            f"{where}: all frames must arrive and be final, got no final frame {int(np.argmin(final))} of"
+            f" {total}"
         )
-    return whole
+    return frames
 
 
-def _without_gap(spans: Iterable[tuple[int, int]]) -> int:
+def _frames_before_gap(spans: Iterable[tuple[int, int]]) -> int:
     """Return the number of frames from the first one up to the first gap.
 
     Args:

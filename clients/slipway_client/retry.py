@@ -20,14 +20,14 @@ class UnknownModel(NotReady):
     """Error for a model name that the server does not have; waiting does not help."""
 
     # Triton also answers NOT_FOUND for a model that is still loading; only the text tells them apart.
-    said: ClassVar[str] = "is not found"
+    triton_text: ClassVar[str] = "is not found"
 
 
 class NotTriton(NotReady):
     """Error for an address that answers but is not Triton; waiting does not help."""
 
 
-_HOPELESS = (UnknownModel, NotTriton)
+_PERMANENT = (UnknownModel, NotTriton)
 
 
 @dataclass(frozen=True)
@@ -93,10 +93,10 @@ class Deadline:
         """
         if self._limit_s is None:
             return None
-        left_s = self._start_s + self._limit_s + self._grace_s - self._clock()
-        if left_s <= 0:
+        remaining_s = self._start_s + self._limit_s + self._grace_s - self._clock()
+        if remaining_s <= 0:
             raise self.exceeded()
-        return left_s
+        return remaining_s
 
     def within(self, limit_s: float) -> float:
         """Return the seconds that one health or metadata call may take, within its own limit.
@@ -107,12 +107,14 @@ class Deadline:
         Raises:
             DeadlineExceeded: No time is left.
         """
-        left_s = self.remaining_s()
-        return limit_s if left_s is None else min(limit_s, left_s)
+        remaining_s = self.remaining_s()
+        return limit_s if remaining_s is None else min(limit_s, remaining_s)
 
     def exceeded(self) -> DeadlineExceeded:
         """Return the error for an exceeded time limit."""
-        return DeadlineExceeded(f"{self._where}: not done within {self._limit_s:g} s; try a longer timeout")
+        return DeadlineExceeded(
+            f"{self._where}: the call did not finish within {self._limit_s:g} s; try a longer timeout_s"
+        )
 
 
 UNLIMITED = Deadline(None, "")
@@ -134,7 +136,7 @@ class Attempts:
         self._clock = clock
         self._uniform = uniform
         self._start_s = clock()
-        self._failed = 0
+        self._failures = 0
 
     def wait_s(self, error: SlipwayError) -> float:
         """Return how long to wait before the next attempt, in seconds.
@@ -146,12 +148,12 @@ class Attempts:
             SlipwayError: No further attempt is made, so `error` is raised.
             DeadlineExceeded: The request's own time limit is over.
         """
-        left_s = self._deadline.remaining_s()
-        if not isinstance(error, NotReady | Overloaded) or isinstance(error, _HOPELESS):
+        remaining_s = self._deadline.remaining_s()
+        if not isinstance(error, NotReady | Overloaded) or isinstance(error, _PERMANENT):
             raise error
-        wait_s = self._uniform(0.0, self._policy.ceiling_s(self._failed))
-        self._failed += 1
+        wait_s = self._uniform(0.0, self._policy.ceiling_s(self._failures))
+        self._failures += 1
         too_late = self._clock() - self._start_s + wait_s >= self._policy.budget_s
-        if too_late or (left_s is not None and wait_s >= left_s):
+        if too_late or (remaining_s is not None and wait_s >= remaining_s):
             raise error
         return wait_s

@@ -12,7 +12,7 @@ from slipway_serving.protocol.snapshots.requests import Restored
 E = TypeVar("E", bound=Event)
 
 
-def expected(events: Sequence[Event], kind: type[E]) -> E:
+def single_event(events: Sequence[Event], kind: type[E]) -> E:
     """Return the single event that answers a turn.
 
     Raises:
@@ -20,20 +20,25 @@ def expected(events: Sequence[Event], kind: type[E]) -> E:
     """
     if len(events) != 1 or not isinstance(events[0], kind):
         got = ", ".join(type(event).__name__ for event in events) or "nothing"
-        raise Unrecoverable(f"session: answer must be one {kind.__name__}, got {got}; see the server's log")
+        raise Unrecoverable(
+            f"session: answer must be exactly one {kind.__name__}, got {got}; see the server's log"
+        )
     return events[0]
 
 
-def check_whole(model: str, taken: Restored | None) -> None:
+def check_complete(model: str, restored: Restored | None) -> None:
     """Check that the server received all parts of a snapshot.
 
     Args:
         model: Name of the served model.
-        taken: Answer to the last part that was sent; None if no part was sent.
+        restored: Answer to the last part that was sent; None if no part was sent.
 
     Raises:
         InvalidRequest: Parts are missing.
     """
-    if taken is None or taken.parts_taken < taken.parts:
-        got = f"{taken.parts_taken} of {taken.parts}" if taken else "none"
-        raise InvalidRequest(f"{model}: restore must have all parts of a snapshot, got {got}")
+    if restored is None or restored.parts_taken < restored.parts:
+        got = f"{restored.parts_taken} of {restored.parts}" if restored else "none"
+        raise InvalidRequest(
+            f"{model}: restore must receive all parts of a snapshot, got {got}; try sending every part in"
+            " order"
+        )

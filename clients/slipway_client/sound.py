@@ -56,12 +56,13 @@ def read_recording(path: Path, *, mono: bool = False, longest_s: float = math.in
         InvalidRequest: The file is missing, not audio, empty, too long, not finite or far beyond full scale,
             or its sampling rate or number of channels is not allowed.
     """
-    samples, rate_hz = _decoded(path, mono, longest_s)
+    samples, rate_hz = _decode(path, mono, longest_s)
     if not np.isfinite(samples).all():
-        raise InvalidRequest(f"{path} must be finite, got NaN or infinity")
+        raise InvalidRequest(f"{path} must have finite samples, got NaN or infinity")
     if (peak := _peak(samples)) > LARGEST_PEAK:
         raise InvalidRequest(
-            f"{path} must be within -1 to 1, but for a decoder's overshoot of up to {LARGEST_PEAK:g},"
+            f"{path} must have samples of -1 to 1 (a decoder's overshoot of up to {LARGEST_PEAK:g} is"
+            " accepted),"
             f" got {peak:g}; try dividing int16 samples by 32768"
         )
     if rate_hz != SAMPLE_RATE_HZ:
@@ -72,7 +73,7 @@ def read_recording(path: Path, *, mono: bool = False, longest_s: float = math.in
     return Recording(samples / np.float32(peak) if peak > 1 else samples, SAMPLE_RATE_HZ, peak)
 
 
-def _decoded(path: Path, mono: bool, longest_s: float) -> tuple[Samples, int]:
+def _decode(path: Path, mono: bool, longest_s: float) -> tuple[Samples, int]:
     """Return a file's samples, [samples], and its sampling rate in Hz."""
     import soundfile
 
@@ -82,10 +83,10 @@ def _decoded(path: Path, mono: bool, longest_s: float) -> tuple[Samples, int]:
             rate_hz, seconds = file.samplerate, file.frames / file.samplerate
             if not SAMPLE_RATES_HZ[0] <= rate_hz <= SAMPLE_RATES_HZ[1]:
                 low, high = SAMPLE_RATES_HZ
-                raise InvalidRequest(f"{path} must be of {low} to {high} Hz, got {rate_hz}")
+                raise InvalidRequest(f"{path} must have a sampling rate of {low} to {high} Hz, got {rate_hz}")
             if file.channels > 1 and not mono:
                 raise InvalidRequest(
-                    f"{path} must be mono, got {file.channels} channels; try --mono for their mean"
+                    f"{path} must be mono, got {file.channels} channels; try --mono to average them"
                 )
             if seconds > longest_s:
                 raise InvalidRequest(f"{path} must be at most {longest_s:g} s long, got {seconds:.2f} s")
@@ -96,7 +97,7 @@ def _decoded(path: Path, mono: bool, longest_s: float) -> tuple[Samples, int]:
         reason = str(getattr(error, "error_string", error)).rstrip(".")
         raise InvalidRequest(f"{path} must be an audio file, got {reason}; {_FIX}") from None
     if not channels.size:
-        raise InvalidRequest(f"{path} must hold audio, got no samples")
+        raise InvalidRequest(f"{path} must contain audio, got no samples")
     return channels.mean(axis=1, dtype=np.float32), rate_hz
 
 

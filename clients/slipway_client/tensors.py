@@ -57,11 +57,11 @@ def from_bytes(raw: bytes, datatype: str, shape: Sequence[int]) -> NDArray[Any]:
     """
     dtype = triton_to_np_dtype(datatype)
     if dtype is None:
-        raise Malformed(f"output: datatype must be one that NumPy knows, got {datatype}")
+        raise Malformed(f"output: datatype must be one with a NumPy equivalent, got {datatype}")
     if not all(isinstance(size, int) and size >= 0 for size in shape):
         raise Malformed(f"output: shape must be whole numbers from 0 on, got {list(shape)}")
     try:
         flat = deserialize_bytes_tensor(raw) if datatype == "BYTES" else np.frombuffer(raw, dtype=dtype)
         return np.asarray(flat).reshape(tuple(shape))
     except (ValueError, OverflowError, struct.error) as error:
-        raise Malformed(f"output: bytes must make {datatype} {list(shape)}, got {error}") from None
+        raise Malformed(f"output: bytes must form a tensor {datatype} {list(shape)}, got {error}") from None

@@ -34,10 +34,10 @@ class Tls:
 
     def context(self) -> ssl.SSLContext:
         """Return the SSL context for HTTP connections."""
-        made = ssl.create_default_context(cadata=self.authority.decode() if self.authority else None)
+        tls = ssl.create_default_context(cadata=self.authority.decode() if self.authority else None)
         if self.certificate is not None:
-            made.load_cert_chain(self.folder / CERTIFICATE, self.folder / KEY)
-        return made
+            tls.load_cert_chain(self.folder / CERTIFICATE, self.folder / KEY)
+        return tls
 
 
 def read(folder: Path) -> Tls:
@@ -56,21 +56,21 @@ def read(folder: Path) -> Tls:
     else:
         if not found or (CERTIFICATE in found) != (KEY in found):
             problems.append(
-                f"{folder} must hold {AUTHORITY}, or {CERTIFICATE} with {KEY}, or all, got"
+                f"folder {folder} must contain {AUTHORITY}, or {CERTIFICATE} with {KEY}, or all three, got"
                 f" {', '.join(found) or 'none of them'}"
             )
     raise_all("tls", problems)
-    made = Tls(folder, *(found.get(name) for name in names))
+    tls = Tls(folder, *(found.get(name) for name in names))
     try:
-        made.context()
+        tls.context()
     except (ssl.SSLError, ValueError) as error:
         raise InvalidRequest(
-            f"tls: {folder} must hold certificates in PEM and their own key, got {error}"
+            f"tls: folder {folder} must contain PEM certificates and the matching key, got {error}"
         ) from None
-    return made
+    return tls
 
 
-def checked(folder: Path | None, *, secured: bool) -> Tls | None:
+def load_tls(folder: Path | None, *, secured: bool) -> Tls | None:
     """Read the certificates of a connection and check that its URL uses TLS.
 
     Args:
@@ -84,6 +84,6 @@ def checked(folder: Path | None, *, secured: bool) -> Tls | None:
         return None
     if not secured:
         raise InvalidRequest(
-            f"tls: certificates must be given with a URL of TLS only, got {folder}; try grpcs:// or https://"
+            f"tls: certificates must be given only with a TLS url, got {folder}; try the scheme grpcs:// or https://"
         )
     return read(folder)

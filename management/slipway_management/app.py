@@ -30,7 +30,7 @@ from slipway_serving.protocol.errors import InvalidRequest, NotReady, Overloaded
 from slipway_serving.protocol.proxies import is_loopback
 from slipway_serving.triton.control import ModelControl
 
-MOST_BODY_BYTES = 1 << 16
+MAX_BODY_BYTES = 1 << 16
 _STATUS_CODES: tuple[tuple[type[SlipwayError], int], ...] = (
     (UnknownModel, 404),
     (InvalidRequest, 400),
@@ -38,7 +38,7 @@ _STATUS_CODES: tuple[tuple[type[SlipwayError], int], ...] = (
     (Overloaded, 429),
     (NotReady, 503),
 )
-_BEARER = HTTPBearer(auto_error=False, description="The token of --token-file.")
+_BEARER = HTTPBearer(auto_error=False, description="Token of --token-file.")
 
 
 @dataclass(frozen=True)
@@ -66,22 +66,22 @@ class Management:
     def __post_init__(self) -> None:
         if self.token is None and not is_loopback(self.host):
             raise InvalidRequest(
-                "manage: token must be given where other machines reach the API, got none on host"
+                "manage: token must be given when other machines can reach the API, got none for host"
                 f" {self.host}; try --token-file"
             )
         # The paths must not depend on the working directory of the process that uses them.
         object.__setattr__(self, "library", replace(self.library, folder=self.library.folder.resolve()))
         object.__setattr__(self, "repository", self.repository.resolve())
 
-    def job(self, model: str, wanted: ExportRequest) -> Job:
+    def job(self, model: str, options: ExportRequest) -> Job:
         """Return the job for an export request."""
         return Job(
             family=self.family.name,
             model=model,
             models=str(self.library.folder),
             repository=str(self.repository),
-            precision=wanted.precision.value,
-            variant=wanted.variant,
+            precision=options.precision.value,
+            variant=options.variant,
             triton=self.triton.url if self.triton else None,
             control_token=self.triton.token if self.triton else None,
         )
@@ -92,9 +92,9 @@ class ExportRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    precision: Precision = Field(default=Precision.FP32, description="Of weights and arithmetic.")
+    precision: Precision = Field(default=Precision.FP32, description="Precision of weights and arithmetic.")
     variant: str | None = Field(
-        default=None, description="Variant of the family, e.g. fused; its own by default."
+        default=None, description="Variant of the family, e.g. fused; null for the default."
     )
 
 
@@ -103,17 +103,19 @@ class ModelStatus(BaseModel):
 
     id: str
     kind: Literal["custom", "default"]
-    wake_word: str | None = Field(description="As people say it.")
-    threshold: float | None = Field(description="Probability from which on the word counts as detected.")
+    wake_word: str | None = Field(description="Wake word as people say it.")
+    threshold: float | None = Field(description="Smallest probability at which the word is detected.")
     has_pt: bool
     has_onnx: bool
     onnx_size_bytes: int | None
-    onnx_is_current: bool = Field(description="Whether the graph was made of these very weights.")
+    onnx_is_current: bool = Field(description="True if the graph was exported from the current weights.")
     onnx_precision: str | None
     onnx_variant: str | None
-    onnx_error: str | None = Field(description="Why the last export failed.")
-    export: State = Field(description="How far the last export has come since the API was started.")
-    served: bool | None = Field(description="Whether Triton serves it; null where Triton does not answer.")
+    onnx_error: str | None = Field(description="Reason why the last export failed.")
+    export: State = Field(description="State of the last export since the API started.")
+    served: bool | None = Field(
+        description="True if Triton serves the model; null if Triton does not answer."
+    )
 
 
 class Problem(BaseModel):
@@ -169,41 +171,42 @@ def _routes(management: Management, exports: Exports) -> APIRouter:
     @router.get("")
     def models() -> list[ModelStatus]:
         """List the trained models."""
-        served = _served(management)
-        return [_described(library.status(model), management, exports, served) for model in library.ids()]
+        served = _served_models(management)
+        return [_model_status(library.status(model), management, exports, served) for model in library.ids()]
 
     @router.get("/{model}/onnx-status")
     def onnx_status(model: str) -> ModelStatus:
         """Report the status of a model and of its last export."""
-        return _described(library.status(model), management, exports, _served(management))
+        return _model_status(library.status(model), management, exports, _served_models(management))
 
     @router.post("/{model}/export-onnx", status_code=202)
-    def export_onnx(model: str, wanted: ExportRequest | None = None) -> ModelStatus:
+    def export_onnx(model: str, options: ExportRequest | None = None) -> ModelStatus:
         """Queue the export of a model; Triton then loads it without a restart."""
         status = library.status(model)
-        request = wanted or ExportRequest()
+        request = options or ExportRequest()
         if request.variant is not None and request.variant not in management.family.variants:
-            known = ", ".join(management.family.variants) or "left out"
-            raise InvalidRequest(f"models: variant must be {known}, got {request.variant!r}")
+            known = ", ".join(management.family.variants)
+            rule = f"one of {known}" if known else "left out"
+            raise InvalidRequest(f"models: variant must be {rule}, got {request.variant!r}")
         exports.submit(management.job(model, request))
-        return _described(status, management, exports, _served(management))
+        return _model_status(status, management, exports, _served_models(management))
 
     @router.delete("/{model}/onnx")
     def delete_onnx(model: str) -> ModelStatus:
         """Delete a model's exported graph and unload it from Triton; the weights stay."""
         status = library.status(model)
-        with exports.hold(model):
+        with exports.reserve(model):
             if not status.has_onnx:
-                raise UnknownModel(f"models: {model} must have an exported graph to delete, got none")
+                raise UnknownModel(f"models: {model} has no exported graph to delete; export it first")
             for variant in (None, *management.family.variants):
-                _take_out(management, served_model(management.family, model, variant))
+                _unload_and_remove(management, served_model(management.family, model, variant))
             library.delete_graph(model)
-        return _described(library.status(model), management, exports, _served(management))
+        return _model_status(library.status(model), management, exports, _served_models(management))
 
     return router
 
 
-def _described(
+def _model_status(
     status: Status, management: Management, exports: Exports, served: frozenset[str] | None
 ) -> ModelStatus:
     name = served_model(management.family, status.id, status.onnx_variant)
@@ -214,7 +217,7 @@ def _described(
     )
 
 
-def _served(management: Management) -> frozenset[str] | None:
+def _served_models(management: Management) -> frozenset[str] | None:
     """Return the models that Triton serves, or None if it does not answer."""
     if management.triton is None:
         return None
@@ -224,7 +227,7 @@ def _served(management: Management) -> frozenset[str] | None:
         return None
 
 
-def _take_out(management: Management, model: str) -> None:
+def _unload_and_remove(management: Management, model: str) -> None:
     """Unload a model and remove it from the repository; do nothing if it is not there.
 
     Raises:
@@ -242,14 +245,12 @@ def _take_out(management: Management, model: str) -> None:
 def _authorization(token: str | None) -> Callable[..., None]:
     """Return the dependency that checks a caller's token."""
 
-    def check(given: Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)]) -> None:
+    def check(credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)]) -> None:
         if token is None:
             return
-        presented = given.credentials if given is not None else ""
+        presented = credentials.credentials if credentials is not None else ""
         if not hmac.compare_digest(presented.encode(), token.encode()):
-            raise Unauthorized(
-                "manage: a bearer token must be presented that is the server's, got another or none"
-            )
+            raise Unauthorized("manage: missing or wrong bearer token")
 
     return check
 
@@ -276,13 +277,13 @@ def _guard(
     request. The middleware therefore checks the Host and Origin headers.
     """
 
-    async def guard(request: Request, go_on: Callable[[Request], Awaitable[Any]]) -> Any:
+    async def guard(request: Request, call_next: Callable[[Request], Awaitable[Any]]) -> Any:
         length = request.headers.get("content-length", "0")
         chunked = "transfer-encoding" in request.headers
-        if chunked or not length.isdigit() or int(length) > MOST_BODY_BYTES:
+        if chunked or not length.isdigit() or int(length) > MAX_BODY_BYTES:
             got = "one of unknown length" if chunked else f"{length} bytes"
             return await _answer_error(
-                request, TooLarge(f"manage: the body must be at most {MOST_BODY_BYTES} bytes, got {got}")
+                request, TooLarge(f"manage: the body must be at most {MAX_BODY_BYTES} bytes, got {got}")
             )
         if management.token is None:
             host = request.headers.get("host", "")
@@ -291,11 +292,11 @@ def _guard(
                 return await _answer_error(
                     request,
                     Forbidden(
-                        "manage: without a token only this machine's own programs must ask, got host"
+                        "manage: without a token, only programs on this machine may use the API, got host"
                         f" {host!r}, origin {request.headers.get('origin')!r}; try --token-file"
                     ),
                 )
-        return await go_on(request)
+        return await call_next(request)
 
     return guard
 

@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 
 
 def manage(
-    repository: Annotated[Path, typer.Option(help="Triton model repository that exports are placed in.")],
+    repository: Annotated[Path, typer.Option(help="Triton model repository that receives the exports.")],
     models: Annotated[Path, typer.Option(help="Folder of the trained models.")] = Path("trained"),
     family: Annotated[str, typer.Option(help="Family of the trained models.", metavar="FAMILY")] = "wakeword",
     triton: Annotated[str | None, triton_option()] = None,
     control_token_file: Annotated[Path | None, control_token_option()] = None,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; any but 127.0.0.1 needs --token-file.")
+        str, typer.Option(help="Address to listen on; any but a loopback address requires --token-file.")
     ] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(help="Port to listen on, 0 picks a free one.", min=0, max=65535)
+        int, typer.Option(help="Port to listen on; 0 picks a free one.", min=0, max=65535)
     ] = 8003,
     token_file: Annotated[
-        Path | None, typer.Option(help="File with the token that callers must present as bearer token.")
+        Path | None, typer.Option(help="File with the bearer token that callers must present.")
     ] = None,
     export_timeout_s: Annotated[
-        float, typer.Option(help="Seconds that one export may take, above 0.", min=1, callback=checked_option)
+        float, typer.Option(help="Longest time for one export, in seconds.", min=1, callback=checked_option)
     ] = 1800.0,
 ) -> None:
     """Serve the management API of trained models until SIGTERM or Ctrl-C; /docs documents it."""

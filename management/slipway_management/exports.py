@@ -43,17 +43,17 @@ class Exports:
 
     Args:
         limit_s: Longest time for one export, in seconds.
-        most_waiting: Largest number of queued jobs.
+        max_queued: Largest number of queued jobs.
     """
 
-    def __init__(self, limit_s: float = 1800.0, most_waiting: int = 32) -> None:
+    def __init__(self, limit_s: float = 1800.0, max_queued: int = 32) -> None:
         self._limit_s = limit_s
-        self._waiting: queue.Queue[Job | None] = queue.Queue(maxsize=most_waiting)
+        self._queue: queue.Queue[Job | None] = queue.Queue(maxsize=max_queued)
         self._states: dict[str, State] = {}
-        self._held: set[str] = set()
+        self._reserved: set[str] = set()
         self._lock = threading.Lock()
         self._worker: subprocess.Popen[str] | None = None
-        self._ending = False
+        self._closing = False
         self._thread = threading.Thread(target=self._run, name="exports", daemon=True)
         self._thread.start()
 
@@ -67,10 +67,10 @@ class Exports:
         with self._lock:
             self._refuse_if_busy(job.model)
             try:
-                self._waiting.put_nowait(job)
+                self._queue.put_nowait(job)
             except queue.Full:
                 raise Overloaded(
-                    f"exports: at most {self._waiting.maxsize} must wait, got one more; try later"
+                    f"exports: the queue is full ({self._queue.maxsize} exports are waiting); try again later"
                 ) from None
             self._states[job.model] = State.QUEUED
 
@@ -80,7 +80,7 @@ class Exports:
             return self._states.get(model, State.IDLE)
 
     @contextlib.contextmanager
-    def hold(self, model: str) -> Iterator[None]:
+    def reserve(self, model: str) -> Iterator[None]:
         """Prevent a model from being exported while the block runs.
 
         Raises:
@@ -88,48 +88,48 @@ class Exports:
         """
         with self._lock:
             self._refuse_if_busy(model)
-            self._held.add(model)
+            self._reserved.add(model)
         try:
             yield
         finally:
             with self._lock:
-                self._held.remove(model)
+                self._reserved.remove(model)
 
     def close(self) -> None:
         """Kill the running export, drop the queued ones, and end the thread."""
         with self._lock:
-            self._ending = True
+            self._closing = True
             if self._worker is not None:
                 self._worker.kill()
         with contextlib.suppress(queue.Full):
-            self._waiting.put_nowait(None)
+            self._queue.put_nowait(None)
         self._thread.join(_END_S)
 
     def _refuse_if_busy(self, model: str) -> None:
         state = self._states.get(model, State.IDLE)
-        if model in self._held or state in (State.QUEUED, State.RUNNING):
-            doing = "deleted" if model in self._held else f"exported ({state.value})"
-            raise Busy(f"exports: {model} must not be in work already, got it being {doing}; try later")
+        if model in self._reserved or state in (State.QUEUED, State.RUNNING):
+            activity = "deleted" if model in self._reserved else f"exported ({state.value})"
+            raise Busy(f"exports: {model} is being {activity}; try again later")
 
     def _run(self) -> None:
-        while (job := self._waiting.get()) is not None and not self._ending:
-            self._become(job, State.RUNNING)
+        while (job := self._queue.get()) is not None and not self._closing:
+            self._set_state(job, State.RUNNING)
             error = self._export(job)
             if error is not None:
                 # A killed worker could not record the failure itself.
                 with contextlib.suppress(SlipwayError, OSError):
                     Library(Path(job.models)).record_failure(job.model, error)
-            self._become(job, State.DONE if error is None else State.FAILED)
+            self._set_state(job, State.DONE if error is None else State.FAILED)
 
-    def _become(self, job: Job, state: State) -> None:
+    def _set_state(self, job: Job, state: State) -> None:
         with self._lock:
             self._states[job.model] = state
 
     def _export(self, job: Job) -> str | None:
         """Run a job in a worker process and return why it failed, or None if it succeeded."""
         with self._lock:
-            if self._ending:
-                return "the management server ended"
+            if self._closing:
+                return "the management server is shutting down"
             self._worker = worker = subprocess.Popen(
                 [sys.executable, "-m", "slipway_management.worker"],
                 stdin=subprocess.PIPE,
@@ -141,7 +141,7 @@ class Exports:
         timer = threading.Timer(self._limit_s, worker.kill)
         timer.start()
         try:
-            answer = self._converse(worker, job)
+            answer = self._run_worker(worker, job)
         finally:
             expired = not timer.is_alive()
             timer.cancel()
@@ -152,11 +152,13 @@ class Exports:
         if answer is not None:
             return answer.get("error")
         if expired:
-            return f"the export must end within {self._limit_s:g} s, got no end; it was stopped"
-        return f"the export's process must end by itself, got exit code {worker.returncode}"
+            return f"the export did not finish within {self._limit_s:g} s and was stopped"
+        return (
+            f"the export's process ended with exit code {worker.returncode}; see the log of `slipway manage`"
+        )
 
     @staticmethod
-    def _converse(worker: subprocess.Popen[str], job: Job) -> dict[str, str | None] | None:
+    def _run_worker(worker: subprocess.Popen[str], job: Job) -> dict[str, str | None] | None:
         """Send a worker its job and wait for its answer; return None if it ends without an answer."""
         if worker.stdin is None or worker.stdout is None:
             raise RuntimeError("the worker has no standard input and output")

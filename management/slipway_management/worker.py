@@ -74,7 +74,7 @@ def run_job(job: Job) -> None:
         export_model(family_named(job.family), Library(Path(job.models)), job.model, options, publish=publish)
 
 
-def _end_with_the_parent() -> None:
+def _exit_with_parent() -> None:
     """Exit this process when standard input closes, which also happens when the parent dies."""
     while sys.stdin.buffer.read(1 << 16):
         pass
@@ -84,7 +84,7 @@ def _end_with_the_parent() -> None:
 def main() -> None:
     """Run the job from the first line of standard input."""
     job = Job(**json.loads(sys.stdin.buffer.readline()))
-    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     # Libraries print to standard output: send that to the log, so that the answer is the only output.
     answer = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from slipway_serving.protocol.events import BASE64, Event, FramesPart, VideoPart, as_base64, told
+from slipway_serving.protocol.events import BASE64, Event, FramesPart, VideoPart, as_base64, output_field
 from slipway_serving.protocol.events import tensors as tensors_of
 from slipway_serving.protocol.requests import Request, decode, encode
 from slipway_serving.protocol.rules import one_of
@@ -22,9 +22,9 @@ class Sketch(Event):
 
     known_by: ClassVar[tuple[str, ...]] = ("sketch",)
 
-    sketch: Annotated[bytes, told("bytes of a picture")]
-    more: Annotated[bytes | None, told("further bytes")] = None
-    title: Annotated[str, told("what the picture shows")] = ""
+    sketch: Annotated[bytes, output_field("bytes of a picture")]
+    more: Annotated[bytes | None, output_field("further bytes")] = None
+    title: Annotated[str, output_field("what the picture shows")] = ""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
-from slipway_serving.protocol.events import Event, told
+from slipway_serving.protocol.events import Event, output_field
 from slipway_serving.protocol.requests import Request, decode
 from slipway_serving.protocol.rules import within
 from slipway_serving.runtime.program import Call, Responses, Settings
@@ -17,7 +17,7 @@ from slipway_serving.runtime.program import Call, Responses, Settings
 class Counted(Event):
     """One of the numbers that were asked for."""
 
-    number: Annotated[int, told("from 1")]
+    number: Annotated[int, output_field("from 1")]
 
 
 @dataclass(frozen=True)

@@ -153,9 +153,9 @@ def cuts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return make
 
-    for name in ("CUT_S", "LATE_S", "KNOWN_S"):
+    for name in ("CANCEL_GRACE_S", "DEADLINE_GRACE_S", "FIND_REQUEST_S"):
         monkeypatch.setattr(cancellation, name, 300.0)
-    for kind in (cancellation.Leave, cancellation.AsyncLeave):
+    for kind in (cancellation.CallCancellation, cancellation.AsyncCallCancellation):
         monkeypatch.setattr(cancellation, kind.__name__, told(kind))
     return made
 
@@ -208,15 +208,15 @@ def test_time_limit_that_the_server_does_not_know_ends_the_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if not known:
-        monkeypatch.setattr(cancellation.EndRequest, "model", "nothing_of_that_name")
+        monkeypatch.setattr(cancellation.CancelRequest, "model", "nothing_of_that_name")
     transport = kind(server.grpc_url if kind is GrpcTransport else server.http_url, 10.0)
     long = encode(TextToVideoRequest(**(LONG.__dict__ | {"steps": 100})))
     before = len(ends(server, "CANCELLED"))
-    with pytest.raises(DeadlineExceeded, match=r"wan_t2v: not done within 0\.3 s"):
+    with pytest.raises(DeadlineExceeded, match=r"wan_t2v: the call did not finish within 0\.3 s"):
         list(transport.stream("wan_t2v", long, Deadline(0.3, "wan_t2v")))
     wait_for(lambda: len(ends(server, "CANCELLED")) == before + 1, "cancelled in the log")
     transport.close()
-    assert cuts == ([] if known else ["Leave"])
+    assert cuts == ([] if known else ["CallCancellation"])
     assert_next_request_succeeds(server)
 
 

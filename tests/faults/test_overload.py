@@ -32,7 +32,7 @@ from slipway_serving.protocol.turns import Turn
 from slipway_serving.triton.server import Server
 
 WAITING, WAIT_S = 2, 1.0
-HINT = "try again in a few seconds, or fewer requests at a time"
+HINT = "try again in a few seconds, or send fewer requests at a time"
 ONCE = RetryPolicy(budget_s=0)
 GATED = """
 import json

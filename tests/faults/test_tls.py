@@ -180,10 +180,10 @@ def test_locust_is_served_with_a_certificate_and_told_without_one(
 @pytest.mark.parametrize(
     ("files", "text"),
     [
-        ({}, "must hold ca.crt, or tls.crt with tls.key, or all, got none of them"),
+        ({}, "must contain ca.crt, or tls.crt with tls.key, or all three, got none of them"),
         ({"tls.crt": "caller/tls.crt"}, "got tls.crt"),
-        ({"tls.crt": "caller/tls.crt", "tls.key": "stranger/tls.key"}, "must hold certificates in PEM"),
-        ({"ca.crt": "caller/tls.key"}, "must hold certificates in PEM"),
+        ({"tls.crt": "caller/tls.crt", "tls.key": "stranger/tls.key"}, "must contain PEM certificates"),
+        ({"ca.crt": "caller/tls.key"}, "must contain PEM certificates"),
     ],
 )
 def test_folder_that_holds_no_certificates_is_refused(

@@ -127,7 +127,9 @@ def test_request_id_is_refused_and_shortened_in_the_log_when_it_is_too_long(
     before = len(cheap.log_text())
     status, text = ask_with("i" * 2**16)
     assert status == 400
-    said = f"{model}: id must be at most 128 bytes, got '{'i' * 24}... (65536 characters)'; try a UUID"
+    said = (
+        f"{model}: request id must be at most 128 bytes, got '{'i' * 24}... (65536 characters)'; try a UUID"
+    )
     assert f"[INVALID_ARGUMENT] {said}" in text
     assert len(cheap.log_text()) - before < 4096
 
@@ -138,7 +140,7 @@ def test_request_id_is_refused_and_shortened_in_the_log_when_it_is_too_long(
     [
         (
             {"sequence_id": "s" * 2**16},
-            f"correlation id must be a text of 1 to 128 bytes or a whole number of 1 to {2**64 - 1}, got"
+            f"session id must be a text of 1 to 128 bytes or a whole number of 1 to {2**64 - 1}, got"
             f" '{'s' * 24}... (65536 characters)'; try a UUID",
         ),
         ({"sequence_id": 1.5}, "got 1.5; try a UUID"),

@@ -495,7 +495,7 @@ def test_bad_turns_are_refused_by_name(client: Client, given: Signals, turn: Tur
 
 def test_stream_refuses_what_comes_after_its_end_and_a_late_rotation(client: Client) -> None:
     client.infer("airimu_stream", signals(5), turn=Turn(41, start=True))
-    with pytest.raises(InvalidRequest, match="initial_rotation must come with SEQUENCE_START"):
+    with pytest.raises(InvalidRequest, match="initial_rotation must be given in the first turn of a session"):
         client.infer("airimu_stream", changed(initial_rotation=rotations()), turn=Turn(41))
     with pytest.raises(InvalidRequest, match="acc must have 1 to 5000 frames"):
         client.infer("airimu_stream", chunk_of(signals(5), 0, 0), turn=Turn(41))

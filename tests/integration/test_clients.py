@@ -164,7 +164,7 @@ def test_model_is_named_at_once_when_the_server_does_not_have_it(server: Server,
 def test_fields_are_named_when_the_served_model_takes_others(server: Server, protocol: Protocol) -> None:
     with (
         Client(url_of(server, protocol), protocol) as client,
-        pytest.raises(InvalidRequest, match="seed must be an input of the served model"),
+        pytest.raises(InvalidRequest, match="seed must be one of the served model's inputs"),
     ):
         list(client.generate(request(), model="wan_t2v_prompt"))
 

@@ -202,7 +202,7 @@ def test_frames_of_the_first_section_stay_when_the_second_is_cancelled(
     ("fields", "message"),
     [
         ({"height": 640, "width": 640}, "height must be 16 to 96 px, the range of the exported models"),
-        ({"prompt": "a boat " * 200}, "prompt must be at most 256 tokens with those that end it, got"),
+        ({"prompt": "a boat " * 200}, "prompt must be at most 256 tokens, end tokens included, got"),
     ],
 )  # fmt: skip
 def test_server_refuses_by_field_what_its_models_cannot_do(

@@ -25,7 +25,7 @@ from slipway_export.families import family_named
 from slipway_export.families.wakeword.network import HeadConfig
 from slipway_export.families.wakeword.presets import write_word
 from slipway_export.trained_models import Library
-from slipway_management.app import MOST_BODY_BYTES, Management, create_app
+from slipway_management.app import MAX_BODY_BYTES, Management, create_app
 from slipway_management.exports import Busy, Exports
 from slipway_management.worker import Job
 from slipway_serving.protocol.errors import InvalidRequest, Overloaded
@@ -166,7 +166,7 @@ def test_bad_body_is_refused_naming_the_field(library: Library, body: str, field
 
 def test_body_without_a_bound_is_refused(library: Library) -> None:
     with api(library) as client:
-        large = client.post("/api/models/jarvis/export-onnx", content=b" " * (MOST_BODY_BYTES + 1))
+        large = client.post("/api/models/jarvis/export-onnx", content=b" " * (MAX_BODY_BYTES + 1))
         chunks = client.post("/api/models/jarvis/export-onnx", content=iter([b"{", b"}"]))
     assert (large.status_code, chunks.status_code) == (413, 413)
 
@@ -197,7 +197,7 @@ def test_token_is_asked_for_on_every_route_but_health_and_the_documentation(libr
 
 
 def test_address_that_others_reach_needs_a_token(library: Library) -> None:
-    with pytest.raises(InvalidRequest, match="token must be given .* got none on host 0.0.0.0"):
+    with pytest.raises(InvalidRequest, match="token must be given .* got none for host 0.0.0.0"):
         Management(HEAD, library, Path("repository"), host="0.0.0.0")
 
 
@@ -247,7 +247,7 @@ def test_queue_of_exports_is_bounded_and_ends_at_once(library: Library) -> None:
     words = [f"word{index}" for index in range(4)]
     for word in words:
         write_word(library.create(word), HeadConfig(embedding_dim=64), seed=0)
-    exports = Exports(most_waiting=2)
+    exports = Exports(max_queued=2)
     try:
         exports.submit(job(library, words[0]))
         wait_until(lambda: exports.state(words[0]) == "running", "the first export")
@@ -255,7 +255,7 @@ def test_queue_of_exports_is_bounded_and_ends_at_once(library: Library) -> None:
         exports.submit(job(library, words[2]))
         with pytest.raises(Overloaded, match="at most 2 must wait"):
             exports.submit(job(library, words[3]))
-        with pytest.raises(Busy, match="word1 must not be in work"):
+        with pytest.raises(Busy, match="word1 is being"):
             exports.submit(job(library, words[1]))
     finally:
         exports.close()
@@ -322,4 +322,4 @@ def test_command_refuses_an_open_address_without_a_token(library: Library) -> No
     with command("--repository=repository", f"--models={library.folder}", "--host=0.0.0.0") as process:
         output, _ = process.communicate(timeout=300)
     assert process.returncode == 2
-    assert "token must be given where other machines reach the API" in " ".join(output.split())
+    assert "token must be given when other machines can reach the API" in " ".join(output.split())

@@ -28,7 +28,7 @@ from slipway_export.families import family_named
 from slipway_export.options import ExportOptions
 from slipway_export.run import run_export
 from slipway_serving.families.matrix_game.facts import FACTS_FILE
-from slipway_serving.families.matrix_game.picture import fitted
+from slipway_serving.families.matrix_game.picture import crop_and_resize
 from slipway_serving.families.matrix_game.request import BlockMade, UniversalActions, UniversalRequest
 from slipway_serving.protocol import images
 from slipway_serving.protocol.requests import encode
@@ -152,7 +152,7 @@ def test_frames_equal_pytorchs_when_a_world_is_steered(played: Played, checkpoin
     frames = np.concatenate([frames_of(events) for events in played.blocks[:BLOCKS]])
     # Blocks from the third on no longer see the first.
     actions = [done(block) for block in range(BLOCKS)]
-    expected = world_frames(checkpoint, "universal", fitted(PICTURE, (48, 80)), 7, actions)
+    expected = world_frames(checkpoint, "universal", crop_and_resize(PICTURE, (48, 80)), 7, actions)
     assert frames.shape == expected.shape == (117, 48, 80, 3)
     assert psnr(frames, expected) > 60
     assert expected.std() > 20
@@ -185,7 +185,10 @@ def test_world_goes_on_bit_equal_when_it_is_moved_to_another_server(
 
 
 def test_picture_stays_when_a_world_is_rebased(played: Played, server: Server) -> None:
-    assert "rebase must be asked for after block 7, got it for block 1; try without" in played.refused
+    assert (
+        "rebase must be requested only after block 7, got it after block 1; try without rebase"
+        in played.refused
+    )
     last = BLOCKS
     with Client(server.grpc_url) as client, client.restore(UniversalRequest, played.snapshot) as session:
         *_, made = events = list(session.step(steering(last, rebase=True)))
@@ -198,12 +201,12 @@ def test_picture_stays_when_a_world_is_rebased(played: Played, server: Server) -
 
 def test_snapshot_is_refused_when_it_is_not_whole(played: Played, server: Server) -> None:
     with Client(server.grpc_url) as client:
-        with pytest.raises(InvalidRequest, match="restore must be a whole part of"):
+        with pytest.raises(InvalidRequest, match="restore must be a complete part of"):
             client.restore(UniversalRequest, [played.snapshot[0][:-1]])
-        with pytest.raises(InvalidRequest, match="restore must have all parts of a snapshot, got none"):
+        with pytest.raises(InvalidRequest, match="restore must receive all parts of a snapshot, got none"):
             client.restore(UniversalRequest, [])
         changed = played.snapshot[0].replace(MODEL.encode(), b"matrix_game_universum")
-        with pytest.raises(InvalidRequest, match="got another checksum"):
+        with pytest.raises(InvalidRequest, match="got one with a wrong checksum"):
             client.restore(UniversalRequest, [changed])
     no_world_is_held(server)
 
@@ -331,7 +334,11 @@ def test_world_goes_on_when_a_turn_is_refused_by_field(server: Server) -> None:
         ({"keyboard_cond": np.full((12, 4), 2, np.float32)}, "keyboard_cond must be within 0 to 1, got 2"),
         ({"mouse_cond": np.full((12, 2), np.inf, np.float32)}, "mouse_cond must be finite, got inf"),
         ({"mouse_cond": np.zeros((9, 2), np.float32)}, "must have the same frames"),
-        (done(0), r"keyboard_cond must have 12 frames in this block, or 1 for all .* got shape \[9, 4\]"),
+        (
+            done(0),
+            r"keyboard_cond must have 12 rows, one for each frame of the block, or 1 row for all, got shape"
+            r" \[9, 4\]",
+        ),
     ]
     with Client(server.grpc_url) as client, client.session(opening()) as session:
         seen = list(session.step(steering(0)))
@@ -395,7 +402,7 @@ def test_world_ends_and_others_go_on_when_its_places_are_used_up(small: InProces
         assert answered(small, 0, world) == 4
     assert answered(small, 1, "a") == 4
     with pytest.raises(
-        InvalidRequest, match="block must be at most 2, where the world ends, got 3 after 21 frames"
+        InvalidRequest, match="block must be at most 2, the last block of the world, got 3 after 21 frames"
     ):
         answered(small, 2, "a")
     assert answered(small, 1, "b") == 4

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from slipway_client import Client
-from slipway_client.listening import Stream, in_clips, pieces_of
+from slipway_client.listening import StreamDetector, detect_in_clips, split_recording
 from slipway_client.sound import read_recording
 from slipway_demo import folder
 from slipway_export.families import family_named
@@ -43,9 +43,9 @@ def test_word_of_an_unheard_voice_is_detected_where_it_is_said_and_nowhere_else(
     recording = read_recording(folder("wakeword_head") / "said.ogg")
     said_s = [span for text, span in labels() if text == WORD]
     if streamed:
-        heard = Stream(client, (WORD,), cooldown_ms=1000).listen(pieces_of(recording))
+        heard = StreamDetector(client, (WORD,), cooldown_ms=1000).detect(split_recording(recording))
     else:
-        heard = in_clips(client, recording, (WORD,), cooldown_s=1.0)
+        heard = detect_in_clips(client, recording, (WORD,), cooldown_s=1.0)
     times_s = [each.time_s for each in heard if each.event]
     assert len(times_s) == len(said_s) == 2, times_s
     for time_s, (begin_s, end_s) in zip(times_s, said_s, strict=True):

@@ -27,7 +27,7 @@ from wakeword_fixtures import RATE_HZ, THRESHOLD, Exported, Reference, export_al
 
 from slipway_cli.listen.commands import listen
 from slipway_client import AsyncClient, Client, InvalidRequest, SlipwayError, Turn
-from slipway_client.listening import Heard, Stream, in_clips, pieces_of
+from slipway_client.listening import StreamDetector, WindowResult, detect_in_clips, split_recording
 from slipway_client.sound import Recording, read_recording
 from slipway_export.families import family_named
 from slipway_export.families.wakeword.network import HeadConfig
@@ -192,9 +192,9 @@ BAD_CLIPS: list[tuple[dict[str, Any], str]] = [
     (clips(sounds(1.0, 0) * 32768), "audio must be within -1 to 1"),
     (clips(sounds(1.0, 0), rate_hz=4_000), "sample_rate must be 8000 to 192000 Hz, got 4000"),
     (clips(sounds(1.0, 0), rate_hz=-1), "sample_rate must be 8000 to 192000 Hz, got -1"),
-    (clips(sounds(1.0, 0), words=("nobody",)), "word must be a served one, got 'nobody'; try one of: alexa"),
-    (clips(sounds(1.0, 0), words=("../jarvis",)), "words must be 1 to 64 of a-z"),
-    (clips(sounds(1.0, 0), words=("jarvis_fused",)), "not end in _fused"),
+    (clips(sounds(1.0, 0), words=("nobody",)), "word must be a served word, got 'nobody'; try one of: alexa"),
+    (clips(sounds(1.0, 0), words=("../jarvis",)), "words must be 1 to 64 characters a-z"),
+    (clips(sounds(1.0, 0), words=("jarvis_fused",)), "not ending in _fused"),
     (clips((sounds(1.0, 0) * 32767).astype(np.int16)), "audio must be FP32"),
     (clips(np.stack([sounds(1.0, 0)] * 2, axis=1)), "audio must be FP32"),
     ({"audio": sounds(1.0, 0)[None]}, "sample_rate"),
@@ -418,7 +418,7 @@ class Remembering(Client):
 def test_listening_ends_its_session_when_the_loop_is_left(server: Server) -> None:
     recording = Recording(pcm_of(4.0, 3).astype(np.float32) / 32768, RATE_HZ)
     with Remembering(server.grpc_url) as client:
-        heard = Stream(client, ["jarvis"], 1000).listen(pieces_of(recording))
+        heard = StreamDetector(client, ["jarvis"], 1000).detect(split_recording(recording))
         assert next(heard).time_s == 1.0
         heard.close()  # type: ignore[attr-defined]
         with pytest.raises(InvalidRequest, match="is not open"):
@@ -434,7 +434,7 @@ def test_piece_after_the_end_is_refused(client: Client) -> None:
 def test_unknown_word_ends_its_stream_and_no_other(client: Client) -> None:
     pcm = pcm_of(1.0, 0)[None]
     client.infer("wakeword_stream", {"pcm": pcm}, turn=Turn(7, start=True))
-    with pytest.raises(InvalidRequest, match="word must be a served one, got 'nobody'"):
+    with pytest.raises(InvalidRequest, match="word must be a served word, got 'nobody'"):
         words = np.array([[b"nobody"]], np.object_)
         client.infer("wakeword_stream", {"pcm": pcm, "words": words}, turn=Turn(8, start=True))
     assert client.infer("wakeword_stream", {"pcm": pcm}, turn=Turn(7, end=True))["end_s"].tolist() == [
@@ -488,11 +488,11 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def heard_in(server: Server, recording: Recording) -> tuple[list[Heard], list[Heard]]:
+def heard_in(server: Server, recording: Recording) -> tuple[list[WindowResult], list[WindowResult]]:
     with Client(server.grpc_url) as client:
         words = ["jarvis", "computer"]
-        streamed = list(Stream(client, words, 1000).listen(pieces_of(recording)))
-        return list(in_clips(client, recording, words, 1.0)), streamed
+        streamed = list(StreamDetector(client, words, 1000).detect(split_recording(recording)))
+        return list(detect_in_clips(client, recording, words, 1.0)), streamed
 
 
 def test_recording_as_clips_and_as_stream_says_the_same(fresh: Server) -> None:

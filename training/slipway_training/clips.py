@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from slipway_client.sound import read_recording
 from slipway_serving.families.wakeword.audio import loudness
-from slipway_serving.families.wakeword.hearing import is_silent
+from slipway_serving.families.wakeword.audio_limits import is_silent
 from slipway_serving.families.wakeword.request import SAMPLE_RATE_HZ, SHORTEST_S
 from slipway_serving.protocol.errors import InvalidRequest, raise_all
 

@@ -14,7 +14,7 @@ from slipway_benchmarks.quality.benchmark import (
     refuse_denoising,
 )
 from slipway_client import Client
-from slipway_client.imu.windows import served
+from slipway_client.imu.windows import server_corrector
 from slipway_export.spec import Precision
 from slipway_recipes.airimu.measures import RECORDINGS, figures
 
@@ -51,7 +51,7 @@ class Motion:
 
     def _measure(self, client: Client, report: Report) -> Figures:
         report(f"correcting {self._recordings} recordings")
-        found = figures(served(client), self._recordings)
+        found = figures(server_corrector(client), self._recordings)
         return {name: found[name] for name in self.formats}
 
 

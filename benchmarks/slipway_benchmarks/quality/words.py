@@ -15,7 +15,7 @@ from slipway_benchmarks.quality.benchmark import (
     refuse_denoising,
 )
 from slipway_client import Client
-from slipway_client.listening import Stream, pieces_of
+from slipway_client.listening import StreamDetector, split_recording
 from slipway_client.sound import Recording
 from slipway_export.spec import Precision
 from slipway_recipes.speech.word import COOLDOWN_S, JUDGED, WORD, figures
@@ -68,5 +68,5 @@ def judgement(options: MeaningOptions) -> Word:
 
 def _events(client: Client, samples: Samples) -> int:
     """Return how often the served word is detected in a stream."""
-    stream = Stream(client, (WORD,), cooldown_ms=round(1000 * COOLDOWN_S))
-    return sum(heard.event for heard in stream.listen(pieces_of(Recording(samples, SAMPLE_RATE_HZ))))
+    stream = StreamDetector(client, (WORD,), cooldown_ms=round(1000 * COOLDOWN_S))
+    return sum(heard.event for heard in stream.detect(split_recording(Recording(samples, SAMPLE_RATE_HZ))))

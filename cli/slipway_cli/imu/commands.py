@@ -22,7 +22,7 @@ from slipway_serving.protocol.errors import InvalidRequest, raise_all
 if TYPE_CHECKING:
     from slipway_client.imu.recording import Recording
     from slipway_client.imu.trajectory import Errors
-    from slipway_client.imu.windows import Correct, Corrected, Signal
+    from slipway_client.imu.windows import CorrectedRecording, CorrectWindow, Signal
 
 _PLOTS = (".png", ".svg", ".pdf")
 
@@ -32,61 +32,70 @@ def imu(
     data: Annotated[
         Path,
         typer.Argument(
-            help="A CSV file of signals, a folder around EuRoC's or TUM-VI's imu0, or a drive of KITTI's raw "
-            "data.",
+            help="Recording: a CSV file of signals, a folder that contains EuRoC's or TUM-VI's imu0, or a"
+            " drive of KITTI's raw data.",
             metavar="FILE.csv|DIR",
         ),
     ],
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="File to write: corrected signals in EuRoC's columns.")
+        Path,
+        typer.Option("--output", "-o", help="Output file for the corrected signals, in EuRoC's columns."),
     ] = Path("corrected.csv"),
     plot: Annotated[
         Path | None,
-        typer.Option(help="Draw the trajectories: .png, .svg or .pdf.", metavar="FILE"),
+        typer.Option(help="Plot the trajectories: .png, .svg or .pdf.", metavar="FILE"),
     ] = None,
     ground_truth: Annotated[
         Path | None,
         typer.Option(
-            help="EuRoC's state_groundtruth_estimate0/data.csv or TUM-VI's mocap0/data.csv; found by itself "
-            "beside a folder's imu0.",
+            help="Ground truth: EuRoC's state_groundtruth_estimate0/data.csv or TUM-VI's mocap0/data.csv; by"
+            " default, the file beside the folder's imu0.",
             metavar="FILE.csv",
         ),
     ] = None,
     time_unit: Annotated[
-        TimeUnit | None, typer.Option(help="Unit of the times; by default the header's, or ns.")
+        TimeUnit | None, typer.Option(help="Unit of the times; by default, the header's, or ns.")
     ] = None,
     rate_unit: Annotated[
         RateUnit | None,
-        typer.Option(help="Unit of the rates of rotation; by default the header's, or rad/s."),
+        typer.Option(help="Unit of the rates of rotation; by default, the header's, or rad/s."),
     ] = None,
     acceleration_unit: Annotated[
         AccelerationUnit | None,
-        typer.Option(help="Unit of the accelerations; by default the header's, or m/s^2."),
+        typer.Option(help="Unit of the accelerations; by default, the header's, or m/s^2."),
     ] = None,
-    window_size: Annotated[int, typer.Option(help="Frames that are corrected at once, 1 or more.")] = 1000,
+    window_size: Annotated[int, typer.Option(help="Number of frames corrected at once, 1 or more.")] = 1000,
     step_size: Annotated[
         int | None,
-        typer.Option(help="Frames between windows, 1 to the window size; by default the window size."),
+        typer.Option(
+            help="Frames from one window to the next, 1 to the window size; by default, the window size."
+        ),
     ] = None,
     segment_frames: Annotated[
-        int, typer.Option(help="Length of the segments of the relative errors, frames.", min=1)
+        int, typer.Option(help="Length of the segments of the relative errors, in frames.", min=1)
     ] = 200,
     onnx: Annotated[
         Path | None,
         typer.Option(
-            help="Correct here, by a repository's airimu_codenet/1/model.onnx, without a server.",
+            help="Correct without a server, with a repository's airimu_codenet/1/model.onnx.",
             metavar="FILE.onnx",
         ),
     ] = None,
     checkpoint: Annotated[
         str | None,
-        typer.Option(help="Compare with this checkpoint in PyTorch; with --verbose.", metavar="PRESET|DIR"),
+        typer.Option(help="Checkpoint to compare with in PyTorch; requires --verbose.", metavar="PRESET|DIR"),
     ] = None,
     conf: Annotated[
-        Path | None, typer.Option(help="Instead of --checkpoint: its conf, with --ckpt.", metavar="FILE")
+        Path | None,
+        typer.Option(
+            help="Configuration file of a checkpoint, with --ckpt instead of --checkpoint.", metavar="FILE"
+        ),
     ] = None,
     ckpt: Annotated[
-        Path | None, typer.Option(help="Instead of --checkpoint: its weights, with --conf.", metavar="FILE")
+        Path | None,
+        typer.Option(
+            help="Weights file of a checkpoint, with --conf instead of --checkpoint.", metavar="FILE"
+        ),
     ] = None,
     verbose: Annotated[
         bool,
@@ -98,9 +107,9 @@ def imu(
     protocol: SpokenProtocol = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
 ) -> None:
-    """Correct a recording of an inertial sensor with AirIMU; measure and draw what that changes."""
+    """Correct a recording of an inertial sensor with AirIMU, and evaluate the corrected trajectory."""
     from slipway_client.imu.read import read_recording, write_signals
-    from slipway_client.imu.windows import correct, window_inputs, windows_of
+    from slipway_client.imu.windows import correct, split_windows, window_inputs
     from slipway_client.progress import notes, progress
 
     files = {role: path for role, path in (("conf", conf), ("ckpt", ckpt)) if path is not None}
@@ -116,44 +125,46 @@ def imu(
     start_s = time.monotonic()
     with _corrector(onnx, url, protocol, tls) as correct_window:
         if verbose:
-            inputs = window_inputs(recording, next(windows_of(len(recording), window_size, step)))
+            inputs = window_inputs(recording, next(split_windows(len(recording), window_size, step)))
             outputs = correct_window(*inputs), _by_checkpoint(checkpoint, files)(*inputs)
             _print_difference("ONNX" if onnx else "served", *outputs)
         with progress("frame", quiet) as report:
-            done = correct(
+            corrected = correct(
                 recording, correct_window, window_size, step, lambda frames: report(frames, len(recording))
             )
     elapsed_s = time.monotonic() - start_s
-    write_whole(output, lambda file: write_signals(file, done.recording, done.variances))
+    write_whole(output, lambda file: write_signals(file, corrected.recording, corrected.variances))
     if not quiet:
         typer.echo(
-            f"{output}: {len(recording)} frames of {recording.name} in {done.windows} windows,"
+            f"{output}: {len(recording)} frames of {recording.name} in {corrected.windows} windows,"
             f" corrected in {elapsed_s:.1f} s"
         )
-    _measure(recording, done, segment_frames, plot, quiet)
+    _measure(recording, corrected, segment_frames, plot, quiet)
 
 
 def imu_recording(
-    output: Annotated[Path, typer.Argument(help="Folder to write; must be empty or new.", metavar="DIR")],
+    output: Annotated[Path, typer.Argument(help="Output folder; must be empty or new.", metavar="DIR")],
     seconds: Annotated[
-        float, typer.Option(help="Duration, seconds.", min=0.01, max=3600, callback=checked_option)
+        float, typer.Option(help="Duration, in seconds.", min=0.01, max=3600, callback=checked_option)
     ] = 60.0,
     rate: Annotated[
-        float, typer.Option(help="Frames per second, Hz.", min=10, max=10_000, callback=checked_option)
+        float, typer.Option(help="Sampling rate, in Hz.", min=10, max=10_000, callback=checked_option)
     ] = 200.0,
     rest_s: Annotated[
         float,
         typer.Option(
-            help="How long the sensor rests before it moves, seconds.",
+            help="Time before the sensor first moves, in seconds.",
             min=0,
             max=3600,
             callback=checked_option,
         ),
     ] = 2.0,
-    seed: Annotated[int, typer.Option(help="Of motion and noise; the sensor's bias stays.", min=0)] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of motion and noise; the sensor's bias does not depend on it.", min=0)
+    ] = 0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
 ) -> None:
-    """Make a recording of a sensor with bias and noise, with its ground truth, in EuRoC's layout."""
+    """Generate a recording of a sensor with bias and noise, with ground truth, in EuRoC's layout."""
     from slipway_client.imu.read import write_euroc
     from slipway_client.imu.synthetic import Style, make_recording
 
@@ -204,20 +215,20 @@ def _check_comparison(checkpoint: str | None, files: Mapping[str, Path], verbose
 @contextmanager
 def _corrector(
     onnx: Path | None, url: str | None, protocol: Protocol | None, tls: Path | None
-) -> Iterator[Correct]:
+) -> Iterator[CorrectWindow]:
     if onnx is not None:
         from slipway_export.families.airimu.local import by_onnx
 
         yield by_onnx(onnx)
         return
     from slipway_client.client import Client
-    from slipway_client.imu.windows import served
+    from slipway_client.imu.windows import server_corrector
 
     with Client(*address_of(url, protocol), tls=tls) as client:
-        yield served(client)
+        yield server_corrector(client)
 
 
-def _by_checkpoint(checkpoint: str | None, files: Mapping[str, Path]) -> Correct:
+def _by_checkpoint(checkpoint: str | None, files: Mapping[str, Path]) -> CorrectWindow:
     """Return a callback that corrects a window with a checkpoint's network in PyTorch."""
     from slipway_export.families.airimu.local import by_torch
 
@@ -244,16 +255,16 @@ def _print_difference(name: str, ours: Mapping[str, Signal], theirs: Mapping[str
 
 
 def _measure(
-    recording: Recording, done: Corrected, segment_frames: int, plot: Path | None, quiet: bool
+    recording: Recording, corrected: CorrectedRecording, segment_frames: int, plot: Path | None, quiet: bool
 ) -> None:
     """Print the errors of the raw and the corrected trajectory, and draw them."""
     if plot is None and (quiet or recording.truth is None):
         return
     from slipway_client.imu.trajectory import errors, integrate
 
-    motions = {"raw": integrate(recording), "corrected": integrate(done.recording)}
+    motions = {"raw": integrate(recording), "corrected": integrate(corrected.recording)}
     if recording.truth is not None and not quiet:
-        signals = {"raw": recording, "corrected": done.recording}
+        signals = {"raw": recording, "corrected": corrected.recording}
         found = {name: errors(signals[name], motions[name], segment_frames) for name in motions}
         _print_errors(found, segment_frames)
     if plot is not None:

@@ -42,10 +42,10 @@ def draw(recording: Recording, motions: Mapping[str, Motion], path: Path) -> Non
         axes.set_aspect("equal", adjustable="datalim")
     from_above[0].legend()
     if truth:
-        _look_at(from_above[1], truth)
+        _zoom_to_truth(from_above[1], truth)
     for name, motion in motions.items():
-        off = motion.positions - (truth.positions if truth else motion.positions[:1])
-        over_time.plot(recording.time_s, np.linalg.norm(off, axis=1), color=colors[name], label=name)
+        offsets = motion.positions - (truth.positions if truth else motion.positions[:1])
+        over_time.plot(recording.time_s, np.linalg.norm(offsets, axis=1), color=colors[name], label=name)
     title = "distance from the ground truth" if truth else "distance from the start"
     over_time.set(title=title, xlabel="time (s)", ylabel="m", yscale="log" if truth else "linear")
     over_time.legend()
@@ -53,7 +53,7 @@ def draw(recording: Recording, motions: Mapping[str, Motion], path: Path) -> Non
     figure.savefig(path, dpi=150)
 
 
-def _look_at(axes: Axes, truth: Motion) -> None:
+def _zoom_to_truth(axes: Axes, truth: Motion) -> None:
     """Limit the axes to the surroundings of the ground truth, from which raw signals drift far away."""
     x, y, _ = truth.positions.T
     half = 0.75 * max(float(np.ptp(x)), float(np.ptp(y)), 0.1)

@@ -18,7 +18,7 @@ from slipway_serving.protocol.errors import InvalidRequest, raise_all
 from slipway_serving.protocol.texts import printable
 
 if TYPE_CHECKING:
-    from slipway_client.listening import Heard
+    from slipway_client.listening import WindowResult
 
 _STDIN = "-"
 _PLOTS = (".png", ".svg", ".pdf")
@@ -35,19 +35,25 @@ def listen(
     ],
     word: Annotated[
         list[str] | None,
-        typer.Option(help="A wake word; may be repeated. By default every loaded one.", metavar="WORD"),
+        typer.Option(
+            help="Wake word to detect; may be repeated. By default, every loaded word.", metavar="WORD"
+        ),
     ] = None,
     stream: Annotated[
-        bool, typer.Option("--stream", help="Send the file as a stream of PCM pieces.")
+        bool, typer.Option("--stream", help="Send the file as a stream instead of clips.")
     ] = False,
-    mono: Annotated[bool, typer.Option("--mono", help="Take the mean of a file's channels.")] = False,
+    mono: Annotated[bool, typer.Option("--mono", help="Average the channels of the file.")] = False,
     cooldown_ms: Annotated[
         int,
-        typer.Option(help="After a detection, milliseconds without another of its word.", min=0, max=60_000),
+        typer.Option(
+            help="Time after a detection in which its word is not detected again, in milliseconds.",
+            min=0,
+            max=60_000,
+        ),
     ] = 1000,
     plot: Annotated[
         Path | None,
-        typer.Option(help="Draw probability over time with thresholds: .png, .svg or .pdf.", metavar="FILE"),
+        typer.Option(help="Plot probabilities and thresholds over time: .png, .svg or .pdf.", metavar="FILE"),
     ] = None,
     overwrite: Overwrite = False,
     url: Url = None,
@@ -56,9 +62,9 @@ def listen(
     json: Json = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print detections only.")] = False,
 ) -> None:
-    """Listen for wake words in a recording with a running server."""
+    """Detect wake words in a recording with a running server."""
     from slipway_client import Client
-    from slipway_client.listening import Stream, in_clips, pieces_from, pieces_of
+    from slipway_client.listening import StreamDetector, detect_in_clips, read_pieces, split_recording
     from slipway_client.sound import read_recording
 
     check_plot(plot, overwrite=overwrite)
@@ -66,24 +72,24 @@ def listen(
         from slipway_cli.listen.plot import draw
     words = list(word or ())
     with Client(*address_of(url, protocol), tls=tls) as client:
-        streamed = Stream(client, words, cooldown_ms)
+        detector = StreamDetector(client, words, cooldown_ms)
         if source == _STDIN:
-            heard = report(streamed.listen(pieces_from(sys.stdin.buffer)), "stdin", quiet, json=json)
+            results = print_results(detector.detect(read_pieces(sys.stdin.buffer)), "stdin", quiet, json=json)
         else:
             recording = read_recording(Path(source), mono=mono)
             if recording.peak > 1:
                 notes(quiet)(f"{source}: divided by its peak, {recording.peak:.3f}, to be within full scale")
             if stream:
-                found = streamed.listen(pieces_of(recording))
+                detected = detector.detect(split_recording(recording))
             else:
-                found = in_clips(client, recording, words, cooldown_ms / 1000)
-            heard = report(found, f"{source} ({recording.seconds:.1f} s)", quiet, json=json)
+                detected = detect_in_clips(client, recording, words, cooldown_ms / 1000)
+            results = print_results(detected, f"{source} ({recording.seconds:.1f} s)", quiet, json=json)
     if plot is not None:
-        draw(heard, plot)
+        draw(results, plot)
         if not quiet:
             typer.echo(str(plot), err=json)
     if json:
-        print_json(document(heard, source, plot))
+        print_json(result_document(results, source, plot))
 
 
 def check_plot(path: Path | None, *, overwrite: bool = False) -> None:
@@ -100,59 +106,65 @@ def check_plot(path: Path | None, *, overwrite: bool = False) -> None:
         )
 
 
-def report(found: Iterable[Heard], source: str, quiet: bool, *, json: bool = False) -> list[Heard]:
+def print_results(
+    detected: Iterable[WindowResult], source: str, quiet: bool, *, json: bool = False
+) -> list[WindowResult]:
     """Print each detection as it arrives and a summary; return the results of all windows.
 
     Args:
-        found: Results of the windows, in order of time.
+        detected: Results of the windows, in order of time.
         source: Name of the file or stream, for the summary.
         quiet: True to print detections only.
         json: True to print to stderr, because stdout is reserved for a JSON document.
     """
-    heard = []
+    results = []
     try:
-        for one in found:
-            heard.append(one)
-            if one.event:
-                word = printable(one.word)
+        for result in detected:
+            results.append(result)
+            if result.event:
+                word = printable(result.word)
                 typer.echo(
-                    f"{one.time_s:8.2f} s  {word}  {one.probability:.3f} (threshold {one.threshold:.3f})",
+                    f"{result.time_s:8.2f} s  {word}  {result.probability:.3f}"
+                    f" (threshold {result.threshold:.3f})",
                     err=json,
                 )
     except KeyboardInterrupt:  # Ctrl-C is the usual way to end a microphone stream
         source += ", interrupted"
     if not quiet:
-        words = list(dict.fromkeys(one.word for one in heard))
-        windows = len({one.time_s for one in heard})
-        typer.echo(f"{source}: {windows} windows, {sum(one.event for one in heard)} detections", err=json)
+        words = list(dict.fromkeys(result.word for result in results))
+        windows = len({result.time_s for result in results})
+        detections = sum(result.event for result in results)
+        typer.echo(f"{source}: {windows} windows, {detections} detections", err=json)
         for word in words:
-            best = max((one for one in heard if one.word == word), key=lambda one: one.probability)
+            best = max(
+                (result for result in results if result.word == word), key=lambda result: result.probability
+            )
             typer.echo(
                 f"  {printable(word)}: highest probability {best.probability:.3f} at {best.time_s:.2f} s",
                 err=json,
             )
-    return heard
+    return results
 
 
-def document(heard: Sequence[Heard], source: str, plot: Path | None) -> dict[str, Any]:
+def result_document(results: Sequence[WindowResult], source: str, plot: Path | None) -> dict[str, Any]:
     """Return the JSON document of a recording: its detections and the best window of each word."""
-    best: dict[str, Heard] = {}
-    for one in heard:
-        if one.word not in best or one.probability > best[one.word].probability:
-            best[one.word] = one
+    best: dict[str, WindowResult] = {}
+    for result in results:
+        if result.word not in best or result.probability > best[result.word].probability:
+            best[result.word] = result
     return {
         "source": source,
-        "windows": len({one.time_s for one in heard}),
-        "detections": [_facts(one) for one in heard if one.event],
-        "highest": [_facts(one) for one in best.values()],
+        "windows": len({result.time_s for result in results}),
+        "detections": [_result_fields(result) for result in results if result.event],
+        "highest": [_result_fields(result) for result in best.values()],
         "plot": None if plot is None else str(plot),
     }
 
 
-def _facts(one: Heard) -> dict[str, Any]:
+def _result_fields(result: WindowResult) -> dict[str, Any]:
     return {
-        "word": one.word,
-        "time_s": float(one.time_s),
-        "probability": float(one.probability),
-        "threshold": float(one.threshold),
+        "word": result.word,
+        "time_s": float(result.time_s),
+        "probability": float(result.probability),
+        "threshold": float(result.threshold),
     }

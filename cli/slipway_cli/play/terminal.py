@@ -21,7 +21,7 @@ _ESCAPE = "\x1b"
 # Terminals send arrows and some other keys as escape sequences.
 _SEQUENCE = re.compile(r"\x1b[\[O][0-9;]*[A-Za-z~]")
 # ECMA-48 and xterm: alternate screen without a cursor, and back; colours of a character's two halves.
-_OTHER_SCREEN, _OWN_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[0m\x1b[?25h\x1b[?1049l"
+_ALTERNATE_SCREEN, _PRIMARY_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[0m\x1b[?25h\x1b[?1049l"
 _HOME, _PLAIN, _REST_OF_LINE = "\x1b[H", "\x1b[0m", "\x1b[K"
 _CELL = "\x1b[38;2;{};{};{};48;2;{};{};{}m▀"
 
@@ -33,32 +33,32 @@ class Keys:
     block began are held in the next one. Use it as a context manager, which restores the terminal's mode.
 
     Args:
-        known: Keys of the world; others are ignored.
+        keymap: Keys of the world; others are ignored.
     """
 
-    def __init__(self, known: Vocabulary) -> None:
-        self._known = known
+    def __init__(self, keymap: Vocabulary) -> None:
+        self._keymap = keymap
 
     def __enter__(self) -> Keys:
         if not sys.stdin.isatty() or not sys.stdout.isatty():
             raise InvalidRequest(
-                "interactive must be used in a terminal, got a file or a pipe; try --actions"
+                "--interactive must be used in a terminal, got a file or a pipe; try --actions"
             )
-        self._before = termios.tcgetattr(sys.stdin)
+        self._terminal_mode = termios.tcgetattr(sys.stdin)
         tty.setcbreak(sys.stdin)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._before)
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._terminal_mode)
 
     def __iter__(self) -> Iterator[str]:
-        while (pressed := self._pressed()) is not None:
-            yield held(pressed, self._known)
+        while (pressed := self._read_keys()) is not None:
+            yield select_keys(pressed, self._keymap)
 
     @staticmethod
-    def _pressed() -> str | None:
+    def _read_keys() -> str | None:
         """Return the keys pressed since the last call, or None after Escape."""
         text = ""
         while select.select([sys.stdin], [], [], 0)[0]:
@@ -66,21 +66,21 @@ class Keys:
             if not read:
                 return None
             text += read
-        return typed(text)
+        return without_escapes(text)
 
 
-def typed(text: str) -> str | None:
+def without_escapes(text: str) -> str | None:
     """Return a terminal's characters without its escape sequences, or None if Escape is among them."""
     characters = _SEQUENCE.sub("", text)
     return None if _ESCAPE in characters else characters
 
 
-def held(pressed: str, known: Vocabulary) -> str:
+def select_keys(pressed: str, keymap: Vocabulary) -> str:
     """Return the keys to hold; of pressed keys that exclude each other, the latest counts."""
     keys: list[str] = []
     for key in pressed.lower():
-        if key in known.keys:
-            keys = [other for other in keys if other != key and other not in known.keys[key].against]
+        if key in keymap.keys:
+            keys = [other for other in keys if other != key and other not in keymap.keys[key].excludes]
             keys.append(key)
     return "".join(keys)
 
@@ -99,29 +99,29 @@ class Screen:
         self._keys = keys
 
     def __enter__(self) -> Screen:
-        _write(_OTHER_SCREEN)
-        self.say("")
+        _write(_ALTERNATE_SCREEN)
+        self.show_status("")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _write(_OWN_SCREEN)
+        _write(_PRIMARY_SCREEN)
 
     def show(self, frames: NDArray[np.uint8]) -> None:
         """Show frames one after the other, [frames, height, width, 3], uint8."""
         columns, lines = os.get_terminal_size()
         for frame in frames:
-            _write(f"{_HOME}{picture(frame, columns, max(1, lines - 2))}")
+            _write(f"{_HOME}{render(frame, columns, max(1, lines - 2))}")
 
-    def say(self, status: str) -> None:
+    def show_status(self, status: str) -> None:
         """Show a status line."""
         columns, lines = os.get_terminal_size()
-        for place, line in ((lines - 1, status), (lines, self._keys)):
-            _write(f"\x1b[{place};1H{_PLAIN}{line[:columns]}{_REST_OF_LINE}")
+        for row, line in ((lines - 1, status), (lines, self._keys)):
+            _write(f"\x1b[{row};1H{_PLAIN}{line[:columns]}{_REST_OF_LINE}")
 
 
-def picture(frame: NDArray[np.uint8], columns: int, lines: int) -> str:
+def render(frame: NDArray[np.uint8], columns: int, lines: int) -> str:
     """Return a frame as characters in 24-bit colours, one line for every two rows of pixels.
 
     Args:

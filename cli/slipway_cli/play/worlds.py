@@ -22,34 +22,36 @@ from slipway_serving.protocol.events import FramesPart
 
 
 @dataclass(frozen=True)
-class Block:
+class PlayedBlock:
     """Block of frames that a turn returned.
 
     Attributes:
-        held: Keys that were held in the block.
+        keys: Keys that were held in the block.
         frames: Pixels, [frames, height, width, 3], uint8.
-        made: Event in which the server reports the finished block.
-        took_s: Time from sending the keys to the last answer, in seconds.
+        report: Event in which the server reports the finished block.
+        duration_s: Time from sending the keys to the last answer, in seconds.
     """
 
-    held: str
+    keys: str
     frames: NDArray[np.uint8]
-    made: BlockMade
-    took_s: float
+    report: BlockMade
+    duration_s: float
 
     @property
     def status(self) -> str:
         """Return a status line for display."""
         parts = {
-            "picture": self.made.picture_s,
-            "denoise": self.made.denoise_s,
-            "decode": self.made.decode_s,
-            "commit": self.made.commit_s,
+            "picture": self.report.picture_s,
+            "denoise": self.report.denoise_s,
+            "decode": self.report.decode_s,
+            "commit": self.report.commit_s,
         }
-        each = ", ".join(f"{name} {1e3 * took:.0f}" for name, took in parts.items() if took is not None)
+        each = ", ".join(
+            f"{name} {1e3 * seconds:.0f}" for name, seconds in parts.items() if seconds is not None
+        )
         return (
-            f"[{self.held or '-'}] {len(self.frames) / self.took_s:.1f} fps,"
-            f" {1e3 * self.took_s:.0f} ms ({each}), {self.made.frames_left} frames left"
+            f"[{self.keys or '-'}] {len(self.frames) / self.duration_s:.1f} fps,"
+            f" {1e3 * self.duration_s:.0f} ms ({each}), {self.report.frames_left} frames left"
         )
 
 
@@ -60,7 +62,7 @@ def play(
     show: Callable[[NDArray[np.uint8]], object] = lambda frames: None,
     *,
     endless: bool = False,
-) -> Iterator[Block]:
+) -> Iterator[PlayedBlock]:
     """Play a world until the keys or the world end.
 
     Args:
@@ -75,20 +77,21 @@ def play(
     """
     turn: Any = REQUESTS[mode].turn
     at_end = False
-    for held in keys:
-        begun = time.perf_counter()
-        frames, made = [], None
-        for event in session.step(turn(**actions_of(held, mode), rebase=at_end)):
+    for block_keys in keys:
+        started_s = time.perf_counter()
+        frames, report = [], None
+        for event in session.step(turn(**actions_of(block_keys, mode), rebase=at_end)):
             if isinstance(event, FramesPart):
                 frames.append(event.pixels)
                 show(event.pixels)
             elif isinstance(event, BlockMade):
-                made = event
-        if made is None or not frames:
+                report = event
+        if report is None or not frames:
             raise Unrecoverable(
-                f"play: a block must be frames and their end, got {len(frames)} parts and {made}"
+                f"play: a turn must return frames and BlockMade, got {len(frames)} parts and {report}; see"
+                " the log"
             )
-        yield Block(held, np.concatenate(frames), made, time.perf_counter() - begun)
-        at_end = made.frames_left == 0
+        yield PlayedBlock(block_keys, np.concatenate(frames), report, time.perf_counter() - started_s)
+        at_end = report.frames_left == 0
         if at_end and not endless:
             return

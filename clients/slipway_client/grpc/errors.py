@@ -6,9 +6,9 @@ from typing import Any
 
 import grpc
 
+from slipway_client.address_errors import not_triton_error, timeout_error, unreachable_error
 from slipway_client.grpc import messages
 from slipway_client.retry import Deadline, UnknownModel
-from slipway_client.unreachable import not_triton, silent, unreachable
 from slipway_serving.protocol.errors import (
     DeadlineExceeded,
     InvalidRequest,
@@ -26,34 +26,36 @@ _GATEWAY = "http2 header with status"
 _UNREADABLE = "deserializing"
 
 
-def call_error(
+def inference_error(
     url: str, error: grpc.RpcError, deadline: Deadline, proxy: Proxy | None = None
 ) -> SlipwayError:
     """Return the Slipway error for a call that failed."""
     mapped = _error(url, error, proxy)
-    local = isinstance(mapped, DeadlineExceeded) and mapped.args[0] == "Deadline Exceeded"
-    return deadline.exceeded() if local else mapped
+    is_client_timeout = isinstance(mapped, DeadlineExceeded) and mapped.args[0] == "Deadline Exceeded"
+    return deadline.exceeded() if is_client_timeout else mapped
 
 
-def ask_error(url: str, error: Any, limit_s: float, proxy: Proxy | None = None) -> SlipwayError:
+def probe_error(url: str, error: Any, limit_s: float, proxy: Proxy | None = None) -> SlipwayError:
     """Return the Slipway error for a health or metadata call that failed."""
     mapped = _error(url, error, proxy)
     if isinstance(mapped, DeadlineExceeded):
-        return silent(url, limit_s, proxy)
+        return timeout_error(url, limit_s, proxy)
     if isinstance(mapped, InvalidRequest):  # UNIMPLEMENTED: every Triton implements these calls
-        return not_triton(url, "gRPC", proxy)
+        return not_triton_error(url, "gRPC", proxy)
     return mapped
 
 
 def _error(url: str, error: Any, proxy: Proxy | None) -> SlipwayError:
     status, text = error.code().name, error.details() or ""
-    mapped = messages.said(text, status)
+    mapped = messages.error_of(text, status)
     if isinstance(mapped, UnknownModel):
-        return UnknownModel(f"{url}: {text}; try another name, `slipway serve` prints those that it serves")
+        return UnknownModel(
+            f"{url}: {text}; try another name; `slipway serve` prints the names of its models"
+        )
     if any(part in text.lower() for part in _OTHER_SERVER):
-        return not_triton(url, "HTTP", proxy)
+        return not_triton_error(url, "HTTP", proxy)
     if _UNREADABLE in text.lower():
         return Malformed(f"{url}: the answer is malformed: {text}; see the server's log, or try another url")
     if _GATEWAY in text or (type(mapped) is NotReady and mapped.args[0] == text.strip()):
-        return unreachable(url, "gRPC", text, proxy)
+        return unreachable_error(url, "gRPC", text, proxy)
     return mapped

@@ -18,7 +18,7 @@ from slipway_serving.protocol.turns import NO_SESSION, Turn
 # Texts of Triton and gRPC errors that come without a status, or with one that is too coarse.
 _TRITON_TEXTS: tuple[tuple[str, type[SlipwayError]], ...] = (
     ("has no available versions", NotReady),
-    (UnknownModel.said, UnknownModel),
+    (UnknownModel.triton_text, UnknownModel),
     ("larger than max", InvalidRequest),
     ("unexpected inference input", InvalidRequest),
     ("unexpected shape for input", InvalidRequest),
@@ -45,9 +45,9 @@ def tensors(response: Any) -> Tensors:
     return {output.name: from_bytes(raw, output.datatype, output.shape) for output, raw in pairs}
 
 
-def refusal(message: Any) -> SlipwayError | None:
+def stream_error(message: Any) -> SlipwayError | None:
     """Return the error that a stream message carries, or None if it carries tensors."""
-    return said(message.error_message) if message.error_message else None
+    return error_of(message.error_message) if message.error_message else None
 
 
 def metadata(message: Any) -> ModelMetadata:
@@ -64,7 +64,7 @@ def parameters(message: Any) -> dict[str, str]:
     return {name: value.string_value for name, value in message.config.parameters.items()}
 
 
-def said(text: str, status: str | None = None) -> SlipwayError:
+def error_of(text: str, status: str | None = None) -> SlipwayError:
     """Return the error for a server's error text and, if there is one, the call's status."""
     error = from_wire(text, status)
     if error.args[0] == text.strip():  # the text carries no Slipway error code

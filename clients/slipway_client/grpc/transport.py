@@ -24,15 +24,16 @@ import grpc
 import grpc.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from slipway_client.address_errors import not_triton_error
 from slipway_client.cancellation import (
-    CUT_S,
-    KNOWN_S,
-    LATE_S,
-    answers,
-    async_answers,
-    ending,
-    made_id,
-    was_found,
+    CANCEL_GRACE_S,
+    DEADLINE_GRACE_S,
+    FIND_REQUEST_S,
+    async_stream_responses,
+    cancel_message,
+    new_request_id,
+    request_found,
+    stream_responses,
 )
 from slipway_client.connections import Pools
 from slipway_client.decoding import ERRORS, decoding
@@ -40,8 +41,7 @@ from slipway_client.grpc import errors, messages
 from slipway_client.metadata import ModelMetadata
 from slipway_client.retry import UNLIMITED, Deadline
 from slipway_client.tensors import Tensors, turn_headers
-from slipway_client.tls import checked
-from slipway_client.unreachable import not_triton
+from slipway_client.tls import load_tls
 from slipway_serving.protocol.errors import Malformed, NotReady, SlipwayError
 from slipway_serving.protocol.proxies import GRPC, Proxy, grpc_options, proxy_of
 from slipway_serving.protocol.triton_identity import is_triton
@@ -74,35 +74,35 @@ class _Server:
         self.proxy: Proxy | None = proxy_of(urlsplit(f"//{_host(url)}").netloc, GRPC)
         self._is_triton = False
         options = (*_OPTIONS, *grpc_options(self.proxy))
-        made = partial(_connected, url, _credentials(url, certificates), options, count(), protocol)
-        self._pools: Pools[_Connection] = Pools(made)
+        make = partial(_connect, url, _credentials(url, certificates), options, count(), protocol)
+        self._pools: Pools[_Connection] = Pools(make)
 
-    def _take_identity(self, answer: Any) -> None:
+    def _verify_identity(self, answer: Any) -> None:
         """Check from the server's metadata that it is Triton, and remember it.
 
         Raises:
             NotTriton: The server is not Triton.
         """
         if not is_triton(answer.extensions):
-            raise not_triton(self._url, "gRPC", self.proxy)
+            raise not_triton_error(self._url, "gRPC", self.proxy)
         self._is_triton = True
 
     def _tensors(self, answer: Any, model: str) -> Tensors:
         with decoding(self._url, model):
             return messages.tensors(answer)
 
-    def _answered(self, message: Any, model: str) -> Tensors | SlipwayError:
+    def _parse_message(self, message: Any, model: str) -> Tensors | SlipwayError:
         """Return the tensors or the error that a stream message carries."""
         try:
-            return messages.refusal(message) or self._tensors(message.infer_response, model)
+            return messages.stream_error(message) or self._tensors(message.infer_response, model)
         except Malformed as error:
             return error
 
-    def _call_error(self, error: grpc.RpcError, deadline: Deadline) -> SlipwayError:
-        return errors.call_error(self._url, error, deadline, self.proxy)
+    def _inference_error(self, error: grpc.RpcError, deadline: Deadline) -> SlipwayError:
+        return errors.inference_error(self._url, error, deadline, self.proxy)
 
-    def _ask_error(self, error: grpc.RpcError, limit_s: float) -> SlipwayError:
-        return errors.ask_error(self._url, error, limit_s, self.proxy)
+    def _probe_error(self, error: grpc.RpcError, limit_s: float) -> SlipwayError:
+        return errors.probe_error(self._url, error, limit_s, self.proxy)
 
 
 class GrpcTransport(_Server):
@@ -110,11 +110,11 @@ class GrpcTransport(_Server):
 
     def __init__(self, url: str, connect_timeout_s: float, certificates: Path | None = None) -> None:
         super().__init__(url, connect_timeout_s, certificates, grpc)
-        self._left: set[Any] = set()
+        self._abandoned: set[Any] = set()
 
     def close(self) -> None:
         """Close the connection; open streams end as cancelled."""
-        for call in tuple(self._left):
+        for call in tuple(self._abandoned):
             with contextlib.suppress(grpc.RpcError):
                 call.result()
         for connection in self._pools.all():
@@ -127,104 +127,110 @@ class GrpcTransport(_Server):
             NotReady: The server cannot be reached, or it is not Triton.
         """
         if not self._is_triton:
-            self._take_identity(self._ask("ServerMetadata", service_pb2.ServerMetadataRequest(), deadline))
+            self._verify_identity(
+                self._probe("ServerMetadata", service_pb2.ServerMetadataRequest(), deadline)
+            )
 
     def server_live(self) -> bool:
         """Return True if the server reports that it is live."""
         self.check()
-        return bool(self._ask("ServerLive", service_pb2.ServerLiveRequest()).live)
+        return bool(self._probe("ServerLive", service_pb2.ServerLiveRequest()).live)
 
     def server_ready(self, deadline: Deadline = UNLIMITED) -> bool:
         """Return True if all of the server's models are ready."""
         self.check(deadline)
-        return bool(self._ask("ServerReady", service_pb2.ServerReadyRequest(), deadline).ready)
+        return bool(self._probe("ServerReady", service_pb2.ServerReadyRequest(), deadline).ready)
 
     def model_ready(self, model: str, deadline: Deadline = UNLIMITED) -> bool:
         """Return True if a model is ready; an unknown model is not."""
         self.check(deadline)
-        return bool(self._ask("ModelReady", service_pb2.ModelReadyRequest(name=model), deadline).ready)
+        return bool(self._probe("ModelReady", service_pb2.ModelReadyRequest(name=model), deadline).ready)
 
     def metadata(self, model: str, deadline: Deadline = UNLIMITED) -> ModelMetadata:
         """Fetch the metadata of a model's tensors."""
         self.check(deadline)
         message = service_pb2.ModelMetadataRequest(name=model)
-        return messages.metadata(self._ask("ModelMetadata", message, deadline))
+        return messages.metadata(self._probe("ModelMetadata", message, deadline))
 
     def parameters(self, model: str) -> dict[str, str]:
         """Fetch the parameters of a model's configuration."""
         self.check()
-        return messages.parameters(self._ask("ModelConfig", service_pb2.ModelConfigRequest(name=model)))
+        return messages.parameters(self._probe("ModelConfig", service_pb2.ModelConfigRequest(name=model)))
 
     def infer(self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION) -> Tensors:
         """Call a model that sends one response."""
-        request, left_s = messages.request(model, tensors, turn), deadline.remaining_s()
+        request, remaining_s = messages.request(model, tensors, turn), deadline.remaining_s()
         headers = tuple(turn_headers(turn).items())
         with self._stub() as stub:
             try:
-                if left_s is None:
+                if remaining_s is None:
                     return self._tensors(stub.ModelInfer(request, metadata=headers), model)
                 # The call's own timeout exceeds the wait, so that the call ends by itself and is not cut.
-                call = stub.ModelInfer.future(request, timeout=left_s + LATE_S, metadata=headers)
-                return self._tensors(call.result(left_s), model)
+                call = stub.ModelInfer.future(
+                    request, timeout=remaining_s + DEADLINE_GRACE_S, metadata=headers
+                )
+                return self._tensors(call.result(remaining_s), model)
             except grpc.FutureTimeoutError:
-                self._left.add(call)
-                call.add_done_callback(self._left.discard)
+                self._abandoned.add(call)
+                call.add_done_callback(self._abandoned.discard)
                 raise deadline.exceeded() from None
             except grpc.RpcError as error:
-                raise self._call_error(error, deadline) from None
+                raise self._inference_error(error, deadline) from None
 
     def stream(
         self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION
     ) -> Generator[Tensors, None, None]:
         """Call a decoupled model; closing the generator ends the server's work."""
-        request_id, left_s = made_id(), deadline.remaining_s()
+        request_id, remaining_s = new_request_id(), deadline.remaining_s()
         with self._stub() as stub:
             call = stub.ModelStreamInfer(
                 iter([messages.request(model, tensors, turn, request_id)]),
-                timeout=None if left_s is None else left_s + CUT_S,
+                timeout=None if remaining_s is None else remaining_s + CANCEL_GRACE_S,
                 metadata=tuple(turn_headers(turn).items()),
             )
             end = partial(self._end, stub, request_id)
-            yield from answers(self._messages(call, deadline, model), end, call.cancel, deadline, left_s)
+            yield from stream_responses(
+                self._messages(call, deadline, model), end, call.cancel, deadline, remaining_s
+            )
 
     def _messages(self, call: Any, deadline: Deadline, model: str) -> Iterator[Tensors | SlipwayError]:
         try:
             for message in call:
-                yield self._answered(message, model)
+                yield self._parse_message(message, model)
         except grpc.RpcError as error:
-            yield self._call_error(error, deadline)
+            yield self._inference_error(error, deadline)
 
     @staticmethod
     def _end(stub: Any, request_id: str) -> bool | None:
         """Ask the server to end a request; return True if it knows it, None if it cannot be asked."""
-        model, tensors = ending(request_id)
+        model, tensors = cancel_message(request_id)
         try:
-            answer = stub.ModelInfer(messages.request(model, tensors), timeout=KNOWN_S)
+            answer = stub.ModelInfer(messages.request(model, tensors), timeout=FIND_REQUEST_S)
         except (grpc.RpcError, ValueError):  # ValueError means that the connection was closed
             return None
-        return _was_found(answer)
+        return _parse_found(answer)
 
-    def _ask(self, method: str, message: Any, deadline: Deadline = UNLIMITED) -> Any:
+    def _probe(self, method: str, message: Any, deadline: Deadline = UNLIMITED) -> Any:
         limit_s = deadline.within(self._connect_timeout_s)
         with self._stub() as stub:
             try:
                 return getattr(stub, method)(message, timeout=limit_s)
             except grpc.RpcError as error:
                 deadline.remaining_s()
-                raise self._ask_error(error, limit_s) from None
+                raise self._probe_error(error, limit_s) from None
 
     @contextlib.contextmanager
     def _stub(self) -> Iterator[Any]:
         """Provide the stub of a connection for one request."""
-        connection, refused = self._pools.take(), False
+        connection, refused = self._pools.acquire(), False
         try:
             yield connection.stub
         except NotReady:
             refused = True
             raise
         finally:
-            for over in self._pools.give_back(connection, refused=refused):
-                over.channel.close()
+            for retired in self._pools.release(connection, refused=refused):
+                retired.channel.close()
 
 
 class AsyncGrpcTransport(_Server):
@@ -232,12 +238,12 @@ class AsyncGrpcTransport(_Server):
 
     def __init__(self, url: str, connect_timeout_s: float, certificates: Path | None = None) -> None:
         super().__init__(url, connect_timeout_s, certificates, grpc.aio)
-        self._left: set[asyncio.Task[Any]] = set()
+        self._abandoned: set[asyncio.Task[Any]] = set()
 
     async def close(self) -> None:
         """Close the connection; open streams end as cancelled."""
-        if self._left:
-            await asyncio.wait(self._left, timeout=LATE_S)
+        if self._abandoned:
+            await asyncio.wait(self._abandoned, timeout=DEADLINE_GRACE_S)
         for connection in self._pools.all():
             await connection.channel.close()
 
@@ -245,127 +251,131 @@ class AsyncGrpcTransport(_Server):
         """Check that the server is Triton; see :meth:`GrpcTransport.check`."""
         if not self._is_triton:
             message = service_pb2.ServerMetadataRequest()
-            self._take_identity(await self._ask("ServerMetadata", message, deadline))
+            self._verify_identity(await self._probe("ServerMetadata", message, deadline))
 
     async def server_live(self) -> bool:
         """Return True if the server reports that it is live."""
         await self.check()
-        return bool((await self._ask("ServerLive", service_pb2.ServerLiveRequest())).live)
+        return bool((await self._probe("ServerLive", service_pb2.ServerLiveRequest())).live)
 
     async def server_ready(self, deadline: Deadline = UNLIMITED) -> bool:
         """Return True if all of the server's models are ready."""
         await self.check(deadline)
-        return bool((await self._ask("ServerReady", service_pb2.ServerReadyRequest(), deadline)).ready)
+        return bool((await self._probe("ServerReady", service_pb2.ServerReadyRequest(), deadline)).ready)
 
     async def model_ready(self, model: str, deadline: Deadline = UNLIMITED) -> bool:
         """Return True if a model is ready; an unknown model is not."""
         await self.check(deadline)
         message = service_pb2.ModelReadyRequest(name=model)
-        return bool((await self._ask("ModelReady", message, deadline)).ready)
+        return bool((await self._probe("ModelReady", message, deadline)).ready)
 
     async def metadata(self, model: str, deadline: Deadline = UNLIMITED) -> ModelMetadata:
         """Fetch the metadata of a model's tensors."""
         await self.check(deadline)
         message = service_pb2.ModelMetadataRequest(name=model)
-        return messages.metadata(await self._ask("ModelMetadata", message, deadline))
+        return messages.metadata(await self._probe("ModelMetadata", message, deadline))
 
     async def parameters(self, model: str) -> dict[str, str]:
         """Fetch the parameters of a model's configuration."""
         await self.check()
-        answer = await self._ask("ModelConfig", service_pb2.ModelConfigRequest(name=model))
+        answer = await self._probe("ModelConfig", service_pb2.ModelConfigRequest(name=model))
         return messages.parameters(answer)
 
     async def infer(
         self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION
     ) -> Tensors:
         """Call a model that sends one response."""
-        request, left_s = messages.request(model, tensors, turn), deadline.remaining_s()
+        request, remaining_s = messages.request(model, tensors, turn), deadline.remaining_s()
         async with self._stub() as stub:
             call = stub.ModelInfer(
                 request,
-                timeout=None if left_s is None else left_s + LATE_S,
+                timeout=None if remaining_s is None else remaining_s + DEADLINE_GRACE_S,
                 metadata=tuple(turn_headers(turn).items()),
             )
             try:
-                return self._tensors(await asyncio.wait_for(self._shielded(call), left_s), model)
+                return self._tensors(await asyncio.wait_for(self._shield(call), remaining_s), model)
             except TimeoutError:
                 raise deadline.exceeded() from None
             except grpc.RpcError as error:
-                raise self._call_error(error, deadline) from None
+                raise self._inference_error(error, deadline) from None
 
     async def stream(
         self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION
     ) -> AsyncGenerator[Tensors, None]:
         """Call a decoupled model; closing the generator or cancelling its task ends the server's work."""
-        request_id, left_s = made_id(), deadline.remaining_s()
+        request_id, remaining_s = new_request_id(), deadline.remaining_s()
         async with self._stub() as stub:
             call = stub.ModelStreamInfer(
                 [messages.request(model, tensors, turn, request_id)],
-                timeout=None if left_s is None else left_s + CUT_S,
+                timeout=None if remaining_s is None else remaining_s + CANCEL_GRACE_S,
                 metadata=tuple(turn_headers(turn).items()),
             )
-            end, brought = partial(self._end, stub, request_id), self._messages(call, deadline, model)
-            async with contextlib.aclosing(async_answers(brought, end, deadline, left_s)) as answered:
-                async for found in answered:
-                    yield found
+            end, messages_read = partial(self._end, stub, request_id), self._messages(call, deadline, model)
+            async with contextlib.aclosing(
+                async_stream_responses(messages_read, end, deadline, remaining_s)
+            ) as responses:
+                async for response in responses:
+                    yield response
 
     async def _messages(
         self, call: Any, deadline: Deadline, model: str
     ) -> AsyncGenerator[Tensors | SlipwayError, None]:
         try:
             while (message := await call.read()) is not grpc.aio.EOF:
-                yield self._answered(message, model)
+                yield self._parse_message(message, model)
         except grpc.RpcError as error:
-            yield self._call_error(error, deadline)
+            yield self._inference_error(error, deadline)
         finally:
             call.cancel()
 
     async def _end(self, stub: Any, request_id: str) -> bool | None:
         """Ask the server to end a request; see :meth:`GrpcTransport._end`."""
-        model, tensors = ending(request_id)
+        model, tensors = cancel_message(request_id)
         try:
-            answer = await self._shielded(stub.ModelInfer(messages.request(model, tensors), timeout=KNOWN_S))
+            answer = await self._shield(
+                stub.ModelInfer(messages.request(model, tensors), timeout=FIND_REQUEST_S)
+            )
         except (grpc.RpcError, grpc.aio.UsageError):
             return None
-        return _was_found(answer)
+        return _parse_found(answer)
 
-    def _shielded(self, call: Any) -> asyncio.Future[Any]:
+    def _shield(self, call: Any) -> asyncio.Future[Any]:
         """Return a future for a call that runs to its own end even if the waiting task is cancelled."""
 
         async def answer() -> Any:
             return await call
 
-        def ended(task: asyncio.Task[Any]) -> None:
-            self._left.discard(task)
+        def on_done(task: asyncio.Task[Any]) -> None:
+            self._abandoned.discard(task)
             if not task.cancelled():
                 task.exception()  # otherwise asyncio logs the exception as never retrieved
 
         task = asyncio.create_task(answer())
-        self._left.add(task)
-        task.add_done_callback(ended)
+        self._abandoned.add(task)
+        task.add_done_callback(on_done)
         return asyncio.shield(task)
 
-    async def _ask(self, method: str, message: Any, deadline: Deadline = UNLIMITED) -> Any:
+    async def _probe(self, method: str, message: Any, deadline: Deadline = UNLIMITED) -> Any:
         limit_s = deadline.within(self._connect_timeout_s)
         async with self._stub() as stub:
             try:
                 return await getattr(stub, method)(message, timeout=limit_s)
             except grpc.RpcError as error:
                 deadline.remaining_s()
-                raise self._ask_error(error, limit_s) from None
+                raise self._probe_error(error, limit_s) from None
 
     @contextlib.asynccontextmanager
     async def _stub(self) -> AsyncIterator[Any]:
         """Provide the stub of a connection for one request."""
-        connection, refused = self._pools.take(), False
+        connection, refused = self._pools.acquire(), False
         try:
             yield connection.stub
         except NotReady:
             refused = True
             raise
         finally:
-            for over in self._pools.give_back(connection, refused=refused):
-                await over.channel.close()
+            for retired in self._pools.release(connection, refused=refused):
+                await retired.channel.close()
 
 
 @dataclass(frozen=True)
@@ -376,7 +386,7 @@ class _Connection:
     stub: Any
 
 
-def _connected(
+def _connect(
     url: str,
     credentials: grpc.ChannelCredentials | None,
     options: tuple[tuple[str, int], ...],
@@ -396,7 +406,7 @@ def _connected(
 def _credentials(url: str, certificates: Path | None) -> grpc.ChannelCredentials | None:
     """Return the TLS credentials of a connection, or None for one without TLS."""
     secured = url.startswith(_TLS)
-    tls = checked(certificates, secured=secured)
+    tls = load_tls(certificates, secured=secured)
     if tls is not None:
         return grpc.ssl_channel_credentials(tls.authority, tls.key, tls.certificate)
     return grpc.ssl_channel_credentials() if secured else None
@@ -406,9 +416,9 @@ def _host(url: str) -> str:
     return url.removeprefix(_TLS).removeprefix("grpc://").rstrip("/")
 
 
-def _was_found(answer: Any) -> bool | None:
+def _parse_found(answer: Any) -> bool | None:
     """Return True if the server found the request to end, or None if its answer cannot be decoded."""
     try:
-        return was_found(messages.tensors(answer))
+        return request_found(messages.tensors(answer))
     except (Malformed, *ERRORS):
         return None

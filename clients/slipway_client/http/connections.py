@@ -1,8 +1,8 @@
 """Connections of the blocking HTTP client, one per request, so that a request can be cut off.
 
 The timeouts of httpx limit each read, not the whole answer, so a server that sends a byte now and then would
-be waited for endlessly. A :class:`Line` with a limit is cut when its time is over, whether the request is in
-the headers, in the body, or in an event of a stream.
+be waited for endlessly. A :class:`Connection` with a limit is cut when its time is over, whether the request
+is in the headers, in the body, or in an event of a stream.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ from typing import Any
 import httpx
 
 
-class Line:
+class Connection:
     """Connection that serves one request at a time, so that it can be cut.
 
     Closing a socket does not wake a thread that reads from it; shutting the socket down does.
 
     Args:
-        http: Client for the exclusive use of this line.
+        http: Client for the exclusive use of this connection.
 
     Attributes:
         was_cut: True if the connection was cut; it then takes no further request.
-        is_late: True if the connection was cut because its request exceeded the time limit.
+        timed_out: True if the connection was cut because its request exceeded the time limit.
     """
 
     def __init__(self, http: httpx.Client) -> None:
-        self.http, self.was_cut, self.is_late = http, False, False
-        self._connected: Any = None
+        self.http, self.was_cut, self.timed_out = http, False, False
+        self._network_stream: Any = None
 
-    def traced(self, event: str, info: Mapping[str, Any]) -> None:
+    def trace(self, event: str, info: Mapping[str, Any]) -> None:
         """Record the connection that httpcore opens; callback of its `trace` extension."""
         if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
-            self._connected = info["return_value"]
+            self._network_stream = info["return_value"]
             if self.was_cut:
                 self.cut()
 
     def cut(self) -> None:
         """Shut the connection down, now or as soon as it is open; this ends all reads from it."""
         self.was_cut = True
-        if self._connected is not None:
+        if self._network_stream is not None:
             with contextlib.suppress(OSError):
-                self._connected.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+                self._network_stream.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
 
     @contextlib.contextmanager
-    def limited(self, limit_s: float | None) -> Iterator[None]:
+    def time_limit(self, limit_s: float | None) -> Iterator[None]:
         """Cut the connection if the block takes longer than a limit.
 
         Args:
@@ -57,7 +57,7 @@ class Line:
         if limit_s is None:
             yield
             return
-        timer = threading.Timer(limit_s, self._expired)
+        timer = threading.Timer(limit_s, self._on_timeout)
         timer.daemon = True
         timer.start()
         try:
@@ -65,12 +65,12 @@ class Line:
         finally:
             timer.cancel()
 
-    def _expired(self) -> None:
-        self.is_late = True
+    def _on_timeout(self) -> None:
+        self.timed_out = True
         self.cut()
 
 
-class Connections:
+class ConnectionPool:
     """Pool of connections to a server; each serves one request at a time.
 
     Args:
@@ -79,28 +79,28 @@ class Connections:
 
     def __init__(self, make: Callable[[], httpx.Client]) -> None:
         self._make = make
-        self._lines: set[Line] = set()
-        self._idle: list[Line] = []
+        self._connections: set[Connection] = set()
+        self._idle: list[Connection] = []
 
     def close(self) -> None:
         """Close all connections and cut the requests in progress."""
-        for line in tuple(self._lines):
-            line.cut()
-            line.http.close()
+        for connection in tuple(self._connections):
+            connection.cut()
+            connection.http.close()
 
     @contextlib.contextmanager
-    def line(self) -> Iterator[Line]:
+    def connection(self) -> Iterator[Connection]:
         """Provide a connection for one request."""
         try:
-            line = self._idle.pop()
+            connection = self._idle.pop()
         except IndexError:
-            line = Line(self._make())
-            self._lines.add(line)
+            connection = Connection(self._make())
+            self._connections.add(connection)
         try:
-            yield line
+            yield connection
         finally:
-            if line.was_cut:
-                self._lines.discard(line)
-                line.http.close()
+            if connection.was_cut:
+                self._connections.discard(connection)
+                connection.http.close()
             else:
-                self._idle.append(line)
+                self._idle.append(connection)

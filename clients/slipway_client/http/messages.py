@@ -80,7 +80,7 @@ def infer_tensors(response: httpx.Response) -> Tensors:
     for output in json.loads(body[:start])["outputs"]:
         size = output["parameters"]["binary_data_size"]
         if not isinstance(size, int) or not 0 <= size <= len(body) - start:
-            raise ValueError(f"binary_data_size must be within the {len(body)} bytes that came, got {size!r}")
+            raise ValueError(f"binary_data_size must be within the {len(body)} bytes received, got {size!r}")
         tensors[str(output["name"])] = from_bytes(
             body[start : start + size], output["datatype"], output["shape"]
         )
@@ -88,7 +88,7 @@ def infer_tensors(response: httpx.Response) -> Tensors:
     return tensors
 
 
-def streamed(text: str) -> Tensors | SlipwayError:
+def parse_event(text: str) -> Tensors | SlipwayError:
     """Return the tensors or the server error that an event of a stream carries."""
     fields = json.loads(text)
     if not isinstance(fields, dict):
@@ -128,13 +128,15 @@ def parameters(response: httpx.Response) -> dict[str, str]:
     return {str(name): str(value["string_value"]) for name, value in found.items()}
 
 
-def answer_error(url: str, response: httpx.Response) -> SlipwayError:
+def response_error(url: str, response: httpx.Response) -> SlipwayError:
     """Return the error of an answer with a failing status; its body is JSON or a server-sent event."""
     text = response.content.decode(errors="replace").strip().removeprefix("data:")
     try:
         text = str(json.loads(text)["error"])
     except (ValueError, LookupError, TypeError, RecursionError):
         text = f"{url}: HTTP status {response.status_code}" + (f": {text[:200]}" if text else "")
-    if response.status_code == httpx.codes.NOT_FOUND and UnknownModel.said in text:
-        return UnknownModel(f"{url}: {text}; try another name, `slipway serve` prints those that it serves")
+    if response.status_code == httpx.codes.NOT_FOUND and UnknownModel.triton_text in text:
+        return UnknownModel(
+            f"{url}: {text}; try another name; `slipway serve` prints the names of its models"
+        )
     return from_wire(text, response.status_code)

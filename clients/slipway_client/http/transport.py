@@ -22,16 +22,23 @@ from urllib.parse import quote, urlsplit
 import httpx
 from httpx_sse import SSEError, aconnect_sse, connect_sse
 
-from slipway_client.cancellation import KNOWN_S, answers, async_answers, ending, made_id, was_found
+from slipway_client.address_errors import error_texts, not_triton_error, timeout_error, unreachable_error
+from slipway_client.cancellation import (
+    FIND_REQUEST_S,
+    async_stream_responses,
+    cancel_message,
+    new_request_id,
+    request_found,
+    stream_responses,
+)
 from slipway_client.connections import AGE_S, Pools
 from slipway_client.decoding import ERRORS, decoding
 from slipway_client.http import messages
-from slipway_client.http.connections import Connections, Line
+from slipway_client.http.connections import Connection, ConnectionPool
 from slipway_client.metadata import ModelMetadata
 from slipway_client.retry import UNLIMITED, Deadline
 from slipway_client.tensors import Tensors, turn_headers
-from slipway_client.tls import checked
-from slipway_client.unreachable import not_triton, silent, texts_of, unreachable
+from slipway_client.tls import load_tls
 from slipway_serving.protocol.errors import Cancelled, InvalidRequest, Malformed, NotReady, SlipwayError
 from slipway_serving.protocol.proxies import HTTP, HTTPS, Proxy, proxy_of
 from slipway_serving.protocol.triton_identity import extensions, is_triton
@@ -68,7 +75,7 @@ class _Server:
     def _timeout(self, limit_s: float | None) -> httpx.Timeout:
         return httpx.Timeout(self._connect_timeout_s, read=limit_s, pool=None)
 
-    def _take_identity(self, response: httpx.Response) -> None:
+    def _verify_identity(self, response: httpx.Response) -> None:
         """Check from the server's metadata that it is Triton, and remember it.
 
         Raises:
@@ -78,32 +85,32 @@ class _Server:
         self.has_answered = True
         restricted = response.status_code == httpx.codes.FORBIDDEN and b"restricted" in response.content
         if response.is_server_error:
-            raise unreachable(self._url, "HTTP", f"HTTP status {response.status_code}", self.proxy)
+            raise unreachable_error(self._url, "HTTP", f"HTTP status {response.status_code}", self.proxy)
         if not restricted and not (response.is_success and is_triton(extensions(response.content))):
-            raise not_triton(self._url, "HTTP", self.proxy)
+            raise not_triton_error(self._url, "HTTP", self.proxy)
         self._is_triton = True
 
-    def _checked(self, response: httpx.Response) -> httpx.Response:
+    def _check_status(self, response: httpx.Response) -> httpx.Response:
         if not response.is_success:
-            raise messages.answer_error(self._url, response)
+            raise messages.response_error(self._url, response)
         return response
 
     def _infer_tensors(self, response: httpx.Response, model: str) -> Tensors:
         with decoding(self._url, model):
-            return messages.infer_tensors(self._checked(response))
+            return messages.infer_tensors(self._check_status(response))
 
     def _metadata(self, response: httpx.Response, model: str) -> ModelMetadata:
         with decoding(self._url, model):
-            return messages.metadata(self._checked(response))
+            return messages.metadata(self._check_status(response))
 
     def _parameters(self, response: httpx.Response, model: str) -> dict[str, str]:
         with decoding(self._url, model):
-            return messages.parameters(self._checked(response))
+            return messages.parameters(self._check_status(response))
 
-    def _streamed(self, text: str, model: str) -> Tensors | SlipwayError:
+    def _parse_event(self, text: str, model: str) -> Tensors | SlipwayError:
         try:
             with decoding(self._url, model):
-                return messages.streamed(text)
+                return messages.parse_event(text)
         except Malformed as error:
             return error
 
@@ -111,7 +118,7 @@ class _Server:
         """Return the Slipway error for an error of httpx."""
         if isinstance(error, SSEError | httpx.DecodingError | httpx.InvalidURL):
             return Malformed(f"{self._url}: the answer is malformed: {error}; try another url")
-        return unreachable(self._url, "HTTP", texts_of(error), self.proxy)
+        return unreachable_error(self._url, "HTTP", error_texts(error), self.proxy)
 
 
 class HttpTransport(_Server):
@@ -120,15 +127,15 @@ class HttpTransport(_Server):
     def __init__(self, url: str, connect_timeout_s: float, certificates: Path | None = None) -> None:
         super().__init__(url, connect_timeout_s, certificates)
         make = partial(httpx.Client, **self._options)
-        with _proxy_checked(self.proxy):
-            self._pools = Pools(lambda: Connections(make), AGE_S)
-            self._staying = Pools(lambda: Connections(make))  # sessions live in one replica
+        with _check_proxy(self.proxy):
+            self._pools = Pools(lambda: ConnectionPool(make), AGE_S)
+            self._session_pools = Pools(lambda: ConnectionPool(make))  # sessions live in one replica
             if self.proxy is not None:
                 make().close()  # raises if httpx does not support the proxy
 
     def close(self) -> None:
         """Close the connections."""
-        for pool in (*self._pools.all(), *self._staying.all()):
+        for pool in (*self._pools.all(), *self._session_pools.all()):
             pool.close()
 
     def check(self, deadline: Deadline = UNLIMITED) -> None:
@@ -138,7 +145,7 @@ class HttpTransport(_Server):
             NotReady: The server cannot be reached, or it is not Triton.
         """
         if not self._is_triton:
-            self._take_identity(self._get("/v2", deadline))
+            self._verify_identity(self._get("/v2", deadline))
 
     def server_live(self) -> bool:
         """Return True if the server reports that it is live."""
@@ -168,10 +175,12 @@ class HttpTransport(_Server):
     def infer(self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION) -> Tensors:
         """Call a model that sends one response."""
         content, headers = messages.infer_body(tensors, turn)
-        sent = {"content": content, "headers": headers}
+        content_arguments = {"content": content, "headers": headers}
         with self._pool(turn) as pool:
             try:
-                response = self._asked(pool, "POST", f"{_path(model)}/infer", deadline.remaining_s(), **sent)
+                response = self._send(
+                    pool, "POST", f"{_path(model)}/infer", deadline.remaining_s(), **content_arguments
+                )
             except TimeoutError:
                 raise deadline.exceeded() from None
             return self._infer_tensors(response, model)
@@ -180,34 +189,38 @@ class HttpTransport(_Server):
         self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION
     ) -> Generator[Tensors, None, None]:
         """Call a decoupled model; closing the generator ends the server's work."""
-        request_id, left_s = made_id(), deadline.remaining_s()
+        request_id, remaining_s = new_request_id(), deadline.remaining_s()
         request = _generate_request(model, tensors, turn, request_id) | {"timeout": self._timeout(None)}
-        with self._pool(turn) as pool, pool.line() as line:
-            end, events = partial(self._end, pool, request_id), self._events(line, request, model)
-            yield from answers(events, end, line.cut, deadline, left_s)
+        with self._pool(turn) as pool, pool.connection() as connection:
+            end, events = partial(self._end, pool, request_id), self._events(connection, request, model)
+            yield from stream_responses(events, end, connection.cut, deadline, remaining_s)
 
-    def _events(self, line: Line, request: dict[str, Any], model: str) -> Iterator[Tensors | SlipwayError]:
-        cut = Cancelled(f"{self._url}: the connection was cut before the answer's end; try again")
+    def _events(
+        self, connection: Connection, request: dict[str, Any], model: str
+    ) -> Iterator[Tensors | SlipwayError]:
+        cut = Cancelled(
+            f"{self._url}: the client cut the connection before the answer was complete; try again"
+        )
         try:
-            with connect_sse(line.http, extensions={"trace": line.traced}, **request) as source:
+            with connect_sse(connection.http, extensions={"trace": connection.trace}, **request) as source:
                 if source.response.is_success:
                     source.response.encoding = "utf-8"
-                    yield from (self._streamed(event.data, model) for event in source.iter_sse())
+                    yield from (self._parse_event(event.data, model) for event in source.iter_sse())
                 else:
                     source.response.read()
-                    yield messages.answer_error(self._url, source.response)
+                    yield messages.response_error(self._url, source.response)
         except (httpx.HTTPError, SSEError) as error:
-            yield cut if line.was_cut else self._error(error)
+            yield cut if connection.was_cut else self._error(error)
         else:
-            if line.was_cut:  # a body without a length ends silently when it is cut
+            if connection.was_cut:  # a body without a length ends silently when it is cut
                 yield cut
 
-    def _end(self, pool: Connections, request_id: str) -> bool | None:
+    def _end(self, pool: ConnectionPool, request_id: str) -> bool | None:
         """Ask the server to end a request; return True if it knows it, None if it cannot be asked."""
-        path, content, headers = _ending(request_id)
+        path, content, headers = _cancel_request(request_id)
         try:
-            response = self._asked(pool, "POST", path, KNOWN_S, content=content, headers=headers)
-            return _was_found(response)
+            response = self._send(pool, "POST", path, FIND_REQUEST_S, content=content, headers=headers)
+            return _parse_found(response)
         except (SlipwayError, TimeoutError, RuntimeError):  # RuntimeError means that the client was closed
             return None
 
@@ -215,13 +228,13 @@ class HttpTransport(_Server):
         limit_s = deadline.within(self._connect_timeout_s)
         with self._pool(NO_SESSION) as pool:
             try:
-                return self._asked(pool, "GET", path, limit_s)
+                return self._send(pool, "GET", path, limit_s)
             except TimeoutError:
                 deadline.remaining_s()
-                raise silent(self._url, limit_s, self.proxy) from None
+                raise timeout_error(self._url, limit_s, self.proxy) from None
 
-    def _asked(
-        self, pool: Connections, method: str, path: str, limit_s: float | None, **sent: Any
+    def _send(
+        self, pool: ConnectionPool, method: str, path: str, limit_s: float | None, **content_arguments: Any
     ) -> httpx.Response:
         """Send a request and return its whole answer.
 
@@ -229,31 +242,31 @@ class HttpTransport(_Server):
             TimeoutError: The whole answer did not arrive within `limit_s` seconds.
             SlipwayError: The server did not answer.
         """
-        with pool.line() as line, line.limited(limit_s):
-            asked = partial(line.http.request, method, path, timeout=self._timeout(limit_s))
+        with pool.connection() as connection, connection.time_limit(limit_s):
+            send = partial(connection.http.request, method, path, timeout=self._timeout(limit_s))
             try:
-                response = asked(extensions={"trace": line.traced}, **sent)
+                response = send(extensions={"trace": connection.trace}, **content_arguments)
             except httpx.HTTPError as error:
-                if line.is_late or isinstance(error, httpx.ReadTimeout):
+                if connection.timed_out or isinstance(error, httpx.ReadTimeout):
                     raise TimeoutError from None
                 raise self._error(error) from None
-            if line.is_late:  # a body without a length ends silently when it is cut
+            if connection.timed_out:  # a body without a length ends silently when it is cut
                 raise TimeoutError
         return response
 
     @contextlib.contextmanager
-    def _pool(self, turn: Turn) -> Iterator[Connections]:
+    def _pool(self, turn: Turn) -> Iterator[ConnectionPool]:
         """Provide the connection pool for one request."""
-        pools = self._staying if turn.id else self._pools
-        pool, refused = pools.take(), False
+        pools = self._session_pools if turn.id else self._pools
+        pool, refused = pools.acquire(), False
         try:
             yield pool
         except NotReady:
             refused = True
             raise
         finally:
-            for over in pools.give_back(pool, refused=refused):
-                over.close()
+            for retired in pools.release(pool, refused=refused):
+                retired.close()
 
 
 class AsyncHttpTransport(_Server):
@@ -262,19 +275,19 @@ class AsyncHttpTransport(_Server):
     def __init__(self, url: str, connect_timeout_s: float, certificates: Path | None = None) -> None:
         super().__init__(url, connect_timeout_s, certificates)
         make = partial(httpx.AsyncClient, **self._options)
-        with _proxy_checked(self.proxy):
+        with _check_proxy(self.proxy):
             self._pools = Pools(make, AGE_S)
-            self._staying = Pools(make)  # sessions live in one replica
+            self._session_pools = Pools(make)  # sessions live in one replica
 
     async def close(self) -> None:
         """Close the connections."""
-        for pool in (*self._pools.all(), *self._staying.all()):
+        for pool in (*self._pools.all(), *self._session_pools.all()):
             await pool.aclose()
 
     async def check(self, deadline: Deadline = UNLIMITED) -> None:
         """Check that the server is Triton; see :meth:`HttpTransport.check`."""
         if not self._is_triton:
-            self._take_identity(await self._get("/v2", deadline))
+            self._verify_identity(await self._get("/v2", deadline))
 
     async def server_live(self) -> bool:
         """Return True if the server reports that it is live."""
@@ -306,11 +319,11 @@ class AsyncHttpTransport(_Server):
     ) -> Tensors:
         """Call a model that sends one response."""
         content, headers = messages.infer_body(tensors, turn)
-        sent = {"content": content, "headers": headers}
+        content_arguments = {"content": content, "headers": headers}
         async with self._pool(turn) as http:
             try:
-                response = await self._asked(
-                    http, "POST", f"{_path(model)}/infer", deadline.remaining_s(), **sent
+                response = await self._send(
+                    http, "POST", f"{_path(model)}/infer", deadline.remaining_s(), **content_arguments
                 )
             except TimeoutError:
                 raise deadline.exceeded() from None
@@ -320,13 +333,15 @@ class AsyncHttpTransport(_Server):
         self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION
     ) -> AsyncGenerator[Tensors, None]:
         """Call a decoupled model; closing the generator or cancelling its task ends the server's work."""
-        request_id, left_s = made_id(), deadline.remaining_s()
+        request_id, remaining_s = new_request_id(), deadline.remaining_s()
         request = _generate_request(model, tensors, turn, request_id) | {"timeout": self._timeout(None)}
         async with self._pool(turn) as http:
             end, events = partial(self._end, http, request_id), self._events(http, request, model)
-            async with contextlib.aclosing(async_answers(events, end, deadline, left_s)) as answered:
-                async for found in answered:
-                    yield found
+            async with contextlib.aclosing(
+                async_stream_responses(events, end, deadline, remaining_s)
+            ) as responses:
+                async for response in responses:
+                    yield response
 
     async def _events(
         self, http: httpx.AsyncClient, request: dict[str, Any], model: str
@@ -336,19 +351,19 @@ class AsyncHttpTransport(_Server):
                 if source.response.is_success:
                     source.response.encoding = "utf-8"
                     async for event in source.aiter_sse():
-                        yield self._streamed(event.data, model)
+                        yield self._parse_event(event.data, model)
                 else:
                     await source.response.aread()
-                    yield messages.answer_error(self._url, source.response)
+                    yield messages.response_error(self._url, source.response)
         except (httpx.HTTPError, SSEError) as error:
             yield self._error(error)
 
     async def _end(self, http: httpx.AsyncClient, request_id: str) -> bool | None:
         """Ask the server to end a request; see :meth:`HttpTransport._end`."""
-        path, content, headers = _ending(request_id)
+        path, content, headers = _cancel_request(request_id)
         try:
-            response = await self._asked(http, "POST", path, KNOWN_S, content=content, headers=headers)
-            return _was_found(response)
+            response = await self._send(http, "POST", path, FIND_REQUEST_S, content=content, headers=headers)
+            return _parse_found(response)
         except (SlipwayError, TimeoutError, RuntimeError):
             return None
 
@@ -356,18 +371,18 @@ class AsyncHttpTransport(_Server):
         limit_s = deadline.within(self._connect_timeout_s)
         async with self._pool(NO_SESSION) as http:
             try:
-                return await self._asked(http, "GET", path, limit_s)
+                return await self._send(http, "GET", path, limit_s)
             except TimeoutError:
                 deadline.remaining_s()
-                raise silent(self._url, limit_s, self.proxy) from None
+                raise timeout_error(self._url, limit_s, self.proxy) from None
 
-    async def _asked(
-        self, http: httpx.AsyncClient, method: str, path: str, limit_s: float | None, **sent: Any
+    async def _send(
+        self, http: httpx.AsyncClient, method: str, path: str, limit_s: float | None, **content_arguments: Any
     ) -> httpx.Response:
-        """Send a request and return its whole answer; see :meth:`HttpTransport._asked`."""
+        """Send a request and return its whole answer; see :meth:`HttpTransport._send`."""
         try:
             async with asyncio.timeout(limit_s):
-                return await http.request(method, path, timeout=self._timeout(limit_s), **sent)
+                return await http.request(method, path, timeout=self._timeout(limit_s), **content_arguments)
         except httpx.ReadTimeout:
             raise TimeoutError from None
         except httpx.HTTPError as error:
@@ -376,20 +391,20 @@ class AsyncHttpTransport(_Server):
     @contextlib.asynccontextmanager
     async def _pool(self, turn: Turn) -> AsyncIterator[httpx.AsyncClient]:
         """Provide the connection pool for one request."""
-        pools = self._staying if turn.id else self._pools
-        http, refused = pools.take(), False
+        pools = self._session_pools if turn.id else self._pools
+        http, refused = pools.acquire(), False
         try:
             yield http
         except NotReady:
             refused = True
             raise
         finally:
-            for over in pools.give_back(http, refused=refused):
-                await over.aclose()
+            for retired in pools.release(http, refused=refused):
+                await retired.aclose()
 
 
 @contextlib.contextmanager
-def _proxy_checked(proxy: Proxy | None) -> Iterator[None]:
+def _check_proxy(proxy: Proxy | None) -> Iterator[None]:
     """Raise a clear error if httpx does not support the proxy.
 
     Raises:
@@ -406,14 +421,14 @@ def _proxy_checked(proxy: Proxy | None) -> Iterator[None]:
         if proxy is None:
             raise
         raise InvalidRequest(
-            f"client: {proxy.variable} must be the URL of an http, https or socks5 proxy, got something else;"
-            f" try no_proxy={proxy.host} for a direct connection"
+            f"client: {proxy.variable} must be the URL of an http, https or socks5 proxy, got another value;"
+            f" try correcting it, or no_proxy={proxy.host} for a direct connection"
         ) from None
 
 
 def _verification(url: str, certificates: Path | None) -> ssl.SSLContext:
     """Return the TLS context of connections; by default it trusts the usual authorities."""
-    tls = checked(certificates, secured=url.startswith("https://"))
+    tls = load_tls(certificates, secured=url.startswith("https://"))
     return httpx.create_ssl_context() if tls is None else tls.context()
 
 
@@ -435,15 +450,15 @@ def _generate_request(model: str, tensors: Tensors, turn: Turn, request_id: str)
     }
 
 
-def _ending(request_id: str) -> tuple[str, bytes, dict[str, str]]:
+def _cancel_request(request_id: str) -> tuple[str, bytes, dict[str, str]]:
     """Return path, body and headers of the request that ends another request."""
-    model, tensors = ending(request_id)
+    model, tensors = cancel_message(request_id)
     return f"{_path(model)}/infer", *messages.infer_body(tensors, NO_SESSION)
 
 
-def _was_found(response: httpx.Response) -> bool | None:
+def _parse_found(response: httpx.Response) -> bool | None:
     """Return True if the server found the request to end, or None if its answer cannot be decoded."""
     try:
-        return was_found(messages.infer_tensors(response)) if response.is_success else None
+        return request_found(messages.infer_tensors(response)) if response.is_success else None
     except (Malformed, *ERRORS):
         return None

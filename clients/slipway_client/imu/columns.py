@@ -83,7 +83,7 @@ class Columns:
         return known[0], f"unit of {quantity} must be {' or '.join(known)}, got {unit!r} in the header"
 
 
-def in_order(layout: Layout) -> Columns:
+def default_columns(layout: Layout) -> Columns:
     """Return the places of columns in a file without a header."""
     at, groups = 1, {}
     for group, axes in layout.groups.items():
@@ -92,7 +92,7 @@ def in_order(layout: Layout) -> Columns:
     return Columns(0, groups, {})
 
 
-def by_header(layout: Layout, header: Sequence[str]) -> tuple[Columns | None, list[str]]:
+def header_columns(layout: Layout, header: Sequence[str]) -> tuple[Columns | None, list[str]]:
     """Return the places of the columns that a header names.
 
     Args:
@@ -111,10 +111,12 @@ def by_header(layout: Layout, header: Sequence[str]) -> tuple[Columns | None, li
                 units.setdefault(role[0], unit)
     if not found:
         return None, []
-    wanted = [(TIME, ""), *((group, axis) for group, axes in layout.groups.items() for axis in axes)]
-    has = {group for group, _ in found}
+    required = [(TIME, ""), *((group, axis) for group, axes in layout.groups.items() for axis in axes)]
+    present = {group for group, _ in found}
     missing = [
-        role for role in wanted if role not in found and (role[0] in has or role[0] not in layout.optional)
+        role
+        for role in required
+        if role not in found and (role[0] in present or role[0] not in layout.optional)
     ]
     problems = []
     if missing:
@@ -131,7 +133,7 @@ def by_header(layout: Layout, header: Sequence[str]) -> tuple[Columns | None, li
     groups = {
         group: tuple(found[group, axis][0] for axis in axes)
         for group, axes in layout.groups.items()
-        if group in has
+        if group in present
     }
     return Columns(found[TIME, ""][0], groups, units), []
 
@@ -143,17 +145,17 @@ def _roles(layout: Layout, text: str) -> list[tuple[tuple[str, str], str]]:
     name = re.sub(r"[\s.\-/]+", "_", name.strip().lower()).strip("_")
     if time := re.fullmatch(rf"(?:{_TIME_NAMES})(?:_(?P<unit>\w+))?|(?P<alone>seconds|sec)", name):
         written = unit or time["unit"] or time["alone"] or ""
-        if not time["unit"] or _spelled(TIME, time["unit"]) in UNITS[TIME]:
-            return [((TIME, ""), _spelled(TIME, written))]
+        if not time["unit"] or _unit_name(TIME, time["unit"]) in UNITS[TIME]:
+            return [((TIME, ""), _unit_name(TIME, written))]
     for group, axes in layout.groups.items():
         if match := re.fullmatch(
             rf"(?:imu_)?(?:{_NAMES[group]})_?(?P<axis>[{axes}])(?:_(?P<unit>\w+))?", name
         ):
-            return [((group, match["axis"]), _spelled(group, unit or match["unit"] or ""))]
+            return [((group, match["axis"]), _unit_name(group, unit or match["unit"] or ""))]
     return []
 
 
-def _spelled(quantity: str, written: str) -> str:
+def _unit_name(quantity: str, written: str) -> str:
     """Return the usual name of a unit; an unknown unit is returned as it is written."""
     bare = re.sub(r"[\s^_/*·-]", "", written.lower())
     return _SPELLINGS.get(quantity, {}).get(bare, written)

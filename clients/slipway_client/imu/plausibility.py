@@ -46,7 +46,7 @@ def check_units(recording: Recording, stated: Units, time_unit: str | None) -> N
     raise_all(recording.name, [problem for problem in problems if problem])
 
 
-def gaps(recording: Recording) -> str:
+def describe_gaps(recording: Recording) -> str:
     """Return a sentence about the gaps in a recording's times, or "" if there are none."""
     steps = np.diff(recording.time_ns)
     if not len(steps):
@@ -105,7 +105,7 @@ def _rate_problem(recording: Recording) -> str:
     elif (at_rest := _rate_at_rest(recording)) > _LARGEST_AT_REST_RAD_S:
         rule = f"|gyro| must be at most {_LARGEST_AT_REST_RAD_S:g} rad/s while the acceleration stands still"
         got = f"{at_rest:.3g}"
-    elif (ratio := _against_truth(recording)) > _LARGEST_AGAINST_TRUTH:
+    elif (ratio := _rate_ratio_to_truth(recording)) > _LARGEST_AGAINST_TRUTH:
         rule = f"|gyro| must be at most {_LARGEST_AGAINST_TRUTH:g} times what the ground truth shows"
         got = f"{ratio:.3g} times"
     else:
@@ -128,17 +128,17 @@ def _rate_at_rest(recording: Recording) -> float:
     return float(np.linalg.norm(gyro[stillest].mean(axis=0)))
 
 
-def _against_truth(recording: Recording) -> float:
+def _rate_ratio_to_truth(recording: Recording) -> float:
     """Return how many times faster the sensor turns than its ground truth; 0 if that hardly turns."""
     step = int(np.searchsorted(recording.time_s, _TRUTH_STEP_S))
     if recording.truth is None or not 0 < step < len(recording):
         return 0.0
-    turned = Rotation.from_quat(recording.truth.rotations[::step])
+    rotations = Rotation.from_quat(recording.truth.rotations[::step])
     times_s = recording.time_s[::step]
-    shown = (turned[:-1].inv() * turned[1:]).magnitude() / np.diff(times_s)
-    sums = np.add.reduceat(recording.gyro, range(0, len(recording), step), axis=0)[: len(shown)]
+    true_rates = (rotations[:-1].inv() * rotations[1:]).magnitude() / np.diff(times_s)
+    sums = np.add.reduceat(recording.gyro, range(0, len(recording), step), axis=0)[: len(true_rates)]
     measured = np.linalg.norm(sums / step, axis=1)
-    true_rad_s = float(np.sqrt(np.mean(shown**2)))
+    true_rad_s = float(np.sqrt(np.mean(true_rates**2)))
     if true_rad_s < _SMALLEST_TRUTH_RAD_S:
         return 0.0
     return float(np.sqrt(np.mean(measured**2))) / true_rad_s

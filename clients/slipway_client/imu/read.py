@@ -17,7 +17,7 @@ from scipy.spatial.transform import Rotation, Slerp
 
 from slipway_client.imu.columns import SIGNALS, TRUTH
 from slipway_client.imu.kitti import read_kitti
-from slipway_client.imu.plausibility import check_units, gaps
+from slipway_client.imu.plausibility import check_units, describe_gaps
 from slipway_client.imu.recording import Array, Motion, Recording
 from slipway_client.imu.table import read_table
 from slipway_client.imu.units import ACCELERATIONS, RATES, Units
@@ -73,11 +73,11 @@ def read_recording(
         )
     else:
         signals, ground_truth = _files(path, ground_truth)
-        recording, time_unit = _signals(signals, path.name, stated)
+        recording, time_unit = _read_signals(signals, path.name, stated)
         if ground_truth is not None:
-            recording = _with_truth(recording, signals, ground_truth, stated, say)
+            recording = _add_truth(recording, signals, ground_truth, stated, say)
     check_units(recording, stated, time_unit)
-    if found := gaps(recording):
+    if found := describe_gaps(recording):
         say(found)
     return recording
 
@@ -139,7 +139,7 @@ def _check_kitti_options(path: Path, ground_truth: Path | None, stated: Units) -
     raise_all(str(path), problems)
 
 
-def _signals(path: Path, name: str, stated: Units) -> tuple[Recording, str]:
+def _read_signals(path: Path, name: str, stated: Units) -> tuple[Recording, str]:
     """Return the signals of a file, and the unit of its times."""
     table = read_table(path, SIGNALS)
     rate, rate_problem = table.columns.unit("gyro", stated.rate)
@@ -151,7 +151,7 @@ def _signals(path: Path, name: str, stated: Units) -> tuple[Recording, str]:
     return Recording(name, time_ns, acc, table.group("gyro", RATES[rate])), time_unit
 
 
-def _with_truth(recording: Recording, signals: Path, path: Path, stated: Units, say: Say) -> Recording:
+def _add_truth(recording: Recording, signals: Path, path: Path, stated: Units, say: Say) -> Recording:
     """Return a recording with its ground truth, cut to the time that the ground truth covers."""
     table = read_table(path, TRUTH)
     truth_ns, _ = table.times_ns(table.columns.units.get("time") or stated.time)
@@ -168,7 +168,7 @@ def _with_truth(recording: Recording, signals: Path, path: Path, stated: Units, 
         say(f"{path}: {left_out} of {len(recording)} frames lie outside the ground truth and are left out")
     motion = Motion(
         positions=_interpolate(time_ns, truth_ns, positions),
-        rotations=_turn(time_ns, truth_ns, np.roll(rotations, -1, axis=1)),
+        rotations=_interpolate_rotations(time_ns, truth_ns, np.roll(rotations, -1, axis=1)),
         velocities=_interpolate(time_ns, truth_ns, velocities),
     )
     return Recording(recording.name, time_ns, recording.acc[covered], recording.gyro[covered], motion)
@@ -204,19 +204,21 @@ def _check_truth(path: Path, time_ns: NDArray[np.int64], rotations: Array, lines
 
 
 def _interpolate(time_ns: NDArray[np.int64], known_ns: NDArray[np.int64], values: Array) -> Array:
-    at, known = _since_first(time_ns, known_ns)
+    at, known = _relative_times(time_ns, known_ns)
     return np.stack([np.interp(at, known, column) for column in values.T], axis=1)
 
 
-def _turn(time_ns: NDArray[np.int64], known_ns: NDArray[np.int64], rotations: Array) -> Array:
+def _interpolate_rotations(
+    time_ns: NDArray[np.int64], known_ns: NDArray[np.int64], rotations: Array
+) -> Array:
     """Interpolate rotations along the shortest turn, at constant speed."""
     known = Rotation.from_quat(rotations)
     if len(rotations) == 1:  # Slerp needs two rotations, and all requested times are this one's.
         return np.asarray(known[np.zeros(len(time_ns), int)].as_quat())
-    at, since = _since_first(time_ns, known_ns)
+    at, since = _relative_times(time_ns, known_ns)
     return np.asarray(Slerp(since, known)(at).as_quat())
 
 
-def _since_first(time_ns: NDArray[np.int64], known_ns: NDArray[np.int64]) -> tuple[Array, Array]:
+def _relative_times(time_ns: NDArray[np.int64], known_ns: NDArray[np.int64]) -> tuple[Array, Array]:
     # Relative times, since float64 cannot represent nanoseconds since 1970 exactly.
     return (time_ns - known_ns[0]).astype(float), (known_ns - known_ns[0]).astype(float)

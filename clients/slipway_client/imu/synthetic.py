@@ -94,23 +94,23 @@ def make_recording(
     random = np.random.default_rng(seed)
     frames = max(1, round(seconds * rate_hz))
     time_s = np.arange(frames) / rate_hz
-    acc, gyro, truth = _moved(seed, random, time_s, style)
-    seen_acc, seen_gyro = shown(random, acc, gyro, sensor, rate_hz)
+    acc, gyro, truth = _ideal_signals(seed, random, time_s, style)
+    measured_acc, measured_gyro = apply_sensor_errors(random, acc, gyro, sensor, rate_hz)
     return Recording(
         name=f"synthetic {seconds:g} s, seed {seed}",
         time_ns=np.round(time_s * 1e9).astype(np.int64),
-        acc=seen_acc,
-        gyro=seen_gyro,
+        acc=measured_acc,
+        gyro=measured_gyro,
         truth=truth,
     )
 
 
-def _moved(
+def _ideal_signals(
     seed: int, random: np.random.Generator, time_s: Array, style: Style
 ) -> tuple[Array, Array, Motion]:
     """Return the acceleration and rate of rotation that a perfect sensor measures, and the motion."""
     pace = _pace(np.random.default_rng([seed, 1]), time_s, style)
-    where, velocities, accelerations = _sines(random, pace, style.reach_m, style.longest_s)
+    positions, velocities, accelerations = _sines(random, pace, style.reach_m, style.longest_s)
     angles, turning, _ = _sines(random, pace, style.tilt_rad, style.turn_s)
     if style.heading_rad:
         heading, heading_rate, _ = _sines(random, pace, style.heading_rad, 4 * style.turn_s)
@@ -118,16 +118,16 @@ def _moved(
         turning[:, 2] += heading_rate[:, 2]
     if style.step_m:
         bobbing = _sines(random, pace, style.step_m, _STEP_S)
-        where, velocities, accelerations = (
+        positions, velocities, accelerations = (
             movement + step
-            for movement, step in zip((where, velocities, accelerations), bobbing, strict=True)
+            for movement, step in zip((positions, velocities, accelerations), bobbing, strict=True)
         )
     rotations = Rotation.from_euler("xyz", angles)
     acc = rotations.inv().apply(accelerations + np.array([0.0, 0.0, GRAVITY_M_S2]))
-    return acc, _body_rates(angles, turning), Motion(where, rotations.as_quat(), velocities)
+    return acc, _body_rates(angles, turning), Motion(positions, rotations.as_quat(), velocities)
 
 
-def shown(
+def apply_sensor_errors(
     random: np.random.Generator, acc: Array, gyro: Array, sensor: Sensor, rate_hz: float
 ) -> tuple[Array, Array]:
     """Apply a sensor's errors to the signals of a perfect one.
@@ -142,21 +142,21 @@ def shown(
     directions = np.random.default_rng(sensor.seed)
     axes = np.random.default_rng([sensor.seed, 1])
 
-    def seen(signal: Array, bias: float, noise: float, walk: float) -> Array:
+    def with_errors(signal: Array, bias: float, noise: float, walk: float) -> Array:
         direction = directions.standard_normal(3)
         offset = bias * direction / np.linalg.norm(direction)
-        shown = signal + offset + noise * random.standard_normal(signal.shape)
+        measured = signal + offset + noise * random.standard_normal(signal.shape)
         if sensor.scale or sensor.misalignment_rad:
             mixed = sensor.misalignment_rad * axes.standard_normal((3, 3))
             np.fill_diagonal(mixed, sensor.scale * axes.standard_normal(3))
-            shown += signal @ mixed.T
+            measured += signal @ mixed.T
         if walk:
-            shown += np.cumsum(walk / np.sqrt(rate_hz) * random.standard_normal(signal.shape), axis=0)
-        return np.asarray(shown)
+            measured += np.cumsum(walk / np.sqrt(rate_hz) * random.standard_normal(signal.shape), axis=0)
+        return np.asarray(measured)
 
     return (
-        seen(acc, sensor.acc_bias_m_s2, sensor.acc_noise_m_s2, sensor.acc_walk_m_s2),
-        seen(gyro, sensor.gyro_bias_rad_s, sensor.gyro_noise_rad_s, sensor.gyro_walk_rad_s),
+        with_errors(acc, sensor.acc_bias_m_s2, sensor.acc_noise_m_s2, sensor.acc_walk_m_s2),
+        with_errors(gyro, sensor.gyro_bias_rad_s, sensor.gyro_noise_rad_s, sensor.gyro_walk_rad_s),
     )
 
 

@@ -15,7 +15,7 @@ from statistics import mode
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway_client.imu.columns import TIME, Columns, Layout, by_header, in_order
+from slipway_client.imu.columns import TIME, Columns, Layout, default_columns, header_columns
 from slipway_client.imu.recording import Array
 from slipway_client.imu.units import TIME_NS
 from slipway_serving.protocol.errors import InvalidRequest, raise_all
@@ -85,7 +85,7 @@ class Table:
             for line, row in zip(self.lines, self.rows, strict=True):
                 for place in places:
                     if not _is_number(row[place]):
-                        raise self._no_number(line, place, row[place]) from None
+                        raise self._number_error(line, place, row[place]) from None
             raise
         return values * scale
 
@@ -100,7 +100,7 @@ class Table:
         except ArithmeticError:
             exact = Decimal("NaN")
         if not exact.is_finite():
-            raise self._no_number(line, self.columns.time, text)
+            raise self._number_error(line, self.columns.time, text)
         whole = exact.to_integral_value()
         if unit == "ns" and exact != whole:
             raise InvalidRequest(
@@ -118,7 +118,7 @@ class Table:
             f" {self.lines[at]}; try another --time-unit"
         )
 
-    def _no_number(self, line: int, place: int, text: str) -> InvalidRequest:
+    def _number_error(self, line: int, place: int, text: str) -> InvalidRequest:
         return InvalidRequest(f"{self.path}: row {line} must be numbers, got {text!r} in column {place + 1}")
 
 
@@ -139,30 +139,30 @@ def read_table(path: Path, layout: Layout) -> Table:
         raise InvalidRequest(f"{path}: must be a CSV of numbers, got {error}") from None
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     comments = [line for _, line in numbered if line.lstrip().startswith(_COMMENTS)]
-    kept = [(number, line) for number, line in numbered if not line.lstrip().startswith(_COMMENTS)]
-    separator = next((sign for sign in ";,\t" if kept and sign in kept[0][1]), None)
-    rows = [_cells(line, separator) for _, line in kept]
-    places = [number for number, _ in kept]
-    plain = bool(rows) and not _is_number(rows[0][0])
-    header = rows.pop(0) if plain else _cells(comments[-1].lstrip(" #%"), separator) if comments else []
-    if plain:
-        places.pop(0)
+    data_lines = [(number, line) for number, line in numbered if not line.lstrip().startswith(_COMMENTS)]
+    separator = next((sign for sign in ";,\t" if data_lines and sign in data_lines[0][1]), None)
+    rows = [_cells(line, separator) for _, line in data_lines]
+    line_numbers = [number for number, _ in data_lines]
+    has_header = bool(rows) and not _is_number(rows[0][0])
+    header = rows.pop(0) if has_header else _cells(comments[-1].lstrip(" #%"), separator) if comments else []
+    if has_header:
+        line_numbers.pop(0)
     if not rows:
         raise InvalidRequest(f"{path}: must have rows of numbers, got none")
-    count = len(header) if plain else mode(map(len, rows))
+    count = len(header) if has_header else mode(map(len, rows))
     if len(header) != count:
         header = []  # the comment is not a header
-    columns = _columns(path, layout, header, count, plain=plain)
-    _check_rows(path, places, rows, count)
-    return Table(path, places, rows, columns)
+    columns = _columns(path, layout, header, count, has_header=has_header)
+    _check_rows(path, line_numbers, rows, count)
+    return Table(path, line_numbers, rows, columns)
 
 
-def _columns(path: Path, layout: Layout, header: Sequence[str], count: int, *, plain: bool) -> Columns:
-    found, problems = by_header(layout, header)
+def _columns(path: Path, layout: Layout, header: Sequence[str], count: int, *, has_header: bool) -> Columns:
+    columns, problems = header_columns(layout, header)
     raise_all(str(path), problems)
-    if found is not None:
-        return found
-    if plain:
+    if columns is not None:
+        return columns
+    if has_header:
         raise InvalidRequest(
             f"{path}: header must name the columns, such as time, gyro_x and acc_x, got {', '.join(header)}"
         )
@@ -171,11 +171,11 @@ def _columns(path: Path, layout: Layout, header: Sequence[str], count: int, *, p
             f"{path}: must have {' or '.join(map(str, layout.counts))} columns, got {count} columns without a"
             " header that names them"
         )
-    return in_order(layout)
+    return default_columns(layout)
 
 
-def _check_rows(path: Path, places: Sequence[int], rows: Sequence[Sequence[str]], count: int) -> None:
-    wrong = [(place, len(row)) for place, row in zip(places, rows, strict=True) if len(row) != count]
+def _check_rows(path: Path, line_numbers: Sequence[int], rows: Sequence[Sequence[str]], count: int) -> None:
+    wrong = [(place, len(row)) for place, row in zip(line_numbers, rows, strict=True) if len(row) != count]
     if wrong:
         more = f", and {len(wrong) - 1} rows more" if len(wrong) > 1 else ""
         raise InvalidRequest(f"{path}: row {wrong[0][0]} has {wrong[0][1]} columns, expected {count}{more}")

@@ -68,16 +68,16 @@ def errors(recording: Recording, motion: Motion, segment_frames: int) -> Errors:
     if not starts:
         return Errors(ate_m, aoe_deg, None, None)
     ends = [
-        _integrate(_cut(recording, start, start + segment_frames + 1), truth.between(start, start + 1))
+        _integrate(_slice(recording, start, start + segment_frames + 1), truth.between(start, start + 1))
         for start in starts
     ]
-    last = Motion(*(np.stack([getattr(end, name)[-1] for end in ends]) for name in vars(truth)))
-    wanted = [start + segment_frames for start in starts]
-    goal = Motion(*(array[wanted] for array in vars(truth).values()))
-    return Errors(ate_m, aoe_deg, *_mean_errors(last, goal))
+    integrated_ends = Motion(*(np.stack([getattr(end, name)[-1] for end in ends]) for name in vars(truth)))
+    segment_ends = [start + segment_frames for start in starts]
+    true_ends = Motion(*(array[segment_ends] for array in vars(truth).values()))
+    return Errors(ate_m, aoe_deg, *_mean_errors(integrated_ends, true_ends))
 
 
-def _cut(recording: Recording, start: int, stop: int) -> Recording:
+def _slice(recording: Recording, start: int, stop: int) -> Recording:
     frames = slice(start, stop)
     return Recording(recording.name, recording.time_ns[frames], recording.acc[frames], recording.gyro[frames])
 

@@ -14,30 +14,30 @@ from slipway_serving.families.airimu.request import CorrectionRequest, Correctio
 from slipway_serving.protocol.errors import Malformed, raise_all
 
 Signal = NDArray[np.float32]
-Correct = Callable[[Signal, Signal, Signal], Mapping[str, Signal]]
+CorrectWindow = Callable[[Signal, Signal, Signal], Mapping[str, Signal]]
 """Callback that corrects one window. It takes `acc` and `gyro`, [frames, 3], and the first frame's rotation,
 [4], and returns the outputs of the model by name: `correction_acc` and `correction_gyro`, and perhaps
 `acc_cov` and `gyro_cov`, [frames, 3] each."""
 
 
 @dataclass(frozen=True)
-class Window:
+class CorrectionWindow:
     """Range of frames that are corrected together.
 
     Attributes:
         start: First frame.
         stop: Frame after the last one.
-        wanted: First frame whose correction is used; the frames before it belong to an earlier window and are
-            context.
+        first_used: First frame whose correction is used; the frames before it belong to an earlier window and
+            are context.
     """
 
     start: int
     stop: int
-    wanted: int
+    first_used: int
 
 
 @dataclass(frozen=True)
-class Corrected:
+class CorrectedRecording:
     """Result of a correction.
 
     Attributes:
@@ -52,7 +52,7 @@ class Corrected:
     variances: tuple[Array, ...]
 
 
-def windows_of(frames: int, size: int, step: int) -> Iterator[Window]:
+def split_windows(frames: int, size: int, step: int) -> Iterator[CorrectionWindow]:
     """Cut a recording into windows; the last one may be shorter.
 
     Args:
@@ -69,16 +69,16 @@ def windows_of(frames: int, size: int, step: int) -> Iterator[Window]:
     if not 1 <= step <= max(size, 1):
         problems.append(f"--step-size must be 1 to the window size, {size}, got {step}")
     raise_all("imu", problems)
-    start = done = 0
-    while done < frames:
+    start = covered = 0
+    while covered < frames:
         stop = min(start + size, frames)
-        yield Window(start, stop, done)
-        start, done = start + step, stop
+        yield CorrectionWindow(start, stop, covered)
+        start, covered = start + step, stop
 
 
 def correct(
-    recording: Recording, correct_window: Correct, size: int, step: int, report: Callable[[int], None]
-) -> Corrected:
+    recording: Recording, correct_window: CorrectWindow, size: int, step: int, report: Callable[[int], None]
+) -> CorrectedRecording:
     """Correct a recording.
 
     Args:
@@ -90,44 +90,44 @@ def correct(
     """
     parts: dict[str, list[Signal]] = {}
     count = 0
-    for window in windows_of(len(recording), size, step):
+    for window in split_windows(len(recording), size, step):
         outputs = correct_window(*window_inputs(recording, window))
         for name, output in outputs.items():
-            parts.setdefault(name, []).append(output[window.wanted - window.start :])
+            parts.setdefault(name, []).append(output[window.first_used - window.start :])
         count += 1
         report(window.stop)
-    joined = {name: np.concatenate(part).astype(np.float64) for name, part in parts.items()}
+    combined = {name: np.concatenate(part).astype(np.float64) for name, part in parts.items()}
     signals = recording.with_signals(
-        recording.acc + joined["correction_acc"], recording.gyro + joined["correction_gyro"]
+        recording.acc + combined["correction_acc"], recording.gyro + combined["correction_gyro"]
     )
-    variances = tuple(joined[name] for name in ("gyro_cov", "acc_cov") if name in joined)
-    return Corrected(signals, count, variances)
+    variances = tuple(combined[name] for name in ("gyro_cov", "acc_cov") if name in combined)
+    return CorrectedRecording(signals, count, variances)
 
 
-def window_inputs(recording: Recording, window: Window) -> tuple[Signal, Signal, Signal]:
-    """Return the arguments of :data:`Correct` for a window: its signals and its first rotation."""
+def window_inputs(recording: Recording, window: CorrectionWindow) -> tuple[Signal, Signal, Signal]:
+    """Return the arguments of :data:`CorrectWindow` for a window: its signals and its first rotation."""
     acc, gyro = (signal[window.start : window.stop] for signal in (recording.acc, recording.gyro))
     rotation = recording.rotation_at(window.start)
     return acc.astype(np.float32), gyro.astype(np.float32), rotation.astype(np.float32)
 
 
-def served(client: Client) -> Correct:
+def server_corrector(client: Client) -> CorrectWindow:
     """Return a callback that corrects a window with a running server."""
 
     def correct_window(acc: Signal, gyro: Signal, rotation: Signal) -> Mapping[str, Signal]:
         request = CorrectionRequest(acc[None], gyro[None], rotation[None])
-        (done,) = client.generate(request)
-        assert isinstance(done, Corrections)
-        if done.correction_acc.shape[:2] != (1, len(acc)):
+        (corrections,) = client.generate(request)
+        assert isinstance(corrections, Corrections)
+        if corrections.correction_acc.shape[:2] != (1, len(acc)):
             raise Malformed(
                 f"{request.model}: correction_acc must have the {len(acc)} frames of the request, got shape"
-                f" {list(done.correction_acc.shape)}; see the server's log"
+                f" {list(corrections.correction_acc.shape)}; see the server's log"
             )
         outputs = {
-            "correction_acc": done.correction_acc,
-            "correction_gyro": done.correction_gyro,
-            "acc_cov": done.acc_cov,
-            "gyro_cov": done.gyro_cov,
+            "correction_acc": corrections.correction_acc,
+            "correction_gyro": corrections.correction_gyro,
+            "acc_cov": corrections.acc_cov,
+            "gyro_cov": corrections.gyro_cov,
         }
         return {name: output[0] for name, output in outputs.items() if output is not None}
 

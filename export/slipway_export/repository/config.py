@@ -20,7 +20,7 @@ from slipway_serving.protocol.axis_expressions import Point, Size
 from slipway_serving.protocol.errors import InvalidRequest
 from slipway_serving.protocol.events import Event, output_fields
 from slipway_serving.protocol.fields import Array, Field, fields_of
-from slipway_serving.protocol.requests import USUAL, Request, input_fields
+from slipway_serving.protocol.requests import USUAL_PARAMETER, Request, input_fields
 from slipway_serving.runtime.backends.onnxruntime.arena import ARENA_SHRINKAGE, SHRUNK_ARENAS
 from slipway_serving.runtime.input_sizes import AXES_PARAMETER, ranges_text
 from slipway_serving.runtime.queue_limits import QUEUE_LIMIT_PARAMETER, QUEUE_MODELS_PARAMETER
@@ -153,7 +153,10 @@ def authored_config(
         pb.ModelOutput(name=field.name, data_type=_triton(field), dims=_field_dims(field, batched))
         for field in output_fields(events)
     ]
-    told = {f"{USUAL}{name}": pb.ModelParameter(string_value=str(value)) for name, value in usual.items()}
+    told = {
+        f"{USUAL_PARAMETER}{name}": pb.ModelParameter(string_value=str(value))
+        for name, value in usual.items()
+    }
     added = pb.ModelConfig(input=inputs, output=outputs, parameters=told)
     return f"{text.rstrip()}\n{text_format.MessageToString(added)}"
 

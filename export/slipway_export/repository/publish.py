@@ -24,7 +24,7 @@ from slipway_export.repository.config import authored_config
 from slipway_export.repository.staging import staging
 from slipway_export.spec import AuthoredModel, FileContent
 from slipway_serving.protocol import distribution
-from slipway_serving.protocol.cancellation import EndRequest
+from slipway_serving.protocol.cancellation import CancelRequest
 from slipway_serving.protocol.errors import InvalidRequest
 from slipway_serving.runtime.in_process import read_config
 
@@ -58,7 +58,7 @@ def with_canceller(authored: Sequence[AuthoredModel]) -> list[AuthoredModel]:
         read_config(source).get("model_transaction_policy", {}).get("decoupled") for source in sources
     ):
         return list(authored)
-    return [*authored, AuthoredModel(EndRequest.model, request=EndRequest)]
+    return [*authored, AuthoredModel(CancelRequest.model, request=CancelRequest)]
 
 
 def _write(target: Path, content: FileContent) -> None:

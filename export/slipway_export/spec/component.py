@@ -133,7 +133,7 @@ class Component:
     def varying(self, tensor: TensorSpec) -> tuple[Size | int, ...]:
         """Return a tensor's dimensions as the graph has them, with the size of each fixed axis filled in."""
         fixed = {axis.name: axis.opt for axis in self.axes if axis.min == axis.max}
-        return tuple(size.given(fixed) if isinstance(size, Size) else size for size in tensor.sizes)
+        return tuple(size.substitute(fixed) if isinstance(size, Size) else size for size in tensor.sizes)
 
     def precision(self, asked: Precision) -> Precision:
         """Return the precision that the graph gets when the user asks for one."""

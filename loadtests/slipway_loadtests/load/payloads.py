@@ -95,7 +95,7 @@ def keys(random: np.random.Generator, mode: str) -> str:
     known = VOCABULARIES[mode].keys
     held = str(random.choice(sorted(known)))
     if random.uniform() < 0.3:
-        free = [key for key in known if key != NOTHING and key not in known[held].against and key != held]
+        free = [key for key in known if key != NOTHING and key not in known[held].excludes and key != held]
         held = str(random.choice(free)) + held if held != NOTHING and free else held
     return held
 

@@ -33,7 +33,7 @@ from slipway_serving.families.wan_t2v.request import TextToVideoRequest
 from slipway_serving.protocol.errors import InvalidRequest, Unrecoverable
 from slipway_serving.protocol.events import Event, Progress
 from slipway_serving.protocol.fields import fields_of
-from slipway_serving.protocol.requests import USUAL, Request
+from slipway_serving.protocol.requests import USUAL_PARAMETER, Request
 
 R = TypeVar("R", bound=Request)
 WORLD_FPS, BLOCK_FRAMES = 25, 12
@@ -98,7 +98,11 @@ def usual_of(client: Client, model: str) -> dict[str, str]:
         SlipwayError: The server does not answer, or has no such model.
     """
     found = client.model_parameters(model)
-    return {name.removeprefix(USUAL): text for name, text in found.items() if name.startswith(USUAL)}
+    return {
+        name.removeprefix(USUAL_PARAMETER): text
+        for name, text in found.items()
+        if name.startswith(USUAL_PARAMETER)
+    }
 
 
 Visit = Callable[[Visitor, float], None]

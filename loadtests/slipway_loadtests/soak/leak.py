@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway_loadtests.soak.asks import Ask, Kind, not_a_number
-from slipway_serving.protocol.events import Event, told
+from slipway_serving.protocol.events import Event, output_field
 from slipway_serving.protocol.fields import Array
 from slipway_serving.protocol.requests import Request, decode
 from slipway_serving.runtime.program import Call, Responses, Settings
@@ -37,7 +37,7 @@ TritonPythonModel = model_class(pb_utils)
 class Mean(Event):
     """Answer to :class:`KeepRequest`."""
 
-    mean: Annotated[float, told("mean of the values")]
+    mean: Annotated[float, output_field("mean of the values")]
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,7 +24,7 @@ from slipway_serving.runtime.sessions import Sessions
 
 
 @dataclass(frozen=True)
-class Cached:
+class CachedResiduals:
     """Residuals of the last step that was computed in full.
 
     Attributes:
@@ -66,7 +66,7 @@ class CachedDenoiser:
         self._head, self._change, self._tail, self._finish = (
             Graph(settings, f"{name}.onnx") for name in ("head", "change", "tail", "finish")
         )
-        self._sessions: Sessions[Cached | None] = Sessions.from_settings(settings)
+        self._sessions: Sessions[CachedResiduals | None] = Sessions.from_settings(settings)
 
     def run(self, call: Call) -> Responses:
         """Yield the one response to a call.
@@ -80,49 +80,54 @@ class CachedDenoiser:
             self._sessions.drop(call.turn)
             yield {}
             return
-        _, asked = decode_turn(self.request, call.tensors, self._model, call.turn)
-        self._check(call, asked.cache_threshold)
-        with self._sessions.turn(call.turn, lambda: None) as taken:
-            self._check_shape(call.tensors[self.latents], taken.state)
-            answer, taken.state = self._denoise(call, asked.cache_threshold, taken.state)
+        _, request_turn = decode_turn(self.request, call.tensors, self._model, call.turn)
+        self._check(call, request_turn.cache_threshold)
+        with self._sessions.turn(call.turn, lambda: None) as session:
+            self._check_shape(call.tensors[self.latents], session.state)
+            answer, session.state = self._denoise(call, request_turn.cache_threshold, session.state)
         yield answer
 
     def close(self) -> None:
         """Free all caches."""
         self._sessions.close()
 
-    def _denoise(self, call: Call, threshold: float | None, before: Cached | None) -> tuple[Tensors, Cached]:
+    def _denoise(
+        self, call: Call, threshold: float | None, previous: CachedResiduals | None
+    ) -> tuple[Tensors, CachedResiduals]:
         """Return the response to a call, and the residuals of the last step that was computed in full."""
         head = self._head.run(
-            {name: _of_rank(call.tensors[name], rank) for name, rank in self._head.ranks.items()}
+            {name: _reshape_to_rank(call.tensors[name], rank) for name, rank in self._head.ranks.items()}
         )
-        if before is not None and threshold is not None and self._is_near(head, before, threshold):
-            cached = before
+        if previous is not None and threshold is not None and self._is_unchanged(head, previous, threshold):
+            cached = previous
         else:
             if call.is_cancelled():
                 raise Cancelled(f"{self._model}: cancelled by the caller after the first block")
             tail = self._tail.run({name: head[name] for name in self._tail.inputs})
             shape = call.tensors[self.latents].shape
-            cached = Cached(shape, head["residual"], tail["tail_residual"])
+            cached = CachedResiduals(shape, head["residual"], tail["tail_residual"])
         sample = self._sample(head, cached.tail_residual)
-        return {"sample": sample, "cached": np.array([cached is before])}, cached
+        return {"sample": sample, "cached": np.array([cached is previous])}, cached
 
-    def _is_near(self, head: State, before: Cached, threshold: float) -> bool:
-        residuals = {"residual": head["residual"], "cached_residual": before.residual}
+    def _is_unchanged(self, head: State, previous: CachedResiduals, threshold: float) -> bool:
+        residuals = {"residual": head["residual"], "cached_residual": previous.residual}
         change = self._change.run(residuals, in_memory=["change"])["change"].numpy()
         return not change[0] > np.float32(threshold)
 
     def _sample(self, head: State, tail_residual: OrtValue) -> NDArray[Any]:
-        given = {**head, "tail_residual": tail_residual}
-        taken = {name: given[name] for name in self._finish.inputs}
-        sample: NDArray[Any] = self._finish.run(taken, in_memory=["sample"])["sample"].numpy()
+        available = {**head, "tail_residual": tail_residual}
+        inputs = {name: available[name] for name in self._finish.inputs}
+        sample: NDArray[Any] = self._finish.run(inputs, in_memory=["sample"])["sample"].numpy()
         return sample
 
     def _check(self, call: Call, threshold: float | None) -> None:
         problems = []
         rows = len(call.tensors[self.latents])
         if (threshold is None) != (not call.turn.id):
-            problems.append("cache_threshold must be given exactly when there is a correlation id")
+            problems.append(
+                "cache_threshold must be given in a session, and only there; try it with a session id, or"
+                " neither"
+            )
         if threshold is not None and rows != 1:
             problems.append(
                 f"{self.latents} must be a batch of 1 with cache_threshold, got {rows}; "
@@ -131,17 +136,18 @@ class CachedDenoiser:
         raise_all(self._model, problems)
         self._sessions.check_id(call.turn)
 
-    def _check_shape(self, latents: NDArray[Any], before: Cached | None) -> None:
-        if before is not None and before.shape != latents.shape:
+    def _check_shape(self, latents: NDArray[Any], previous: CachedResiduals | None) -> None:
+        if previous is not None and previous.shape != latents.shape:
             raise_all(
                 self._model,
                 [
-                    f"{self.latents} must be {list(before.shape)} as the session began, got"
+                    f"{self.latents} must keep the shape {list(previous.shape)} of the session's first"
+                    " step, got"
                     f" {list(latents.shape)}; try a new session"
                 ],
             )
 
 
-def _of_rank(array: NDArray[Any], rank: int) -> NDArray[Any]:
+def _reshape_to_rank(array: NDArray[Any], rank: int) -> NDArray[Any]:
     """Return a tensor in its graph's rank: [batch] comes as [batch, 1], since Triton has no empty shape."""
     return array.reshape(array.shape[:rank]) if array.ndim == rank + 1 else array

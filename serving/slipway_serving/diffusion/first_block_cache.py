@@ -35,12 +35,12 @@ class FirstBlockCache:
         self._threshold = np.array([threshold], np.float32)
         self._model = ""
         self._branches: list[Session[Tensors, dict[str, NDArray[Any]]]] = []
-        self._asked = self._hits = 0
+        self._evaluations = self._hits = 0
 
     @property
     def hit_rate(self) -> float:
         """Share of the denoiser's evaluations that reused the cache, 0 to 1."""
-        return self._hits / self._asked if self._asked else 0.0
+        return self._hits / self._evaluations if self._evaluations else 0.0
 
     def predict(self, model: str, tensors: Tensors, shared: Tensors = _NONE) -> NDArray[np.float32]:
         """Predict the guidance branches of a step with a denoiser.
@@ -55,28 +55,28 @@ class FirstBlockCache:
         """
         branches = len(next(iter(tensors.values())))
         if model != self._model:
-            self._free(0)
+            self._close_branches(0)
             self._model = model
-        self._free(branches)
+        self._close_branches(branches)
         rows = [
             {name: array[branch : branch + 1] for name, array in tensors.items()}
             for branch in range(branches)
         ]
-        return np.concatenate([self._ask(branch, {**row, **shared}) for branch, row in enumerate(rows)])
+        return np.concatenate([self._evaluate(branch, {**row, **shared}) for branch, row in enumerate(rows)])
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Free the caches before the loop goes on with latents that are unrelated to the earlier ones."""
-        self._free(0)
+        self._close_branches(0)
 
     def close(self) -> None:
         """Free the caches."""
-        self._free(0)
+        self._close_branches(0)
 
-    def _ask(self, branch: int, tensors: Tensors) -> NDArray[np.float32]:
+    def _evaluate(self, branch: int, tensors: Tensors) -> NDArray[np.float32]:
         if branch == len(self._branches):
             self._branches.append(self._branch(self._model))
         (answer,) = self._branches[branch].step({**tensors, "cache_threshold": self._threshold})
-        self._asked += 1
+        self._evaluations += 1
         self._hits += bool(answer["cached"][0])
         sample: NDArray[np.float32] = answer["sample"]
         return sample
@@ -90,9 +90,9 @@ class FirstBlockCache:
 
         return Session(send, Turns(numbered=True))
 
-    def _free(self, kept: int) -> None:
+    def _close_branches(self, count: int) -> None:
         """End all sessions except the first `kept` ones."""
-        while len(self._branches) > kept:
+        while len(self._branches) > count:
             self._branches.pop().close()
 
 
@@ -106,7 +106,7 @@ def first_block_cache(models: Models, threshold: float | None) -> Iterator[First
         yield cache
 
 
-def ask(
+def predict_branches(
     models: Models,
     model: str,
     tensors: Tensors,

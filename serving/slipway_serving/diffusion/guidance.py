@@ -1,8 +1,9 @@
 """Classifier-free guidance, and the guidance scale as an input of distilled networks.
 
 With classifier-free guidance the network predicts two branches in a step, the prompt's first, and
-:func:`combined` makes one prediction of them; :func:`guided_steps` returns the steps with guidance. Networks
-that were distilled with guidance predict one branch and take the scale as a tensor, see :func:`embedded`.
+:func:`combine_branches` makes one prediction of them; :func:`guided_steps` returns the steps with guidance.
+Networks that were distilled with guidance predict one branch and take the scale as a tensor, see
+:func:`guidance_embedding`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def interval_problems(start: float, stop: float) -> list[str]:
     ]
 
 
-def combined(branches: torch.Tensor, scale: float) -> torch.Tensor:
+def combine_branches(branches: torch.Tensor, scale: float) -> torch.Tensor:
     """Combine the branches of a step into one prediction.
 
     Args:
@@ -54,6 +55,6 @@ def combined(branches: torch.Tensor, scale: float) -> torch.Tensor:
     return unconditional + scale * (conditional - unconditional)
 
 
-def embedded(scale: float) -> NDArray[np.float32]:
+def guidance_embedding(scale: float) -> NDArray[np.float32]:
     """Return the input of a network with a guidance embedding: the scale times 1000, [1], float32."""
     return np.array([scale * 1000], np.float32)

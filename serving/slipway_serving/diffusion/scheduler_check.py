@@ -26,9 +26,9 @@ SUPPORTED = (
     " use_flow_sigmas true"
 )
 # With these values a scheduler treats the network's output as a flow.
-_OF_FLOWS: Mapping[str, Any] = {"prediction_type": "flow_prediction", "use_flow_sigmas": True}
+_FLOW_VALUES: Mapping[str, Any] = {"prediction_type": "flow_prediction", "use_flow_sigmas": True}
 # Largest share of the noise that may be left, since schedules begin a little below a noise level of 1.
-_LEFT = 0.05
+_MAX_RESIDUAL_NOISE = 0.05
 _SHAPE = (1, 4, 1, 2, 2)
 
 
@@ -59,7 +59,7 @@ def check_scheduler(config: Mapping[str, Any], make: Make, where: str) -> None:
         if _fault({other: value for other, value in config.items() if other != key}, make) is None:
             rule = f"{known[key]!r}" if key in known else "left out"
             raise InvalidRequest(
-                f"{where}: {key} must be {rule}, with which {kind.__name__} works here, got"
+                f"{where}: {key} must be {rule}, the value with which {kind.__name__} works, got"
                 f" {config[key]!r}: {fault}"
             )
     raise InvalidRequest(
@@ -95,7 +95,7 @@ def _flow_problems(config: Mapping[str, Any], known: Mapping[str, Any]) -> list[
     return [
         f"{key} must be {wanted!r}, since the network predicts a flow, got {config.get(key, known[key])!r};"
         f" supported is {SUPPORTED}"
-        for key, wanted in _OF_FLOWS.items()
+        for key, wanted in _FLOW_VALUES.items()
         if key in known and config.get(key, known[key]) != wanted
     ]
 
@@ -104,7 +104,7 @@ def _fault(config: Mapping[str, Any], make: Make) -> str | None:
     """Return the reason why a configuration cannot be used, or None."""
     try:
         for steps in STEP_COUNTS:
-            _try(config, make, steps)
+            _check_steps(config, make, steps)
     except _Unusable as error:
         return str(error)
     return None
@@ -114,24 +114,24 @@ class _Unusable(Exception):
     """A scheduler cannot be used; the message says why."""
 
 
-def _try(config: Mapping[str, Any], make: Make, steps: int) -> None:
+def _check_steps(config: Mapping[str, Any], make: Make, steps: int) -> None:
     """Take a number of steps twice; raise _Unusable if the result is wrong or differs."""
     try:
-        left, again = (_noise_left(make(config, steps), seed) for seed in (0, 1))
+        residual, repeated = (_residual_noise(make(config, steps), seed) for seed in (0, 1))
     except Exception as error:  # The errors of diffusers have no common base.
         reason = " ".join(str(error).split())[:300]
         raise _Unusable(f"{steps} steps end with {type(error).__name__}: {reason}") from error
-    if left != again:
+    if residual != repeated:
         raise _Unusable(
-            f"its steps draw random numbers that the seed of a request does not decide ({steps} steps)"
+            f"its steps draw random numbers that do not depend on the request's seed ({steps} steps)"
         )
-    if not left < _LEFT:
+    if not residual < _MAX_RESIDUAL_NOISE:
         raise _Unusable(
-            f"{steps} steps along a constant flow must remove the noise, but {left:.3g} of it is left"
+            f"{steps} steps along a constant flow must remove the noise, but {residual:.3g} of it is left"
         )
 
 
-def _noise_left(schedule: Schedule, seed: int) -> float:
+def _residual_noise(schedule: Schedule, seed: int) -> float:
     """Return the share of the noise that a schedule leaves along a constant flow.
 
     Args:

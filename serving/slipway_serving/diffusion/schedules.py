@@ -133,20 +133,20 @@ class FewStep:
     """
 
     def __init__(self, steps: Sequence[int], shift: float, noise: Noise, train_steps: int = 1000) -> None:
-        whole = all(type(step) is int for step in steps)
-        falling = whole and all(earlier > later for earlier, later in pairwise(steps))
-        if not steps or not falling or steps[0] > train_steps or steps[-1] < 1:
+        are_integers = all(type(step) is int for step in steps)
+        descending = are_integers and all(earlier > later for earlier, later in pairwise(steps))
+        if not steps or not descending or steps[0] > train_steps or steps[-1] < 1:
             raise InvalidRequest(
                 f"few-step schedule: steps must be descending, {train_steps} to 1, got {list(steps)}"
             )
         if type(shift) not in (int, float) or not (shift > 0 and math.isfinite(shift)):
             raise InvalidRequest(f"few-step schedule: shift must be a finite number above 0, got {shift!r}")
-        plain = torch.linspace(1.0, 0.0, train_steps + 1)[:-1]
-        self._sigmas = shift * plain / (1 + (shift - 1) * plain)
+        unshifted = torch.linspace(1.0, 0.0, train_steps + 1)[:-1]
+        self._sigmas = shift * unshifted / (1 + (shift - 1) * unshifted)
         self._table = self._sigmas * train_steps
         self._noise = noise
-        self._places = self._table[[train_steps - step for step in steps]]
-        self.timesteps: Sequence[torch.Tensor] = list(self._places)
+        self._step_timesteps = self._table[[train_steps - step for step in steps]]
+        self.timesteps: Sequence[torch.Tensor] = list(self._step_timesteps)
 
     def sigma(self, timestep: torch.Tensor) -> torch.Tensor:
         """Return the sigma of the table entry nearest to each timestep; 0 for timestep 0."""
@@ -173,8 +173,8 @@ class FewStep:
 
     def _following(self, timestep: torch.Tensor) -> torch.Tensor:
         """Return the timestep that follows each given one; 0 follows the last."""
-        place = (self._places - timestep.reshape(-1, 1)).abs().argmin(dim=1)
-        return torch.cat([self._places[1:], torch.zeros(1)])[place].reshape(timestep.shape)
+        step = (self._step_timesteps - timestep.reshape(-1, 1)).abs().argmin(dim=1)
+        return torch.cat([self._step_timesteps[1:], torch.zeros(1)])[step].reshape(timestep.shape)
 
 
 def _over_frames(values: torch.Tensor, latents: torch.Tensor) -> torch.Tensor:

@@ -40,7 +40,7 @@ class PromptTokenizer:
         folder = settings.folder / "tokenizer"
         if not folder.is_dir():
             raise InvalidRequest(
-                f"{self._model}: the tokenizer must lie in {folder}, got nothing; try exporting"
+                f"{self._model}: {folder} must be the tokenizer's folder, got nothing; try exporting again"
             )
         self._tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
 

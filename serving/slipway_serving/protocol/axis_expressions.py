@@ -58,7 +58,7 @@ class Size:
         terms = {axes: factor for axes, factor in found.items() if factor}
         if not any(terms):
             raise InvalidRequest(
-                "a dimension must be a sum of axes and products of them and a last whole number, such as"
+                "a dimension must be a sum of axes, products of axes and a final whole number, such as"
                 f" '2 * height * width + 9', got {text!r}"
             )
         return cls._ordered(terms)
@@ -91,14 +91,14 @@ class Size:
         ((axes, factor),) = products.items()
         return (axes[0], factor, offset) if len(axes) == 1 and axes[0] == _axis_of(axes[0]) else None
 
-    def given(self, point: Point) -> Size | int:
+    def substitute(self, point: Point) -> Size | int:
         """Return the dimension after some axes have got a size: a number, or an expression of the others."""
-        left: Counter[tuple[str, ...]] = Counter()
+        remaining: Counter[tuple[str, ...]] = Counter()
         for axes, factor in self.terms:
             known = math.prod(_size_of(axis, point) for axis in axes if _axis_of(axis) in point)
-            left[tuple(axis for axis in axes if _axis_of(axis) not in point)] += factor * known
-        terms = {axes: factor for axes, factor in left.items() if factor}
-        return Size._ordered(terms) if any(terms) else left[()]
+            remaining[tuple(axis for axis in axes if _axis_of(axis) not in point)] += factor * known
+        terms = {axes: factor for axes, factor in remaining.items() if factor}
+        return Size._ordered(terms) if any(terms) else remaining[()]
 
     def bounds(self, low: Point, high: Point) -> tuple[int, int]:
         """Return a lower and an upper bound of the size for axes between two points."""

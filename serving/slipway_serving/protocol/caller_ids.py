@@ -18,7 +18,7 @@ def request_id_problem(request_id: str) -> str:
     """Return an error message if a request id is too long, or an empty string."""
     if len(request_id.encode(errors="replace")) <= LONGEST_BYTES:
         return ""
-    return f"id must be at most {LONGEST_BYTES} bytes, got {shown(request_id)!r}; try a UUID"
+    return f"request id must be at most {LONGEST_BYTES} bytes, got {shortened_id(request_id)!r}; try a UUID"
 
 
 def session_id_problem(session_id: Any) -> str:
@@ -30,12 +30,12 @@ def session_id_problem(session_id: Any) -> str:
     if fits:
         return ""
     return (
-        f"correlation id must be a text of 1 to {LONGEST_BYTES} bytes or a whole number of 1 to"
-        f" {_LARGEST_NUMBER}, got {shown(session_id)!r}; try a UUID"
+        f"session id must be a text of 1 to {LONGEST_BYTES} bytes or a whole number of 1 to"
+        f" {_LARGEST_NUMBER}, got {shortened_id(session_id)!r}; try a UUID"
     )
 
 
-def shown(given: Any) -> Any:
+def shortened_id(given: Any) -> Any:
     """Return an id for a message or a log line, with a long text cut to its beginning."""
     text = given if isinstance(given, str) else repr(given)
     if len(text) <= LONGEST_BYTES:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from slipway_serving.protocol.events import Event, told
+from slipway_serving.protocol.events import Event, output_field
 from slipway_serving.protocol.fields import Rule
 from slipway_serving.protocol.requests import Request
 
@@ -13,23 +13,23 @@ _ID = Rule(
     must="1 to 64 characters",
     accepts=lambda text: 1 <= len(text) <= 64,
     fix=lambda _: "the id that the request was sent with",
-    help="id of the request to end",
+    help="id of the request to cancel",
 )
 
 
 @dataclass(frozen=True)
-class Ending(Event):
-    """Response to :class:`EndRequest`.
+class CancelResult(Event):
+    """Response to :class:`CancelRequest`.
 
     Attributes:
         found: True if a request with this id is running on this server; it ends at its next step.
     """
 
-    found: Annotated[bool, told("whether such a request is under way on this server")]
+    found: Annotated[bool, output_field("true if a request with this id is running on this server")]
 
 
 @dataclass(frozen=True)
-class EndRequest(Request):
+class CancelRequest(Request):
     """End a running request at its next step.
 
     Attributes:
@@ -37,7 +37,7 @@ class EndRequest(Request):
     """
 
     model: ClassVar[str] = "slipway_cancel"
-    events: ClassVar[tuple[type[Event], ...]] = (Ending,)
+    events: ClassVar[tuple[type[Event], ...]] = (CancelResult,)
     streams: ClassVar[bool] = False
 
     ended_id: Annotated[str, _ID]

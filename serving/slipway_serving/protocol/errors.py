@@ -119,7 +119,7 @@ _BY_STATUS = _BY_CODE | {
 # Triton answers with these texts and the status "unavailable" when a queue is full or a request waited longer
 # than its queue allows.
 _REFUSED_BY_QUEUE = ("maximum queue size", "Request timeout expired")
-RETRY_HINT = "try again in a few seconds, or fewer requests at a time"
+RETRY_HINT = "try again in a few seconds, or send fewer requests at a time"
 """Hint in the error of a request that was refused because the queue is full."""
 PROCESS_DIED = re.compile(r"Stub process '(?P<instance>[^']*)' is not healthy")
 """Triton's internal error for a request whose Python backend process died, and for all later requests until
@@ -145,7 +145,8 @@ def from_wire(text: str, status: str | int | None = None) -> SlipwayError:
         return Overloaded(f"{text.strip()}; {RETRY_HINT}")
     if died := PROCESS_DIED.search(text):
         return NotReady(
-            f"{died['instance']}: the model's process ended before it answered; try again, it is started anew"
+            f"{died['instance']}: the model's process ended before it answered; try again, the server"
+            " restarts it"
         )
     name = str(status).removeprefix("StatusCode.") if status is not None else ""
     return _BY_STATUS.get(name, Unrecoverable)(text.strip())

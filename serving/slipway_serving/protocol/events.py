@@ -37,7 +37,7 @@ class Binary(bytes):
     """Bytes of a binary field, which protocols that carry only text encode as base64."""
 
 
-def told(help_text: str, datatype: str = "", *, may_be_base64: bool = False) -> Rule:
+def output_field(help_text: str, datatype: str = "", *, may_be_base64: bool = False) -> Rule:
     """Describe a scalar field of an event, without a check of its value since the server produces it.
 
     Args:
@@ -71,13 +71,15 @@ class Event:
     known_by: ClassVar[tuple[str, ...]] = ()
 
 
-_ELAPSED = told("seconds since the work began")
-_HEIGHT, _WIDTH = (told(f"{side} of the pictures, pixels", "INT32") for side in ("height", "width"))
-_HIT_RATE = told("share of the denoiser's evaluations that reused the first-block cache, 0 to 1")
-_CHUNK = told("which part of the result: 0 to chunks - 1, in the order of sending", "INT32")
-_CHUNKS = told("number of parts", "INT32")
-_FIRST_FRAME = told("place of the first frame in the video, from 0", "INT32")
-_FRAMES_TOTAL = told("frames of the whole video, where known", "INT32")
+_ELAPSED = output_field("time since the work began, in seconds")
+_HEIGHT, _WIDTH = (
+    output_field(f"{side} of the pictures, in pixels", "INT32") for side in ("height", "width")
+)
+_HIT_RATE = output_field("share of the denoiser's evaluations that reused the first-block cache, 0 to 1")
+_CHUNK = output_field("number of the part, 0 to chunks - 1, in sending order", "INT32")
+_CHUNKS = output_field("number of parts", "INT32")
+_FIRST_FRAME = output_field("index of the first frame in the video, from 0", "INT32")
+_FRAMES_TOTAL = output_field("number of frames in the whole video, if known", "INT32")
 
 
 @dataclass(frozen=True)
@@ -95,17 +97,17 @@ class Progress(Event):
 
     known_by: ClassVar[tuple[str, ...]] = ("step",)
 
-    step: Annotated[int, told("the step that is done, 1 to steps", "INT32")]
-    steps: Annotated[int, told("number of steps", "INT32")]
+    step: Annotated[int, output_field("number of the finished step, 1 to steps", "INT32")]
+    steps: Annotated[int, output_field("number of steps", "INT32")]
     elapsed_s: Annotated[float, _ELAPSED]
     preview: Annotated[
-        Pixels | None, Array("uint8", ("height", "width", 3), "RGB picture of what there is")
+        Pixels | None, Array("uint8", ("height", "width", 3), "RGB picture of the current state")
     ] = None
     height: Annotated[int | None, _HEIGHT] = None
     width: Annotated[int | None, _WIDTH] = None
 
     def __post_init__(self) -> None:
-        _tell_size(self, self.preview)
+        _set_size(self, self.preview)
 
 
 @dataclass(frozen=True)
@@ -132,17 +134,19 @@ class FramesPart(Event):
     frames: Annotated[Pixels | None, Array("uint8", ("frames", "height", "width", 3), "RGB pixels")]
     first_frame: Annotated[int, _FIRST_FRAME]
     elapsed_s: Annotated[float, _ELAPSED]
-    final: Annotated[bool, told("whether no later part changes these frames")] = True
+    final: Annotated[bool, output_field("true if no later part changes these frames")] = True
     frames_total: Annotated[int | None, _FRAMES_TOTAL] = None
     chunk: Annotated[int | None, _CHUNK] = None
     chunks: Annotated[int | None, _CHUNKS] = None
     cache_hit_rate: Annotated[float | None, _HIT_RATE] = None
-    frames_base64: Annotated[bytes | None, told("the frames as base64 text", may_be_base64=True)] = None
+    frames_base64: Annotated[bytes | None, output_field("the frames as base64 text", may_be_base64=True)] = (
+        None
+    )
     height: Annotated[int | None, _HEIGHT] = None
     width: Annotated[int | None, _WIDTH] = None
 
     def __post_init__(self) -> None:
-        _tell_size(self, self.frames)
+        _set_size(self, self.frames)
 
     @property
     def pixels(self) -> Pixels:
@@ -188,10 +192,12 @@ class VideoPart(Event):
     chunk: Annotated[int, _CHUNK]
     chunks: Annotated[int | None, _CHUNKS]
     elapsed_s: Annotated[float, _ELAPSED]
-    video: Annotated[bytes, told("bytes of an MP4 file, or base64 text of them", may_be_base64=True)]
+    video: Annotated[bytes, output_field("bytes of an MP4 file, or base64 text of them", may_be_base64=True)]
     cache_hit_rate: Annotated[float | None, _HIT_RATE] = None
     first_frame: Annotated[int | None, _FIRST_FRAME] = None
-    part_frames: Annotated[int | None, told("frames of a part that is a whole fragment", "INT32")] = None
+    part_frames: Annotated[
+        int | None, output_field("number of frames, in a part that is a complete fragment", "INT32")
+    ] = None
     frames_total: Annotated[int | None, _FRAMES_TOTAL] = None
 
     def data(self, form: str) -> bytes:
@@ -209,18 +215,18 @@ class VideoPart(Event):
 def tensors(event: Event) -> dict[str, NDArray[Any]]:
     """Return an event's output tensors by field name, without fields that are None.
 
-    Values of binary fields become :class:`Binary`, so that :func:`carried` recognises them.
+    Values of binary fields become :class:`Binary`, so that :func:`to_wire_form` recognises them.
     """
-    made = encode(event)
+    outputs = encode(event)
     for each in fields_of(type(event)):
         value = getattr(event, each.name)
-        if each.kind is bytes and each.name in made and not isinstance(value, Base64Text):
-            array = made[each.name]
+        if each.kind is bytes and each.name in outputs and not isinstance(value, Base64Text):
+            array = outputs[each.name]
             array[...] = Binary(array.reshape(-1)[0])
-    return made
+    return outputs
 
 
-def carried(array: NDArray[Any], *, as_text: bool) -> NDArray[Any]:
+def to_wire_form(array: NDArray[Any], *, as_text: bool) -> NDArray[Any]:
     """Convert an output tensor to the form that the protocol carries.
 
     Args:
@@ -266,7 +272,7 @@ def read(
         response: Arrays by output name, possibly flat, as JSON carries them. Outputs that no field describes
             come from a newer server and are ignored.
         where: Name of the model, for messages.
-        as_text: True if the protocol carries text only, so bytes came as base64; see :func:`carried`.
+        as_text: True if the protocol carries text only, so bytes came as base64; see :func:`to_wire_form`.
 
     Raises:
         Malformed: The response is none of these events, or lacks a field.
@@ -338,7 +344,7 @@ def _shaped(
             raise Malformed(
                 f"{where}: {name} must have the shape {shape} that comes with it, got {array.size} values"
             ) from None
-    if not rule.fits(array.shape):
+    if not rule.has_shape(array.shape):
         raise Malformed(
             f"{where}: {name} must be [{', '.join(map(str, rule.shape))}], got {list(array.shape)}"
         )
@@ -348,10 +354,10 @@ def _shaped(
 def _typed(rule: Array, array: NDArray[Any], where: str, name: str) -> NDArray[Any]:
     """Convert an array to the element type of its rule, since JSON carries wider types."""
     if rule.dtype == "text":
-        read_texts, problem = texts.read_all(name, array)
-        if read_texts is None:
+        strings, problem = texts.read_all(name, array)
+        if strings is None:
             raise Malformed(f"{where}: {problem}")
-        return read_texts
+        return strings
     wanted = np.dtype(rule.numpy)
     allowed = "fiu" if wanted.kind == "f" else "b" if wanted.kind == "b" else "iu"
     # An empty array from JSON has no element type.
@@ -370,15 +376,17 @@ def _axis(axis: int | str, name: str, response: Mapping[str, NDArray[Any]], wher
     """Return the size of an axis from the output named after it; -1 if there is no such output."""
     if isinstance(axis, int):
         return axis
-    told_size = response.get(axis) if axis != name else None
-    if told_size is None:
+    size_tensor = response.get(axis) if axis != name else None
+    if size_tensor is None:
         return -1
-    if told_size.size != 1 or told_size.dtype.kind not in "iu" or told_size.reshape(-1)[0] < 0:
-        raise Malformed(f"{where}: {axis} must be one whole number from 0 on, got {texts.short(told_size)}")
-    return int(told_size.reshape(-1)[0])
+    if size_tensor.size != 1 or size_tensor.dtype.kind not in "iu" or size_tensor.reshape(-1)[0] < 0:
+        raise Malformed(
+            f"{where}: {axis} must be one whole number of at least 0, got {texts.short(size_tensor)}"
+        )
+    return int(size_tensor.reshape(-1)[0])
 
 
-def _tell_size(event: Progress | FramesPart, pixels: Pixels | None) -> None:
+def _set_size(event: Progress | FramesPart, pixels: Pixels | None) -> None:
     """Set an event's height and width from its pixels."""
     if pixels is not None:
         object.__setattr__(event, "height", pixels.shape[-3])

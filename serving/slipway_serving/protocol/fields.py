@@ -47,7 +47,7 @@ class Rule:
         accepts: Callback that returns True if a value of the field's type keeps the rule.
         fix: Callback that returns advice for a refused value; the text completes "try".
         help: One line for people that describes the field, with its unit.
-        shown: Callback that formats a refused value; by default its shortened repr.
+        format_value: Callback that formats a refused value; by default its shortened repr.
         default: Description of the default value, where the field's own default does not show it.
         datatype: Triton's name of the element type, if it is not the usual one of the field's type.
         flag: Option name on the command line; "" for the field's name, None for no option.
@@ -58,7 +58,7 @@ class Rule:
     accepts: Callable[[Any], bool]
     fix: Callable[[Any], str]
     help: str
-    shown: Callable[[Any], str] | None = None
+    format_value: Callable[[Any], str] | None = None
     default: str = ""
     datatype: str = ""
     flag: str | None = ""
@@ -66,10 +66,10 @@ class Rule:
 
     def problem(self, name: str, value: Any) -> str:
         """Return an error message if a value breaks the rule, or an empty string."""
-        fits = type(value) is not int or _INT64.min <= value <= _INT64.max
-        if fits and self.accepts(value):
+        is_int64 = type(value) is not int or _INT64.min <= value <= _INT64.max
+        if is_int64 and self.accepts(value):
             return ""
-        return f"{name} must be {self.must}, got {(self.shown or short)(value)}; try {self.fix(value)}"
+        return f"{name} must be {self.must}, got {(self.format_value or short)(value)}; try {self.fix(value)}"
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Array:
             come as `limits` with each check.
         low: Smallest allowed value.
         high: Largest allowed value.
-        also: Additional rule for the whole array.
+        extra_rule: Additional rule for the whole array.
         fix: Advice for an axis that is too long; completes "try".
         fix_values: Advice for values out of range; completes "try".
         finite: True if floating-point values must be finite. It is False for values from another model,
@@ -99,7 +99,7 @@ class Array:
     sizes: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
     low: float | None = None
     high: float | None = None
-    also: Rule | None = None
+    extra_rule: Rule | None = None
     fix: str = ""
     fix_values: str = ""
     finite: bool = True
@@ -119,13 +119,13 @@ class Array:
             parts.append(_bounds(self.low, self.high))
         elif self.dtype.startswith("float") and self.finite:
             parts.append("finite")
-        if self.also is not None:
-            parts.append(self.also.must)
+        if self.extra_rule is not None:
+            parts.append(self.extra_rule.must)
         return "; ".join(parts)
 
     def problem(self, name: str, value: Any, limits: Mapping[str, range]) -> str:
         """Return an error message if an array breaks the rule, or an empty string."""
-        if not isinstance(value, np.ndarray) or not self._typed(value) or not self.fits(value.shape):
+        if not isinstance(value, np.ndarray) or not self._typed(value) or not self.has_shape(value.shape):
             got = f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else short(value)
             want = f"{self.dtype} [{', '.join(map(str, self.shape))}]"
             return f"{name} must be {want}, got {got}; try an array of that type and shape"
@@ -134,7 +134,7 @@ class Array:
     def _typed(self, value: NDArray[Any]) -> bool:
         return bool(value.dtype == self.numpy) or (self.dtype == "text" and value.dtype.kind == "U")
 
-    def fits(self, shape: Sequence[int]) -> bool:
+    def has_shape(self, shape: Sequence[int]) -> bool:
         """Return True if a shape has the rule's number of axes and its fixed sizes."""
         return len(shape) == len(self.shape) and all(
             isinstance(want, str) or want == size for want, size in zip(self.shape, shape, strict=True)
@@ -148,7 +148,7 @@ class Array:
             if axis in limits:
                 low, high = limits[axis][0], limits[axis][-1]
             if size < low or (high is not None and size > high):
-                fix = ("a request for each" if axis == BATCH else self.fix) if size > low else ""
+                fix = ("one request for each" if axis == BATCH else self.fix) if size > low else ""
                 rule = f"{name} must have {_sizes(axis, low, high)}, got shape {list(value.shape)}"
                 return f"{rule}; try {fix}" if fix else rule
         return ""
@@ -156,14 +156,14 @@ class Array:
     def _value_problem(self, name: str, value: NDArray[Any]) -> str:
         if self.dtype == "text":
             wrong = texts.read_all(name, value)[1]
-            return wrong or (self.also.problem(name, value) if self.also else "")
+            return wrong or (self.extra_rule.problem(name, value) if self.extra_rule else "")
         if value.dtype.kind == "f" and self.finite and not np.isfinite(value).all():
             bad = np.argwhere(~np.isfinite(value))[0]
             return f"{name} must be finite, got {value[tuple(bad)]} at {self._place(bad)}"
         if value.size and (far := self._out_of_range(value)) is not None:
             rule = f"{name} must be {_bounds(self.low, self.high)}, got {_number(far)}"
             return f"{rule}; try {self.fix_values}" if self.fix_values else rule
-        return self.also.problem(name, value) if self.also else ""
+        return self.extra_rule.problem(name, value) if self.extra_rule else ""
 
     def _out_of_range(self, value: NDArray[Any]) -> float | None:
         """Return the value furthest below the range, or else above it; None if all are within."""
@@ -214,7 +214,7 @@ class Image:
         return ""
 
 
-Statement = Rule | Array | Image
+FieldRule = Rule | Array | Image
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ class Field:
     optional: bool
     nullable: bool
     kind: type[Any]
-    rule: Statement
+    rule: FieldRule
     default: Any = None
 
     @property
@@ -273,7 +273,7 @@ class Field:
             return texts.read(self.name, element)
         if self.kind is bytes:
             raw = texts.to_bytes(element)
-            return (images.from_text(raw) if isinstance(self.rule, Image) else raw), ""
+            return (images.decode_if_base64(raw) if isinstance(self.rule, Image) else raw), ""
         # The text is the shortest decimal of the float32, so a client's 4.1 stays 4.1 and does not become
         # 4.099999904632568.
         return (float(str(element)) if self.kind is float else self.kind(element)), ""
@@ -349,8 +349,8 @@ def _read_fields(described: type[Any]) -> tuple[Field, ...]:
 
 
 def _field(where: str, name: str, hint: Any, default: Any) -> Field:
-    kinds_of = (Rule, Array, Image)
-    rules = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, kinds_of)]
+    rule_kinds = (Rule, Array, Image)
+    rules = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, rule_kinds)]
     annotated = get_args(hint)[0] if get_origin(hint) is Annotated else hint
     union = get_origin(annotated) in (Union, types.UnionType)
     members = get_args(annotated) if union else (annotated,)

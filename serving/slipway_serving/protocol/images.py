@@ -64,7 +64,7 @@ def to_bytes(value: bytes | NDArray[np.uint8]) -> bytes:
     return file.getvalue()
 
 
-def from_text(raw: bytes) -> bytes:
+def decode_if_base64(raw: bytes) -> bytes:
     """Return the bytes of a file, decoded if they came as base64 text.
 
     This is unambiguous: the header of every picture file has bytes that are not base64 characters.
@@ -79,11 +79,11 @@ def pixels(value: bytes | NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Decode a checked picture to upright RGB pixels, [height, width, 3], uint8."""
     if isinstance(value, np.ndarray):
         return value
-    picture = _opened(value)
-    return np.array(turned(picture.convert("RGB"), orientation(picture)), dtype=np.uint8)
+    picture = _open(value)
+    return np.array(rotate_upright(picture.convert("RGB"), orientation(picture)), dtype=np.uint8)
 
 
-def bits(picture: Image, value: bytes) -> int:
+def bits_per_channel(picture: Image, value: bytes) -> int:
     """Return the number of bits per channel in a picture's file."""
     return value[_PNG_DEPTH] if picture.format == "PNG" else _DEPTH_BITS
 
@@ -103,26 +103,26 @@ def orientation(picture: Image) -> int:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow warns about each entry that it skips.
-            stated = other.getexif().get(Base.Orientation, 1)
+            exif_orientation = other.getexif().get(Base.Orientation, 1)
     except DAMAGED as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
     # Cameras write 0 where they do not know the orientation.
-    return stated if stated in range(1, 9) else 1
+    return exif_orientation if exif_orientation in range(1, 9) else 1
 
 
-def turned(picture: Image, stated: int) -> Image:
+def rotate_upright(picture: Image, exif_orientation: int) -> Image:
     """Turn a picture upright and remove its EXIF data.
 
     Args:
         picture: Picture with the pixels as the file stores them.
-        stated: Orientation from the file, 1 to 8.
+        exif_orientation: Orientation from the file, 1 to 8.
     """
     from PIL import ImageOps
     from PIL.ExifTags import Base
 
     bare = picture.copy()
     bare.info = {}
-    bare.getexif()[Base.Orientation] = stated
+    bare.getexif()[Base.Orientation] = exif_orientation
     return ImageOps.exif_transpose(bare)
 
 
@@ -131,32 +131,32 @@ def _file_problem(value: bytes, sides_px: range) -> str:
     from PIL.Image import DecompressionBombError
 
     try:
-        picture = _opened(value)
-        wrong = _size_problem(*picture.size, sides_px) or _mode_problem(picture, value)
-        if not wrong:
+        picture = _open(value)
+        found_problem = _size_problem(*picture.size, sides_px) or _mode_problem(picture, value)
+        if not found_problem:
             # A truncated file opens, but decoding its pixels fails. The size is known to be small enough.
             picture.load()
-            wrong = _orientation_problem(picture)
+            found_problem = _orientation_problem(picture)
     except DecompressionBombError as error:
         return f"{_sides_rule(sides_px)}, got far more ({error}); try resizing it"
     except UnidentifiedImageError:
         return f"{_FIX}, got bytes that begin with {value[:8]!r}; try another file"
     except DAMAGED as error:
-        return f"a whole picture, got one that breaks off or is damaged ({error}); try sending it anew"
-    return wrong
+        return f"a complete picture, got a truncated or damaged file ({error}); try sending it again"
+    return found_problem
 
 
 def _mode_problem(picture: Image, value: bytes) -> str:
     frames, transparent = getattr(picture, "n_frames", 1), "transparency" in picture.info
-    if picture.mode not in _MODES or transparent or bits(picture, value) > _DEPTH_BITS:
-        got = f"mode {picture.mode} of {bits(picture, value)} bits" + (
+    if picture.mode not in _MODES or transparent or bits_per_channel(picture, value) > _DEPTH_BITS:
+        got = f"mode {picture.mode} of {bits_per_channel(picture, value)} bits" + (
             " with transparency" if transparent else ""
         )
         return f"RGB or grey of {_DEPTH_BITS} bits without transparency, got {got}; try converting it to RGB"
     # Phones write JPEG files with previews and depth maps after the picture, a format that Pillow calls MPO.
     if frames == 1 or picture.format == "MPO":
         return ""
-    return f"one picture, got {frames} frames; try one of them"
+    return f"a picture with one frame, got {frames}; try sending one of them"
 
 
 def _orientation_problem(picture: Image) -> str:
@@ -164,8 +164,8 @@ def _orientation_problem(picture: Image) -> str:
         orientation(picture)
     except ValueError as error:
         return (
-            "a picture whose EXIF data can be read, since they say which side is up, got damaged data"
-            f" ({error}); try saving it without them"
+            "a picture with readable EXIF data, which give its orientation, got damaged data"
+            f" ({error}); try saving it without EXIF data"
         )
     return ""
 
@@ -180,7 +180,7 @@ def _sides_rule(sides_px: range) -> str:
     return f"{sides_px[0]} to {sides_px[-1]} px a side"
 
 
-def _opened(value: bytes) -> Image:
+def _open(value: bytes) -> Image:
     """Open a picture file and read its header only."""
     from PIL import Image
 

@@ -35,11 +35,11 @@ class Proxy:
     host: str
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """Text about the proxy for an error message, without the password of its URL."""
-        place = self.url.rpartition("@")[2].rpartition("://")[2].rstrip("/")
+        address = self.url.rpartition("@")[2].rpartition("://")[2].rstrip("/")
         return (
-            f" (through the proxy {place}, which {self.variable} names;"
+            f" (through the proxy {address}, which {self.variable} names;"
             f" set no_proxy={self.host} if {self.host} needs none)"
         )
 
@@ -52,23 +52,27 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def proxy_of(place: str, kinds: tuple[str, ...]) -> Proxy | None:
+def proxy_of(address: str, variables: tuple[str, ...]) -> Proxy | None:
     """Return the proxy for a connection to a server; None if the connection is direct.
 
     Args:
-        place: Address of the server, "HOST:PORT" or the host alone.
-        kinds: Variables to read: :data:`HTTP`, :data:`HTTPS` or :data:`GRPC`.
+        address: Address of the server, "HOST:PORT" or the host alone.
+        variables: Variables to read: :data:`HTTP`, :data:`HTTPS` or :data:`GRPC`.
     """
-    host = urlsplit(f"//{place}").hostname or place
-    found = getproxies_environment()
-    if is_loopback(host) or proxy_bypass_environment(place, found) or _in_network(host, found.get("no", "")):
+    host = urlsplit(f"//{address}").hostname or address
+    proxies = getproxies_environment()
+    if (
+        is_loopback(host)
+        or proxy_bypass_environment(address, proxies)
+        or _in_network(host, proxies.get("no", ""))
+    ):
         return None
-    for kind in kinds:
+    for kind in variables:
         name = f"{kind}_proxy"
-        if kinds is GRPC:
+        if variables is GRPC:
             url = os.environ.get(name, "")
         else:
-            url = found.get(kind, "")
+            url = proxies.get(kind, "")
             name = name if os.environ.get(name) else name.upper()
         if url:
             return Proxy(name, url if "://" in url else f"http://{url}", host)

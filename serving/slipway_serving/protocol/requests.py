@@ -22,7 +22,7 @@ from slipway_serving.protocol.turns import Turn
 
 R = TypeVar("R", bound="Request")
 
-USUAL = "usual_"
+USUAL_PARAMETER = "usual_"
 """Prefix of the parameters in a served model's configuration that give usual values of request fields."""
 SHAPE_PARAMETER = "shape_"
 """Prefix of the request parameter that gives an input's shape if a protocol carries only flat arrays."""
@@ -38,14 +38,14 @@ class Request:
         streams: True if the model answers several times, False if it answers exactly once.
         turn: Request class with the fields of each turn, for a request that opens a session; else None. The
             fields of both are inputs of one model; the opening request's come with the first turn only.
-        instead: Request classes that a turn may carry instead of `turn`.
+        turn_alternatives: Request classes that a turn may carry instead of `turn`.
     """
 
     model: ClassVar[str]
     events: ClassVar[tuple[type[Event], ...]] = ()
     streams: ClassVar[bool] = True
     turn: ClassVar[type[Request] | None] = None
-    instead: ClassVar[tuple[type[Request], ...]] = ()
+    turn_alternatives: ClassVar[tuple[type[Request], ...]] = ()
 
     def __post_init__(self) -> None:
         raise_all(self.model, self.problems())
@@ -103,7 +103,7 @@ def decode(
     known = fields_of(request_class)
     names = {field.name for field in known}
     problems = [
-        f"{name} must be a field of the request, got an unknown one; try one of {', '.join(sorted(names))}"
+        f"{name} must be a field of the request, got an unknown field; try one of {', '.join(sorted(names))}"
         for name in sorted(set(tensors) - names)
     ]
     values: dict[str, Any] = {}
@@ -146,29 +146,34 @@ def decode_turn(
         TypeError: The request class opens no session.
     """
     if opening.turn is None:
-        raise TypeError(f"{opening.__name__} must say what its turns bring")
-    at_start = {field.name for field in fields_of(opening)}
-    if not turn.start and (late := [name for name in tensors if name in at_start]):
-        rule = f"{', '.join(late)} must come with SEQUENCE_START, got later; try a new session"
-        raise_all(where, [rule])
-    first = {name: tensor for name, tensor in tensors.items() if name in at_start}
-    rest = {name: tensor for name, tensor in tensors.items() if name not in at_start}
-    opened = decode(opening, first, where, limits) if turn.start else None
-    return opened, decode(opening.turn, rest, where, limits)
+        raise TypeError(f"{opening.__name__} must declare the class of its turns")
+    opening_names = {field.name for field in fields_of(opening)}
+    if not turn.start and (late_names := [name for name in tensors if name in opening_names]):
+        names = ", ".join(late_names)
+        raise_all(
+            where,
+            [f"{names} must be given in the first turn of a session, got a later turn; try a new session"],
+        )
+    first = {name: tensor for name, tensor in tensors.items() if name in opening_names}
+    rest = {name: tensor for name, tensor in tensors.items() if name not in opening_names}
+    opening_request = decode(opening, first, where, limits) if turn.start else None
+    return opening_request, decode(opening.turn, rest, where, limits)
 
 
-def decode_instead(opening: type[Request], tensors: Mapping[str, NDArray[Any]], where: str) -> Request | None:
-    """Turn the tensors of a turn into one of the requests in `instead`; return None if they are not one.
+def decode_alternative(
+    opening: type[Request], tensors: Mapping[str, NDArray[Any]], where: str
+) -> Request | None:
+    """Turn the tensors of a turn into one of the alternative requests; return None if they are not one.
 
     Args:
-        opening: Class of the request that opens a session; its `instead` lists the alternative requests.
+        opening: Class of the request that opens a session; its `turn_alternatives` lists the others.
         tensors: Arrays by field name.
         where: Name of the requested model, for the error message.
 
     Raises:
         InvalidRequest: A field is unknown, missing or invalid; the message names all such fields.
     """
-    for other in opening.instead:
+    for other in opening.turn_alternatives:
         if any(field.name in tensors for field in fields_of(other) if not field.optional):
             return decode(other, tensors, where)
     return None
@@ -176,15 +181,15 @@ def decode_instead(opening: type[Request], tensors: Mapping[str, NDArray[Any]], 
 
 def input_fields(request: type[Request]) -> tuple[Field, ...]:
     """Return the inputs of the model that takes a request: the fields of the request and of its turns."""
-    in_turns = (*((request.turn,) if request.turn is not None else ()), *request.instead)
+    turn_classes = (*((request.turn,) if request.turn is not None else ()), *request.turn_alternatives)
     found: dict[str, Field] = {}
-    for each in (request, *in_turns):
+    for each in (request, *turn_classes):
         for field in fields_of(each):
             found.setdefault(field.name, field)
     return tuple(found.values())
 
 
-def ending(request: type[Request]) -> dict[str, NDArray[Any]]:
+def ending_tensors(request: type[Request]) -> dict[str, NDArray[Any]]:
     """Return the tensors of a request that only ends a session.
 
     Triton batches only requests that have an input, so for a model that batches, the inputs of a turn are

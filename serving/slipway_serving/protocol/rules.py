@@ -20,7 +20,7 @@ def text(help_text: str, longest: int) -> Rule:
         lambda value: len(value) <= longest,
         lambda _: "a shorter text",
         help_text,
-        shown=lambda value: f"{len(value)} characters",
+        format_value=lambda value: f"{len(value)} characters",
     )
 
 
@@ -29,7 +29,7 @@ def within(low: float, high: float, help_text: str, default: str = "") -> Rule:
     return Rule(
         f"{low} to {high}",
         lambda value: low <= value <= high,
-        lambda value: clamped(value, low, high),
+        lambda value: nearest_in_range(value, low, high),
         help_text,
         default=default,
     )
@@ -40,7 +40,7 @@ def multiple(of: int, help_text: str) -> Rule:
     return Rule(
         f"a multiple of {of} above 0",
         lambda value: value > 0 and value % of == 0,
-        lambda value: nearest(value, of, of),
+        lambda value: nearest_step(value, of, of),
         help_text,
     )
 
@@ -50,17 +50,17 @@ def one_more_than_multiple(of: int, help_text: str) -> Rule:
     return Rule(
         f"{of}k+1 and at least 1",
         lambda value: value >= 1 and value % of == 1 % of,
-        lambda value: nearest(value, of, 1),
+        lambda value: nearest_step(value, of, 1),
         help_text,
     )
 
 
-def share(help_text: str) -> Rule:
+def fraction(help_text: str) -> Rule:
     """Return the rule for a fraction from 0 to 1."""
     return Rule("0 to 1", lambda value: 0 <= value <= 1, lambda _: "0.0 or 1.0", help_text)
 
 
-def from_zero(help_text: str, example: str, default: str = "") -> Rule:
+def non_negative(help_text: str, example: str, default: str = "") -> Rule:
     """Return the rule for a finite number of at least 0."""
     return Rule(
         "finite and at least 0",
@@ -71,7 +71,7 @@ def from_zero(help_text: str, example: str, default: str = "") -> Rule:
     )
 
 
-def above_zero(help_text: str, example: str, default: str = "") -> Rule:
+def positive(help_text: str, example: str, default: str = "") -> Rule:
     """Return the rule for a finite number above 0."""
     return Rule(
         "finite and above 0",
@@ -98,12 +98,12 @@ def one_of(choices: tuple[str, ...], help_text: str) -> Rule:
     return Rule(f"one of {', '.join(choices)}", choices.__contains__, lambda _: choices[0], help_text)
 
 
-def switch(help_text: str) -> Rule:
+def boolean(help_text: str) -> Rule:
     """Return the rule for true or false."""
     return Rule("true or false", lambda _: True, lambda _: "false", help_text)
 
 
-def outside_exported(name: str, value: int, allowed: tuple[int, int], unit: str = "") -> list[str]:
+def export_range_problems(name: str, value: int, allowed: tuple[int, int], unit: str = "") -> list[str]:
     """Return an error sentence, in a list, if the exported models do not support a size; else an empty list.
 
     Args:
@@ -117,16 +117,16 @@ def outside_exported(name: str, value: int, allowed: tuple[int, int], unit: str 
         return []
     return [
         f"{name} must be {low} to {high}{unit}, the range of the exported models, got {value}; "
-        f"try {clamped(value, low, high)}"
+        f"try {nearest_in_range(value, low, high)}"
     ]
 
 
-def clamped(value: float, low: float, high: float) -> str:
+def nearest_in_range(value: float, low: float, high: float) -> str:
     """Return the nearest number within a range, as text; the lowest for NaN."""
     return str(low) if math.isnan(value) else str(min(max(value, low), high))
 
 
-def nearest(value: int, step: int, first: int) -> str:
+def nearest_step(value: int, step: int, first: int) -> str:
     """Return the nearest number that is a whole number of steps above the first, as text."""
     return str(max(first, first + round((value - first) / step) * step)) if abs(value) < 10**9 else str(first)
 

@@ -53,7 +53,8 @@ def problem(name: str, value: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        return f"{name} must be Unicode text, got half a surrogate pair at {error.start}; try removing it"
+        got = f"an unpaired surrogate at character {error.start}"
+        return f"{name} must be Unicode text, got {got}; try removing it"
     return ""
 
 

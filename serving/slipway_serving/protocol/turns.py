@@ -58,11 +58,11 @@ class Turns:
     """
 
     def __init__(self, session_id: int | str | None = None, *, numbered: bool = False) -> None:
-        made = secrets.randbits(63) | 1 if numbered else uuid.uuid4().hex
-        self.id: int | str = made if session_id is None else session_id
+        random_id = secrets.randbits(63) | 1 if numbered else uuid.uuid4().hex
+        self.id: int | str = random_id if session_id is None else session_id
         problem = session_id_problem(self.id)
         raise_all("session", [problem] if problem else [])
-        self._begun = self._ended = False
+        self._started = self._ended = False
 
     def next(self, *, last: bool = False) -> Turn:
         """Return the next turn.
@@ -74,21 +74,21 @@ class Turns:
             InvalidRequest: The session has ended.
         """
         if self._ended:
-            raise InvalidRequest(f"session {self.id}: must be under way, got a turn after its end")
-        turn = Turn(self.id, start=not self._begun, end=last)
-        self._begun, self._ended = True, last
+            raise InvalidRequest(f"session {self.id} has ended; begin a new session")
+        turn = Turn(self.id, start=not self._started, end=last)
+        self._started, self._ended = True, last
         return turn
 
     @property
     def closing(self) -> Turn | None:
         """Turn that ends the session without further work; None if the session is not open."""
-        return Turn(self.id, end=True) if self._begun and not self._ended else None
+        return Turn(self.id, end=True) if self._started and not self._ended else None
 
-    def closed(self) -> None:
+    def record_end(self) -> None:
         """Record that the session has ended."""
         self._ended = True
 
-    def failed(self, turn: Turn, error: BaseException) -> None:
+    def record_failure(self, turn: Turn, error: BaseException) -> None:
         """Record that a turn failed, so it is unknown whether the server began or ended the session.
 
         The session counts as still open and is ended once more. But a server that refused the first turn as
@@ -100,7 +100,7 @@ class Turns:
         """
         self._ended = False
         if turn.start and isinstance(error, Overloaded):
-            self._begun = False
+            self._started = False
 
 
 class Session(Generic[T, A]):
@@ -142,13 +142,13 @@ class Session(Generic[T, A]):
         try:
             yield from self._send(content, turn)
         except BaseException as error:
-            self._turns.failed(turn, error)
+            self._turns.record_failure(turn, error)
             raise
 
     def close(self) -> None:
         """End the session if it is open; the model then frees its state."""
         if (turn := self._turns.closing) is not None:
-            self._turns.closed()
+            self._turns.record_end()
             # The caller must see the error that ended the body, not one of this request. If this request
             # fails, the session ends when its idle time is over.
             with contextlib.suppress(SlipwayError):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
-from slipway_serving.protocol.caller_ids import request_id_problem, session_id_problem, shown
+from slipway_serving.protocol.caller_ids import request_id_problem, session_id_problem, shortened_id
 from slipway_serving.protocol.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -28,7 +28,7 @@ from slipway_serving.protocol.errors import (
     raise_all,
     without_traceback,
 )
-from slipway_serving.protocol.events import carried
+from slipway_serving.protocol.events import to_wire_form
 from slipway_serving.protocol.texts import shortened
 from slipway_serving.protocol.turns import NO_SESSION, Turn
 from slipway_serving.runtime.cancellation.running_requests import RunningRequest, register_request
@@ -297,7 +297,7 @@ class Adapter:
         return self.pb.InferenceResponse(self._tensors(tensors))
 
     def _tensors(self, tensors: Tensors, *, as_text: bool = False) -> list[Any]:
-        return [self.pb.Tensor(name, carried(array, as_text=as_text)) for name, array in tensors.items()]
+        return [self.pb.Tensor(name, to_wire_form(array, as_text=as_text)) for name, array in tensors.items()]
 
     def _error(self, error: Exception, log: _RequestLog) -> Any:
         """Record an error and return it in Triton's form; end the process soon if its device is lost."""
@@ -334,7 +334,7 @@ class _RequestLog:
     ) -> None:
         self._log, self._recorder, self._running_gauge = pb_utils.Logger, recorder, running_gauge
         self.request_id = request.request_id() or secrets.token_hex(8)
-        self._facts: dict[str, Any] = {"model": model, "request_id": shown(self.request_id)}
+        self._facts: dict[str, Any] = {"model": model, "request_id": shortened_id(self.request_id)}
         if trace_id := _trace_id(request):
             self._facts["trace_id"] = trace_id
         self._started_s = time.monotonic()

@@ -142,7 +142,7 @@ class InputSizes:
         if dimension.size is None:
             return None
         axes = {axis: sizes.axes[axis][0] for axis in dimension.size.axes & sizes.axes.keys()}
-        left = dimension.size.given(axes)
+        left = dimension.size.substitute(axes)
         if isinstance(left, Size):
             return None if self._is_inside(left, given, dimension, sizes) else self._outside(dimension, given)
         known_axes = ", ".join(f"{axis} = {at} of {sizes.axes[axis][1]}" for axis, at in sorted(axes.items()))
@@ -192,7 +192,7 @@ def _parse(text: int | str, fixed: Mapping[str, int]) -> Size | int | None:
         return text
     try:
         # Graphs write products without the spaces that Size.parse expects.
-        return Size.parse(text.replace("*", " * ")).given(fixed)
+        return Size.parse(text.replace("*", " * ")).substitute(fixed)
     except InvalidRequest:
         return None
 

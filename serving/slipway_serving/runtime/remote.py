@@ -76,7 +76,7 @@ class RemoteModel:
             answer_error = from_wire(error.message(), error.status())
             if isinstance(answer_error, DeadlineExceeded):
                 answer_error = NotReady(f"no answer within {self._timeout_s} s; check that server")
-            proxy_note = self._proxy.told if self._proxy and isinstance(answer_error, NotReady) else ""
+            proxy_note = self._proxy.description if self._proxy and isinstance(answer_error, NotReady) else ""
             raise type(answer_error)(
                 f"{self._model} on {self._server}: {answer_error}{proxy_note}"
             ) from error

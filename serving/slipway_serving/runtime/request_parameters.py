@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from slipway_serving.protocol.caller_ids import shown
+from slipway_serving.protocol.caller_ids import shortened_id
 from slipway_serving.protocol.errors import InvalidRequest
 from slipway_serving.protocol.requests import SHAPE_PARAMETER
 from slipway_serving.protocol.texts import short
@@ -54,7 +54,7 @@ def read_parameters(request: Any, model: str) -> dict[str, Any]:
         more = f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""
         raise InvalidRequest(
             f"{model}: fields must be inputs of the model, got unknown"
-            f" {', '.join(map(shown, unknown[:_SHOWN]))}{more}; try the input names of the model's metadata"
+            f" {', '.join(map(shortened_id, unknown[:_SHOWN]))}{more}; try the input names of the model's metadata"
         )
     timeout_us = parameters.get("timeout", 0)
     if isinstance(timeout_us, bool) or not isinstance(timeout_us, int) or timeout_us < 0:
@@ -81,7 +81,7 @@ def reshape_inputs(tensors: Tensors, parameters: Mapping[str, Any], model: str) 
             found[name] = tensors[name].reshape([int(size) for size in str(text).split(",")])
         except (KeyError, ValueError):
             raise InvalidRequest(
-                f"{model}: {shown(key)} must be the shape of an input, sizes with commas between, got"
+                f"{model}: {shortened_id(key)} must be the shape of an input, sizes with commas between, got"
                 f" {short(text)}"
             ) from None
     return found

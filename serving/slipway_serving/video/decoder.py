@@ -25,7 +25,7 @@ from slipway_serving.video.frames import to_uint8
 
 
 @dataclass(frozen=True)
-class UnderWay:
+class DecodingState:
     """State of a video that is being decoded.
 
     Attributes:
@@ -49,7 +49,7 @@ class VideoDecoder:
     def __init__(self, settings: Settings) -> None:
         self._model = settings.model
         self._graphs = SteppedModel(settings)
-        self._sessions: Sessions[UnderWay] = Sessions.from_settings(settings)
+        self._sessions: Sessions[DecodingState] = Sessions.from_settings(settings)
 
     def run(self, call: Call) -> Responses:
         """Yield the frames of each latent.
@@ -65,7 +65,7 @@ class VideoDecoder:
             return
         latents = decode_turn(Decoding, call.tensors, self._model, call.turn)[1].latents
         self._sessions.check_id(call.turn)
-        with self._sessions.turn(call.turn, lambda: UnderWay(latents.shape[3:])) as video:
+        with self._sessions.turn(call.turn, lambda: DecodingState(latents.shape[3:])) as video:
             self._check_size(latents, video.state)
             for index in range(latents.shape[2]):
                 if call.is_cancelled():
@@ -84,12 +84,13 @@ class VideoDecoder:
         """Free all caches."""
         self._sessions.close()
 
-    def _check_size(self, latents: NDArray[Any], video: UnderWay) -> None:
+    def _check_size(self, latents: NDArray[Any], video: DecodingState) -> None:
         if video.size != latents.shape[3:]:
             raise_all(
                 self._model,
                 [
-                    f"latents must be {list(video.size)} in height and width as the session began, "
+                    f"latents must have the height and width {list(video.size)} of the session's first"
+                    " latents, "
                     f"got {list(latents.shape[3:])}; try a new session"
                 ],
             )

@@ -62,41 +62,41 @@ class FrameChunks:
 
     def __init__(self, frames: int, height: int, width: int, most_bytes: int = CHUNK_BYTES) -> None:
         self._per_chunk = max(1, most_bytes // (height * width * 3))
-        self._missing = frames
-        self._held: list[Frames] = []
+        self._remaining = frames
+        self._buffer: list[Frames] = []
         self.count = -(-frames // self._per_chunk)
 
     def add(self, frames: Frames) -> Iterator[Frames]:
         """Add frames and yield the chunks that they complete."""
-        self._held += [frames[index : index + 1] for index in range(len(frames))]
-        self._missing -= len(frames)
-        while len(self._held) >= self._per_chunk or (self._held and self._missing == 0):
-            yield np.concatenate(self._held[: self._per_chunk])
-            del self._held[: self._per_chunk]
+        self._buffer += [frames[index : index + 1] for index in range(len(frames))]
+        self._remaining -= len(frames)
+        while len(self._buffer) >= self._per_chunk or (self._buffer and self._remaining == 0):
+            yield np.concatenate(self._buffer[: self._per_chunk])
+            del self._buffer[: self._per_chunk]
 
 
 def deliver(
-    asked: Delivery, decoded: Iterable[Frames], interruption: Interruption
+    delivery: Delivery, decoded: Iterable[Frames], interruption: Interruption
 ) -> Iterator[FramesPart | VideoPart]:
     """Turn the frames of a finite video, in the order of time, into the parts of its result.
 
     Args:
-        asked: Form and size of the video.
+        delivery: Form and size of the video.
         decoded: Frames as they are decoded.
         interruption: Clock of the request.
 
     Raises:
         Unrecoverable: There are more or fewer frames than the request asked for.
     """
-    counted = _exactly(asked, decoded)
-    if asked.output.startswith("frames"):
-        yield from _frames(asked, counted, interruption)
+    counted = _check_count(delivery, decoded)
+    if delivery.output.startswith("frames"):
+        yield from _frames(delivery, counted, interruption)
         return
-    with Mp4Encoder(asked.width, asked.height, asked.fps) as encoder:
+    with Mp4Encoder(delivery.width, delivery.height, delivery.fps) as encoder:
         for frames in counted:
             encoder.add(frames)
         video = encoder.finish()
-    parts = base64_chunks(video) if asked.output.endswith(BASE64) else byte_chunks(video)
+    parts = base64_chunks(video) if delivery.output.endswith(BASE64) else byte_chunks(video)
     for chunk, part in enumerate(parts):
         yield VideoPart(chunk, len(parts), interruption.elapsed_s(), part)
 
@@ -187,9 +187,11 @@ def base64_chunks(data: bytes) -> list[bytes]:
     ]
 
 
-def _frames(asked: Delivery, decoded: Iterable[Frames], interruption: Interruption) -> Iterator[FramesPart]:
-    as_text = asked.output.endswith(BASE64)
-    chunks = FrameChunks(asked.frames, asked.height, asked.width, _most_bytes(as_text))
+def _frames(
+    delivery: Delivery, decoded: Iterable[Frames], interruption: Interruption
+) -> Iterator[FramesPart]:
+    as_text = delivery.output.endswith(BASE64)
+    chunks = FrameChunks(delivery.frames, delivery.height, delivery.width, _most_bytes(as_text))
     chunk = sent = 0
     for frames in decoded:
         for pixels in chunks.add(frames):
@@ -197,7 +199,7 @@ def _frames(asked: Delivery, decoded: Iterable[Frames], interruption: Interrupti
                 pixels,
                 sent,
                 interruption.elapsed_s(),
-                frames_total=asked.frames,
+                frames_total=delivery.frames,
                 chunk=chunk,
                 chunks=chunks.count,
             )
@@ -205,14 +207,16 @@ def _frames(asked: Delivery, decoded: Iterable[Frames], interruption: Interrupti
             chunk, sent = chunk + 1, sent + len(pixels)
 
 
-def _exactly(asked: Delivery, decoded: Iterable[Frames]) -> Iterator[Frames]:
+def _check_count(delivery: Delivery, decoded: Iterable[Frames]) -> Iterator[Frames]:
     """Yield the frames and check at the end that their number is the requested one."""
     count = 0
     for frames in decoded:
         count += len(frames)
         yield frames
-    if count != asked.frames:
-        raise Unrecoverable(f"{asked.where}: the decoder must give {asked.frames} frames, got {count}")
+    if count != delivery.frames:
+        raise Unrecoverable(
+            f"{delivery.where}: the decoder must return {delivery.frames} frames, got {count}"
+        )
 
 
 def _most_bytes(as_text: bool) -> int:

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar
 
 from slipway_serving.protocol import images
 from slipway_serving.protocol.errors import Unrecoverable
-from slipway_serving.protocol.events import Event, as_base64, told
+from slipway_serving.protocol.events import Event, as_base64, output_field
 from slipway_serving.runtime.interruption import Interruption
 from slipway_serving.video.frames import Frames
 
@@ -41,14 +41,14 @@ class Mp4Fragment(Event):
 
     known_by: ClassVar[tuple[str, ...]] = ("fragment",)
 
-    fragment: Annotated[bytes, told("bytes of an MP4 file that go on where those before end, or base64 text")]
-    first_frame: Annotated[int, told("place of the first frame in the video, from 0", "INT32")]
-    elapsed_s: Annotated[float, told("seconds since the work began")]
+    fragment: Annotated[bytes, output_field("bytes that continue the MP4 file, or base64 text of them")]
+    first_frame: Annotated[int, output_field("index of the first frame in the video, from 0", "INT32")]
+    elapsed_s: Annotated[float, output_field("time since the work began, in seconds")]
 
     @property
     def data(self) -> bytes:
         """Bytes of the fragment, decoded if it came as base64 text."""
-        return images.from_text(self.fragment)
+        return images.decode_if_base64(self.fragment)
 
 
 def mp4_fragment(
@@ -94,7 +94,8 @@ def _boxes(data: bytes) -> Iterator[tuple[str, bytes]]:
         size = int.from_bytes(data[start : start + 4], "big")
         if not 8 <= size <= len(data) - start:
             raise Unrecoverable(
-                f"MP4: boxes must be whole, got one of {size} bytes of {len(data) - start} left"
+                f"MP4: a box must end within the file, got one of {size} bytes with {len(data) - start}"
+                " bytes left"
             )
         yield data[start + 4 : start + 8].decode("latin-1"), data[start : start + size]
         start += size

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from slipway_serving.protocol import images
-from slipway_serving.protocol.events import Event, as_base64, told
+from slipway_serving.protocol.events import Event, as_base64, output_field
 from slipway_serving.runtime.interruption import Interruption
 from slipway_serving.video.frames import Frames
 
@@ -27,14 +27,14 @@ class JpegFrame(Event):
 
     known_by: ClassVar[tuple[str, ...]] = ("jpeg",)
 
-    jpeg: Annotated[bytes, told("bytes of a JPEG file, or base64 text of them")]
-    first_frame: Annotated[int, told("place of the first frame in the video, from 0", "INT32")]
-    elapsed_s: Annotated[float, told("seconds since the work began")]
+    jpeg: Annotated[bytes, output_field("bytes of a JPEG file, or base64 text of them")]
+    first_frame: Annotated[int, output_field("index of the frame in the video, from 0", "INT32")]
+    elapsed_s: Annotated[float, output_field("time since the work began, in seconds")]
 
     @property
     def data(self) -> bytes:
         """Bytes of the file, decoded if it came as base64 text."""
-        return images.from_text(self.jpeg)
+        return images.decode_if_base64(self.jpeg)
 
 
 def jpeg_frames(

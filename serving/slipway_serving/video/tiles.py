@@ -47,14 +47,14 @@ def decode_tiles(
     # A later tile of a single latent frame would have only the frame that is dropped.
     for start in range(0, max(1, count - 1), stride):
         tile = decode(np.ascontiguousarray(latents[:, :, start : start + frames]))
-        kept = stride * frames_per_latent
+        frame_count = stride * frames_per_latent
         if before is None:
-            kept += 1
+            frame_count += 1
         else:
             tile = tile[:, :, 1:].copy()
             _blend(before, tile, blended)
         before = tile
-        yield tile[:, :, :kept]
+        yield tile[:, :, :frame_count]
 
 
 def _blend(before: Samples, tile: Samples, blended: int) -> None:

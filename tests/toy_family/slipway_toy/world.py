@@ -77,7 +77,7 @@ class ToyWorld:
 
     def run(self, call: Call) -> Responses:
         """Yield the events of one turn; a turn that fails or is left ends its world."""
-        self._sessions.check_id(call.turn, fix="an id of your own for each world")
+        self._sessions.check_id(call.turn, fix="a unique id for each world")
         if call.turn.end and not call.tensors:
             self._sessions.drop(call.turn)
             return

@@ -90,7 +90,7 @@ def test_size_is_refused_when_it_is_not_two_numbers(text: str) -> None:
 def test_output_is_refused_when_its_folder_is_read_only(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(InvalidRequest, match="folder that can be written"):
-        saving.form_of(tmp_path / "out.mp4", TextToVideoRequest.events)
+        saving.check_output(tmp_path / "out.mp4", TextToVideoRequest.events)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_output_is_refused_when_it_is_a_folder(tmp_path: Path) -> None:
     folder = tmp_path / "out.mp4"
     folder.mkdir()
     with pytest.raises(InvalidRequest, match="not a folder"):
-        saving.form_of(folder, TextToVideoRequest.events)
+        saving.check_output(folder, TextToVideoRequest.events)
 
 
 def test_file_is_whole_when_written(tmp_path: Path) -> None:

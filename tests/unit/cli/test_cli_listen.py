@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from slipway_cli import root
 from slipway_cli.listen.plot import draw
-from slipway_client.listening import Heard, Stream, in_clips
+from slipway_client.listening import StreamDetector, WindowResult, detect_in_clips
 from slipway_client.sound import Recording
 from slipway_serving.families.wakeword.request import ClipDecisions, ClipsRequest, ListenTurn, StreamDecisions
 from slipway_serving.protocol.events import Event
@@ -64,14 +64,14 @@ def test_window_of_a_stream_is_an_event_when_the_server_says_so() -> None:
         event_probability=np.array([[0.9, 0.7]], np.float32),
     )
     session = Session([windows])
-    heard = list(Stream(session, (), 1000).listen([np.zeros(8_000, np.int16)] * 2))  # type: ignore[arg-type]
+    heard = list(StreamDetector(session, (), 1000).detect([np.zeros(8_000, np.int16)] * 2))  # type: ignore[arg-type]
     assert [(each.word, each.time_s, each.event) for each in heard] == [
         ("hi", 1.0, True),
         ("bye", 1.0, False),
         ("hi", 1.5, False),
         ("bye", 1.5, True),
     ]
-    assert heard[0] == Heard("hi", 1.0, pytest.approx(0.9), 0.5, True)
+    assert heard[0] == WindowResult("hi", 1.0, pytest.approx(0.9), 0.5, True)
     assert [each.threshold for each in heard] == pytest.approx([0.5, 0.6, 0.5, 0.6])
     # The last turn fills up the last window: here the two pieces are one window already.
     assert session.turns == [(8_000, False), (8_000, False), (0, True)]
@@ -100,7 +100,7 @@ def test_clips_overlap_by_half_and_events_keep_their_distance() -> None:
     rate_hz = 8_000
     samples = np.arange(1, 17_601, dtype=np.float32) / 20_000
     judge = Judge()
-    heard = list(in_clips(judge, Recording(samples, rate_hz), (), 1.0))  # type: ignore[arg-type]
+    heard = list(detect_in_clips(judge, Recording(samples, rate_hz), (), 1.0))  # type: ignore[arg-type]
     padded = np.pad(samples, (0, 2_400))
     assert [clip.tolist() for clip in judge.clips] == [
         padded[at : at + rate_hz].tolist() for at in (0, 4_000, 8_000, 12_000)
@@ -119,8 +119,8 @@ def test_plot_has_a_line_and_a_threshold_for_each_word(
     figures: list[Any] = []
     save = Figure.savefig
     monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (figures.append(self), save(self, *a, **k)))
-    heard = [Heard("hi", 1.0, 0.9, 0.5, True), Heard("bye", 1.0, 0.2, 0.6, False)]
-    draw([*heard, Heard("hi", 1.5, 0.1, 0.5, False)], tmp_path / "heard.png")
+    heard = [WindowResult("hi", 1.0, 0.9, 0.5, True), WindowResult("bye", 1.0, 0.2, 0.6, False)]
+    draw([*heard, WindowResult("hi", 1.5, 0.1, 0.5, False)], tmp_path / "heard.png")
     assert (tmp_path / "heard.png").read_bytes().startswith(b"\x89PNG")
     (axes,) = figures[0].axes
     assert axes.get_title() == "Wake words; dashed: threshold, large dots: detections"

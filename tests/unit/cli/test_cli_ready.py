@@ -84,8 +84,9 @@ def test_ready_asks_for_readiness_and_for_processes_only_when_it_is_told_to(
         assert root.run(["ready", "--url", url, "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
         assert found == {"url": url, "protocol": "http", "model": None, "state": "ready"}
-        assert f"server must run on this machine for --processes, got none at {url}" in said(
-            capsys, "--url", url, "--processes"
+        assert (
+            f"--processes must be used on the server's own machine, got no tritonserver here for {url}"
+            in said(capsys, "--url", url, "--processes")
         )
 
 
@@ -133,7 +134,7 @@ def test_ready_says_that_a_server_is_not_ready(capsys: pytest.CaptureFixture[str
     ):
         for place in (over_http, over_grpc):
             line = said(capsys, "--url", place)
-            assert f"error: {place}: the server lives and is not ready" in line
+            assert f"error: {place}: the server is live but not ready" in line
             assert root.run(["ready", "--url", f"http://{over_http}", "--live"]) == 0
             capsys.readouterr()
 
@@ -159,18 +160,18 @@ def test_ready_tells_what_does_not_fit_of_tls(tmp_path: Path, capsys: pytest.Cap
             assert "certificate is not trusted" in line and "ca.crt" in line
         for scheme in ("http", "grpc"):
             line = said(capsys, "--url", f"{scheme}://{place}")
-            assert "the server ended the connection" in line and "with TLS grpcs://, https://" in line
+            assert "the server closed the connection" in line and "grpcs:// or https://" in line
         line = said(capsys, "--url", f"https://{place}", "--tls", str(tmp_path))
         assert "this address answers HTTP, but it is not Triton" in line
     with http_peer({}) as plain_http, grpc_peer({}) as plain_grpc:
         for url in (f"https://{plain_http}", f"grpcs://{plain_grpc}"):
-            assert "the server does not speak TLS at this port" in said(capsys, "--url", url)
+            assert "this port does not use TLS" in said(capsys, "--url", url)
 
 
 def test_ready_tells_the_ports_of_both_protocols_apart(capsys: pytest.CaptureFixture[str]) -> None:
     with http_peer({}) as over_http, grpc_peer({}) as over_grpc:
-        assert "does not speak gRPC at this port" in said(capsys, "--url", f"grpc://{over_http}")
-        assert "does not speak HTTP at this port" in said(capsys, "--url", f"http://{over_grpc}")
+        assert "this port does not speak gRPC" in said(capsys, "--url", f"grpc://{over_http}")
+        assert "this port does not speak HTTP" in said(capsys, "--url", f"http://{over_grpc}")
 
 
 def test_drain_fails_with_one_line_when_no_server_answers(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,7 +24,7 @@ def raise_in_generate(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> 
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(saving, "form_of", fail)
+    monkeypatch.setattr(saving, "check_output", fail)
 
 
 def generate(*root_flags: str) -> int:

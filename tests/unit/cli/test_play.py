@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from slipway_cli.play.terminal import held, picture, typed
-from slipway_cli.play.worlds import Block, play
+from slipway_cli.play.terminal import render, select_keys, without_escapes
+from slipway_cli.play.worlds import PlayedBlock, play
 from slipway_cli.root import run
 from slipway_serving.families.matrix_game.keys import VOCABULARIES
 from slipway_serving.families.matrix_game.request import BlockMade, TempleRunActions
@@ -60,7 +60,7 @@ class World:
         yield BlockMade(index, 4 * index + 4, 4 * (self._blocks - index - 1), 0.3, 0.2, 0.1)
 
 
-def played(world: World, mode: str, keys: list[str], *, endless: bool = False) -> list[Block]:
+def played(world: World, mode: str, keys: list[str], *, endless: bool = False) -> list[PlayedBlock]:
     session: Any = world
     return list(play(session, mode, keys, endless=endless))
 
@@ -68,7 +68,7 @@ def played(world: World, mode: str, keys: list[str], *, endless: bool = False) -
 def test_each_block_takes_the_keys_of_its_turn_when_a_world_is_played() -> None:
     world = World()
     blocks = played(world, "templerun", ["w", "", "d"])
-    assert [block.held for block in blocks] == ["w", "", "d"]
+    assert [block.keys for block in blocks] == ["w", "", "d"]
     assert all(isinstance(turn, TempleRunActions) for turn in world.turns)
     assert [turn.keyboard_cond[0].argmax() for turn in world.turns] == [1, 0, 6]
     assert [block.frames.shape for block in blocks] == [(4, 48, 80, 3)] * 3
@@ -100,7 +100,7 @@ def test_play_goes_on_from_an_earlier_place_when_it_is_endless() -> None:
 
 @pytest.mark.parametrize("events", [[], [BlockMade(0, 9, 1, 0.0, 0.0, 0.0)]])
 def test_block_is_an_error_when_its_frames_or_its_end_are_missing(events: list[Event]) -> None:
-    with pytest.raises(Unrecoverable, match="a block must be frames and their end, got"):
+    with pytest.raises(Unrecoverable, match="a turn must return frames and BlockMade, got"):
         played(World(events=events), "universal", ["w"])
 
 
@@ -118,7 +118,7 @@ def test_block_is_an_error_when_its_frames_or_its_end_are_missing(events: list[E
     ],
 )
 def test_latest_key_is_held_when_two_cannot_be(pressed: str, keys: str) -> None:
-    assert held(pressed, KNOWN) == keys
+    assert select_keys(pressed, KNOWN) == keys
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_latest_key_is_held_when_two_cannot_be(pressed: str, keys: str) -> None:
     ],
 )
 def test_play_ends_by_escape_and_not_by_an_arrow(text: str, characters: str | None) -> None:
-    assert typed(text) == characters
+    assert without_escapes(text) == characters
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_play_ends_by_escape_and_not_by_an_arrow(text: str, characters: str | No
 def test_picture_fits_the_terminal_and_has_two_pixels_to_a_character(
     columns: int, lines: int, size: tuple[int, int]
 ) -> None:
-    rows = picture(PICTURE, columns, lines).split("\n")
+    rows = render(PICTURE, columns, lines).split("\n")
     cells = [re.findall(r"\x1b\[38;2;(\d+);(\d+);(\d+);48;2;(\d+);(\d+);(\d+)m▀", row) for row in rows]
     assert {len(row) for row in cells} == {size[0]}
     assert len(cells) == size[1]
@@ -201,17 +201,17 @@ def test_no_file_is_left_when_the_server_refuses_a_block(
     ("change", "message"),
     [
         ({"--actions": None}, "actions must be given, or --interactive, got None and False"),
-        ({"--output": None}, "output or snapshot must be given with --actions, got none"),
-        ({"--output": "out.avi"}, "output must end in .mp4 and be in a folder that exists, got out.avi"),
+        ({"--output": None}, "--output or --snapshot must be given with --actions, got neither"),
+        ({"--output": "out.avi"}, "--output must end in .mp4 and be in a folder that exists, got out.avi"),
         ({"--image": "none.png"}, "image must be a file, got none.png"),
-        ({"--image": None}, "image or restore must be given, and one of them, got None and None"),
+        ({"--image": None}, "either --image or --restore must be given, got neither"),
         ({"--image": None, "--restore": "no.world"}, "restore must be a file, got no.world"),
         ({"--image": None, "--restore": __file__}, "restore must be a part of a snapshot, got 14 bytes"),
-        ({"--snapshot": "none/w.world"}, "snapshot must be in a folder that exists, got none/w.world"),
+        ({"--snapshot": "none/w.world"}, "--snapshot must be in a folder that exists, got none/w.world"),
         ({"--snapshot": __file__}, f"--snapshot must be a file that does not exist yet, got {__file__}"),
         ({"--mode": "flying"}, "mode must be one of universal, gta_drive, templerun, got 'flying'"),
         ({"--actions": "w%"}, "actions: block 2 must be keys of universal"),
-        ({"--actions": "@none.txt"}, "actions must name a text file after @, got @none.txt"),
+        ({"--actions": "@none.txt"}, "--actions must name a text file after @, got @none.txt"),
         ({"--image": __file__}, "test_play.py: a picture must be a PNG, JPEG, WebP, GIF, BMP or TIFF file"),
         ({"family": "wan_t2v"}, "family must be matrix_game, got 'wan_t2v'"),
     ],
@@ -231,4 +231,4 @@ def test_interactive_is_refused_when_there_is_no_terminal(
 ) -> None:
     monkeypatch.setattr("slipway_client.Client", lambda url, protocol, tls: _entered(World()))
     assert run(["play", "matrix_game", "--image", str(image), "--interactive"]) == 2
-    assert "interactive must be used in a terminal, got a file or a pipe" in capsys.readouterr().err
+    assert "--interactive must be used in a terminal, got a file or a pipe" in capsys.readouterr().err

@@ -26,7 +26,7 @@ from slipway_serving.protocol.errors import (
     SlipwayError,
     Unrecoverable,
 )
-from slipway_serving.protocol.events import Event, Progress, VideoPart, told
+from slipway_serving.protocol.events import Event, Progress, VideoPart, output_field
 from slipway_serving.protocol.requests import Request, encode
 from slipway_serving.protocol.rules import within
 from slipway_serving.protocol.snapshots.parts import Header, make
@@ -49,7 +49,7 @@ class Total(Event):
 
     known_by: ClassVar[tuple[str, ...]] = ("total",)
 
-    total: Annotated[int, told("sum of the numbers")]
+    total: Annotated[int, output_field("sum of the numbers")]
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Sums(Request):
     model: ClassVar[str] = "sums"
     events: ClassVar[tuple[type[Event], ...]] = (Total, SnapshotPart, Restored)
     turn: ClassVar[type[Request] | None] = Add
-    instead: ClassVar[tuple[type[Request], ...]] = (Snapshot, Restore)
+    turn_alternatives: ClassVar[tuple[type[Request], ...]] = (Snapshot, Restore)
 
     first: Number = 5
 
@@ -194,9 +194,7 @@ def test_infer_gives_the_outputs_and_asks_for_the_model_once(served: Served) -> 
         ("sums", {"x": [7]}, {}, False),
     ]
     assert peer.questions == [("metadata", "sums"), ("ready", "sums"), ("ready", "")]
-    with pytest.raises(
-        InvalidRequest, match=r"sums: x must be INT64 \[1\] as the server says, got FP32 \[1\]"
-    ):
+    with pytest.raises(InvalidRequest, match=r"sums: x must be INT64 \[1\] on this server, got FP32 \[1\]"):
         ask("infer", "sums", {"x": np.zeros(1, np.float32)})
     assert len(peer.asked) == 2
 
@@ -312,7 +310,7 @@ def test_session_sends_its_opening_with_the_first_turn_and_ends_once(served: Ser
     assert [asked.values for asked in peer.asked] == [{"x": [1], "first": [40]}, {"x": [2]}, {}]
     assert flags(peer) == [(True, False), (False, False), (False, True)]
     assert {asked.turn["sequence_id"] for asked in peer.asked} == {"mine"}
-    with pytest.raises(InvalidRequest, match="a turn after its end"):
+    with pytest.raises(InvalidRequest, match="has ended; begin a new session"):
         ask("step", Add(1), of=session)
 
 
@@ -326,7 +324,7 @@ def test_turn_ends_with_its_own_time_limit(served: Served) -> None:
 
     _, ask = served(slow)
     session = ask("session", Sums())
-    with pytest.raises(DeadlineExceeded, match=r"sums: not done within 0\.2 s"):
+    with pytest.raises(DeadlineExceeded, match=r"sums: the call did not finish within 0\.2 s"):
         ask("step", Add(1), of=session, timeout_s=0.2)
     over.set()
     ask("close", of=session)
@@ -343,7 +341,9 @@ def test_session_ends_with_its_last_turn_when_that_is_said(served: Served) -> No
     unused = ask("session", Sums())
     ask("close", of=unused)
     assert len(peer.asked) == 1
-    with pytest.raises(InvalidRequest, match="sums: request must open a session, got Once; try generate"):
+    with pytest.raises(
+        InvalidRequest, match="sums: request must be one that opens a session, got Once; try client.generate"
+    ):
         ask("session", Once(1))
     with pytest.raises(InvalidRequest, match="sums: a turn must be Add or Snapshot or Restore, got Sums"):
         ask("step", Sums(), of=ask("session", Sums()))
@@ -381,7 +381,7 @@ def test_snapshot_is_all_parts_and_a_session_goes_on_from_them(served: Served) -
     assert flags(peer)[-1] == (False, True)
     for given, got in ((parts[:1], "1 of 2"), ([], "none")):
         with pytest.raises(
-            InvalidRequest, match=f"sums: restore must have all parts of a snapshot, got {got}"
+            InvalidRequest, match=f"sums: restore must receive all parts of a snapshot, got {got}"
         ):
             ask("restore", Sums, given)
     assert flags(peer)[-2:] == [(True, False), (False, True)]
@@ -402,10 +402,10 @@ async def test_parts_may_come_one_by_one_when_they_are_restored() -> None:
 def test_turn_is_refused_when_it_is_answered_with_another_event(served: Served) -> None:
     _, ask = served(lambda _: iter([number("total", 1)]))
     session = ask("session", Sums())
-    with pytest.raises(Unrecoverable, match="session: answer must be one SnapshotPart, got Total; see"):
+    with pytest.raises(Unrecoverable, match="answer must be exactly one SnapshotPart, got Total; see"):
         ask("snapshot", of=session)
     _, ask = served(lambda _: iter([]))
-    with pytest.raises(Unrecoverable, match="session: answer must be one SnapshotPart, got nothing; see"):
+    with pytest.raises(Unrecoverable, match="answer must be exactly one SnapshotPart, got nothing; see"):
         ask("snapshot", of=ask("session", Sums()))
 
 
@@ -418,11 +418,11 @@ def test_readiness_is_told_of_server_and_model_each(served: Served) -> None:
         ask("check_ready", "sums")
     peer.ready.discard("")
     assert not ask("is_ready") and ask("is_live")
-    with pytest.raises(NotReady, match="the server lives and is not ready"):
+    with pytest.raises(NotReady, match="the server is live but not ready"):
         ask("check_ready")
     peer.ready.discard("live")
     assert not ask("is_live")
-    with pytest.raises(NotReady, match="the server says that it does not live"):
+    with pytest.raises(NotReady, match="the server reports that it is not live"):
         ask("check_live")
 
 

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
 from slipway_cli import root
-from slipway_cli.listen.commands import report
+from slipway_cli.listen.commands import print_results
 from slipway_client import AsyncClient, Client, RetryPolicy, TextToVideoRequest
-from slipway_client.listening import Heard
+from slipway_client.listening import WindowResult
 from slipway_client.progress import progress
 from slipway_client.tensors import datatype_of
 from slipway_serving.protocol.errors import DeadlineExceeded, Malformed, NotReady, SlipwayError
@@ -182,7 +182,7 @@ SLOW: dict[str, tuple[dict[str, Answer], type[SlipwayError]]] = {
 def test_infer_ends_at_its_limit_when_an_answer_drips(slow: str, asynchronous: bool) -> None:
     answers, kind = SLOW[slow]
     paths = {"/v2/models/m": once(answered(metadata_of("m", INPUTS, []))), **answers}
-    with http_peer(paths) as place, pytest.raises(kind, match="m: not done within 0.6 s"):
+    with http_peer(paths) as place, pytest.raises(kind, match="m: the call did not finish within 0.6 s"):
         if asynchronous:
 
             async def called() -> None:
@@ -528,8 +528,8 @@ def test_text_of_a_server_is_shown_and_not_obeyed(protocol: str, capfd: pytest.C
 
 
 def test_words_of_a_server_are_shown_and_not_obeyed(capfd: pytest.CaptureFixture[str]) -> None:
-    heard = [Heard(ESCAPES, 1.0, 0.9, 0.5, event=True)]
-    report(heard, "stdin", quiet=False)
+    heard = [WindowResult(ESCAPES, 1.0, 0.9, 0.5, event=True)]
+    print_results(heard, "stdin", quiet=False)
     out = capfd.readouterr().out
     assert "\x1b" not in out and "\x9b" not in out and r"\x1b]0;owned\x07" in out
 

@@ -16,7 +16,7 @@ import pytest
 from hostile import answered, grpc_peer, http_peer, once
 
 from slipway_client import AsyncClient, Client, cancellation
-from slipway_client.cancellation import CUT_S
+from slipway_client.cancellation import CANCEL_GRACE_S
 from slipway_client.grpc.transport import AsyncGrpcTransport, GrpcTransport
 from slipway_client.http import messages
 from slipway_client.http.transport import AsyncHttpTransport, HttpTransport
@@ -88,7 +88,9 @@ def test_question_ends_with_the_time_of_its_request(kind: type, question: str, a
         method, path = "ServerMetadata", "/v2"
     with (
         silent_peer(kind, method if "Grpc" in kind.__name__ else path) as place,
-        pytest.raises(DeadlineExceeded, match=r"^m: not done within 0\.2 s; try a longer timeout$"),
+        pytest.raises(
+            DeadlineExceeded, match=r"^m: the call did not finish within 0\.2 s; try a longer timeout_s$"
+        ),
     ):
         asked(kind, place, lambda server: ask(server, Deadline(0.2, "m")))
 
@@ -158,7 +160,7 @@ class Sent(Exception):
 
 
 @pytest.mark.parametrize("kind", TRANSPORTS[:2])
-@pytest.mark.parametrize(("limit_s", "timeout_s"), [(10.0, 10.0 + CUT_S), (None, None)])
+@pytest.mark.parametrize(("limit_s", "timeout_s"), [(10.0, 10.0 + CANCEL_GRACE_S), (None, None)])
 def test_call_of_a_stream_outlives_its_request_by_the_time_to_end_it(
     kind: Any, limit_s: float | None, timeout_s: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,10 +196,10 @@ def test_call_of_a_stream_outlives_its_request_by_the_time_to_end_it(
 
 @pytest.mark.parametrize("over", [True, False])
 def test_call_whose_server_does_not_end_it_is_cut(over: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cancellation, "CUT_S", 0.01)
+    monkeypatch.setattr(cancellation, "CANCEL_GRACE_S", 0.01)
     cut = threading.Event()
-    with cancellation.Leave(lambda: True, cut.set, None) as leave:
-        leave.ends_soon()
+    with cancellation.CallCancellation(lambda: True, cut.set, None) as call:
+        call.expect_end()
         if not over:
             assert cut.wait(100)
     assert over or cut.is_set()

@@ -92,9 +92,9 @@ def test_check_names_every_tensor_when_several_do_not_fit() -> None:
     with pytest.raises(errors.InvalidRequest) as raised:
         check_tensors(METADATA, tensors)
     for part in (
-        "wan_t2v: prompt must be BYTES [1] as the server says, got INT64 [1]",
-        "latents must be FP32 [-1, 16, -1] as the server says, got FP32 [2, 8, 5]",
-        "seed must be an input",
+        "wan_t2v: prompt must be BYTES [1] on this server, got INT64 [1]",
+        "latents must be FP32 [-1, 16, -1] on this server, got FP32 [2, 8, 5]",
+        "seed must be one of the served model's inputs",
     ):
         assert part in str(raised.value)
 
@@ -104,7 +104,7 @@ def test_grpc_stream_raises_the_class_of_the_server_when_an_error_arrives(
     kind: type[errors.SlipwayError],
 ) -> None:
     text = f"in ensemble 'x', {kind('wan_t2v: why').to_wire()}"
-    refusal = grpc_messages.refusal(service_pb2.ModelStreamInferResponse(error_message=text))
+    refusal = grpc_messages.stream_error(service_pb2.ModelStreamInferResponse(error_message=text))
     assert type(refusal) is kind
     assert str(refusal) == "wan_t2v: why"
 
@@ -122,7 +122,7 @@ def test_grpc_stream_raises_the_class_of_the_server_when_an_error_arrives(
 def test_grpc_stream_raises_the_right_class_when_triton_itself_refuses(
     text: str, kind: type[errors.SlipwayError]
 ) -> None:
-    refusal = grpc_messages.refusal(service_pb2.ModelStreamInferResponse(error_message=text))
+    refusal = grpc_messages.stream_error(service_pb2.ModelStreamInferResponse(error_message=text))
     assert type(refusal) is kind
 
 
@@ -144,13 +144,15 @@ def test_grpc_stream_raises_the_right_class_when_triton_itself_refuses(
 def test_grpc_call_raises_the_right_class_when_it_fails(
     status: str, text: str, kind: type[errors.SlipwayError]
 ) -> None:
-    error = grpc_errors.call_error("host:1", RpcError(grpc.StatusCode[status], text), Deadline(3, "wan_t2v"))
+    error = grpc_errors.inference_error(
+        "host:1", RpcError(grpc.StatusCode[status], text), Deadline(3, "wan_t2v")
+    )
     assert type(error) is kind
 
 
 def test_grpc_question_is_a_server_not_ready_when_no_answer_comes_in_time() -> None:
     silent = RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
-    error = grpc_errors.ask_error("host:1", silent, 10)
+    error = grpc_errors.probe_error("host:1", silent, 10)
     assert type(error) is errors.NotReady
     assert "host:1: no answer within 10 s" in str(error)
 
@@ -162,7 +164,7 @@ def test_http_raises_the_class_of_the_server_when_an_error_is_answered(
 ) -> None:
     body = json.dumps({"error": kind("wan_t2v: why").to_wire()})
     response = httpx.Response(400, text=f"data: {body}\n\n" if sse else body)
-    error = http_messages.answer_error("host:1", response)
+    error = http_messages.response_error("host:1", response)
     assert type(error) is kind
     assert str(error) == "wan_t2v: why"
 
@@ -181,7 +183,7 @@ def test_http_raises_the_class_of_the_server_when_an_error_is_answered(
 def test_http_raises_by_the_status_when_the_answer_has_no_code_of_ours(
     status: int, body: str, kind: type[errors.SlipwayError]
 ) -> None:
-    assert type(http_messages.answer_error("host:1", httpx.Response(status, text=body))) is kind
+    assert type(http_messages.response_error("host:1", httpx.Response(status, text=body))) is kind
 
 
 @pytest.mark.parametrize(
@@ -190,11 +192,11 @@ def test_http_raises_by_the_status_when_the_answer_has_no_code_of_ours(
 def test_http_stream_is_malformed_when_an_event_is_no_response(data: str) -> None:
     malformed = pytest.raises(errors.Malformed, match="host:1: the answer is malformed: wan_t2v: ")
     with malformed, decoding("host:1", "wan_t2v"):
-        http_messages.streamed(data)
+        http_messages.parse_event(data)
 
 
 def test_http_stream_raises_the_error_of_the_server_when_it_has_no_code_of_ours() -> None:
-    assert type(http_messages.streamed('{"error": "boom"}')) is errors.Unrecoverable
+    assert type(http_messages.parse_event('{"error": "boom"}')) is errors.Unrecoverable
 
 
 def test_http_body_has_one_scalar_per_field_when_a_request_is_sent() -> None:
@@ -222,7 +224,10 @@ def test_bytes_are_asked_for_as_text_when_the_protocol_is_http(form: str) -> Non
 
 
 def test_session_is_refused_when_the_request_opens_none() -> None:
-    with Client("localhost:1") as client, pytest.raises(errors.InvalidRequest, match="must open a session"):
+    with (
+        Client("localhost:1") as client,
+        pytest.raises(errors.InvalidRequest, match="must be one that opens a session"),
+    ):
         client.session(TextToVideoRequest(prompt="x"))
 
 

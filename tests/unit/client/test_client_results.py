@@ -114,7 +114,7 @@ def test_result_is_refused_when_a_chunk_is_missing(arrived: list[int]) -> None:
 
 
 def test_result_is_refused_when_the_stream_brought_none() -> None:
-    with pytest.raises(Unrecoverable, match="must end with a result"):
+    with pytest.raises(Unrecoverable, match="must contain a result"):
         assembler().result()
 
 
@@ -123,7 +123,7 @@ def test_result_is_refused_when_the_stream_brought_progress_alone() -> None:
     parts.add(progress())
     with pytest.raises(Unrecoverable) as failure:
         parts.result()
-    text = "stream must end with a result, got none; try again, and see the server's log"
+    text = "stream must contain a result, got none before its end; try again, and see the server's log"
     assert str(failure.value) == f"wan_t2v: {text}"
 
 
@@ -190,7 +190,7 @@ def test_fragments_are_in_the_order_of_time_when_they_came_in_another() -> None:
 )
 def test_fragments_are_refused_when_they_make_no_whole_video(parts: list[tuple[int, int]], runs: str) -> None:
     with pytest.raises(
-        Unrecoverable, match=f"wan_t2v: video must have each of its 6 frames once, got {runs}; try"
+        Unrecoverable, match=f"wan_t2v: video must have each of its 6 frames once, got frames {runs}; try"
     ):
         fragments(*(fragment(first, count, b"x", chunk) for chunk, (first, count) in enumerate(parts)))
 
@@ -203,9 +203,9 @@ def test_chunks_of_a_file_are_in_their_order_when_one_has_no_place_in_time() -> 
 def test_parts_are_refused_when_a_number_of_theirs_comes_twice_or_is_of_another_count() -> None:
     parts = assembler()
     parts.add(video_chunk(0, 2, b"x"))
-    with pytest.raises(Unrecoverable, match="chunk must be a new one of 2, got 0 of 2"):
+    with pytest.raises(Unrecoverable, match="chunk must be a new one of 2 chunks, got 0 of 2"):
         parts.add(video_chunk(0, 2, b"x"))
-    with pytest.raises(Unrecoverable, match="chunk must be a new one of 2, got 1 of 3"):
+    with pytest.raises(Unrecoverable, match="chunk must be a new one of 2 chunks, got 1 of 3"):
         parts.add(video_chunk(1, 3, b"x"))
     parts.add(video_chunk(1, 2, b"y"))
     assert parts.result().data == b"xy"
@@ -258,15 +258,16 @@ def test_later_part_holds_when_two_have_the_same_frame() -> None:
 @pytest.mark.parametrize(
     ("parts", "problem"),
     [
-        ([part(2, 2, 1)], "got none for 0 of 4"),
-        ([part(0, 2, 1, frames_total=5)], "got none for 2 of 5"),
-        ([part(0, 2, 1), part(2, 2, 1, final=False)], "got none for 2 of 4"),
-        ([part(0, 2, 1, frames_total=2), part(2, 1, 1, frames_total=2)], "of one video of 2"),
-        ([part(-1, 2, 1)], "of one video"),
-        ([part(0, 1, 1, frames_total=2), part(1, 1, 1, frames_total=3)], "of one video"),
+        ([part(2, 2, 1)], "got no final frame 0 of 4"),
+        ([part(0, 2, 1, frames_total=5)], "got no final frame 2 of 5"),
+        ([part(0, 2, 1), part(2, 2, 1, final=False)], "got no final frame 2 of 4"),
+        ([part(0, 2, 1, frames_total=2), part(2, 1, 1, frames_total=2)], "to one video of 2 frames"),
+        ([part(-1, 2, 1)], "to one video"),
+        ([part(0, 1, 1, frames_total=2), part(1, 1, 1, frames_total=3)], "to one video"),
         (
             [part(0, 1, 1), FramesPart(np.zeros((1, 2, 4, 3), np.uint8), 1, 1.0)],
-            r"here: frames must be of one video of 2, got parts \[\[1, 2, 2, 3\], \[1, 2, 4, 3\]\]",
+            r"here: parts must belong to one video of 2 frames, got parts of shapes"
+            r" \[\[1, 2, 2, 3\], \[1, 2, 4, 3\]\]",
         ),
     ],
     ids=[

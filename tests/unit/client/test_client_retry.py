@@ -79,7 +79,7 @@ def test_deadline_counts_down_and_is_raised_when_it_has_passed() -> None:
     clock.now_s += 1
     assert deadline.remaining_s() == pytest.approx(2)
     clock.now_s += 2
-    with pytest.raises(DeadlineExceeded, match="wan_t2v: not done within 3 s"):
+    with pytest.raises(DeadlineExceeded, match="wan_t2v: the call did not finish within 3 s"):
         deadline.remaining_s()
 
 

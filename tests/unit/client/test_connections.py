@@ -21,14 +21,14 @@ class Clock:
 def test_pool_takes_no_request_after_its_age_and_is_over_when_its_last_has_ended() -> None:
     clock, made = Clock(), count(1)
     pools = Pools(lambda: f"pool {next(made)}", 30.0, clock)
-    first, again = pools.take(), pools.take()
+    first, again = pools.acquire(), pools.acquire()
     clock.now_s += 30
-    second = pools.take()
+    second = pools.acquire()
     assert (first, again, second) == ("pool 1", "pool 1", "pool 2")
-    assert pools.give_back(first) == []
+    assert pools.release(first) == []
     assert pools.all() == ["pool 1", "pool 2"]
-    assert pools.give_back(again) == ["pool 1"]
-    assert pools.give_back(second) == []
+    assert pools.release(again) == ["pool 1"]
+    assert pools.release(second) == []
     assert pools.all() == ["pool 2"]
 
 
@@ -36,15 +36,15 @@ def test_pool_takes_no_request_after_its_age_and_is_over_when_its_last_has_ended
 def test_pool_is_let_go_when_a_request_was_refused_over_it(refused: bool, then: str) -> None:
     made = count(1)
     pools = Pools(lambda: f"pool {next(made)}")
-    pools.give_back(pools.take(), refused=refused)
-    assert pools.take() == then
+    pools.release(pools.acquire(), refused=refused)
+    assert pools.acquire() == then
 
 
 def test_refusal_over_an_earlier_pool_does_not_end_the_new_one() -> None:
     made = count(1)
     pools = Pools(lambda: f"pool {next(made)}")
-    late = pools.take()
-    pools.give_back(pools.take(), refused=True)
-    assert pools.take() == "pool 2"
-    assert pools.give_back(late, refused=True) == ["pool 1"]
-    assert pools.take() == "pool 2"
+    late = pools.acquire()
+    pools.release(pools.acquire(), refused=True)
+    assert pools.acquire() == "pool 2"
+    assert pools.release(late, refused=True) == ["pool 1"]
+    assert pools.acquire() == "pool 2"

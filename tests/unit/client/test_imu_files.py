@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slipway_client.imu.plausibility import gaps
+from slipway_client.imu.plausibility import describe_gaps
 from slipway_client.imu.read import read_recording, write_euroc
 from slipway_client.imu.recording import Recording
 from slipway_client.imu.synthetic import Style, make_recording
@@ -265,8 +265,8 @@ def test_row_that_is_wrong_is_named_by_its_line(tmp_path: Path, line: int, row: 
 
 
 def test_gaps_are_told_and_a_steady_recording_has_none(tmp_path: Path) -> None:
-    assert gaps(MADE) == ""
-    assert gaps(Recording("one", MADE.time_ns[:1], MADE.acc[:1], MADE.gyro[:1])) == ""
+    assert describe_gaps(MADE) == ""
+    assert describe_gaps(Recording("one", MADE.time_ns[:1], MADE.acc[:1], MADE.gyro[:1])) == ""
     times = MADE.time_ns.copy()
     times[400:] += 1_200_000_000
     times[600:] += 20_000_000

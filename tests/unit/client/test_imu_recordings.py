@@ -17,7 +17,7 @@ from slipway_client.imu.read import read_recording, write_euroc
 from slipway_client.imu.recording import Motion, Recording
 from slipway_client.imu.synthetic import PERFECT, Sensor, make_recording
 from slipway_client.imu.trajectory import errors, integrate
-from slipway_client.imu.windows import correct, windows_of
+from slipway_client.imu.windows import correct, split_windows
 from slipway_serving.protocol.errors import InvalidRequest
 
 
@@ -199,16 +199,16 @@ def test_without_ground_truth_a_fall_has_no_rotation() -> None:
 def test_windows_take_every_frame_once(frames: int, size: int, data: st.DataObject) -> None:
     step = data.draw(st.integers(1, size))
     taken: list[int] = []
-    for window in windows_of(frames, size, step):
-        assert 0 <= window.start <= window.wanted < window.stop <= min(frames, window.start + size)
-        taken += range(window.wanted, window.stop)
+    for window in split_windows(frames, size, step):
+        assert 0 <= window.start <= window.first_used < window.stop <= min(frames, window.start + size)
+        taken += range(window.first_used, window.stop)
     assert taken == list(range(frames))
 
 
 @pytest.mark.parametrize(("size", "step"), [(0, 1), (10, 0), (10, 11), (-1, -1)])
 def test_windows_that_leave_frames_out_are_refused(size: int, step: int) -> None:
     with pytest.raises(InvalidRequest, match="-size must be"):
-        list(windows_of(100, size, step))
+        list(split_windows(100, size, step))
 
 
 def test_corrections_of_windows_are_joined_in_order() -> None:

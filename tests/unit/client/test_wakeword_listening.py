@@ -10,7 +10,7 @@ import pytest
 import soundfile
 import soxr
 
-from slipway_client.listening import filled_up, pieces_from, pieces_of
+from slipway_client.listening import padded_size, read_pieces, split_recording
 from slipway_client.sound import Recording, read_recording
 from slipway_serving.protocol.errors import InvalidRequest
 
@@ -19,7 +19,7 @@ from slipway_serving.protocol.errors import InvalidRequest
     ("size", "filled"), [(0, 16), (1, 16), (16, 16), (17, 24), (24, 24), (25, 32), (100, 104)]
 )
 def test_windows_cover_every_sample(size: int, filled: int) -> None:
-    assert filled_up(size, window=16, hop=8) == filled
+    assert padded_size(size, window=16, hop=8) == filled
 
 
 class Slow(io.RawIOBase):
@@ -37,12 +37,12 @@ class Slow(io.RawIOBase):
 @pytest.mark.parametrize("most", [1, 3, 7_999, 16_000, 100_000])
 def test_samples_come_whole_from_a_pipe_that_cuts_them(most: int) -> None:
     pcm = np.arange(-9_000, 9_000, dtype="<i2")
-    assert np.array_equal(np.concatenate(list(pieces_from(Slow(pcm.tobytes(), most)))), pcm)  # type: ignore[arg-type]
+    assert np.array_equal(np.concatenate(list(read_pieces(Slow(pcm.tobytes(), most)))), pcm)  # type: ignore[arg-type]
 
 
 def test_half_a_sample_at_the_end_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="must be whole 16-bit samples"):
-        list(pieces_from(io.BytesIO(b"\0\0\0")))
+    with pytest.raises(InvalidRequest, match="must contain whole 16-bit samples"):
+        list(read_pieces(io.BytesIO(b"\0\0\0")))
 
 
 def test_recording_becomes_the_int16_that_its_file_held(tmp_path: Path) -> None:
@@ -50,25 +50,25 @@ def test_recording_becomes_the_int16_that_its_file_held(tmp_path: Path) -> None:
     soundfile.write(tmp_path / "a.wav", pcm, 16_000)
     recording = read_recording(tmp_path / "a.wav")
     assert recording.seconds == 1.25
-    assert [piece.size for piece in pieces_of(recording)] == [8_000, 8_000, 4_000]
-    assert np.array_equal(np.concatenate(list(pieces_of(recording))), pcm)
+    assert [piece.size for piece in split_recording(recording)] == [8_000, 8_000, 4_000]
+    assert np.array_equal(np.concatenate(list(split_recording(recording))), pcm)
 
 
 def test_full_scale_of_a_float_recording_becomes_the_largest_int16() -> None:
-    (piece,) = pieces_of(Recording(np.array([1.0, -1.0], np.float32), 16_000))
+    (piece,) = split_recording(Recording(np.array([1.0, -1.0], np.float32), 16_000))
     assert piece.tolist() == [32767, -32768]
 
 
 @pytest.mark.parametrize(
     ("samples", "text"),
     [
-        (np.zeros(0, np.float32), "a.wav must hold audio, got no samples"),
+        (np.zeros(0, np.float32), "a.wav must contain audio, got no samples"),
         (
             np.array([0.0, 4.5], np.float32),
-            "a.wav must be within -1 to 1, but for a decoder's overshoot of up to 4, got 4.5",
+            "a.wav must have samples of -1 to 1 .a decoder's overshoot of up to 4 is accepted., got 4.5",
         ),
-        (np.array([0.0, np.nan], np.float32), "a.wav must be finite, got NaN or infinity"),
-        (np.array([0.0, -np.inf], np.float32), "a.wav must be finite, got NaN or infinity"),
+        (np.array([0.0, np.nan], np.float32), "a.wav must have finite samples, got NaN or infinity"),
+        (np.array([0.0, -np.inf], np.float32), "a.wav must have finite samples, got NaN or infinity"),
     ],
 )
 def test_recording_is_refused_when_it_breaks_a_rule(tmp_path: Path, samples: np.ndarray, text: str) -> None:
@@ -97,7 +97,7 @@ def test_overshoot_of_a_decoder_is_brought_to_full_scale(tmp_path: Path, kind: s
     plain = decoded if rate_hz == 16_000 else soxr.resample(decoded, rate_hz, 16_000)
     assert recording.peak == pytest.approx(np.abs(plain).max())
     np.testing.assert_allclose(recording.samples * recording.peak, plain, atol=1e-6)
-    assert sum(piece.size for piece in pieces_of(recording)) == recording.samples.size
+    assert sum(piece.size for piece in split_recording(recording)) == recording.samples.size
 
 
 @pytest.mark.parametrize("rate_hz", [8_000, 22_050, 44_100, 48_000, 192_000])
@@ -109,7 +109,7 @@ def test_streamed_file_of_another_rate_is_the_file_resampled_first(tmp_path: Pat
     assert given.rate_hz == before.rate_hz == 16_000
     np.testing.assert_array_equal(given.samples, before.samples)
     np.testing.assert_array_equal(
-        np.concatenate(list(pieces_of(given))), np.concatenate(list(pieces_of(before)))
+        np.concatenate(list(split_recording(given))), np.concatenate(list(split_recording(before)))
     )
 
 
@@ -164,5 +164,7 @@ def test_file_that_is_no_audio_is_refused(
 
 def test_file_of_a_rate_that_is_not_served_is_refused(tmp_path: Path) -> None:
     soundfile.write(tmp_path / "slow.wav", clipped(4_000), 4_000)
-    with pytest.raises(InvalidRequest, match="slow.wav must be of 8000 to 192000 Hz, got 4000"):
+    with pytest.raises(
+        InvalidRequest, match="slow.wav must have a sampling rate of 8000 to 192000 Hz, got 4000"
+    ):
         read_recording(tmp_path / "slow.wav")

@@ -442,14 +442,14 @@ def hostile(**changes: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     [
         ({"blocks": 10**400}, "m: restore must be of a world of 1 to 89478485 blocks, got 1000"),
         ({"blocks": 0}, "must be of a world of 1 to 89478485 blocks, got 0"),
-        ({"blocks": True}, "must be of a world between two of its blocks, got blocks True at 3"),
-        ({"blocks": [1]}, r"must be of a world between two of its blocks, got blocks \[1\] at 3"),
-        ({"position": 2**70}, "must be of a world between two of its blocks, got blocks 1 at"),
-        ({"position": -3}, "must be of a world between two of its blocks, got blocks 1 at -3"),
+        ({"blocks": True}, "must describe a world between two blocks, got blocks True at position 3"),
+        ({"blocks": [1]}, r"must describe a world between two blocks, got blocks \[1\] at position 3"),
+        ({"position": 2**70}, "must describe a world between two blocks, got blocks 1 at position"),
+        ({"position": -3}, "must describe a world between two blocks, got blocks 1 at position -3"),
         ({"picture": np.full((1, 16), np.nan, np.float32)}, "of at most 1e.06, got others in picture"),
         ({"picture": np.full((1, 16), -np.inf, np.float32)}, "got others in picture"),
         ({"picture": np.full((1, 16), 3e38, np.float32)}, "got others in picture"),
-        ({"noise": np.full_like(Noise(0).state, 255)}, "must have the noise of a world, got"),
+        ({"noise": np.full_like(Noise(0).state, 255)}, "must contain the state of a noise generator, got"),
     ],
 )  # fmt: skip
 def test_snapshot_is_refused_when_it_is_no_world(tiny: Path, changes: dict[str, Any], problem: str) -> None:

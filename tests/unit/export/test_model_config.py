@@ -24,9 +24,9 @@ from slipway_export.spec import (
     TensorSpec,
     Tolerance,
 )
-from slipway_serving.protocol.cancellation import EndRequest
+from slipway_serving.protocol.cancellation import CancelRequest
 from slipway_serving.protocol.errors import InvalidRequest
-from slipway_serving.protocol.events import Event, told
+from slipway_serving.protocol.events import Event, output_field
 from slipway_serving.protocol.fields import BATCH, Array
 from slipway_serving.protocol.requests import Request
 from slipway_serving.protocol.rules import within
@@ -139,7 +139,7 @@ def test_requests_are_merged_and_limited_when_the_component_says_so() -> None:
 class Answer(Event):
     """What the model below answers with."""
 
-    label: Annotated[str, told("a text")]
+    label: Annotated[str, output_field("a text")]
     values: Annotated[NDArray[np.float32], Array("float32", (BATCH, "rows", 2), "numbers")]
 
 
@@ -272,7 +272,7 @@ def test_authored_model_is_staged_with_what_the_export_adds(tmp_path: Path) -> N
     parsed = text_format.Parse((usual / "config.pbtxt").read_text(), pb.ModelConfig())
     assert {name: each.string_value for name, each in parsed.parameters.items()} == {"usual_steps": "7"}
     # Its own events go before those of the request; a second export overwrites what the first staged.
-    other = stage_authored(replace(model, events=EndRequest.events), tmp_path / "staged2")
+    other = stage_authored(replace(model, events=CancelRequest.events), tmp_path / "staged2")
     parsed = text_format.Parse((other / "config.pbtxt").read_text(), pb.ModelConfig())
     assert [tensor.name for tensor in parsed.output] == ["found"]
     bare = stage_authored(AuthoredModel("bare", source=own), tmp_path / "staged")
@@ -288,5 +288,5 @@ def test_canceller_comes_with_models_that_stream(tmp_path: Path) -> None:
     assert with_canceller([]) == []
     *others, canceller = with_canceller([once, streams])
     assert others == [once, streams]
-    assert canceller == AuthoredModel("slipway_cancel", request=EndRequest)
+    assert canceller == AuthoredModel("slipway_cancel", request=CancelRequest)
     assert with_canceller([AuthoredModel("remote")]) == [AuthoredModel("remote")]

@@ -85,7 +85,7 @@ def test_size_rounds_groups_of_an_axis_up() -> None:
     assert [size.at({"height": height, "width": 3}) for height in (1, 4, 5)] == [14, 15, 28]
     assert str(size) == "4*ceil(height / 4)*width + ceil(height / 2) + 1"
     assert size.axes == {"height", "width"}
-    assert str(size.given({"height": 5})) == "8*width + 4"
+    assert str(size.substitute({"height": 5})) == "8*width + 4"
     assert size.bounds({"height": 1, "width": 1}, {"height": 8, "width": 2}) == (6, 21)
     assert Size.parse("ceil(height / 4)").affine is None
 
@@ -106,7 +106,7 @@ def test_size_is_the_value_of_its_text_at_any_point(
     size = Size.parse(f"{text} {'-' if offset < 0 else '+'} {abs(offset)}")
     value = sum(factor * math.prod(point[axis] for axis in axes) for factor, axes in products) + offset
     assert size.at(point) == value == eval(str(size), dict(point))
-    left = size.given({"a": point["a"]})
+    left = size.substitute({"a": point["a"]})
     assert (left if isinstance(left, int) else left.at({"b": point["b"], "c": point["c"]})) == value
     low = {axis: min(point[axis], other[axis]) for axis in "abc"}
     high = {axis: max(point[axis], other[axis]) for axis in "abc"}

@@ -43,7 +43,7 @@ def add(
 def test_name_that_is_no_id_is_refused_everywhere(tmp_path: Path, name: str) -> None:
     library = Library(tmp_path / "trained")
     for ask in (library.find, library.status, library.create, library.delete_graph):
-        with pytest.raises(InvalidRequest, match="word must be 1 to 64 of a-z"):
+        with pytest.raises(InvalidRequest, match="word must be 1 to 64 characters a-z"):
             ask(name)
     assert not list(tmp_path.iterdir())
 

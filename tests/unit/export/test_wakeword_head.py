@@ -273,7 +273,7 @@ def test_word_is_the_name_of_the_checkpoints_folder(tmp_path: Path, source: str,
 
 
 def test_word_is_refused_when_its_folder_breaks_the_rule(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="word must be 1 to 64 of a-z"):
+    with pytest.raises(InvalidRequest, match="word must be 1 to 64 characters a-z"):
         word_name(Checkpoint(tmp_path, "models/Hey Jarvis"))
 
 

@@ -40,7 +40,7 @@ ALLOWED = {
         "slipway_serving.families.framepack_i2v.facts",
         "slipway_serving.families.matrix_game.facts",
         "slipway_serving.families.wakeword.words",
-        "slipway_serving.families.wakeword.hearing",
+        "slipway_serving.families.wakeword.audio_limits",
         # An export tries a checkpoint's scheduler as the pipelines will.
         "slipway_serving.families.framepack_i2v.pipeline",
         "slipway_serving.families.wan_t2v.pipeline",
@@ -127,7 +127,7 @@ LIGHT = [
     ),
     "slipway_cli.__main__",
     "slipway_cli.root",
-    "slipway_client.aio",
+    "slipway_client.async_client",
     "slipway_client.client",
     "slipway_client.imu.windows",
     "slipway_client.listening",

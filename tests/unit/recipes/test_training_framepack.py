@@ -109,7 +109,7 @@ def test_a_section_sees_in_training_what_it_sees_in_serving(order: type[Sections
         for name, value in served.items():
             np.testing.assert_array_equal(trained[name].numpy(), value, err_msg=f"{made}: {name}")
         video.window(own_latents(latents, section).numpy())
-        video.made += 1
+        video.finished += 1
 
 
 @ORDERS

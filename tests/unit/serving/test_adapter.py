@@ -346,8 +346,8 @@ def test_tensor_has_the_shape_that_a_parameter_tells(make: Made, monkeypatch: py
         ({"parameters": {"steps": 3}}, "net: fields must be inputs of the model, got unknown steps; try"),
         ({"parameters": {"timeout": -1}}, "net: timeout must be a number of microseconds, got -1"),
         ({"parameters": {"shape_x": "2,x"}}, "net: shape_x must be the shape of an input"),
-        ({"id": "x" * 129}, "net: id must be at most 128 bytes"),
-        ({"parameters": {"sequence_id": -1}}, "net: correlation id must be a text of 1 to 128 bytes"),
+        ({"id": "x" * 129}, "net: request id must be at most 128 bytes"),
+        ({"parameters": {"sequence_id": -1}}, "net: session id must be a text of 1 to 128 bytes"),
     ],
 )
 def test_request_is_refused_by_field_when_what_comes_beside_its_tensors_is_wrong(

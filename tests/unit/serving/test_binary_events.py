@@ -14,10 +14,10 @@ from slipway_serving.protocol.events import (
     FramesPart,
     VideoPart,
     as_base64,
-    carried,
+    output_field,
     read,
     tensors,
-    told,
+    to_wire_form,
 )
 
 DATA = b"aGVsbG8="  # base64 text of something else
@@ -27,13 +27,13 @@ DATA = b"aGVsbG8="  # base64 text of something else
 class Sketch(Event):
     """Bytes, a text and nothing."""
 
-    sketch: Annotated[bytes, told("bytes")]
-    title: Annotated[str, told("text")] = "zażółć"
-    more: Annotated[bytes | None, told("further bytes")] = None
+    sketch: Annotated[bytes, output_field("bytes")]
+    title: Annotated[str, output_field("text")] = "zażółć"
+    more: Annotated[bytes | None, output_field("further bytes")] = None
 
 
 def cross(event: Event, *, as_text: bool) -> dict[str, Any]:
-    return {name: carried(array, as_text=as_text) for name, array in tensors(event).items()}
+    return {name: to_wire_form(array, as_text=as_text) for name, array in tensors(event).items()}
 
 
 @pytest.mark.parametrize("as_text", [False, True])
@@ -60,4 +60,4 @@ def test_base64_text_is_not_encoded_again(as_text: bool) -> None:
 
 def test_array_without_bytes_is_handed_on_as_it_is() -> None:
     array = np.arange(3)
-    assert carried(array, as_text=True) is array
+    assert to_wire_form(array, as_text=True) is array

@@ -172,7 +172,7 @@ def test_session_is_refused_when_too_many_are_under_way(denoiser: WanCachedDenoi
     ("tensors", "call", "text"),
     [
         ({}, {}, r"hidden_states must be given.* \| timestep .* \| encoder_hidden_states"),
-        (tensors_of(LATENTS, 0.1), {}, "cache_threshold must be given exactly when there is a correlation"),
+        (tensors_of(LATENTS, 0.1), {}, "cache_threshold must be given in a session, and only there"),
         (tensors_of(LATENTS), {"turn": Turn(5)}, "cache_threshold must be given exactly when"),
         (tensors_of(LATENTS, -1.0), {"turn": Turn(5, start=True)}, "at least 0, got -1.0; try 0.05"),
         (tensors_of(LATENTS, np.nan), {"turn": Turn(5, start=True)}, "cache_threshold must be finite"),
@@ -200,5 +200,7 @@ def test_request_is_refused_when_it_breaks_a_rule(
 
 def test_session_is_refused_when_its_size_changes(denoiser: WanCachedDenoiser) -> None:
     ask(denoiser, tensors_of(LATENTS, 0.1), turn=Turn(1, start=True))
-    with pytest.raises(InvalidRequest, match=r"must be \[1, 16, 2, 2, 3\] as the session began, got"):
+    with pytest.raises(
+        InvalidRequest, match=r"must keep the shape \[1, 16, 2, 2, 3\] of the session's first step, got"
+    ):
         ask(denoiser, tensors_of(LATENTS[:, :, :1], 0.1), turn=Turn(1))

@@ -86,8 +86,8 @@ def test_parts_of_a_whole_video_join_in_time_and_say_their_place(output: str, si
         assert (part.chunk, part.chunks, part.frames_total, part.final) == (number, len(parts), 9, True)
         assert (part.first_frame, part.height, part.width) == (sum(map(len, seen)), *size)
         assert (part.frames is None) == (output == "frames_base64")
-        carried = part.frames_base64 if part.frames is None else part.frames.tobytes()
-        assert carried is not None and len(carried) < GRPC_LIMIT_BYTES
+        to_wire_form = part.frames_base64 if part.frames is None else part.frames.tobytes()
+        assert to_wire_form is not None and len(to_wire_form) < GRPC_LIMIT_BYTES
         seen.append(part.pixels)
     assert np.array_equal(np.concatenate(seen), frames)
 
@@ -106,7 +106,7 @@ def test_file_is_the_same_as_bytes_and_as_text(output: str) -> None:
 @pytest.mark.parametrize("count", [4, 6])
 def test_delivery_ends_with_an_error_when_there_are_not_as_many_frames(output: str, count: int) -> None:
     asked = Delivery("a model", output, 5, 64, 64, fps=16)
-    with pytest.raises(Unrecoverable, match=f"a model: the decoder must give 5 frames, got {count}"):
+    with pytest.raises(Unrecoverable, match=f"a model: the decoder must return 5 frames, got {count}"):
         list(deliver(asked, [_frames(count)], WATCH))
 
 

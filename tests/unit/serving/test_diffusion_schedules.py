@@ -6,7 +6,12 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
 from slipway_serving.diffusion.denoise import denoise
-from slipway_serving.diffusion.guidance import combined, embedded, guided_steps, interval_problems
+from slipway_serving.diffusion.guidance import (
+    combine_branches,
+    guidance_embedding,
+    guided_steps,
+    interval_problems,
+)
 from slipway_serving.diffusion.noise import Noise, make_noise
 from slipway_serving.diffusion.schedules import DiffusersSchedule, FewStep, diffusers_schedule
 from slipway_serving.protocol.diffusion.fields import FLOW_SHIFTS, MAX_GUIDANCE_SCALE, MAX_STEPS
@@ -101,13 +106,15 @@ def test_noise_goes_on_from_block_to_block() -> None:
 
 def test_one_prediction_comes_of_one_branch_or_two() -> None:
     branches = torch.tensor([[3.0], [1.0]])
-    assert combined(branches, 4.0).tolist() == [[9.0]]
-    assert combined(branches[:1], 4.0) is not None and combined(branches[:1], 4.0).tolist() == [[3.0]]
+    assert combine_branches(branches, 4.0).tolist() == [[9.0]]
+    assert combine_branches(branches[:1], 4.0) is not None and combine_branches(
+        branches[:1], 4.0
+    ).tolist() == [[3.0]]
 
 
 def test_embedded_guidance_is_in_thousandths() -> None:
-    assert embedded(10.0).tolist() == [10_000.0]
-    assert embedded(10.0).dtype == np.float32
+    assert guidance_embedding(10.0).tolist() == [10_000.0]
+    assert guidance_embedding(10.0).dtype == np.float32
 
 
 def test_loop_runs_few_steps_block_after_block_with_the_same_schedule() -> None:
@@ -190,7 +197,7 @@ def test_latents_stay_finite_for_the_ends_of_what_a_request_may_ask(
     schedule, latents, noise = diffusers_schedule(config, shift, steps, "x"), make_noise(0, SHAPE), Noise(1)
     for timestep in schedule.timesteps:
         branches = torch.cat([noise.next(SHAPE), noise.next(SHAPE)])
-        latents = schedule.step(combined(branches, MAX_GUIDANCE_SCALE), timestep, latents)
+        latents = schedule.step(combine_branches(branches, MAX_GUIDANCE_SCALE), timestep, latents)
     assert torch.isfinite(latents).all()
 
 

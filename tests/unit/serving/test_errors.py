@@ -53,7 +53,7 @@ def test_error_of_triton_itself_maps_by_status(
 def test_refusal_of_a_queue_is_overloaded_and_hints_to_try_again(said: str, status: str | int | None) -> None:
     error = errors.from_wire(said, status)
     assert type(error) is errors.Overloaded
-    assert str(error) == f"{said}; try again in a few seconds, or fewer requests at a time"
+    assert str(error) == f"{said}; try again in a few seconds, or send fewer requests at a time"
     # One that a model hands on has one hint still.
     assert str(errors.from_wire(error.to_wire(), status)) == str(error)
 

@@ -25,13 +25,17 @@ from slipway_serving.protocol.fields import BATCH, Array, Image, Rule, fields_of
 from slipway_serving.protocol.requests import Request, decode, encode
 
 _EVEN = Rule(
-    "even altogether", lambda a: a.sum() % 2 == 0, lambda _: "another", "", shown=lambda a: f"{a.sum()}"
+    "even altogether",
+    lambda a: a.sum() % 2 == 0,
+    lambda _: "another",
+    "",
+    format_value=lambda a: f"{a.sum()}",
 )
 _FRAMES = Array("float32", (BATCH, "frames", 3), "signals", fix="windows")
 _SHARED = Array(
     "float32", (BATCH, "frames"), "weights", {"frames": (1, 4)}, low=-1, high=1, fix_values="less"
 )
-_COUNTS = Array("int32", ("counts",), "counts", {"counts": (0, None)}, low=0, also=_EVEN)
+_COUNTS = Array("int32", ("counts",), "counts", {"counts": (0, None)}, low=0, extra_rule=_EVEN)
 _NAMES = Array("text", ("names",), "names", {"names": (0, 3)}, default="every one")
 _RAW = Array("float32", (2,), "of another model", finite=False)
 
@@ -105,7 +109,7 @@ def holed(value: float) -> NDArray[np.float32]:
         ({"names": np.array([b"a\0"], np.object_)}, "names must be text without NUL, got one at character 1"),
         (
             {"names": np.array(["\ud800"], np.object_)},
-            "names must be Unicode text, got half a surrogate pair",
+            "names must be Unicode text, got an unpaired surrogate",
         ),
         ({"names": np.array([3], np.object_)}, "names must be text, got 3"),
     ],
@@ -253,9 +257,9 @@ BAD_PICTURES: list[tuple[Any, str]] = [
     (b"", "got bytes that begin with b''"),
     (file_of("GIF"), "got bytes that begin with b'GIF"),
     (b"BM" + GOOD, "got bytes that begin with b'BM"),
-    (GOOD[:-30], "a whole picture, got one that breaks off or is damaged"),
-    (file_of("JPEG")[:-60], "a whole picture, got one that breaks off or is damaged"),
-    (png_header(64, 64), "a whole picture, got one that breaks off or is damaged"),
+    (GOOD[:-30], "a complete picture, got a truncated or damaged file"),
+    (file_of("JPEG")[:-60], "a complete picture, got a truncated or damaged file"),
+    (png_header(64, 64), "a complete picture, got a truncated or damaged file"),
     (file_of("PNG", size=(15, 40)), "16 to 4096 px a side, got 15x40"),
     # Neither has any pixels: the size is looked at before one is decoded.
     (png_header(4097, 16), "16 to 4096 px a side, got 4097x16; try resizing it"),
@@ -272,7 +276,7 @@ BAD_PICTURES: list[tuple[Any, str]] = [
     *(
         (
             file_of(kind, exif=exif),
-            "a picture whose EXIF data can be read, since they say which side is up, got damaged",
+            "a picture with readable EXIF data, which give its orientation, got damaged",
         )
         for kind in ("PNG", "JPEG", "WEBP")
         for exif in (b"Exif\0\0no TIFF header", b"Exif\0\0MM\0*")

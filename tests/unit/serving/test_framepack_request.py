@@ -17,7 +17,11 @@ from transformers.models.siglip.image_processing_pil_siglip import SiglipImagePr
 from slipway_cli import options
 from slipway_client.results import Assembler, Video
 from slipway_serving.families.framepack_i2v.facts import Picture
-from slipway_serving.families.framepack_i2v.picture import fitted, samples, seen
+from slipway_serving.families.framepack_i2v.picture import (
+    crop_and_resize,
+    to_image_encoder_input,
+    to_vae_input,
+)
 from slipway_serving.families.framepack_i2v.request import ImageToVideoRequest, Limits
 from slipway_serving.protocol import requests
 from slipway_serving.protocol.errors import InvalidRequest, Unrecoverable
@@ -41,7 +45,7 @@ def asked(**fields: Any) -> ImageToVideoRequest:
     [
         ({"image": b"GIF89a"}, "image must be a PNG, JPEG or WebP file"),
         ({"image": np.zeros((8, 8, 3), np.uint8)}, "image must be 16 to 4096 px a side, got 8x8"),
-        ({"prompt": ""}, f"{PROMPT}, got 0 characters; try a sentence about what moves"),
+        ({"prompt": ""}, f"{PROMPT}, got 0 characters; try a sentence that describes what moves"),
         ({"prompt": " \n"}, f"{PROMPT}, got 2 characters"),
         ({"prompt": "x" * 16_385}, f"{PROMPT}, got 16385 characters; try a shorter text"),
         ({"seconds": 0.0}, "seconds must be 0.1 to 120.0, got 0.0; try 0.1"),
@@ -100,7 +104,9 @@ def test_command_leaves_the_size_out_when_it_is_not_given() -> None:
     assert parameters["size"].default is None
     assert parameters["prompt"].default is parameters["prompt"].empty
     (told,) = parameters["size"].annotation.__metadata__
-    assert told.help == "Width and height, pixels; by default the picture's aspect at about 640x640."
+    assert (
+        told.help == "Width and height, in pixels; by default, the picture's aspect ratio at about 640x640."
+    )
     given = dict.fromkeys(parameters)
     assert options.values(ImageToVideoRequest, given) == {}
     assert options.values(ImageToVideoRequest, {**given, "size": "48x32"}) == {"width": 48, "height": 32}
@@ -112,17 +118,17 @@ def test_command_says_how_it_changed_the_picture(tmp_path: Path) -> None:
     given = {**dict.fromkeys(each.name for each in options.parameters(ImageToVideoRequest)), "image": file}
     sent = options.values(ImageToVideoRequest, given, said.append)["image"]
     assert pixels(sent).shape == (26, 4096, 3)
-    assert said == [f"{file}: BMP read, shrunk from 5000x32 to 4096x26; sent as a PNG"]
+    assert said == [f"{file}: converted from BMP, shrunk from 5000x32 to 4096x26; sent as a PNG"]
 
 
 def test_picture_equals_diffusers_when_it_has_the_aspect_of_the_video() -> None:
     processor = VideoProcessor(vae_scale_factor=8)
     expected = processor.preprocess(Image.fromarray(PICTURE), 32, 48)
-    fit = fitted(PICTURE, (32, 48))
-    np.testing.assert_allclose(samples(fit)[:, :, 0], expected.numpy(), atol=1e-6)
+    fit = crop_and_resize(PICTURE, (32, 48))
+    np.testing.assert_allclose(to_vae_input(fit)[:, :, 0], expected.numpy(), atol=1e-6)
     extractor = SiglipImageProcessorPil(size={"height": 56, "width": 56})
     upstream = extractor(images=(expected + 1) / 2, return_tensors="np", do_rescale=False)["pixel_values"]
-    made = seen(fit, Picture(56, (0.5,) * 3, (0.5,) * 3, 3))
+    made = to_image_encoder_input(fit, Picture(56, (0.5,) * 3, (0.5,) * 3, 3))
     assert made.dtype == np.float32 and made.shape == (1, 3, 56, 56)
     # A pixel may be one level less there, two after the filter: 8 bits become floats and are cut to 8 again.
     np.testing.assert_allclose(made, upstream, atol=4.1 / 255)
@@ -131,7 +137,7 @@ def test_picture_equals_diffusers_when_it_has_the_aspect_of_the_video() -> None:
 def test_picture_is_cut_around_its_middle_when_the_video_has_another_aspect() -> None:
     wide = np.zeros((32, 96, 3), np.uint8)
     wide[:, 32:64] = 200
-    np.testing.assert_allclose(fitted(wide, (16, 16)), 200, atol=12)
+    np.testing.assert_allclose(crop_and_resize(wide, (16, 16)), 200, atol=12)
 
 
 def parts_of(frames: np.ndarray[Any, Any], cuts: list[int], *, as_text: bool = False) -> list[VideoPart]:

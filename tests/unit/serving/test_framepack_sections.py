@@ -20,11 +20,11 @@ from slipway_serving.families.framepack_i2v.request import SECTION_FRAMES
 from slipway_serving.families.framepack_i2v.sections import (
     TIME,
     Forward,
+    FrameRun,
     Inverted,
-    Run,
     Sections,
     Sizes,
-    paddings,
+    section_gaps,
 )
 from slipway_serving.video.tiles import decode_tiles
 
@@ -114,7 +114,7 @@ class Made:
     video: NDArray[Any]
     told: list[dict[str, Any]]
     windows: list[int]
-    runs: list[list[Run]] = field(default_factory=list)
+    runs: list[list[FrameRun]] = field(default_factory=list)
     most_held: int = 0
 
 
@@ -162,10 +162,12 @@ def ours(sections: int, order: str) -> Made:
             latents = schedule.step(torch.from_numpy(flow(told)), timestep, latents)
         window = video.window(latents.numpy())
         made.windows.append(window.shape[TIME])
-        made.runs.append(video.settle(frames_of(window, np)))
-        held = video.history.shape[TIME] + (0 if video.edge is None else video.edge.shape[TIME])
+        made.runs.append(video.finish_section(frames_of(window, np)))
+        held = video.history.shape[TIME] + (0 if video.overlap is None else video.overlap.shape[TIME])
         made.most_held = max(made.most_held, held)
-        assert not any(array.base is not None for array in (video.history, video.edge) if array is not None)
+        assert not any(
+            array.base is not None for array in (video.history, video.overlap) if array is not None
+        )
         for run in made.runs[-1]:
             end = run.first_frame + run.frames.shape[TIME]
             made.video[run.first_frame : end] = np.clip(run.frames[0].transpose(1, 2, 3, 0) / 2 + 0.5, 0, 1)
@@ -206,7 +208,7 @@ def test_what_is_held_is_the_same_when_a_video_is_longer(order: str) -> None:
 
 
 def test_paddings_are_bounded_when_a_video_is_long() -> None:
-    assert [paddings(count) for count in (1, 4, 5, 7)] == [
+    assert [section_gaps(count) for count in (1, 4, 5, 7)] == [
         [0], [3, 2, 1, 0], [3, 2, 2, 1, 0], [3, 2, 2, 2, 2, 1, 0]
     ]  # fmt: skip
 

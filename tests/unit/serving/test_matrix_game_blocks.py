@@ -13,7 +13,7 @@ from PIL import Image
 
 from slipway_serving.families.matrix_game import actions
 from slipway_serving.families.matrix_game.facts import Actions, Facts, Latents, ModelNames
-from slipway_serving.families.matrix_game.picture import conditions, fitted, samples
+from slipway_serving.families.matrix_game.picture import conditions, crop_and_resize, to_encoder_input
 from slipway_serving.families.matrix_game.request import (
     REQUESTS,
     GtaDriveActions,
@@ -50,18 +50,20 @@ def test_block_is_told_the_rows_around_it_when_they_come_block_by_block() -> Non
     before: actions.Rows = {}
     for block in range(5):
         own = video[FACTS.frames(block) : FACTS.frames(block + 1)]
-        rows = actions.joined(before, {"keyboard_cond": own}, FACTS)
+        rows = actions.append_rows(before, {"keyboard_cond": own}, FACTS)
         first = 4 * 3 * block
         wanted = video[np.maximum(np.arange(first - 12, first + 8), 0)]
-        np.testing.assert_array_equal(actions.told(rows, FACTS)["keyboard_cond"], wanted[None])
-        before = actions.kept(rows, FACTS)
+        np.testing.assert_array_equal(actions.network_inputs(rows, FACTS)["keyboard_cond"], wanted[None])
+        before = actions.history_rows(rows, FACTS)
 
 
 def test_row_stands_for_every_frame_when_it_comes_alone() -> None:
     row = {"mouse_cond": np.full((1, 2), 0.1, np.float32)}
-    first = actions.joined({}, row, FACTS)
-    rows = actions.joined(actions.kept(first, FACTS), {"mouse_cond": np.zeros((1, 2), np.float32)}, FACTS)
-    told = actions.told(rows, FACTS)["mouse_cond"][0, :, 0]
+    first = actions.append_rows({}, row, FACTS)
+    rows = actions.append_rows(
+        actions.history_rows(first, FACTS), {"mouse_cond": np.zeros((1, 2), np.float32)}, FACTS
+    )
+    told = actions.network_inputs(rows, FACTS)["mouse_cond"][0, :, 0]
     np.testing.assert_array_equal(told, np.float32([0.1] * 9 + [0] * 11))
 
 
@@ -70,10 +72,8 @@ def test_row_stands_for_every_frame_when_it_comes_alone() -> None:
 )
 def test_rows_are_one_or_as_many_as_frames(count: int, frames: int, fits: bool) -> None:
     problems = row_problems({"keyboard_cond": np.zeros((count, 4), np.float32)}, frames)
-    rule = (
-        f"keyboard_cond must have {frames} frames in this block, or 1 for all of them, got shape [{count}, 4]"
-    )
-    assert problems == ([] if fits else [rule])
+    rule = f"{frames} rows, one for each frame of the block, or 1 row for all"
+    assert problems == ([] if fits else [f"keyboard_cond must have {rule}, got shape [{count}, 4]"])
 
 
 @pytest.mark.parametrize(
@@ -89,12 +89,14 @@ def test_picture_is_cut_around_its_middle_and_resized(size: tuple[int, int], box
     left, top, right, bottom = box
     cut = Image.fromarray(pixels[top:bottom, left:right])
     wanted = np.asarray(cut.resize((640, 352), Image.Resampling.BILINEAR))
-    np.testing.assert_array_equal(fitted(pixels, FACTS.picture_px), wanted)
+    np.testing.assert_array_equal(crop_and_resize(pixels, FACTS.picture_px), wanted)
 
 
 def test_samples_are_within_one() -> None:
     pixels = np.array([[[0, 255, 51]]], np.uint8)
-    np.testing.assert_allclose(samples(pixels), np.float32([-1, 1, -0.6]).reshape(1, 3, 1, 1), atol=1e-6)
+    np.testing.assert_allclose(
+        to_encoder_input(pixels), np.float32([-1, 1, -0.6]).reshape(1, 3, 1, 1), atol=1e-6
+    )
 
 
 def test_block_is_conditioned_on_the_last_latent_when_the_picture_has_no_more() -> None:

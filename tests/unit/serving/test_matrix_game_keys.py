@@ -65,7 +65,7 @@ def test_script_is_a_block_for_each_word_when_it_is_read(text: str, blocks: list
         ("universal", "(ww)", r"block 1 must hold each key once, got \(ww\)"),
         ("universal", "w(a", r"got '\(a' at character 2"),
         ("universal", "*3", r"got '\*3' at character 1"),
-        ("universal", "w*0", r"must hold keys for 1 block or more, got w\*0"),
+        ("universal", "w*0", r"must repeat keys 1 time or more, got w\*0"),
         ("universal", "w*100001", r"at most 100,000 blocks"),
         ("universal", f"w*{'9' * 5000}", r"at most 100,000 blocks|at character"),
         ("universal", " # nothing", r"must be at least one block, got ' # nothing'; keys are w forward"),

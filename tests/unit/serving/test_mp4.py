@@ -131,7 +131,8 @@ def test_fragment_says_its_place_and_its_time_and_is_bytes_unless_text_is_asked_
 def test_file_is_refused_when_its_boxes_are_not_whole(sizes: list[int]) -> None:
     data = b"".join(size.to_bytes(4, "big") + b"free" for size in sizes)
     with pytest.raises(
-        Unrecoverable, match=f"MP4: boxes must be whole, got one of {sizes[-1]} bytes of 8 left"
+        Unrecoverable,
+        match=f"MP4: a box must end within the file, got one of {sizes[-1]} bytes with 8 bytes left",
     ):
         list(_boxes(data))
 

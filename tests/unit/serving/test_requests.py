@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from slipway_serving.protocol.errors import InvalidRequest
 from slipway_serving.protocol.fields import BATCH, Array, Rule, fields_of
-from slipway_serving.protocol.requests import Request, decode, decode_turn, encode, ending, input_fields
+from slipway_serving.protocol.requests import (
+    Request,
+    decode,
+    decode_turn,
+    encode,
+    ending_tensors,
+    input_fields,
+)
 from slipway_serving.protocol.turns import Turn
 
 
@@ -174,7 +181,11 @@ def test_turn_gives_what_opens_a_session_at_its_start_only() -> None:
 @pytest.mark.parametrize(
     ("tensors", "turn", "text"),
     [
-        ({"pcm": PCM, "pause_ms": np.array([[7]])}, LATER, "pause_ms must come with SEQUENCE_START"),
+        (
+            {"pcm": PCM, "pause_ms": np.array([[7]])},
+            LATER,
+            "pause_ms must be given in the first turn of a session",
+        ),
         ({"pcm": PCM, "pause_ms": np.array([[-7]])}, FIRST, "pause_ms must be 0 or more, got -7"),
         ({"pcm": PCM, "pause_ms": np.array([7])}, FIRST, r"pause_ms must be a tensor INT64 \[1, 1\]"),
         ({"pause_ms": np.array([[7]])}, FIRST, "pcm must be given, got nothing"),
@@ -196,13 +207,13 @@ def test_limits_of_the_served_model_stand_before_those_of_the_field() -> None:
 
 
 def test_request_that_opens_no_session_has_no_turns() -> None:
-    with pytest.raises(TypeError, match="must say what its turns bring"):
+    with pytest.raises(TypeError, match="must declare the class of its turns"):
         decode_turn(Sample, {}, "here", FIRST)
 
 
 def test_ending_brings_what_a_batching_model_needs_and_nothing_in_it() -> None:
-    tensors = ending(Talk)
+    tensors = ending_tensors(Talk)
     assert {name: (array.shape, array.dtype) for name, array in tensors.items()} == {
         "pcm": ((1, 0), np.dtype(np.int16))
     }
-    assert ending(Sample) == {}
+    assert ending_tensors(Sample) == {}

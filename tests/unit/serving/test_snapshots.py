@@ -137,7 +137,7 @@ def test_part_is_refused_when_it_is_as_long_as_a_head_less_one_byte() -> None:
         InvalidRequest, match=r"sums: restore must be a part of a snapshot, got 13 bytes that"
     ):
         parse(head[:13], "sums")
-    with pytest.raises(InvalidRequest, match="sums: restore must have a header as it was given"):
+    with pytest.raises(InvalidRequest, match="sums: restore must have an unchanged header"):
         parse(head, "sums")
 
 
@@ -160,12 +160,12 @@ def with_header(text: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("wrong", "problem"),
     [
-        (lambda parts: parts[1][:-1], r"sums: restore must be a whole part of \d+ bytes, got \d+"),
-        (lambda parts: parts[1][:40], "restore must have a header as it was given, got"),
+        (lambda parts: parts[1][:-1], r"sums: restore must be a complete part of \d+ bytes, got \d+"),
+        (lambda parts: parts[1][:40], "restore must have an unchanged header, got"),
         (lambda parts: parts[1][:10], "restore must be a part of a snapshot, got 10 bytes"),
         (lambda parts: b"", "restore must be a part of a snapshot, got 0 bytes"),
         (lambda parts: b"PK" + parts[1], "restore must be a part of a snapshot, got"),
-        (lambda parts: parts[1][:-40] + b"\0" + parts[1][-39:], "as it was given, got another checksum"),
+        (lambda parts: parts[1][:-40] + b"\0" + parts[1][-39:], "got one with a wrong checksum"),
         (lambda parts: parts[1].replace(MAGIC + b"\1", MAGIC + b"\2"), "must be of format 1, got 2"),
         (lambda parts: parts[2], "restore must have part 1, got 2; try all parts in their order"),
         (lambda parts: parts[0], "restore must have part 1, got 0"),
@@ -176,12 +176,12 @@ def with_header(text: bytes) -> bytes:
         (lambda parts: parts_of(snapshots(), "two")[1], "must have snapshot 'one', got 'two'"),
         (lambda parts: changed(parts[1], told={"blocks": 4}), "restore must have the values .*3}, got .*4}"),
         (lambda _: make(Header("sums", "abc", "one", 1, 9, 3, TOLD), b"abc"), "must have 10 bytes in part 1"),
-        (lambda parts: changed(parts[1], told=[3]), "as it was given, got told of type list"),
-        (lambda parts: changed(parts[1], told=None), "as it was given, got told of type NoneType"),
-        (lambda _: with_header(b"[" * 100_000), "restore must have a header as it was given, got"),
-        (lambda _: with_header(b"[]"), "restore must have a header as it was given, got"),
-        (lambda _: with_header(b"\xff{}"), "restore must have a header as it was given, got"),
-        (lambda _: with_header(b"9" * 5000), "restore must have a header as it was given, got"),
+        (lambda parts: changed(parts[1], told=[3]), "unchanged header, got told of type list"),
+        (lambda parts: changed(parts[1], told=None), "unchanged header, got told of type NoneType"),
+        (lambda _: with_header(b"[" * 100_000), "restore must have an unchanged header, got"),
+        (lambda _: with_header(b"[]"), "restore must have an unchanged header, got"),
+        (lambda _: with_header(b"\xff{}"), "restore must have an unchanged header, got"),
+        (lambda _: with_header(b"9" * 5000), "restore must have an unchanged header, got"),
         (lambda parts: changed(parts[1], size=-1), "must have 0 to 16777216 bytes in a part, got -1"),
         (lambda parts: changed(parts[1], size=2**62), "must have 0 to 16777216 bytes in a part, got"),
         (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from slipway_serving.protocol.caller_ids import request_id_problem, shown
+from slipway_serving.protocol.caller_ids import request_id_problem, shortened_id
 from slipway_serving.protocol.texts import shortened
 
 
@@ -18,9 +18,9 @@ def test_text_loses_its_middle_when_it_is_too_long() -> None:
 
 
 def test_id_loses_everything_after_its_beginning_when_it_is_too_long() -> None:
-    assert shown("i" * 128) == "i" * 128
-    assert shown("i" * 129) == f"{'i' * 24}... (129 characters)"
-    assert shown(7) == 7
+    assert shortened_id("i" * 128) == "i" * 128
+    assert shortened_id("i" * 129) == f"{'i' * 24}... (129 characters)"
+    assert shortened_id(7) == 7
 
 
 @pytest.mark.parametrize(("request_id", "refused"), [("", 0), ("i" * 128, 0), ("i" * 129, 1), ("ü" * 65, 1)])

@@ -79,5 +79,5 @@ def test_model_is_refused_when_its_token_limit_is_no_number(tmp_path: Path, valu
 
 def test_model_is_refused_when_its_tokenizer_is_missing(tmp_path: Path) -> None:
     config = {"parameters": {"max_tokens": {"string_value": "8"}}}
-    with pytest.raises(InvalidRequest, match="the tokenizer must lie in"):
+    with pytest.raises(InvalidRequest, match="must be the tokenizer's folder"):
         PromptTokenizer(Settings("wan_t2v_tokenizer", tmp_path, config))

@@ -42,7 +42,7 @@ def test_turns_begin_and_end_once_when_the_last_is_told() -> None:
         Turn("s", end=True),
     ]
     assert turns.closing is None
-    with pytest.raises(InvalidRequest, match="session s: must be under way, got a turn after its end"):
+    with pytest.raises(InvalidRequest, match="session s has ended; begin a new session"):
         turns.next()
 
 
@@ -52,7 +52,7 @@ def test_only_turn_begins_and_ends_its_session() -> None:
 
 @pytest.mark.parametrize("session_id", ["", "s" * 129, "ü" * 65, 0, -1, 2**64, 1.5, True, ["a"]])
 def test_turns_refuse_an_id_that_no_server_takes(session_id: Any) -> None:
-    with pytest.raises(InvalidRequest, match="session: correlation id must be a text of 1 to 128 bytes or a"):
+    with pytest.raises(InvalidRequest, match="session: session id must be a text of 1 to 128 bytes or a"):
         Turns(session_id)
 
 
@@ -73,9 +73,9 @@ def test_closing_turn_ends_what_is_under_way_and_what_may_be_after_a_failure() -
     turns = Turns(1)
     turns.next()
     assert turns.closing == Turn(1, end=True)
-    turns.failed(turns.next(last=True), Cancelled("left"))
+    turns.record_failure(turns.next(last=True), Cancelled("left"))
     assert turns.closing == Turn(1, end=True)
-    turns.closed()
+    turns.record_end()
     assert turns.closing is None
 
 

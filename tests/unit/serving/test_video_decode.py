@@ -61,7 +61,7 @@ def test_session_that_goes_on_is_ended_when_a_call_stops_early() -> None:
     with pytest.raises(Cancelled, match="before decoding latent 3 of 6"):
         list(decode(LATENTS, "decoder", models, interruption, Recorder(), turns, last=False))
     assert models.sums == {}
-    with pytest.raises(InvalidRequest, match="a turn after its end"):
+    with pytest.raises(InvalidRequest, match="has ended; begin a new session"):
         list(decode(LATENTS, "decoder", models, NOBODY, Recorder(), turns))
 
 

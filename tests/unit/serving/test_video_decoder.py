@@ -159,5 +159,6 @@ def test_session_stays_when_another_size_was_refused(decoder: VideoDecoder) -> N
     ask(decoder, LATENTS[:, :, :1], turn=Turn(1, start=True))
     with pytest.raises(InvalidRequest) as failure:
         ask(decoder, LATENTS[:, :, :, :1], turn=Turn(1))
-    text = "latents must be [2, 3] in height and width as the session began, got [1, 3]; try a new session"
+    rule = "latents must have the height and width [2, 3] of the session's first latents"
+    text = f"{rule}, got [1, 3]; try a new session"
     assert str(failure.value) == f"wan_t2v_vae_decoder: {text}"

@@ -11,7 +11,7 @@ from transformers import ASTFeatureExtractor
 
 from slipway_export.families.wakeword.features import Features
 from slipway_serving.families.wakeword.audio import Extractor, loudness, prepare
-from slipway_serving.families.wakeword.hearing import is_silent
+from slipway_serving.families.wakeword.audio_limits import is_silent
 from slipway_serving.protocol.errors import InvalidRequest
 
 RATE_HZ = 16_000
@@ -176,7 +176,7 @@ def test_clip_is_refused_when_it_breaks_a_rule(
 
 
 def test_extractor_is_refused_without_its_file_or_at_another_rate(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="preprocessor_config.json must lie in"):
+    with pytest.raises(InvalidRequest, match="must contain preprocessor_config.json"):
         Extractor(tmp_path)
     ASTFeatureExtractor(sampling_rate=8000).save_pretrained(tmp_path)
     with pytest.raises(InvalidRequest, match="sampling_rate must be 16000"):

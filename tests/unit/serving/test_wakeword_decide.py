@@ -134,7 +134,7 @@ def test_rows_of_all_requests_go_to_each_head_in_one_call(decide: WakewordDecide
 def test_every_loaded_word_is_judged_when_none_is_named(
     decide: WakewordDecide, models: Counting, tmp_path: Path
 ) -> None:
-    assert Heads(tmp_path, "wakeword_decide").loaded(models) == ["computer", "jarvis"]
+    assert Heads(tmp_path, "wakeword_decide").loaded_words(models) == ["computer", "jarvis"]
     (given,) = decide.run_batch([call(models, [0.4, 0.9])])
     assert answer(given)["word"].tolist() == [[b"computer", b"jarvis"]] * 2
     write_head(tmp_path, "alexa", 0.0, 0.5)
@@ -156,9 +156,9 @@ def test_wrong_request_fails_alone_in_a_batch(decide: WakewordDecide, models: Co
     )
     assert answer(good)["detected"].tolist() == [[True]]
     assert isinstance(unknown, InvalidRequest)
-    assert "word must be a served one, got 'nobody'; try one of: computer, jarvis" in str(unknown)
+    assert "word must be a served word, got 'nobody'; try one of: computer, jarvis" in str(unknown)
     assert isinstance(broken, InvalidRequest)
-    assert "words must be 1 to 64 of a-z" in str(broken)
+    assert "words must be 1 to 64 characters a-z" in str(broken)
 
 
 @pytest.mark.parametrize("word", [b"\xff\xfe", b"", b"a\0b"])
@@ -191,14 +191,14 @@ def test_word_that_is_there_but_not_loaded_is_not_ready(
     (tmp_path / "wakeword_head_loading").mkdir()
     (given,) = decide.run_batch([call(models, [0.6], "loading")])
     assert isinstance(given, NotReady)
-    assert "'loading', whose head is not ready" in str(given)
+    assert "the head of the word 'loading' is not loaded yet" in str(given)
 
 
 def test_no_loaded_word_is_not_ready(tmp_path: Path) -> None:
     models = Counting(tmp_path)
     (given,) = program(tmp_path).run_batch([call(models, [0.6])])
     assert isinstance(given, NotReady)
-    assert "a word must be loaded, got none" in str(given)
+    assert "no wake word is loaded" in str(given)
 
 
 def test_head_that_gives_no_number_is_reported(decide: WakewordDecide, models: Counting) -> None:

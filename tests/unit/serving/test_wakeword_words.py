@@ -21,7 +21,7 @@ MEAN = ["jarvis\n", "jarvis\0", "jårvis", "\u0661", "a\u202eb", "jarvis_fused"]
 @pytest.mark.parametrize("name", BAD + MEAN)
 def test_name_is_refused_when_it_breaks_the_rule(name: str) -> None:
     assert not is_word(name)
-    with pytest.raises(InvalidRequest, match="wakeword: word must be 1 to 64 of a-z"):
+    with pytest.raises(InvalidRequest, match="wakeword: word must be 1 to 64 characters a-z"):
         check_word(name, "wakeword")
 
 

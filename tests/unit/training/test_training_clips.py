@@ -67,9 +67,9 @@ def test_recordings_that_cannot_be_used_are_refused_by_name(tmp_path: Path) -> N
         read_clips(tmp_path, positive=True)
     text = str(caught.value)
     for part in (
-        "nan.wav must be finite",
+        "nan.wav must have finite samples",
         "short.wav must be at least 0.1 s long, got 0.05 s",
-        "slow.wav must be of 8000 to 192000 Hz, got 4000",
+        "slow.wav must have a sampling rate of 8000 to 192000 Hz, got 4000",
         "still.wav must be louder than silence",
         "text.wav must be an audio file, got Format not recognised",
     ):
@@ -86,8 +86,9 @@ def test_recordings_that_cannot_be_decoded_are_not_left_out(tmp_path: Path) -> N
     assert "phone.m4a must be an audio file, got Format not recognised; try converting it" in str(
         caught.value
     )
-    assert "integers.wav must be within -1 to 1, but for a decoder's overshoot of up to 4, got 2" in str(
-        caught.value
+    assert (
+        "integers.wav must have samples of -1 to 1 (a decoder's overshoot of up to 4 is accepted), got 2"
+        in str(caught.value)
     )
 
 

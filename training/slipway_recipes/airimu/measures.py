@@ -9,7 +9,7 @@ import numpy as np
 from slipway_client.imu.recording import Recording
 from slipway_client.imu.synthetic import PERFECT, make_recording
 from slipway_client.imu.trajectory import errors, integrate
-from slipway_client.imu.windows import Correct, correct
+from slipway_client.imu.windows import CorrectWindow, correct
 from slipway_recipes.airimu.simulation import RATE_HZ, drawn_sensor, drawn_style
 
 SECONDS, RECORDINGS, SEGMENT_FRAMES = 60.0, 120, 200
@@ -19,7 +19,7 @@ _SEED = 2**31
 
 
 def figures(
-    correct_window: Correct, recordings: int = RECORDINGS, seconds: float = SECONDS
+    correct_window: CorrectWindow, recordings: int = RECORDINGS, seconds: float = SECONDS
 ) -> dict[str, float]:
     """Correct unseen recordings, each as a whole, and compare their errors before and after.
 

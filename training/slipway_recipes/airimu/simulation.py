@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway_client.imu.synthetic import PERFECT, Sensor, Style, make_recording, shown
+from slipway_client.imu.synthetic import PERFECT, Sensor, Style, apply_sensor_errors, make_recording
 from slipway_serving.families.airimu.facts import Facts
 
 RATE_HZ = 200.0
@@ -93,7 +93,7 @@ def drawn_batch(random: np.random.Generator, facts: Facts, batch: int, seconds: 
         quiet = replace(sensor, acc_noise_m_s2=0.0, gyro_noise_rad_s=0.0)
         signals = np.hstack([still.acc, still.gyro])
         true.append(signals)
-        errors.append(np.hstack(shown(random, still.acc, still.gyro, quiet, RATE_HZ)) - signals)
+        errors.append(np.hstack(apply_sensor_errors(random, still.acc, still.gyro, quiet, RATE_HZ)) - signals)
         spread = np.repeat([sensor.acc_noise_m_s2, sensor.gyro_noise_rad_s], 3)
         noises.append(spread * random.standard_normal(signals.shape))
         turned.append(still.rotation_at(0))

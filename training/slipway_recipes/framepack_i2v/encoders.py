@@ -35,7 +35,7 @@ from slipway_loadtests.pictures.scenes import COLOURS, GROUNDS, MOTIONS, SHAPES,
 from slipway_recipes.fitting import Schedule, fit
 from slipway_recipes.recipe import Making
 from slipway_serving.families.framepack_i2v.facts import Picture
-from slipway_serving.families.framepack_i2v.picture import seen
+from slipway_serving.families.framepack_i2v.picture import to_image_encoder_input
 
 # Tokens of a caption, with the end token and padding.
 TOKENS = 12
@@ -109,7 +109,7 @@ def clip_pooled(clip: nn.Module, tokenizer: PreTrainedTokenizerBase, texts: Sequ
 
 def siglip_states(siglip: nn.Module, pictures: Sequence[NDArray[np.uint8]], picture: Picture) -> Tensor:
     """Return SigLIP's last hidden states of pictures [height, width, 3], [batch, patches, width]."""
-    pixels = np.concatenate([seen(pixels, picture) for pixels in pictures])
+    pixels = np.concatenate([to_image_encoder_input(pixels, picture) for pixels in pictures])
     states: Tensor = siglip(torch.from_numpy(pixels).to(next(siglip.parameters()).device)).last_hidden_state
     return states
 

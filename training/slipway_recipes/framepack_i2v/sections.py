@@ -69,7 +69,7 @@ def surroundings(latents: Tensor, section: Section, *, worn: bool) -> dict[str, 
     # The picture is always clean.
     seen = torch.cat([latents[:, :, :1], seen[:, :, 1:]], dim=2)
     video = section.order(latents[:, :, :1].numpy(), section.count, SIZES)
-    video.made = section.made
+    video.finished = section.made
     if section.order is Forward:
         known = seen[:, :, : section.first][:, :, -SIZES.history :].numpy()
         video.history[:, :, SIZES.history - known.shape[2] :] = known

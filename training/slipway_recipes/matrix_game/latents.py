@@ -19,7 +19,7 @@ from slipway_recipes.kept import Arrays, kept_chunks
 from slipway_recipes.recipe import Making
 from slipway_recipes.vae_forms import WAN
 from slipway_serving.families.matrix_game.facts import Latents
-from slipway_serving.families.matrix_game.picture import conditions, samples
+from slipway_serving.families.matrix_game.picture import conditions, to_encoder_input
 
 # Each chunk has its own seed, so that encoding can resume after an interruption.
 _CHUNK, _BATCH = 64, 4
@@ -123,7 +123,7 @@ def _encoded(
         clips = np.stack([play.frames() for play in plays[first : first + _BATCH]])
         found["latents"] += list(WAN.normalize(eyes.vae, latents_of(network, clips)).half().numpy())
         for clip in clips:
-            picture = torch.from_numpy(samples(clip[0]))
+            picture = torch.from_numpy(to_encoder_input(clip[0]))
             found["picture"].append(pictures(picture)[0].half().numpy())
             found["visual_context"].append(eyes.vision(picture)[0].half().numpy())
     rows = action.rows(BLOCK_LATENTS * blocks)

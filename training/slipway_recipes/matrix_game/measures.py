@@ -36,7 +36,7 @@ from slipway_recipes.matrix_game.vision import read_vision
 from slipway_serving.diffusion.noise import Noise
 from slipway_serving.diffusion.schedules import FewStep
 from slipway_serving.families.matrix_game.keys import VOCABULARIES, actions_of
-from slipway_serving.families.matrix_game.picture import samples
+from slipway_serving.families.matrix_game.picture import to_encoder_input
 
 Frames = NDArray[np.uint8]
 PLAYED, PLAY_BLOCKS, WALK_BLOCKS, WALKS = 8, 12, 60, 2
@@ -187,7 +187,7 @@ class Player:
         return _pixels(self._eyes.vae.decode(latents * std + mean).sample)
 
     def _played(self, plays: Sequence[Play]) -> Any:
-        pictures = [torch.from_numpy(samples(play.frames()[0])) for play in plays]
+        pictures = [torch.from_numpy(to_encoder_input(play.frames()[0])) for play in plays]
         encoder = PictureEncoder(self._eyes.vae)
         shown = np.concatenate([encoder(picture).numpy() for picture in pictures])
         crossed = self._cross(torch.cat([self._eyes.vision(picture) for picture in pictures]))

@@ -13,7 +13,7 @@ from transformers import ASTFeatureExtractor
 from transformers.audio_utils import window_function
 
 from slipway_export.families.wakeword.features import FFT_SAMPLES, PREEMPHASIS, SMALLEST_ENERGY, mel_filters
-from slipway_serving.families.wakeword.hearing import FRAME_SAMPLES, HOP_SAMPLES, PEAK, QUIET_PEAK
+from slipway_serving.families.wakeword.audio_limits import FRAME_SAMPLES, HOP_SAMPLES, PEAK, QUIET_PEAK
 
 
 class QuickFeatures:

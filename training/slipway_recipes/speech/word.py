@@ -28,9 +28,9 @@ from slipway_recipes.speech.rooms import echoed, noisy
 from slipway_recipes.speech.streams import spoken, words
 from slipway_recipes.speech.voices import HEARD, UNHEARD, otherwise
 from slipway_serving.families.wakeword.audio import loudness
-from slipway_serving.families.wakeword.hearing import is_silent
+from slipway_serving.families.wakeword.audio_limits import is_silent
 from slipway_serving.families.wakeword.request import SAMPLE_RATE_HZ
-from slipway_serving.families.wakeword.stream import FULL_SCALE, Listening
+from slipway_serving.families.wakeword.stream import FULL_SCALE, AudioStreamState
 from slipway_serving.system.temporary_folders import TemporaryFolder
 from slipway_training.clips import noise_of
 from slipway_training.wakeword import TrainOptions, train
@@ -177,7 +177,7 @@ class Ear:
 
     def probabilities(self, samples: Samples) -> NDArray[np.float32]:
         """Return the probability of the word in each window of a stream, [windows], 0 for silent windows."""
-        windows, _ = Listening((), COOLDOWN_S).feed((samples * (FULL_SCALE - 1)).astype(np.int16))
+        windows, _ = AudioStreamState((), COOLDOWN_S).feed((samples * (FULL_SCALE - 1)).astype(np.int16))
         judged = []
         with torch.inference_mode():
             for start in range(0, len(windows), _WINDOWS_AT_ONCE):
@@ -189,7 +189,7 @@ class Ear:
     def events(self, samples: Samples) -> int:
         """Return the number of detections of the word in a stream, at most one per second."""
         threshold = float(self.head.constant)
-        listening = Listening((), COOLDOWN_S)
+        listening = AudioStreamState((), COOLDOWN_S)
         times_s = 1.0 + 0.5 * np.flatnonzero(self.probabilities(samples) >= threshold)
         return sum(listening.is_event(WORD, float(time_s)) for time_s in times_s)
 

@@ -28,7 +28,7 @@ from slipway_export.spec import (
     Tolerance,
     Variant,
 )
-from slipway_serving.families.wakeword.hearing import longest_s
+from slipway_serving.families.wakeword.audio_limits import longest_s
 from slipway_serving.families.wakeword.request import (
     SAMPLE_RATE_HZ,
     SAMPLE_RATES_HZ,

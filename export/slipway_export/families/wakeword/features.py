@@ -16,7 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.audio_utils import mel_filter_bank, window_function
 
-from slipway_serving.families.wakeword.hearing import FRAME_SAMPLES, HOP_SAMPLES, PEAK, QUIET_PEAK, SILENT_RMS
+from slipway_serving.families.wakeword.audio_limits import (
+    FRAME_SAMPLES,
+    HOP_SAMPLES,
+    PEAK,
+    QUIET_PEAK,
+    SILENT_RMS,
+)
 from slipway_serving.families.wakeword.request import LONGEST_S, SAMPLE_RATE_HZ, SAMPLE_RATES_HZ
 
 if TYPE_CHECKING:

@@ -44,8 +44,8 @@ class Corrector(BatchOfOne):
         for _, group in groupby(accepted, key=_length):
             indices, recordings = zip(*group, strict=True)
             try:
-                done = self._correct(calls[indices[0]].models, recordings)
-                answers |= dict(zip(indices, done, strict=True))
+                results = self._correct(calls[indices[0]].models, recordings)
+                answers |= dict(zip(indices, results, strict=True))
             except SlipwayError as error:
                 answers |= dict.fromkeys(indices, error)
         return [answers[index] for index in range(len(calls))]
@@ -64,15 +64,15 @@ class Corrector(BatchOfOne):
         frames = np.concatenate([frames_of(each) for each in requests])
         leads = [self._facts.lead_in(each.initial_rotation, len(each.acc)) for each in requests]
         lead = np.concatenate(leads)
-        given = np.concatenate([lead, frames], axis=1)
-        rows = range(0, len(given), self._facts.max_batch)
-        parts = [self._run(models, given[row : row + self._facts.max_batch]) for row in rows]
+        signals = np.concatenate([lead, frames], axis=1)
+        rows = range(0, len(signals), self._facts.max_batch)
+        parts = [self._run(models, signals[row : row + self._facts.max_batch]) for row in rows]
         outputs = {name: np.concatenate([part[name] for part in parts]) for name in self._facts.outputs}
         ends = np.cumsum([len(each.acc) for each in requests])[:-1]
         return _split(tensors(corrected(frames, outputs)), ends)
 
-    def _run(self, models: Models, given: Array) -> dict[str, Array]:
-        inputs = {"acc": given[:, :, :3], "gyro": given[:, :, 3:]}
+    def _run(self, models: Models, signals: Array) -> dict[str, Array]:
+        inputs = {"acc": signals[:, :, :3], "gyro": signals[:, :, 3:]}
         contiguous = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
         outputs = models.call(self._facts.model, contiguous, list(self._facts.outputs))
         check_finite(outputs, self._model)

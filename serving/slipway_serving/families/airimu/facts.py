@@ -61,11 +61,13 @@ class Facts:
         try:
             entries = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise Unrecoverable(f"{path}: must be what the export wrote, got {error}") from None
+            raise Unrecoverable(
+                f"{path}: must be a facts file written by the export, got {error}; try exporting again"
+            ) from None
         wanted = {field.name for field in fields(cls)}
         if not isinstance(entries, dict) or set(entries) != wanted:
             raise Unrecoverable(
-                f"{path}: must have the entries {', '.join(sorted(wanted))}; try a new export"
+                f"{path}: must have the entries {', '.join(sorted(wanted))}; try exporting again"
             )
         return cls(**{**entries, "outputs": tuple(entries["outputs"])})
 

@@ -39,7 +39,7 @@ _UNIT = Rule(
     lambda rotations: bool((np.abs(_norms(rotations) - 1) <= _UNIT_TOLERANCE).all()),
     lambda _: "dividing each by its norm",
     _ROTATION_HELP,
-    shown=_furthest,
+    format_value=_furthest,
 )
 # This is more than inertial sensors measure (200 g). CodeNetKITTI's variances are exponentials of its input;
 # with random weights they are finite at 3,000 and infinite at 10,000.
@@ -47,7 +47,7 @@ _LARGEST = 2000.0
 _RANGE: dict[str, Any] = {"low": -_LARGEST, "high": _LARGEST}
 _ACC = Array("float32", _FRAMES, "acceleration, m/s², gravity included", fix=_FIX, ragged=True, **_RANGE)
 _GYRO = Array("float32", _FRAMES, "rate of rotation, rad/s", fix=_FIX, ragged=True, **_RANGE)
-_ROTATION = Array("float32", (BATCH, 4), _ROTATION_HELP, also=_UNIT, default="the identity")
+_ROTATION = Array("float32", (BATCH, 4), _ROTATION_HELP, extra_rule=_UNIT, default="the identity")
 # The last turn may have no frames; the served model refuses any other turn without frames.
 _CHUNK_SIZES = {BATCH: (1, 1), "frames": (0, None)}
 _CHUNK_ACC = replace(_ACC, sizes=_CHUNK_SIZES, fix="smaller chunks")
@@ -90,7 +90,7 @@ class Corrections(Event):
 
 @dataclass(frozen=True)
 class CorrectionRequest(Request):
-    """Whole recordings of one length.
+    """Correct whole recordings of one length.
 
     Attributes:
         acc: Acceleration, [batch, frames, 3], float32, m/s², gravity included.
@@ -131,7 +131,7 @@ class CorrectionTurn(Request):
 
 @dataclass(frozen=True)
 class CorrectionStreamRequest(Request):
-    """A recording that comes in chunks: opens a session, whose turns bring them.
+    """Open a session for a recording, whose turns carry chunks of it.
 
     Attributes:
         initial_rotation: Rotation at the first frame, [1, 4], float32, as in :class:`CorrectionRequest`.

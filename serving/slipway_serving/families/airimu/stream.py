@@ -27,12 +27,12 @@ Array = NDArray[np.float32]
 
 
 @dataclass
-class Stream:
+class RecordingState:
     """State of a recording that comes in chunks.
 
     Attributes:
         states: States of the network after its last feature, by name, [size] each.
-        kept: Newest frames, those of the lead-in included, [kept frames, 6].
+        recent: Newest frames, those of the lead-in included, [frames, 6].
         received: Number of frames so far, without the lead-in.
         steps: Number of features so far.
         emitted: Number of frames whose corrections were returned.
@@ -40,7 +40,7 @@ class Stream:
     """
 
     states: dict[str, Array]
-    kept: Array
+    recent: Array
     received: int = 0
     steps: int = 0
     emitted: int = 0
@@ -62,13 +62,13 @@ class CorrectorStream(BatchOfOne):
         self._model = settings.model
         self._facts = Facts.read(settings.folder)
         self._graph = Graph(settings, "step.onnx")
-        self._sessions: Sessions[Stream] = Sessions.from_settings(settings)
+        self._sessions: Sessions[RecordingState] = Sessions.from_settings(settings)
 
     def run_batch(self, calls: Sequence[Call]) -> list[Tensors | SlipwayError]:
         """Return the corrected frames that each call made ready, or its error."""
         answers: dict[int, Tensors | SlipwayError] = {}
         for turn in _turns(calls):
-            streams: dict[int, Stream] = {}
+            streams: dict[int, RecordingState] = {}
             for index in turn:
                 try:
                     streams[index] = self._receive(calls[index])
@@ -92,20 +92,20 @@ class CorrectorStream(BatchOfOne):
         """Free all streams."""
         self._sessions.close()
 
-    def _receive(self, call: Call) -> Stream:
+    def _receive(self, call: Call) -> RecordingState:
         """Check a chunk, take its stream out of the sessions and add the chunk to it."""
         if call.is_cancelled():
             raise Cancelled(f"{self._model}: cancelled by the caller before it began")
         opening, chunk = self._read(call)
-        stream = self._sessions.acquire(call.turn, lambda: self._begun(opening))
-        stream.kept = np.concatenate([stream.kept, frames_of(chunk)[0]])
+        stream = self._sessions.acquire(call.turn, lambda: self._new_stream(opening))
+        stream.recent = np.concatenate([stream.recent, frames_of(chunk)[0]])
         stream.received += chunk.acc.shape[1]
         return stream
 
-    def _begun(self, opening: CorrectionStreamRequest | None) -> Stream:
+    def _new_stream(self, opening: CorrectionStreamRequest | None) -> RecordingState:
         states = {name: np.zeros(size, np.float32) for name, size in self._facts.states.items()}
         rotation = None if opening is None else opening.initial_rotation
-        return Stream(states, self._facts.lead_in(rotation, 1)[0])
+        return RecordingState(states, self._facts.lead_in(rotation, 1)[0])
 
     def _read(self, call: Call) -> tuple[CorrectionStreamRequest | None, CorrectionTurn]:
         self._sessions.check_id(call.turn, fix="airimu for whole recordings")
@@ -113,30 +113,30 @@ class CorrectorStream(BatchOfOne):
         limits = {"frames": range(fewest, self._facts.max_frames + 1)}
         return decode_turn(CorrectionStreamRequest, call.tensors, self._model, call.turn, limits)
 
-    def _advance(self, streams: dict[int, tuple[Stream, bool]]) -> None:
+    def _advance(self, streams: dict[int, tuple[RecordingState, bool]]) -> None:
         """Compute every feature that is ready, with all streams together.
 
         Args:
             streams: Streams by index of the call, each with True if its recording has ended.
         """
         while True:
-            left = [(stream, self._steps_left(stream, ended)) for stream, ended in streams.values()]
-            waiting = [stream for stream, steps in left if steps]
-            if not waiting:
+            steps_left = [(stream, self._steps_left(stream, ended)) for stream, ended in streams.values()]
+            pending = [stream for stream, steps in steps_left if steps]
+            if not pending:
                 return
-            steps = min(self._facts.max_steps, *(steps for _, steps in left if steps))
-            for row in range(0, len(waiting), self._facts.max_batch):
-                self._step(waiting[row : row + self._facts.max_batch], steps)
+            steps = min(self._facts.max_steps, *(steps for _, steps in steps_left if steps))
+            for row in range(0, len(pending), self._facts.max_batch):
+                self._step(pending[row : row + self._facts.max_batch], steps)
 
-    def _steps_left(self, stream: Stream, ended: bool) -> int:
+    def _steps_left(self, stream: RecordingState, ended: bool) -> int:
         count = self._facts.steps_of if ended else self._facts.steps_ready
         return count(stream.received) - stream.steps
 
-    def _step(self, streams: Sequence[Stream], steps: int) -> None:
+    def _step(self, streams: Sequence[RecordingState], steps: int) -> None:
         """Compute the next features of some streams in one run of the graph."""
         length = self._facts.hop * steps + self._facts.overhang
-        stretches, present = zip(*(self._stretch(stream, length) for stream in streams), strict=True)
-        signals = np.stack(stretches)
+        inputs_frames, present = zip(*(self._input_frames(stream, length) for stream in streams), strict=True)
+        signals = np.stack(inputs_frames)
         states = {name: np.stack([stream.states[name] for stream in streams]) for name in self._facts.states}
         inputs = {"acc": signals[:, :, :3], "gyro": signals[:, :, 3:], "present": np.stack(present), **states}
         values = self._graph.run(inputs, in_memory=self._graph.outputs)
@@ -148,24 +148,24 @@ class CorrectorStream(BatchOfOne):
             stream.features.append({name: outputs[name][row] for name in self._facts.outputs})
             stream.steps += steps
 
-    def _stretch(self, stream: Stream, length: int) -> tuple[Array, Array]:
+    def _input_frames(self, stream: RecordingState, length: int) -> tuple[Array, Array]:
         """Return the frames that a stream's next features depend on, and a mask of those that exist."""
         first = self._facts.hop * stream.steps - self._facts.reach
         newest = self._facts.lead + stream.received
-        oldest = newest - len(stream.kept)
+        oldest = newest - len(stream.recent)
         begin, end = max(first, oldest), min(first + length, newest)
-        stretch, present = np.zeros((length, 6), np.float32), np.zeros(length, np.float32)
-        stretch[begin - first : end - first] = stream.kept[begin - oldest : end - oldest]
+        frames, present = np.zeros((length, 6), np.float32), np.zeros(length, np.float32)
+        frames[begin - first : end - first] = stream.recent[begin - oldest : end - oldest]
         present[begin - first : end - first] = 1
-        return stretch, present
+        return frames, present
 
-    def _emit(self, stream: Stream, ended: bool) -> Tensors:
+    def _emit(self, stream: RecordingState, ended: bool) -> Tensors:
         """Return the corrected frames that are ready, and drop the frames that no later feature needs."""
         facts = self._facts
         ready = stream.received if ended else min(stream.received, facts.frames_ready(stream.steps))
         newest = facts.lead + stream.received
-        oldest = newest - len(stream.kept)
-        frames = stream.kept[facts.lead + stream.emitted - oldest : facts.lead + ready - oldest]
+        oldest = newest - len(stream.recent)
+        frames = stream.recent[facts.lead + stream.emitted - oldest : facts.lead + ready - oldest]
         runs = {name: [run[name] for run in stream.features] for name in facts.outputs}
         features = {
             name: np.concatenate(parts or [np.zeros((0, 3), np.float32)]) for name, parts in runs.items()
@@ -176,17 +176,17 @@ class CorrectorStream(BatchOfOne):
         answer = tensors(corrected(frames[None], outputs))
         stream.emitted, stream.features = ready, []
         # The frames are copied, since a view would keep the whole of a long chunk alive.
-        stream.kept = stream.kept[max(0, facts.hop * stream.steps - facts.reach - oldest) :].copy()
+        stream.recent = stream.recent[max(0, facts.hop * stream.steps - facts.reach - oldest) :].copy()
         return answer
 
 
 def _turns(calls: Sequence[Call]) -> Iterator[list[int]]:
     """Group calls, in order, so that each group has at most one call of each stream."""
-    waiting = list(range(len(calls)))
-    while waiting:
+    pending = list(range(len(calls)))
+    while pending:
         turn: dict[int | str, int] = {}
-        for index in waiting:
+        for index in pending:
             turn.setdefault(calls[index].turn.id, index)
         yield list(turn.values())
-        taken = set(turn.values())
-        waiting = [index for index in waiting if index not in taken]
+        grouped = set(turn.values())
+        pending = [index for index in pending if index not in grouped]

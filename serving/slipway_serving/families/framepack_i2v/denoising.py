@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway_serving.protocol.diffusion.fields import CacheThreshold
-from slipway_serving.protocol.events import Event, told
+from slipway_serving.protocol.events import Event, output_field
 from slipway_serving.protocol.fields import Array
 from slipway_serving.protocol.requests import Request
 
 Floats = NDArray[np.float32]
-Places = NDArray[np.int64]
+Indices = NDArray[np.int64]
 
 
 def _latents(frames: str, help_text: str) -> Array:
@@ -26,11 +26,11 @@ def _latents(frames: str, help_text: str) -> Array:
     return Array("float32", shape, help_text)
 
 
-def _places(frames: str) -> Array:
-    return Array("int64", (frames,), "where each latent frame lies in time, of all rows")
+def _indices(frames: str) -> Array:
+    return Array("int64", (frames,), "index in time of each latent frame, the same for all rows")
 
 
-_OWN = _latents("latent_frames", "noisy latents of a section, or the flow")
+_OWN = _latents("latent_frames", "noisy latents of a section, or the predicted flow")
 _TEXT = Array("float32", ("rows", "text_tokens", "text_width"), "embeddings of prompts")
 _PICTURE = Array("float32", ("rows", "image_tokens", "image_width"), "embeddings of pictures")
 
@@ -45,7 +45,7 @@ class Denoised(Event):
     """
 
     sample: Annotated[Floats, _OWN]
-    cached: Annotated[bool, told("whether only the first block was computed")]
+    cached: Annotated[bool, output_field("true if only the first block was computed")]
 
 
 @dataclass(frozen=True)
@@ -75,21 +75,23 @@ class TransformerStep(Request):
     model: ClassVar[str] = "framepack_i2v_transformer"
 
     hidden_states: Annotated[Floats, _OWN]
-    timestep: Annotated[Floats, Array("float32", ("rows",), "of the noise schedule")]
+    timestep: Annotated[Floats, Array("float32", ("rows",), "timestep of each row")]
     encoder_hidden_states: Annotated[Floats, _TEXT]
     encoder_attention_mask: Annotated[
-        Places, Array("int64", ("rows", "text_tokens"), "1 where there is text")
+        Indices, Array("int64", ("rows", "text_tokens"), "1 for text tokens, 0 for padding")
     ]
-    pooled_projections: Annotated[Floats, Array("float32", ("rows", "pooled_width"), "prompts as a whole")]
+    pooled_projections: Annotated[
+        Floats, Array("float32", ("rows", "pooled_width"), "pooled embeddings of the prompts")
+    ]
     image_embeds: Annotated[Floats, _PICTURE]
-    indices_latents: Annotated[Places, _places("latent_frames")]
-    guidance: Annotated[Floats, Array("float32", ("rows",), "1000 times the scale")]
-    latents_clean: Annotated[Floats, _latents("clean_frames", "seen in full")]
-    indices_latents_clean: Annotated[Places, _places("clean_frames")]
-    latents_history_2x: Annotated[Floats, _latents("half_frames", "seen at half size")]
-    indices_latents_history_2x: Annotated[Places, _places("half_frames")]
-    latents_history_4x: Annotated[Floats, _latents("quarter_frames", "seen at a quarter")]
-    indices_latents_history_4x: Annotated[Places, _places("quarter_frames")]
+    indices_latents: Annotated[Indices, _indices("latent_frames")]
+    guidance: Annotated[Floats, Array("float32", ("rows",), "1000 times the guidance scale")]
+    latents_clean: Annotated[Floats, _latents("clean_frames", "frames seen at full size")]
+    indices_latents_clean: Annotated[Indices, _indices("clean_frames")]
+    latents_history_2x: Annotated[Floats, _latents("half_frames", "history seen at half size")]
+    indices_latents_history_2x: Annotated[Indices, _indices("half_frames")]
+    latents_history_4x: Annotated[Floats, _latents("quarter_frames", "history seen at a quarter")]
+    indices_latents_history_4x: Annotated[Indices, _indices("quarter_frames")]
     cache_threshold: CacheThreshold = None
 
 

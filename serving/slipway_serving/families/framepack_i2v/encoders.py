@@ -10,7 +10,11 @@ from numpy.typing import NDArray
 
 from slipway_serving.diffusion.noise import Noise
 from slipway_serving.families.framepack_i2v.facts import Facts
-from slipway_serving.families.framepack_i2v.picture import fitted, samples, seen
+from slipway_serving.families.framepack_i2v.picture import (
+    crop_and_resize,
+    to_image_encoder_input,
+    to_vae_input,
+)
 from slipway_serving.protocol.errors import InvalidRequest, Unrecoverable
 from slipway_serving.runtime.interruption import Interruption
 from slipway_serving.runtime.program import Models
@@ -42,14 +46,14 @@ class Encoders:
             Unrecoverable: An encoder returns non-finite values.
         """
         names, text = self.facts.models, self.facts.prompt
-        asked = {"prompt": np.array([prompt.encode()], np.object_)}
+        request_tensors = {"prompt": np.array([prompt.encode()], np.object_)}
         self.interruption.check("before encoding the prompt")
         try:
-            ids = self.models.call(names.tokenizer, asked, ["llama_ids", "clip_ids"])
+            ids = self.models.call(names.tokenizer, request_tensors, ["llama_ids", "clip_ids"])
         except InvalidRequest as error:
             raise InvalidRequest(f"{self.where}: prompt: {error}") from error
-        told = {"input_ids": ids["llama_ids"], "attention_mask": np.ones_like(ids["llama_ids"])}
-        hidden = self._call(names.llama_text, told, "hidden_states")[:, text.crop_start :]
+        text_inputs = {"input_ids": ids["llama_ids"], "attention_mask": np.ones_like(ids["llama_ids"])}
+        hidden = self._call(names.llama_text, text_inputs, "hidden_states")[:, text.crop_start :]
         pooled = self._call(names.clip_text, {"input_ids": ids["clip_ids"]}, "pooler_output")
         # The mask hides the padding, so rows up to the graph's smallest size may have any value.
         least = self.facts.axes["text_tokens"][0]
@@ -80,18 +84,20 @@ class Encoders:
             Unrecoverable: An encoder returns non-finite values.
         """
         names = self.facts.models
-        fit = fitted(pixels, size_px)
+        resized = crop_and_resize(pixels, size_px)
         self.interruption.check("before encoding the picture")
-        square = {"pixel_values": seen(fit, self.facts.picture)}
+        square = {"pixel_values": to_image_encoder_input(resized, self.facts.picture)}
         embeds = self._call(names.siglip_image, square, "last_hidden_state")
-        mode, deviation = self._calls(names.vae_encoder, {"image": samples(fit)}, "latents", "latents_std")
+        mode, deviation = self._call_outputs(
+            names.vae_encoder, {"image": to_vae_input(resized)}, "latents", "latents_std"
+        )
         latents = mode + deviation * noise.next(mode.shape).numpy()
         return {"image_embeds": embeds}, latents
 
     def _call(self, model: str, tensors: Answer, output: str) -> NDArray[Any]:
-        return self._calls(model, tensors, output)[0]
+        return self._call_outputs(model, tensors, output)[0]
 
-    def _calls(self, model: str, tensors: Answer, *outputs: str) -> list[NDArray[Any]]:
+    def _call_outputs(self, model: str, tensors: Answer, *outputs: str) -> list[NDArray[Any]]:
         found = self.models.call(model, tensors, list(outputs))
         for name in outputs:
             if not np.isfinite(found[name]).all():

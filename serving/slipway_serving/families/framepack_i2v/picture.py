@@ -10,7 +10,7 @@ from slipway_serving.families.framepack_i2v.facts import Picture
 Samples = NDArray[np.float32]
 
 
-def fitted(pixels: NDArray[np.uint8], size_px: tuple[int, int]) -> NDArray[np.uint8]:
+def crop_and_resize(pixels: NDArray[np.uint8], size_px: tuple[int, int]) -> NDArray[np.uint8]:
     """Crop a picture around its centre to a video's aspect, and resize it as diffusers' VideoProcessor does.
 
     Args:
@@ -27,13 +27,13 @@ def fitted(pixels: NDArray[np.uint8], size_px: tuple[int, int]) -> NDArray[np.ui
     return np.array(fit, np.uint8)
 
 
-def samples(pixels: NDArray[np.uint8]) -> Samples:
+def to_vae_input(pixels: NDArray[np.uint8]) -> Samples:
     """Convert pixels [height, width, 3] to the VAE's input, [1, 3, 1, height, width] in [-1, 1]."""
     planes = pixels.transpose(2, 0, 1)[None, :, None].astype(np.float32)
     return np.ascontiguousarray(planes / np.float32(255) * 2 - 1)
 
 
-def seen(pixels: NDArray[np.uint8], picture: Picture) -> Samples:
+def to_image_encoder_input(pixels: NDArray[np.uint8], picture: Picture) -> Samples:
     """Convert pixels [height, width, 3] to the image encoder's input, [1, 3, side, side], normalized.
 
     Args:

@@ -21,8 +21,8 @@ import torch
 from numpy.typing import NDArray
 
 from slipway_serving.diffusion.denoise import denoise
-from slipway_serving.diffusion.first_block_cache import FirstBlockCache, ask, first_block_cache
-from slipway_serving.diffusion.guidance import embedded
+from slipway_serving.diffusion.first_block_cache import FirstBlockCache, first_block_cache, predict_branches
+from slipway_serving.diffusion.guidance import guidance_embedding
 from slipway_serving.diffusion.noise import Noise
 from slipway_serving.diffusion.scheduler_check import check_scheduler
 from slipway_serving.diffusion.schedules import DiffusersSchedule, diffusers_schedule
@@ -35,7 +35,14 @@ from slipway_serving.families.framepack_i2v.request import (
     ImageToVideoRequest,
     Limits,
 )
-from slipway_serving.families.framepack_i2v.sections import Forward, Inverted, Run, Samples, Sections, Sizes
+from slipway_serving.families.framepack_i2v.sections import (
+    Forward,
+    FrameRun,
+    Inverted,
+    Samples,
+    Sections,
+    Sizes,
+)
 from slipway_serving.protocol import images
 from slipway_serving.protocol.errors import InvalidRequest, Unrecoverable
 from slipway_serving.protocol.events import BASE64, Event, FramesPart, Progress, VideoPart, tensors
@@ -114,18 +121,18 @@ def generate(
     prompt = encoders.prompt(request.prompt)
     noise = Noise(request.seed)
     picture, latents = encoders.picture(images.pixels(request.image), size_px, noise)
-    told = {**prompt, **picture, "guidance": embedded(request.guidance_scale)}
+    prompt_inputs = {**prompt, **picture, "guidance": guidance_embedding(request.guidance_scale)}
     video = _ORDERS[request.order](latents, request.sections, Sizes.of(facts, SECTION_FRAMES))
     chunk = 0
     with first_block_cache(models, request.cache_threshold) as cache:
-        work = _Work(request, facts, models, interruption, recorder, cache)
+        job = _VideoJob(request, facts, models, interruption, recorder, cache)
         for section in range(request.sections):
-            steps = work.denoised(video, told, noise)
+            steps = job.denoise_section(video, prompt_inputs, noise)
             for step, state in enumerate(steps, section * request.steps + 1):
                 latents = state
                 yield Progress(step, request.steps * request.sections, interruption.elapsed_s())
-            for run in video.settle(work.decoded(video.window(latents))):
-                for part in work.parts(run, chunk):
+            for run in video.finish_section(job.decode_window(video.window(latents))):
+                for part in job.parts(run, chunk):
                     yield part
                     chunk += 1
 
@@ -180,7 +187,7 @@ def check_schedules(facts: Facts, where: str) -> None:
 
 
 @dataclass(frozen=True)
-class _Work:
+class _VideoJob:
     """Context shared by all sections of a video."""
 
     request: ImageToVideoRequest
@@ -190,34 +197,38 @@ class _Work:
     recorder: Recorder
     cache: FirstBlockCache | None
 
-    def denoised(
-        self, video: Sections, told: Mapping[str, NDArray[Any]], noise: Noise
+    def denoise_section(
+        self, video: Sections, prompt_inputs: Mapping[str, NDArray[Any]], noise: Noise
     ) -> Iterator[NDArray[np.float32]]:
         """Yield a section's latents after each step."""
         height, width = self.request.size_px
         side = self.facts.pixels_per_latent
         size = height // side, width // side
         names = self.facts.models
-        seen = video.conditions()
+        section_inputs = video.conditions()
         # Places in time have no batch dimension.
-        places = {name: seen.pop(name) for name in [*seen] if name.startswith("indices_")}
+        indices = {
+            name: section_inputs.pop(name) for name in [*section_inputs] if name.startswith("indices_")
+        }
 
         def predict(latents: torch.Tensor, timestep: torch.Tensor, step: int) -> torch.Tensor:
-            now = {
+            step_inputs = {
                 "hidden_states": latents.numpy(),
                 "timestep": np.array([float(timestep)], np.float32),
             }
-            given = {**told, **seen, **now}
-            return torch.from_numpy(ask(self.models, names.transformer, given, self.cache, places))
+            inputs = {**prompt_inputs, **section_inputs, **step_inputs}
+            return torch.from_numpy(
+                predict_branches(self.models, names.transformer, inputs, self.cache, indices)
+            )
 
         schedule = schedule_of(self.facts, self.request.steps, size)
         first = noise.next((1, self.facts.latent_channels, SECTION_FRAMES, *size))
         for latents in denoise(schedule, first, predict, self.interruption, self.recorder, WHERE):
             yield latents.numpy()
         if self.cache is not None:
-            self.cache.forget()
+            self.cache.reset()
 
-    def decoded(self, latents: Samples) -> Samples:
+    def decode_window(self, latents: Samples) -> Samples:
         """Return the frames of a window of latents."""
         tiles = self.facts.tiles
 
@@ -242,7 +253,7 @@ class _Work:
         )
         return np.concatenate(list(runs), axis=2)
 
-    def parts(self, run: Run, chunk: int) -> Iterator[FramesPart | VideoPart]:
+    def parts(self, run: FrameRun, chunk: int) -> Iterator[FramesPart | VideoPart]:
         """Yield the parts to deliver for a run; `chunk` is the number of the next part of an MP4."""
         as_text = self.request.output.endswith(BASE64)
         total = self.request.frames

@@ -21,15 +21,15 @@ from slipway_serving.protocol.diffusion.fields import (
     Seed,
     Steps,
     TimeoutS,
+    cache_problems,
     prompt_rule,
-    refused_without_cache,
     scale_rule,
 )
 from slipway_serving.protocol.errors import raise_all
 from slipway_serving.protocol.events import Event, FramesPart, Progress, VideoPart
 from slipway_serving.protocol.fields import Array, Image, Rule
 from slipway_serving.protocol.requests import Request
-from slipway_serving.protocol.rules import one_of, outside_exported, within
+from slipway_serving.protocol.rules import export_range_problems, one_of, within
 from slipway_serving.protocol.video.fields import Output, side_rule
 
 FPS = 30
@@ -46,11 +46,11 @@ ORDERS = ("inverted", "forward")
 """Order of the sections: last first, which reduces drift, or first first, as F1 checkpoints are trained."""
 
 _STEP_FRAMES = SECTION_FRAMES * FRAMES_PER_LATENT
-_PROMPT = prompt_rule("what happens in the video")
+_PROMPT = prompt_rule("text that describes what happens in the video")
 
 
 def _side(side: str) -> Rule:
-    usual = f"the picture's aspect at about {USUAL_SIDE_PX}x{USUAL_SIDE_PX}"
+    usual = f"the picture's aspect ratio at about {USUAL_SIDE_PX}x{USUAL_SIDE_PX}"
     return replace(side_rule(side, PIXELS_PER_TOKEN), default=usual)
 
 
@@ -59,7 +59,7 @@ _SOME_PROMPT = replace(
     _PROMPT,
     must=f"some text of {_PROMPT.must}",
     accepts=lambda value: bool(value.strip()) and _PROMPT.accepts(value),
-    fix=lambda value: _PROMPT.fix(value) if value.strip() else "a sentence about what moves",
+    fix=lambda value: _PROMPT.fix(value) if value.strip() else "a sentence that describes what moves",
 )
 
 
@@ -80,7 +80,7 @@ class Limits:
 
 @dataclass(frozen=True, eq=False)
 class ImageToVideoRequest(Request):
-    """Request for a video that begins with a picture.
+    """Generate a video that begins with a picture.
 
     Attributes:
         image: First frame; it is cropped around its centre to the video's aspect and resized.
@@ -108,14 +108,20 @@ class ImageToVideoRequest(Request):
     events: ClassVar[tuple[type[Event], ...]] = (Progress, FramesPart, VideoPart)
     fps: ClassVar[int] = FPS
 
-    image: Annotated[bytes | NDArray[np.uint8], Image("first frame, cut and resized to the video's size")]
+    image: Annotated[
+        bytes | NDArray[np.uint8], Image("first frame; it is cropped and resized to the video's size")
+    ]
     prompt: Annotated[str, _SOME_PROMPT]
-    seconds: Annotated[float, within(0.1, LONGEST_S, "length of the video, seconds, in whole sections")] = 5.0
-    order: Annotated[str, one_of(ORDERS, "which section is made first: the last or the first")] = ORDERS[0]
+    seconds: Annotated[
+        float, within(0.1, LONGEST_S, "length of the video, in seconds, rounded to sections of 1.2 s")
+    ] = 5.0
+    order: Annotated[str, one_of(ORDERS, "order of the sections: inverted generates the last one first")] = (
+        ORDERS[0]
+    )
     height: Annotated[int | None, _side("height")] = None
     width: Annotated[int | None, _side("width")] = None
     steps: Steps = 25
-    guidance_scale: Annotated[float, scale_rule("weight of the prompt, distilled")] = 10.0
+    guidance_scale: Annotated[float, scale_rule("scale of the distilled guidance")] = 10.0
     cache_threshold: CacheThreshold = None
     seed: Seed = 0
     output: Output = "video"
@@ -163,9 +169,9 @@ class ImageToVideoRequest(Request):
         """
         height, width = self.size_px
         problems = [
-            *outside_exported("height", height, limits.height, " px"),
-            *outside_exported("width", width, limits.width, " px"),
-            *refused_without_cache(self.cache_threshold, limits.first_block_cache),
+            *export_range_problems("height", height, limits.height, " px"),
+            *export_range_problems("width", width, limits.width, " px"),
+            *cache_problems(self.cache_threshold, limits.first_block_cache),
         ]
         raise_all(self.model, problems)
 
@@ -175,7 +181,7 @@ def _usual_side(share: float) -> int:
     return max(1, round(share * USUAL_SIDE_PX / PIXELS_PER_TOKEN)) * PIXELS_PER_TOKEN
 
 
-_IDS = "ids of {}, one row"
+_IDS = "token ids for {}, one row"
 
 
 @dataclass(frozen=True)
@@ -193,7 +199,7 @@ class PromptTokens(Event):
 
 @dataclass(frozen=True)
 class TokensRequest(Request):
-    """Request to tokenize a prompt.
+    """Tokenize a prompt.
 
     Attributes:
         prompt: Prompt of an :class:`ImageToVideoRequest`.

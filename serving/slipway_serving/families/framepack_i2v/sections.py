@@ -3,8 +3,8 @@
 :class:`Inverted` generates the last section first, so that every section sees the picture before it and the
 frames that follow it (anti-drifting); :class:`Forward` continues from the picture (F1). Both are used in the
 same way for each section: :meth:`~Sections.conditions`, then :meth:`~Sections.window` with the denoised
-latents, then :meth:`~Sections.settle` with the decoded frames of the window. Only what later sections need is
-kept: the latent frames that the next one sees, and the frames that it will blend over.
+latents, then :meth:`~Sections.finish_section` with the decoded frames of the window. Only what later sections
+need is kept: the latent frames that the next one sees, and the frames that it will blend over.
 
 Sizes for sections of 9 latent frames: a window of 18, half of which belongs to the section before, is 69
 frames; neighbouring sections have 33 of them in common, and each adds 36. A video of n sections has 36 n + 1
@@ -51,8 +51,8 @@ class Sizes:
     @classmethod
     def of(cls, facts: Facts, section: int) -> Sizes:
         """Return the sizes of a checkpoint."""
-        seen = (facts.clean_frames - 1, facts.history_2x_frames, facts.history_4x_frames)
-        return cls(section, *seen, facts.frames_per_latent)
+        history_parts = (facts.clean_frames - 1, facts.history_2x_frames, facts.history_4x_frames)
+        return cls(section, *history_parts, facts.frames_per_latent)
 
     @property
     def history(self) -> int:
@@ -75,7 +75,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Run:
+class FrameRun:
     """Consecutive frames of a video.
 
     Attributes:
@@ -98,24 +98,25 @@ class Sections(ABC):
         sizes: Sizes of a section.
 
     Attributes:
-        made: Number of settled sections.
+        finished: Number of finished sections.
         history: Latents that a section sees, [1, channels, history frames, height / 8, width / 8], in order
             of time; zeros where there is nothing yet.
-        edge: Frames that the next section blends over, in the form of :class:`Run`; None before the first.
+        overlap: Frames that the next section blends over, in the form of :class:`FrameRun`; None before the
+            first.
     """
 
     def __init__(self, picture: Samples, count: int, sizes: Sizes) -> None:
         self._picture, self.count, self.sizes = picture, count, sizes
-        self.made = 0
+        self.finished = 0
         shape = list(picture.shape)
         shape[TIME] = sizes.history
         self.history: Samples = np.zeros(shape, np.float32)
-        self.edge: Samples | None = None
+        self.overlap: Samples | None = None
 
     @property
     def is_last(self) -> bool:
         """Return True if the current section is the last one to be generated."""
-        return self.made == self.count - 1
+        return self.finished == self.count - 1
 
     @abstractmethod
     def conditions(self) -> dict[str, NDArray[Any]]:
@@ -125,7 +126,7 @@ class Sections(ABC):
     def window(self, latents: Samples) -> Samples:
         """Add the latents of a section, [1, channels, section, ...], and return the window to decode."""
 
-    def settle(self, frames: Samples) -> list[Run]:
+    def finish_section(self, frames: Samples) -> list[FrameRun]:
         """Add the decoded frames of a section's window and end the section.
 
         Args:
@@ -134,18 +135,20 @@ class Sections(ABC):
         Returns:
             The frames in order of time, blended with those that the section before left open.
         """
-        runs = self._settle(frames)
-        self.made += 1
+        runs = self._finish_section(frames)
+        self.finished += 1
         return runs
 
     @abstractmethod
-    def _settle(self, frames: Samples) -> list[Run]:
-        """Blend the frames and split them into runs; called by :meth:`settle`."""
+    def _finish_section(self, frames: Samples) -> list[FrameRun]:
+        """Blend the frames and split them into runs; called by :meth:`finish_section`."""
 
-    def _told(self, places: Sequence[NDArray[np.int64]], seen: Sequence[Samples]) -> dict[str, NDArray[Any]]:
+    def _transformer_inputs(
+        self, indices: Sequence[NDArray[np.int64]], history_parts: Sequence[Samples]
+    ) -> dict[str, NDArray[Any]]:
         """Return the transformer's inputs for places and latents of own, near, half and quarter frames."""
-        own, near, half, quarter = places
-        near_latents, half_latents, quarter_latents = seen
+        own, near, half, quarter = indices
+        near_latents, half_latents, quarter_latents = history_parts
         return {
             "indices_latents": own,
             "latents_clean": np.concatenate([self._picture, near_latents], axis=TIME),
@@ -163,30 +166,30 @@ class Inverted(Sections):
     def conditions(self) -> dict[str, NDArray[Any]]:
         """Return the inputs in order of time: the picture, a gap for later sections, the section, history."""
         sizes = self.sizes
-        gap = paddings(self.count)[self.made] * sizes.section
+        gap = section_gaps(self.count)[self.finished] * sizes.section
         lengths = (sizes.section, sizes.near, sizes.half, sizes.quarter)
-        return self._told(_places(1 + gap, lengths), _cut(self.history, lengths[1:]))
+        return self._transformer_inputs(_index_ranges(1 + gap, lengths), _split(self.history, lengths[1:]))
 
     def window(self, latents: Samples) -> Samples:
         """Add the latents of a section and return them with those of the section that follows in time."""
         if self.is_last:
             latents = np.concatenate([self._picture, latents], axis=TIME)
         own = latents.shape[TIME]
-        whole = np.concatenate([latents, self.history], axis=TIME)
-        self.history = whole[:, :, : self.sizes.history].copy()
-        return whole[:, :, : own + self.sizes.section] if self.made else latents
+        joined = np.concatenate([latents, self.history], axis=TIME)
+        self.history = joined[:, :, : self.sizes.history].copy()
+        return joined[:, :, : own + self.sizes.section] if self.finished else latents
 
-    def _settle(self, frames: Samples) -> list[Run]:
+    def _finish_section(self, frames: Samples) -> list[FrameRun]:
         sizes = self.sizes
         # The first latent frame of a window decodes to one frame.
-        first = sizes.frames(self.count) - sizes.step * (self.made + 1) + sizes.frames_per_latent - 1
-        if self.edge is not None:
-            frames = _faded(frames, self.edge)
+        first = sizes.frames(self.count) - sizes.step * (self.finished + 1) + sizes.frames_per_latent - 1
+        if self.overlap is not None:
+            frames = _blend(frames, self.overlap)
         if self.is_last:
-            self.edge = None
-            return [Run(frames, 0, final=True)]
-        self.edge = frames[:, :, : sizes.blended].copy()
-        return _runs(frames, first, sizes.blended, opens=True)
+            self.overlap = None
+            return [FrameRun(frames, 0, final=True)]
+        self.overlap = frames[:, :, : sizes.blended].copy()
+        return _split_runs(frames, first, sizes.blended, open_first=True)
 
 
 class Forward(Sections):
@@ -200,31 +203,31 @@ class Forward(Sections):
         """Return the inputs in order of time: the picture, history with the nearest last, the section."""
         sizes = self.sizes
         lengths = (sizes.quarter, sizes.half, sizes.near, sizes.section)
-        quarter, half, near, own = _places(1, lengths)
-        quarter_seen, half_seen, near_seen = _cut(self.history, lengths[:-1])
-        return self._told((own, near, half, quarter), (near_seen, half_seen, quarter_seen))
+        quarter, half, near, own = _index_ranges(1, lengths)
+        quarter_seen, half_seen, near_seen = _split(self.history, lengths[:-1])
+        return self._transformer_inputs((own, near, half, quarter), (near_seen, half_seen, quarter_seen))
 
     def window(self, latents: Samples) -> Samples:
         """Add the latents of a section and return them after those of the section or picture before."""
-        before = self.sizes.section if self.made else 1
-        whole = np.concatenate([self.history, latents], axis=TIME)
-        self.history = whole[:, :, -self.sizes.history :].copy()
-        return whole[:, :, -(before + latents.shape[TIME]) :]
+        before = self.sizes.section if self.finished else 1
+        joined = np.concatenate([self.history, latents], axis=TIME)
+        self.history = joined[:, :, -self.sizes.history :].copy()
+        return joined[:, :, -(before + latents.shape[TIME]) :]
 
-    def _settle(self, frames: Samples) -> list[Run]:
+    def _finish_section(self, frames: Samples) -> list[FrameRun]:
         sizes = self.sizes
-        first = sizes.step * self.made + 1 - sizes.blended if self.made else 0
-        if self.edge is not None:
-            blended = _faded(self.edge, frames[:, :, : sizes.blended])
+        first = sizes.step * self.finished + 1 - sizes.blended if self.finished else 0
+        if self.overlap is not None:
+            blended = _blend(self.overlap, frames[:, :, : sizes.blended])
             frames = np.concatenate([blended, frames[:, :, sizes.blended :]], axis=TIME)
         if self.is_last:
-            self.edge = None
-            return [Run(frames, first, final=True)]
-        self.edge = frames[:, :, -sizes.blended :].copy()
-        return _runs(frames, first, frames.shape[TIME] - sizes.blended, opens=False)
+            self.overlap = None
+            return [FrameRun(frames, first, final=True)]
+        self.overlap = frames[:, :, -sizes.blended :].copy()
+        return _split_runs(frames, first, frames.shape[TIME] - sizes.blended, open_first=False)
 
 
-def paddings(sections: int) -> list[int]:
+def section_gaps(sections: int) -> list[int]:
     """Return the gap before each section in inverted order, in sections, in the order of generation.
 
     The gap is at most 3 even for a long video, because training had no larger ones.
@@ -234,18 +237,18 @@ def paddings(sections: int) -> list[int]:
     return list(reversed(range(sections)))
 
 
-def _places(first: int, lengths: Sequence[int]) -> list[NDArray[np.int64]]:
+def _index_ranges(first: int, lengths: Sequence[int]) -> list[NDArray[np.int64]]:
     """Return consecutive ranges of places with the given lengths, starting at `first`."""
     bounds = accumulate(lengths, initial=first)
     return [np.arange(start, end, dtype=np.int64) for start, end in pairwise(bounds)]
 
 
-def _cut(latents: Samples, lengths: Sequence[int]) -> list[Samples]:
+def _split(latents: Samples, lengths: Sequence[int]) -> list[Samples]:
     """Return consecutive pieces of latents with the given lengths."""
-    return [np.ascontiguousarray(latents[:, :, places]) for places in _places(0, lengths)]
+    return [np.ascontiguousarray(latents[:, :, indices]) for indices in _index_ranges(0, lengths)]
 
 
-def _faded(earlier: Samples, later: Samples) -> Samples:
+def _blend(earlier: Samples, later: Samples) -> Samples:
     """Blend the last frames of `earlier` into `later` with linear weights.
 
     Args:
@@ -254,18 +257,21 @@ def _faded(earlier: Samples, later: Samples) -> Samples:
     """
     count = later.shape[TIME]
     weight = np.linspace(1, 0, count, dtype=np.float32)[:, None, None]
-    faded = weight * earlier[:, :, -count:] + (1 - weight) * later
-    return np.concatenate([earlier[:, :, :-count], faded], axis=TIME)
+    blended = weight * earlier[:, :, -count:] + (1 - weight) * later
+    return np.concatenate([earlier[:, :, :-count], blended], axis=TIME)
 
 
-def _runs(frames: Samples, first: int, cut: int, *, opens: bool) -> list[Run]:
+def _split_runs(frames: Samples, first: int, cut: int, *, open_first: bool) -> list[FrameRun]:
     """Split frames into an open and a final run; empty runs are left out.
 
     Args:
         frames: Frames of a window.
         first: Place of the first frame.
         cut: Number of frames before the split.
-        opens: True if the frames before the split are open; False if those after it are.
+        open_first: True if the frames before the split are open; False if those after it are.
     """
-    runs = (Run(frames[:, :, :cut], first, not opens), Run(frames[:, :, cut:], first + cut, opens))
+    runs = (
+        FrameRun(frames[:, :, :cut], first, not open_first),
+        FrameRun(frames[:, :, cut:], first + cut, open_first),
+    )
     return [run for run in runs if run.frames.shape[TIME]]

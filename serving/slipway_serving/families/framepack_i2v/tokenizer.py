@@ -48,7 +48,7 @@ class Tokenizer:
         count = llama.shape[1] - self._prompt.crop_start
         if count > self._most:
             raise InvalidRequest(
-                f"{self._model}: prompt must be at most {self._most} tokens with those that end it, got"
+                f"{self._model}: prompt must be at most {self._most} tokens, end tokens included, got"
                 f" {count}; try a shorter text"
             )
         clip = self._clip(

@@ -17,11 +17,11 @@ Rows = Mapping[str, NDArray[np.float32]]
 """Actions by name of the input, [rows, width] each."""
 
 
-def joined(before: Rows, actions: Rows, facts: Facts) -> Rows:
+def append_rows(before: Rows, actions: Rows, facts: Facts) -> Rows:
     """Return the rows before a block followed by its own.
 
     Args:
-        before: Rows from :func:`kept`; empty before the first block.
+        before: Rows from :func:`history_rows`; empty before the first block.
         actions: Actions of the block's frames, or one row for all of them.
         facts: Facts of the mode.
     """
@@ -35,12 +35,12 @@ def joined(before: Rows, actions: Rows, facts: Facts) -> Rows:
     return {name: rows(name, new) for name, new in actions.items()}
 
 
-def told(rows: Rows, facts: Facts) -> dict[str, NDArray[np.float32]]:
-    """Return the network's inputs from :func:`joined` rows, [1, rows, width] each."""
+def network_inputs(rows: Rows, facts: Facts) -> dict[str, NDArray[np.float32]]:
+    """Return the network's inputs from :func:`append_rows` rows, [1, rows, width] each."""
     return {name: each[None, : facts.actions.rows] for name, each in rows.items()}
 
 
-def kept(rows: Rows, facts: Facts) -> Rows:
-    """Return those of the :func:`joined` rows that the next block needs."""
+def history_rows(rows: Rows, facts: Facts) -> Rows:
+    """Return those of the :func:`append_rows` rows that the next block needs."""
     # Copied, because a view would keep the whole array in memory.
     return {name: each[facts.block_frames(first=False) :].copy() for name, each in rows.items()}

@@ -35,13 +35,13 @@ class Key:
         label: Display name.
         column: Column of the keyboard that the key sets to 1; None for a key without one.
         look: Value that the key adds to the mouse, up and down, left and right.
-        against: Keys that cannot be held with it.
+        excludes: Keys that cannot be held with it.
     """
 
     label: str
     column: int | None = None
     look: tuple[float, float] = (0.0, 0.0)
-    against: str = ""
+    excludes: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,14 +69,14 @@ VOCABULARIES: Mapping[str, Vocabulary] = {
         keyboard=4,
         mouse=True,
         keys={
-            "w": Key("forward", 0, against="s"),
-            "s": Key("back", 1, against="w"),
-            "a": Key("left", 2, against="d"),
-            "d": Key("right", 3, against="a"),
-            "i": Key("look up", look=(_TURN, 0.0), against="k"),
-            "k": Key("look down", look=(-_TURN, 0.0), against="i"),
-            "j": Key("look left", look=(0.0, -_TURN), against="l"),
-            "l": Key("look right", look=(0.0, _TURN), against="j"),
+            "w": Key("forward", 0, excludes="s"),
+            "s": Key("back", 1, excludes="w"),
+            "a": Key("left", 2, excludes="d"),
+            "d": Key("right", 3, excludes="a"),
+            "i": Key("look up", look=(_TURN, 0.0), excludes="k"),
+            "k": Key("look down", look=(-_TURN, 0.0), excludes="i"),
+            "j": Key("look left", look=(0.0, -_TURN), excludes="l"),
+            "l": Key("look right", look=(0.0, _TURN), excludes="j"),
             "q": Key("nothing"),
         },
     ),
@@ -84,10 +84,10 @@ VOCABULARIES: Mapping[str, Vocabulary] = {
         keyboard=2,
         mouse=True,
         keys={
-            "w": Key("forward", 0, against="s"),
-            "s": Key("back", 1, against="w"),
-            "a": Key("steer left", look=(0.0, -_TURN), against="d"),
-            "d": Key("steer right", look=(0.0, _TURN), against="a"),
+            "w": Key("forward", 0, excludes="s"),
+            "s": Key("back", 1, excludes="w"),
+            "a": Key("steer left", look=(0.0, -_TURN), excludes="d"),
+            "d": Key("steer right", look=(0.0, _TURN), excludes="a"),
             "q": Key("nothing"),
         },
     ),
@@ -96,13 +96,13 @@ VOCABULARIES: Mapping[str, Vocabulary] = {
         keyboard=7,
         mouse=False,
         keys={
-            "q": Key("no move", 0, against="wszcad"),
-            "w": Key("jump", 1, against="qszcad"),
-            "s": Key("slide", 2, against="qwzcad"),
-            "z": Key("turn left", 3, against="qwscad"),
-            "c": Key("turn right", 4, against="qwszad"),
-            "a": Key("left side", 5, against="qwszcd"),
-            "d": Key("right side", 6, against="qwszca"),
+            "q": Key("no move", 0, excludes="wszcad"),
+            "w": Key("jump", 1, excludes="qszcad"),
+            "s": Key("slide", 2, excludes="qwzcad"),
+            "z": Key("turn left", 3, excludes="qwscad"),
+            "c": Key("turn right", 4, excludes="qwszad"),
+            "a": Key("left side", 5, excludes="qwszcd"),
+            "d": Key("right side", 6, excludes="qwszca"),
         },
     ),
 }
@@ -132,21 +132,21 @@ def parse_script(text: str, mode: str) -> list[str]:
     """
     known = vocabulary(mode)
     blocks: list[str] = []
-    for held, times in _words(text):
-        _check(known, held, len(blocks) + 1, mode)
+    for keys_held, times in _parse_words(text):
+        _check(known, keys_held, len(blocks) + 1, mode)
         if len(blocks) + times > _LONGEST:
-            raise InvalidRequest(f"actions must be at most {_LONGEST:,} blocks, got more")
-        blocks += [held] * times
+            raise InvalidRequest(f"actions must have at most {_LONGEST:,} blocks, got more")
+        blocks += [keys_held] * times
     if not blocks:
-        raise InvalidRequest(f"actions must be at least one block, got {text!r}; keys are {known.text}")
+        raise InvalidRequest(f"actions must have at least one block, got {text!r}; keys are {known.text}")
     return blocks
 
 
-def actions_of(held: str, mode: str) -> dict[str, NDArray[np.float32]]:
+def actions_of(keys_held: str, mode: str) -> dict[str, NDArray[np.float32]]:
     """Return the fields of a turn that holds keys for all frames of a block.
 
     Args:
-        held: Keys of the mode, one character each; an empty text means `q`.
+        keys_held: Keys of the mode, one character each; an empty text means `q`.
         mode: Mode whose keys they are.
 
     Returns:
@@ -157,48 +157,48 @@ def actions_of(held: str, mode: str) -> dict[str, NDArray[np.float32]]:
         InvalidRequest: The keys break a rule, as in :func:`parse_script`.
     """
     known = vocabulary(mode)
-    _check(known, held, 1, mode)
-    keys = [known.keys[key] for key in held or NOTHING]
+    _check(known, keys_held, 1, mode)
+    keys = [known.keys[key] for key in keys_held or NOTHING]
     keyboard = np.zeros((1, known.keyboard), np.float32)
     keyboard[0, [key.column for key in keys if key.column is not None]] = 1.0
     look = np.sum([key.look for key in keys], axis=0, dtype=np.float32)[None]
     return {"keyboard_cond": keyboard} | ({"mouse_cond": look} if known.mouse else {})
 
 
-def _words(text: str) -> Iterator[tuple[str, int]]:
+def _parse_words(text: str) -> Iterator[tuple[str, int]]:
     """Yield the keys of each word and the number of blocks for which they are held."""
-    place = 0
-    while place < len(text):
-        word = _WORD.match(text, place)
+    position = 0
+    while position < len(text):
+        word = _WORD.match(text, position)
         if word is None:
             raise InvalidRequest(
-                f"actions must be keys, (keys held together) and *N after either, got {text[place:][:12]!r}"
-                f" at character {place + 1}"
+                "actions must be keys such as w, groups of keys such as (wl), and repetitions such as *3, got"
+                f" {text[position:][:12]!r} at character {position + 1}"
             )
-        place = word.end()
+        position = word.end()
         if word["space"] is not None:
             continue
-        times = _TIMES.match(text, place)
-        place = place if times is None else times.end()
-        held = word["one"] if word["one"] is not None else "".join(word["many"].split())
+        times = _TIMES.match(text, position)
+        position = position if times is None else times.end()
+        keys_held = word["one"] if word["one"] is not None else "".join(word["many"].split())
         # More digits would exceed the longest script anyway.
         count = 1 if times is None else int(times[1][:9])
         if count < 1:
-            raise InvalidRequest(f"actions must hold keys for 1 block or more, got {held}*{count}")
-        yield held, count
+            raise InvalidRequest(f"actions must repeat keys 1 time or more, got {keys_held}*{count}")
+        yield keys_held, count
 
 
-def _check(known: Vocabulary, held: Sequence[str], block: int, mode: str) -> None:
-    unknown = sorted(set(held) - known.keys.keys())
+def _check(known: Vocabulary, keys_held: Sequence[str], block: int, mode: str) -> None:
+    unknown = sorted(set(keys_held) - known.keys.keys())
     if unknown:
         raise InvalidRequest(
             f"actions: block {block} must be keys of {mode} ({known.text}), got {''.join(unknown)!r}"
         )
-    if len(set(held)) < len(held):
-        raise InvalidRequest(f"actions: block {block} must hold each key once, got ({held})")
-    for key in held:
-        if clash := [other for other in held if other in known.keys[key].against]:
+    if len(set(keys_held)) < len(keys_held):
+        raise InvalidRequest(f"actions: block {block} must hold each key once, got ({keys_held})")
+    for key in keys_held:
+        if clash := [other for other in keys_held if other in known.keys[key].excludes]:
             raise InvalidRequest(
                 f"actions: block {block} must not hold {key} ({known.keys[key].label}) together with"
-                f" {clash[0]} ({known.keys[clash[0]].label}), got ({held})"
+                f" {clash[0]} ({known.keys[clash[0]].label}), got ({keys_held})"
             )

@@ -10,7 +10,7 @@ from slipway_serving.families.matrix_game.facts import Latents
 Array = NDArray[np.float32]
 
 
-def fitted(pixels: NDArray[np.uint8], picture_px: tuple[int, int]) -> NDArray[np.uint8]:
+def crop_and_resize(pixels: NDArray[np.uint8], picture_px: tuple[int, int]) -> NDArray[np.uint8]:
     """Crop a picture around its centre to the aspect of a world's frames, and resize it to their size.
 
     This follows upstream's inference: the sides of the crop are rounded down, and Pillow filters over all
@@ -36,7 +36,7 @@ def fitted(pixels: NDArray[np.uint8], picture_px: tuple[int, int]) -> NDArray[np
     return np.array(cut.resize((to_width, to_height), Image.Resampling.BILINEAR), np.uint8)
 
 
-def samples(pixels: NDArray[np.uint8]) -> Array:
+def to_encoder_input(pixels: NDArray[np.uint8]) -> Array:
     """Convert pixels [height, width, 3] to the encoders' input, [1, 3, height, width] in [-1, 1]."""
     planes = pixels.astype(np.float32).transpose(2, 0, 1)[None]
     return np.ascontiguousarray(planes / np.float32(127.5) - 1)
@@ -55,7 +55,7 @@ def conditions(picture: Array, start: int, latents: Latents) -> Array:
         Conditions, [1, mask channels + channels, block frames, height, width].
     """
     places = np.arange(start, start + latents.block_frames)
-    shown = picture[:, :, np.minimum(places, latents.picture_frames - 1)]
+    picture_latents = picture[:, :, np.minimum(places, latents.picture_frames - 1)]
     mask = (places == 0).astype(np.float32)[None, None, :, None, None]
     shape = (1, latents.mask_channels, latents.block_frames, latents.height, latents.width)
-    return np.concatenate([np.broadcast_to(mask, shape), shown], axis=1)
+    return np.concatenate([np.broadcast_to(mask, shape), picture_latents], axis=1)

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway_serving.protocol.diffusion.fields import Seed
-from slipway_serving.protocol.events import Event, FramesPart, told
+from slipway_serving.protocol.events import Event, FramesPart, output_field
 from slipway_serving.protocol.fields import Array, Image
 from slipway_serving.protocol.requests import Request
-from slipway_serving.protocol.rules import one_of, switch, within
+from slipway_serving.protocol.rules import boolean, one_of, within
 from slipway_serving.protocol.snapshots.requests import Restore, Restored, Snapshot, SnapshotPart
 from slipway_serving.protocol.video.fields import MAX_FPS
 from slipway_serving.video.fragments import Mp4Fragment
@@ -33,17 +33,17 @@ MOUSE_COND, KEYBOARD_COND = "mouse_cond", "keyboard_cond"
 def _keys(names: str) -> Array:
     """Return the declaration of a keyboard, with a column for each of the names."""
     columns = len(names.split(", "))
-    return Array("float32", ("frames", columns), f"keys of each frame, 1 is pressed: {names}", low=0, high=1)
+    return Array("float32", ("frames", columns), f"keys of each frame, 1 if pressed: {names}", low=0, high=1)
 
 
 Rebase = Annotated[
-    bool, replace(switch("go on from an earlier place, so that the world does not end"), flag=None)
+    bool, replace(boolean("continue from an earlier position, so that the world does not end"), flag=None)
 ]
 """True to generate the block at an earlier place, so that the world does not end. This is possible after
 :attr:`slipway_serving.families.matrix_game.facts.Facts.rebased_position`."""
 
 # Upstream turns by 0.1; training had no values far beyond that.
-_MOUSE = Array("float32", ("frames", 2), "turn of the camera in each frame: up, right", low=-1, high=1)
+_MOUSE = Array("float32", ("frames", 2), "camera turn in each frame: up, right", low=-1, high=1)
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,18 @@ class BlockMade(Event):
 
     known_by: ClassVar[tuple[str, ...]] = ("frames_left",)
 
-    block: Annotated[int, told("which block, from 0", "INT32")]
-    frames_made: Annotated[int, told("frames of the world so far", "INT32")]
-    frames_left: Annotated[int, told("frames until the world's end", "INT32")]
-    denoise_s: Annotated[float, told("seconds of the denoising steps")]
-    decode_s: Annotated[float, told("seconds of decoding and sending the frames")]
-    commit_s: Annotated[float, told("seconds of the pass that the next blocks remember")]
-    picture_s: Annotated[float | None, told("seconds of the first picture, in the first block")] = None
+    block: Annotated[int, output_field("number of the block, from 0", "INT32")]
+    frames_made: Annotated[int, output_field("number of frames of the world so far", "INT32")]
+    frames_left: Annotated[int, output_field("number of frames until the world ends", "INT32")]
+    denoise_s: Annotated[float, output_field("duration of the denoising steps, in seconds")]
+    decode_s: Annotated[float, output_field("duration of decoding and sending the frames, in seconds")]
+    commit_s: Annotated[
+        float, output_field("duration of the pass that updates the window of the next blocks, in seconds")
+    ]
+    picture_s: Annotated[
+        float | None,
+        output_field("duration of encoding the first picture, in seconds; in the first block only"),
+    ] = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +130,7 @@ class TempleRunActions(Request):
 
 @dataclass(frozen=True, eq=False)
 class WorldRequest(Request):
-    """Request that opens a world with a picture.
+    """Open a world that begins with a picture.
 
     Attributes:
         image: First frame, as bytes of a file or as uint8 pixels [height, width, 3]; it is cropped around its
@@ -147,12 +152,17 @@ class WorldRequest(Request):
         SnapshotPart,
         Restored,
     )
-    instead: ClassVar[tuple[type[Request], ...]] = (Snapshot, Restore)
+    turn_alternatives: ClassVar[tuple[type[Request], ...]] = (Snapshot, Restore)
 
-    image: Annotated[bytes | NDArray[np.uint8], Image("the first frame, cut and resized to the world's")]
+    image: Annotated[
+        bytes | NDArray[np.uint8], Image("first frame; it is cropped and resized to the world's frames")
+    ]
     seed: Seed = 0
     fps: Annotated[
-        int, within(0, MAX_FPS, "frames a second it is shown at, to count late blocks; 0 is none")
+        int,
+        within(
+            0, MAX_FPS, "frames per second at which the world is shown, to count late blocks; 0 counts none"
+        ),
     ] = 0
     # The command line writes arrays only, so it has no flag for this field.
     output: Annotated[str, replace(one_of(OUTPUTS, "form of the frames"), flag=None)] = "frames"
@@ -165,21 +175,21 @@ class WorldRequest(Request):
 
 
 class UniversalRequest(WorldRequest):
-    """Request that opens a world steered by 4 keys and a mouse."""
+    """Open a world that is steered by 4 keys and a mouse."""
 
     model: ClassVar[str] = "matrix_game_universal"
     turn: ClassVar[type[Request] | None] = UniversalActions
 
 
 class GtaDriveRequest(WorldRequest):
-    """Request that opens a drive steered by 2 keys and a mouse."""
+    """Open a drive that is steered by 2 keys and a mouse."""
 
     model: ClassVar[str] = "matrix_game_gta_drive"
     turn: ClassVar[type[Request] | None] = GtaDriveActions
 
 
 class TempleRunRequest(WorldRequest):
-    """Request that opens a run steered by 7 keys."""
+    """Open a run that is steered by 7 keys."""
 
     model: ClassVar[str] = "matrix_game_templerun"
     turn: ClassVar[type[Request] | None] = TempleRunActions
@@ -207,7 +217,8 @@ def row_problems(actions: Mapping[str, NDArray[np.float32]], frames: int) -> lis
         frames: Number of frames of the block.
     """
     return [
-        f"{name} must have {frames} frames in this block, or 1 for all of them, got shape {list(rows.shape)}"
+        f"{name} must have {frames} rows, one for each frame of the block, or 1 row for all, got shape"
+        f" {list(rows.shape)}"
         for name, rows in actions.items()
         if len(rows) not in (1, frames)
     ]

@@ -22,10 +22,10 @@ _MOST_BLOCKS = 2**31 // 24
 # Far beyond the values of a network; the decoder squares its features, which overflow from 1e19 on.
 _LARGEST = 1e6
 _PICTURE, _NOISE = "picture", "noise"
-_ROWS, _CROSSED, _WINDOW, _DECODER = "rows.", "crossed.", "window.", "decoder."
+_ROWS, _CROSS_ATTENTION, _WINDOW, _DECODER = "rows.", "crossed.", "window.", "decoder."
 
 
-def specs(facts: Facts, networks: Networks) -> dict[str, ArraySpec]:
+def array_specs(facts: Facts, networks: Networks) -> dict[str, ArraySpec]:
     """Return the shapes and types of the arrays of a world with at least one block, by name.
 
     Args:
@@ -33,7 +33,11 @@ def specs(facts: Facts, networks: Networks) -> dict[str, ArraySpec]:
         networks: Networks of the mode.
     """
     sizes = facts.latents
-    caches = {_CROSSED: networks.crossed, _WINDOW: networks.window, _DECODER: networks.decoded}
+    caches = {
+        _CROSS_ATTENTION: networks.cross_attention,
+        _WINDOW: networks.window,
+        _DECODER: networks.decoder_caches,
+    }
     rows = facts.actions.before + facts.block_frames(first=True) - facts.block_frames(first=False)
     return {
         _PICTURE: ArraySpec((1, sizes.channels, sizes.picture_frames, sizes.height, sizes.width)),
@@ -47,14 +51,18 @@ def specs(facts: Facts, networks: Networks) -> dict[str, ArraySpec]:
     }
 
 
-def told(world: World) -> dict[str, Any]:
+def scalars(world: World) -> dict[str, Any]:
     """Return the values of a world that are not arrays."""
     return {"blocks": world.blocks, "position": world.position}
 
 
-def reader(world: World) -> Callable[[str], NDArray[Any]]:
-    """Return a callback that reads one array of a world from the device, by its name in :func:`specs`."""
-    kept = {_CROSSED: world.crossed, _WINDOW: world.window, _DECODER: world.decoder or {}}
+def array_reader(world: World) -> Callable[[str], NDArray[Any]]:
+    """Return a callback that reads one array of a world from the device, by its :func:`array_specs` name."""
+    caches_by_prefix = {
+        _CROSS_ATTENTION: world.cross_attention,
+        _WINDOW: world.window,
+        _DECODER: world.decoder or {},
+    }
 
     def read(name: str) -> NDArray[Any]:
         if name in (_PICTURE, _NOISE):
@@ -62,18 +70,20 @@ def reader(world: World) -> Callable[[str], NDArray[Any]]:
         prefix, _, rest = name.partition(".")
         if f"{prefix}." == _ROWS:
             return world.rows[rest]
-        value: NDArray[Any] = kept[f"{prefix}."][rest].numpy()
+        value: NDArray[Any] = caches_by_prefix[f"{prefix}."][rest].numpy()
         return value
 
     return read
 
 
-def world_of(said: Mapping[str, Any], arrays: Arrays, facts: Facts, networks: Networks, where: str) -> World:
+def restore_world(
+    values: Mapping[str, Any], arrays: Arrays, facts: Facts, networks: Networks, where: str
+) -> World:
     """Return the world that was saved as values and arrays.
 
     Args:
-        said: Values from :func:`told`.
-        arrays: Arrays by the names in :func:`specs`, all of them; the call empties the mapping.
+        values: Values from :func:`scalars`.
+        arrays: Arrays by the names in :func:`array_specs`, all of them; the call empties the mapping.
         facts: Facts of the mode.
         networks: Networks of the mode.
         where: Name of the model, for messages.
@@ -81,32 +91,38 @@ def world_of(said: Mapping[str, Any], arrays: Arrays, facts: Facts, networks: Ne
     Raises:
         InvalidRequest: The values or arrays are not those of a world.
     """
-    blocks, position = (said.get(name) for name in ("blocks", "position"))
+    blocks, position = (values.get(name) for name in ("blocks", "position"))
     places = range(facts.latents.block_frames, facts.latents.positions + 1, facts.latents.block_frames)
     if type(blocks) is not int or type(position) is not int or position not in places:
         raise InvalidRequest(
-            f"{where}: restore must be of a world between two of its blocks, got blocks {short(blocks)} at"
-            f" {short(position)}"
+            f"{where}: restore must describe a world between two blocks, got blocks {short(blocks)} at"
+            f" position {short(position)}"
         )
     if not 1 <= blocks <= _MOST_BLOCKS:
         raise InvalidRequest(
-            f"{where}: restore must be of a world of 1 to {_MOST_BLOCKS} blocks, got {short(blocks)}"
+            f"{where}: restore must describe a world of 1 to {_MOST_BLOCKS} blocks, got {short(blocks)}"
         )
 
-    def taken(prefix: str) -> Arrays:
+    def take(prefix: str) -> Arrays:
         names = [name for name in arrays if name.startswith(prefix)]
         return {name.removeprefix(prefix): arrays.pop(name) for name in names}
 
     try:
         noise = Noise.at(arrays.pop(_NOISE))
     except ValueError as error:
-        raise InvalidRequest(f"{where}: restore must have the noise of a world, got {error}") from None
+        raise InvalidRequest(
+            f"{where}: restore must contain the state of a noise generator, got {error}"
+        ) from None
     # The comparison is False for NaN.
     if wrong := [name for name, array in arrays.items() if not (np.abs(array) <= _LARGEST).all()]:
         raise InvalidRequest(
-            f"{where}: restore must have finite numbers of at most {_LARGEST:g}, got others in {wrong[0]}"
+            f"{where}: restore must contain finite numbers of at most {_LARGEST:g}, got others in {wrong[0]}"
         )
-    rows, picture = taken(_ROWS), arrays.pop(_PICTURE)
-    crossed, window, decoder = (taken(prefix) for prefix in (_CROSSED, _WINDOW, _DECODER))
-    kept = networks.placed(crossed), networks.placed(window), networks.placed_decoder(decoder)
-    return World(picture, noise, *kept, rows, blocks, position)
+    rows, picture = take(_ROWS), arrays.pop(_PICTURE)
+    cross_attention, window, decoder = (take(prefix) for prefix in (_CROSS_ATTENTION, _WINDOW, _DECODER))
+    caches = (
+        networks.to_device(cross_attention),
+        networks.to_device(window),
+        networks.decoder_to_device(decoder),
+    )
+    return World(picture, noise, *caches, rows, blocks, position)

@@ -41,7 +41,7 @@ class World:
     Attributes:
         picture: Latents of the first picture, [1, channels, picture frames, height, width].
         noise: Noise generator, which continues over the blocks.
-        crossed: Cross-attention inputs of every block from the first picture.
+        cross_attention: Cross-attention inputs of every block from the first picture.
         window: Keys and values of the frames before.
         decoder: Caches of the decoder; None before the first latent frame.
         rows: Rows of actions that the next block needs; empty before the first block.
@@ -51,7 +51,7 @@ class World:
 
     picture: NDArray[np.float32]
     noise: Noise
-    crossed: State
+    cross_attention: State
     window: State
     decoder: State | None = None
     rows: actions.Rows = field(default_factory=dict)
@@ -64,12 +64,12 @@ class Block:
     """Block that is denoised but not yet committed.
 
     Attributes:
-        told: Inputs of its graph other than latents and timestep.
-        rows: Rows of actions, see :func:`slipway_serving.families.matrix_game.actions.joined`.
+        inputs: Inputs of its graph other than latents and timestep.
+        rows: Rows of actions, see :func:`slipway_serving.families.matrix_game.actions.append_rows`.
         latents: Clean latents, [1, channels, block frames, height, width].
     """
 
-    told: dict[str, Any]
+    inputs: dict[str, Any]
     rows: actions.Rows
     latents: torch.Tensor
 
@@ -94,33 +94,33 @@ class Networks:
         )
         folder = settings.repository / facts.models.vae_decoder / settings.folder.name
         self._decoder = SteppedModel(replace(settings, folder=folder))
-        self._carried = [
+        self._cache_names = [
             name.removeprefix(CACHE_OUTPUT_PREFIX)
             for name in self._block.outputs
             if name.startswith(CACHE_OUTPUT_PREFIX)
         ]
 
     @property
-    def crossed(self) -> dict[str, tuple[int, ...]]:
+    def cross_attention(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of every block's inputs from the first picture, by name."""
         return {name: self._block.shape(name) for name in self._cross.outputs}
 
     @property
     def window(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the keys and values of the frames before a block, by name."""
-        return {name: self._block.shape(name) for name in self._carried}
+        return {name: self._block.shape(name) for name in self._cache_names}
 
     @property
-    def decoded(self) -> dict[str, tuple[int, ...]]:
+    def decoder_caches(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the decoder's caches, by name."""
         return self._decoder.caches
 
-    def placed(self, arrays: Mapping[str, Array]) -> State:
-        """Copy arrays of :attr:`crossed` or :attr:`window` to the graphs' device."""
+    def to_device(self, arrays: Mapping[str, Array]) -> State:
+        """Copy arrays of :attr:`cross_attention` or :attr:`window` to the graphs' device."""
         return {name: self._block.to_device(array) for name, array in arrays.items()}
 
-    def placed_decoder(self, arrays: Mapping[str, Array]) -> State:
-        """Copy arrays of :attr:`decoded` to the device of the decoder's graphs."""
+    def decoder_to_device(self, arrays: Mapping[str, Array]) -> State:
+        """Copy arrays of :attr:`decoder_caches` to the device of the decoder's graphs."""
         return self._decoder.to_device(arrays)
 
     def warm(self) -> None:
@@ -138,7 +138,7 @@ class Networks:
             for _, decoder in self.decode(world, block, interruption):
                 world = replace(world, decoder=decoder)
             world = self.commit(world, block)
-        self.rebased(world)
+        self.rebase(world)
 
     def begin(self, picture: NDArray[np.float32], visual_context: NDArray[np.float32], seed: int) -> World:
         """Begin a world.
@@ -148,17 +148,17 @@ class Networks:
             visual_context: Features of the first picture from the image encoder, [1, 257, width].
             seed: Seed of the noise.
         """
-        crossed = self._cross.run({"visual_context": visual_context})
-        return World(picture, Noise(seed), crossed, self._block.zeros(self._carried))
+        cross_attention = self._cross.run({"visual_context": visual_context})
+        return World(picture, Noise(seed), cross_attention, self._block.zeros(self._cache_names))
 
     def denoise(
-        self, world: World, done: actions.Rows, interruption: Interruption, recorder: Recorder
+        self, world: World, steering: actions.Rows, interruption: Interruption, recorder: Recorder
     ) -> Block:
         """Denoise a world's next block.
 
         Args:
             world: World before the block.
-            done: Actions of the block, a row for each frame or one for all.
+            steering: Actions of the block, a row for each frame or one for all.
             interruption: Check for cancellation and the time limit, made before each step.
             recorder: Recorder of each step's time.
 
@@ -169,24 +169,24 @@ class Networks:
         """
         sizes = self._facts.latents
         start = world.position
-        rows = actions.joined(world.rows, done, self._facts)
-        told = {
+        rows = actions.append_rows(world.rows, steering, self._facts)
+        inputs = {
             "cond_concat": conditions(world.picture, start, sizes),
             "start": np.array([start], np.int64),
-            **actions.told(rows, self._facts),
-            **world.crossed,
+            **actions.network_inputs(rows, self._facts),
+            **world.cross_attention,
             **world.window,
         }
         schedule = FewStep(self._facts.steps, self._facts.timestep_shift, world.noise)
         latents = world.noise.next((1, sizes.channels, sizes.block_frames, sizes.height, sizes.width))
 
         def flow(latents: torch.Tensor, timestep: torch.Tensor, step: int) -> torch.Tensor:
-            given = self._run(told, latents, float(timestep), [FLOW])
-            return torch.from_numpy(given[FLOW].numpy())
+            outputs = self._run(inputs, latents, float(timestep), [FLOW])
+            return torch.from_numpy(outputs[FLOW].numpy())
 
-        for each in denoise(schedule, latents, flow, interruption, recorder, self._model):
-            latents = each
-        return Block(told, rows, latents)
+        for step_latents in denoise(schedule, latents, flow, interruption, recorder, self._model):
+            latents = step_latents
+        return Block(inputs, rows, latents)
 
     def decode(
         self, world: World, block: Block, interruption: Interruption
@@ -224,14 +224,14 @@ class Networks:
             world: World before the block, but with the decoder's caches after it.
             block: Block from :meth:`denoise`.
         """
-        wanted = [f"{CACHE_OUTPUT_PREFIX}{name}" for name in self._carried]
-        left = self._run(block.told, block.latents, 0.0, wanted)
+        wanted = [f"{CACHE_OUTPUT_PREFIX}{name}" for name in self._cache_names]
+        left = self._run(block.inputs, block.latents, 0.0, wanted)
         window = {name.removeprefix(CACHE_OUTPUT_PREFIX): value for name, value in left.items()}
-        rows = actions.kept(block.rows, self._facts)
+        rows = actions.history_rows(block.rows, self._facts)
         position = world.position + self._facts.latents.block_frames
         return replace(world, window=window, rows=rows, blocks=world.blocks + 1, position=position)
 
-    def rebased(self, world: World) -> World:
+    def rebase(self, world: World) -> World:
         """Return a world whose next block is at :attr:`Facts.rebased_position`, with its window moved too.
 
         Attention depends on the distance between queries and keys, so the next block computes the same as
@@ -243,7 +243,9 @@ class Networks:
         window = world.window | {name.removeprefix(REBASED_PREFIX): value for name, value in turned.items()}
         return replace(world, window=window, position=self._facts.rebased_position)
 
-    def _run(self, told: dict[str, Any], latents: torch.Tensor, timestep: float, wanted: list[str]) -> State:
+    def _run(
+        self, inputs: dict[str, Any], latents: torch.Tensor, timestep: float, wanted: list[str]
+    ) -> State:
         times = np.full((1, latents.shape[2]), timestep, np.float32)
-        inputs = {"noisy_input": latents.numpy(), "timestep": times, **told}
+        inputs = {"noisy_input": latents.numpy(), "timestep": times, **inputs}
         return self._block.run(inputs, in_memory=[FLOW], wanted=wanted)

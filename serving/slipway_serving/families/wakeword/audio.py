@@ -16,7 +16,7 @@ import numpy as np
 import soxr
 from numpy.typing import NDArray
 
-from slipway_serving.families.wakeword.hearing import PEAK, QUIET_PEAK, is_silent, longest_s
+from slipway_serving.families.wakeword.audio_limits import PEAK, QUIET_PEAK, is_silent, longest_s
 from slipway_serving.families.wakeword.request import SAMPLE_RATE_HZ, ClipsRequest
 from slipway_serving.protocol.errors import InvalidRequest, raise_all
 
@@ -78,7 +78,9 @@ class Extractor:
         from transformers import ASTFeatureExtractor
 
         if not (folder / "preprocessor_config.json").is_file():
-            raise InvalidRequest(f"preprocessor_config.json must lie in {folder}, got nothing; try exporting")
+            raise InvalidRequest(
+                f"{folder} must contain preprocessor_config.json, got none; try exporting again"
+            )
         with warnings.catch_warnings():
             # Some of the 128 filters cover none of the 257 frequencies, as in the published checkpoints.
             warnings.filterwarnings("ignore", message="At least one mel filter has all zero values")

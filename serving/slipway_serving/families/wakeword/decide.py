@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from slipway_serving.families.wakeword.audio import Extractor
+from slipway_serving.families.wakeword.audio_limits import is_silent
 from slipway_serving.families.wakeword.heads import Heads
-from slipway_serving.families.wakeword.hearing import is_silent
 from slipway_serving.families.wakeword.request import SAMPLE_RATE_HZ, DecideRequest, Decisions
 from slipway_serving.families.wakeword.words import BACKBONE
 from slipway_serving.protocol.errors import InvalidRequest, SlipwayError, raise_all, without_traceback
@@ -24,7 +24,7 @@ from slipway_serving.runtime.program import BatchOfOne, Call, Models, Settings, 
 
 
 @dataclass(frozen=True)
-class Judgement:
+class HeadScore:
     """Answer of a head for one embedding."""
 
     probability: np.float32
@@ -32,7 +32,7 @@ class Judgement:
 
 
 @dataclass(frozen=True)
-class Asked:
+class CheckedClips:
     """Request of a call, and the words of each of its rows; all rows have the same number of words."""
 
     request: DecideRequest
@@ -57,45 +57,45 @@ class WakewordDecide(BatchOfOne):
 
     def run_batch(self, calls: Sequence[Call]) -> list[Tensors | SlipwayError]:
         """Return the decisions for each call's rows, or the call's error."""
-        asked: list[Asked | SlipwayError] = [self._asked(call) for call in calls]
-        good = {index: each for index, each in enumerate(asked) if isinstance(each, Asked)}
+        requests: list[CheckedClips | SlipwayError] = [self._check_clips(call) for call in calls]
+        valid = {index: each for index, each in enumerate(requests) if isinstance(each, CheckedClips)}
         rows: dict[str, list[tuple[int, int]]] = {}
-        for index, each in good.items():
+        for index, each in valid.items():
             for row, words in enumerate(each.words):
                 for word in dict.fromkeys(words):
                     rows.setdefault(word, []).append((index, row))
-        judged: dict[tuple[str, int, int], Judgement] = {}
-        failed: dict[str, SlipwayError] = {}
+        scores: dict[tuple[str, int, int], HeadScore] = {}
+        errors: dict[str, SlipwayError] = {}
         for word, places in rows.items():
-            embeddings = np.stack([good[index].request.embedding[row] for index, row in places])
+            embeddings = np.stack([valid[index].request.embedding[row] for index, row in places])
             try:
-                answers = self._heads.ask(word, embeddings, calls[places[0][0]].models)
+                answers = self._heads.score(word, embeddings, calls[places[0][0]].models)
             except SlipwayError as error:
-                failed[word] = without_traceback(error)
+                errors[word] = without_traceback(error)
             else:
                 for place, *answer in zip(places, *answers, strict=True):
-                    judged[word, *place] = Judgement(*answer)
+                    scores[word, *place] = HeadScore(*answer)
         return [
-            self._answer(index, each, judged, failed) if isinstance(each, Asked) else each
-            for index, each in enumerate(asked)
+            self._answer(index, each, scores, errors) if isinstance(each, CheckedClips) else each
+            for index, each in enumerate(requests)
         ]
 
     def close(self) -> None:
         """Do nothing; the program holds no resources."""
 
-    def _asked(self, call: Call) -> Asked | SlipwayError:
+    def _check_clips(self, call: Call) -> CheckedClips | SlipwayError:
         try:
             request = decode(DecideRequest, call.tensors, self._model)
             raise_all(self._model, request.too_long(self._extract.longest_s))
-            request = self._resampled(request, call.models)
+            request = self._reembed(request, call.models)
             if request.words is not None and request.words.shape[1]:
-                return Asked(request, [tuple(words) for words in request.words.tolist()])
-            words = self._heads.every(call.models)
+                return CheckedClips(request, [tuple(words) for words in request.words.tolist()])
+            words = self._heads.all_words(call.models)
         except SlipwayError as error:
             return error
-        return Asked(request, [words] * len(request.rms))
+        return CheckedClips(request, [words] * len(request.rms))
 
-    def _resampled(self, request: DecideRequest, models: Models) -> DecideRequest:
+    def _reembed(self, request: DecideRequest, models: Models) -> DecideRequest:
         """Recompute the embeddings of a request's clips at other rates than 16 kHz."""
         rates = request.sample_rate[:, 0]
         rows = np.flatnonzero(rates != SAMPLE_RATE_HZ)
@@ -110,25 +110,25 @@ class WakewordDecide(BatchOfOne):
     def _answer(
         self,
         index: int,
-        asked: Asked,
-        judged: Mapping[tuple[str, int, int], Judgement],
-        failed: Mapping[str, SlipwayError],
+        clips: CheckedClips,
+        scores: Mapping[tuple[str, int, int], HeadScore],
+        errors: Mapping[str, SlipwayError],
     ) -> Tensors | SlipwayError:
-        for words in asked.words:
+        for words in clips.words:
             for word in words:
-                if word in failed:
-                    return failed[word]
-        table = [[judged[word, index, row] for word in words] for row, words in enumerate(asked.words)]
-        shape = (len(asked.words), len(asked.words[0]) if asked.words else 0)
-        heard = np.array([[not is_silent(float(rms))] for rms in asked.request.rms[:, 0]], np.bool_)
+                if word in errors:
+                    return errors[word]
+        table = [[scores[word, index, row] for word in words] for row, words in enumerate(clips.words)]
+        shape = (len(clips.words), len(clips.words[0]) if clips.words else 0)
+        audible = np.array([[not is_silent(float(rms))] for rms in clips.request.rms[:, 0]], np.bool_)
         probability = np.array([[j.probability for j in row] for row in table], np.float32).reshape(shape)
         threshold = np.array([[j.threshold for j in row] for row in table], np.float32).reshape(shape)
-        probability = np.where(heard, probability, np.float32(0))
+        probability = np.where(audible, probability, np.float32(0))
         return tensors(
             Decisions(
-                word=np.array(asked.words, np.object_).reshape(shape),
+                word=np.array(clips.words, np.object_).reshape(shape),
                 probability=probability,
                 threshold=threshold,
-                detected=heard & (probability >= threshold),
+                detected=audible & (probability >= threshold),
             )
         )

@@ -31,23 +31,23 @@ class Heads:
     repository: Path
     where: str
 
-    def loaded(self, models: Models) -> list[str]:
+    def loaded_words(self, models: Models) -> list[str]:
         """Return the words whose heads are loaded, sorted."""
         names = sorted(folder.name for folder in self.repository.iterdir() if folder.is_dir())
         words = [(word_of(name), name) for name in names]
         return [word for word, name in words if word is not None and models.is_ready(name)]
 
-    def every(self, models: Models) -> tuple[str, ...]:
+    def all_words(self, models: Models) -> tuple[str, ...]:
         """Return the words whose heads are loaded, for a request that names none.
 
         Raises:
             NotReady: No head is loaded.
         """
-        if found := self.loaded(models):
+        if found := self.loaded_words(models):
             return tuple(found)
-        raise NotReady(f"{self.where}: a word must be loaded, got none; try slipway export wakeword_head")
+        raise NotReady(f"{self.where}: no wake word is loaded; try `slipway export wakeword_head`")
 
-    def ask(self, word: str, embeddings: Array, models: Models) -> tuple[Array, Array]:
+    def score(self, word: str, embeddings: Array, models: Models) -> tuple[Array, Array]:
         """Run a word's head on embeddings, [rows, channels].
 
         Returns:
@@ -64,11 +64,11 @@ class Heads:
         except NotReady:
             if (self.repository / model).is_dir():
                 raise NotReady(
-                    f"{self.where}: word must be loaded, got {word!r}, whose head is not ready; try again"
+                    f"{self.where}: the head of the word {word!r} is not loaded yet; try again"
                 ) from None
-            known = ", ".join(self.loaded(models)) or "none"
+            known = ", ".join(self.loaded_words(models)) or "none"
             raise InvalidRequest(
-                f"{self.where}: word must be a served one, got {word!r}; try one of: {known}"
+                f"{self.where}: word must be a served word, got {word!r}; try one of: {known}"
             ) from None
         probability, threshold = answer["probability"].ravel(), answer["threshold"].ravel()
         if not np.isfinite(probability).all():

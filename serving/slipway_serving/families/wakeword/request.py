@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway_serving.families.wakeword.words import WORD_RULE, is_word, shown_word
+from slipway_serving.families.wakeword.words import WORD_RULE, is_word, quoted_word
 from slipway_serving.protocol.events import Event
 from slipway_serving.protocol.fields import BATCH, Array, Rule
 from slipway_serving.protocol.requests import Request
@@ -35,7 +35,7 @@ _ROWS = (BATCH, "words")
 _AUDIO = Array(
     "float32",
     (BATCH, "samples"),
-    f"mono audio, {SHORTEST_S:g} to {LONGEST_S:g} s of it, but no more than the backbone sees",
+    f"mono audio of {SHORTEST_S:g} to {LONGEST_S:g} s, at most as long as the backbone's input",
     low=-1,
     high=1,
     fix_values="dividing int16 samples by 32768",
@@ -43,69 +43,78 @@ _AUDIO = Array(
 )
 _RATES = Rule(
     f"{SAMPLE_RATES_HZ[0]} to {SAMPLE_RATES_HZ[1]} Hz",
-    lambda rates: not _odd(rates).size,
+    lambda rates: not _unsupported_rates(rates).size,
     lambda _: f"{SAMPLE_RATE_HZ}",
-    "of clips",
-    shown=lambda rates: str(_odd(rates)[0]),
+    "sampling rates of clips",
+    format_value=lambda rates: str(_unsupported_rates(rates)[0]),
 )
-_SAMPLE_RATE = Array("int64", (BATCH, 1), f"of each clip; resampled to {SAMPLE_RATE_HZ} Hz", also=_RATES)
+_SAMPLE_RATE = Array(
+    "int64",
+    (BATCH, 1),
+    f"sampling rate of each clip, in Hz; resampled to {SAMPLE_RATE_HZ} Hz",
+    extra_rule=_RATES,
+)
 _NAMES = Rule(
     WORD_RULE,
     lambda names: all(is_word(name) for name in _texts(names)),
     lambda _: "hey_jarvis",
     "wake words",
-    shown=lambda names: next(shown_word(name) for name in _texts(names) if not is_word(name)),
+    format_value=lambda names: next(quoted_word(name) for name in _texts(names) if not is_word(name)),
 )
 _WORDS = Array(
     "text",
     _ROWS,
     "wake words to listen for",
     {"words": (0, MOST_WORDS)},
-    also=_NAMES,
+    extra_rule=_NAMES,
     fix="fewer",
     ragged=True,
-    default="every loaded one",
+    default="every loaded word",
 )
 _STREAM_WORDS = replace(_WORDS, sizes={BATCH: (1, 1), **_WORDS.sizes})
 _COOLDOWN = Rule(
     f"0 to {LONGEST_COOLDOWN_MS}",
     lambda cooldown_ms: 0 <= cooldown_ms <= LONGEST_COOLDOWN_MS,
     lambda _: "1000",
-    "milliseconds after an event in which its word makes no other",
+    "time after an event in which its word triggers no other, in milliseconds",
     default="1000, or what the model's config.pbtxt says",
 )
 _STREAM_RATE = Rule(
     f"{SAMPLE_RATE_HZ} Hz in a stream",
     lambda rate: bool(rate == SAMPLE_RATE_HZ),
     lambda _: "resampling it",
-    "of the samples, which are not resampled",
+    "sampling rate of the samples, in Hz; a stream is not resampled",
 )
 _PCM = Array(
     "int16",
     (BATCH, "samples"),
-    f"the next samples of mono audio at {SAMPLE_RATE_HZ} Hz, perhaps none",
+    f"next samples of mono audio at {SAMPLE_RATE_HZ} Hz; may be empty",
     {BATCH: (1, 1), "samples": (0, LONGEST_PIECE_S * SAMPLE_RATE_HZ)},
     fix=f"pieces of at most {LONGEST_PIECE_S} s",
     ragged=True,
 )
 # A model computed these, so non-finite values are the server's fault; the deciding model reports them so.
-_EMBEDDING = Array("float32", (BATCH, "channels"), "what the backbone made of each clip", finite=False)
+_EMBEDDING = Array("float32", (BATCH, "channels"), "embedding of each clip from the backbone", finite=False)
 _GIVEN_RMS = Array("float32", (BATCH, 1), "root mean square of each clip's samples", finite=False)
-_RMS = Array("float32", (BATCH, 1), "root mean square of each clip's samples as they came, 0 to 1")
+_RMS = Array("float32", (BATCH, 1), "root mean square of each clip's original samples, 0 to 1")
 _WORD = Array("text", _ROWS, "wake word of each column")
-_PROBABILITY = Array("float32", _ROWS, "0 to 1; 0 in a clip with an RMS below 0.005, whatever the head says")
-_THRESHOLD = Array("float32", _ROWS, "each word's own, part of its graph")
-_DETECTED = Array("bool", _ROWS, "probability >= threshold in a clip that is not silent")
+_PROBABILITY = Array(
+    "float32", _ROWS, "probability of each word, 0 to 1; 0 in a clip with an RMS below 0.005"
+)
+_THRESHOLD = Array("float32", _ROWS, "smallest probability at which the word is detected")
+_DETECTED = Array("bool", _ROWS, "true where probability >= threshold in a clip that is not silent")
 _STREAM_WORD = replace(_WORD, shape=(1, "words"))
-_END_S = Array("float64", (1, "windows"), "end of each window that became full, seconds from the beginning")
-_STREAM_PROBABILITY = Array("float32", (1, "windows", "words"), "0 to 1; 0 in a window that is silent")
+_END_S = Array("float64", (1, "windows"), "end of each completed window, in seconds from the beginning")
+_STREAM_PROBABILITY = Array(
+    "float32", (1, "windows", "words"), "probability of each word, 0 to 1; 0 in a silent window"
+)
 _STREAM_THRESHOLD = replace(_THRESHOLD, shape=(1, "windows", "words"))
 _EVENT_WORD = Array("text", (1, "events"), "word of each detection outside its word's cooldown")
-_EVENT_TIME_S = Array("float64", (1, "events"), "end of its window, seconds from the beginning")
-_EVENT_PROBABILITY = Array("float32", (1, "events"), "its probability")
+_EVENT_TIME_S = Array("float64", (1, "events"), "end of the event's window, in seconds from the beginning")
+_EVENT_PROBABILITY = Array("float32", (1, "events"), "probability of the event")
 
 
-def _odd(rates: NDArray[np.int64]) -> NDArray[np.int64]:
+def _unsupported_rates(rates: NDArray[np.int64]) -> NDArray[np.int64]:
     return rates[(rates < SAMPLE_RATES_HZ[0]) | (rates > SAMPLE_RATES_HZ[1])]
 
 
@@ -174,7 +183,7 @@ class Decisions(Event):
 
 @dataclass(frozen=True)
 class DecideRequest(Clips):
-    """Clips with their embeddings, for the heads of words to decide on.
+    """Decide from clips and their embeddings which wake words were said.
 
     Attributes:
         embedding: Embeddings from the backbone, [batch, channels], float32.
@@ -206,7 +215,7 @@ class ClipDecisions(Decisions):
 
 @dataclass(frozen=True)
 class ClipsRequest(Clips):
-    """Clips of equal length, in which wake words are detected.
+    """Detect wake words in clips of equal length.
 
     Attributes:
         words: Words to listen for, [batch, words], texts; None means every loaded word.
@@ -262,7 +271,7 @@ class ListenTurn(Request):
 
 @dataclass(frozen=True)
 class ListenRequest(Request):
-    """Request that opens a session for a stream, whose turns carry the samples.
+    """Open a session for a stream, whose turns carry the samples.
 
     Attributes:
         words: Words to listen for, [1, words], texts; None means every loaded word.

@@ -16,8 +16,8 @@ from itertools import chain, islice
 import numpy as np
 from numpy.typing import NDArray
 
+from slipway_serving.families.wakeword.audio_limits import is_silent, longest_s
 from slipway_serving.families.wakeword.heads import Heads
-from slipway_serving.families.wakeword.hearing import is_silent, longest_s
 from slipway_serving.families.wakeword.request import (
     SAMPLE_RATE_HZ,
     ListenRequest,
@@ -42,12 +42,12 @@ _GRAPH = "features.onnx"
 
 Pcm = NDArray[np.int16]
 Values = NDArray[np.float32]
-Judgement = dict[str, tuple[np.float32, np.float32]]
+WindowScores = dict[str, tuple[np.float32, np.float32]]
 """Probability and threshold of each requested word of a window."""
 
 
 @dataclass
-class Listening:
+class AudioStreamState:
     """State of an open stream.
 
     Attributes:
@@ -56,7 +56,7 @@ class Listening:
         tail: Samples that begin the next window.
         offset: Place of the tail's first sample in the stream.
         last_s: Time of each word's last event, in seconds.
-        broken: Error because of which the stream cannot continue; None while it can.
+        failure: Error because of which the stream cannot continue; None while it can.
     """
 
     names: tuple[str, ...]
@@ -64,7 +64,7 @@ class Listening:
     tail: Pcm = field(default_factory=lambda: np.zeros(0, np.int16))
     offset: int = 0
     last_s: dict[str, float] = field(default_factory=dict)
-    broken: SlipwayError | None = None
+    failure: SlipwayError | None = None
 
     def feed(self, pcm: Pcm) -> tuple[Values, NDArray[np.float64]]:
         """Add the next samples.
@@ -92,18 +92,18 @@ class Listening:
 
 
 @dataclass
-class Piece:
+class StreamPiece:
     """Request of a batch: its stream, its words, and its full windows with their end times."""
 
     call: Call
-    listening: Listening
+    state: AudioStreamState
     words: tuple[str, ...]
     windows: Values
     ends_s: NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Window:
+class StreamWindow:
     """Full window to be evaluated.
 
     Attributes:
@@ -134,29 +134,29 @@ class WakewordStream(BatchOfOne):
         self._features = Graph(settings, _GRAPH)
         _, frames, _ = self._features.shape("input_values")
         self._longest_s = longest_s(frames)
-        self._sessions: Sessions[Listening] = Sessions.from_settings(settings)
+        self._sessions: Sessions[AudioStreamState] = Sessions.from_settings(settings)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=self._model)
 
     def run_batch(self, calls: Sequence[Call]) -> list[Tensors | SlipwayError]:
         """Return the answer or the error for each piece; an error ends its stream."""
-        begun: list[Piece | SlipwayError] = []
-        waiting: list[Window] = []
-        judging: list[Future[list[Judgement | SlipwayError]]] = []
+        pieces: list[StreamPiece | SlipwayError] = []
+        pending: list[StreamWindow] = []
+        futures: list[Future[list[WindowScores | SlipwayError]]] = []
         try:
             for call in calls:
                 piece = self._begin(call)
-                begun.append(piece)
-                if isinstance(piece, Piece):
-                    waiting += [Window(samples, piece.words) for samples in piece.windows]
-                last = len(begun) == len(calls)
-                while len(waiting) >= _WINDOWS_AT_ONCE or (waiting and last):
-                    few, waiting = waiting[:_WINDOWS_AT_ONCE], waiting[_WINDOWS_AT_ONCE:]
-                    judging.append(self._threads.submit(self._judge, few, call.models))
-            judged = chain.from_iterable(part.result() for part in judging)
-            return [self._finish(each, judged) if isinstance(each, Piece) else each for each in begun]
+                pieces.append(piece)
+                if isinstance(piece, StreamPiece):
+                    pending += [StreamWindow(samples, piece.words) for samples in piece.windows]
+                last = len(pieces) == len(calls)
+                while len(pending) >= _WINDOWS_AT_ONCE or (pending and last):
+                    few, pending = pending[:_WINDOWS_AT_ONCE], pending[_WINDOWS_AT_ONCE:]
+                    futures.append(self._threads.submit(self._score_windows, few, call.models))
+            scores = chain.from_iterable(part.result() for part in futures)
+            return [self._finish(each, scores) if isinstance(each, StreamPiece) else each for each in pieces]
         except BaseException:
-            for each in begun:
-                if isinstance(each, Piece):
+            for each in pieces:
+                if isinstance(each, StreamPiece):
                     self._sessions.drop(each.call.turn)
             raise
 
@@ -165,78 +165,86 @@ class WakewordStream(BatchOfOne):
         self._threads.shutdown()
         self._sessions.close()
 
-    def _begin(self, call: Call) -> Piece | SlipwayError:
+    def _begin(self, call: Call) -> StreamPiece | SlipwayError:
         """Add a piece to its stream, and keep the stream for the next piece, perhaps of this batch."""
         try:
             opening, content = self._read(call)
-            listening = self._sessions.acquire(call.turn, lambda: self._started(opening))
-            windows, ends_s = listening.feed(content.pcm[0])
-            words = listening.names
+            state = self._sessions.acquire(call.turn, lambda: self._new_state(opening))
+            windows, ends_s = state.feed(content.pcm[0])
+            words = state.names
             if not words and len(windows):
-                words = self._heads.every(call.models)
+                words = self._heads.all_words(call.models)
         except SlipwayError as error:
             self._sessions.drop(call.turn)
             return error
-        self._sessions.store(call.turn, listening)
-        return Piece(call, listening, words, windows, ends_s)
+        self._sessions.store(call.turn, state)
+        return StreamPiece(call, state, words, windows, ends_s)
 
     def _read(self, call: Call) -> tuple[ListenRequest | None, ListenTurn]:
         read: tuple[ListenRequest | None, ListenTurn]
         read = decode_turn(ListenRequest, call.tensors, self._model, call.turn)
-        self._sessions.check_id(call.turn, fix="one of your own for each stream")
+        self._sessions.check_id(call.turn, fix="a unique id for each stream")
         return read
 
-    def _started(self, opening: ListenRequest | None) -> Listening:
+    def _new_state(self, opening: ListenRequest | None) -> AudioStreamState:
         if self._longest_s < WINDOW_SAMPLES / SAMPLE_RATE_HZ:
             raise InvalidRequest(
-                f"{self._model}: the backbone must see a whole window, 1 s, got {self._longest_s:.2f} s;"
-                " try wakeword for clips"
+                f"{self._model}: the backbone must take windows of 1 s, got one that takes at most"
+                f" {self._longest_s:.2f} s; try the model wakeword with shorter clips"
             )
         request = opening or ListenRequest()
         cooldown_ms = self._cooldown_ms if request.cooldown_ms is None else request.cooldown_ms
         names = () if request.words is None else tuple(request.words[0].tolist())
-        return Listening(names, cooldown_ms / 1000)
+        return AudioStreamState(names, cooldown_ms / 1000)
 
-    def _judge(self, windows: Sequence[Window], models: Models) -> list[Judgement | SlipwayError]:
+    def _score_windows(
+        self, windows: Sequence[StreamWindow], models: Models
+    ) -> list[WindowScores | SlipwayError]:
         """Return the answers of the heads for each window, or an error if one of them fails."""
         try:
             audio = np.stack([window.samples for window in windows])
-            made = self._features.run({"audio": audio}, in_memory=("input_values", "rms"))
-            values, rms = made["input_values"].numpy(), made["rms"].numpy()[:, 0]
+            features = self._features.run({"audio": audio}, in_memory=("input_values", "rms"))
+            values, rms = features["input_values"].numpy(), features["rms"].numpy()[:, 0]
             embedding = models.call(BACKBONE, {"input_values": values}, ["embedding"])["embedding"]
         except SlipwayError as error:
             return [error] * len(windows)
-        judged: list[Judgement | SlipwayError] = [{} for _ in windows]
+        scores: list[WindowScores | SlipwayError] = [{} for _ in windows]
         for word in dict.fromkeys(word for window in windows for word in window.words):
             rows = [row for row, window in enumerate(windows) if word in window.words]
             try:
-                answers = self._heads.ask(word, embedding[rows], models)
+                answers = self._heads.score(word, embedding[rows], models)
             except SlipwayError as error:
                 for row in rows:
-                    judged[row] = without_traceback(error)
+                    scores[row] = without_traceback(error)
                 continue
             for row, probability, threshold in zip(rows, *answers, strict=True):
-                if isinstance(judgement := judged[row], dict):
+                if isinstance(window_scores := scores[row], dict):
                     silent = is_silent(float(rms[row]))
-                    judgement[word] = (np.float32(0) if silent else probability, threshold)
-        return judged
+                    window_scores[word] = (np.float32(0) if silent else probability, threshold)
+        return scores
 
-    def _finish(self, piece: Piece, judged: Iterator[Judgement | SlipwayError]) -> Tensors | SlipwayError:
+    def _finish(
+        self, piece: StreamPiece, scores: Iterator[WindowScores | SlipwayError]
+    ) -> Tensors | SlipwayError:
         """Return a piece's answer, and record its detections as events in the order of the stream.
 
         Args:
             piece: Next piece of the batch.
-            judged: Results of the piece's windows, followed by those of later pieces.
+            scores: Results of the piece's windows, followed by those of later pieces.
         """
-        own = list(islice(judged, len(piece.windows)))
+        own = list(islice(scores, len(piece.windows)))
         failed = [each for each in own if isinstance(each, SlipwayError)]
-        if failed and piece.listening.broken is None:
-            piece.listening.broken = failed[0]
-        if piece.listening.broken is not None:
+        if failed and piece.state.failure is None:
+            piece.state.failure = failed[0]
+        if piece.state.failure is not None:
             self._sessions.drop(piece.call.turn)
-            return piece.listening.broken
+            return piece.state.failure
         table = np.array(
-            [[judgement[word] for word in piece.words] for judgement in own if isinstance(judgement, dict)],
+            [
+                [window_scores[word] for word in piece.words]
+                for window_scores in own
+                if isinstance(window_scores, dict)
+            ],
             np.float32,
         ).reshape(len(own), len(piece.words), 2)
         probabilities, thresholds = table[:, :, 0], table[:, :, 1]
@@ -244,7 +252,7 @@ class WakewordStream(BatchOfOne):
             (word, float(end_s), probability)
             for end_s, row, bounds in zip(piece.ends_s, probabilities, thresholds, strict=True)
             for word, probability, threshold in zip(piece.words, row, bounds, strict=True)
-            if probability >= threshold and piece.listening.is_event(word, float(end_s))
+            if probability >= threshold and piece.state.is_event(word, float(end_s))
         ]
         return tensors(
             StreamDecisions(

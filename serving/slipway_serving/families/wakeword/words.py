@@ -13,7 +13,7 @@ from slipway_serving.protocol.errors import InvalidRequest
 BACKBONE = "wakeword_backbone"
 HEAD_PREFIX = "wakeword_head_"
 FUSED_SUFFIX = "_fused"
-WORD_RULE = "1 to 64 of a-z, 0-9, _ and -, begin with a letter or digit and not end in _fused"
+WORD_RULE = "1 to 64 characters a-z, 0-9, _ and -, beginning with a letter or digit and not ending in _fused"
 _WORD = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _SHOWN_CHARACTERS = 80
 
@@ -34,11 +34,11 @@ def check_word(name: str, where: str) -> str:
         InvalidRequest: The name breaks the rule.
     """
     if not is_word(name):
-        raise InvalidRequest(f"{where}: word must be {WORD_RULE}, got {shown_word(name)}; try hey_jarvis")
+        raise InvalidRequest(f"{where}: word must be {WORD_RULE}, got {quoted_word(name)}; try hey_jarvis")
     return name
 
 
-def shown_word(name: str) -> str:
+def quoted_word(name: str) -> str:
     """Return a name as messages show it, quoted and shortened."""
     return repr(name if len(name) <= _SHOWN_CHARACTERS else f"{name[:_SHOWN_CHARACTERS]}...")
 

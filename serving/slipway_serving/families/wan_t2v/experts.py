@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from slipway_serving.diffusion.first_block_cache import FirstBlockCache, ask
-from slipway_serving.diffusion.guidance import combined
+from slipway_serving.diffusion.first_block_cache import FirstBlockCache, predict_branches
+from slipway_serving.diffusion.guidance import combine_branches
 from slipway_serving.families.wan_t2v.facts import PipelineFacts
 from slipway_serving.families.wan_t2v.request import TextToVideoRequest
 from slipway_serving.runtime.program import Models
@@ -77,4 +77,6 @@ def predict(
         "timestep": np.full((branches, 1), timestep, np.float32),
         "encoder_hidden_states": embeds,
     }
-    return combined(torch.from_numpy(ask(models, expert.model, tensors, cache)), expert.guidance_scale)
+    return combine_branches(
+        torch.from_numpy(predict_branches(models, expert.model, tensors, cache)), expert.guidance_scale
+    )

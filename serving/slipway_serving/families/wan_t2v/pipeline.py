@@ -106,10 +106,10 @@ def generate(
             picture = preview(latents.numpy(), facts.latent_rgb) if request.preview else None
             yield Progress(step, request.steps, interruption.elapsed_s(), picture)
     hit_rate = None if cache is None else cache.hit_rate
-    asked = Delivery(WHERE, request.output, request.frames, request.height, request.width, request.fps)
+    delivery = Delivery(WHERE, request.output, request.frames, request.height, request.width, request.fps)
     decoded = decode(latents.numpy(), facts.models.vae_decoder, models, interruption, recorder)
     with contextlib.closing(decoded):
-        for part in deliver(asked, decoded, interruption):
+        for part in deliver(delivery, decoded, interruption):
             yield replace(part, cache_hit_rate=hit_rate)
 
 

@@ -23,15 +23,15 @@ from slipway_serving.protocol.diffusion.fields import (
     Seed,
     Steps,
     TimeoutS,
+    cache_problems,
     prompt_rule,
-    refused_without_cache,
     scale_rule,
 )
 from slipway_serving.protocol.errors import raise_all
-from slipway_serving.protocol.events import Event, FramesPart, Progress, VideoPart, told
+from slipway_serving.protocol.events import Event, FramesPart, Progress, VideoPart, output_field
 from slipway_serving.protocol.fields import Array
 from slipway_serving.protocol.requests import Request
-from slipway_serving.protocol.rules import one_more_than_multiple, outside_exported
+from slipway_serving.protocol.rules import export_range_problems, one_more_than_multiple
 from slipway_serving.protocol.video.fields import Fps, Output, Preview, side_rule
 
 # A latent pixel is 8 pixels wide and the denoiser's patch 2 latent pixels; a latent frame is 4 frames.
@@ -60,7 +60,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class TextToVideoRequest(Request):
-    """A video to be generated from a text.
+    """Generate a video from a text.
 
     Attributes:
         prompt: Description of what the video shows; may be empty, at most 512 tokens.
@@ -91,14 +91,16 @@ class TextToVideoRequest(Request):
     model: ClassVar[str] = "wan_t2v"
     events: ClassVar[tuple[type[Event], ...]] = (Progress, FramesPart, VideoPart)
 
-    prompt: Annotated[str, prompt_rule("what the video shows")]
-    negative_prompt: Annotated[str, prompt_rule("what the video should not show")] = ""
+    prompt: Annotated[str, prompt_rule("text that describes the video")]
+    negative_prompt: Annotated[str, prompt_rule("text that describes what the video should not show")] = ""
     frames: Annotated[int, one_more_than_multiple(FRAMES_PER_LATENT, "number of frames")] = 81
     height: Annotated[int, side_rule("height", PIXELS_PER_TOKEN)] = 480
     width: Annotated[int, side_rule("width", PIXELS_PER_TOKEN)] = 832
     steps: Steps = 40
     guidance_scale: GuidanceScale = 4.0
-    guidance_scale_2: Annotated[float | None, scale_rule("weight at low noise", "guidance_scale")] = None
+    guidance_scale_2: Annotated[
+        float | None, scale_rule("guidance scale of the low-noise denoiser", "guidance_scale")
+    ] = None
     guidance_start: GuidanceStart = 0.0
     guidance_stop: GuidanceStop = 1.0
     cache_threshold: CacheThreshold = None
@@ -139,21 +141,23 @@ class TextToVideoRequest(Request):
                 denoiser or cache_threshold without a first-block cache; the message names every such field.
         """
         problems = [
-            *outside_exported("frames", self.frames, limits.frames),
-            *outside_exported("height", self.height, limits.height, " px"),
-            *outside_exported("width", self.width, limits.width, " px"),
+            *export_range_problems("frames", self.frames, limits.frames),
+            *export_range_problems("height", self.height, limits.height, " px"),
+            *export_range_problems("width", self.width, limits.width, " px"),
         ]
         if self.guidance_scale_2 is not None and not limits.two_experts:
             problems.append(
                 f"guidance_scale_2 must be left out for a checkpoint with one denoiser, "
                 f"got {self.guidance_scale_2}; try guidance_scale alone"
             )
-        problems += refused_without_cache(self.cache_threshold, limits.first_block_cache)
+        problems += cache_problems(self.cache_threshold, limits.first_block_cache)
         raise_all(self.model, problems)
 
 
 _LATENTS = Array(
-    "float32", ("rows", 16, "latent_frames", "latent_height", "latent_width"), "noisy latents, or the flow"
+    "float32",
+    ("rows", 16, "latent_frames", "latent_height", "latent_width"),
+    "noisy latents, or the predicted flow",
 )
 
 
@@ -167,7 +171,7 @@ class Denoised(Event):
     """
 
     sample: Annotated[NDArray[np.float32], _LATENTS]
-    cached: Annotated[bool, told("whether only the first block was computed")]
+    cached: Annotated[bool, output_field("true if only the first block was computed")]
 
 
 @dataclass(frozen=True)
@@ -184,7 +188,7 @@ class DenoiserStep(Request):
     model: ClassVar[str] = "wan_t2v_denoiser"
 
     hidden_states: Annotated[NDArray[np.float32], _LATENTS]
-    timestep: Annotated[NDArray[np.float32], Array("float32", ("rows", 1), "of the noise schedule")]
+    timestep: Annotated[NDArray[np.float32], Array("float32", ("rows", 1), "timestep of each row")]
     encoder_hidden_states: Annotated[
         NDArray[np.float32], Array("float32", ("rows", "text_tokens", "text_width"), "embeddings of prompts")
     ]

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Annotated
 
 from slipway_serving.protocol.fields import Rule
-from slipway_serving.protocol.rules import duration, from_zero, share, text, within
+from slipway_serving.protocol.rules import duration, fraction, non_negative, text, within
 
 MAX_PROMPT_CHARACTERS = 16_384
 MAX_STEPS = 100
@@ -28,7 +28,7 @@ def prompt_rule(help_text: str) -> Rule:
     return text(help_text, MAX_PROMPT_CHARACTERS)
 
 
-def refused_without_cache(threshold: float | None, has_cache: bool) -> list[str]:
+def cache_problems(threshold: float | None, has_cache: bool) -> list[str]:
     """Return the problem of a `cache_threshold` for denoisers without a cache: a list of at most one."""
     if threshold is None or has_cache:
         return []
@@ -43,16 +43,18 @@ def scale_rule(help_text: str, default: str = "") -> Rule:
     return within(0, MAX_GUIDANCE_SCALE, help_text, default)
 
 
-Steps = Annotated[int, within(1, MAX_STEPS, "denoising steps")]
-Seed = Annotated[int, within(0, MAX_SEED, "seed of the noise")]
+Steps = Annotated[int, within(1, MAX_STEPS, "number of denoising steps")]
+Seed = Annotated[int, within(0, MAX_SEED, "seed of the random noise")]
 FlowShift = Annotated[float | None, within(*FLOW_SHIFTS, "shift of the noise schedule", "the checkpoint's")]
-GuidanceScale = Annotated[float, scale_rule("weight of the prompt, 1 is off")]
-GuidanceStart = Annotated[float, share("share of the steps before guidance sets in")]
-GuidanceStop = Annotated[float, share("share of the steps after which guidance ends")]
+GuidanceScale = Annotated[float, scale_rule("scale of classifier-free guidance; 1 or less turns it off")]
+GuidanceStart = Annotated[float, fraction("fraction of the steps before guidance starts")]
+GuidanceStop = Annotated[float, fraction("fraction of the steps after which guidance stops")]
 CacheThreshold = Annotated[
     float | None,
-    from_zero(
-        "relative change of the first block below which the others are not computed anew", "0.05", "off"
+    non_negative(
+        "relative change of the first block up to which the other blocks are skipped", "0.05", "off"
     ),
 ]
-TimeoutS = Annotated[float | None, replace(duration("time limit, seconds", "600.0"), flag="timeout")]
+TimeoutS = Annotated[
+    float | None, replace(duration("time limit of the request, in seconds", "600.0"), flag="timeout")
+]

@@ -28,9 +28,9 @@ _SHORT_ENOUGH = Rule(
     lambda texts: _longest(texts) <= MAX_PROMPT_CHARACTERS,
     lambda _: "a shorter text",
     "",
-    shown=lambda texts: f"{_longest(texts)} characters",
+    format_value=lambda texts: f"{_longest(texts)} characters",
 )
-_PROMPTS = Array("text", (BATCH, 1), "prompts, UTF-8", also=_SHORT_ENOUGH)
+_PROMPTS = Array("text", (BATCH, 1), "prompts, UTF-8", extra_rule=_SHORT_ENOUGH)
 _MASK = Array("int64", (BATCH, "tokens"), "1 for a prompt's own tokens, 0 for padding")
 
 
@@ -43,7 +43,7 @@ class TokenIds(Event):
         attention_mask: Mask, [batch, tokens], int64: 1 for a prompt's own tokens, 0 for padding.
     """
 
-    input_ids: Annotated[NDArray[np.int64], Array("int64", (BATCH, "tokens"), "ids of the tokenizer")]
+    input_ids: Annotated[NDArray[np.int64], Array("int64", (BATCH, "tokens"), "token ids")]
     attention_mask: Annotated[NDArray[np.int64], _MASK]
 
 

@@ -74,12 +74,12 @@ def parse(part: bytes, where: str) -> tuple[Header, memoryview]:
     header, size = _header(view, where)
     if len(part) != size:
         raise InvalidRequest(
-            f"{where}: restore must be a whole part of {size} bytes, got {len(part)}; try to send it again"
+            f"{where}: restore must be a complete part of {size} bytes, got {len(part)}; try sending it again"
         )
     body = size - _DIGEST_BYTES
     if hashlib.sha256(view[:body]).digest() != part[body:]:
         raise InvalidRequest(
-            f"{where}: restore must be a part as it was given, got another checksum; try to send it again"
+            f"{where}: restore must be an unchanged part, got one with a wrong checksum; try sending it again"
         )
     return header, view[body - header.size : body]
 
@@ -91,9 +91,9 @@ def read_parts(file: BinaryIO, where: str) -> Iterator[bytes]:
         InvalidRequest: The file contains something else or ends within a part.
     """
     while start := file.read(_HEAD.size):
-        begun = start + file.read(_header_size(start, where))
-        _, size = _header(memoryview(begun), where)
-        yield begun + file.read(size - len(begun))
+        head = start + file.read(_header_size(start, where))
+        _, size = _header(memoryview(head), where)
+        yield head + file.read(size - len(head))
 
 
 def digest_of(models: Iterable[Path], version: str) -> str:
@@ -113,7 +113,8 @@ def digest_of(models: Iterable[Path], version: str) -> str:
             files = dict(json.loads(path.read_text(encoding="utf-8"))["files"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InvalidRequest(
-                f"{path}: must be the manifest of an export, by which snapshots are checked, got {error!r};"
+                f"{path}: must be the manifest of an export, which tells whether a snapshot fits, got"
+                f" {error!r};"
                 " try exporting again"
             ) from None
         found |= {
@@ -133,7 +134,7 @@ def _header_size(start: bytes, where: str) -> int:
     if number != _FORMAT or size > _LARGEST_HEADER:
         raise InvalidRequest(
             f"{where}: restore must be of format {_FORMAT}, got {number} with a header of {size} bytes;"
-            " try a server of the version that gave it"
+            " try a server of the version that made the snapshot"
         )
     return int(size)
 
@@ -145,11 +146,10 @@ def _header(part: memoryview, where: str) -> tuple[Header, int]:
         header = Header(**json.loads(bytes(part[_HEAD.size : end])))
     except (ValueError, TypeError, RecursionError) as error:
         reason = short(str(error))
-        raise InvalidRequest(f"{where}: restore must have a header as it was given, got {reason}") from None
+        raise InvalidRequest(f"{where}: restore must have an unchanged header, got {reason}") from None
     if not isinstance(header.told, dict):
         raise InvalidRequest(
-            f"{where}: restore must have a header as it was given, got told of type"
-            f" {type(header.told).__name__}"
+            f"{where}: restore must have an unchanged header, got told of type {type(header.told).__name__}"
         )
     numbers = (header.part, header.parts, header.size)
     if not all(type(number) is int for number in numbers) or not 0 <= header.size <= PART_BYTES:

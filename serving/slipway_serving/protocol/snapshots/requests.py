@@ -2,7 +2,7 @@
 
 The client requests and restores a snapshot part by part, so that neither end holds more than one part beside
 the state, however large the state is. A session takes these turns if its request class allows them
-(`Request.instead`).
+(`Request.turn_alternatives`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from slipway_serving.protocol import images
-from slipway_serving.protocol.events import Event, told
+from slipway_serving.protocol.events import Event, output_field
 from slipway_serving.protocol.fields import Rule
 from slipway_serving.protocol.requests import Request
 from slipway_serving.protocol.rules import one_of
@@ -23,16 +23,16 @@ FORMS = ("bytes", "bytes_base64")
 _NUMBER = Rule(
     "0 or more",
     lambda number: number >= 0,
-    lambda _: "0 first",
-    "which part of the session's state to give, from 0, in place of a turn",
+    lambda _: "0 for the first part",
+    "number of the requested part of the session's state, from 0; sent in place of a turn",
     flag=None,
 )
 _PART = Rule(
     "a part of a snapshot",
-    lambda part: images.from_text(part).startswith(MAGIC),
-    lambda _: "the bytes of a part as it was given",
-    "a part of a snapshot, in order and the first with SEQUENCE_START, in place of a turn",
-    shown=lambda part: f"{len(part)} bytes that begin with {part[:8]!r}",
+    lambda part: images.decode_if_base64(part).startswith(MAGIC),
+    lambda _: "the unchanged bytes of a part",
+    "part of a snapshot, in order; the first part begins the session; sent in place of a turn",
+    format_value=lambda part: f"{len(part)} bytes that begin with {part[:8]!r}",
     flag=None,
 )
 
@@ -49,14 +49,14 @@ class SnapshotPart(Event):
 
     known_by: ClassVar[tuple[str, ...]] = ("snapshot",)
 
-    snapshot: Annotated[bytes, told("a part of the session's state, or base64 text of it")]
-    part: Annotated[int, told("which part of the state, from 0", "INT32")]
-    parts: Annotated[int, told("number of parts of the state", "INT32")]
+    snapshot: Annotated[bytes, output_field("bytes of a part of the session's state, or base64 text of them")]
+    part: Annotated[int, output_field("number of the part, from 0", "INT32")]
+    parts: Annotated[int, output_field("number of parts of the state", "INT32")]
 
     @property
     def data(self) -> bytes:
         """Bytes of the part, decoded if it came as base64 text."""
-        return images.from_text(self.snapshot)
+        return images.decode_if_base64(self.snapshot)
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class Restored(Event):
 
     known_by: ClassVar[tuple[str, ...]] = ("parts_taken",)
 
-    parts_taken: Annotated[int, told("parts of a state that were taken", "INT32")]
-    parts: Annotated[int, told("number of parts of the state", "INT32")]
+    parts_taken: Annotated[int, output_field("number of parts received so far", "INT32")]
+    parts: Annotated[int, output_field("number of parts of the state", "INT32")]
 
 
 @dataclass(frozen=True)
@@ -105,4 +105,4 @@ class Restore(Request):
     @property
     def data(self) -> bytes:
         """Bytes of the part, decoded if it came as base64 text."""
-        return images.from_text(self.restore)
+        return images.decode_if_base64(self.restore)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Annotated
 
 from slipway_serving.protocol.fields import Rule
-from slipway_serving.protocol.rules import multiple, one_of, switch, within
+from slipway_serving.protocol.rules import boolean, multiple, one_of, within
 
 OUTPUTS = ("video", "video_base64", "frames", "frames_base64")
 """Forms of a result: an MP4 file or uint8 frames, each also as base64 text for protocols that need text."""
@@ -20,10 +20,10 @@ def side_rule(side: str, of: int) -> Rule:
         side: Side of the video, "height" or "width".
         of: Number of pixels that divides the side: pixels per latent pixel times the network's patch size.
     """
-    return multiple(of, f"{side} of the video, pixels")
+    return multiple(of, f"{side} of the video, in pixels")
 
 
-Fps = Annotated[int, within(1, MAX_FPS, "frames per second")]
+Fps = Annotated[int, within(1, MAX_FPS, "frames per second of the video file")]
 # These two have no flag: the command line derives the form from the output file and shows no pictures.
 Output = Annotated[str, replace(one_of(OUTPUTS, "form of the result"), flag=None)]
-Preview = Annotated[bool, replace(switch("send a small picture after each step"), flag=None)]
+Preview = Annotated[bool, replace(boolean("send a small preview after each denoising step"), flag=None)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slipway_serving.protocol.cancellation import Ending, EndRequest
+from slipway_serving.protocol.cancellation import CancelRequest, CancelResult
 from slipway_serving.protocol.events import tensors
 from slipway_serving.protocol.requests import decode
 from slipway_serving.runtime.cancellation.running_requests import cancel_request
@@ -10,7 +10,7 @@ from slipway_serving.runtime.program import Call, Responses, Settings
 
 
 class Canceller:
-    """Program that takes an :class:`EndRequest` and returns :class:`Ending` at once, without waiting."""
+    """Program that takes a :class:`CancelRequest` and returns a :class:`CancelResult` without waiting."""
 
     reports_requests = False
 
@@ -23,7 +23,7 @@ class Canceller:
         Raises:
             InvalidRequest: The id is empty or too long.
         """
-        yield tensors(Ending(cancel_request(decode(EndRequest, call.tensors, self._model).ended_id)))
+        yield tensors(CancelResult(cancel_request(decode(CancelRequest, call.tensors, self._model).ended_id)))
 
     def close(self) -> None:
         """Do nothing: this program has nothing to free."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from slipway_serving.protocol.caller_ids import shown
+from slipway_serving.protocol.caller_ids import shortened_id
 from slipway_serving.protocol.errors import InvalidRequest, SlipwayError, without_traceback
 from slipway_serving.protocol.texts import shortened
 from slipway_serving.runtime.backends.onnxruntime import session, sharing, signature
@@ -108,7 +108,7 @@ class TritonPythonModel:
             return pb_utils.InferenceResponse([pb_utils.Tensor(*output) for output in answer.items()])
         if answer.__cause__ is not None:
             trace = shortened("".join(traceback.format_exception(answer.__cause__)))
-            request_id = shown(request.request_id())
+            request_id = shortened_id(request.request_id())
             pb_utils.Logger.log_error(f"{self._model}: request {request_id!r} failed\n{trace}")
         return self._error_response(without_traceback(answer))
 

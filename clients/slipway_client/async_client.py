@@ -21,11 +21,11 @@ from slipway_client import generation
 from slipway_client.address import stated_protocol
 from slipway_client.client import END_S
 from slipway_client.decoding import decoding
-from slipway_client.generation import Conversation, Generation
+from slipway_client.generation import Generation, SessionCodec
 from slipway_client.metadata import ModelMetadata, check_tensors
 from slipway_client.results import Assembler, Result
 from slipway_client.retry import UNLIMITED, Attempts, Deadline, RetryPolicy
-from slipway_client.snapshots import E, check_whole, expected
+from slipway_client.snapshots import E, check_complete, single_event
 from slipway_client.tensors import Tensors
 from slipway_serving.protocol import durations
 from slipway_serving.protocol.errors import NotReady, SlipwayError
@@ -60,7 +60,7 @@ class AsyncClient:
         self._connect_timeout_s = connect_timeout_s
         self._tls = tls
         self._connected: _Transport | None = None
-        self._known: dict[str, ModelMetadata] = {}
+        self._metadata: dict[str, ModelMetadata] = {}
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -91,7 +91,7 @@ class AsyncClient:
         self, request: Request, *, model: str | None = None, session_id: int | str | None = None
     ) -> AsyncSession:
         """Open a session, ``async with client.session(request) as session``; see :meth:`Client.session`."""
-        return AsyncSession(self._turn, Conversation(request, model, self._protocol), Turns(session_id))
+        return AsyncSession(self._turn, SessionCodec(request, model, self._protocol), Turns(session_id))
 
     async def restore(
         self,
@@ -105,13 +105,13 @@ class AsyncClient:
 
         Arguments and errors are those of :meth:`Client.restore`.
         """
-        talk = Conversation(request, model, self._protocol)
-        session = AsyncSession(self._turn, talk, Turns(session_id))
-        taken = None
+        codec = SessionCodec(request, model, self._protocol)
+        session = AsyncSession(self._turn, codec, Turns(session_id))
+        restored = None
         try:
             async for part in _each(parts):
-                taken = await session.only(Restore(part), Restored)
-            check_whole(talk.model, taken)
+                restored = await session.step_single(Restore(part), Restored)
+            check_complete(codec.model, restored)
         except BaseException:
             await session.close()
             raise
@@ -148,11 +148,11 @@ class AsyncClient:
         """Check that the server, or one of its models, is ready; see :meth:`Client.check_ready`."""
         if model is None:
             if not await self._transport.server_ready():
-                raise generation.server_not_ready(self.url)
+                raise generation.server_not_ready_error(self.url)
             return
         await self._transport.metadata(model)
         if not await self._transport.model_ready(model):
-            raise generation.not_ready(model, self.url)
+            raise generation.not_ready_error(model, self.url)
 
     async def is_live(self) -> bool:
         """Return True if the server answers, ready or not. Does not retry."""
@@ -165,7 +165,7 @@ class AsyncClient:
     async def check_live(self) -> None:
         """Check that the server answers, ready or not; see :meth:`Client.check_live`."""
         if not await self._transport.server_live():
-            raise generation.not_live(self.url)
+            raise generation.not_live_error(self.url)
 
     async def model_metadata(self, model: str) -> ModelMetadata:
         """Fetch the metadata of a model's tensors. Does not retry.
@@ -184,9 +184,9 @@ class AsyncClient:
         async with aclosing(self._events(job)) as events:
             async for event in events:
                 with decoding(self.url, job.model):
-                    whole = assembler.add(event)
-                if whole is not None:
-                    yield whole
+                    complete = assembler.add(event)
+                if complete is not None:
+                    yield complete
         with decoding(self.url, job.model):
             results = assembler.results()
         for result in results:
@@ -208,17 +208,17 @@ class AsyncClient:
                 return
 
     async def _turn(
-        self, talk: Conversation, content: Request | None, turn: Turn, timeout_s: float | None
+        self, codec: SessionCodec, content: Request | None, turn: Turn, timeout_s: float | None
     ) -> AsyncGenerator[Event, None]:
         """Send one turn of a session and yield its events; a turn is never retried."""
-        deadline = Deadline(timeout_s, talk.model)
-        tensors = talk.tensors(content, turn)
-        check_tensors(await self._ready_metadata(talk.model, deadline), tensors)
-        async with aclosing(self._responses(talk.kind, talk.model, tensors, deadline, turn)) as responses:
+        deadline = Deadline(timeout_s, codec.model)
+        tensors = codec.tensors(content, turn)
+        check_tensors(await self._ready_metadata(codec.model, deadline), tensors)
+        async with aclosing(self._responses(codec.kind, codec.model, tensors, deadline, turn)) as responses:
             async for response in responses:
                 if content is not None:
-                    with decoding(self.url, talk.model):
-                        event = talk.event(response)
+                    with decoding(self.url, codec.model):
+                        event = codec.event(response)
                     yield event
 
     async def _responses(
@@ -238,17 +238,17 @@ class AsyncClient:
 
     async def _ready_metadata(self, model: str, deadline: Deadline) -> ModelMetadata:
         """Return a model's metadata; the first call also checks that server and model are ready."""
-        if model not in self._known:
+        if model not in self._metadata:
             metadata = await self._transport.metadata(model, deadline)
             if not await self._transport.model_ready(model, deadline):
-                raise generation.not_ready(model, self.url)
+                raise generation.not_ready_error(model, self.url)
             if not await self._transport.server_ready(deadline):
-                raise generation.not_ready(f"{model}'s server", self.url)
-            self._known[model] = metadata
-        return self._known[model]
+                raise generation.not_ready_error(f"{model}'s server", self.url)
+            self._metadata[model] = metadata
+        return self._metadata[model]
 
     async def _pause(self, model: str, wait_s: float) -> None:
-        self._known.pop(model, None)
+        self._metadata.pop(model, None)
         await asyncio.sleep(wait_s)
 
     @property
@@ -263,17 +263,17 @@ class AsyncSession:
 
     Args:
         send: Callback that sends one turn, within a time limit in seconds, and yields its events.
-        talk: Conversation that encodes the turns and decodes the answers.
+        codec: Codec that encodes the turns and decodes the answers.
         turns: Turn counter of the session.
     """
 
     def __init__(
         self,
-        send: Callable[[Conversation, Request | None, Turn, float | None], AsyncGenerator[Event, None]],
-        talk: Conversation,
+        send: Callable[[SessionCodec, Request | None, Turn, float | None], AsyncGenerator[Event, None]],
+        codec: SessionCodec,
         turns: Turns,
     ) -> None:
-        self._send, self._talk, self._turns = send, talk, turns
+        self._send, self._talk, self._turns = send, codec, turns
 
     @property
     def id(self) -> int | str:
@@ -291,7 +291,7 @@ class AsyncSession:
     async def close(self) -> None:
         """End the session on the server if it is open, even if the task was cancelled."""
         if (turn := self._turns.closing) is not None:
-            self._turns.closed()
+            self._turns.record_end()
             with contextlib.suppress(SlipwayError):
                 async with aclosing(self._send(self._talk, None, turn, END_S)) as answers:
                     async for _ in answers:
@@ -307,20 +307,20 @@ class AsyncSession:
                 async for event in events:
                     yield event
         except BaseException as error:
-            self._turns.failed(place, error)
+            self._turns.record_failure(place, error)
             raise
 
     async def snapshot(self) -> AsyncGenerator[bytes, None]:
         """Yield the session's state in parts; see :meth:`ClientSession.snapshot`."""
         for number in itertools.count():
-            found = await self.only(Snapshot(number), SnapshotPart)
-            yield found.data
-            if number + 1 >= found.parts:
+            part = await self.step_single(Snapshot(number), SnapshotPart)
+            yield part.data
+            if number + 1 >= part.parts:
                 return
 
-    async def only(self, turn: Request, kind: type[E]) -> E:
-        """Send one turn and return its one event; see :meth:`ClientSession.only`."""
-        return expected([event async for event in self.step(turn)], kind)
+    async def step_single(self, turn: Request, kind: type[E]) -> E:
+        """Send one turn and return its one event; see :meth:`ClientSession.step_single`."""
+        return single_event([event async for event in self.step(turn)], kind)
 
 
 async def _each(parts: Iterable[bytes] | AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:

@@ -29,67 +29,67 @@ _CAUSES: tuple[tuple[tuple[str, ...], str, str], ...] = (
             "hostname lookup error",
         ),
         "unknown host, its name has no address",
-        "try another spelling of the url, or the address itself",
+        "check the spelling of the host, or try its IP address",
     ),
     (
         ("no route to host", "network is unreachable"),
         "no route to this host",
-        "try another url, or see the network's firewall",
+        "check the url and the firewall of the network",
     ),
     (
         ("certificate_verify_failed", "certificate verify failed", "hostname mismatch", "peer name"),
-        "the server's certificate is not trusted, or is of another host",
-        "try --tls (in code: tls) with a folder that holds the ca.crt which signed it",
+        "the server's certificate is not trusted, or was issued for another host",
+        "try --tls (in code: tls) with a folder that contains the ca.crt that signed the certificate",
     ),
     (
         ("certificate required", "certificate_required", "bad certificate", "handshake failure"),
-        "the server asks for a certificate that it knows",
-        "try --tls (in code: tls) with a folder that holds tls.crt and tls.key",
+        "the server requires a client certificate",
+        "try --tls (in code: tls) with a folder that contains tls.crt and tls.key",
     ),
     (
         ("wrong_version_number", "wrong version number", "record layer failure", "http_request"),
-        "the server does not speak TLS at this port",
-        "try grpc:// or http:// before the address, in place of grpcs:// or https://",
+        "this port does not use TLS",
+        "try the scheme grpc:// or http:// instead of grpcs:// or https://",
     ),
     (
         ("failed parsing http/2", "missing selected alpn"),
-        "the server does not speak gRPC at this port",
-        "try http:// or https:// before the address, or the port of gRPC (by default 8001)",
+        "this port does not speak gRPC",
+        "try the scheme http:// or https://, or the gRPC port (8001 by default)",
     ),
     (
         ("illegal request line", "illegal status line"),
-        "the server does not speak HTTP at this port",
-        "try grpc:// or grpcs:// before the address, or the port of HTTP (by default 8000)",
+        "this port does not speak HTTP",
+        "try the scheme grpc:// or grpcs://, or the HTTP port (8000 by default)",
     ),
     (
         ("server disconnected", "connection reset", "socket closed", "broken pipe"),
-        "the server ended the connection before its answer",
-        "try again; if it stays so, the port speaks another protocol: try grpc://, http://, or with TLS"
-        " grpcs://, https://",
+        "the server closed the connection before it answered",
+        "try again; if the error remains, the port speaks another protocol: try the scheme grpc://, http://,"
+        " grpcs:// or https://",
     ),
 )
 
 
-def unreachable(url: str, spoken: str, said: str, proxy: Proxy | None) -> NotReady:
+def unreachable_error(url: str, protocol: str, text: str, proxy: Proxy | None) -> NotReady:
     """Return the error for a server that did not answer.
 
     Args:
         url: URL of the server.
-        spoken: Name of the protocol.
-        said: Texts of the error and of its causes.
+        protocol: Name of the protocol.
+        text: Texts of the error and of its causes.
         proxy: Proxy of the connection; None for a direct one.
     """
-    lowered = said.lower()
-    for parts, happened, fix in _CAUSES:
+    lowered = text.lower()
+    for parts, cause, fix in _CAUSES:
         if any(part in lowered for part in parts):
-            return NotReady(f"{url}: unavailable over {spoken}: {happened}{_through(proxy)}; {fix}")
+            return NotReady(f"{url}: unavailable over {protocol}: {cause}{_via_proxy(proxy)}; {fix}")
     return NotReady(
-        f"{url}: unavailable over {spoken}: {said}{_through(proxy)};"
+        f"{url}: unavailable over {protocol}: {text}{_via_proxy(proxy)};"
         " try another url, or `slipway serve` there"
     )
 
 
-def silent(url: str, limit_s: float, proxy: Proxy | None) -> NotReady:
+def timeout_error(url: str, limit_s: float, proxy: Proxy | None) -> NotReady:
     """Return the error for a server that did not answer completely in time.
 
     Args:
@@ -98,42 +98,44 @@ def silent(url: str, limit_s: float, proxy: Proxy | None) -> NotReady:
         proxy: Proxy of the connection; None for a direct one.
     """
     return NotReady(
-        f"{url}: no answer within {limit_s:.3g} s{_through(proxy)}; try another url, or see the server's log"
+        f"{url}: no answer within {limit_s:.3g} s{_via_proxy(proxy)}; try another url, or see the server's"
+        " log"
     )
 
 
-def not_triton(url: str, spoken: str, proxy: Proxy | None) -> NotTriton:
+def not_triton_error(url: str, protocol: str, proxy: Proxy | None) -> NotTriton:
     """Return the error for a server that answers, but not as Triton does.
 
     Args:
         url: URL of the server.
-        spoken: Name of the protocol.
+        protocol: Name of the protocol.
         proxy: Proxy of the connection; None for a direct one.
     """
     return NotTriton(
-        f"{url}: this address answers {spoken}, but it is not Triton{_through(proxy)}; try Triton's port of"
+        f"{url}: this address answers {protocol}, but it is not Triton{_via_proxy(proxy)}; try Triton's"
+        " port of"
         " HTTP or gRPC (by default 8000 and 8001), with http:// or grpc:// before the address"
     )
 
 
-def texts_of(error: BaseException) -> str:
+def error_texts(error: BaseException) -> str:
     """Return the texts of an error and of all its causes."""
-    found: list[str] = []
-    waiting: list[BaseException | None] = [error]
+    texts: list[str] = []
+    pending: list[BaseException | None] = [error]
     seen: set[int] = set()
-    while waiting:
-        each = waiting.pop(0)
+    while pending:
+        each = pending.pop(0)
         if each is None or id(each) in seen:
             continue
         seen.add(id(each))
         text = str(each) or type(each).__name__
-        if not any(text in known for known in found):
-            found.append(text)
-        waiting += [each.__cause__, each.__context__]
+        if not any(text in known for known in texts):
+            texts.append(text)
+        pending += [each.__cause__, each.__context__]
         if isinstance(each, BaseExceptionGroup):
-            waiting += each.exceptions
-    return ": ".join(found)
+            pending += each.exceptions
+    return ": ".join(texts)
 
 
-def _through(proxy: Proxy | None) -> str:
-    return proxy.told if proxy else ""
+def _via_proxy(proxy: Proxy | None) -> str:
+    return proxy.description if proxy else ""
