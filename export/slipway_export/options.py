@@ -1,4 +1,4 @@
-"""Options of an export, as the user gave them, checked before any work starts."""
+"""Options of an export from the user, checked before any work starts."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 from slipway_export.engines.device import Device
-from slipway_export.engines.requested import TorchAsked, check_engines
-from slipway_export.repository.placement import Place
+from slipway_export.engines.requested import TorchRequest, check_engines
+from slipway_export.repository.placement import Placement
 from slipway_export.repository.queues import QueueLimits
 from slipway_export.spec import DEFAULT_BUDGET, Axis, Component, Engine, Precision
 from slipway_serving.protocol.errors import InvalidRequest
@@ -16,7 +16,7 @@ from slipway_serving.protocol.errors import InvalidRequest
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """Options of an export, as the user gave them.
+    """Options of an export from the user.
 
     Args:
         checkpoint: Preset, folder or hub id; empty if files are given.
@@ -26,8 +26,7 @@ class ExportOptions:
         torch: Options for the components that PyTorch serves.
         precision: Precision of the graphs, and of PyTorch's arithmetic.
         precisions: Precisions of the components that differ, by component name.
-        places: Places where the models of components run, by component name; the configurations decide when
-            empty.
+        placements: Placements of components, by component name; the configurations decide when empty.
         components: Names of the components to export; all, and the authored models, when empty.
         opset: ONNX operator set version; the precision's default when None.
         simplify: True to run onnxslim over each graph.
@@ -54,10 +53,10 @@ class ExportOptions:
     _: KW_ONLY
     engine: Engine = Engine.ONNXRUNTIME
     engines: Mapping[str, Engine] = field(default_factory=dict)
-    torch: TorchAsked = field(default_factory=TorchAsked)
+    torch: TorchRequest = field(default_factory=TorchRequest)
     precision: Precision = Precision.FP32
     precisions: Mapping[str, Precision] = field(default_factory=dict)
-    places: Mapping[str, Place] = field(default_factory=dict)
+    placements: Mapping[str, Placement] = field(default_factory=dict)
     components: tuple[str, ...] = ()
     opset: int | None = None
     simplify: bool = False
@@ -81,20 +80,20 @@ class ExportOptions:
         if (self.repository is None) == (self.output is None):
             raise InvalidRequest(
                 "export: one of repository and output must be given, got both or none; try --repository DIR"
-                " for models to serve, --output FILE.onnx for one graph"
+                " for models to serve, or --output FILE.onnx for one graph"
             )
-        if self.output is not None and self.places:
-            raise InvalidRequest(f"place must be given with --repository only, got {', '.join(self.places)}")
-        if self.output is not None and Engine.TORCH in (self.engine, *self.engines.values()):
+        if self.output is not None and self.placements:
             raise InvalidRequest(
-                "engine torch must be given with --repository, having no graph, got --output"
+                f"place requires --repository, got --output with places of {', '.join(self.placements)}"
             )
+        if self.output is not None and Engine.TORCH in (self.engine, *self.engines.values()):
+            raise InvalidRequest("engine torch writes no graph file; use --repository instead of --output")
         check_engines(self.engine, self.engines)
 
-    def asked(self, component: Component) -> Precision:
-        """Return the precision that the user asked for, for a component."""
+    def requested_precision(self, component: Component) -> Precision:
+        """Return the precision that the user requested for a component."""
         return self.precisions.get(component.name, self.precision)
 
     def engine_of(self, component: Component) -> Engine:
-        """Return the engine that the user asked for, for a component."""
+        """Return the engine that the user requested for a component."""
         return self.engines.get(component.name, self.engine)

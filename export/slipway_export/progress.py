@@ -48,11 +48,11 @@ class Progress:
         if not done or not rest:
             return ""
         left = (self._begun - self._started) * rest / done - (self._clock() - self._begun)
-        about = f", about {duration(left)} left" if left > 0 else ""
+        about = f", about {format_duration(left)} left" if left > 0 else ""
         return f" ({done / (done + rest):.0%} done{about})"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format a duration for people: ``45 s``, ``12 min``, ``3.4 h``, ``5.1 days``."""
     for unit, length in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= (2 * length if unit != "min" else 10 * length):
@@ -60,7 +60,7 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds >= 1 else "under 1 s"
 
 
-def in_bytes(size: float) -> str:
+def format_bytes(size: float) -> str:
     """Format a size for people: ``28.6 GB``, ``450 MB``, ``2.16 MB``, ``804 bytes``."""
     if size >= 999.5e6:
         return f"{size / 1e9:.1f} GB"

@@ -26,20 +26,25 @@ from slipway_export.graph.opset import choose_opset
 from slipway_export.options import ExportOptions
 from slipway_export.progress import Progress, Report
 from slipway_export.repository.load_check import check_loadable
-from slipway_export.repository.placement import check_places
-from slipway_export.repository.publish import check_replaceable, placed, with_canceller
-from slipway_export.repository.resume import Finished
-from slipway_export.repository.staged_export import MadeOf, StagedExport, model_names, runs_of
+from slipway_export.repository.placement import check_placements
+from slipway_export.repository.publish import add_canceller, check_replaceable, placing
+from slipway_export.repository.resume import FinishedGraphs
+from slipway_export.repository.staged_export import (
+    ExportSource,
+    StagedExport,
+    select_stepped,
+    served_model_names,
+)
 from slipway_export.repository.staging import staging
-from slipway_export.sizing.budget import LeftOut, Verification, choose_measured, whole
+from slipway_export.sizing.budget import LeftOut, Verification, all_points, choose_for_machine
 from slipway_export.sizing.machine import check_device
 from slipway_export.sizing.resource_check import (
-    Weight,
+    Requirements,
     check_disk,
     check_memory,
-    said_when_full,
-    weigh,
-    weigh_torch,
+    graph_requirements,
+    reporting_full_disk,
+    torch_requirements,
 )
 from slipway_export.spec import (
     BATCH,
@@ -52,7 +57,7 @@ from slipway_export.spec import (
     Precision,
     Stepped,
 )
-from slipway_export.verification.comparison import ParityRow, check
+from slipway_export.verification.comparison import ParityRow, check_parity
 from slipway_serving.protocol.errors import InvalidRequest, SlipwayError, raise_all
 
 Publish = Callable[[str], None]
@@ -94,15 +99,15 @@ def run_export(
 
     Raises:
         InvalidRequest: The checkpoint, an option, the repository or the file is invalid.
-        NoRoom: The disk or the memory is too small for what is to be made.
+        InsufficientResources: The disk or the memory is too small for the export.
         ExportFailed: torch cannot trace a network with the described dynamic shapes.
         ParityFailed: An output is outside its bounds.
     """
     started = time.monotonic()
     if options.engine is Engine.TENSORRT and not options.check_only and options.output is None:
         raise InvalidRequest(
-            "engine tensorrt must be used with --check-only, which verifies the graphs that its parser takes:"
-            " building its engines is not part of this release, got an export to place"
+            "engine tensorrt requires --check-only, which verifies the graphs for its parser;"
+            " this release does not build TensorRT engines"
         )
     if options.engine is not Engine.TORCH:  # PyTorch may serve each component in another precision.
         for precision in (options.precision, *options.precisions.values()):
@@ -111,43 +116,45 @@ def run_export(
     family = family.variant(options.variant)
     with open_checkpoint(family, options.checkpoint, options.parts, options.files) as checkpoint:
         axes = _axes(family, checkpoint, options)
-        with checkpoint.noting() as planned:
+        with checkpoint.recording() as planned:
             plan = plan_of(family, checkpoint, options.variant, axes, options.engine)
-        made_of = MadeOf(family, checkpoint, axes, plan, planned, options)
+        source = ExportSource(family, checkpoint, axes, plan, planned, options)
         if options.output is not None:
-            with said_when_full(options.output):
-                rows, left_out = _export_file(made_of, options.output, report)
+            with reporting_full_disk(options.output):
+                rows, left_out = _export_file(source, options.output, report)
             names: list[str] = []
         else:
             assert options.repository is not None  # ExportOptions requires it if there is no output.
-            with said_when_full(options.repository):
-                rows, left_out, names = _export_models(made_of, options.repository, report, publish)
+            with reporting_full_disk(options.repository):
+                rows, left_out, names = _export_models(source, options.repository, report, publish)
     placed_now, elapsed = not options.check_only, time.monotonic() - started
     return ExportResult(tuple(rows), tuple(names), placed_now, left_out, elapsed)
 
 
 def _export_models(
-    made_of: MadeOf, repository: Path, report: Report, publish: Publish
+    source: ExportSource, repository: Path, report: Report, publish: Publish
 ) -> tuple[list[ParityRow], tuple[LeftOut, ...], list[str]]:
-    family, plan, options = made_of.family, made_of.plan, made_of.options
-    components, authored = _selected(family, plan, options)
+    family, plan, options = source.family, source.plan, source.options
+    components, authored = _select(family, plan, options)
     _check_precisions(components, options)
     if not options.components:
         _check_rows(components)
-    check_places(options.places, tuple(components))
-    exported = [c for c in components if c.name not in options.places or not options.places[c.name].server]
-    by_torch = choose_torch(exported, options)
-    graphs = [component for component in exported if component.label not in by_torch]
-    opset = choose_opset(graphs, options.asked, options.opset, options.engine)
-    names = model_names(family, components, authored)
+    check_placements(options.placements, tuple(components))
+    exported = [
+        c for c in components if c.name not in options.placements or not options.placements[c.name].server
+    ]
+    torch_choices = choose_torch(exported, options)
+    graphs = [component for component in exported if component.label not in torch_choices]
+    opset = choose_opset(graphs, options.requested_precision, options.opset, options.engine)
+    names = served_model_names(family, components, authored)
     if not options.force:
-        check_replaceable(repository, names, made_of.digests.of)
+        check_replaceable(repository, names, source.digests.of)
     for line in _other_precisions(exported, options):
         report(line)
     with staging(repository, names) as staged:
-        export = _prepared(made_of, exported, opset, staged, report, by_torch=by_torch)
+        export = _prepare(source, exported, opset, staged, report, torch_choices=torch_choices)
         rows = export.build(plan, exported)
-        check(rows)
+        check_parity(rows)
         export.finish(components, authored, rows)
         check_loadable(staged, names, repository)
         if not options.check_only:
@@ -157,21 +164,21 @@ def _export_models(
 
 
 def _export_file(
-    made_of: MadeOf, output: Path, report: Report
+    source: ExportSource, output: Path, report: Report
 ) -> tuple[list[ParityRow], tuple[LeftOut, ...]]:
-    plan, options = made_of.plan, made_of.options
-    component = _selected_graph(made_of.family, plan, options)
+    plan, options = source.plan, source.options
+    component = _select_graph(source.family, plan, options)
     _check_precisions([component], options)
     choose_torch([component], options)
-    own = made_of.family.graph_file
+    own = source.family.graph_file
     usual = own.opset if own is not None and own.label == component.label else None
-    opset = choose_opset([component], options.asked, options.opset, options.engine, usual)
+    opset = choose_opset([component], options.requested_precision, options.opset, options.engine, usual)
     if not options.force:
         check_own(output)
     with staged_file(output) as staged:
-        export = _prepared(made_of, [component], opset, staged.parent, report, graph=staged)
+        export = _prepare(source, [component], opset, staged.parent, report, graph=staged)
         rows = export.build(plan, [component])
-        check(rows)
+        check_parity(rows)
         write_report(staged, {"component": component.label, **export.facts([component], rows)})
         if not options.check_only:
             report(f"placing {output}")
@@ -179,24 +186,24 @@ def _export_file(
     return rows, export.finished.left_out
 
 
-def _prepared(
-    made_of: MadeOf,
+def _prepare(
+    source: ExportSource,
     components: Sequence[Component],
     opset: int,
     staged: Path,
     report: Report,
     graph: Path | None = None,
-    by_torch: Mapping[str, TorchChoice] | None = None,
+    torch_choices: Mapping[str, TorchChoice] | None = None,
 ) -> StagedExport:
     """Reuse finished graphs, check disk and memory for the others, and choose where those are verified."""
-    family, checkpoint, options = made_of.family, made_of.checkpoint, made_of.options
+    family, checkpoint, options = source.family, source.checkpoint, source.options
     progress = Progress(report, [component.label for component in components])
-    choices = by_torch or {}
-    finished = Finished(
+    choices = torch_choices or {}
+    finished = FinishedGraphs(
         checkpoint=checkpoint,
-        planned=made_of.planned,
-        asked=options.asked,
-        served=lambda component: choices.get(component.label, options.engine_of(component)),
+        planned=source.planned,
+        requested_precision=options.requested_precision,
+        engine_settings=lambda component: choices.get(component.label, options.engine_of(component)),
         options=_options_that_matter(options, opset),
         staged=staged,
         prefix=f"{family.name}_",
@@ -204,24 +211,24 @@ def _prepared(
         repository=options.repository,
         output=options.output,
         fresh=options.fresh,
-        digests=made_of.digests,
+        digests=source.digests,
     )
-    missing, runs = finished.find(components, runs_of(made_of.plan, components))
-    weights = {
-        component.label: weigh_torch(component, choices[component.label].options.load_precision)
+    missing, runs = finished.find(components, select_stepped(source.plan, components))
+    requirements = {
+        component.label: torch_requirements(component, choices[component.label].options.load_precision)
         if component.label in choices
-        else weigh(component, options.asked(component))
+        else graph_requirements(component, options.requested_precision(component))
         for component in missing
     }
-    check_disk(options.repository or options.output or staged, weights)
-    check_memory(weights)
-    verification = _verification(missing, runs, options, weights, report)
-    progress.expect({label: weight.parameters for label, weight in weights.items()})
-    graphs = Counter(component.name for component in made_of.plan.components)
+    check_disk(options.repository or options.output or staged, requirements)
+    check_memory(requirements)
+    verification = _verification(missing, runs, options, requirements, report)
+    progress.expect({label: each.parameters for label, each in requirements.items()})
+    graphs = Counter(component.name for component in source.plan.components)
     # A single graph in a file has no other graph to share weights with.
     sharing = frozenset(name for name, count in graphs.items() if count > 1 and graph is None)
     return StagedExport(
-        made_of, options, opset, verification, staged, progress, finished, graph, sharing, choices
+        source, options, opset, verification, staged, progress, finished, graph, sharing, choices
     )
 
 
@@ -239,27 +246,27 @@ def _verification(
     components: Sequence[Component],
     runs: Sequence[Stepped],
     options: ExportOptions,
-    weights: Mapping[str, Weight],
+    requirements: Mapping[str, Requirements],
     report: Report,
 ) -> Verification:
     """Choose the points at which the graphs are verified, and report the estimated time."""
     if not components and not runs:
-        return whole((), ())
+        return all_points((), ())
     report("estimating what verification takes")
-    memory = {label: weight.memory_bytes for label, weight in weights.items()}
-    return choose_measured(components, runs, options.verify_budget, options.verify_device, memory, report)
+    memory = {label: each.memory_bytes for label, each in requirements.items()}
+    return choose_for_machine(components, runs, options.verify_budget, options.verify_device, memory, report)
 
 
 def _place(staged: Path, repository: Path, names: list[str], publish: Publish) -> None:
     """Place staged models and publish each; if one is refused, restore all and publish the restored ones."""
-    told: list[str] = []
+    published: list[str] = []
     try:
-        with placed(staged, repository, names):
+        with placing(staged, repository, names):
             for name in names:
                 publish(name)
-                told.append(name)
+                published.append(name)
     except SlipwayError:
-        for name in told:
+        for name in published:
             # A server that also refuses the old model has already reported why it refused the new one.
             with contextlib.suppress(SlipwayError):
                 publish(name)
@@ -273,7 +280,7 @@ def components_of(family: Family, checkpoint: Checkpoint, options: ExportOptions
         InvalidRequest: The checkpoint or an option is invalid.
     """
     axes = _axes(family, checkpoint, options)
-    return _selected(family, plan_of(family, checkpoint, options.variant, axes, options.engine), options)[0]
+    return _select(family, plan_of(family, checkpoint, options.variant, axes, options.engine), options)[0]
 
 
 def _axes(family: Family, checkpoint: Checkpoint, options: ExportOptions) -> tuple[Axis, ...]:
@@ -304,14 +311,14 @@ def plan_of(
     return replace(plan, components=tuple(component.for_portable() for component in plan.components))
 
 
-def _selected(
+def _select(
     family: Family, plan: Plan, options: ExportOptions
 ) -> tuple[list[Component], list[AuthoredModel]]:
     known = list(dict.fromkeys(component.name for component in plan.components))
     if unknown := [name for name in options.components if name not in known]:
         raise InvalidRequest(f"component must be one of {', '.join(known)}, got {', '.join(unknown)}")
     if not options.components:
-        return list(plan.components), with_canceller(plan.authored)
+        return list(plan.components), add_canceller(plan.authored)
     components = [component for component in plan.components if component.name in options.components]
     # A graph that an authored model runs needs that model beside it.
     owners = {f"{family.name}_{component.name}" for component in components if component.graph != "model"}
@@ -322,12 +329,12 @@ def _check_precisions(components: Sequence[Component], options: ExportOptions) -
     """Refuse a precision that no component has, or that is missing in a component named with it."""
     known = {component.name for component in components}
     problems = [
-        f"precision must be of a component that is exported ({', '.join(sorted(known))}), got {name}"
+        f"precision must name an exported component ({', '.join(sorted(known))}), got {name}"
         for name in options.precisions
         if name not in known
     ]
-    asked = [each for each in components if each.name not in options.precisions]
-    refused = [refusal(each, options.precision, options.engine_of(each)) for each in asked]
+    default = [each for each in components if each.name not in options.precisions]
+    refused = [refusal(each, options.precision, options.engine_of(each)) for each in default]
     if all(refused):
         problems += [reason for reason in refused if reason is not None]
     for name, precision in options.precisions.items():
@@ -341,14 +348,14 @@ def _check_precisions(components: Sequence[Component], options: ExportOptions) -
 
 
 def _other_precisions(components: Sequence[Component], options: ExportOptions) -> Iterator[str]:
-    """Yield a line for each set of graphs made in another precision than asked, for lack of bounds for it."""
-    found: dict[tuple[Precision, Precision], list[str]] = {}
+    """Yield a line for each set of graphs whose precision differs from the requested one."""
+    labels_by_pair: dict[tuple[Precision, Precision], list[str]] = {}
     for component in components:
-        asked = options.asked(component)
-        if (made := component.precision(asked)) is not asked:
-            found.setdefault((asked, made), []).append(component.label)
-    for (asked, made), labels in found.items():
-        yield f"{made.value} instead of {asked.value}, which is not offered for them: {', '.join(labels)}"
+        requested = options.requested_precision(component)
+        if (actual := component.precision(requested)) is not requested:
+            labels_by_pair.setdefault((requested, actual), []).append(component.label)
+    for (requested, actual), labels in labels_by_pair.items():
+        yield f"{actual.value} instead of {requested.value}, which is not offered for: {', '.join(labels)}"
 
 
 def _check_rows(components: Sequence[Component]) -> None:
@@ -361,22 +368,24 @@ def _check_rows(components: Sequence[Component]) -> None:
         fewest, most = component.rows
         if not axis.min <= fewest <= most <= axis.max:
             problems.append(
-                f"axis {axis.name} of {component.label} must reach from {fewest} to {most}, the rows that the"
-                f" models around it send, got {axis.min} to {axis.max}; try --component {component.name} for"
-                " this model alone"
+                f"axis {axis.name} of {component.label} must include {fewest} to {most}, the batch sizes that"
+                f" the models around it send, got {axis.min} to {axis.max}; try"
+                f" --component {component.name} to export this model alone"
             )
     raise_all("export", problems)
 
 
-def _selected_graph(family: Family, plan: Plan, options: ExportOptions) -> Component:
-    """Return the one graph that the user asked for, by its component's name or by its label."""
+def _select_graph(family: Family, plan: Plan, options: ExportOptions) -> Component:
+    """Return the one graph that the user requested, by its component's name or by its label."""
     usual = () if family.graph_file is None else (family.graph_file.label,)
     named = options.components or usual
-    (asked,) = named if len(named) == 1 else ("",)
-    found = [c for c in plan.components if asked in (c.name, c.label)]
+    (requested,) = named if len(named) == 1 else ("",)
+    found = [c for c in plan.components if requested in (c.name, c.label)]
     if len(found) == 1:
         return found[0]
     labels = ", ".join(component.label for component in found or plan.components)
     got = ", ".join(options.components) or "none"
     several = f", which has {len(found)} graphs" if found else ""
-    raise InvalidRequest(f"component must name one graph with output: one of {labels}, got {got}{several}")
+    raise InvalidRequest(
+        f"component must name one graph to export to a file: one of {labels}, got {got}{several}"
+    )

@@ -15,7 +15,7 @@ from tritonclient.grpc import model_config_pb2
 
 from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.families import BUILT_IN
-from slipway_export.repository.publish import stage_authored, with_canceller
+from slipway_export.repository.publish import add_canceller, stage_authored
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def stage_all() -> Staged:
         plans = [family.plan, *(variant.plan for variant in family.variants.values())]
         axes = family.presets["tiny"].axes
         with open_checkpoint(family, "tiny") as checkpoint, TemporaryDirectory() as folder:
-            for model in with_canceller([m for plan in plans for m in plan(checkpoint, axes).authored]):
+            for model in add_canceller([m for plan in plans for m in plan(checkpoint, axes).authored]):
                 config = stage_authored(replace(model, files={}), Path(folder)) / "config.pbtxt"
                 text = config.read_text(encoding="utf-8")
                 configs[model.name] = text_format.Parse(text, model_config_pb2.ModelConfig())

@@ -190,9 +190,11 @@ def test_prepare_script_exports_once_and_again_only_after_a_failure(tmp_path: Pa
     (tmp_path / "bin").mkdir()
     (tmp_path / "store").mkdir()
     calls = tmp_path / "calls"
-    stand_in = tmp_path / "bin" / "slipway"
-    stand_in.write_text(f'#!/bin/sh\necho "$@" >> {calls}\nmkdir -p "$6"\n[ ! -e {tmp_path}/broken ]\n')
-    stand_in.chmod(0o755)
+    placeholder_folder = tmp_path / "bin" / "slipway"
+    placeholder_folder.write_text(
+        f'#!/bin/sh\necho "$@" >> {calls}\nmkdir -p "$6"\n[ ! -e {tmp_path}/broken ]\n'
+    )
+    placeholder_folder.chmod(0o755)
     script = prepare["args"][0].replace("/store", str(tmp_path / "store"))
 
     def run() -> tuple[int, int]:

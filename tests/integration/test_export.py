@@ -156,7 +156,7 @@ def _remove_config(checkpoint: Path) -> str:
 def _truncate(checkpoint: Path) -> str:
     path = checkpoint / WEIGHTS
     path.write_bytes(path.read_bytes()[:-100])
-    return f"{WEIGHTS} must be a whole safetensors file"
+    return f"{WEIGHTS} must be a complete safetensors file"
 
 
 def _rename_key(checkpoint: Path) -> str:

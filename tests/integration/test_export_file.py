@@ -119,7 +119,7 @@ def test_file_is_replaced_only_if_an_export_wrote_it_and_it_is_unchanged(tmp_pat
     run_export(HEAD, to_file(output, "tiny"))
     before = output.read_bytes()
     output.write_bytes(before + b" ")
-    with pytest.raises(InvalidRequest, match="must be new, or written by slipway and unchanged"):
+    with pytest.raises(InvalidRequest, match="must be new, or unchanged since slipway wrote it"):
         run_export(HEAD, to_file(output, "tiny"))
 
 
@@ -130,7 +130,7 @@ def test_file_is_replaced_only_if_an_export_wrote_it_and_it_is_unchanged(tmp_pat
             ("vae_decoder",),
             r"one of vae_decoder/first, vae_decoder/next, got vae_decoder, which has 2 graphs",
         ),
-        ((), r"component must name one graph with output: one of text_encoder, .*got none"),
+        ((), r"component must name one graph to export to a file: one of text_encoder, .*got none"),
         (("text_encoder", "denoiser_low"), "got text_encoder, denoiser_low"),
         (("vae",), r"one of text_encoder, denoiser_high, .*got vae"),
     ],
@@ -149,10 +149,13 @@ def test_output_without_one_graph_is_refused_by_the_names_of_graphs(
         ([], "one of repository and output must be given"),
         (["--repository", "r", "--output", "g.onnx"], "one of repository and output must be given"),
         (["--output", "g.onnx", "--triton", "localhost:8000"], "triton must be given with --repository only"),
-        (["--output", "g.bin", "--component", "tiny"], "output must be a file FILE.onnx, got g.bin"),
+        (
+            ["--output", "g.bin", "--component", "tiny"],
+            "output must be a file whose name ends with .onnx, got g.bin",
+        ),
         (["--repository", "r", "--part", "vae"], "part must be NAME=DIR|HUB_ID, got 'vae'"),
         (["--repository", "r", "--part", "a=b", "--part", "a=c"], "part a must be given once"),
-        (["--repository", "r", "--part", "vae=."], "part must be left out, whose checkpoints have no parts"),
+        (["--repository", "r", "--part", "vae=."], "must be left out, because its checkpoints have no parts"),
     ],
 )
 def test_export_refuses_flags_that_do_not_go_together(
@@ -227,11 +230,13 @@ def test_errors_name_the_place_of_each_part(scattered: tuple[Path, Path, Path], 
     ):
         opened(rest, text_encoder=Path("/nowhere"))
     allowed = "tokenizer, text_encoder, transformer, transformer_2, vae, scheduler"
-    with pytest.raises(InvalidRequest, match=f"part must be one of {allowed} for wan_t2v, got text"):
+    with pytest.raises(InvalidRequest, match=f"part of family wan_t2v must be one of {allowed}, got text"):
         opened(rest, text=encoder)
     weights = encoder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(InvalidRequest, match=rf"part text_encoder from {encoder}: .*whole safetensors file"):
+    with pytest.raises(
+        InvalidRequest, match=rf"part text_encoder from {encoder}: .*complete safetensors file"
+    ):
         opened(rest, text_encoder=encoder, tokenizer=holder)
     weights.unlink()
     with pytest.raises(

@@ -23,12 +23,12 @@ from slipway_export.options import ExportOptions
 from slipway_export.repository.publish import hashes
 from slipway_export.run import run_export
 from slipway_export.sizing.resource_check import (
-    NoRoom,
-    Weight,
+    InsufficientResources,
+    Requirements,
     check_disk,
     check_memory,
-    said_when_full,
-    weigh,
+    graph_requirements,
+    reporting_full_disk,
 )
 from slipway_export.spec import Precision
 from slipway_serving.protocol.errors import InvalidRequest
@@ -112,7 +112,7 @@ def test_repository_is_as_it_was_when_a_later_shard_is_cut_short(three: Path, tm
     shard = sorted((three / SHARDED).glob("*.safetensors"))[-1]
     shard.write_bytes(shard.read_bytes()[:-100])
     lines: list[str] = []
-    with pytest.raises(InvalidRequest, match=rf"{shard.name} must be a whole safetensors file"):
+    with pytest.raises(InvalidRequest, match=rf"{shard.name} must be a complete safetensors file"):
         run_export(FAMILY, ExportOptions(str(three), repository=tmp_path / "r" / "models"), lines.append)
     assert lines == []  # before any work, though it is not of the first component
     assert [path.name for path in (tmp_path / "r").iterdir()] == ["models"]
@@ -154,7 +154,7 @@ def test_export_is_refused_with_the_number_when_the_disk_is_too_small(three: Pat
     filler = fill(small_disk)
     os.truncate(filler, filler.stat().st_size - 5 * 2**20)
     with pytest.raises(
-        NoRoom, match=r"must have 16\.\d MB free for first 0\.0\d+ MB, .*, got 5\.\d+ MB; try"
+        InsufficientResources, match=r"must have 16\.\d MB free for first 0\.0\d+ MB, .*, got 5\.\d+ MB; try"
     ):
         run_export(FAMILY, ExportOptions(str(three), repository=repository))
     assert list(repository.iterdir()) == []
@@ -168,7 +168,7 @@ def test_repository_is_as_it_was_when_the_disk_becomes_full(three: Path, small_d
             fill(small_disk)
 
     options = ExportOptions(str(three), repository=repository)
-    with pytest.raises(NoRoom, match=r"models: its file system must have room .*No space left"):
+    with pytest.raises(InsufficientResources, match=r"models: the file system became full .*No space left"):
         run_export(FAMILY, options, fill_at_second)
     assert list(repository.iterdir()) == []
     (small_disk / "filler").unlink()
@@ -177,36 +177,44 @@ def test_repository_is_as_it_was_when_the_disk_becomes_full(three: Path, small_d
 
 
 def test_other_errors_of_files_are_not_said_to_be_a_full_disk(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError), said_when_full(tmp_path):
+    with pytest.raises(FileNotFoundError), reporting_full_disk(tmp_path):
         (tmp_path / "absent").read_text()
 
 
 def test_check_disk_asks_for_nothing_when_nothing_is_made(tmp_path: Path) -> None:
     check_disk(tmp_path / "absent", {})
-    with pytest.raises(NoRoom, match=r"net 1000000000\.0 GB, got .* try a repository on another"):
-        check_disk(tmp_path / "absent", {"net": Weight(10, 10**18, 0, 0)})
+    with pytest.raises(
+        InsufficientResources, match=r"net 1000000000\.0 GB, got .* try a repository on another"
+    ):
+        check_disk(tmp_path / "absent", {"net": Requirements(10, 10**18, 0, 0)})
 
 
 def test_check_memory_names_the_component_and_what_it_takes() -> None:
-    check_memory({"small": Weight(10, 40, 0, 600_000_000)})
-    expert = Weight(14_288_000_000_000, 10**12, 0, 62_900_000_000_000)
-    with pytest.raises(NoRoom) as refused:
-        check_memory({"small": Weight(10, 40, 0, 600_000_000), "denoiser_high": expert})
+    check_memory({"small": Requirements(10, 40, 0, 600_000_000)})
+    expert = Requirements(14_288_000_000_000, 10**12, 0, 62_900_000_000_000)
+    with pytest.raises(InsufficientResources) as refused:
+        check_memory({"small": Requirements(10, 40, 0, 600_000_000), "denoiser_high": expert})
     assert str(refused.value).startswith("denoiser_high: memory must be at least 62900.0 GB to make")
-    assert "try a machine or a container with more" in str(refused.value)
+    assert "try a machine or a container with more memory" in str(refused.value)
 
 
 def test_weigh_counts_what_the_graph_keeps_in_each_precision(written: Path) -> None:
     net = FAMILY.plan(Checkpoint(written, "here"), FAMILY.axes).components[1]
     whole = 2 * (WIDTH * WIDTH + WIDTH)
-    assert weigh(net, Precision.FP32).parameters == whole
-    assert weigh(net, Precision.FP32).disk_bytes == 4 * whole
-    assert weigh(net, Precision.FP16) == weigh(net, Precision.FP32)  # It has no bounds for another.
+    assert graph_requirements(net, Precision.FP32).parameters == whole
+    assert graph_requirements(net, Precision.FP32).disk_bytes == 4 * whole
+    assert graph_requirements(net, Precision.FP16) == graph_requirements(
+        net, Precision.FP32
+    )  # It has no bounds for another.
     net = replace(net, tolerance=dict.fromkeys(Precision, net.tolerance[Precision.FP32]))
-    halves, bfloat = weigh(net, Precision.FP16), weigh(net, Precision.BF16)
-    assert (halves.disk_bytes, halves.beside_bytes) == (2 * whole, 0)
-    assert (bfloat.disk_bytes, bfloat.beside_bytes) == (2 * whole, 4 * whole)
-    assert weigh(net, Precision.INT4).disk_bytes < weigh(net, Precision.INT8).disk_bytes < halves.disk_bytes
+    halves, bfloat = graph_requirements(net, Precision.FP16), graph_requirements(net, Precision.BF16)
+    assert (halves.disk_bytes, halves.verification_bytes) == (2 * whole, 0)
+    assert (bfloat.disk_bytes, bfloat.verification_bytes) == (2 * whole, 4 * whole)
+    assert (
+        graph_requirements(net, Precision.INT4).disk_bytes
+        < graph_requirements(net, Precision.INT8).disk_bytes
+        < halves.disk_bytes
+    )
 
 
 def test_weigh_is_what_the_exported_graphs_are(checkpoint: Path, exported: tuple[Path, object]) -> None:
@@ -215,7 +223,7 @@ def test_weigh_is_what_the_exported_graphs_are(checkpoint: Path, exported: tuple
     with open_checkpoint(family, str(checkpoint)) as opened:
         plan = family.plan(opened, family.presets["tiny"].axes)
         weights = {
-            f"wan_t2v_{each.name}/1/{each.graph}.onnx": weigh(each, Precision.FP32)
+            f"wan_t2v_{each.name}/1/{each.graph}.onnx": graph_requirements(each, Precision.FP32)
             for each in plan.components
         }
     for file, weight in weights.items():

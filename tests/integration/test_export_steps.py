@@ -23,7 +23,7 @@ from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.families import family_named
 from slipway_export.graph.onnx import export_graph
 from slipway_export.spec import Axis, Component, DType, Precision, StepInput, Stepped, TensorSpec, Tolerance
-from slipway_export.verification.comparison import ParityFailed, ParityRow, check
+from slipway_export.verification.comparison import ParityFailed, ParityRow, check_parity
 from slipway_export.verification.steps import verify_stepped
 from slipway_serving.protocol.errors import InvalidRequest
 
@@ -135,7 +135,7 @@ def test_steps_equal_the_whole_run_past_the_first_eviction(exported: tuple[Compo
     described = stepped(component, module)
     assert [tensor.name for tensor in described.carried] == ["cache"]
     rows = rows_of(described, path)
-    check(rows)
+    check_parity(rows)
     sizes = "(batch=2, height=2, width=3)"
     assert [row.point for row in rows[:4]] == [
         f"step 1 of 5, run 1 of 3 {sizes}",
@@ -164,7 +164,7 @@ def test_steps_fail_from_the_second_on_when_the_whole_run_has_no_window(
     rows = rows_of(stepped(component, module, reference=partial(forgetful, module)), path)
     assert [bool(row.failures) for row in rows] == [False] * 3 + [True] * 12
     with pytest.raises(ParityFailed, match="world: sample at step 2 of 5, run 1 of 3 "):
-        check(rows)
+        check_parity(rows)
 
 
 def test_steps_fail_when_every_run_would_commit(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from framepack_fixtures import AXES, small_checkpoint, small_repository
 
 from slipway_client import Client
 from slipway_export.checkpoint.checkpoint import Checkpoint
-from slipway_export.engines.requested import TorchAsked
+from slipway_export.engines.requested import TorchRequest
 from slipway_export.families.framepack_i2v.family import FAMILY
 from slipway_export.graph.onnx import example_inputs
 from slipway_export.options import ExportOptions
@@ -100,7 +100,7 @@ def test_transformer_answers_as_its_graph_when_pytorch_serves_it(
             str(checkpoint),
             models,
             engine=Engine.TORCH,
-            torch=TorchAsked(weights={"transformer": weights}),
+            torch=TorchRequest(weights={"transformer": weights}),
             components=("transformer",),
             axes=SMALLER,
             verify_budget=1,

@@ -11,7 +11,7 @@ import pytest
 from framepack_fixtures import AXES, small_checkpoint, small_repository
 from wan_reference import psnr
 
-from slipway_export.engines.requested import TorchAsked
+from slipway_export.engines.requested import TorchRequest
 from slipway_export.families.framepack_i2v.family import FAMILY
 from slipway_export.options import ExportOptions
 from slipway_export.run import run_export
@@ -87,7 +87,7 @@ def test_video_stays_close_when_the_transformer_has_weights_of_8_bits(
         str(small_checkpoint(shared)),
         models,
         engine=Engine.TORCH,
-        torch=TorchAsked(weights={"": "int8"}),
+        torch=TorchRequest(weights={"": "int8"}),
         components=("transformer",),
         axes=AXES,
         verify_budget=1,

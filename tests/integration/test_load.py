@@ -13,7 +13,7 @@ import yaml
 from load_environment import ROOT, LoadEnvironment, assert_all_answered, load_environment
 from server_fixtures import any_port
 
-from slipway_export.repository.publish import stage_authored, with_canceller
+from slipway_export.repository.publish import add_canceller, stage_authored
 from slipway_export.spec import AuthoredModel
 from slipway_loadtests.load.saturation import OVERLOAD
 from slipway_serving.families.matrix_game.request import REQUESTS
@@ -34,7 +34,7 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     repository = tmp_path_factory.mktemp("worlds") / "models"
     files = {"1/painted_world.py": Path(__file__).with_name("painted_world.py")}
     models = [AuthoredModel(each.model, files, "matrix_game", each) for each in REQUESTS.values()]
-    for model in with_canceller(models):
+    for model in add_canceller(models):
         config = stage_authored(model, repository) / "config.pbtxt"
         program = "slipway_serving.families.matrix_game.session:MatrixGame"
         config.write_text(config.read_text().replace(program, "painted_world:PaintedWorld"))

@@ -19,7 +19,7 @@ from tritonclient.grpc import model_config_pb2
 from slipway_client import Client, RetryPolicy, TextToVideoRequest, Video
 from slipway_export.families import family_named
 from slipway_export.options import ExportOptions
-from slipway_export.repository.placement import Place
+from slipway_export.repository.placement import Placement
 from slipway_export.run import run_export
 from slipway_export.spec import Precision
 from slipway_serving.protocol.errors import NotReady
@@ -39,7 +39,7 @@ def test_component_has_the_precision_and_the_place_that_were_asked_for_it(
         repository=tmp_path / "models",
         components=("text_encoder",),
         precisions={"text_encoder": Precision.INT8},
-        places={"text_encoder": Place.parse("2xgpu:1")},
+        placements={"text_encoder": Placement.parse("2xgpu:1")},
     )
     run_export(WAN, options)
     model = tmp_path / "models" / ENCODER
@@ -68,7 +68,7 @@ def pool(
         checkpoint=str(checkpoint),
         repository=models,
         components=("text_encoder",),
-        places={"text_encoder": Place.parse(f"grpc://{server.grpc_url}")},
+        placements={"text_encoder": Placement.parse(f"grpc://{server.grpc_url}")},
     )
     result = run_export(WAN, options)
     assert (result.rows, result.models) == ((), (ENCODER,))

@@ -17,7 +17,7 @@ from wan_reference import psnr
 from slipway_cli import root
 from slipway_client import Client, Frames, TextToVideoRequest
 from slipway_export.checkpoint.opening import open_checkpoint
-from slipway_export.engines.requested import TorchAsked
+from slipway_export.engines.requested import TorchRequest
 from slipway_export.families import family_named
 from slipway_export.graph.onnx import example_inputs
 from slipway_export.options import ExportOptions
@@ -150,7 +150,7 @@ def test_weights_of_8_bits_stay_close(checkpoint: Path, repository: Path, tmp_pa
         str(checkpoint),
         models,
         engine=Engine.TORCH,
-        torch=TorchAsked(weights={"": "int8"}),
+        torch=TorchRequest(weights={"": "int8"}),
         components=("denoiser_low",),
     )
     rows = run_export(WAN, options).rows

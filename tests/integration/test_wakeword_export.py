@@ -203,7 +203,7 @@ def test_backbone_is_refused_when_its_weights_are_cut_off_or_too_many(backbone: 
     cut = Path(shutil.copytree(backbone, tmp_path / "cut"))
     weights = (cut / "model.safetensors").read_bytes()
     (cut / "model.safetensors").write_bytes(weights[: len(weights) // 2])
-    with pytest.raises(InvalidRequest, match="model.safetensors must be a whole safetensors file"):
+    with pytest.raises(InvalidRequest, match="model.safetensors must be a complete safetensors file"):
         check("wakeword", cut, tmp_path / "repository")
     more = Path(shutil.copytree(backbone, tmp_path / "more"))
     with safe_open(more / "model.safetensors", framework="pt") as file:

@@ -30,7 +30,7 @@ from slipway_benchmarks.timing import reason_of, timed
 from slipway_export.checkpoint.axes import axes_of
 from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.checkpoint.opening import open_checkpoint
-from slipway_export.engines.requested import TorchAsked
+from slipway_export.engines.requested import TorchRequest
 from slipway_export.families import family_named
 from slipway_export.graph.onnx import example_inputs
 from slipway_export.options import ExportOptions
@@ -57,10 +57,10 @@ def asked(component: str) -> dict[str, dict[str, Any]]:
     torch_served = {"engine": Engine.TORCH}
     return {
         EAGER: torch_served,
-        INDUCTOR: torch_served | {"torch": TorchAsked(compile={component: "default"})},
+        INDUCTOR: torch_served | {"torch": TorchRequest(compile={component: "default"})},
         FP32: {},
         INT8: {"precisions": {component: Precision.INT8}},
-        TORCH_INT8: torch_served | {"torch": TorchAsked(weights={component: "int8"})},
+        TORCH_INT8: torch_served | {"torch": TorchRequest(weights={component: "int8"})},
     }
 
 

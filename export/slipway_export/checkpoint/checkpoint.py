@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from slipway_export.checkpoint.config_entries import ConfigEntries, LastRead, refusing_malformed
 from slipway_export.checkpoint.keys import cast, check_keys, dtypes_of, torch_dtype
-from slipway_export.checkpoint.provenance import Digests, Notes, note, noting
+from slipway_export.checkpoint.provenance import Digests, ReadRecord, record_read, recording
 from slipway_export.spec.formats import Precision
 from slipway_export.spec.layout import Part
 from slipway_serving.protocol.errors import InvalidRequest
@@ -27,7 +27,7 @@ from slipway_serving.protocol.errors import InvalidRequest
 if TYPE_CHECKING:
     import torch
 
-    from slipway_export.checkpoint.stored_weights import Stored
+    from slipway_export.checkpoint.stored_weights import StoredTensor
 
 Module = TypeVar("Module", bound="torch.nn.Module")
 
@@ -63,18 +63,18 @@ class Checkpoint:
     Args:
         folder: Folder of the checkpoint.
         source: Preset, folder or hub id that the user named.
-        places: Locations of the parts that are stored elsewhere, by name of the part.
+        part_locations: Locations of the parts that are stored elsewhere, by name of the part.
     """
 
     folder: Path
     source: str
-    places: Mapping[str, PartLocation] = field(default_factory=dict)
+    part_locations: Mapping[str, PartLocation] = field(default_factory=dict)
     _last: LastRead = field(default_factory=LastRead, repr=False, compare=False)
 
     @property
     def path(self) -> Path:
         """Folder of the checkpoint, recorded as read in whole, since the caller may read any file in it."""
-        note(self._at, "")
+        record_read(self._locate, "")
         return self.folder
 
     @property
@@ -84,28 +84,28 @@ class Checkpoint:
 
     def file(self, file: str) -> Path:
         """Return the location of a file or folder of the checkpoint, and record it as read."""
-        note(self._at, file)
-        return self._at(file)
+        record_read(self._locate, file)
+        return self._locate(file)
 
-    def noting(self) -> AbstractContextManager[Notes]:
-        """Record the files that are read from this checkpoint (by path within it) and from others."""
-        return noting(self._at)
+    def recording(self) -> AbstractContextManager[ReadRecord]:
+        """Record the files that are read from this checkpoint (by path in it) and from others."""
+        return recording(self._locate)
 
-    def agrees(self, read: Mapping[str, str], digests: Digests) -> bool:
-        """Return whether every recorded file still has its hash from :meth:`Notes.digests`."""
-        return digests.agree(read, self._at)
+    def matches(self, read: Mapping[str, str], digests: Digests) -> bool:
+        """Return whether every recorded file still has its hash from :meth:`ReadRecord.digests`."""
+        return digests.match(read, self._locate)
 
-    def _at(self, file: str) -> Path:
+    def _locate(self, file: str) -> Path:
         part, _, rest = file.partition("/")
-        place = self.places.get(part)
-        return self.folder / file if place is None else place.path / rest
+        location = self.part_locations.get(part)
+        return self.folder / file if location is None else location.path / rest
 
     def where(self, file: str) -> str:
         """Return the name that messages use for the source of a checkpoint file."""
         part = file.partition("/")[0]
-        place = self.places.get(part)
-        if place is not None:
-            return f"part {part} from {place.source}"
+        location = self.part_locations.get(part)
+        if location is not None:
+            return f"part {part} from {location.source}"
         return f"checkpoint {self.source}" if self.source else "parts without a checkpoint"
 
     def config(self, file: str) -> dict[str, Any]:
@@ -136,8 +136,8 @@ class Checkpoint:
 
     def has(self, file: str) -> bool:
         """Return whether the checkpoint has a file or folder with this path."""
-        note(self._at, file, content=False)
-        return self._at(file).exists()
+        record_read(self._locate, file, content=False)
+        return self._locate(file).exists()
 
     def check_layout(self, layout: Sequence[str | Part], what: str) -> None:
         """Check that every file and part of a layout exists.
@@ -159,7 +159,7 @@ class Checkpoint:
 
     def _lacking(self, entry: str | Part) -> list[str]:
         if isinstance(entry, str):
-            return [] if self.has(entry) or _is_left_out(entry) else [entry]
+            return [] if self.has(entry) or _is_dispensable(entry) else [entry]
         if entry.optional and not self.has(entry.name):
             return []
         wanted = [f"{entry.name}/{file}" for file in entry.files] or [entry.name]
@@ -191,10 +191,10 @@ class Checkpoint:
         import torch
 
         from slipway_export.checkpoint.stored_weights import (
-            are_left_on_disk,
-            are_left_out,
-            remember,
-            stand_in,
+            placeholder_folder,
+            record_locations,
+            uses_lazy_weights,
+            uses_meta_networks,
         )
 
         file = f"{part}/config.json"
@@ -205,18 +205,20 @@ class Checkpoint:
             )
         dtype = torch_dtype(precision)
         stored = self._checked(part, skeleton, prefix)
-        if are_left_out():
-            remember(skeleton, stored)
+        if uses_meta_networks():
+            record_locations(skeleton, stored)
             cast(skeleton, dtypes_of(network, dtype))
             return skeleton.eval().requires_grad_(False)
         folder: AbstractContextManager[Path] = nullcontext(self.file(part))
-        if are_left_on_disk():
-            folder = stand_in(self.file(part), self._stand_in_names(part), stored, dtypes_of(network, dtype))
-        with folder as place:
-            module: Module = network.from_pretrained(  # type: ignore[attr-defined]
-                place, torch_dtype=dtype, local_files_only=True, **options
+        if uses_lazy_weights():
+            folder = placeholder_folder(
+                self.file(part), self._placeholder_names(part), stored, dtypes_of(network, dtype)
             )
-        remember(module, stored)
+        with folder as path:
+            module: Module = network.from_pretrained(  # type: ignore[attr-defined]
+                path, torch_dtype=dtype, local_files_only=True, **options
+            )
+        record_locations(module, stored)
         return module.eval().requires_grad_(False)
 
     @contextmanager
@@ -224,7 +226,7 @@ class Checkpoint:
         """Open a part's folder for a loader that belongs to the family.
 
         If configuration files are enough
-        (:func:`slipway_export.checkpoint.stored_weights.from_configurations`) and the part has no weight
+        (:func:`slipway_export.checkpoint.stored_weights.configurations_only`) and the part has no weight
         files, the folder contains a weight file with the network's keys and no content.
 
         Args:
@@ -236,34 +238,36 @@ class Checkpoint:
         """
         import torch
 
-        from slipway_export.checkpoint.stored_weights import stand_in
+        from slipway_export.checkpoint.stored_weights import placeholder_folder
 
-        if not self._is_described(part):
+        if not self._lacks_weights(part):
             self.weight_shapes(part)
             yield self.file(part)
             return
         with torch.device("meta"):
             stored = self._checked(part, build())
-        with stand_in(self.file(part), _WEIGHT_STEMS, stored, lambda key: stored[key].dtype) as folder:
+        with placeholder_folder(
+            self.file(part), _WEIGHT_STEMS, stored, lambda key: stored[key].dtype
+        ) as folder:
             yield folder
 
-    def _is_described(self, part: str) -> bool:
+    def _lacks_weights(self, part: str) -> bool:
         """Return whether a part lacks weights and its configuration is used in their place."""
-        from slipway_export.checkpoint.stored_weights import are_from_configurations
+        from slipway_export.checkpoint.stored_weights import uses_configurations_only
 
-        if not are_from_configurations():
+        if not uses_configurations_only():
             return False
         return self._stem_of(part) is None or not all(map(self.has, self._weight_files(part)))
 
-    def _checked(self, part: str, skeleton: torch.nn.Module, prefix: str = "") -> dict[str, Stored]:
+    def _checked(self, part: str, skeleton: torch.nn.Module, prefix: str = "") -> dict[str, StoredTensor]:
         """Check a part's tensors against its network and return their locations; see :meth:`load`."""
         from slipway_export.checkpoint.quantized_weights import check_config, check_stored
-        from slipway_export.checkpoint.stored_weights import described
+        from slipway_export.checkpoint.stored_weights import tensors_without_files
 
         if self.has(config := f"{part}/config.json"):
             check_config(f"{self.where(part)}: {config}", self.config(config))
-        if self._is_described(part):
-            return described(skeleton)
+        if self._lacks_weights(part):
+            return tensors_without_files(skeleton)
         where = f"{self.where(part)}: {part}"
         stored = {key.removeprefix(prefix): tensor for key, tensor in self.stored(part).items()}
         check_stored(where, stored, skeleton)
@@ -278,18 +282,18 @@ class Checkpoint:
         """
         return {key: tensor.shape for key, tensor in self.stored(part).items()}
 
-    def stored(self, part: str) -> dict[str, Stored]:
+    def stored(self, part: str) -> dict[str, StoredTensor]:
         """Return the location of every tensor of a part, by key, read from the headers of its files.
 
         Raises:
             InvalidRequest: A file is missing, truncated, or not safetensors.
         """
-        found: dict[str, Stored] = {}
+        found: dict[str, StoredTensor] = {}
         for file in self._weight_files(part):
             found |= self.stored_in(file)
         return found
 
-    def stored_in(self, file: str) -> dict[str, Stored]:
+    def stored_in(self, file: str) -> dict[str, StoredTensor]:
         """Return the location of every tensor of one safetensors file, by key, read from its header.
 
         The file may have any name.
@@ -299,42 +303,47 @@ class Checkpoint:
         """
         from safetensors import SafetensorError, safe_open
 
-        from slipway_export.checkpoint.stored_weights import DTYPES, Stored
+        from slipway_export.checkpoint.stored_weights import DTYPES, StoredTensor
 
         path = self.file(file)
-        found: dict[str, Stored] = {}
+        found: dict[str, StoredTensor] = {}
         try:
             with safe_open(path, framework="pt") as tensors:
                 for key in tensors.keys():  # noqa: SIM118
                     tensor = tensors.get_slice(key)
-                    found[key] = Stored(path, key, tuple(tensor.get_shape()), DTYPES[tensor.get_dtype()])
+                    found[key] = StoredTensor(
+                        path, key, tuple(tensor.get_shape()), DTYPES[tensor.get_dtype()]
+                    )
         except FileNotFoundError:
             raise InvalidRequest(f"{self.where(file)}: file {file} is missing") from None
         except KeyError as error:
             raise InvalidRequest(
-                f"{self.where(file)}: {file} must hold tensors of {', '.join(DTYPES)}, got {error}"
+                f"{self.where(file)}: {file} must contain only tensors of the types {', '.join(DTYPES)}, got"
+                f" {error}"
             ) from None
         except (SafetensorError, OSError) as error:
             raise InvalidRequest(
-                f"{self.where(file)}: {file} must be a whole safetensors file, got {error}"
+                f"{self.where(file)}: {file} must be a complete safetensors file, got {error};"
+                " try to copy it again"
             ) from None
         return found
 
     def _weight_files(self, part: str) -> list[str]:
+        """Return the paths of a part's weight files: the single one, or the shards that its index names."""
         stem = self._stem_of(part)
         if stem is None:
             raise InvalidRequest(
-                f"{self.where(part)}: {part} must have one of"
-                f" {', '.join(_WEIGHT_STEMS)} or its .index.json, got neither"
+                f"{self.where(part)}: {part} must contain"
+                f" {' or '.join(_WEIGHT_STEMS)}, or the .index.json of one, got neither"
             )
         if not self.has(f"{part}/{stem}.index.json"):
             return [f"{part}/{stem}"]
         index = self.config(f"{part}/{stem}.index.json").get("weight_map", {})
         shards = set(index.values()) if isinstance(index, dict) else {index}
-        if foreign := [shard for shard in shards if not _is_file_name(shard)]:
+        if outside := [shard for shard in shards if not _is_file_name(shard)]:
             raise InvalidRequest(
-                f"{self.where(part)}: {part}/{stem}.index.json must name files beside it, got"
-                f" {', '.join(map(repr, foreign[:3]))}"
+                f"{self.where(part)}: {part}/{stem}.index.json must name files in its own folder, got"
+                f" {', '.join(map(repr, outside[:3]))}"
             )
         return [f"{part}/{shard}" for shard in sorted(shards)]
 
@@ -345,7 +354,7 @@ class Checkpoint:
                 return stem
         return None
 
-    def _stand_in_names(self, part: str) -> tuple[str, ...]:
+    def _placeholder_names(self, part: str) -> tuple[str, ...]:
         """Return the file names under which a library may look for a part's weights."""
         stem = self._stem_of(part)
         return _WEIGHT_STEMS if stem is None else (stem,)
@@ -356,11 +365,11 @@ def _is_file_name(name: object) -> bool:
     return isinstance(name, str) and name not in ("", ".", "..") and not {"/", "\\", "\0"} & set(name)
 
 
-def _is_left_out(file: str) -> bool:
+def _is_dispensable(file: str) -> bool:
     """Return whether a plan from configuration files does not need this file."""
-    from slipway_export.checkpoint.stored_weights import are_from_configurations
+    from slipway_export.checkpoint.stored_weights import uses_configurations_only
 
-    return are_from_configurations() and any(fnmatchcase(file, pattern) for pattern in NOT_NEEDED)
+    return uses_configurations_only() and any(fnmatchcase(file, pattern) for pattern in NOT_NEEDED)
 
 
 def _commit(path: Path) -> str | None:

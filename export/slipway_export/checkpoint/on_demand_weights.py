@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from slipway_export.checkpoint.stored_weights import Stored, stored_weights
+from slipway_export.checkpoint.stored_weights import StoredTensor, stored_weights
 
 _aten = torch.ops.aten
 # Operators that look up rows of a table: only the rows are converted to float32, not the whole table.
@@ -32,10 +32,10 @@ class OnDemand(torch.Tensor):
         device: Device on which operators receive the values.
     """
 
-    stored: Stored
+    stored: StoredTensor
 
     @staticmethod
-    def __new__(cls, stored: Stored, device: torch.device) -> OnDemand:  # noqa: D102
+    def __new__(cls, stored: StoredTensor, device: torch.device) -> OnDemand:  # noqa: D102
         dtype = torch.float32 if stored.dtype.is_floating_point else stored.dtype
         made: OnDemand = torch.Tensor._make_wrapper_subclass(cls, stored.shape, dtype=dtype, device=device)
         made.stored = stored

@@ -1,4 +1,4 @@
-"""Opening of a checkpoint from a preset, a folder, a hub id, single files, or parts of several places."""
+"""Opening of a checkpoint from a preset, a folder, a hub id, single files, or separate parts."""
 
 from __future__ import annotations
 
@@ -39,30 +39,30 @@ def open_checkpoint(
         InvalidRequest: The source is none of these, a file is missing, the family has no such part, or the
             layout is not complete.
     """
-    places = _places(family, parts or {})
+    locations = _part_locations(family, parts or {})
     if files:
         with linked(family, files) as (folder, name):
             yield Checkpoint(folder, name)
         return
-    if places and not source:
+    if locations and not source:
         with TemporaryFolder(CHECKPOINT_PREFIX) as folder:
-            checkpoint = Checkpoint(folder, source, places)
-            checkpoint.check_layout(tuple(p for p in family.parts if p.name in places), _what(family))
+            checkpoint = Checkpoint(folder, source, locations)
+            checkpoint.check_layout(tuple(p for p in family.parts if p.name in locations), _what(family))
             yield checkpoint
         return
     if preset := family.presets.get(source):
         with TemporaryFolder(CHECKPOINT_PREFIX) as folder:
             preset.write(folder, 0)
-            checkpoint = Checkpoint(folder, source, places)
+            checkpoint = Checkpoint(folder, source, locations)
             checkpoint.check_layout(family.layout, _what(family))
             yield checkpoint
         return
     if Path(source).is_dir():
-        checkpoint = Checkpoint(Path(source).resolve(), source, places)
+        checkpoint = Checkpoint(Path(source).resolve(), source, locations)
     elif _HUB_ID.match(source) and not Path(source).exists():
         # Parts that come from elsewhere are not downloaded with the checkpoint.
-        elsewhere = [f"{part}/*" for part in places]
-        checkpoint = Checkpoint(_download(source, "checkpoint", ignore=elsewhere), source, places)
+        elsewhere = [f"{part}/*" for part in locations]
+        checkpoint = Checkpoint(_download(source, "checkpoint", ignore=elsewhere), source, locations)
     else:
         raise InvalidRequest(
             f"checkpoint must be a preset ({', '.join(family.presets)}), a folder, or a hub id,"
@@ -76,41 +76,44 @@ def _what(family: Family) -> str:
     return f"{family.name} (layout of {family.upstream})"
 
 
-def _places(family: Family, parts: Mapping[str, str]) -> dict[str, PartLocation]:
+def _part_locations(family: Family, parts: Mapping[str, str]) -> dict[str, PartLocation]:
     allowed = [part.name for part in family.parts]
     if unknown := sorted(parts.keys() - set(allowed)):
-        rule = f"one of {', '.join(allowed)}" if allowed else "left out, whose checkpoints have no parts"
-        raise InvalidRequest(f"part must be {rule} for {family.name}, got {', '.join(unknown)}")
+        rule = (
+            f"one of {', '.join(allowed)}" if allowed else "left out, because its checkpoints have no parts"
+        )
+        raise InvalidRequest(f"part of family {family.name} must be {rule}, got {', '.join(unknown)}")
     return {part: PartLocation(_part_folder(part, source), source) for part, source in parts.items()}
 
 
 def _part_folder(part: str, source: str) -> Path:
     """Return a part's folder: the folder of its name in the given location, or else the location itself."""
     if Path(source).is_dir():
-        place = Path(source).resolve()
+        location = Path(source).resolve()
     elif (found := _HUB_FOLDER.match(source)) and not Path(source).exists():
         hub_id, folder = found[1], found[2].rstrip("/")
-        place = _download(hub_id, f"part {part}", allow=[f"{folder}/*"]) / folder
-        if not place.is_dir():
-            raise InvalidRequest(f"part {part} must be a folder of {hub_id}, got {folder}")
+        location = _download(hub_id, f"part {part}", allow=[f"{folder}/*"]) / folder
+        if not location.is_dir():
+            raise InvalidRequest(f"part {part} must be a folder in hub repository {hub_id}, got {folder}")
     elif _HUB_ID.match(source) and not Path(source).exists():
-        place = _download(source, f"part {part}", allow=[f"{part}/*"])
-        if not (place / part).is_dir():
-            place = _download(source, f"part {part}", ignore=["*/*"])
+        location = _download(source, f"part {part}", allow=[f"{part}/*"])
+        if not (location / part).is_dir():
+            location = _download(source, f"part {part}", ignore=["*/*"])
     else:
         raise InvalidRequest(f"part {part} must be a folder or a hub id, got {source!r}")
-    return place / part if (place / part).is_dir() else place
+    return location / part if (location / part).is_dir() else location
 
 
 def _download(
     hub_id: str, where: str, *, allow: list[str] | None = None, ignore: list[str] | None = None
 ) -> Path:
+    """Download a hub repository, or files of it that match patterns; return its folder in the cache."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    from slipway_export.checkpoint.stored_weights import are_from_configurations
+    from slipway_export.checkpoint.stored_weights import uses_configurations_only
 
-    if are_from_configurations():
+    if uses_configurations_only():
         ignore = [*(ignore or []), *NOT_NEEDED]
     try:
         return Path(snapshot_download(hub_id, allow_patterns=allow, ignore_patterns=ignore or None))

@@ -1,8 +1,8 @@
-"""Record of the checkpoint files that a graph is made from, noted as they are read and compared by hash.
+"""Record of the checkpoint files that a graph is made from, written as they are read, compared by hash.
 
-Families do not declare what they read. A :class:`Checkpoint` reports each file that it reads, or whose place
-it gives out, to the :class:`Notes` being taken. Files that were only looked for are noted too, since they may
-appear later.
+Families do not declare what they read. A :class:`Checkpoint` reports each file that it reads, or whose path
+it gives out, to the active :class:`ReadRecord`. Files that were only looked for are recorded too, since they
+may appear later.
 """
 
 from __future__ import annotations
@@ -14,73 +14,74 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_THERE, _MISSING = "there", "missing"
+_PRESENT, _MISSING = "there", "missing"
 
-_taken: ContextVar[Notes | None] = ContextVar("notes of what is read", default=None)
+_current: ContextVar[ReadRecord | None] = ContextVar("record of what is read", default=None)
 
 
 @dataclass(frozen=True)
-class Notes:
+class ReadRecord:
     """Names of the files that were read of a checkpoint.
 
     Args:
-        place: Function that returns the place of a checkpoint's file, given its path within the checkpoint.
-        content: Names of the files and folders that were read, or whose place was given out. They are paths
+        locate: Function that returns the location of a checkpoint's file, given its path in the checkpoint.
+        content: Names of the files and folders that were read, or whose path was given out. They are paths
             within the checkpoint, or absolute for files of another one.
         looked_for: Names of the files that were looked for.
     """
 
-    place: Callable[[str], Path]
+    locate: Callable[[str], Path]
     content: set[str] = field(default_factory=set)
     looked_for: set[str] = field(default_factory=set)
 
     def digests(self, digests: Digests) -> dict[str, str]:
-        """Return a value for each noted file, by name, that changes if the file does."""
-        found = {name: digests.of(self.place(name)) for name in self.content}
+        """Return a value for each recorded file, by name, that changes if the file does."""
+        found = {name: digests.of(self.locate(name)) for name in self.content}
         return found | {
-            name: _THERE if self.place(name).exists() else _MISSING for name in self.looked_for - self.content
+            name: _PRESENT if self.locate(name).exists() else _MISSING
+            for name in self.looked_for - self.content
         }
 
 
 @contextmanager
-def noting(place: Callable[[str], Path]) -> Iterator[Notes]:
-    """Note what is read of a checkpoint in the block, also for enclosing notes of the same checkpoint.
+def recording(locate: Callable[[str], Path]) -> Iterator[ReadRecord]:
+    """Record what is read of a checkpoint in the block, also in the enclosing record of the same checkpoint.
 
     Args:
-        place: Function as for :class:`Notes`.
+        locate: Function as for :class:`ReadRecord`.
     """
-    notes, around = Notes(place), _taken.get()
-    token = _taken.set(notes)
+    record, enclosing = ReadRecord(locate), _current.get()
+    token = _current.set(record)
     try:
-        yield notes
+        yield record
     finally:
-        _taken.reset(token)
-        if around is not None and around.place == place:
-            around.content.update(notes.content)
-            around.looked_for.update(notes.looked_for)
+        _current.reset(token)
+        if enclosing is not None and enclosing.locate == locate:
+            enclosing.content.update(record.content)
+            enclosing.looked_for.update(record.looked_for)
 
 
 @contextmanager
-def unnoted() -> Iterator[None]:
-    """Note nothing that is read in the block, such as copies of files already noted."""
-    token = _taken.set(None)
+def unrecorded() -> Iterator[None]:
+    """Record nothing that is read in the block, such as copies of files that are already recorded."""
+    token = _current.set(None)
     try:
         yield
     finally:
-        _taken.reset(token)
+        _current.reset(token)
 
 
-def note(place: Callable[[str], Path], name: str, *, content: bool = True) -> None:
-    """Note a file that is read, or only looked for, if notes are being taken.
+def record_read(locate: Callable[[str], Path], name: str, *, content: bool = True) -> None:
+    """Record a file that is read, or only looked for, if a record is active.
 
     Args:
-        place: Function that returns the places of the files of the checkpoint.
+        locate: Function that returns the locations of the files of the checkpoint.
         name: Name of the file within that checkpoint.
-        content: True if the file is read, or its place is given to code that may read it.
+        content: True if the file is read, or its path is given to code that may read it.
     """
-    if (notes := _taken.get()) is not None:
-        known = name if place == notes.place else str(place(name).absolute())
-        (notes.content if content else notes.looked_for).add(known)
+    if (record := _current.get()) is not None:
+        known = name if locate == record.locate else str(locate(name).absolute())
+        (record.content if content else record.looked_for).add(known)
 
 
 class Digests:
@@ -92,11 +93,11 @@ class Digests:
     def of(self, path: Path) -> str:
         """Return the sha256 of a file, or of a folder's files that are not hidden, or "missing"."""
         if path.is_dir():
-            inside = {
+            files = {
                 file.relative_to(path).as_posix(): file for file in sorted(path.rglob("*")) if file.is_file()
             }
-            seen = {name: self.of(file) for name, file in inside.items() if not _hidden(name)}
-            text = "\n".join(f"{name} {digest}" for name, digest in seen.items())
+            digests = {name: self.of(file) for name, file in files.items() if not _hidden(name)}
+            text = "\n".join(f"{name} {digest}" for name, digest in digests.items())
             return hashlib.sha256(text.encode()).hexdigest()
         try:
             state = path.stat()
@@ -109,10 +110,10 @@ class Digests:
                 self._known[key] = hashlib.file_digest(file, "sha256").hexdigest()
         return self._known[key]
 
-    def agree(self, read: Mapping[str, str], place: Callable[[str], Path]) -> bool:
-        """Return whether every file still matches what :meth:`Notes.digests` returned for it."""
+    def match(self, read: Mapping[str, str], locate: Callable[[str], Path]) -> bool:
+        """Return whether every file still matches what :meth:`ReadRecord.digests` returned for it."""
         return all(
-            place(name).exists() if digest == _THERE else self.of(place(name)) == digest
+            locate(name).exists() if digest == _PRESENT else self.of(locate(name)) == digest
             for name, digest in read.items()
         )
 

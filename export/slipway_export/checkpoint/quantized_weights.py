@@ -14,7 +14,7 @@ from slipway_serving.protocol.errors import InvalidRequest
 if TYPE_CHECKING:
     import torch
 
-    from slipway_export.checkpoint.stored_weights import Stored
+    from slipway_export.checkpoint.stored_weights import StoredTensor
 
 _ALTERNATIVE = (
     "try the checkpoint before its quantization, with --precision int8 or int4 to quantize the graph"
@@ -53,7 +53,7 @@ def check_config(where: str, config: Mapping[str, Any]) -> None:
     )
 
 
-def check_stored(where: str, stored: Mapping[str, Stored], skeleton: torch.nn.Module) -> None:
+def check_stored(where: str, stored: Mapping[str, StoredTensor], skeleton: torch.nn.Module) -> None:
     """Refuse stored tensors that are quantized weights of a network.
 
     Args:

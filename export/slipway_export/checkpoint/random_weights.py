@@ -3,7 +3,7 @@
 A network comes without memory (on the meta device), and huggingface_hub distributes its tensors over shards.
 Each tensor is then generated from the seed and its own name, a chunk at a time, and appended to its file. So
 only a piece of one tensor is in memory, and the same seed gives the same bytes on any machine. Where
-configurations are enough (:func:`slipway_export.checkpoint.stored_weights.from_configurations`), the files
+configurations are enough (:func:`slipway_export.checkpoint.stored_weights.configurations_only`), the files
 are empty and take no space.
 """
 
@@ -22,7 +22,7 @@ import torch
 from huggingface_hub import StateDictSplit, split_torch_state_dict_into_shards
 from torch import Tensor, nn
 
-from slipway_export.checkpoint.stored_weights import are_from_configurations, safetensors_header, write_empty
+from slipway_export.checkpoint.stored_weights import safetensors_header, uses_configurations_only, write_empty
 from slipway_serving.protocol.errors import InvalidRequest
 
 SHARD_BYTES = 10**9
@@ -88,7 +88,7 @@ def check_space(folder: Path, parts: Sequence[RandomPart]) -> None:
     Raises:
         InvalidRequest: The disk is too small; the message gives the needed and the free space.
     """
-    if are_from_configurations():
+    if uses_configurations_only():
         return
     needed, free = sum(part.bytes for part in parts), shutil.disk_usage(folder).free
     if needed > free:
@@ -115,7 +115,7 @@ def write_part(folder: Path, part: RandomPart, seed: int, shard_bytes: int = SHA
     )
     for name, keys in split.filename_to_tensors.items():
         described = {key: (tensors[key].dtype, tuple(tensors[key].shape)) for key in keys}
-        if are_from_configurations():
+        if uses_configurations_only():
             write_empty(place / name, described)
             continue
         with (place / name).open("wb") as out:

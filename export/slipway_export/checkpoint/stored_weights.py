@@ -1,6 +1,6 @@
 """Weights that stay on disk: networks whose tensors know their place in a checkpoint's files.
 
-Inside :func:`left_on_disk`, a checkpoint's networks have weights that were never read and take no memory.
+Inside :func:`lazy_weights`, a checkpoint's networks have weights that were never read and take no memory.
 These are pages of an empty file with the layout of the weight files, so that the libraries' own loaders
 create them. The networks are traced like any other; `graph/external_weights.py` then gives the graph the
 tensors of those places.
@@ -37,14 +37,14 @@ INDEX_END = ".index.json"
 DTYPES = {name: dtype for dtype, name in _SAFETENSORS.items()}
 """Types of torch by their names in safetensors files."""
 
-_on_disk: ContextVar[bool] = ContextVar("weights left on disk", default=False)
-_described: ContextVar[bool] = ContextVar("weights as configurations describe them", default=False)
-_left_out: ContextVar[bool] = ContextVar("weights left out", default=False)
-_places: MutableMapping[torch.Tensor, Stored] = WeakTensorKeyDictionary()
+_lazy: ContextVar[bool] = ContextVar("weights left on disk", default=False)
+_configurations_only: ContextVar[bool] = ContextVar("weights as configurations describe them", default=False)
+_meta: ContextVar[bool] = ContextVar("weights left out", default=False)
+_locations: MutableMapping[torch.Tensor, StoredTensor] = WeakTensorKeyDictionary()
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """Place of a tensor in a file.
 
     Args:
@@ -75,63 +75,64 @@ class Stored:
 
 
 @contextlib.contextmanager
-def left_on_disk() -> Iterator[None]:
+def lazy_weights() -> Iterator[None]:
     """Make `Checkpoint.load` return networks without reading their weights, for tracing."""
-    token = _on_disk.set(True)
+    token = _lazy.set(True)
     try:
         yield
     finally:
-        _on_disk.reset(token)
+        _lazy.reset(token)
 
 
-def are_left_on_disk() -> bool:
-    """Return whether :func:`left_on_disk` is active."""
-    return _on_disk.get()
+def uses_lazy_weights() -> bool:
+    """Return whether :func:`lazy_weights` is active."""
+    return _lazy.get()
 
 
 @contextlib.contextmanager
-def from_configurations() -> Iterator[None]:
+def configurations_only() -> Iterator[None]:
     """Make `Checkpoint.load` build networks from their configurations alone, even without weight files."""
-    token = _described.set(True)
+    token = _configurations_only.set(True)
     try:
-        with left_on_disk():
+        with lazy_weights():
             yield
     finally:
-        _described.reset(token)
+        _configurations_only.reset(token)
 
 
-def are_from_configurations() -> bool:
-    """Return whether :func:`from_configurations` is active."""
-    return _described.get()
+def uses_configurations_only() -> bool:
+    """Return whether :func:`configurations_only` is active."""
+    return _configurations_only.get()
 
 
-def described(network: torch.nn.Module) -> dict[str, Stored]:
+def tensors_without_files(network: torch.nn.Module) -> dict[str, StoredTensor]:
     """Return the tensors of a network without weights, by key, as stored in files that do not exist."""
     return {
-        key: Stored(Path(), key, tuple(each.shape), each.dtype) for key, each in network.state_dict().items()
+        key: StoredTensor(Path(), key, tuple(each.shape), each.dtype)
+        for key, each in network.state_dict().items()
     }
 
 
 @contextlib.contextmanager
-def left_out() -> Iterator[None]:
+def meta_networks() -> Iterator[None]:
     """Make `Checkpoint.load` check a part and return its network on the meta device, to weigh it."""
-    token = _left_out.set(True)
+    token = _meta.set(True)
     try:
         yield
     finally:
-        _left_out.reset(token)
+        _meta.reset(token)
 
 
-def are_left_out() -> bool:
-    """Return whether :func:`left_out` is active."""
-    return _left_out.get()
+def uses_meta_networks() -> bool:
+    """Return whether :func:`meta_networks` is active."""
+    return _meta.get()
 
 
 @contextlib.contextmanager
-def stand_in(
+def placeholder_folder(
     folder: Path,
     files: Sequence[str],
-    stored: Mapping[str, Stored],
+    stored: Mapping[str, StoredTensor],
     dtype_of: Callable[[str], torch.dtype],
 ) -> Iterator[Path]:
     """Open a copy of a part's folder with weight files that have its keys and no content.
@@ -209,7 +210,7 @@ def safetensors_header(tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]
     return struct.pack("<Q", len(text)) + text, end
 
 
-def remember(network: torch.nn.Module, stored: Mapping[str, Stored]) -> None:
+def record_locations(network: torch.nn.Module, stored: Mapping[str, StoredTensor]) -> None:
     """Record the places of a loaded network's weights, whatever networks they later become parts of.
 
     Args:
@@ -219,12 +220,12 @@ def remember(network: torch.nn.Module, stored: Mapping[str, Stored]) -> None:
     places = {id(tensor): stored[name] for name, tensor in _named_tensors(network) if name in stored}
     for _, tensor in _named_tensors(network):
         if id(tensor) in places:
-            _places[tensor] = places[id(tensor)]
+            _locations[tensor] = places[id(tensor)]
 
 
-def stored_weights(module: torch.nn.Module) -> dict[str, Stored]:
+def stored_weights(module: torch.nn.Module) -> dict[str, StoredTensor]:
     """Return the places of a network's weights, by their names in it, except for those made elsewhere."""
-    return {name: _places[tensor] for name, tensor in _named_tensors(module) if tensor in _places}
+    return {name: _locations[tensor] for name, tensor in _named_tensors(module) if tensor in _locations}
 
 
 def _named_tensors(network: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -108,7 +108,7 @@ def export_options(family: Family, arguments: ExportArguments) -> ExportOptions:
     """
     from slipway_export.engines.requested import parse_engines, parse_precisions, parse_torch
     from slipway_export.options import ExportOptions
-    from slipway_export.repository.placement import parse_places
+    from slipway_export.repository.placement import parse_placements
     from slipway_export.repository.queues import QueueLimits
 
     source, serving, graphs, run = arguments.source, arguments.serving, arguments.graphs, arguments.run
@@ -131,7 +131,7 @@ def export_options(family: Family, arguments: ExportArguments) -> ExportOptions:
         ),
         precision=precision,
         precisions=precisions,
-        places=parse_places(tuple(serving.place or ())),
+        placements=parse_placements(tuple(serving.place or ())),
         components=components,
         opset=graphs.opset_version,
         simplify=graphs.simplify,

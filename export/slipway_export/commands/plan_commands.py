@@ -1,4 +1,4 @@
-"""What machine is needed, for people: `slipway export … --plan` and `slipway plan`, as tables."""
+"""Tables of `slipway export … --plan` and `slipway plan`: which machine an export or its models need."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slipway_export.progress import duration, in_bytes
+from slipway_export.progress import format_bytes, format_duration
 from slipway_serving.protocol.command_output import Json, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from slipway_export.options import ExportOptions
-    from slipway_export.sizing.estimate import Machine, Need
+    from slipway_export.sizing.estimate import Machine, ResourceEstimate
     from slipway_export.spec import Component, Family
 
 
@@ -25,27 +25,27 @@ def plan(
     checkpoint: Annotated[
         str | None,
         typer.Option(
-            help="Where the checkpoint's configurations are now, if not where it was exported from.",
+            help="Checkpoint with the configurations, if it is no longer where the export read it.",
             metavar="PRESET|DIR|HUB_ID",
         ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Say what the exported models of a repository take: disk, memory, device, and a step's time."""
+    """Estimate the disk, memory and GPU memory that exported models need, and the time of one step."""
     from slipway_export.commands.terminal import quiet_libraries
     from slipway_export.sizing.estimate import this_machine
-    from slipway_export.sizing.placed import exported_models, placed_needs
+    from slipway_export.sizing.placed import estimate_placed, exported_models
 
     with quiet_libraries():
         models = exported_models(repository)
         machine = this_machine()
-        found = placed_needs(models, machine, checkpoint)
+        result = estimate_placed(models, machine, checkpoint)
     if json:
-        print_json({**_document(found.needs, machine), "unknown": list(found.unknown)})
+        print_json({**_document(result.estimates, machine), "unknown": list(result.unknown)})
         return
-    print_served(found.needs)
+    print_placed_estimates(result.estimates)
     _print_machine(machine)
-    for problem in found.unknown:
+    for problem in result.unknown:
         typer.echo(problem)
 
 
@@ -61,66 +61,70 @@ def print_plan(family: Family, options: ExportOptions, *, json: bool = False) ->
         InvalidRequest: The checkpoint or an option is invalid.
     """
     from slipway_export.checkpoint.opening import open_checkpoint
-    from slipway_export.checkpoint.stored_weights import from_configurations
+    from slipway_export.checkpoint.stored_weights import configurations_only
     from slipway_export.commands.terminal import quiet_libraries
     from slipway_export.engines.choice import choose_torch
     from slipway_export.run import components_of
-    from slipway_export.sizing.estimate import needs, this_machine
-    from slipway_export.sizing.torch_needs import torch_need
+    from slipway_export.sizing.estimate import estimate_component, this_machine
+    from slipway_export.sizing.torch_needs import estimate_torch
 
     family = family.variant(options.variant)
     with (
         quiet_libraries(),
-        from_configurations(),
+        configurations_only(),
         open_checkpoint(family, options.checkpoint, options.parts, options.files) as checkpoint,
     ):
         components = components_of(family, checkpoint, options)
         machine = this_machine()
-        by_torch = choose_torch([c for c in components if not _is_elsewhere(c, options)], options)
-        found = [
-            need
+        torch_choices = choose_torch([c for c in components if not _is_elsewhere(c, options)], options)
+        estimates = [
+            estimate
             for component in components
-            for need in (
-                [torch_need(component, by_torch[component.label], machine)]
-                if component.label in by_torch
-                else needs(component, machine)
+            for estimate in (
+                [estimate_torch(component, torch_choices[component.label], machine)]
+                if component.label in torch_choices
+                else estimate_component(component, machine)
             )
         ]
     sizes = {component.label: component.points()["opt"] for component in components}
     if json:
-        print_json({**_document(found, machine), "opt": sizes})
+        print_json({**_document(estimates, machine), "opt": sizes})
         return
-    print_needs(found, sizes)
-    typer.echo("To serve, and a step: at the sizes above. To verify whole: at all points.")
+    print_export_estimates(estimates, sizes)
+    typer.echo(
+        "RAM to serve, device and a step are for the sizes above; to verify whole means at all points."
+    )
     _print_machine(machine)
 
 
 def _is_elsewhere(component: Component, options: ExportOptions) -> bool:
-    place = options.places.get(component.name)
+    place = options.placements.get(component.name)
     return place is not None and bool(place.server)
 
 
 # Characters of a quantity's title and of one value, with the two spaces after each.
 _TITLE_WIDTH, _CELL_WIDTH = 17, 10
-_QUANTITIES: Mapping[str, Callable[[Need], str]] = {
-    "disk": lambda need: in_bytes(need.disk_bytes),
-    "RAM to export": lambda need: in_bytes(need.export_bytes),
-    "RAM to verify": lambda need: in_bytes(need.verify_bytes),
-    "RAM to serve": lambda need: in_bytes(need.serve_bytes),
-    "device": lambda need: in_bytes(need.device_bytes),
-    "time to export": lambda need: in_time(need.export_s),
-    "to verify whole": lambda need: in_time(need.verify_s),
-    "a step": lambda need: in_time(need.step_s),
+_QUANTITIES: Mapping[str, Callable[[ResourceEstimate], str]] = {
+    "disk": lambda estimate: format_bytes(estimate.disk_bytes),
+    "RAM to export": lambda estimate: format_bytes(estimate.export_bytes),
+    "RAM to verify": lambda estimate: format_bytes(estimate.verify_bytes),
+    "RAM to serve": lambda estimate: format_bytes(estimate.serve_bytes),
+    "device": lambda estimate: format_bytes(estimate.device_bytes),
+    "time to export": lambda estimate: format_time(estimate.export_s),
+    "to verify whole": lambda estimate: format_time(estimate.verify_s),
+    "a step": lambda estimate: format_time(estimate.step_s),
 }
 
 
-def print_needs(
-    found: Sequence[Need], sizes: Mapping[str, Mapping[str, int]], console: Console | None = None
+def print_export_estimates(
+    estimates: Sequence[ResourceEstimate],
+    sizes: Mapping[str, Mapping[str, int]],
+    console: Console | None = None,
 ) -> None:
     """Print a table for each graph of an export, with a column for each precision.
 
     Args:
-        found: Needs of the graphs, one for each precision of a graph.
+        estimates: Estimates of the graphs, one for each precision of a graph.
         sizes: Sizes of the axes at opt, by the graph's label.
         console: Console to print on; stdout if None.
     """
@@ -129,30 +133,30 @@ def print_needs(
 
     from slipway_export.commands.terminal import console_of_results
 
-    shown = console or console_of_results()
-    for label in dict.fromkeys(need.label for need in found):
-        needs = [need for need in found if need.label == label]
+    output = console or console_of_results()
+    for label in dict.fromkeys(estimate.label for estimate in estimates):
+        by_precision = [estimate for estimate in estimates if estimate.label == label]
         at = ", ".join(f"{axis}={size}" for axis, size in sizes[label].items())
-        shown.print(
-            f"\n[bold]{escape(label)}[/]: {needs[0].parameters / 1e6:,.1f} million parameters, at {at}"
+        output.print(
+            f"\n[bold]{escape(label)}[/]: {by_precision[0].parameters / 1e6:,.1f} million parameters, at {at}"
         )
-        fitting = max(1, (shown.width - _TITLE_WIDTH) // _CELL_WIDTH)
-        for first in range(0, len(needs), fitting):
-            some = needs[first : first + fitting]
+        fitting = max(1, (output.width - _TITLE_WIDTH) // _CELL_WIDTH)
+        for first in range(0, len(by_precision), fitting):
+            columns = by_precision[first : first + fitting]
             table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
             table.add_column("", no_wrap=True)
-            for need in some:
-                table.add_column(need.served or need.precision.value, justify="right")
+            for estimate in columns:
+                table.add_column(estimate.served or estimate.precision.value, justify="right")
             for title, text in _QUANTITIES.items():
-                table.add_row(title, *map(text, some))
-            shown.print(table)
+                table.add_row(title, *map(text, columns))
+            output.print(table)
 
 
-def print_served(found: Sequence[Need], console: Console | None = None) -> None:
+def print_placed_estimates(estimates: Sequence[ResourceEstimate], console: Console | None = None) -> None:
     """Print the disk, memory and time that placed graphs need, a row for each.
 
     Args:
-        found: Needs of the graphs.
+        estimates: Estimates of the graphs.
         console: Console to print on; stdout if None.
     """
     from rich.table import Table
@@ -164,24 +168,26 @@ def print_served(found: Sequence[Need], console: Console | None = None) -> None:
     table.add_column("precision", no_wrap=True)
     for title in ("disk", "RAM", "device", "a step"):
         table.add_column(title, justify="right", no_wrap=True)
-    for need in found:
-        graph = need.label.partition("/")[2]
+    for estimate in estimates:
+        graph = estimate.label.partition("/")[2]
         table.add_row(
-            f"{need.model}/{graph}" if graph else need.model,
-            need.served or need.precision.value,
-            in_bytes(need.disk_bytes),
-            in_bytes(need.serve_bytes),
-            in_bytes(need.device_bytes),
-            in_time(need.step_s) if need.operations else "unknown",
+            f"{estimate.model}/{graph}" if graph else estimate.model,
+            estimate.served or estimate.precision.value,
+            format_bytes(estimate.disk_bytes),
+            format_bytes(estimate.serve_bytes),
+            format_bytes(estimate.device_bytes),
+            format_time(estimate.step_s) if estimate.operations else "unknown",
         )
-    shown = console or console_of_results()
-    shown.print(table)
-    shown.print("RAM and device: to serve. A step: one forward at opt.")
+    output = console or console_of_results()
+    output.print(table)
+    output.print("RAM and device are the memory to serve a graph. A step is one forward at opt.")
 
 
-def _document(found: Sequence[Need], machine: Machine) -> dict[str, Any]:
+def _document(estimates: Sequence[ResourceEstimate], machine: Machine) -> dict[str, Any]:
     return {
-        "graphs": [{**asdict(need), "step_s": need.step_s if need.operations else None} for need in found],
+        "graphs": [
+            {**asdict(each), "step_s": each.step_s if each.operations else None} for each in estimates
+        ],
         "machine": {
             "pytorch_operations_per_s": machine.speed.pytorch,
             "onnxruntime_operations_per_s": machine.speed.onnxruntime,
@@ -193,14 +199,14 @@ def _document(found: Sequence[Need], machine: Machine) -> dict[str, Any]:
 def _print_machine(machine: Machine) -> None:
     speed = machine.speed
     typer.echo(
-        f"Times on this machine's CPU as busy as it is now: {speed.pytorch / 1e9:.0f} and"
-        f" {speed.onnxruntime / 1e9:.0f} billion operations a second in PyTorch and ONNX Runtime,"
-        f" {machine.call_s * 1e3:.2f} ms a traced operator."
+        f"The times are for this machine's CPU under its present load: {speed.pytorch / 1e9:.0f} and"
+        f" {speed.onnxruntime / 1e9:.0f} billion operations per second in PyTorch and ONNX Runtime,"
+        f" {machine.call_s * 1e3:.2f} ms per traced operator."
     )
 
 
-def in_time(seconds: float) -> str:
-    """Return a time for people, from milliseconds to days."""
+def format_time(seconds: float) -> str:
+    """Format a time for people, from milliseconds to days."""
     if seconds < 0.001:
         return "under 1 ms"
-    return f"{seconds * 1e3:.0f} ms" if seconds < 1 else duration(seconds)
+    return f"{seconds * 1e3:.0f} ms" if seconds < 1 else format_duration(seconds)

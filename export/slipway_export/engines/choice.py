@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipway_export.engines.device import Device
-from slipway_export.engines.requested import OF_ALL
+from slipway_export.engines.requested import ALL_COMPONENTS
 from slipway_export.graph.dialect import check_precision
 from slipway_export.options import ExportOptions
 from slipway_export.spec import Component, Engine, Precision, Tolerance
@@ -36,14 +36,14 @@ class TorchChoice:
         options: Options of the program.
         bounds: Precisions whose bounds apply; if there are several, the widest bounds apply.
         on_gpu: True if its instances run on GPUs.
-        kept: True if it keeps a precision or weights other than those requested for all components, because
-            it has no bounds for the requested ones.
+        differs: True if the precision or the weights differ from those requested for all components, because
+            the component has no bounds for the requested ones.
     """
 
     options: TorchOptions
     bounds: tuple[Precision, ...]
     on_gpu: bool = False
-    kept: bool = False
+    differs: bool = False
 
     def tolerance(self, component: Component) -> Tolerance:
         """Return the bounds that apply to a component served with these settings."""
@@ -92,28 +92,31 @@ def choose_torch(components: Sequence[Component], options: ExportOptions) -> dic
             without a graph. The message names each such option with the rule and the value.
     """
     served = [component for component in components if options.engine_of(component) is Engine.TORCH]
-    problems = [*_unknown_names(components, served, options), *_useless(served, options)]
+    problems = [
+        *_unknown_name_problems(components, served, options),
+        *_unused_option_problems(served, options),
+    ]
     choices: dict[str, TorchChoice] = {}
     for component in served:
         try:
-            choice = _choice(component, options)
+            choice = _choose(component, options)
         except InvalidRequest as error:
             problems.append(str(error))
             continue
         choices[component.label] = choice
-        problems += _of_devices(component, choice, options.verify_device)
+        problems += _device_problems(component, choice, options.verify_device)
     if choices and len(choices) == len(components):
-        problems += _of_graphs(options)
+        problems += _graph_option_problems(options)
     problems += _attention_problems(components, choices)
     raise_all("export", list(dict.fromkeys(problems)))
     if options.engine is Engine.TORCH:
         for component in components:
             if component.label not in choices:
-                check_precision(options.engine_of(component), options.asked(component))
+                check_precision(options.engine_of(component), options.requested_precision(component))
     return choices
 
 
-def _of_devices(component: Component, choice: TorchChoice, verified_on: Device) -> list[str]:
+def _device_problems(component: Component, choice: TorchChoice, verified_on: Device) -> list[str]:
     """Return the problems of settings that the serving or the verifying device does not support."""
     problems = choice.options.problems(component.name, on_gpu=choice.on_gpu)
     if not choice.on_gpu and verified_on is Device.CUDA:
@@ -126,12 +129,12 @@ def _of_devices(component: Component, choice: TorchChoice, verified_on: Device) 
     return problems
 
 
-def _of_graphs(options: ExportOptions) -> list[str]:
+def _graph_option_problems(options: ExportOptions) -> list[str]:
     """Return a problem for each given option that only applies to graphs, for an export without graphs."""
-    given = {"opset-version": options.opset, "simplify": options.simplify or None}
+    values = {"opset-version": options.opset, "simplify": options.simplify or None}
     return [
-        f"{flag} must be left out with engine torch, which makes no graph, got {value}"
-        for flag, value in given.items()
+        f"{flag} must be left out with engine torch, which writes no graph, got {value}"
+        for flag, value in values.items()
         if value is not None
     ]
 
@@ -143,10 +146,10 @@ def _attention_problems(components: Sequence[Component], choices: Mapping[str, T
         attention = choices[component.label].options.attention if component.label in choices else None
         if attention is None:
             continue
-        from slipway_export.checkpoint.stored_weights import left_out
+        from slipway_export.checkpoint.stored_weights import meta_networks
         from slipway_serving.runtime.torch_engine.attention import set_attention
 
-        with left_out():
+        with meta_networks():
             network = component.load(Precision.FP32)
         try:
             set_attention(network, attention, component.name)
@@ -155,66 +158,71 @@ def _attention_problems(components: Sequence[Component], choices: Mapping[str, T
     return problems
 
 
-def _choice(component: Component, options: ExportOptions) -> TorchChoice:
-    asked, precision = options.torch, options.asked(component)
-    place = options.places.get(component.name)
+def _choose(component: Component, options: ExportOptions) -> TorchChoice:
+    """Return the settings with which PyTorch serves a component."""
+    requested, precision = options.torch, options.requested_precision(component)
+    placement = options.placements.get(component.name)
 
-    def of(values: Mapping[str, str]) -> str | None:
-        return values.get(component.name, values.get(OF_ALL))
+    def value_of(values: Mapping[str, str]) -> str | None:
+        return values.get(component.name, values.get(ALL_COMPONENTS))
 
-    text = of(asked.weights)
+    text = value_of(requested.weights)
     weights = None if text is None else Weights(text)
-    kept = weights is not None and _BOUNDS[weights] not in component.tolerance
-    if kept and component.name in asked.weights:
+    without_bounds = weights is not None and _BOUNDS[weights] not in component.tolerance
+    if without_bounds and component.name in requested.weights:
         able = [each.value for each, bounds in _BOUNDS.items() if bounds in component.tolerance]
         rule = f"one of {', '.join(able)}" if able else "left out"
         raise InvalidRequest(f"weights of {component.name} must be {rule}, got {text}")
     # A component without bounds for a precision stays float32, as in its graph. An integer precision stays as
     # it is and is refused later, because engine torch has integers only as a format of weights.
     arithmetic = precision if precision.is_integer else component.precision(precision)
-    made = TorchOptions(
+    chosen = TorchOptions(
         precision=arithmetic.value,
-        weights=None if kept else weights,
-        compile=of(asked.compile),
-        attention=of(asked.attention),
-        cuda_graphs=asked.cuda_graphs,
-        offload=Offload(of(asked.offload) or Offload.NONE),
+        weights=None if without_bounds else weights,
+        compile=value_of(requested.compile),
+        attention=value_of(requested.attention),
+        cuda_graphs=requested.cuda_graphs,
+        offload=Offload(value_of(requested.offload) or Offload.NONE),
     )
-    on_gpu = place is not None and place.kind == "gpu"
-    bounds = () if precision.is_integer else bounds_of(component, made)
-    return TorchChoice(made, bounds, on_gpu, kept or arithmetic is not precision)
+    on_gpu = placement is not None and placement.kind == "gpu"
+    bounds = () if precision.is_integer else bounds_of(component, chosen)
+    return TorchChoice(chosen, bounds, on_gpu, without_bounds or arithmetic is not precision)
 
 
 def _needs_gpu(options: TorchOptions) -> bool:
     return bool(options.problems("", on_gpu=False)) or options.weights is Weights.INT4
 
 
-def _unknown_names(
+def _unknown_name_problems(
     components: Sequence[Component], served: Sequence[Component], options: ExportOptions
 ) -> list[str]:
+    """Return a problem for each option that names a component to which it does not apply."""
     known = list(dict.fromkeys(component.name for component in components))
     by_torch = {component.name for component in served}
     able = ", ".join(sorted(by_torch)) or "none"
     problems = [
-        f"engine must be of a component that is exported here ({', '.join(known)}), got {name}"
+        f"engine must name a component that this repository serves ({', '.join(known)}), got {name}"
         for name in options.engines
         if name not in known
     ]
     for flag, values in options.torch.by_flag.items():
         problems += [
-            f"{flag} must be of a component that engine torch serves ({able}), got {name}={value}; try"
+            f"{flag} must name a component that engine torch serves ({able}), got {name}={value}; try"
             f" --engine {name}=torch"
             for name, value in values.items()
-            if name != OF_ALL and name not in by_torch
+            if name != ALL_COMPONENTS and name not in by_torch
         ]
     return problems
 
 
-def _useless(served: Sequence[Component], options: ExportOptions) -> list[str]:
+def _unused_option_problems(served: Sequence[Component], options: ExportOptions) -> list[str]:
+    """Return a problem for each option of engine ``torch`` if PyTorch serves no component."""
     if served:
         return []
-    asked = options.torch
-    given = {flag: values[OF_ALL] for flag, values in asked.by_flag.items() if OF_ALL in values}
-    if asked.cuda_graphs:
-        given["cuda-graphs"] = "it"
-    return [f"{flag} must be given with --engine torch, got {value}" for flag, value in given.items()]
+    requested = options.torch
+    unused = {
+        flag: values[ALL_COMPONENTS] for flag, values in requested.by_flag.items() if ALL_COMPONENTS in values
+    }
+    if requested.cuda_graphs:
+        unused["cuda-graphs"] = "it"
+    return [f"{flag} must be given with --engine torch, got {value}" for flag, value in unused.items()]

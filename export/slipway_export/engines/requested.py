@@ -13,14 +13,14 @@ from slipway_export.spec import Engine, Precision
 from slipway_serving.protocol.errors import InvalidRequest, raise_all
 from slipway_serving.runtime.torch_engine.options import COMPILE_MODES, Offload, Weights
 
-OF_ALL = ""
+ALL_COMPONENTS = ""
 """Key for the value of all components in mappings by component name."""
 _MIXED = (Engine.ONNXRUNTIME, Engine.TORCH)
 
 
 @dataclass(frozen=True)
-class TorchAsked:
-    """Requested options of engine ``torch``, by component name; :data:`OF_ALL` stands for all components.
+class TorchRequest:
+    """Requested options of engine ``torch``, by component name or :data:`ALL_COMPONENTS`.
 
     Args:
         weights: Storage format of the weights.
@@ -56,12 +56,12 @@ def parse_named(flag: str, texts: Sequence[str], allowed: Sequence[str] = ()) ->
         allowed: Allowed values; any value is allowed when empty.
 
     Returns:
-        Values by component name; the value of all components has the key :data:`OF_ALL`.
+        Values by component name; the value of all components has the key :data:`ALL_COMPONENTS`.
 
     Raises:
         InvalidRequest: A value is not allowed, or a component is given twice.
     """
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for text in texts:
         name, _, value = text.rpartition("=")
         name = name.replace("-", "_")
@@ -70,10 +70,10 @@ def parse_named(flag: str, texts: Sequence[str], allowed: Sequence[str] = ()) ->
             raise InvalidRequest(
                 f"{flag} must be {rule}, or NAME={flag.upper()} for a component, got {text!r}"
             )
-        if name in found:
-            raise InvalidRequest(f"{flag} of {name or 'all'} must be given once, got {text!r} too")
-        found[name] = value
-    return found
+        if name in values:
+            raise InvalidRequest(f"{flag} of {name or 'all'} must be given once, got {text!r} as well")
+        values[name] = value
+    return values
 
 
 def parse_engines(texts: Sequence[str]) -> tuple[Engine, dict[str, Engine]]:
@@ -85,20 +85,20 @@ def parse_engines(texts: Sequence[str]) -> tuple[Engine, dict[str, Engine]]:
     Raises:
         InvalidRequest: A text is not valid, see :func:`parse_named`.
     """
-    found = {name: Engine(value) for name, value in parse_named("engine", texts, tuple(Engine)).items()}
-    return found.pop(OF_ALL, Engine.ONNXRUNTIME), found
+    engines = {name: Engine(value) for name, value in parse_named("engine", texts, tuple(Engine)).items()}
+    return engines.pop(ALL_COMPONENTS, Engine.ONNXRUNTIME), engines
 
 
 def parse_precisions(texts: Sequence[str]) -> tuple[Precision, dict[str, Precision]]:
     """Parse precisions, ``PRECISION`` or ``NAME=PRECISION`` each; names may have dashes for underscores.
 
     Returns:
-        That of all components, and those of components that differ, by name.
+        Precision of all components, and the precisions of components that differ, by name.
 
     Raises:
-        InvalidRequest: there is no such precision, or one is given twice.
+        InvalidRequest: A text names no precision, or a component is given twice.
     """
-    found: dict[str, Precision] = {}
+    precisions: dict[str, Precision] = {}
     for text in texts:
         name, _, value = text.rpartition("=")
         name = name.replace("-", "_")
@@ -107,10 +107,10 @@ def parse_precisions(texts: Sequence[str]) -> tuple[Precision, dict[str, Precisi
                 f"precision must be one of {', '.join(Precision)}, or NAME=PRECISION for a component, got"
                 f" {text!r}"
             )
-        if name in found:
-            raise InvalidRequest(f"precision of {name or 'all'} must be given once, got {text!r} too")
-        found[name] = Precision(value)
-    return found.pop("", Precision.FP32), found
+        if name in precisions:
+            raise InvalidRequest(f"precision of {name or 'all'} must be given once, got {text!r} as well")
+        precisions[name] = Precision(value)
+    return precisions.pop(ALL_COMPONENTS, Precision.FP32), precisions
 
 
 def parse_torch(
@@ -120,13 +120,13 @@ def parse_torch(
     offload: Sequence[str],
     *,
     cuda_graphs: bool,
-) -> TorchAsked:
+) -> TorchRequest:
     """Parse the options of engine ``torch``, each as :func:`parse_named` does.
 
     Raises:
         InvalidRequest: An option has no such value, or is given twice.
     """
-    return TorchAsked(
+    return TorchRequest(
         parse_named("weights", weights, tuple(Weights)),
         parse_named("compile", compile_, COMPILE_MODES),
         parse_named("attention", attention),
@@ -135,7 +135,7 @@ def parse_torch(
     )
 
 
-def check_engines(of_all: Engine, engines: Mapping[str, Engine]) -> None:
+def check_engines(default: Engine, engines: Mapping[str, Engine]) -> None:
     """Check that one repository can contain all of these engines.
 
     Raises:
@@ -147,9 +147,9 @@ def check_engines(of_all: Engine, engines: Mapping[str, Engine]) -> None:
     raise_all(
         "export",
         [
-            f"engine{f' of {name}' if name else ''} must be {names} where components have engines of their"
-            f" own, got {engine.value}"
-            for name, engine in {OF_ALL: of_all, **engines}.items()
+            f"engine{f' of {name}' if name else ''} must be {names} if components have different engines,"
+            f" got {engine.value}"
+            for name, engine in {ALL_COMPONENTS: default, **engines}.items()
             if engine not in _MIXED
         ],
     )

@@ -19,8 +19,8 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from slipway_export.checkpoint.checkpoint import Checkpoint
-from slipway_export.checkpoint.provenance import Notes, unnoted
-from slipway_export.checkpoint.stored_weights import left_out
+from slipway_export.checkpoint.provenance import ReadRecord, unrecorded
+from slipway_export.checkpoint.stored_weights import meta_networks
 from slipway_export.engines.choice import TorchChoice
 from slipway_export.engines.device import Device
 from slipway_export.engines.torch_network import CHECKPOINT_FOLDER, NetworkFacts, load
@@ -28,7 +28,7 @@ from slipway_export.repository.config import config_text, model_config
 from slipway_export.repository.publish import link_or_copy, stage_authored
 from slipway_export.spec import AuthoredModel, Component, Engine, Precision, Stepped
 from slipway_export.verification.comparison import ParityRow, Run
-from slipway_export.verification.steps import rows_of_steps
+from slipway_export.verification.steps import stepped_parity_rows
 from slipway_serving.protocol.axis_expressions import Point
 from slipway_serving.protocol.errors import InvalidRequest
 from slipway_serving.runtime.facts import read_facts
@@ -75,7 +75,7 @@ def stage_graph(component: Component, choice: TorchChoice, folder: Path) -> None
 
 
 def stage_network(
-    component: Component, facts: NetworkFacts, checkpoint: Checkpoint, planned: Notes, folder: Path
+    component: Component, facts: NetworkFacts, checkpoint: Checkpoint, planned: ReadRecord, folder: Path
 ) -> None:
     """Place the files of a component's network in a version folder, and the file that describes the network.
 
@@ -89,10 +89,10 @@ def stage_network(
     Raises:
         InvalidRequest: A file lies outside the checkpoint, or is invalid.
     """
-    with checkpoint.noting() as loaded, left_out():
+    with checkpoint.recording() as loaded, meta_networks():
         component.load(Precision.FP32)
     # The plan of the copy must find the same files, even those that were looked for but not read.
-    looked_for = {name for name in planned.looked_for | loaded.looked_for if planned.place(name).is_file()}
+    looked_for = {name for name in planned.looked_for | loaded.looked_for if planned.locate(name).is_file()}
     placed = dict(_files(component, checkpoint, planned.content | loaded.content | looked_for))
     for name, path in placed.items():
         link_or_copy(path, folder / CHECKPOINT_FOLDER / name)
@@ -133,7 +133,7 @@ def _files(component: Component, checkpoint: Checkpoint, names: set[str]) -> Ite
 
 
 @contextlib.contextmanager
-def served_here(folder: Path, device: Device, graph: str = MODEL) -> Iterator[Run]:
+def run_in_process(folder: Path, device: Device, graph: str = MODEL) -> Iterator[Run]:
     """Run a staged or placed model that PyTorch serves, in this process.
 
     Args:
@@ -151,13 +151,13 @@ def served_here(folder: Path, device: Device, graph: str = MODEL) -> Iterator[Ru
     if graph != MODEL:
         from slipway_serving.runtime.graph import Graph
 
-        with unnoted():
+        with unrecorded():
             opened = Graph(Settings(folder.name, folder / "1", {"name": folder.name}, kind), f"{graph}.onnx")
         yield lambda inputs: {
             name: value.numpy() for name, value in opened.run(inputs, in_memory=opened.outputs).items()
         }
         return
-    with unnoted():
+    with unrecorded():
         program = load_program(Settings(folder.name, folder / "1", read_config(folder), kind))
     alone = InProcessModels(folder.parent)
 
@@ -171,7 +171,7 @@ def served_here(folder: Path, device: Device, graph: str = MODEL) -> Iterator[Ru
         program.close()
 
 
-def verify_steps_here(
+def verify_steps_in_process(
     stepped: Stepped, folder: Path, choices: Mapping[str, TorchChoice], point: Point | None, device: Device
 ) -> list[ParityRow]:
     """Verify the steps of a network that PyTorch serves as one run.
@@ -186,17 +186,17 @@ def verify_steps_here(
     with contextlib.ExitStack() as opened:
         graphs = {
             graph.label: (
-                opened.enter_context(served_here(folder, device, graph.graph)),
-                verified_on(choices[graph.label], device),
+                opened.enter_context(run_in_process(folder, device, graph.graph)),
+                runtime_name(choices[graph.label], device),
             )
             for graph in (stepped.first, stepped.next)
             if graph is not None
         }
         bound = choices[stepped.next.label].tolerance(stepped.next)
-        return rows_of_steps(stepped, graphs, lambda _: bound, point, device)
+        return stepped_parity_rows(stepped, graphs, lambda _: bound, point, device)
 
 
-def verified_on(choice: TorchChoice, device: Device) -> str:
+def runtime_name(choice: TorchChoice, device: Device) -> str:
     """Return the name of a run of the model in parity rows."""
     return (
         f"PyTorch {device.value.upper()}, the placed files by the served program ({choice.options.summary})"

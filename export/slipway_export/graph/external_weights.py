@@ -15,7 +15,7 @@ import onnx_ir as ir
 import torch
 from onnx_ir.tensor_adapters import TorchTensor, to_torch_dtype
 
-from slipway_export.checkpoint.stored_weights import Stored, stored_weights
+from slipway_export.checkpoint.stored_weights import StoredTensor, stored_weights
 
 # Bytes read at a time; a tensor that is transposed is read whole.
 _CHUNK_BYTES = 64 * 2**20
@@ -34,7 +34,11 @@ class Weight(ir.LazyTensor):
     """
 
     def __init__(
-        self, stored: Stored, dtype: ir.DataType, perm: tuple[int, ...] | None = None, name: str | None = None
+        self,
+        stored: StoredTensor,
+        dtype: ir.DataType,
+        perm: tuple[int, ...] | None = None,
+        name: str | None = None,
     ) -> None:
         self.stored, self.perm = stored, perm
         shape = stored.shape if perm is None else tuple(stored.shape[i] for i in perm)

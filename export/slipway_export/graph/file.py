@@ -28,14 +28,12 @@ def staged_file(output: Path) -> Iterator[Path]:
         InvalidRequest: The name does not end with ``.onnx``, or the folder of the output is not writable.
     """
     if output.suffix != _SUFFIX or output.is_dir():
-        raise InvalidRequest(f"output must be a file FILE{_SUFFIX}, got {output}")
+        raise InvalidRequest(f"output must be a file whose name ends with {_SUFFIX}, got {output}")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         opened = TemporaryFolder(f".{output.name}.unfinished-", output.parent)
     except OSError as error:
-        raise InvalidRequest(
-            f"output must be in a folder that can be written, got {output} ({error})"
-        ) from None
+        raise InvalidRequest(f"output must be in a writable folder, got {output} ({error})") from None
     with opened as folder:
         yield folder / output.name
 
@@ -71,8 +69,8 @@ def check_own(output: Path) -> None:
     if not own:
         names = ", ".join(path.name for path in found)
         raise InvalidRequest(
-            f"output {output} must be new, or written by slipway and unchanged since, got {names};"
-            " try --force"
+            f"output {output} must be new, or unchanged since slipway wrote it, got {names};"
+            " try --force to replace it"
         )
 
 
@@ -86,22 +84,22 @@ def place_file(staged: Path, output: Path) -> None:
     """
     before = staged.parent / "replaced"
     before.mkdir()
-    pairs = [(made(staged), made(output)) for made in (_report, _data, _graph)]
-    moved: list[Path] = []
+    pairs = [(path_of(staged), path_of(output)) for path_of in (_report, _data, _graph)]
+    replaced: list[Path] = []
     try:
         for source, target in pairs:
             if target.exists():
                 target.rename(before / target.name)
-            moved.append(target)
+            replaced.append(target)
             if source.exists():
                 source.rename(target)
     except BaseException as error:
-        for target in reversed(moved):
+        for target in reversed(replaced):
             target.unlink(missing_ok=True)
             if (before / target.name).exists():
                 (before / target.name).rename(target)
         if isinstance(error, OSError):
-            raise InvalidRequest(f"output {output} could not be placed ({error})") from None
+            raise InvalidRequest(f"output {output} could not be moved into place ({error})") from None
         raise
 
 

@@ -23,7 +23,7 @@ from slipway_export.graph.dynamic import dynamic_shapes, name_dimensions, relate
 from slipway_export.graph.opset import EXPORTED_OPSET, lower
 from slipway_export.graph.rewriter_speed import nodes_compared_first
 from slipway_export.graph.traces import Trace
-from slipway_export.progress import Report, in_bytes
+from slipway_export.progress import Report, format_bytes
 from slipway_export.spec import Component, Engine, Precision, TensorSpec
 from slipway_serving.protocol.axis_expressions import Point, Size
 from slipway_serving.protocol.distribution import install_hint
@@ -138,7 +138,7 @@ def _told(label: str, size: int, report: Report) -> Callable[[ir.TensorProtocol,
         written = place.offset + tensor.nbytes
         if 10 * written // size > said:
             said = 10 * written // size
-            report(f"{label}: writing weights, {in_bytes(written)} of {in_bytes(size)}")
+            report(f"{label}: writing weights, {format_bytes(written)} of {format_bytes(size)}")
 
     return tell
 

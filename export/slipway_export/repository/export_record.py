@@ -29,7 +29,7 @@ class Record:
         name: Name of the model and the graph, e.g. ``wan_t2v_vae_decoder/next``.
         identity: Identity of what it was made by (:func:`slipway_export.repository.identity.identity`).
         read: Digests of the checkpoint's files that were read
-            (:meth:`slipway_export.checkpoint.provenance.Notes.digests`).
+            (:meth:`slipway_export.checkpoint.provenance.ReadRecord.digests`).
         files: Digest (sha256) of each file of the graph, by its path in the folder of the record.
         rows: Parity rows of the graph.
         left_out: Points at which the graph was not verified.

@@ -1,8 +1,8 @@
 """Placement of a served model: on which devices and in how many instances it runs, or on which other server.
 
-``slipway export --place NAME=WHERE`` sets the placement of a component. A place on this server becomes the
-instance group of the model's configuration. For a place on another server, that server holds the graph. This
-repository then gets a model with the same name and tensors that forwards requests
+``slipway export --place NAME=WHERE`` sets the placement of a component. A placement on this server becomes
+the instance group of the model's configuration. If the component runs on another server, that server has the
+graph. This repository then gets a model with the same name and tensors that forwards requests
 (:mod:`slipway_serving.runtime.remote`), so a pipeline does not depend on where its models run.
 """
 
@@ -28,7 +28,7 @@ _REMOTE = "remote"
 
 
 @dataclass(frozen=True)
-class Place:
+class Placement:
     """Placement of one model.
 
     Args:
@@ -45,8 +45,8 @@ class Place:
     server: str = ""
 
     @classmethod
-    def parse(cls, text: str) -> Place:
-        """Read a place as a user writes it, e.g. ``2xgpu:1``.
+    def parse(cls, text: str) -> Placement:
+        """Read a placement as a user writes it, e.g. ``2xgpu:1``.
 
         Raises:
             InvalidRequest: The text is not of that form.
@@ -63,67 +63,69 @@ class Place:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Entry of the place in the manifest."""
+        """Entry of the placement in the manifest."""
         where = {"server": self.server} if self.server else {"device": self.kind}
         return {**where, **({"gpus": list(self.gpus)} if self.gpus else {}), "instances": self.instances}
 
 
-def parse_places(texts: tuple[str, ...]) -> dict[str, Place]:
-    """Read the places of components, each written as ``NAME=WHERE``; names may have dashes for underscores.
+def parse_placements(texts: tuple[str, ...]) -> dict[str, Placement]:
+    """Read the placements of components, ``NAME=WHERE`` each; names may have dashes for underscores.
 
     Raises:
         InvalidRequest: A text is not of that form, or a component is placed twice.
     """
-    places: dict[str, Place] = {}
+    placements: dict[str, Placement] = {}
     for text in texts:
         name, equals, where = text.partition("=")
         name = name.replace("-", "_")
         if not name or not equals:
             raise InvalidRequest(f"place must be NAME=WHERE, got {text!r}; try text_encoder=cpu")
-        if name in places:
-            raise InvalidRequest(f"place of {name} must be given once, got {text!r} too")
-        places[name] = Place.parse(where)
-    return places
+        if name in placements:
+            raise InvalidRequest(f"place of {name} must be given once, got {text!r} as well")
+        placements[name] = Placement.parse(where)
+    return placements
 
 
-def check_places(places: Mapping[str, Place], components: tuple[Component, ...]) -> None:
-    """Refuse places of unknown components, and places that a component does not support.
+def check_placements(placements: Mapping[str, Placement], components: tuple[Component, ...]) -> None:
+    """Refuse placements of unknown components, and placements that a component does not support.
 
     Args:
-        places: Places, by name of the component.
+        placements: Placements, by name of the component.
         components: Components that are exported.
 
     Raises:
-        InvalidRequest: A place is refused; the message names every such place.
+        InvalidRequest: A placement is refused; the message names every such placement.
     """
     known = {component.name: component for component in components}
     problems = []
-    for name, place in places.items():
+    for name, placement in placements.items():
         component = known.get(name)
         if component is None:
-            problems.append(f"place must be of a component that is exported ({', '.join(known)}), got {name}")
-        elif component.graph != "model" and (place.server or place.instances > 1):
-            # The model keeps state between requests, so all of them must reach the same instance.
-            problems.append(f"place of {name} must be one instance on this server, got {place.facts}")
+            problems.append(f"place must name an exported component ({', '.join(known)}), got {name}")
+        elif component.graph != "model" and (placement.server or placement.instances > 1):
+            problems.append(
+                f"place of {name} must be one instance on this server, because the model keeps state between"
+                f" requests, got {placement.facts}"
+            )
     raise_all("export", problems)
 
 
-def set_instances(config: Path, place: Place) -> None:
-    """Write a place into a model's ``config.pbtxt``."""
+def set_instances(config: Path, placement: Placement) -> None:
+    """Write a placement into a model's ``config.pbtxt``."""
     parsed = text_format.Parse(config.read_text(encoding="utf-8"), pb.ModelConfig())
     del parsed.instance_group[:]
-    kind = pb.ModelInstanceGroup.KIND_CPU if place.kind == "cpu" else pb.ModelInstanceGroup.KIND_GPU
-    parsed.instance_group.add(count=place.instances, kind=kind, gpus=place.gpus)
+    kind = pb.ModelInstanceGroup.KIND_CPU if placement.kind == "cpu" else pb.ModelInstanceGroup.KIND_GPU
+    parsed.instance_group.add(count=placement.instances, kind=kind, gpus=placement.gpus)
     config.write_text(config_text(parsed), encoding="utf-8")
 
 
-def stage_remote(component: Component, name: str, place: Place, staged: Path) -> None:
+def stage_remote(component: Component, name: str, placement: Placement, staged: Path) -> None:
     """Stage the model that forwards a component's requests to another server.
 
     Args:
         component: Description of the component.
         name: Name of the served model, on both servers.
-        place: Place of the other server.
+        placement: Placement on the other server.
         staged: Staging folder.
     """
     folder = stage_authored(AuthoredModel(name, source=_REMOTE), staged)
@@ -138,6 +140,6 @@ def stage_remote(component: Component, name: str, place: Place, staged: Path) ->
         tensor.ClearField("reshape")
     config.input.extend(tensors.input)
     config.output.extend(tensors.output)
-    config.instance_group[0].count = place.instances
-    config.parameters["server"].string_value = place.server
+    config.instance_group[0].count = placement.instances
+    config.parameters["server"].string_value = placement.server
     path.write_text(config_text(config), encoding="utf-8")

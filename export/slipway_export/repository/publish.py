@@ -51,7 +51,7 @@ def stage_authored(model: AuthoredModel, staged: Path) -> Path:
     return folder
 
 
-def with_canceller(authored: Sequence[AuthoredModel]) -> list[AuthoredModel]:
+def add_canceller(authored: Sequence[AuthoredModel]) -> list[AuthoredModel]:
     """Return authored models, plus the model that ends requests if any of them streams its answers."""
     sources = (slipway_models.FOLDER / (model.source or model.name) for model in authored)
     if not any(
@@ -149,13 +149,13 @@ def check_replaceable(repository: Path, names: list[str], digest: Callable[[Path
     problems = [
         f"model {name} must have been written by slipway to be replaced, got {reason}"
         for name in names
-        if (repository / name).exists() and (reason := foreign(repository / name, digest))
+        if (repository / name).exists() and (reason := find_modification(repository / name, digest))
     ]
     if problems:
         raise InvalidRequest(f"repository {repository}: " + " | ".join(problems) + "; try --force")
 
 
-def foreign(model: Path, digest: Callable[[Path], str] = _sha256) -> str | None:
+def find_modification(model: Path, digest: Callable[[Path], str] = _sha256) -> str | None:
     """Return the reason why a model is not as an export placed it; None if it is."""
     try:
         manifest = json.loads((model / MANIFEST).read_text(encoding="utf-8"))
@@ -172,7 +172,7 @@ def foreign(model: Path, digest: Callable[[Path], str] = _sha256) -> str | None:
 
 
 @contextlib.contextmanager
-def placed(staged: Path, repository: Path, names: list[str]) -> Iterator[None]:
+def placing(staged: Path, repository: Path, names: list[str]) -> Iterator[None]:
     """Place staged models in a repository, each in place of the model of its name.
 
     An error during placement or inside the block restores the previous models, and moves the new ones back to

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway_export.checkpoint.checkpoint import Checkpoint
-from slipway_export.checkpoint.provenance import Digests, Notes
+from slipway_export.checkpoint.provenance import Digests, ReadRecord
 from slipway_export.progress import Progress
 from slipway_export.repository.export_record import STEPS, Record, left_out_of, placed_record, records
 from slipway_export.repository.identity import identity
@@ -27,7 +27,7 @@ Make = Callable[[], list[ParityRow]]
 
 
 @dataclass
-class Finished:
+class FinishedGraphs:
     """The finished graphs of one export: those that it finds, and those that it makes.
 
     Args:
@@ -48,8 +48,8 @@ class Finished:
     """
 
     checkpoint: Checkpoint
-    planned: Notes
-    asked: Callable[[Component], Precision]
+    planned: ReadRecord
+    requested_precision: Callable[[Component], Precision]
     options: Mapping[str, object]
     staged: Path
     prefix: str
@@ -58,7 +58,7 @@ class Finished:
     output: Path | None = None
     fresh: bool = False
     digests: Digests = field(default_factory=Digests)
-    served: Callable[[Component], object] = lambda _: None
+    engine_settings: Callable[[Component], object] = lambda _: None
     _records: dict[str, Record] = field(default_factory=dict)
     _left_out: dict[str, tuple[LeftOut, ...]] = field(default_factory=dict)
 
@@ -77,7 +77,7 @@ class Finished:
             runs: Stepped networks whose graphs are all among them.
         """
         places = {
-            component.label: self._take(self._name(component), component.label, self._described(component))
+            component.label: self._take(self._name(component), component.label, self._description(component))
             for component in components
         }
         missing = self._missing(components)
@@ -118,7 +118,9 @@ class Finished:
         if name in self._records:
             return list(self._records[name].rows)
         self._left_out[name] = left_out_of(left_out, component.label, steps=False)
-        return self._made(name, self._described(component), make, files or (lambda: graph_files(path)))
+        return self._make_and_record(
+            name, self._description(component), make, files or (lambda: graph_files(path))
+        )
 
     def steps(self, run: Stepped, make: Make, left_out: Sequence[LeftOut] = ()) -> list[ParityRow]:
         """Return the parity of steps as one run; verify them if it was not taken.
@@ -132,20 +134,24 @@ class Finished:
         if name in self._records:
             return list(self._records[name].rows)
         self._left_out[name] = left_out_of(left_out, run.next.label, steps=True)
-        described = self._steps_described(run)
+        described = self._steps_description(run)
         if described is None:  # One of the graphs failed, so the export will fail too.
             return make()
-        return self._made(name, described, make, list)
+        return self._make_and_record(name, described, make, list)
 
-    def _described(self, component: Component) -> object:
-        return component, component.precision(self.asked(component)), self.served(component)
+    def _description(self, component: Component) -> object:
+        return (
+            component,
+            component.precision(self.requested_precision(component)),
+            self.engine_settings(component),
+        )
 
     def _take_steps(self, run: Stepped) -> bool:
-        described = self._steps_described(run)
+        described = self._steps_description(run)
         name = self._name(run.next) + STEPS
         return described is not None and self._take(name, run.next.label, described) is not None
 
-    def _steps_described(self, run: Stepped) -> object | None:
+    def _steps_description(self, run: Stepped) -> object | None:
         """Return what steps depend on, including their graphs; None if one of the graphs has no record."""
         graphs = [graph for graph in (run.first, run.next) if graph is not None]
         parts = [self._records[name] for graph in graphs if (name := self._name(graph)) in self._records]
@@ -166,10 +172,10 @@ class Finished:
         """Return the path of a component's graph in the repository."""
         return f"{self.prefix}{component.name}/1/{component.graph}.onnx"
 
-    def _made(
+    def _make_and_record(
         self, name: str, described: object, make: Make, files: Callable[[], list[Path]]
     ) -> list[ParityRow]:
-        with self.checkpoint.noting() as notes:
+        with self.checkpoint.recording() as notes:
             rows = make()
         if any(row.failures for row in rows):
             return rows
@@ -187,44 +193,44 @@ class Finished:
         """Take a valid piece into the staging folder; return where it was found, or None if there is none."""
         wanted = identity(described, self.options)
         left = next((record for record in records(self.staged) if record.name == name), None)
-        if left is not None and not self.fresh and self._holds(left, wanted, self.staged):
-            self._have(left)
+        if left is not None and not self.fresh and self._is_valid(left, wanted, self.staged):
+            self._use(left)
             return "an interrupted export left"
         if left is not None:
             left.remove(self.staged, self._records.values())
-        placed = None if self.fresh else self._placed(name, label)
-        if placed is None or not self._holds(placed, wanted, self._place):
+        placed = None if self.fresh else self._placed_record(name, label)
+        if placed is None or not self._is_valid(placed, wanted, self._placed_folder):
             return None
         for file, digest in placed.files.items():
             # Two graphs may share a file of weights, which is then already there.
             if self.digests.of(self.staged / file) != digest:
-                link_or_copy(self._place / file, self.staged / file)
-        self._have(placed)
+                link_or_copy(self._placed_folder / file, self.staged / file)
+        self._use(placed)
         return "placed"
 
-    def _have(self, record: Record) -> None:
+    def _use(self, record: Record) -> None:
         self._records[record.name], self._left_out[record.name] = record, record.left_out
 
     @property
-    def _place(self) -> Path:
+    def _placed_folder(self) -> Path:
         """Folder that the paths of placed files are relative to."""
         if self.output is not None:
             return self.output.parent
         assert self.repository is not None  # One of the two is given.
         return self.repository
 
-    def _placed(self, name: str, label: str) -> Record | None:
+    def _placed_record(self, name: str, label: str) -> Record | None:
         if self.output is not None:
             return placed_record(self.output.with_name(f"{self.output.name}.json"), name, label)
         model = name.partition("/")[0]
-        return placed_record(self._place / model / MANIFEST, name, label, model)
+        return placed_record(self._placed_folder / model / MANIFEST, name, label, model)
 
-    def _holds(self, record: Record, wanted: str, folder: Path) -> bool:
+    def _is_valid(self, record: Record, wanted: str, folder: Path) -> bool:
         return (
             record.identity == wanted
             and not any(row.failures for row in record.rows)
             and all(self.digests.of(folder / file) == digest for file, digest in record.files.items())
-            and self.checkpoint.agrees(record.read, self.digests)
+            and self.checkpoint.matches(record.read, self.digests)
         )
 
 

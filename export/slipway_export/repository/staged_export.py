@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from slipway_export.checkpoint.checkpoint import Checkpoint
-from slipway_export.checkpoint.provenance import Digests, Notes
-from slipway_export.checkpoint.stored_weights import left_on_disk
+from slipway_export.checkpoint.provenance import Digests, ReadRecord
+from slipway_export.checkpoint.stored_weights import lazy_weights
 from slipway_export.engines.choice import TorchChoice
 from slipway_export.engines.torch_model import (
     network_files,
-    served_here,
+    run_in_process,
+    runtime_name,
     stage_graph,
     stage_model,
     stage_network,
-    verified_on,
-    verify_steps_here,
+    verify_steps_in_process,
 )
 from slipway_export.engines.torch_network import NetworkFacts
 from slipway_export.graph.dialect import check_operators
@@ -35,7 +35,7 @@ from slipway_export.progress import Progress
 from slipway_export.repository.config import config_text, model_config, write_axes
 from slipway_export.repository.placement import set_instances, stage_remote
 from slipway_export.repository.publish import stage_authored, write_manifest
-from slipway_export.repository.resume import Finished
+from slipway_export.repository.resume import FinishedGraphs
 from slipway_export.sizing.budget import Verification
 from slipway_export.spec import AuthoredModel, Axis, Component, Family, Plan, Precision, Stepped
 from slipway_export.verification.comparison import (
@@ -43,7 +43,7 @@ from slipway_export.verification.comparison import (
     Reference,
     compute_reference,
     load_reference,
-    rows_of,
+    parity_rows,
     verify,
 )
 from slipway_export.verification.steps import verify_stepped
@@ -51,15 +51,15 @@ from slipway_serving.runtime.torch_engine.described import MODEL, network_file
 
 
 @dataclass(frozen=True)
-class MadeOf:
-    """Everything that an export is made of.
+class ExportSource:
+    """Source of an export: its family, checkpoint, plan and options.
 
     Args:
-        family: Family, in the variant that was asked for.
+        family: Family, in the requested variant.
         checkpoint: Checkpoint of the family.
         axes: Axes with the ranges of the export.
         plan: Plan of the checkpoint.
-        planned: Notes of what was read to make the plan.
+        planned: Record of what was read to make the plan.
         options: Options from the user.
         digests: Hashes of files that were read before.
     """
@@ -68,12 +68,12 @@ class MadeOf:
     checkpoint: Checkpoint
     axes: tuple[Axis, ...]
     plan: Plan
-    planned: Notes
+    planned: ReadRecord
     options: ExportOptions
     digests: Digests = field(default_factory=Digests)
 
 
-def runs_of(plan: Plan, components: Sequence[Component]) -> list[Stepped]:
+def select_stepped(plan: Plan, components: Sequence[Component]) -> list[Stepped]:
     """Return the stepped networks whose graphs are all among some components."""
     labels = {component.label for component in components}
     return [
@@ -81,7 +81,7 @@ def runs_of(plan: Plan, components: Sequence[Component]) -> list[Stepped]:
     ]
 
 
-def model_names(
+def served_model_names(
     family: Family, components: Sequence[Component], authored: Sequence[AuthoredModel]
 ) -> list[str]:
     """Return the names of the models made of components and authored models, each once."""
@@ -94,42 +94,42 @@ class StagedExport:
     """The parts of one export that all of its steps need.
 
     Args:
-        made_of: Everything that the export is made of.
+        source: Source of the export.
         options: Options from the user.
         opset: ONNX operator set version.
         verification: Points at which graphs and networks are verified.
         staged: Folder to write in.
         report: Progress that receives a line before each long piece of work.
-        finished: Finished graphs, which need not be made again.
+        finished: Finished graphs, which are not exported again.
         graph: File of the graph in an export of a single graph.
-        sharing: Names of the components with several graphs, whose common weights are on disk once.
-        by_torch: Choices of how PyTorch serves the components that it serves, by label.
+        sharing: Names of the components whose several graphs share one file of weights.
+        torch_choices: Settings of the components that PyTorch serves, by label.
     """
 
-    made_of: MadeOf
+    source: ExportSource
     options: ExportOptions
     opset: int
     verification: Verification
     staged: Path
     report: Progress
-    finished: Finished
+    finished: FinishedGraphs
     graph: Path | None = None
     sharing: frozenset[str] = frozenset()
-    by_torch: Mapping[str, TorchChoice] = field(default_factory=dict)
+    torch_choices: Mapping[str, TorchChoice] = field(default_factory=dict)
 
     @property
     def _family(self) -> Family:
-        return self.made_of.family
+        return self.source.family
 
     @property
     def _checkpoint(self) -> Checkpoint:
-        return self.made_of.checkpoint
+        return self.source.checkpoint
 
     def _folder(self, component: Component) -> Path:
         return self.staged / f"{self._family.name}_{component.name}" / "1"
 
     def _path(self, component: Component) -> Path:
-        if component.label in self.by_torch:
+        if component.label in self.torch_choices:
             return self._folder(component) / network_file(component.graph)
         return self.graph or self._folder(component) / f"{component.graph}.onnx"
 
@@ -140,7 +140,7 @@ class StagedExport:
         for component in components:
             self.report.begin(component.label)
             path, files = self._path(component), None
-            if component.label in self.by_torch:
+            if component.label in self.torch_choices:
                 make, files = (
                     partial(self._build_torch, component),
                     partial(network_files, path.parent, component.graph),
@@ -148,7 +148,7 @@ class StagedExport:
             else:
                 make = partial(self._build_graph, component)
             rows += self.finished.graph(component, path, make, left_out, files)
-        for run in runs_of(plan, components):
+        for run in select_stepped(plan, components):
             rows += self.finished.steps(run, partial(self._verify_steps, run), left_out)
         for left in self.staged.rglob("*.widened*"):
             left.unlink()
@@ -158,17 +158,23 @@ class StagedExport:
         self.report(f"{run.next.label}: verifying {run.steps} steps as one run")
         paths = {graph.label: self._path(graph) for graph in (run.first, run.next) if graph is not None}
         point, device = self.verification.steps[run.next.label], self.options.verify_device
-        if run.next.label in self.by_torch:
-            return verify_steps_here(run, self._folder(run.next).parent, self.by_torch, point, device)
-        return verify_stepped(run, paths, self.options.asked(run.next), point, device)
+        if run.next.label in self.torch_choices:
+            return verify_steps_in_process(
+                run, self._folder(run.next).parent, self.torch_choices, point, device
+            )
+        return verify_stepped(run, paths, self.options.requested_precision(run.next), point, device)
 
     def _build_graph(self, component: Component) -> list[ParityRow]:
-        precision = component.precision(self.options.asked(component))
+        precision = component.precision(self.options.requested_precision(component))
         path = self._path(component)
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept = "" if precision is self.options.asked(component) else f" (kept in {precision.value})"
+        kept = (
+            ""
+            if precision is self.options.requested_precision(component)
+            else f" (kept in {precision.value})"
+        )
         self.report(f"{component.label}: exporting{kept}")
-        with left_on_disk():
+        with lazy_weights():
             module = component.load(Precision.FP32 if precision.is_integer else precision)
         export_graph(
             component,
@@ -189,25 +195,25 @@ class StagedExport:
         return verify(component, path, reference, precision, self.options.verify_device)
 
     def _build_torch(self, component: Component) -> list[ParityRow]:
-        choice, folder = self.by_torch[component.label], self._folder(component)
-        kept = f" (kept in {choice.options.summary})" if choice.kept else ""
+        choice, folder = self.torch_choices[component.label], self._folder(component)
+        kept = f" (kept in {choice.options.summary})" if choice.differs else ""
         self.report(f"{component.label}: placing what PyTorch loads{kept}")
         folder.mkdir(parents=True, exist_ok=True)
         if component.graph == MODEL:
             stage_model(component, folder.parent.name, choice, self.staged)
         else:
             stage_graph(component, choice, folder)
-        axes = {a.name: (a.min, a.opt, a.max) for a in self.made_of.axes}
+        axes = {a.name: (a.min, a.opt, a.max) for a in self.source.axes}
         # A plan may derive names from the checkpoint's path, so they must not depend on a server's directory.
         source = self._checkpoint.source
         source = str(Path(source).resolve()) if Path(source).is_dir() else source
         facts = NetworkFacts(self._family.name, self.options.variant, component.label, source, axes)
-        stage_network(component, facts, self._checkpoint, self.made_of.planned, folder)
+        stage_network(component, facts, self._checkpoint, self.source.planned, folder)
         reference = self._reference(component)
         self.report(f"{component.label}: loading and verifying the served program ({choice.options.summary})")
         device, bound = self.options.verify_device, choice.tolerance(component)
-        with served_here(folder.parent, device, component.graph) as run:
-            return rows_of(component, run, reference, verified_on(choice, device), lambda _: bound)
+        with run_in_process(folder.parent, device, component.graph) as run:
+            return parity_rows(component, run, reference, runtime_name(choice, device), lambda _: bound)
 
     def _reference(self, component: Component) -> Reference:
         self.report(f"{component.label}: running PyTorch")
@@ -223,22 +229,22 @@ class StagedExport:
         for model in authored:
             stage_authored(model, self.staged)
         for component in components:
-            place = self.options.places.get(component.name)
+            place = self.options.placements.get(component.name)
             folder = self._folder(component).parent
             if place is not None and place.server:
                 stage_remote(component, folder.name, place, self.staged)
                 continue
-            if component.label in self.by_torch and component.graph == MODEL:
-                stage_model(component, folder.name, self.by_torch[component.label], self.staged)
+            if component.label in self.torch_choices and component.graph == MODEL:
+                stage_model(component, folder.name, self.torch_choices[component.label], self.staged)
             elif component.graph == MODEL:
                 config = model_config(component, folder.name, self.options.engine_of(component))
                 (folder / "config.pbtxt").write_text(config_text(config), encoding="utf-8")
             if place is not None:
                 set_instances(folder / "config.pbtxt", place)
-        for name in model_names(self._family, components, authored):
+        for name in served_model_names(self._family, components, authored):
             self.options.queues.write(self.staged / name / "config.pbtxt")
             parts = [c for c in components if f"{self._family.name}_{c.name}" == name]
-            place = self.options.places.get(parts[0].name) if parts else None
+            place = self.options.placements.get(parts[0].name) if parts else None
             placed_at = {} if place is None else {"place": place.facts}
             here = [] if place is not None and place.server else parts
             if here and any(part.graph != MODEL for part in here):
@@ -248,12 +254,12 @@ class StagedExport:
     def facts(self, parts: Sequence[Component], rows: Sequence[ParityRow]) -> dict[str, Any]:
         """Return the manifest's facts about a model, except for its files."""
         source: dict[str, Any] = {"source": self._checkpoint.source, "commit": self._checkpoint.commit}
-        if self._checkpoint.places:
+        if self._checkpoint.part_locations:
             source["parts"] = {
-                name: {"source": place.source, "commit": place.commit}
-                for name, place in self._checkpoint.places.items()
+                name: {"source": location.source, "commit": location.commit}
+                for name, location in self._checkpoint.part_locations.items()
             }
-        planned = self.made_of.axes
+        planned = self.source.axes
         facts: dict[str, Any] = {
             "family": self._family.name,
             "checkpoint": source,
@@ -265,7 +271,9 @@ class StagedExport:
             labels = {part.label for part in parts}
             facts |= {
                 "engine": self.options.engine_of(parts[0]).value,
-                "precision": {part.graph: part.precision(self.options.asked(part)).value for part in parts},
+                "precision": {
+                    part.graph: part.precision(self.options.requested_precision(part)).value for part in parts
+                },
                 **self._facts_of_engine(parts),
                 "axes": {a.name: [a.min, a.opt, a.max] for part in parts for a in part.axes},
                 "parity": [asdict(row) for row in rows if row.graph in labels],
@@ -275,7 +283,9 @@ class StagedExport:
         return facts
 
     def _facts_of_engine(self, parts: Sequence[Component]) -> dict[str, Any]:
-        choices = {part.graph: self.by_torch[part.label] for part in parts if part.label in self.by_torch}
+        choices = {
+            part.graph: self.torch_choices[part.label] for part in parts if part.label in self.torch_choices
+        }
         if not choices:
             return {"opset": self.opset, "simplified": self.options.simplify}
         return {

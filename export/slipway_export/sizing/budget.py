@@ -15,13 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from slipway_export.engines.device import Device
-from slipway_export.progress import duration
+from slipway_export.progress import format_duration
 from slipway_export.sizing.cost import ARENA, Work, counted, seconds
 from slipway_export.sizing.machine import Speed, measured_speed
 from slipway_export.sizing.memory import available_memory
-from slipway_export.sizing.resource_check import NoRoom
+from slipway_export.sizing.resource_check import InsufficientResources
 from slipway_export.spec import Axis, Component, Stepped
-from slipway_export.verification.comparison import point_text
+from slipway_export.verification.comparison import format_point
 from slipway_serving.protocol.axis_expressions import Point
 
 Seconds = Callable[[Component, Sequence[Point]], list[float]]
@@ -54,8 +54,8 @@ class LeftOut:
     @property
     def text(self) -> str:
         """Description of the point in one line, for people."""
-        takes = "more memory than there is" if math.isinf(self.seconds) else duration(self.seconds)
-        return f"{self.graph} not at {point_text(self.point, self.sizes)}, which takes {takes}"
+        takes = "more memory than is available" if math.isinf(self.seconds) else format_duration(self.seconds)
+        return f"{self.graph} at {format_point(self.point, self.sizes)}, which takes {takes}"
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Verification:
         return tuple(left for left in self.left_out if left.graph in labels)
 
 
-def whole(components: Sequence[Component], stepped: Sequence[Stepped]) -> Verification:
+def all_points(components: Sequence[Component], stepped: Sequence[Stepped]) -> Verification:
     """Return a verification at all points, with no time estimate."""
     return Verification(
         {component.label: component.points() for component in components},
@@ -89,7 +89,7 @@ def whole(components: Sequence[Component], stepped: Sequence[Stepped]) -> Verifi
     )
 
 
-def choose_measured(
+def choose_for_machine(
     components: Sequence[Component],
     stepped: Sequence[Stepped],
     budget: float,
@@ -108,38 +108,39 @@ def choose_measured(
         report: Callback that receives the estimate and the points left out, one line at a time.
 
     Raises:
-        NoRoom: This machine has too little memory even for the smallest points.
+        InsufficientResources: This machine has too little memory even for the smallest points.
     """
-    count = _Counted(memory if device is Device.CPU else {})
+    count = _WorkCache(memory if device is Device.CPU else {})
     slowly = count.seconds(Speed(device.value, _SLOWEST, _SLOWEST))
-    if _at_most(components, stepped, slowly) <= budget:
-        report(f"verification: at all points, within the budget of {duration(budget)}")
-        return whole(components, stepped)
+    if _upper_bound_s(components, stepped, slowly) <= budget:
+        report(f"verification: at all points, within the budget of {format_duration(budget)}")
+        return all_points(components, stepped)
     speed = measured_speed(device.value)
-    chosen = choose(components, stepped, budget, count.seconds(speed))
+    chosen = choose_points(components, stepped, budget, count.seconds(speed))
     if math.isinf(chosen.seconds):
-        raise NoRoom(
-            "verification: memory must hold each graph's activations at its smallest sizes, got too little"
-            f" for {', '.join(count.without_memory(chosen))}; try a machine with more, or smaller --axis"
+        raise InsufficientResources(
+            "verification: memory must suffice for each graph's activations at its smallest sizes, got too"
+            f" little for {', '.join(count.without_memory(chosen))}; try a machine with more memory,"
+            " or smaller --axis"
         )
     report(
-        f"verification: about {duration(chosen.seconds)} on the {device.value} here, which does"
+        f"verification: about {format_duration(chosen.seconds)} on the {device.value} here, which does"
         f" {speed.pytorch / 1e9:.3g} and {speed.onnxruntime / 1e9:.3g} billion operations a second in PyTorch"
-        f" and ONNX Runtime; budget {duration(budget)}"
+        f" and ONNX Runtime; budget {format_duration(budget)}"
     )
     for left in chosen.left_out:
-        report(f"verification: {left.text}")
+        report(f"verification leaves out {left.text}")
     return chosen
 
 
-def _at_most(components: Sequence[Component], stepped: Sequence[Stepped], seconds: Seconds) -> float:
+def _upper_bound_s(components: Sequence[Component], stepped: Sequence[Stepped], seconds: Seconds) -> float:
     """Return an upper bound for the seconds of a verification at all points, from one point of each graph."""
     largest = {c.label: seconds(c, [c.points()["max"]])[0] for c in components}
     graphs = sum(len(c.points()) * largest[c.label] for c in components)
-    return graphs + sum(_forwards(run) * largest[run.next.label] for run in stepped)
+    return graphs + sum(_forward_count(run) * largest[run.next.label] for run in stepped)
 
 
-def _forwards(stepped: Stepped) -> float:
+def _forward_count(stepped: Stepped) -> float:
     """Return how often a step is computed: in each run, and again in PyTorch for the steps before it."""
     steps, trials = stepped.steps, stepped.runs - 1
     return steps * stepped.runs + trials * steps * (steps - 1) / 2
@@ -159,12 +160,12 @@ def estimate(
         stepped: Networks whose steps are verified as one run, at opt.
         device: Device that PyTorch and ONNX Runtime run on.
     """
-    at = _Counted({}).seconds(measured_speed(device.value))
+    at = _WorkCache({}).seconds(measured_speed(device.value))
     graphs = sum(sum(at(component, list(points[component.label].values()))) for component in components)
-    return graphs + sum(_Run(run, at).needed for run in stepped)
+    return graphs + sum(_StepsJob(run, at).needed for run in stepped)
 
 
-class _Counted:
+class _WorkCache:
     """Cache of the work of components, in which each point is counted once.
 
     Args:
@@ -188,16 +189,16 @@ class _Counted:
 
     def without_memory(self, chosen: Verification) -> list[str]:
         """Return the labels of graphs with a chosen point that does not fit in memory."""
-        places = [(label, point) for label, points in chosen.points.items() for point in points.values()]
-        places += chosen.steps.items()
-        lacking = [label for label, point in places if not self._fits((label, tuple(point.values())))]
+        points = [(label, point) for label, named in chosen.points.items() for point in named.values()]
+        points += chosen.steps.items()
+        lacking = [label for label, point in points if not self._fits((label, tuple(point.values())))]
         return list(dict.fromkeys(lacking))
 
     def _fits(self, key: tuple[str, tuple[int, ...]]) -> bool:
         return ARENA * self._known[key].bytes <= self._left.get(key[0], math.inf)
 
 
-def choose(
+def choose_points(
     components: Sequence[Component], stepped: Sequence[Stepped], budget: float, seconds: Seconds
 ) -> Verification:
     """Choose the points of an export's graphs within a budget.
@@ -208,14 +209,14 @@ def choose(
         budget: Time for all of them, in seconds; the others may use the time that one graph does not need.
         seconds: Function that estimates the time of each point.
     """
-    jobs: list[_Graph | _Run] = [_Graph(component, seconds) for component in components]
-    jobs += [_Run(run, seconds) for run in stepped]
+    jobs: list[_GraphJob | _StepsJob] = [_GraphJob(component, seconds) for component in components]
+    jobs += [_StepsJob(run, seconds) for run in stepped]
     points: dict[str, Mapping[str, Point]] = {}
     steps: dict[str, Point] = {}
     left_out: list[LeftOut] = []
     total = 0.0
     for job, share in _shares(jobs, budget):
-        if isinstance(job, _Graph):
+        if isinstance(job, _GraphJob):
             points[job.component.label], spent, left = job.within(share)
         else:
             steps[job.label], spent, left = job.within(share)
@@ -226,7 +227,9 @@ def choose(
     return Verification(points, steps, tuple(left_out), total)
 
 
-def _shares(jobs: Sequence[_Graph | _Run], budget: float) -> list[tuple[_Graph | _Run, float]]:
+def _shares(
+    jobs: Sequence[_GraphJob | _StepsJob], budget: float
+) -> list[tuple[_GraphJob | _StepsJob, float]]:
     """Divide the budget: small jobs get all they need, and the others share the rest equally."""
     left, shares = budget, []
     for i, job in enumerate(sorted(jobs, key=lambda job: job.needed)):
@@ -236,7 +239,7 @@ def _shares(jobs: Sequence[_Graph | _Run], budget: float) -> list[tuple[_Graph |
     return shares
 
 
-class _Graph:
+class _GraphJob:
     """Verification of one graph."""
 
     def __init__(self, component: Component, seconds: Seconds) -> None:
@@ -273,7 +276,7 @@ class _Graph:
         return _furthest(end, axes, lambda points: self._seconds(self.component, points), share)
 
 
-class _Run:
+class _StepsJob:
     """Verification of a stepped network's steps as one run."""
 
     def __init__(self, stepped: Stepped, seconds: Seconds) -> None:
@@ -283,7 +286,7 @@ class _Run:
         (self.needed,) = self._at([self.opt])
 
     def _at(self, points: Sequence[Point]) -> list[float]:
-        return [_forwards(self.stepped) * each for each in self._seconds(self.stepped.next, points)]
+        return [_forward_count(self.stepped) * each for each in self._seconds(self.stepped.next, points)]
 
     def within(self, share: float) -> tuple[Point, float, list[LeftOut]]:
         """Return the point, the run's time in seconds there, and the points left out."""
@@ -305,8 +308,8 @@ def _furthest(
     parts = [_towards(end, axes, part) for part in _PARTS]
     points = [point for i, point in enumerate(parts) if point not in parts[:i]]
     costs = seconds(points)
-    held = [i for i, cost in enumerate(costs) if cost <= share]
-    best = held[0] if held else -1
+    affordable = [i for i, cost in enumerate(costs) if cost <= share]
+    best = affordable[0] if affordable else -1
     return points[best], costs[best]
 
 

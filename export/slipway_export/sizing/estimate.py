@@ -1,9 +1,9 @@
 """Estimate of what an export needs before it starts: bytes on disk, in memory and on the device, and time.
 
-A component's network is built as its configuration describes it (`weights.from_configurations`), so that a
-checkpoint of any size is planned without its weights. The estimate for the export, its verification and the
-served graph follows from the sizes of the tensors in each precision, the work of a forward (`cost.py`) and
-the constants below. `docs/operate/sizing.md` states how accurate the estimates are.
+A component's network is built as its configuration describes it (`stored_weights.configurations_only`), so
+that a checkpoint of any size is planned without its weights. The estimate for the export, its verification
+and the served graph follows from the sizes of the tensors in each precision, the work of a forward
+(`cost.py`) and the constants below. `docs/operate/sizing.md` states how accurate the estimates are.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TypeGuard
 import torch
 from torch import nn
 
-from slipway_export.checkpoint.stored_weights import from_configurations
+from slipway_export.checkpoint.stored_weights import configurations_only
 from slipway_export.graph.onnx import EXTERNAL_DATA_BYTES
 from slipway_export.graph.quantize import BLOCK, LARGE_TABLE
 from slipway_export.sizing.cost import ARENA, Work, seconds, served_seconds, works
@@ -43,8 +43,8 @@ _READ_PER_GB = 2_500
 # Most memory that ONNX Runtime 1.31 uses for a weight on the CPU, as a multiple of the weight's bytes.
 # Measured on chains of 40 products of 2560 x 2560. It widens float16 at load and packs integers into a second
 # copy. A bfloat16 graph is verified as a widened copy.
-_HELD = {Precision.FP16: 3.0, Precision.BF16: 2.1, Precision.INT8: 2.0, Precision.INT4: 2.0}
-_HELD_FLOAT32 = 1.05
+_MEMORY_FACTORS = {Precision.FP16: 3.0, Precision.BF16: 2.1, Precision.INT8: 2.0, Precision.INT4: 2.0}
+_FLOAT32_MEMORY_FACTOR = 1.05
 # Memory of a Python process with ONNX Runtime in Triton.
 _SERVER_BYTES = 0.15e9
 GPU_BYTES = 0.6e9
@@ -74,8 +74,8 @@ def this_machine() -> Machine:
 
 
 @dataclass(frozen=True)
-class Need:
-    """Needs of one component in one precision.
+class ResourceEstimate:
+    """Estimated resources of one component in one precision.
 
     Args:
         label: Label of the component.
@@ -111,25 +111,27 @@ class Need:
     model: str = ""
 
 
-def needs(
+def estimate_component(
     component: Component, machine: Machine, precisions: Sequence[Precision] | None = None
-) -> list[Need]:
-    """Compute the needs of a component in each of its precisions.
+) -> list[ResourceEstimate]:
+    """Estimate the resources of a component in each of its precisions.
 
     Args:
         component: Description of the component.
         machine: Machine that exports, verifies and serves it.
         precisions: Precisions to compute; all that the component has when None.
     """
-    wanted = list(component.tolerance) if precisions is None else list(precisions)
-    with from_configurations():
+    computed = list(component.tolerance) if precisions is None else list(precisions)
+    with configurations_only():
         network = component.load(Precision.FP32)
         points = component.points()
         work = dict(zip(points, works(component, network, list(points.values())), strict=True))
         loaded = {Precision.FP32: network}
-        for precision in {_loaded_in(each) for each in wanted} - loaded.keys():
+        for precision in {_loaded_in(each) for each in computed} - loaded.keys():
             loaded[precision] = component.load(precision)
-        return [_need(component, loaded[_loaded_in(each)], each, work, machine) for each in wanted]
+        return [
+            _estimate_precision(component, loaded[_loaded_in(each)], each, work, machine) for each in computed
+        ]
 
 
 def _loaded_in(precision: Precision) -> Precision:
@@ -139,12 +141,12 @@ def _loaded_in(precision: Precision) -> Precision:
     return Precision.FP32 if precision.is_integer else precision
 
 
-def _need(
+def _estimate_precision(
     component: Component, network: nn.Module, precision: Precision, work: dict[str, Work], machine: Machine
-) -> Need:
+) -> ResourceEstimate:
     weights = list(_weights(component, network, precision))
     stored = sum(size for size, _ in weights)
-    held = sum(size * factor for size, factor in weights)
+    memory = sum(size * factor for size, factor in weights)
     sizes = [each.numel() for each in network.parameters()]
     largest = 4 * largest_weight(network)
     calls, gigabytes = work["opt"].calls, 4 * sum(sizes) / 1e9
@@ -152,14 +154,14 @@ def _need(
     writing = _writing(stored, largest)
     times = {name: verified_s(each, gigabytes, machine) for name, each in work.items()}
     verified = max((work[name].bytes for name, time in times.items() if time <= DEFAULT_BUDGET), default=0)
-    return Need(
+    return ResourceEstimate(
         label=component.label,
         precision=precision,
         parameters=sum(sizes),
         disk_bytes=stored + _GRAPH_BYTES_PER_CALL * calls,
         export_bytes=process + writing,
-        verify_bytes=process + max(writing, held + ARENA * verified, largest + verified),
-        serve_bytes=_SERVER_BYTES + held + ARENA * work["opt"].bytes,
+        verify_bytes=process + max(writing, memory + ARENA * verified, largest + verified),
+        serve_bytes=_SERVER_BYTES + memory + ARENA * work["opt"].bytes,
         device_bytes=GPU_BYTES + stored + work["opt"].bytes / (2 if precision in _HALVES else 1),
         export_s=machine.call_s * (_STARTING + _TRACED * calls + _WRITTEN_PER_GB * gigabytes),
         verify_s=sum(times.values()) + machine.call_s * _LOADED_PER_GB * gigabytes,
@@ -168,10 +170,10 @@ def _need(
     )
 
 
-def weights_need(component: Component, network: nn.Module, precision: Precision) -> tuple[float, float]:
-    """Return the bytes of a component's weights: on disk, and in memory while its graph is made and verified.
+def weights_bytes(component: Component, network: nn.Module, precision: Precision) -> tuple[float, float]:
+    """Return the bytes of a component's weights: on disk, and in memory during the export.
 
-    This needs no forward, which :func:`needs` counts. Activations and operators take additional space.
+    Activations and operators take additional space, which :func:`estimate_component` includes.
 
     Args:
         component: Description of the component.
@@ -180,9 +182,9 @@ def weights_need(component: Component, network: nn.Module, precision: Precision)
         precision: Precision of the graph.
     """
     weights = list(_weights(component, network, precision))
-    stored, held = sum(size for size, _ in weights), sum(size * factor for size, factor in weights)
+    stored, memory = sum(size for size, _ in weights), sum(size * factor for size, factor in weights)
     largest = 4 * largest_weight(network)
-    return stored, PROCESS_BYTES + max(_writing(stored, largest), held)
+    return stored, PROCESS_BYTES + max(_writing(stored, largest), memory)
 
 
 def _writing(stored: float, largest: float) -> float:
@@ -190,7 +192,7 @@ def _writing(stored: float, largest: float) -> float:
 
 
 def largest_weight(network: nn.Module) -> int:
-    """Return the number of elements of the largest weight that is held whole; tables are read by rows."""
+    """Return the number of elements of the largest weight that is read whole; tables are read by rows."""
     tables = {id(part.weight) for part in network.modules() if isinstance(part, nn.Embedding)}
     return max((each.numel() for each in network.parameters() if id(each) not in tables), default=0)
 
@@ -204,17 +206,17 @@ def verified_s(work: Work, gigabytes: float, machine: Machine) -> float:
     return seconds(work, machine.speed) + machine.call_s * besides
 
 
-def need_of_file(label: str, precision: Precision, disk_bytes: int) -> Need:
-    """Return the needs that follow from a placed graph's size alone, without those of its work.
+def estimate_from_size(label: str, precision: Precision, disk_bytes: int) -> ResourceEstimate:
+    """Estimate the resources of a placed graph from its size alone; times and activations are unknown.
 
     Args:
         label: Label of its component.
         precision: Precision of the graph.
         disk_bytes: Size of its files, in bytes.
     """
-    held = disk_bytes * _HELD.get(precision, _HELD_FLOAT32)
-    return Need(
-        label, precision, 0, disk_bytes, 0.0, 0.0, _SERVER_BYTES + held, GPU_BYTES + disk_bytes,
+    memory = disk_bytes * _MEMORY_FACTORS.get(precision, _FLOAT32_MEMORY_FACTOR)
+    return ResourceEstimate(
+        label, precision, 0, disk_bytes, 0.0, 0.0, _SERVER_BYTES + memory, GPU_BYTES + disk_bytes,
         0.0, 0.0, 0.0, 0.0,
     )  # fmt: skip
 
@@ -238,7 +240,7 @@ def _weights(component: Component, network: nn.Module, precision: Precision) -> 
         for weight in products.values():
             integers = weight.numel() + _INT8_COLUMN_BYTES * weight.shape[0]
             size = integers if precision is Precision.INT8 else _INT4_BYTES * weight.numel()
-            yield size, _HELD[precision]
+            yield size, _MEMORY_FACTORS[precision]
         for path, part in network.named_modules():
             if _is_table(part) and not component.keeps_float(path) and id(part.weight) not in quantized:
                 quantized.add(id(part.weight))
@@ -246,7 +248,7 @@ def _weights(component: Component, network: nn.Module, precision: Precision) -> 
     for weight in network.parameters():
         if id(weight) not in quantized:
             narrow = weight.dtype in (torch.float16, torch.bfloat16)
-            yield weight.nbytes, _HELD[precision] if narrow else _HELD_FLOAT32
+            yield weight.nbytes, _MEMORY_FACTORS[precision] if narrow else _FLOAT32_MEMORY_FACTOR
 
 
 def _is_table(part: nn.Module) -> TypeGuard[nn.Embedding]:

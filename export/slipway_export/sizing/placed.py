@@ -1,4 +1,4 @@
-"""Resource needs of the exported models of a repository, computed from their manifests and files.
+"""Estimated resources of the exported models of a repository, from their manifests and files.
 
 A manifest names the checkpoint and the axes. If the checkpoint's configurations are still available, its
 components are described anew and their work is counted. Otherwise only what follows from the files is known.
@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from slipway_export.checkpoint.opening import open_checkpoint
-from slipway_export.checkpoint.stored_weights import from_configurations
+from slipway_export.checkpoint.stored_weights import configurations_only
 from slipway_export.engines.choice import TorchChoice
 from slipway_export.engines.torch_model import network_files
 from slipway_export.families import family_named
 from slipway_export.repository.publish import MANIFEST
 from slipway_export.run import plan_of
-from slipway_export.sizing.estimate import Machine, Need, need_of_file, needs
-from slipway_export.sizing.torch_needs import torch_need
+from slipway_export.sizing.estimate import Machine, ResourceEstimate, estimate_component, estimate_from_size
+from slipway_export.sizing.torch_needs import estimate_torch
 from slipway_export.spec import Axis, Component, Engine, Precision
 from slipway_serving.protocol.errors import InvalidRequest
 
@@ -28,20 +28,20 @@ _AXES = "planned_axes"
 
 
 @dataclass(frozen=True)
-class Placed:
-    """Resource needs of placed graphs.
+class PlacedEstimates:
+    """Estimated resources of placed graphs.
 
     Args:
-        needs: Needs, one for each graph.
+        estimates: Estimates, one for each graph.
         unknown: Reasons why the work of some graphs is not known, one line each.
     """
 
-    needs: tuple[Need, ...]
+    estimates: tuple[ResourceEstimate, ...]
     unknown: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Model:
+class ExportedModel:
     """Folder of a model with graphs, and its manifest."""
 
     folder: Path
@@ -65,34 +65,38 @@ class Model:
         return sum(path.stat().st_size for path in files)
 
 
-def placed_needs(models: Sequence[Model], machine: Machine, checkpoint: str | None = None) -> Placed:
-    """Compute the needs of the exported graphs of models.
+def estimate_placed(
+    models: Sequence[ExportedModel], machine: Machine, checkpoint: str | None = None
+) -> PlacedEstimates:
+    """Estimate the resources of the exported graphs of models.
 
     Args:
         models: Models from :func:`exported_models`.
         machine: Machine that serves them.
-        checkpoint: Place of the configurations now, if it is not the one in the manifests.
+        checkpoint: Preset, folder or hub id of the configurations, if it is not the one in the manifests.
     """
-    found: list[Need] = []
+    found: list[ResourceEstimate] = []
     unknown: list[str] = []
     for model in models:
         try:
-            found += _counted(model, machine, checkpoint)
+            found += _estimate_model(model, machine, checkpoint)
         except InvalidRequest as error:
-            fix = "--checkpoint" if _AXES in model.facts else "to export it anew"
-            unknown.append(f"{model.folder.name}: its work is not known: {error}; try {fix}")
+            fix = "--checkpoint" if _AXES in model.facts else "to export it again"
+            unknown.append(
+                f"{model.folder.name}: compute time and activations are unknown, because {error}; try {fix}"
+            )
             found += [
                 replace(
-                    need_of_file(model.label(graph), precision, model.bytes(graph)),
+                    estimate_from_size(model.label(graph), precision, model.bytes(graph)),
                     model=model.folder.name,
                 )
                 for graph, precision in model.precisions.items()
             ]
-    return Placed(tuple(found), tuple(unknown))
+    return PlacedEstimates(tuple(found), tuple(unknown))
 
 
-def _counted(model: Model, machine: Machine, checkpoint: str | None) -> list[Need]:
-    """Describe a model's graphs anew and count their work.
+def _estimate_model(model: ExportedModel, machine: Machine, checkpoint: str | None) -> list[ResourceEstimate]:
+    """Describe a model's graphs again and count their operations.
 
     Raises:
         InvalidRequest: The configurations are missing, or no longer those that the model was made of.
@@ -101,37 +105,39 @@ def _counted(model: Model, machine: Machine, checkpoint: str | None) -> list[Nee
     source = model.facts["checkpoint"]
     if _AXES not in model.facts:
         raise InvalidRequest(
-            f"{model.folder.name}/{MANIFEST} must say its {_AXES}, got that of an earlier release"
+            f"{model.folder.name}/{MANIFEST} must contain {_AXES}, got a manifest of an earlier release"
         )
     axes = tuple(Axis(name, *sizes) for name, sizes in model.facts[_AXES].items())
     places = {name: place["source"] for name, place in source.get("parts", {}).items()}
     place = checkpoint or source["source"]
-    with from_configurations(), open_checkpoint(family, place, {} if checkpoint else places) as opened:
+    with configurations_only(), open_checkpoint(family, place, {} if checkpoint else places) as opened:
         plan = plan_of(family, opened, model.facts.get("variant"), axes, Engine(model.facts["engine"]))
-        made = {
+        by_graph = {
             component.graph: component
             for component in plan.components
             if f"{family.name}_{component.name}" == model.folder.name
         }
-        if missing := sorted(model.precisions.keys() - made.keys()):
+        if missing := sorted(model.precisions.keys() - by_graph.keys()):
             raise InvalidRequest(
-                f"checkpoint {place} must be one of {model.folder.name}, got none of its graphs"
-                f" {', '.join(missing)}"
+                f"checkpoint {place} must be the one that {model.folder.name} was exported from, got one"
+                f" without its graphs {', '.join(missing)}"
             )
         return [
             replace(need, disk_bytes=model.bytes(graph), model=model.folder.name)
             for graph, precision in model.precisions.items()
-            for need in _needs(model, made[graph], precision, machine)
+            for need in _estimate_graph(model, by_graph[graph], precision, machine)
         ]
 
 
-def _needs(model: Model, component: Component, precision: Precision, machine: Machine) -> list[Need]:
+def _estimate_graph(
+    model: ExportedModel, component: Component, precision: Precision, machine: Machine
+) -> list[ResourceEstimate]:
     if (facts := model.facts.get("torch")) is None:
-        return needs(component, machine, [precision])
-    return [torch_need(component, TorchChoice.from_facts(facts[component.graph], component), machine)]
+        return estimate_component(component, machine, [precision])
+    return [estimate_torch(component, TorchChoice.from_facts(facts[component.graph], component), machine)]
 
 
-def exported_models(repository: Path) -> list[Model]:
+def exported_models(repository: Path) -> list[ExportedModel]:
     """Return the models of a repository that have graphs of an export.
 
     Raises:
@@ -144,12 +150,12 @@ def exported_models(repository: Path) -> list[Model]:
         try:
             facts = json.loads(manifest.read_text(encoding="utf-8"))
             if "precision" in facts:
-                models.append(Model(manifest.parent, facts))
+                models.append(ExportedModel(manifest.parent, facts))
         except (OSError, ValueError, TypeError) as error:
             raise InvalidRequest(f"repository {repository}: {manifest} must be JSON, got {error}") from None
     if not models:
         raise InvalidRequest(
-            f"repository must hold models that slipway exported, got none in {repository};"
+            f"repository must contain models that slipway exported, got none in {repository};"
             " try `slipway export`"
         )
     return models

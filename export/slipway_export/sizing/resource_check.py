@@ -1,7 +1,7 @@
 """Check that disk and memory suffice for an export before it starts.
 
-Each component is weighed first: its network is built without weights, from the headers of the checkpoint's
-files. This checks these files at the same time.
+The requirements of each component come from its network, which is built without weights from the headers of
+the checkpoint's files. This checks these files at the same time.
 """
 
 from __future__ import annotations
@@ -15,63 +15,63 @@ from pathlib import Path
 
 import psutil
 
-from slipway_export.checkpoint.stored_weights import left_out
-from slipway_export.progress import in_bytes
-from slipway_export.sizing.estimate import PROCESS_BYTES, weights_need
+from slipway_export.checkpoint.stored_weights import meta_networks
+from slipway_export.progress import format_bytes
+from slipway_export.sizing.estimate import PROCESS_BYTES, weights_bytes
 from slipway_export.sizing.memory import available_memory, fits
 from slipway_export.spec import Component, Precision
 from slipway_serving.protocol.errors import SlipwayError
 
-# Disk space for configurations, tokenizers, manifests and the graphs' own nodes.
-_BESIDE_BYTES = 16 * 2**20
+# Disk space for configurations, tokenizers, manifests and the nodes of the graphs, in addition to weights.
+_OTHER_FILES_BYTES = 16 * 2**20
 
 
-class NoRoom(SlipwayError):
+class InsufficientResources(SlipwayError):
     """The machine has too little disk or memory for an export; the repository is unchanged."""
 
     code = "ROOM"
 
 
 @dataclass(frozen=True)
-class Weight:
-    """Disk and memory that a component takes.
+class Requirements:
+    """Disk space and memory that the export of a component takes.
 
     Args:
         parameters: Number of parameters of its network.
         disk_bytes: Size of its graph on disk, in bytes.
-        beside_bytes: Size of the files that verification writes beside the graph, in bytes.
-        memory_bytes: Memory of this process while the graph is made and verified, without activations, in
+        verification_bytes: Size of the files that verification writes beside the graph, in bytes.
+        memory_bytes: Memory of this process while the graph is exported and verified, without activations, in
             bytes.
     """
 
     parameters: int
     disk_bytes: int
-    beside_bytes: int
+    verification_bytes: int
     memory_bytes: int
 
 
-def weigh(component: Component, asked: Precision) -> Weight:
-    """Weigh a component, and check the files of its weights.
+def graph_requirements(component: Component, requested: Precision) -> Requirements:
+    """Compute the requirements of a component's graph, and check the files of its weights.
 
     Args:
         component: Description of the component.
-        asked: Precision that the user asked for.
+        requested: Precision that the user requested.
 
     Raises:
         InvalidRequest: A file is missing or cut off, or keys or shapes differ.
     """
-    precision = component.precision(asked)
-    with left_out():
+    precision = component.precision(requested)
+    with meta_networks():
         network = component.load(Precision.FP32 if precision.is_integer else precision)
     parameters = sum(weight.numel() for weight in network.parameters())
-    disk, memory = weights_need(component, network, precision)
+    disk, memory = weights_bytes(component, network, precision)
     # A bfloat16 graph is verified through a float32 copy.
-    beside = 4 * parameters if precision is Precision.BF16 else 0
-    return Weight(parameters, int(disk), beside, int(memory))
+    verification_bytes = 4 * parameters if precision is Precision.BF16 else 0
+    return Requirements(parameters, int(disk), verification_bytes, int(memory))
 
 
-def weigh_torch(component: Component, precision: str) -> Weight:
-    """Weigh a component that PyTorch serves, and check the files of its weights.
+def torch_requirements(component: Component, precision: str) -> Requirements:
+    """Compute the requirements of a component that PyTorch serves, and check the files of its weights.
 
     Its files are links if the checkpoint is on the repository's file system, so they count as no disk space.
 
@@ -82,82 +82,85 @@ def weigh_torch(component: Component, precision: str) -> Weight:
     Raises:
         InvalidRequest: A file is missing or cut off, or keys or shapes differ.
     """
-    with left_out():
+    with meta_networks():
         network = component.load(Precision(precision))
     parameters = sum(weight.numel() for weight in network.parameters())
-    held = sum(weight.nbytes for weight in network.parameters())
-    return Weight(parameters, 0, 0, int(PROCESS_BYTES + held))
+    weights_bytes = sum(weight.nbytes for weight in network.parameters())
+    return Requirements(parameters, 0, 0, int(PROCESS_BYTES + weights_bytes))
 
 
-def check_disk(repository: Path, weights: Mapping[str, Weight]) -> None:
+def check_disk(repository: Path, requirements: Mapping[str, Requirements]) -> None:
     """Refuse graphs that do not fit on the file system of a repository.
 
     Args:
         repository: Repository or file that the graphs are placed in.
-        weights: Weights of the graphs that are to be made, by label.
+        requirements: Requirements of the graphs that are to be exported, by label.
 
     Raises:
-        NoRoom: The file system is too small. The message gives the needed and the free space.
+        InsufficientResources: The file system is too small. The message gives the needed and the free space.
     """
-    if not weights:
+    if not requirements:
         return
-    needed = sum(weight.disk_bytes + weight.beside_bytes for weight in weights.values()) + _BESIDE_BYTES
-    place = next(
+    needed = (
+        sum(each.disk_bytes + each.verification_bytes for each in requirements.values()) + _OTHER_FILES_BYTES
+    )
+    existing = next(
         folder for folder in (repository.resolve(), *repository.resolve().parents) if folder.exists()
     )
-    free = shutil.disk_usage(place).free
+    free = shutil.disk_usage(existing).free
     if needed > free:
-        graphs = ", ".join(f"{label} {in_bytes(weight.disk_bytes)}" for label, weight in weights.items())
-        raise NoRoom(
-            f"{repository}: its file system must have {in_bytes(needed)} free for {graphs}, got"
-            f" {in_bytes(free)}; try a repository on another, a smaller --precision, or one --component"
+        graphs = ", ".join(f"{label} {format_bytes(each.disk_bytes)}" for label, each in requirements.items())
+        raise InsufficientResources(
+            f"{repository}: its file system must have {format_bytes(needed)} free for {graphs}, got"
+            f" {format_bytes(free)}; try a repository on another file system,"
+            " a smaller --precision, or one --component"
         )
 
 
-def check_memory(weights: Mapping[str, Weight]) -> None:
+def check_memory(requirements: Mapping[str, Requirements]) -> None:
     """Refuse components that exceed the memory of this machine or of this process's control group.
 
     Args:
-        weights: Weights of the components that are to be made, by label.
+        requirements: Requirements of the components that are to be exported, by label.
 
     Raises:
-        NoRoom: The memory is too small. The message names each such component, what it needs and what is
-            available.
+        InsufficientResources: The memory is too small. The message names each such component, what it needs
+            and what is available.
     """
     own = psutil.Process().memory_info().rss
     lacking = {
-        label: weight.memory_bytes for label, weight in weights.items() if not fits(weight.memory_bytes - own)
+        label: each.memory_bytes for label, each in requirements.items() if not fits(each.memory_bytes - own)
     }
     if lacking:
         needs = " | ".join(
-            f"{label}: memory must be at least {in_bytes(needed)} to make and to verify a graph of"
-            f" {_in_words(weights[label].parameters)} parameters"
+            f"{label}: memory must be at least {format_bytes(needed)} to export and verify a graph of"
+            f" {_in_words(requirements[label].parameters)} parameters"
             for label, needed in lacking.items()
         )
-        raise NoRoom(
-            f"{needs}, got {in_bytes(available_memory() + own)}; try a machine or a container with more, or"
-            " --component for those that fit"
+        raise InsufficientResources(
+            f"{needs}, got {format_bytes(available_memory() + own)}; try a machine or a container"
+            " with more memory, or --component for those that fit"
         )
 
 
 @contextlib.contextmanager
-def said_when_full(place: Path) -> Iterator[None]:
+def reporting_full_disk(target: Path) -> Iterator[None]:
     """Report a full file system in one sentence.
 
     Args:
-        place: Repository or file that is being made.
+        target: Repository or file that is being written.
 
     Raises:
-        NoRoom: A write in the block found no space.
+        InsufficientResources: A write in the block found no space.
     """
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
-        raise NoRoom(
-            f"{place}: its file system must have room for what is exported, got {error.strerror!r} on the"
-            " way; it is as it was, try again with more space: a model's finished graphs are not made again"
+        raise InsufficientResources(
+            f"{target}: the file system became full during the export ({error.strerror}), so nothing was"
+            " placed; free some space and run the command again, which reuses the finished graphs of models"
         ) from error
 
 

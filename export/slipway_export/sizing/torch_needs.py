@@ -1,4 +1,4 @@
-"""Needs of a component that PyTorch serves: the figures of `estimate.py`, with the same constants.
+"""Estimated resources of a component that PyTorch serves, with the constants of `estimate.py`.
 
 Nothing is traced or written: the placed files are those of the checkpoint, as links if the file system has
 them.
@@ -8,10 +8,17 @@ from __future__ import annotations
 
 from torch import nn
 
-from slipway_export.checkpoint.stored_weights import from_configurations, stored_weights
+from slipway_export.checkpoint.stored_weights import configurations_only, stored_weights
 from slipway_export.engines.choice import TorchChoice
 from slipway_export.sizing.cost import ARENA, seconds, served_seconds, works
-from slipway_export.sizing.estimate import GPU_BYTES, PROCESS_BYTES, Machine, Need, largest_weight, verified_s
+from slipway_export.sizing.estimate import (
+    GPU_BYTES,
+    PROCESS_BYTES,
+    Machine,
+    ResourceEstimate,
+    largest_weight,
+    verified_s,
+)
 from slipway_export.spec import Component, Precision
 from slipway_serving.runtime.torch_engine.options import Offload, Weights
 
@@ -21,8 +28,8 @@ _SERVER_BYTES = 0.45e9
 _BYTES = {Weights.FP8: 1.0, Weights.INT8: 1.0, Weights.INT4: 0.5}
 
 
-def torch_need(component: Component, choice: TorchChoice, machine: Machine) -> Need:
-    """Compute the needs of a component that PyTorch serves.
+def estimate_torch(component: Component, choice: TorchChoice, machine: Machine) -> ResourceEstimate:
+    """Estimate the resources of a component that PyTorch serves.
 
     Args:
         component: Description of the component.
@@ -30,22 +37,22 @@ def torch_need(component: Component, choice: TorchChoice, machine: Machine) -> N
         machine: Machine that verifies and serves it.
     """
     options = choice.options
-    with from_configurations():
+    with configurations_only():
         whole = component.load(Precision.FP32)
         points = component.points()
         work = dict(zip(points, works(component, whole, list(points.values())), strict=True))
         network = component.load(Precision(options.load_precision))
     parameters = sum(weight.numel() for weight in network.parameters())
     loaded = sum(weight.nbytes for weight in network.parameters())
-    held = loaded - _saved(component, network, choice)
-    files = {(place.file, place.key): place.bytes for place in stored_weights(network).values()}
+    memory = loaded - _saved(component, network, choice)
+    files = {(tensor.file, tensor.key): tensor.bytes for tensor in stored_weights(network).values()}
     times = {name: verified_s(each, 4 * parameters / 1e9, machine) for name, each in work.items()}
     opt = work["opt"]
-    on_cpu = held + ARENA * opt.bytes
+    on_cpu = memory + ARENA * opt.bytes
     if choice.on_gpu:
-        on_cpu = 0.0 if options.offload is Offload.NONE else held
+        on_cpu = 0.0 if options.offload is Offload.NONE else memory
     narrow = 2 if options.load_precision in (Precision.FP16, Precision.BF16) else 1
-    return Need(
+    return ResourceEstimate(
         label=component.label,
         precision=component.precision(Precision(options.load_precision)),
         parameters=parameters,
@@ -53,7 +60,7 @@ def torch_need(component: Component, choice: TorchChoice, machine: Machine) -> N
         export_bytes=PROCESS_BYTES + loaded,
         verify_bytes=PROCESS_BYTES + loaded + 4 * largest_weight(whole) + ARENA * work["max"].bytes,
         serve_bytes=_SERVER_BYTES + on_cpu,
-        device_bytes=GPU_BYTES + held + opt.bytes / narrow,
+        device_bytes=GPU_BYTES + memory + opt.bytes / narrow,
         export_s=0.0,
         verify_s=sum(times.values()),
         step_s=seconds(opt, machine.speed) - served_seconds(opt, machine.speed),

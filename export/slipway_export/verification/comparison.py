@@ -77,8 +77,8 @@ class ParityRow:
             ("cosine", self.cosine, ">=", bound.cosine, self.cosine >= bound.cosine),
         ]
         if bound.row_cosine is not None and self.row_cosine is not None:
-            kept = self.row_cosine >= bound.row_cosine
-            checks.append(("cosine of the worst row", self.row_cosine, ">=", bound.row_cosine, kept))
+            passes = self.row_cosine >= bound.row_cosine
+            checks.append(("cosine of the worst row", self.row_cosine, ">=", bound.row_cosine, passes))
         return [
             f"{name} must be {sign} {limit:g}, got {value:.3g}"
             for name, value, sign, limit, ok in checks
@@ -100,9 +100,9 @@ def load_reference(component: Component, device: Device = Device.CPU) -> torch.n
     import torch
 
     from slipway_export.checkpoint.on_demand_weights import read_on_demand
-    from slipway_export.checkpoint.stored_weights import left_on_disk
+    from slipway_export.checkpoint.stored_weights import lazy_weights
 
-    with left_on_disk():
+    with lazy_weights():
         module = component.load(Precision.FP32)
     # TF32 would round the mantissa to 10 bits; the reference needs all 23.
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -159,11 +159,11 @@ def check_described(
             point.
     """
     problems = [
-        f"{spec.name} at {point_text(name, points[name])} must be {spec.dtype.value} {list(wanted)} as"
+        f"{spec.name} at {format_point(name, points[name])} must be {spec.dtype.value} {list(described)} as"
         f" described, got {array.dtype} {list(array.shape)}"
         for name, arrays in outputs.items()
         for spec in component.outputs
-        if (array := arrays[spec.name]).shape != (wanted := spec.at(points[name]))
+        if (array := arrays[spec.name]).shape != (described := spec.at(points[name]))
         or array.dtype != spec.dtype.value
     ]
     if problems:
@@ -184,18 +184,18 @@ def verify(
         component: Description of the component.
         path: Path of the graph.
         reference: Reference from :func:`compute_reference`.
-        precision: Precision that the user asked for, which selects the bounds.
+        precision: Precision that the user requested, which selects the bounds.
         device: Device to run on.
         scratch: Folder for a copy of the graph, if one is needed; the graph's own when None.
     """
     precision = component.precision(precision)
     run, verified_on = load_graph(component, path, precision, device, scratch)
-    return rows_of(
-        component, run, reference, verified_on, lambda output: bound_of(component, output, precision)
+    return parity_rows(
+        component, run, reference, verified_on, lambda output: output_tolerance(component, output, precision)
     )
 
 
-def rows_of(
+def parity_rows(
     component: Component,
     run: Run,
     reference: Reference,
@@ -213,18 +213,18 @@ def rows_of(
     """
     rows = []
     for name, point in reference.points.items():
-        actual = run_at(component, run, reference.inputs[name], point_text(name, point))
+        actual = run_at(component, run, reference.inputs[name], format_point(name, point))
         for output in component.outputs:
             rows.append(
                 compare(
-                    component, output.name, point_text(name, point), actual[output.name],
+                    component, output.name, format_point(name, point), actual[output.name],
                     reference.outputs[name][output.name], bound(output), verified_on,
                 )
             )  # fmt: skip
     return rows
 
 
-def bound_of(component: Component, output: TensorSpec, precision: Precision) -> Tolerance:
+def output_tolerance(component: Component, output: TensorSpec, precision: Precision) -> Tolerance:
     """Return the bounds of an output in one of its component's precisions."""
     return EXACT if output.exact else component.tolerance[precision]
 
@@ -239,7 +239,8 @@ def run_at(component: Component, run: Run, inputs: Mapping[str, Array], point: s
         return run(inputs)
     except Exception as error:  # ONNX Runtime's exceptions have no common base.
         raise ParityFailed(
-            f"{component.label}: the graph must run at {point}, got {_reason(error)}; nothing was placed"
+            f"{component.label}: the graph failed in ONNX Runtime at {point}: {_reason(error)};"
+            " nothing was placed"
         ) from error
 
 
@@ -277,15 +278,14 @@ def load_graph(
         session = onnxruntime.InferenceSession(model, options, providers=device.providers)
     except Exception as error:  # ONNX Runtime's exceptions have no common base.
         raise ParityFailed(
-            f"{component.label}: the graph must load in ONNX Runtime, got {_reason(error)};"
-            " nothing was placed"
+            f"{component.label}: ONNX Runtime could not load the graph: {_reason(error)}; nothing was placed"
         ) from error
-    wanted = device.providers[0][0]
-    if wanted not in session.get_providers():
+    required = device.providers[0][0]
+    if required not in session.get_providers():
         # ONNX Runtime continues without a provider that it cannot start, so that must be checked.
         raise ParityFailed(
-            f"{component.label}: the graph must run by {wanted}, got {', '.join(session.get_providers())};"
-            " nothing was placed"
+            f"{component.label}: the graph must run with {required}, got {', '.join(session.get_providers())}"
+            "; nothing was placed"
         )
     names = [tensor.name for tensor in component.outputs]
 
@@ -401,7 +401,7 @@ def _largest_difference(actual: Array, expected: Array) -> float:
     return float(np.max(np.abs(actual.astype(np.float64) - expected.astype(np.float64))))
 
 
-def check(rows: Sequence[ParityRow]) -> None:
+def check_parity(rows: Sequence[ParityRow]) -> None:
     """Refuse outputs that are outside their bounds.
 
     Raises:
@@ -414,6 +414,6 @@ def check(rows: Sequence[ParityRow]) -> None:
         raise ParityFailed("parity with PyTorch failed, nothing was placed: " + " | ".join(failed))
 
 
-def point_text(name: str, point: Point) -> str:
+def format_point(name: str, point: Point) -> str:
     """Return the text for a point in a row: its name and the sizes of its axes."""
     return f"{name} ({', '.join(f'{axis}={size}' for axis, size in point.items())})"

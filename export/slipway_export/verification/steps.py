@@ -28,10 +28,10 @@ from slipway_export.verification.comparison import (
     Array,
     ParityRow,
     Run,
-    bound_of,
     compare,
+    format_point,
     load_graph,
-    point_text,
+    output_tolerance,
     run_at,
 )
 from slipway_serving.protocol.axis_expressions import Point
@@ -75,12 +75,12 @@ def verify_stepped(
         for c in (stepped.first, stepped.next)
         if c is not None
     }
-    return rows_of_steps(
-        stepped, graphs, lambda output: bound_of(stepped.next, output, precision), point, device
+    return stepped_parity_rows(
+        stepped, graphs, lambda output: output_tolerance(stepped.next, output, precision), point, device
     )
 
 
-def rows_of_steps(
+def stepped_parity_rows(
     stepped: Stepped,
     graphs: Mapping[str, tuple[Run, str]],
     bound: Callable[[TensorSpec], Tolerance],
@@ -149,7 +149,7 @@ class _Steps:
         if stepped.runs > 1:
             commits = ", which commits" if run == stepped.runs - 1 else ""
             name += f", run {run + 1} of {stepped.runs}{commits}"
-        return point_text(name, self.point(step))
+        return format_point(name, self.point(step))
 
     def output(self, name: str) -> TensorSpec:
         return next(tensor for tensor in self.stepped.next.outputs if tensor.name == name)

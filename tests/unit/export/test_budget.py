@@ -11,9 +11,9 @@ from slipway_export.checkpoint.axes import axes_of
 from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.engines.device import Device
 from slipway_export.families import families
-from slipway_export.progress import duration
-from slipway_export.sizing.budget import LeftOut, Verification, choose, choose_measured
-from slipway_export.sizing.resource_check import NoRoom
+from slipway_export.progress import format_duration
+from slipway_export.sizing.budget import LeftOut, Verification, choose_for_machine, choose_points
+from slipway_export.sizing.resource_check import InsufficientResources
 from slipway_export.spec import Axis, Component, DType, Precision, Stepped, TensorSpec, Tolerance
 from slipway_serving.protocol.axis_expressions import Point
 
@@ -37,7 +37,7 @@ def area(component: Component, points: Sequence[Point]) -> list[float]:
 
 
 def chosen(budget: float, *components: Component, runs: Sequence[Stepped] = ()) -> Verification:
-    return choose(components, runs, budget, area)
+    return choose_points(components, runs, budget, area)
 
 
 def test_all_points_are_verified_when_the_budget_holds_them() -> None:
@@ -92,7 +92,7 @@ def test_tiny_checkpoint_is_verified_at_all_points_when_the_budget_is_the_defaul
     said: list[str] = []
     with open_checkpoint(family, "tiny") as checkpoint:
         plan = family.plan(checkpoint, axes_of(family, checkpoint, {}))
-        found = choose_measured(plan.components, plan.stepped, 300.0, Device.CPU, {}, said.append)
+        found = choose_for_machine(plan.components, plan.stepped, 300.0, Device.CPU, {}, said.append)
     assert found.left_out == ()
     assert found.points == {component.label: component.points() for component in plan.components}
     # Without a calibration, whose verdict would depend on what else the machine does.
@@ -109,18 +109,23 @@ def products(width: int) -> Component:
 def test_points_are_those_that_memory_holds_when_there_is_little(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipway_export.sizing.budget.available_memory", lambda: 5_000_000)
     said: list[str] = []
-    found = choose_measured([products(256)], (), 300.0, Device.CPU, {"products": 1_000_000}, said.append)
+    found = choose_for_machine([products(256)], (), 300.0, Device.CPU, {"products": 1_000_000}, said.append)
     points = found.points["products"]
     # 2 KB a row, and ONNX Runtime may hold them twice.
     assert 64 <= max(point["rows"] for point in points.values()) <= 4_000_000 / (2 * 2048)
     assert [left.point for left in found.left_out] == ["max"]
-    assert said[-1] == "verification: products not at max (rows=4096), which takes more memory than there is"
+    assert (
+        said[-1]
+        == "verification leaves out products at max (rows=4096), which takes more memory than is available"
+    )
 
 
 def test_verification_is_refused_when_memory_does_not_hold_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipway_export.sizing.budget.available_memory", lambda: 1_000_100)
-    with pytest.raises(NoRoom, match=r"activations at its smallest sizes, got too little for products; try"):
-        choose_measured([products(256)], (), 300.0, Device.CPU, {"products": 1_000_000}, lambda _: None)
+    with pytest.raises(
+        InsufficientResources, match=r"activations at its smallest sizes, got too little for products; try"
+    ):
+        choose_for_machine([products(256)], (), 300.0, Device.CPU, {"products": 1_000_000}, lambda _: None)
 
 
 @pytest.mark.parametrize(
@@ -128,4 +133,4 @@ def test_verification_is_refused_when_memory_does_not_hold_the_least(monkeypatch
     [(0.2, "under 1 s"), (45, "45 s"), (700, "11.7 min"), (9000, "2.5 h"), (5 * 86400, "5 days")],
 )
 def test_duration_is_in_the_unit_that_people_use_when_it_grows(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text

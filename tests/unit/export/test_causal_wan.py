@@ -16,9 +16,9 @@ from torch import Tensor
 
 from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.checkpoint.stored_weights import (
-    from_configurations,
-    left_on_disk,
-    left_out,
+    configurations_only,
+    lazy_weights,
+    meta_networks,
     stored_weights,
 )
 from slipway_export.families.matrix_game.causal_wan.attention import Rotation
@@ -285,19 +285,19 @@ def test_loading_is_refused_when_the_weights_are_missing_or_no_safetensors(
         load_network(checkpoint, config_file("universal"), weights)
     (tmp_path / weights).parent.mkdir()
     (tmp_path / weights).write_bytes(b"no such file")
-    with pytest.raises(InvalidRequest, match="must be a whole safetensors file"):
+    with pytest.raises(InvalidRequest, match="must be a complete safetensors file"):
         load_network(checkpoint, config_file("universal"), weights)
 
 
 def test_loading_reads_no_weights_when_they_are_left_on_disk_or_out(written: Path) -> None:
     checkpoint, weights = Checkpoint(written, "tiny"), MODES["universal"].weights
-    with left_on_disk():
+    with lazy_weights():
         network = load_network(checkpoint, config_file("universal"), weights, Precision.FP16)
     places = stored_weights(network)
     assert places.keys() == network.state_dict().keys()
     assert places["head.head.weight"].key == "model.head.head.weight"
     assert network.head.head.weight.dtype is torch.float16
-    with left_out():
+    with meta_networks():
         network = load_network(checkpoint, config_file("universal"), weights)
     assert all(weight.is_meta for weight in network.parameters())
 
@@ -306,7 +306,7 @@ def test_network_follows_from_its_configuration_when_that_is_enough(written: Pat
     target = tmp_path / config_file("universal")
     target.parent.mkdir(parents=True)
     target.write_bytes((written / config_file("universal")).read_bytes())
-    with from_configurations():
+    with configurations_only():
         network = load_network(
             Checkpoint(tmp_path, "given"), config_file("universal"), MODES["universal"].weights
         )

@@ -14,9 +14,9 @@ from torch import nn
 from slipway_export.commands.optional_value import filled
 from slipway_export.engines.choice import choose_torch, widest
 from slipway_export.engines.device import Device
-from slipway_export.engines.requested import TorchAsked, parse_engines, parse_torch
+from slipway_export.engines.requested import TorchRequest, parse_engines, parse_torch
 from slipway_export.options import ExportOptions
-from slipway_export.repository.placement import Place
+from slipway_export.repository.placement import Placement
 from slipway_export.spec import Axis, Component, DType, Engine, Precision, TensorSpec, Tolerance
 from slipway_serving.protocol.errors import InvalidRequest
 from slipway_serving.runtime.torch_engine.options import COMPILE_MODES, Offload, TorchOptions, Weights
@@ -36,7 +36,7 @@ NET = Component(
 )
 PLAIN = replace(NET, name="plain", tolerance={Precision.FP32: BOUNDS[Precision.FP32]})
 FIRST, NEXT = (replace(NET, name="decoder", graph=graph) for graph in ("first", "next"))
-GPU = {"net": Place("gpu")}
+GPU = {"net": Placement("gpu")}
 
 
 def options(**changes: Any) -> ExportOptions:
@@ -93,9 +93,9 @@ def test_compile_stands_alone_where_no_mode_follows(typed: list[str], read: list
 
 def test_components_are_served_as_asked_for_them() -> None:
     asked = options(
-        torch=TorchAsked({"": "int8"}, {"net": "default"}, offload={"net": "layers"}),
+        torch=TorchRequest({"": "int8"}, {"net": "default"}, offload={"net": "layers"}),
         precision=Precision.BF16,
-        places=GPU,
+        placements=GPU,
         verify_device=Device.CUDA,
     )
     choices = choose_torch([NET, PLAIN], asked)
@@ -104,35 +104,35 @@ def test_components_are_served_as_asked_for_them() -> None:
     # The wider of both bounds, since both round.
     assert (net.on_gpu, net.tolerance(NET)) == (True, BOUNDS[Precision.INT8])
     # Without bounds for them it stays as it is, as its graph would, and says so.
-    assert (plain.options, plain.kept, plain.bounds) == (TorchOptions(), True, (Precision.FP32,))
+    assert (plain.options, plain.differs, plain.bounds) == (TorchOptions(), True, (Precision.FP32,))
     assert choose_torch([NET], options(engine=Engine.ONNXRUNTIME)) == {}
-    graphs = choose_torch([FIRST, NEXT], options(torch=TorchAsked({"decoder": "int8"})))
+    graphs = choose_torch([FIRST, NEXT], options(torch=TorchRequest({"decoder": "int8"})))
     assert [choice.options.weights for choice in graphs.values()] == [Weights.INT8, Weights.INT8]
 
 
 @pytest.mark.parametrize(
     ("components", "changes", "said"),
     [
-        ([NET], {"engines": {"nte": Engine.TORCH}}, "engine must be of a component .*.net., got nte"),
-        ([NET], {"engine": Engine.ONNXRUNTIME, "torch": TorchAsked({"": "int8"})},
+        ([NET], {"engines": {"nte": Engine.TORCH}}, "engine must name a component .*.net., got nte"),
+        ([NET], {"engine": Engine.ONNXRUNTIME, "torch": TorchRequest({"": "int8"})},
          "weights must be given with --engine torch, got int8"),
-        ([NET], {"engine": Engine.ONNXRUNTIME, "torch": TorchAsked(cuda_graphs=True)},
+        ([NET], {"engine": Engine.ONNXRUNTIME, "torch": TorchRequest(cuda_graphs=True)},
          "cuda-graphs must be given with --engine torch"),
-        ([NET, PLAIN], {"engines": {"plain": Engine.ONNXRUNTIME}, "torch": TorchAsked({"plain": "int8"})},
-         "weights must be of a component that engine torch serves .net., got plain=int8; try --engine"),
-        ([PLAIN], {"torch": TorchAsked({"plain": "int8"})}, "weights of plain must be left out, got int8"),
-        ([NET], {"torch": TorchAsked({"net": "int4"})}, "weights of net must be one of bf16, fp8, int8, got"),
-        ([NET], {"torch": TorchAsked({"": "fp8"})}, "weights must be left out where net runs on a CPU"),
-        ([NET], {"torch": TorchAsked(cuda_graphs=True)}, "cuda-graphs must be left out where net runs"),
-        ([NET], {"torch": TorchAsked(offload={"": "model"})}, "offload must be left out where net runs"),
+        ([NET, PLAIN], {"engines": {"plain": Engine.ONNXRUNTIME}, "torch": TorchRequest({"plain": "int8"})},
+         "weights must name a component that engine torch serves .net., got plain=int8; try --engine"),
+        ([PLAIN], {"torch": TorchRequest({"plain": "int8"})}, "weights of plain must be left out, got int8"),
+        ([NET], {"torch": TorchRequest({"net": "int4"})}, "weights of net must be one of bf16, fp8, int8,"),
+        ([NET], {"torch": TorchRequest({"": "fp8"})}, "weights must be left out where net runs on a CPU"),
+        ([NET], {"torch": TorchRequest(cuda_graphs=True)}, "cuda-graphs must be left out where net runs"),
+        ([NET], {"torch": TorchRequest(offload={"": "model"})}, "offload must be left out where net runs"),
         ([NET], {"precision": Precision.INT8}, "precision of net must be one of fp64, .* got int8; try --w"),
-        ([NET], {"torch": TorchAsked(attention={"": "sdpa"})},
+        ([NET], {"torch": TorchRequest(attention={"": "sdpa"})},
          "net: attention must be left out .the network has no choice of attention., got sdpa"),
-        ([NET], {"torch": TorchAsked(cuda_graphs=True), "places": GPU},
+        ([NET], {"torch": TorchRequest(cuda_graphs=True), "placements": GPU},
          "verify-device must be cuda for net, whose options need a GPU .*CUDA graphs., got cpu"),
         ([NET], {"opset": 20}, "opset-version must be left out with engine torch, which .*, got 20"),
         ([NET], {"simplify": True}, "simplify must be left out with engine torch"),
-        ([NET, FIRST], {"engines": {"decoder": Engine.ONNXRUNTIME}, "torch": TorchAsked({"": "int8"})},
+        ([NET, FIRST], {"engines": {"decoder": Engine.ONNXRUNTIME}, "torch": TorchRequest({"": "int8"})},
          None),
     ],
 )  # fmt: skip
@@ -183,19 +183,19 @@ def test_attention_is_refused_where_the_network_or_this_machine_has_it_not(
     made: Callable[[], nn.Module], attention: str, said: str
 ) -> None:
     net = replace(NET, load=lambda _: made())
-    asked = options(torch=TorchAsked(attention={"": attention}), places=GPU, verify_device=Device.CUDA)
+    asked = options(torch=TorchRequest(attention={"": attention}), placements=GPU, verify_device=Device.CUDA)
     with pytest.raises(InvalidRequest, match=said):
         choose_torch([net], asked)
-    choose_torch([net], options(torch=TorchAsked(attention={"": "sdpa"})))
+    choose_torch([net], options(torch=TorchRequest(attention={"": "sdpa"})))
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"engines": {"net": Engine.TORCH}, "engine": Engine.PORTABLE},
-         "engine must be onnxruntime and torch where components have engines of their own, got portable"),
+         "engine must be onnxruntime and torch if components have different engines, got portable"),
         ({"engines": {"net": Engine.TENSORRT}}, "engine of net must be onnxruntime and torch"),
-        ({"repository": None, "output": Path("g.onnx")}, "engine torch must be given with --repository"),
+        ({"repository": None, "output": Path("g.onnx")}, "engine torch writes no graph file"),
     ],
 )  # fmt: skip
 def test_engines_are_refused_where_no_repository_mixes_them(changes: dict[str, Any], said: str) -> None:

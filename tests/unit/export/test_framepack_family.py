@@ -20,7 +20,7 @@ from slipway_cli.root import run
 from slipway_export.checkpoint import opening
 from slipway_export.checkpoint.axes import axes_of
 from slipway_export.checkpoint.opening import open_checkpoint
-from slipway_export.checkpoint.stored_weights import from_configurations
+from slipway_export.checkpoint.stored_weights import configurations_only
 from slipway_export.families.framepack_i2v.family import FAMILY, facts_of
 from slipway_export.families.framepack_i2v.prompt import CROP_START, PROMPT_TEMPLATE
 from slipway_export.options import ExportOptions
@@ -254,7 +254,7 @@ def test_checkpoint_is_refused_when_its_configuration_says_that_it_is_quantized(
     )
     with pytest.raises(InvalidRequest, match=message):
         load(copy, "transformer")
-    with from_configurations(), pytest.raises(InvalidRequest, match=message):
+    with configurations_only(), pytest.raises(InvalidRequest, match=message):
         load(copy, "transformer")
 
 
@@ -310,7 +310,7 @@ def test_public_preset_has_the_public_widths(preset: str, blocks: tuple[int, int
 
 
 def test_plan_of_a_public_preset_needs_no_weights(tmp_path: Path) -> None:
-    with from_configurations():
+    with configurations_only():
         FAMILY.presets["public-6-blocks"].write(tmp_path, 0)
         transformer = planned(tmp_path)["transformer"]
     assert {tensor.name: tensor.shape for tensor in transformer.inputs}["image_embeds"] == (

@@ -17,7 +17,7 @@ from torch.nn import functional
 from slipway_export.graph.lowering import fused_attention, rotate
 from slipway_export.graph.onnx import export_graph
 from slipway_export.spec import Axis, Component, DType, Engine, Precision, TensorSpec, Tolerance
-from slipway_export.verification.comparison import check, compute_reference, verify
+from slipway_export.verification.comparison import check_parity, compute_reference, verify
 
 BOUND = {Precision.FP32: Tolerance(1e-5, 1e-5, 0.999999)}
 HEADS, SIZE = 4, 16
@@ -82,7 +82,7 @@ def test_attention_equals_torch_at_every_point_in_both_dialects(
 ) -> None:
     described, module = component(attend)
     export_graph(described, module, tmp_path / "g.onnx", opset=20, engine=engine)
-    check(verify(described, tmp_path / "g.onnx", compute_reference(described, module), Precision.FP32))
+    check_parity(verify(described, tmp_path / "g.onnx", compute_reference(described, module), Precision.FP32))
     nodes = onnx.load(tmp_path / "g.onnx").graph.node
     operators = Counter(node.op_type for node in nodes)
     if engine is Engine.ONNXRUNTIME:

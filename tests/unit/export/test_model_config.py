@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tritonclient.grpc import model_config_pb2 as pb
 
 from slipway_export.repository.config import authored_config, config_text, model_config
-from slipway_export.repository.publish import stage_authored, with_canceller
+from slipway_export.repository.publish import add_canceller, stage_authored
 from slipway_export.spec import (
     AuthoredModel,
     Axis,
@@ -284,9 +284,9 @@ def test_authored_model_is_staged_with_what_the_export_adds(tmp_path: Path) -> N
 def test_canceller_comes_with_models_that_stream(tmp_path: Path) -> None:
     once = AuthoredModel("once", source=source(tmp_path / "once"))
     streams = AuthoredModel("streams", source=source(tmp_path / "streams", decoupled=True))
-    assert with_canceller([once]) == [once]
-    assert with_canceller([]) == []
-    *others, canceller = with_canceller([once, streams])
+    assert add_canceller([once]) == [once]
+    assert add_canceller([]) == []
+    *others, canceller = add_canceller([once, streams])
     assert others == [once, streams]
     assert canceller == AuthoredModel("slipway_cancel", request=CancelRequest)
-    assert with_canceller([AuthoredModel("remote")]) == [AuthoredModel("remote")]
+    assert add_canceller([AuthoredModel("remote")]) == [AuthoredModel("remote")]

@@ -12,7 +12,7 @@ from slipway_export.checkpoint.axes import axes_of
 from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.checkpoint.on_demand_weights import OnDemand, read_on_demand
 from slipway_export.checkpoint.opening import open_checkpoint
-from slipway_export.checkpoint.stored_weights import left_on_disk
+from slipway_export.checkpoint.stored_weights import lazy_weights
 from slipway_export.families import family_named
 from slipway_export.graph.onnx import example_inputs
 from slipway_export.spec import Component, Precision
@@ -33,7 +33,7 @@ def component_of(checkpoint: Checkpoint, label: str) -> Component:
 
 
 def left(component: Component, device: torch.device = CPU) -> torch.nn.Module:
-    with left_on_disk():
+    with lazy_weights():
         module = component.load(Precision.FP32)
     return read_on_demand(module, device)
 

@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 
 from slipway_cli.root import app
 from slipway_export.checkpoint.checkpoint import Checkpoint
-from slipway_export.repository.publish import MANIFEST, foreign, write_manifest
+from slipway_export.repository.publish import MANIFEST, find_modification, write_manifest
 from slipway_export.sizing.machine import Speed
 from slipway_export.spec import Axis, Component, Family, Plan, Precision, Variant
 from slipway_export.verification.comparison import ParityFailed, ParityRow
-from slipway_export.verification.placed import Placed, verify_placed
+from slipway_export.verification.placed import PlacedModel, verify_placed
 from slipway_serving.protocol.errors import InvalidRequest
 
 
@@ -117,7 +117,7 @@ def test_points_that_were_left_out_are_verified_and_noted(repository: Path) -> N
     assert {**after, "parity": 0, "not_verified": 0} == {**before, "parity": 0, "not_verified": 0}
     text = (repository / "family_line" / MANIFEST).read_text()
     assert text.endswith("}\n") and '\n  "format": 1' in text
-    assert foreign(repository / "family_line") is None
+    assert find_modification(repository / "family_line") is None
     assert said[0].startswith("verification: about ") and said[0].endswith(" on the cpu here")
     assert said[1:] == ["line: running PyTorch at opt, max", "line: verifying at opt, max"]
     assert sorted(path.name for path in repository.parent.iterdir()) == ["checkpoint", "models"]
@@ -209,13 +209,13 @@ def test_checkpoint_is_taken_from_where_it_is_said_to_be(repository: Path) -> No
     [
         (
             {"points": ("min", "largest", "lowest")},
-            "points must be of min, opt, max, unseen, steps, got largest, lowest",
+            "points must be some of min, opt, max, unseen, steps, got largest, lowest",
         ),
         (
             {"components": ("vae", "line", "brain")},
             "component must be one of line, other, sum, got brain, vae",
         ),
-        ({"parts": {"brain": "."}}, "part must be"),
+        ({"parts": {"brain": "."}}, "part of family .* must be"),
     ],
 )
 def test_argument_is_named_when_it_is_wrong(repository: Path, arguments: dict[str, Any], said: str) -> None:
@@ -229,7 +229,8 @@ def test_model_is_named_when_it_cannot_be_verified(repository: Path) -> None:
     with pytest.raises(InvalidRequest) as changed:
         verify_placed(repository)
     text = (
-        "model family_other must be as slipway placed it to be verified, got files changed since the export:"
+        "model family_other must be unchanged since its export to be verified,"
+        " got files changed since the export:"
     )
     assert str(changed.value) == f"repository {repository}: {text} config.pbtxt"
     (repository / "family_other/config.pbtxt").write_text("")
@@ -237,7 +238,7 @@ def test_model_is_named_when_it_cannot_be_verified(repository: Path) -> None:
     manifest = json.loads(path.read_text())
     del manifest["planned_axes"]
     path.write_text(json.dumps(manifest))
-    with pytest.raises(InvalidRequest, match="family_other/manifest.json must say its planned_axes to be"):
+    with pytest.raises(InvalidRequest, match="family_other/manifest.json must contain planned_axes to be"):
         verify_placed(repository)
     # A model without graphs has nothing to verify.
     del manifest["parity"]
@@ -249,15 +250,15 @@ def test_repository_is_refused_when_nothing_in_it_was_exported(repository: Path,
     (tmp_path / "empty").mkdir()
     with pytest.raises(InvalidRequest) as failure:
         verify_placed(tmp_path / "empty")
-    text = f"repository must hold models that slipway exported, got none in {tmp_path / 'empty'}"
+    text = f"repository must contain models that slipway exported, got none in {tmp_path / 'empty'}"
     assert str(failure.value) == text
 
 
 def test_wanted_points_are_those_asked_for_in_their_order_or_those_left_out() -> None:
     manifest = {"not_verified": [left_out("line", "max"), left_out("line", "opt"), left_out("other", "min")]}
-    placed = Placed(Path("models/family_line"), manifest)
-    assert placed.wanted(linear(), ()) == ["opt", "max"]
-    assert placed.wanted(linear(), ("steps", "min")) == ["min", "steps"]
+    placed = PlacedModel(Path("models/family_line"), manifest)
+    assert placed.points_to_verify(linear(), ()) == ["opt", "max"]
+    assert placed.points_to_verify(linear(), ("steps", "min")) == ["min", "steps"]
     assert placed.path(linear()) == Path("models/family_line/1/model.onnx")
 
 
@@ -287,4 +288,4 @@ def test_command_adds_the_rows_and_says_how_many(repository: Path) -> None:
     assert CliRunner().invoke(app, [*asked, "--checkpoint", str(moved)]).exit_code == 0
     assert np.isfinite(manifest_of(repository)["parity"][-1]["max_abs"])
     other = CliRunner().invoke(app, [*asked, "--part", f"brain={moved}"])
-    assert str(other.exception).startswith("part must be")
+    assert str(other.exception).startswith("part of family family must be")

@@ -161,7 +161,9 @@ def test_table_stays_as_it_is_when_it_is_small_or_kept_in_float() -> None:
 def test_table_on_disk_is_converted_while_it_is_written(tmp_path: Path) -> None:
     table = torch.randn(2**15, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
     save_file({"table": table}, tmp_path / "weights.safetensors")
-    stored = stored_weights.Stored(tmp_path / "weights.safetensors", "table", (2**15, 32), torch.bfloat16)
+    stored = stored_weights.StoredTensor(
+        tmp_path / "weights.safetensors", "table", (2**15, 32), torch.bfloat16
+    )
     model = lookup_of(external_weights.Weight(stored, ir.DataType.FLOAT, name="table"))
     quantize(model, Precision.INT8, ())
     held, written = model.graph.initializers["table_fp16"].const_value, io.BytesIO()

@@ -13,7 +13,7 @@ from torch import nn
 from slipway_export.graph.onnx import export_graph
 from slipway_export.graph.opset import DEFAULT_OPSET
 from slipway_export.spec import Axis, Component, DType, Engine, Precision, TensorSpec, Tolerance
-from slipway_export.verification.comparison import ParityFailed, check, compute_reference, verify
+from slipway_export.verification.comparison import ParityFailed, check_parity, compute_reference, verify
 
 BOUND = Tolerance(max_abs=1e4, relative_l2=8e-2, cosine=0.997, row_cosine=0.99)
 BOUNDS = dict.fromkeys(Precision, BOUND)
@@ -44,7 +44,7 @@ def gate(folder: Path, precision: Precision, tensor: TensorSpec, module: nn.Modu
     net = Component("net", (tensor,), (output,), axes, lambda _: module, BOUNDS, **options)
     path = folder / "g.onnx"
     export_graph(net, module, path, opset=DEFAULT_OPSET, precision=precision)
-    check(verify(net, path, compute_reference(net, module), precision))
+    check_parity(verify(net, path, compute_reference(net, module), precision))
 
 
 def test_dynamic_int8_is_refused_for_its_rows_when_a_token_is_wide(tmp_path: Path) -> None:

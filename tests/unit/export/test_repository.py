@@ -10,11 +10,11 @@ import pytest
 
 from slipway_export.repository.publish import (
     check_replaceable,
-    foreign,
+    find_modification,
     hashes,
     library_versions,
     link_or_copy,
-    placed,
+    placing,
     remove,
     write_manifest,
 )
@@ -64,7 +64,7 @@ def test_placed_puts_old_models_back_when_one_cannot_be_placed(tmp_path: Path) -
         written_model(staged, "first", "new")  # "second" was never staged: its rename fails.
         with (
             pytest.raises(InvalidRequest, match="could not be placed"),
-            placed(staged, repository, ["first", "second"]),
+            placing(staged, repository, ["first", "second"]),
         ):
             pass
     assert (repository / "first" / "1" / "model.onnx").read_text() == "old"
@@ -77,7 +77,7 @@ def test_placed_replaces_whole_folders(tmp_path: Path) -> None:
     (old / "stale").write_text("left over")
     with staging(repository) as staged:
         written_model(staged, "net", "new")
-        with placed(staged, repository, ["net"]):
+        with placing(staged, repository, ["net"]):
             pass
     assert (repository / "net" / "1" / "model.onnx").read_text() == "new"
     assert not (repository / "net" / "stale").exists()
@@ -92,7 +92,7 @@ def test_placed_puts_all_back_when_a_server_refuses_them(tmp_path: Path) -> None
         written_model(staged, "added", "new")
         with (
             pytest.raises(NotReady, match="cannot load"),
-            placed(staged, repository, ["net", "added"]),
+            placing(staged, repository, ["net", "added"]),
         ):
             assert (repository / "net" / "1" / "model.onnx").read_text() == "new"
             raise NotReady("cannot load")
@@ -159,7 +159,7 @@ def test_manifest_has_the_facts_the_versions_and_a_hash_of_each_file(tmp_path: P
         "files": files,
     }
     assert list(hashes(model)) == ["1/model.onnx", "config.pbtxt"]
-    assert foreign(model) is None
+    assert find_modification(model) is None
     given = hashes(model, lambda path: path.name)
     assert given == {"1/model.onnx": "model.onnx", "config.pbtxt": "config.pbtxt"}
     with pytest.raises(ValueError, match="JSON"):
@@ -181,13 +181,13 @@ def test_foreign_model_is_told_by_what_is_foreign_about_it(tmp_path: Path) -> No
     model = written_model(tmp_path, "net")
     (model / "1/added").write_text("")
     (model / "1/model.onnx").unlink()
-    assert foreign(model) == "files changed since the export: 1/added, 1/model.onnx"
+    assert find_modification(model) == "files changed since the export: 1/added, 1/model.onnx"
     (model / "manifest.json").write_text(json.dumps({"written_by": "them", "files": {}}))
-    assert foreign(model) == "manifest.json written by 'them'"
+    assert find_modification(model) == "manifest.json written by 'them'"
     (model / "manifest.json").write_text("{")
-    assert (foreign(model) or "").startswith("an unreadable manifest.json (")
+    assert (find_modification(model) or "").startswith("an unreadable manifest.json (")
     (model / "manifest.json").unlink()
-    assert foreign(model) == "no manifest.json"
+    assert find_modification(model) == "no manifest.json"
     written_model(tmp_path, "good")
     written_model(tmp_path, "other").joinpath("config.pbtxt").write_text("mine")
     with pytest.raises(InvalidRequest) as failure:

@@ -18,8 +18,8 @@ from slipway_export.checkpoint.provenance import Digests
 from slipway_export.progress import Progress
 from slipway_export.repository.export_record import keep_finished, records
 from slipway_export.repository.identity import identity
-from slipway_export.repository.publish import placed, write_manifest
-from slipway_export.repository.resume import Finished, graph_files
+from slipway_export.repository.publish import placing, write_manifest
+from slipway_export.repository.resume import FinishedGraphs, graph_files
 from slipway_export.repository.staging import staging
 from slipway_export.sizing.budget import LeftOut
 from slipway_export.spec import Axis, Component, DType, Precision, Stepped, TensorSpec, Tolerance
@@ -70,12 +70,12 @@ class Exports:
 
     def finished(
         self, components: list[Component], staged: Path, *, fresh: bool = False, **options: object
-    ) -> Finished:
-        with self.checkpoint.noting() as planned:
+    ) -> FinishedGraphs:
+        with self.checkpoint.recording() as planned:
             self.checkpoint.config("net/config.json")
         precision = Precision(str(options.pop("precision", Precision.FP32)))
         progress = Progress(self.lines.append, [each.label for each in components])
-        return Finished(
+        return FinishedGraphs(
             self.checkpoint,
             planned,
             lambda _: precision,
@@ -122,7 +122,7 @@ class Exports:
                 facts = {"parity": [row(each.label).__dict__ | {"bound": BOUND.__dict__}]}
                 made_by = finished.facts([each])
                 write_manifest(staged / name, {**facts, "not_verified": [], "made": made_by})
-            with placed(staged, self.repository, names):
+            with placing(staged, self.repository, names):
                 pass
         return made
 
@@ -287,7 +287,7 @@ def test_graph_that_a_server_refused_is_left_for_the_next_export(exports: Export
         path.parent.mkdir(parents=True)
         path.write_text("net")
         finished.graph(net, path, lambda: [row("net")])
-        with placed(staged, exports.repository, ["family_net"]):
+        with placing(staged, exports.repository, ["family_net"]):
             raise RuntimeError
     assert list(exports.repository.iterdir()) == []
     assert exports.run([net]) == []
@@ -325,7 +325,7 @@ def sharing(exports: Exports) -> list[str]:
         parity = [row(each.label).__dict__ | {"bound": BOUND.__dict__} for each in graphs]
         facts = {"parity": parity, "not_verified": [], "made": finished.facts(graphs)}
         write_manifest(staged / "family_net", facts)
-        with placed(staged, exports.repository, ["family_net"]):
+        with placing(staged, exports.repository, ["family_net"]):
             pass
     files = sorted(path.name for path in (exports.repository / "family_net/1").iterdir())
     assert files == ["first.onnx", "first.onnx.data", "next.onnx"]
@@ -380,7 +380,7 @@ def test_steps_are_taken_with_their_graph_and_verified_when_it_is_another(export
                 "made": finished.facts([net]),
             }
             write_manifest(staged / "family_net", facts)
-            with placed(staged, exports.repository, ["family_net"]):
+            with placing(staged, exports.repository, ["family_net"]):
                 pass
 
     export("a")
@@ -420,7 +420,7 @@ def test_reads_are_noted_by_name_and_what_is_not_there_too(exports: Exports, tmp
     (tmp_path / "base").mkdir()
     (tmp_path / "base/config.json").write_text("{}")
     checkpoint = exports.checkpoint
-    with checkpoint.noting() as notes:
+    with checkpoint.recording() as notes:
         assert not checkpoint.has("net/index.json")
         assert checkpoint.has("other")
         checkpoint.config("net/config.json")
@@ -429,14 +429,14 @@ def test_reads_are_noted_by_name_and_what_is_not_there_too(exports: Exports, tmp
     base = str(tmp_path / "base/config.json")
     assert digests.keys() == {"net/index.json", "other", "net/config.json", base}
     assert (digests["net/index.json"], digests["other"]) == ("missing", "there")
-    assert checkpoint.agrees(digests, Digests())
+    assert checkpoint.matches(digests, Digests())
     (exports.folder / "net/index.json").write_text("")
-    assert not checkpoint.agrees(digests, Digests())
-    with checkpoint.noting() as notes:
+    assert not checkpoint.matches(digests, Digests())
+    with checkpoint.recording() as notes:
         assert checkpoint.path == exports.folder
     whole = notes.digests(Digests())
     (exports.folder / "added").write_text("")
-    assert not checkpoint.agrees(whole, Digests())
+    assert not checkpoint.matches(whole, Digests())
 
 
 def test_files_of_a_graph_are_those_that_its_weights_lie_in(tmp_path: Path) -> None:

@@ -18,15 +18,15 @@ from slipway_cli.root import run
 from slipway_export.checkpoint.axes import axes_of
 from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.checkpoint.opening import open_checkpoint
-from slipway_export.checkpoint.stored_weights import from_configurations
-from slipway_export.commands.plan_commands import print_needs, print_served
+from slipway_export.checkpoint.stored_weights import configurations_only
+from slipway_export.commands.plan_commands import print_export_estimates, print_placed_estimates
 from slipway_export.commands.terminal import print_parity
 from slipway_export.families import family_named
 from slipway_export.graph.onnx import export_graph
 from slipway_export.run import ExportResult
-from slipway_export.sizing.estimate import Machine, Need, needs
+from slipway_export.sizing.estimate import Machine, ResourceEstimate, estimate_component
 from slipway_export.sizing.machine import Speed
-from slipway_export.sizing.placed import exported_models, placed_needs
+from slipway_export.sizing.placed import estimate_placed, exported_models
 from slipway_export.spec import Axis, Component, DType, Precision, TensorSpec, Tolerance
 from slipway_export.verification.comparison import ParityRow
 from slipway_serving.protocol.errors import InvalidRequest
@@ -75,9 +75,9 @@ def test_needs_are_known_when_a_public_checkpoint_has_configurations_only(
     tmp_path: Path, preset: str, experts: int, label: str, parameters: int
 ) -> None:
     write_configurations(tmp_path, preset, experts)
-    with from_configurations(), open_checkpoint(WAN, str(tmp_path)) as checkpoint:
+    with configurations_only(), open_checkpoint(WAN, str(tmp_path)) as checkpoint:
         (component,) = components(checkpoint, label)
-        (need,) = needs(component, MACHINE, [Precision.FP32])
+        (need,) = estimate_component(component, MACHINE, [Precision.FP32])
     assert need.parameters == parameters
     assert need.disk_bytes == pytest.approx(4 * parameters, rel=0.05)
     assert need.export_bytes < 0.5 * need.disk_bytes + 1.3e9
@@ -90,12 +90,12 @@ def test_configurations_are_not_enough_when_an_export_is_made(tmp_path: Path) ->
     write_configurations(tmp_path, "1.3b", 1)
     with open_checkpoint(WAN, str(tmp_path)) as checkpoint:
         (component,) = components(checkpoint, "denoiser_high")
-        with pytest.raises(InvalidRequest, match=r"transformer must have one of .*, got neither"):
+        with pytest.raises(InvalidRequest, match=r"transformer must contain .*, got neither"):
             component.load(Precision.FP32)
 
 
 def test_preset_of_public_size_takes_no_disk_when_configurations_are_enough() -> None:
-    with from_configurations(), open_checkpoint(WAN, "a14b") as checkpoint:
+    with configurations_only(), open_checkpoint(WAN, "a14b") as checkpoint:
         files = [path.stat() for path in checkpoint.path.rglob("*") if path.is_file()]
     assert sum(file.st_size for file in files) > 60e9
     assert sum(512 * file.st_blocks for file in files) < 50e6
@@ -104,13 +104,13 @@ def test_preset_of_public_size_takes_no_disk_when_configurations_are_enough() ->
 def test_needs_say_the_bytes_that_graphs_take_when_exported(
     exported: tuple[Path, ExportResult],
 ) -> None:
-    placed = placed_needs(exported_models(exported[0]), MACHINE)
+    placed = estimate_placed(exported_models(exported[0]), MACHINE)
     assert not placed.unknown
-    assert {need.label for need in placed.needs} >= {"denoiser_high", "text_encoder", "vae_decoder/next"}
-    with from_configurations(), open_checkpoint(WAN, "tiny") as checkpoint:
+    assert {need.label for need in placed.estimates} >= {"denoiser_high", "text_encoder", "vae_decoder/next"}
+    with configurations_only(), open_checkpoint(WAN, "tiny") as checkpoint:
         for component in WAN.plan(checkpoint, axes_of(WAN, checkpoint, {})).components:
-            (planned,) = needs(component, MACHINE, [Precision.FP32])
-            (found,) = (need for need in placed.needs if need.label == component.label)
+            (planned,) = estimate_component(component, MACHINE, [Precision.FP32])
+            (found,) = (need for need in placed.estimates if need.label == component.label)
             if component.graph == "model":  # Graphs beside one another share their weights on disk.
                 assert planned.disk_bytes == pytest.approx(found.disk_bytes, rel=0.25), component.label
             assert planned.operations == found.operations
@@ -138,7 +138,7 @@ def test_needs_say_the_bytes_of_quantized_weights_when_products_are_kept(
         tolerance={Precision.FP32: LOOSE, precision: LOOSE},
         keep_float=("*proj_out",),
     )
-    (need,) = needs(component, MACHINE, [precision])
+    (need,) = estimate_component(component, MACHINE, [precision])
     path = tmp_path / "model.onnx"
     export_graph(component, component.load(Precision.FP32), path, opset=23, precision=precision)
     assert need.disk_bytes == pytest.approx(path.stat().st_size, rel=0.02)
@@ -152,13 +152,15 @@ def test_placed_graphs_are_sized_by_their_files_when_the_checkpoint_is_gone(
     manifest = json.loads((model / "manifest.json").read_text(encoding="utf-8"))
     manifest["checkpoint"]["source"] = str(tmp_path / "gone")
     (model / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
-    placed = placed_needs(exported_models(tmp_path), MACHINE)
-    (need,) = placed.needs
+    placed = estimate_placed(exported_models(tmp_path), MACHINE)
+    (need,) = placed.estimates
     assert need.disk_bytes == (model / "1/model.onnx").stat().st_size
     assert need.operations == 0
-    assert "its work is not known: checkpoint must be a preset" in placed.unknown[0]
+    assert (
+        "compute time and activations are unknown, because checkpoint must be a preset" in placed.unknown[0]
+    )
     # The same configurations lie elsewhere.
-    (known,) = placed_needs(exported_models(tmp_path), MACHINE, "tiny").needs
+    (known,) = estimate_placed(exported_models(tmp_path), MACHINE, "tiny").estimates
     assert known.operations > 0
 
 
@@ -168,7 +170,7 @@ def test_plan_is_refused_by_name_when_there_is_nothing_placed(
     assert run(["plan", str(tmp_path / "none")]) == 2
     assert "repository must be an existing folder" in capsys.readouterr().err
     assert run(["plan", str(tmp_path)]) == 2
-    assert "repository must hold models that slipway exported, got none" in capsys.readouterr().err
+    assert "repository must contain models that slipway exported, got none" in capsys.readouterr().err
 
 
 def test_export_writes_nothing_when_asked_for_its_plan(
@@ -211,7 +213,7 @@ def test_parity_table_keeps_every_number_whole_when_the_terminal_is_narrow(width
         assert line.split()[-4:] == ["1.2e-06", "5.7e-07", "0.9999999", "ok"]
 
 
-NEED = Need(
+NEED = ResourceEstimate(
     "vae_decoder/next", Precision.FP32, 14_288_491_584, *(123_456_789_012.0,) * 5, 99.0, 99.0, 99.0, 1.0
 )
 
@@ -220,7 +222,7 @@ NEED = Need(
 def test_table_of_placed_models_names_each_model_when_the_terminal_is_narrow(width: int) -> None:
     names = ("wan_t2v_vae_decoder", "matrix_game_universal_full_sequence")
     said = StringIO()
-    print_served([replace(NEED, model=name) for name in names], Console(file=said, width=width))
+    print_placed_estimates([replace(NEED, model=name) for name in names], Console(file=said, width=width))
     lines = said.getvalue().splitlines()
     assert max(map(len, lines)) <= width
     rows = [line for line in lines if "fp32" in line]
@@ -234,7 +236,7 @@ def test_table_of_placed_models_names_each_model_when_the_terminal_is_narrow(wid
 def test_plan_of_an_export_has_a_column_for_each_precision_when_the_terminal_is_narrow(width: int) -> None:
     needs_of_all = [replace(NEED, precision=precision) for precision in Precision]
     said = StringIO()
-    print_needs(needs_of_all, {NEED.label: {"batch": 1}}, Console(file=said, width=width))
+    print_export_estimates(needs_of_all, {NEED.label: {"batch": 1}}, Console(file=said, width=width))
     lines = said.getvalue().splitlines()
     assert max(map(len, lines)) <= width
     assert "vae_decoder/next: 14,288.5 million parameters, at batch=1" in lines

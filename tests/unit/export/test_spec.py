@@ -194,7 +194,7 @@ def test_export_says_which_graphs_are_made_in_another_precision_than_asked() -> 
         ]
 
     assert said(Precision.FP32) == []
-    assert said(Precision.INT8) == ["fp32 instead of int8, which is not offered for them: net/head, other"]
+    assert said(Precision.INT8) == ["fp32 instead of int8, which is not offered for: net/head, other"]
     assert said(Precision.INT8, net=Precision.FP16, other=Precision.FP32) == [
-        "fp32 instead of fp16, which is not offered for them: net/head"
+        "fp32 instead of fp16, which is not offered for: net/head"
     ]

@@ -19,7 +19,12 @@ from slipway_export.checkpoint import stored_weights as weights
 from slipway_export.checkpoint.axes import axes_of
 from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.checkpoint.opening import open_checkpoint
-from slipway_export.checkpoint.stored_weights import Stored, left_on_disk, stand_in, stored_weights
+from slipway_export.checkpoint.stored_weights import (
+    StoredTensor,
+    lazy_weights,
+    placeholder_folder,
+    stored_weights,
+)
 from slipway_export.families import family_named
 from slipway_export.graph import external_weights
 from slipway_export.graph.external_weights import Weight
@@ -50,7 +55,7 @@ def test_network_is_the_same_but_for_its_weights_when_they_stay_on_disk(
 ) -> None:
     component = component_of(opened, label)
     loaded = component.load(precision)
-    with left_on_disk():
+    with lazy_weights():
         empty = component.load(precision)
     read, unread = dict(loaded.named_parameters()), dict(empty.named_parameters())
     assert {name: (p.dtype, p.shape) for name, p in read.items()} == {
@@ -65,7 +70,7 @@ def test_network_is_the_same_but_for_its_weights_when_they_stay_on_disk(
 
 @pytest.mark.parametrize("graph", ["head", "tail", "finish"])
 def test_weights_are_found_when_a_network_was_cut(opened: Checkpoint, graph: str) -> None:
-    with left_on_disk():
+    with lazy_weights():
         empty = component_of(opened, f"denoiser_high/{graph}", "first-block-cache").load(Precision.FP32)
     names = {name for name, _ in empty.named_parameters()}
     assert names
@@ -79,7 +84,7 @@ def test_graph_has_the_same_tensors_when_weights_stay_on_disk(opened: Checkpoint
     (tmp_path / "read").mkdir()
     (tmp_path / "unread").mkdir()
     export_graph(component, component.load(precision), tmp_path / "read/g.onnx", opset=23)
-    with left_on_disk():
+    with lazy_weights():
         empty = component.load(precision)
     export_graph(component, empty, tmp_path / "unread/g.onnx", opset=23)
     read, unread = (onnx.load(tmp_path / name / "g.onnx").graph for name in ("read", "unread"))
@@ -96,9 +101,10 @@ def test_files_take_no_space_and_can_be_mapped_when_they_stand_in_for_an_experts
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
     expert = {
-        f"block.{i}": Stored(tmp_path / "w", f"block.{i}", (5120, 13824), torch.bfloat16) for i in range(200)
+        f"block.{i}": StoredTensor(tmp_path / "w", f"block.{i}", (5120, 13824), torch.bfloat16)
+        for i in range(200)
     }
-    with stand_in(tmp_path, ("w.safetensors",), expert, lambda _: torch.float32) as folder:
+    with placeholder_folder(tmp_path, ("w.safetensors",), expert, lambda _: torch.float32) as folder:
         found = [path.stat() for path in folder.glob("*.safetensors")]
         assert sum(file.st_size for file in found) > 56e9
         assert sum(file.st_blocks * 512 for file in found) < 1e6
@@ -124,7 +130,7 @@ def test_tensor_is_written_whole_when_it_is_read_in_parts(
     values = torch.randn(37, 16, generator=torch.Generator().manual_seed(0)).to(dtype)
     save_file({"x": values}, tmp_path / "w.safetensors")
     monkeypatch.setattr(external_weights, "_CHUNK_BYTES", 200)
-    weight = Weight(Stored(tmp_path / "w.safetensors", "x", (37, 16), dtype), wanted)
+    weight = Weight(StoredTensor(tmp_path / "w.safetensors", "x", (37, 16), dtype), wanted)
     weight = weight if perm is None else weight.turned(perm, "turned")
     out = io.BytesIO()
     weight.tofile(out)
@@ -145,7 +151,7 @@ def test_shard_is_named_when_it_is_cut_short_and_weights_stay_on_disk(
     file.write_bytes(file.read_bytes()[:-100])
     with (
         open_checkpoint(WAN, str(damaged)) as found,
-        left_on_disk(),
+        lazy_weights(),
         pytest.raises(
             InvalidRequest, match=r"transformer/diffusion_pytorch_model.safetensors must be a whole"
         ),
@@ -157,7 +163,7 @@ def test_transpose_of_a_weight_is_folded_but_where_it_is_an_output(tmp_path: Pat
     values = torch.arange(6.0).reshape(2, 3)
     save_file({"x": values}, tmp_path / "w.safetensors")
     held = Weight(
-        Stored(tmp_path / "w.safetensors", "x", (2, 3), torch.float32), ir.DataType.FLOAT, name="weight"
+        StoredTensor(tmp_path / "w.safetensors", "x", (2, 3), torch.float32), ir.DataType.FLOAT, name="weight"
     )
 
     def graph(*, shown: bool) -> ir.Model:
@@ -187,7 +193,7 @@ def test_network_is_the_same_when_its_empty_weights_are_several_files(
     monkeypatch.setattr(weights, "_EMPTY_BYTES", 20_000)
     for label in ("text_encoder", "denoiser_high"):
         component = component_of(opened, label)
-        with left_on_disk():
+        with lazy_weights():
             empty = component.load(Precision.FP32)
         wanted = {name: p.shape for name, p in component.load(Precision.FP32).named_parameters()}
         assert {name: p.shape for name, p in empty.named_parameters()} == wanted

@@ -11,7 +11,7 @@ import torch
 
 from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.checkpoint.opening import open_checkpoint
-from slipway_export.checkpoint.provenance import Notes, unnoted
+from slipway_export.checkpoint.provenance import ReadRecord, unrecorded
 from slipway_export.engines.torch_model import network_files, stage_network
 from slipway_export.engines.torch_network import NetworkFacts, load
 from slipway_export.families import family_named
@@ -27,16 +27,16 @@ FACTS = NetworkFacts(HEAD.name, None, "tiny", "tiny", {a.name: (a.min, a.opt, a.
 
 
 @pytest.fixture
-def head() -> Iterator[tuple[Checkpoint, Component, Notes]]:
+def head() -> Iterator[tuple[Checkpoint, Component, ReadRecord]]:
     """A tiny wake word, its component, and what was read to describe it."""
     with open_checkpoint(HEAD, "tiny") as checkpoint:
-        with checkpoint.noting() as planned:
+        with checkpoint.recording() as planned:
             (component,) = HEAD.plan(checkpoint, AXES).components
         yield checkpoint, component, planned
 
 
 def test_network_is_the_same_when_it_is_loaded_from_what_was_placed(
-    head: tuple[Checkpoint, Component, Notes], tmp_path: Path
+    head: tuple[Checkpoint, Component, ReadRecord], tmp_path: Path
 ) -> None:
     checkpoint, component, planned = head
     (checkpoint.folder / ".cache").mkdir()
@@ -61,7 +61,7 @@ def test_network_is_the_same_when_it_is_loaded_from_what_was_placed(
 
 
 def test_component_is_refused_when_its_family_has_none_of_that_name(
-    head: tuple[Checkpoint, Component, Notes], tmp_path: Path
+    head: tuple[Checkpoint, Component, ReadRecord], tmp_path: Path
 ) -> None:
     checkpoint, component, planned = head
     stage_network(component, replace(FACTS, component="jarvis"), checkpoint, planned, tmp_path)
@@ -73,7 +73,7 @@ def test_component_is_refused_when_its_family_has_none_of_that_name(
 
 
 def test_file_is_refused_when_it_lies_outside_the_checkpoint(
-    head: tuple[Checkpoint, Component, Notes], tmp_path: Path
+    head: tuple[Checkpoint, Component, ReadRecord], tmp_path: Path
 ) -> None:
     checkpoint, component, planned = head
     other = Checkpoint(tmp_path / "elsewhere", "elsewhere")
@@ -106,13 +106,13 @@ def test_file_is_copied_where_there_are_no_links(tmp_path: Path, monkeypatch: py
 
 def test_what_is_read_within_notes_is_in_those_around_them_too(tmp_path: Path) -> None:
     checkpoint, other = Checkpoint(tmp_path, "one"), Checkpoint(tmp_path / "other", "other")
-    with checkpoint.noting() as outer:
-        with checkpoint.noting() as inner:
+    with checkpoint.recording() as outer:
+        with checkpoint.recording() as inner:
             checkpoint.file("a")
             checkpoint.has("b")
-        with other.noting():
+        with other.recording():
             other.file("c")
-        with unnoted():
+        with unrecorded():
             checkpoint.file("d")
     assert (inner.content, inner.looked_for) == ({"a"}, {"b"})
     assert (outer.content, outer.looked_for) == ({"a"}, {"b"})

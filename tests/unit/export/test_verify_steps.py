@@ -17,8 +17,8 @@ from torch import Tensor
 from slipway_export.engines.device import Device
 from slipway_export.graph.onnx import example_inputs
 from slipway_export.spec import Axis, Component, DType, Precision, StepInput, Stepped, TensorSpec, Tolerance
-from slipway_export.verification.comparison import ParityFailed, check
-from slipway_export.verification.steps import rows_of_steps, verify_stepped
+from slipway_export.verification.comparison import ParityFailed, check_parity
+from slipway_export.verification.steps import stepped_parity_rows, verify_stepped
 from slipway_serving.protocol.errors import InvalidRequest
 
 WIDTH, FRAMES, STEPS, RUNS = 3, 2, 3, 2
@@ -122,14 +122,14 @@ def rows_of(described: Stepped, graph: Graph, first: Graph | None = None, **more
     graphs = {described.next.label: (graph, "here")}
     if described.first is not None and first is not None:
         graphs[described.first.label] = (first, "there")
-    return rows_of_steps(described, graphs, lambda _: BOUND, **more)
+    return stepped_parity_rows(described, graphs, lambda _: BOUND, **more)
 
 
 def test_steps_equal_the_whole_run_when_each_run_is_given_what_its_inputs_say() -> None:
     graph = Graph()
     described = stepped()
     rows = rows_of(described, graph)
-    check(rows)
+    check_parity(rows)
     assert [(row.output, row.point) for row in rows[:4]] == [
         ("y", "step 1 of 3, run 1 of 2 (batch=2)"),
         ("last", "step 1 of 3, run 1 of 2 (batch=2)"),
@@ -160,7 +160,7 @@ def test_steps_equal_the_whole_run_when_each_run_is_given_what_its_inputs_say() 
 
 def test_steps_have_the_sizes_of_a_point_when_one_is_given() -> None:
     rows = rows_of(stepped(runs=1), Graph(), point={"batch": 4})
-    check(rows)
+    check_parity(rows)
     assert rows[0].point == "step 1 of 3 (batch=4)"
     assert rows[0].shape == (4, FRAMES, WIDTH)
 
@@ -170,7 +170,7 @@ def test_first_step_is_run_by_its_own_graph_when_there_is_one() -> None:
     own = replace(net(1, "first", carries=False), axes=(*net().axes, Axis("one", 1, 1, 1)))
     described = stepped(first=own, reference=partial(whole, first=1))
     rows = rows_of(described, graph, first)
-    check(rows)
+    check_parity(rows)
     assert [row.graph for row in rows] == ["net/first"] * 4 + ["net"] * 8
     assert rows[0].point == "step 1 of 3, run 1 of 2 (batch=2, one=1)"
     assert rows[4].point == "step 2 of 3, run 1 of 2 (batch=2)"
@@ -191,7 +191,7 @@ def test_steps_fail_from_where_their_graph_is_wrong_on(output: str, failed: Any)
 
 def test_bound_is_of_the_output_that_is_compared() -> None:
     described, graph = stepped(), Graph()
-    rows = rows_of_steps(
+    rows = stepped_parity_rows(
         described,
         {"net": (graph, "here")},
         lambda output: Tolerance(1.0, 1.0, 0.0) if output.name == "last" else BOUND,
@@ -255,7 +255,7 @@ def summing() -> Stepped:
 def test_graphs_are_run_by_onnx_runtime_when_steps_are_verified(tmp_path: Path) -> None:
     described = summing()
     rows = verify_stepped(described, {"net": graph_file(tmp_path / "model.onnx")}, Precision.FP32)
-    check(rows)
+    check_parity(rows)
     assert [row.point for row in rows] == [f"step {i} of 4 (batch=2)" for i in (1, 2, 3, 4)]
     assert {(row.verified_on, row.bound) for row in rows} == {("ONNX Runtime CPU", BOUND)}
     wrong = verify_stepped(
@@ -264,4 +264,4 @@ def test_graphs_are_run_by_onnx_runtime_when_steps_are_verified(tmp_path: Path) 
     assert [row.max_abs for row in wrong] == pytest.approx([1, 2, 3, 4], rel=1e-5)
     assert wrong[0].shape == (3, WIDTH)
     with pytest.raises(ParityFailed, match=r"net: y at step 1 of 4 \(batch=3\)"):
-        check(wrong)
+        check_parity(wrong)

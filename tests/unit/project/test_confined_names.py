@@ -56,7 +56,7 @@ def test_index_of_a_checkpoint_cannot_name_a_file_outside_of_its_folder(tmp_path
     part.mkdir(parents=True)
     index = {"weight_map": {"weight": shard}}
     (part / "diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(InvalidRequest, match="must name files beside it, got"):
+    with pytest.raises(InvalidRequest, match="must name files in its own folder, got"):
         Checkpoint(tmp_path / "checkpoint", "c").stored("transformer")
 
 
@@ -103,5 +103,5 @@ def test_part_of_a_checkpoint_must_be_one_of_the_familys(
 ) -> None:
     asked = ["export", "wan_t2v", "--checkpoint", "tiny", "--repository", str(tmp_path / "models")]
     assert run([*asked, "--part", f"{name}={tmp_path}"]) == 2
-    assert "part must be one of" in capsys.readouterr().err
+    assert "part of family wan_t2v must be one of" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import CLIPVisionConfig, CLIPVisionModel
 
 from slipway_export.checkpoint.renamed_weights import renamed_weights
-from slipway_export.checkpoint.stored_weights import are_from_configurations
+from slipway_export.checkpoint.stored_weights import uses_configurations_only
 from slipway_export.families.matrix_game import clip_vision
 from slipway_export.families.wan_t2v.random_checkpoint import spread
 from slipway_export.networks import wan_vae_file
@@ -44,7 +44,7 @@ def write_vae(
             dim_mult=list(dim_mult),
             temperal_downsample=list(temperal_downsample),
         )
-        if not are_from_configurations():
+        if not uses_configurations_only():
             spread(vae)
     _save(renamed_weights(vae, wan_vae_file.source_of(vae)), path)
 
@@ -92,13 +92,13 @@ def _built(seed: int) -> Iterator[None]:
     """Build networks with random weights, or on device "meta" if configurations suffice."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        with torch.device("meta" if are_from_configurations() else "cpu"):
+        with torch.device("meta" if uses_configurations_only() else "cpu"):
             yield
 
 
 def _save(weights: Mapping[str, Tensor], path: Path) -> None:
     """Write a file of weights; if configurations suffice, each tensor stores a single number."""
-    if are_from_configurations():
+    if uses_configurations_only():
         weights = {key: torch.zeros((), dtype=each.dtype).expand(each.shape) for key, each in weights.items()}
     torch.save(dict(weights), path)
 

@@ -9,12 +9,12 @@ import torch
 from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.checkpoint.keys import check_keys, torch_dtype
 from slipway_export.checkpoint.stored_weights import (
-    Stored,
-    are_from_configurations,
-    are_left_on_disk,
-    are_left_out,
-    described,
-    remember,
+    StoredTensor,
+    record_locations,
+    tensors_without_files,
+    uses_configurations_only,
+    uses_lazy_weights,
+    uses_meta_networks,
 )
 from slipway_export.families.matrix_game.causal_wan.config import CLIP_DIM, read_config
 from slipway_export.families.matrix_game.causal_wan.network import CausalWan
@@ -47,16 +47,16 @@ def load_network(
     with torch.device("meta"):
         network = CausalWan(read, _visual_dim(stored))
     if stored is None:
-        stored = {prefix + key: place for key, place in described(network).items()}
+        stored = {prefix + key: place for key, place in tensors_without_files(network).items()}
     shapes = {key: place.shape for key, place in stored.items()}
     check_keys(f"{checkpoint.where(weights)}: {weights}", shapes, network, prefix)
     dtype = torch_dtype(precision)
     places = {key.removeprefix(prefix): place for key, place in stored.items()}
-    if are_left_out():
+    if uses_meta_networks():
         network.to(dtype)
     else:
         network.load_state_dict({key: _tensor(place, dtype) for key, place in places.items()}, assign=True)
-    remember(network, places)
+    record_locations(network, places)
     return network.eval().requires_grad_(False)
 
 
@@ -74,24 +74,24 @@ def visual_dim(checkpoint: Checkpoint, weights: str) -> int:
     return _visual_dim(_stored(checkpoint, weights))
 
 
-def _stored(checkpoint: Checkpoint, weights: str) -> dict[str, Stored] | None:
+def _stored(checkpoint: Checkpoint, weights: str) -> dict[str, StoredTensor] | None:
     """Return the locations of the weights; None if configurations replace them."""
-    if are_from_configurations() and not checkpoint.has(weights):
+    if uses_configurations_only() and not checkpoint.has(weights):
         return None
     return checkpoint.stored_in(weights)
 
 
-def _prefix(stored: Mapping[str, Stored] | None) -> str:
+def _prefix(stored: Mapping[str, StoredTensor] | None) -> str:
     return PREFIX if stored is None or any(key.startswith(PREFIX) for key in stored) else ""
 
 
-def _visual_dim(stored: Mapping[str, Stored] | None) -> int:
+def _visual_dim(stored: Mapping[str, StoredTensor] | None) -> int:
     visual = None if stored is None else stored.get(_prefix(stored) + _VISUAL)
     return visual.shape[0] if visual is not None and visual.shape else CLIP_DIM
 
 
-def _tensor(place: Stored, dtype: torch.dtype) -> torch.Tensor:
+def _tensor(place: StoredTensor, dtype: torch.dtype) -> torch.Tensor:
     # A weight left on disk takes only address space: nothing reads the tensor until it is bound to its file.
-    if are_left_on_disk():
+    if uses_lazy_weights():
         return torch.empty(place.shape, dtype=dtype)
     return place.read().to(dtype)
