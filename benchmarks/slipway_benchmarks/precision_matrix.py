@@ -275,20 +275,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--outcomes", type=Path, default=Path("out/matrix"), help="folder of the outcomes")
     default_page = Path("docs/reference/precisions.md")
     parser.add_argument("--page", type=Path, default=default_page, help="the page to write")
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     failed = 0
     with tempfile.TemporaryDirectory(prefix="slipway-traces-") as folder:
         os.environ.setdefault(traces.VARIABLE, folder)
         for family in families():
-            if asked.family and family.name not in asked.family:
+            if options.family and family.name not in options.family:
                 continue
-            for cell, outcome in run_family(family, asked.outcomes, asked.component):
+            for cell, outcome in run_family(family, options.outcomes, options.component):
                 variant = f" {cell.variant}" if cell.variant else ""
                 where = f"{family.name}{variant} {cell.component} {cell.precision.value} {cell.engine.value}"
                 print(f"{where}: {outcome.text}", flush=True)
                 failed += not outcome.passed
-    asked.page.write_text(page(asked.outcomes), encoding="utf-8")
-    print(f"{asked.page} written; {failed} combinations failed")
+    options.page.write_text(page(options.outcomes), encoding="utf-8")
+    print(f"{options.page} written; {failed} combinations failed")
     return 1 if failed else 0
 
 

@@ -134,6 +134,7 @@ def run_export(
 def _export_models(
     source: ExportSource, repository: Path, report: Report, publish: Publish
 ) -> tuple[list[ParityRow], tuple[LeftOut, ...], list[str]]:
+    """Export the components into the repository, together with their authored models."""
     family, plan, options = source.family, source.plan, source.options
     components, authored = _select(family, plan, options)
     _check_precisions(components, options)
@@ -166,6 +167,7 @@ def _export_models(
 def _export_file(
     source: ExportSource, output: Path, report: Report
 ) -> tuple[list[ParityRow], tuple[LeftOut, ...]]:
+    """Export the graph of one component into a file."""
     plan, options = source.plan, source.options
     component = _select_graph(source.family, plan, options)
     _check_precisions([component], options)
@@ -314,6 +316,7 @@ def plan_of(
 def _select(
     family: Family, plan: Plan, options: ExportOptions
 ) -> tuple[list[Component], list[AuthoredModel]]:
+    """Return the components of an export, and the authored models that it places."""
     known = list(dict.fromkeys(component.name for component in plan.components))
     if unknown := [name for name in options.components if name not in known]:
         raise InvalidRequest(f"component must be one of {', '.join(known)}, got {', '.join(unknown)}")

@@ -26,10 +26,15 @@ _BEGIN = "<!-- fields:"
 
 def table(described: type[Request] | type[Event]) -> str:
     """Return the table of a request's or an event's fields as Markdown."""
-    asked = issubclass(described, Request)
-    titles = ["field", "type, shape", *(["rule", "default"] if asked else []), "meaning"]
+    is_request = issubclass(described, Request)
+    titles = ["field", "type, shape", *(["rule", "default"] if is_request else []), "meaning"]
     rows = [
-        [f"`{each.name}`", _type(each), *([each.rule.must, _default(each)] if asked else []), each.rule.help]
+        [
+            f"`{each.name}`",
+            _type(each),
+            *([each.rule.must, _default(each)] if is_request else []),
+            each.rule.help,
+        ]
         for each in fields_of(described)
     ]
     lines = [titles, ["---"] * len(titles), *rows]
@@ -46,12 +51,14 @@ def filled(text: str, where: str) -> str:
     Raises:
         InvalidRequest: A marker names no class with fields, or has no end.
     """
-    made, count = _MARKER.subn(lambda found: f"{_BEGIN} {found[1]} -->\n{_of(found[1], where)}{END}", text)
+    filled_text, count = _MARKER.subn(
+        lambda found: f"{_BEGIN} {found[1]} -->\n{_table_of(found[1], where)}{END}", text
+    )
     if count != text.count(_BEGIN):
         raise InvalidRequest(
             f"{where}: each marker {_BEGIN} must be followed by a line {END}, got one without"
         )
-    return made
+    return filled_text
 
 
 def write(pages: Sequence[Path]) -> list[Path]:
@@ -59,13 +66,14 @@ def write(pages: Sequence[Path]) -> list[Path]:
     changed = []
     for page in pages:
         text = page.read_text(encoding="utf-8")
-        if (made := filled(text, str(page))) != text:
-            page.write_text(made, encoding="utf-8")
+        if (new_text := filled(text, str(page))) != text:
+            page.write_text(new_text, encoding="utf-8")
             changed.append(page)
     return changed
 
 
-def _of(name: str, where: str) -> str:
+def _table_of(name: str, where: str) -> str:
+    """Return the table of a named class."""
     module, _, attribute = name.partition(":")
     try:
         described = getattr(importlib.import_module(module), attribute)
@@ -73,7 +81,7 @@ def _of(name: str, where: str) -> str:
         described, name = None, f"{name} ({error})"
     if not isinstance(described, type) or not issubclass(described, Request | Event):
         raise InvalidRequest(
-            f"{where}: fields must be of package.module:Class of a request or event, got {name}"
+            f"{where}: fields must name a request or event as package.module:Class, got {name}"
         )
     return table(described)
 

@@ -83,14 +83,14 @@ class Library:
 
     def ids(self) -> list[str]:
         """Return the ids of all models; folders whose names are not valid ids are ignored."""
-        found = {
+        names = {
             entry.name
             for kind in KINDS
             if (self.folder / kind).is_dir()
             for entry in (self.folder / kind).iterdir()
             if is_word(entry.name) and self._is_model(entry)
         }
-        return sorted(found)
+        return sorted(names)
 
     def find(self, name: str) -> Path:
         """Return the folder of a model.
@@ -104,9 +104,7 @@ class Library:
             if self._is_model(folder := self.folder / kind / name):
                 return folder
         known = ", ".join(self.ids()) or "none yet; try `slipway train`"
-        raise UnknownModel(
-            f"models: model must be one of those in {self.folder}, got {name}; there are {known}"
-        )
+        raise UnknownModel(f"models: model must be one of those in {self.folder} ({known}), got {name}")
 
     def create(self, name: str) -> Path:
         """Return the folder of a user's model, and create it if it is missing.
@@ -118,11 +116,9 @@ class Library:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InvalidRequest(
-                f"models: folder must be one that can be written, got {folder} ({error})"
-            ) from None
+            raise InvalidRequest(f"models: folder must be writable, got {folder} ({error})") from None
         if folder.is_symlink():
-            raise InvalidRequest(f"models: {folder} must be a folder of the models folder, got a link")
+            raise InvalidRequest(f"models: {folder} must be a folder, got a symbolic link")
         return folder
 
     def status(self, name: str) -> Status:
@@ -165,14 +161,14 @@ class Library:
             facts: Further metadata entries about the export.
         """
         folder = self.find(name)
-        with _sibling(folder) as part:
+        with _temporary_folder(folder) as part:
             for file in _graph_files(version):
                 shutil.copyfile(file, part / file.name)
             _remove_graph(folder)
             for file in sorted(part.iterdir(), reverse=True):  # The graph is last: it refers to its data.
                 file.replace(folder / file.name)
-        made = {"weights_sha256": _sha256(folder / WEIGHTS), "exported_at": _now()}
-        write_metadata(folder, read_metadata(folder) | {"onnx": made | dict(facts)})
+        entries = {"weights_sha256": _sha256(folder / WEIGHTS), "exported_at": _now()}
+        write_metadata(folder, read_metadata(folder) | {"onnx": entries | dict(facts)})
 
     def delete_graph(self, name: str) -> None:
         """Remove a model's graph; the weights stay.
@@ -225,13 +221,13 @@ def export_model(
         raise InvalidRequest("export: repository must be given for a trained model, got an output file")
     if Engine.TORCH in (options.engine, *options.engines.values()):
         raise InvalidRequest(
-            "export: engine must be one that makes a graph to leave beside a trained model, got torch; try"
-            " --checkpoint with the model's folder"
+            "export: engine must be one that writes a graph, got torch; to serve a trained model with"
+            " PyTorch, use --checkpoint with the model's folder"
         )
     if options.repository.resolve() == library.folder.resolve():
         raise InvalidRequest(
-            f"export: repository must be another folder than that of the trained models, got {library.folder}"
-            " for both; Triton would take its folders for models"
+            "export: repository must not be the folder of trained models, because Triton would read the"
+            f" folders in it as models, got {library.folder} for both"
         )
     folder = library.find(name)
     try:
@@ -244,7 +240,7 @@ def export_model(
         library.record_failure(name, str(error))
         raise
     except Exception as error:
-        library.record_failure(name, f"the export broke: {type(error).__name__}: {error}")
+        library.record_failure(name, f"the export failed: {type(error).__name__}: {error}")
         raise
     return result
 
@@ -262,7 +258,7 @@ def read_metadata(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise InvalidRequest(f"models: {folder / METADATA} must be JSON, got {error}") from None
     if not isinstance(content, dict) or not isinstance(content.get("onnx", {}), dict):
-        raise InvalidRequest(f"models: {folder / METADATA} must be a JSON object, with onnx being one too")
+        raise InvalidRequest(f"models: {folder / METADATA} must be a JSON object, and so must its entry onnx")
     return content
 
 
@@ -296,7 +292,7 @@ def _sha256(path: Path) -> str | None:
 
 
 @contextmanager
-def _sibling(folder: Path) -> Iterator[Path]:
+def _temporary_folder(folder: Path) -> Iterator[Path]:
     """Create a temporary folder on the same file system, from which complete files are moved into place."""
     with TemporaryFolder(".unfinished-", folder) as part:
         yield part

@@ -55,7 +55,7 @@ def export(checkpoint: Path, repository: Path) -> list[str]:
     options = ExportOptions(checkpoint=str(checkpoint), repository=repository)
     run_export(FAMILY, options, lines.append)
     made = [line.split("] ")[1].split(":")[0] for line in lines if ": exporting" in line]
-    taken = [line.split("] ")[1].split(":")[0] for line in lines if "taken from there" in line]
+    taken = [line.split("] ")[1].split(":")[0] for line in lines if "unchanged, reused from" in line]
     assert sorted(made + taken) == sorted(PARTS)
     return made
 
@@ -101,7 +101,7 @@ def test_graph_of_its_own_is_taken_when_it_is_the_same_and_made_anew_when_asked(
     first = run_export(FAMILY, options, lines.append)
     again = run_export(FAMILY, options, lines.append)
     assert again.rows == first.rows
-    assert "[1/1] first: the same as placed, taken from there" in lines
+    assert "[1/1] first: unchanged, reused from the repository" in lines
     assert sum(": exporting" in line for line in lines) == 1
     run_export(FAMILY, replace(options, fresh=True), lines.append)
     assert sum(": exporting" in line for line in lines) == 2

@@ -177,7 +177,7 @@ def test_graphs_are_not_made_again_for_another_engine_beside_them(
         components=("denoiser_high", "denoiser_low"),
     )
     run_export(WAN, options, said.append)
-    taken = [line for line in said if "the same as placed, taken from there" in line]
+    taken = [line for line in said if "unchanged, reused from the repository" in line]
     assert len(taken) == 2
     assert facts_of(models, HIGH)["engine"] == "torch"
     assert facts_of(models, LOW)["engine"] == "onnxruntime"

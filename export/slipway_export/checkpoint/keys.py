@@ -56,16 +56,16 @@ def torch_dtype(precision: Precision) -> torch.dtype:
     """Return the torch dtype of a floating-point precision."""
     import torch
 
-    found: torch.dtype = getattr(torch, _TORCH_DTYPES[precision])
-    return found
+    dtype: torch.dtype = getattr(torch, _TORCH_DTYPES[precision])
+    return dtype
 
 
 def dtypes_of(network: type[Any], dtype: torch.dtype) -> Callable[[str], torch.dtype]:
     """Return a function that gives a weight's dtype, by key, for a network that is loaded in `dtype`."""
     import torch
 
-    kept = tuple(getattr(network, "_keep_in_fp32_modules", None) or ())
-    return lambda key: torch.float32 if any(name in key.split(".") for name in kept) else dtype
+    float32_modules = tuple(getattr(network, "_keep_in_fp32_modules", None) or ())
+    return lambda key: torch.float32 if any(name in key.split(".") for name in float32_modules) else dtype
 
 
 def cast(skeleton: torch.nn.Module, dtype_of: Callable[[str], torch.dtype]) -> None:

@@ -1,4 +1,4 @@
-"""The `families` and `checkpoint` commands: list the model families, write a preset's checkpoint."""
+"""The commands `families` and `checkpoint`: list the model families, write the checkpoint of a preset."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from slipway_serving.protocol.errors import InvalidRequest
 if TYPE_CHECKING:
     from slipway_export.families import Registered
 
-FamilyName = Annotated[str, typer.Argument(help="A family; `slipway families` lists them.", metavar="FAMILY")]
+FamilyName = Annotated[
+    str, typer.Argument(help="Name of the family; `slipway families` lists all.", metavar="FAMILY")
+]
 
 
 def families(json: Json = False) -> None:
-    """List the model families, where they come from, their presets and the models that clients call."""
+    """List the model families with their origin, presets, variants and the models that clients call."""
     from slipway_export.families import registered
 
     if json:
@@ -27,7 +29,7 @@ def families(json: Json = False) -> None:
     for known in registered():
         family = known.family
         if family is None:
-            typer.echo(f"{known.name}: cannot be used: {known.problem}")
+            typer.echo(f"{known.name}: not available: {known.problem}")
             typer.echo(f"  from        {known.origin}")
             continue
         typer.echo(f"{family.name}: {family.summary}")
@@ -41,6 +43,7 @@ def families(json: Json = False) -> None:
 
 
 def _family_document(known: Registered) -> dict[str, object]:
+    """Return the JSON entry of a family."""
     family = known.family
     if family is None:
         return {"name": known.name, "origin": known.origin, "problem": known.problem}
@@ -58,12 +61,14 @@ def _family_document(known: Registered) -> dict[str, object]:
 
 def checkpoint(
     family: FamilyName,
-    preset: Annotated[str, typer.Option(help="Which checkpoint to write.")] = "tiny",
-    output: Annotated[Path, typer.Option(help="Folder to write; must be empty or new.")] = Path("checkpoint"),
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the weights.")] = 0,
+    preset: Annotated[str, typer.Option(help="Preset whose checkpoint to write.")] = "tiny",
+    output: Annotated[Path, typer.Option(help="Folder to write to; it must be new or empty.")] = Path(
+        "checkpoint"
+    ),
+    seed: Annotated[int, typer.Option(min=0, help="Seed of random weights, 0 or more.")] = 0,
     quiet: Quiet = False,
 ) -> None:
-    """Write a preset's checkpoint, random or trained, in the layout of the public one."""
+    """Write the checkpoint of a preset, random or trained, in the layout of the public checkpoint."""
     from slipway_export.families import family_named
 
     chosen = family_named(family)
@@ -74,7 +79,7 @@ def checkpoint(
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InvalidRequest(f"output must be a folder that can be written, got {output} ({error})") from None
+        raise InvalidRequest(f"output must be a writable folder, got {output} ({error})") from None
     with quiet_libraries():
         chosen.presets[preset].write(output, seed)
     if not quiet:

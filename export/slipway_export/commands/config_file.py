@@ -21,7 +21,7 @@ def config_option() -> OptionInfo:
     """Return the option for the command parameter ``config: Annotated[Path | None, ...] = None``."""
     option: OptionInfo = typer.Option(
         "--config",
-        help="YAML file with any of these options; flags on the command line win.",
+        help="YAML file with values for these options; options on the command line take precedence.",
         metavar="FILE.yaml",
         is_eager=True,
         callback=_load_into_defaults,
@@ -51,7 +51,9 @@ def read_options(path: Path, allowed: Mapping[str, bool]) -> dict[str, Any]:
         if name not in allowed:
             unknown.append(_unknown(str(key), allowed))
         elif name in values:
-            raise typer.BadParameter(f"{path}: {key} must be given once, got it with dashes and underscores")
+            raise typer.BadParameter(
+                f"{path}: {key} must be given once, got it with dashes and with underscores"
+            )
         elif isinstance(value, Mapping):
             raise typer.BadParameter(f"{path}: {key} must be a value or a list, got a mapping")
         elif value is not None:
@@ -65,6 +67,7 @@ def read_options(path: Path, allowed: Mapping[str, bool]) -> dict[str, Any]:
 def _load_into_defaults(
     context: typer.Context, parameter: typer.CallbackParam, path: Path | None
 ) -> Path | None:
+    """Make the values of the file the defaults of the command's options."""
     if path is None or context.resilient_parsing:
         return path
     named = {
@@ -80,17 +83,18 @@ def _load_into_defaults(
     for name, value in values.items():
         own = str(named[name].name)
         if own in defaults:
-            raise typer.BadParameter(f"{path}: {name} must be given once, got it under another name too")
+            raise typer.BadParameter(f"{path}: {name} must be given once, got it under two names")
         defaults[own] = value
     context.default_map = {**(context.default_map or {}), **defaults}
     return path
 
 
 def _read_mapping(path: Path) -> Mapping[Hashable, Any]:
+    """Read the mapping of a YAML file; an empty file has no options."""
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=_OnceLoader)
     except OSError as error:
-        raise typer.BadParameter(f"{path}: {error.strerror}") from None
+        raise typer.BadParameter(f"{path} could not be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise typer.BadParameter(f"{path} must be YAML, got {' '.join(str(error).split())}") from None
     if content is None:
@@ -108,7 +112,7 @@ class _OnceLoader(yaml.SafeLoader):
         for key_node, _ in node.value:
             if key_node.value in seen:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key_node.value!r} given twice", key_node.start_mark
+                    None, None, f"key {key_node.value!r} is given twice", key_node.start_mark
                 )
             seen.add(key_node.value)
         return super().construct_mapping(node, deep)

@@ -36,9 +36,9 @@ class ExportArguments:
     """Arguments of one `slipway export FAMILY` command, in groups.
 
     Args:
-        target: Place of the result.
+        target: Where the result goes.
         source: Checkpoint.
-        serving: Engines and places of the components.
+        serving: Engines and placements of the components.
         graphs: Components and form of the graphs.
         run: Verification and reports.
         files: Files of the checkpoint by role, for a family that declares roles.
@@ -64,31 +64,31 @@ def parameters(family: Family) -> list[inspect.Parameter]:
         InvalidRequest: A file role or a size of the family has the name of a general option.
     """
     general = [parameter for group in _GROUPS for parameter in _parameters(group)]
-    own = {
+    specific = {
         **{role: Annotated[Path | None, _file_option(role)] for role in _roles(family)},
         **{size: Annotated[int | None, _size_option(size, axis)] for size, axis in family.sizes.items()},
     }
-    taken = {parameter.name for parameter in general}
-    if clash := sorted(name for name in own if _identifier(name) in taken):
+    reserved = {parameter.name for parameter in general}
+    if clash := sorted(name for name in specific if _identifier(name) in reserved):
         raise InvalidRequest(
-            f"family {family.name}: file roles and sizes must differ from the options of `slipway export`,"
-            f" got {', '.join(clash)}"
+            f"family {family.name}: names of file roles and sizes must differ from the options of `slipway"
+            f" export`, got {', '.join(clash)}"
         )
-    return [*general, *(_parameter(_identifier(name), kind, None) for name, kind in own.items())]
+    return [*general, *(_parameter(_identifier(name), kind, None) for name, kind in specific.items())]
 
 
-def parse(family: Family, given: Mapping[str, Any]) -> ExportArguments:
+def parse(family: Family, values: Mapping[str, Any]) -> ExportArguments:
     """Return the arguments of a family's command in groups.
 
     Args:
         family: Family of the command.
-        given: Values of all parameters of :func:`parameters`, by name.
+        values: Values of all parameters of :func:`parameters`, by name.
     """
     target, source, serving, graphs, run = (
-        group(**{each.name: given[each.name] for each in fields(group)}) for group in _GROUPS
+        group(**{each.name: values[each.name] for each in fields(group)}) for group in _GROUPS
     )
-    files = {role: given[_identifier(role)] for role in _roles(family)}
-    sizes = {size: given[_identifier(size)] for size in family.sizes}
+    files = {role: values[_identifier(role)] for role in _roles(family)}
+    sizes = {size: values[_identifier(size)] for size in family.sizes}
     return ExportArguments(
         target,
         source,
@@ -161,28 +161,28 @@ def _output(family: Family, arguments: ExportArguments) -> Path | None:
 
 
 def _parts(family: Family, arguments: ExportArguments, components: Sequence[str]) -> dict[str, str]:
-    """Return the places of parts, and check that exactly one source of the checkpoint is given."""
+    """Return the sources of parts, and check that exactly one source of the checkpoint is given."""
     source, files = arguments.source, arguments.files
     parts = parse_parts(source.part or ())
     if source.model_path is not None or source.subfolder is not None:
         parts |= part_alone(family, components, source.model_path, source.subfolder, parts)
-    given_alone = bool(parts and family.parts_alone and not (source.checkpoint or source.model or files))
-    alone = source.model_path is not None or given_alone
+    only_parts = bool(parts and family.parts_alone and not (source.checkpoint or source.model or files))
+    alone = source.model_path is not None or only_parts
     if (source.checkpoint is not None) + (source.model is not None) + bool(files) + alone != 1:
         needed = [f"--{role}" for role, file in family.files.items() if file.default is None]
         usual = "--checkpoint, --model-path, --model" if family.parts_alone else "--checkpoint, --model"
         ways = [usual, *([f"and {' with '.join(needed)}"] if needed else [])]
         raise InvalidRequest(f"export: one of {', '.join(ways)} must be given, got several or none")
     if arguments.run.plan and source.model is not None:
-        raise InvalidRequest(f"plan must be used with --checkpoint or files, got --model {source.model}")
+        raise InvalidRequest(f"plan requires --checkpoint or files of one, got --model {source.model}")
     return parts
 
 
 def parse_axis(text: str) -> Axis:
-    """Parse ``name=min:opt:max``.
+    """Parse an axis range, ``NAME=MIN:OPT:MAX``.
 
     Raises:
-        InvalidRequest: the text is not of that form, or the range is not in order.
+        InvalidRequest: The text is not of that form, or the range is not in order.
     """
     name, _, sizes = text.partition("=")
     parts = sizes.split(":")
@@ -216,7 +216,7 @@ def _roles(family: Family) -> list[str]:
 def _file_option(role: str) -> OptionInfo:
     option: OptionInfo = typer.Option(
         f"--{role}",
-        help=f"The checkpoint's {role} file under any name, instead of --checkpoint.",
+        help=f"File of the checkpoint for role {role}, with any name, instead of --checkpoint.",
         metavar="FILE",
     )
     return option

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from slipway_export.commands.export_arguments import ExportArguments, export_options, parameters, parse
-from slipway_export.commands.optional_value import filled, with_optional
+from slipway_export.commands.optional_value import insert_defaults, with_optional
 from slipway_export.commands.server_options import publisher
 from slipway_export.commands.sources import trained_family
 from slipway_export.commands.terminal import quiet_libraries, reporting
@@ -27,7 +27,7 @@ _OPTIONAL_VALUES = {"--compile": COMPILE_MODES}
 """Options whose value may be left out, with their values."""
 
 
-class _Families(TyperGroup):
+class _FamilyCommands(TyperGroup):
     """Commands of all families, built when one of them is used, because a family may come from outside."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -44,7 +44,7 @@ class _Families(TyperGroup):
         """
         from slipway_export.families import family_named
 
-        return _command(family_named(cmd_name))
+        return _family_command(family_named(cmd_name))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse arguments; options may also come before the name of the family."""
@@ -57,8 +57,8 @@ class _Families(TyperGroup):
 
 
 export = typer.Typer(
-    cls=_Families,
-    help="Export a checkpoint into a model repository, verified against PyTorch; one command per family.",
+    cls=_FamilyCommands,
+    help="Export a checkpoint into a model repository and verify it against PyTorch; one command per family.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -69,39 +69,40 @@ def _export() -> None:
     """Keep `export` a group, whose commands are those of the families."""
 
 
-def _command(family: Family) -> Any:
+def _family_command(family: Family) -> Any:
     """Return the command that exports checkpoints of a family."""
 
-    def run(**given: Any) -> None:
-        run_command(family, parse(family, given))
+    def run(**values: Any) -> None:
+        run_command(family, parse(family, values))
 
     _set_signature(run, parameters(family))
     app = typer.Typer(rich_markup_mode=None, add_completion=False)
     app.command(
         family.name,
         cls=with_optional(_OPTIONAL_VALUES),
-        help=f"Export a checkpoint of {family.upstream} into a model repository, verified against PyTorch.",
+        help=f"Export a checkpoint of {family.upstream} into a model repository"
+        " and verify it against PyTorch.",
         short_help=family.summary,
         epilog=f"\b\nExample:\n  slipway export {family.name} --checkpoint tiny --repository models",
     )(run)
     return typer.main.get_command(app)
 
 
-def _set_signature(run: Callable[..., None], wanted: Sequence[inspect.Parameter]) -> None:
-    vars(run)["__signature__"] = inspect.Signature(wanted)
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in wanted}
+def _set_signature(run: Callable[..., None], parameters: Sequence[inspect.Parameter]) -> None:
+    vars(run)["__signature__"] = inspect.Signature(parameters)
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
 
 
 def _family_first(ctx: Any, args: Sequence[str], names: set[str]) -> list[str]:
     """Return the arguments with the family's name in front of the options that came before it."""
-    arguments = filled(args, _OPTIONAL_VALUES)
-    found = [
+    arguments = insert_defaults(args, _OPTIONAL_VALUES)
+    orders = [
         [argument, *arguments[:index], *arguments[index + 1 :]]
         for index, argument in enumerate(arguments)
         if argument in names
     ]
     # An option's value may have the name of a family; then the options of that family do not parse.
-    return next((each for each in found if _parses(ctx, *each)), found[0] if found else list(args))
+    return next((each for each in orders if _parses(ctx, *each)), orders[0] if orders else list(args))
 
 
 def _parses(ctx: Any, family: str, *options: str) -> bool:
@@ -135,7 +136,7 @@ def run_command(family: Family, arguments: ExportArguments) -> None:
         print_plan(family, options, json=arguments.run.json)
         return
     publish = publisher(target.triton, target.control_token_file, target.repository)
-    # The console keeps the stream of now: libraries' notices to a later stderr are suppressed.
+    # The console keeps this stream, because libraries' notices to a later stderr are suppressed.
     progress = Console(file=sys.stderr, quiet=arguments.run.quiet)
     try:
         with quiet_libraries(), reporting(progress) as report:
@@ -155,7 +156,7 @@ def run_command(family: Family, arguments: ExportArguments) -> None:
 def after_interrupt(options: ExportOptions) -> str:
     """Return what an interrupted export has left, and what the same command would do."""
     if options.output is not None:
-        return f"{options.output} is as it was before, and the same command begins anew"
+        return f"{options.output} is unchanged; the same command starts from the beginning"
     if options.fresh:
         return "without --fresh the same command continues after the last finished graph"
     return "the same command continues after the last finished graph"

@@ -21,25 +21,25 @@ def with_optional(options: Mapping[str, Sequence[str]]) -> type[TyperCommand]:
 
     class Command(TyperCommand):
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-            return super().parse_args(ctx, filled(args, options))
+            return super().parse_args(ctx, insert_defaults(args, options))
 
     return Command
 
 
-def filled(arguments: Sequence[str], options: Mapping[str, Sequence[str]]) -> list[str]:
+def insert_defaults(arguments: Sequence[str], options: Mapping[str, Sequence[str]]) -> list[str]:
     """Return arguments with the default value inserted after each option without a value.
 
     Args:
         arguments: Arguments as typed.
         options: Allowed values by flag, as in :func:`with_optional`; ``NAME=VALUE`` is a value too.
     """
-    found: list[str] = []
+    completed: list[str] = []
     for argument, following in zip(arguments, [*arguments[1:], "-"], strict=True):
-        found.append(argument)
+        completed.append(argument)
         values = options.get(argument)
         if values is not None and (following.startswith("-") or _last(following) not in values):
-            found.append(values[0])
-    return found
+            completed.append(values[0])
+    return completed
 
 
 def _last(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Options that name a running server, and the callback that tells it to load what was placed."""
+"""Options that name a running server, and the callback that makes it load placed models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def triton_option() -> OptionInfo:
     """Return the option that names a running server."""
     option: OptionInfo = typer.Option(
         "--triton",
-        help="A running server of the repository, told to load what is placed.",
+        help="Running server of the repository, which then loads the placed models.",
         metavar="HOST:HTTP_PORT",
     )
     return option
@@ -28,26 +28,24 @@ def triton_option() -> OptionInfo:
 def control_token_option() -> OptionInfo:
     """Return the option for a running server's control token."""
     option: OptionInfo = typer.Option(
-        "--control-token-file", help="File with the token that the server wants for loading models."
+        "--control-token-file", help="File with the token that the server requires to load models."
     )
     return option
 
 
 def publisher(triton: str | None, control_token_file: Path | None, repository: Path | None) -> Publish:
-    """Return what tells a running server of placed models; nothing is told where none is named.
+    """Return the callback that makes a running server load placed models; it does nothing without a server.
 
     Raises:
-        InvalidRequest: the address or the token is not as it must be.
+        InvalidRequest: The address or the token is invalid, or an option lacks the one that it requires.
     """
     from slipway_serving.triton.control import ModelControl, read_token
 
     if triton is None:
         if control_token_file is not None:
-            raise InvalidRequest(
-                f"control-token-file must be given with --triton only, got {control_token_file}"
-            )
+            raise InvalidRequest(f"control-token-file requires --triton, got {control_token_file} without it")
         return lambda _: None
     if repository is None:
-        raise InvalidRequest(f"triton must be given with --repository only, got {triton}")
+        raise InvalidRequest(f"triton requires --repository, got {triton} without it")
     token = read_token(control_token_file) if control_token_file else None
     return partial(ModelControl(triton, token).sync, repository)

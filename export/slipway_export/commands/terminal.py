@@ -88,7 +88,7 @@ def quiet_libraries() -> Iterator[None]:
     import logging
     import warnings
 
-    # What diffusers imports where it is installed, and what torch says of it.
+    # diffusers imports torchao if it is installed, and torch then logs a notice about it.
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
     for module in ("diffusers", "transformers"):

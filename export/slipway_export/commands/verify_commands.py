@@ -1,4 +1,4 @@
-"""The `verify` command: verifies what is placed, at more points or on another device."""
+"""The `verify` command: verify placed models at more points or on another device."""
 
 from __future__ import annotations
 
@@ -19,18 +19,21 @@ def verify(
     checkpoint: Annotated[
         str | None,
         typer.Option(
-            help="Where their checkpoint is, if no longer where the manifests say.",
+            help="Checkpoint of the models, if it is no longer where their manifests say.",
             metavar="PRESET|DIR|HUB_ID",
         ),
     ] = None,
     part: Annotated[
         list[str] | None,
-        typer.Option(help="A part that does not come from the checkpoint.", metavar="NAME=DIR|HUB_ID"),
+        typer.Option(
+            help="Checkpoint part that is stored elsewhere, e.g. vae=DIR; may be repeated.",
+            metavar="NAME=DIR|HUB_ID",
+        ),
     ] = None,
     points: Annotated[
         str,
         typer.Option(
-            help="Of min, opt, max, unseen and steps; what the exports left out when not given.",
+            help="Points to verify: min, opt, max, unseen, steps; default: those that the exports left out.",
             metavar="NAME[,NAME…]",
         ),
     ] = "",
@@ -38,11 +41,11 @@ def verify(
         list[str] | None,
         typer.Option(help="Verify only this component; may be repeated.", metavar="NAME"),
     ] = None,
-    device: Annotated[Device, typer.Option(help="What PyTorch and ONNX Runtime run on.")] = Device.CPU,
+    device: Annotated[Device, typer.Option(help="Device for PyTorch and ONNX Runtime.")] = Device.CPU,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Verify placed models against PyTorch, and add the rows to their manifests."""
+    """Verify placed models against PyTorch and add the results to their manifests."""
     from rich.console import Console
 
     from slipway_export.commands.report import parity_document

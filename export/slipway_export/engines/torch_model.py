@@ -83,7 +83,7 @@ def stage_network(
         component: Description of the component.
         facts: Facts of the network, such as its family.
         checkpoint: Checkpoint that it is made of.
-        planned: Notes of what was read to describe it.
+        planned: Record of what was read to describe it.
         folder: Version folder of the model.
 
     Raises:
@@ -118,7 +118,7 @@ def _files(component: Component, checkpoint: Checkpoint, names: set[str]) -> Ite
             if not path.is_relative_to(checkpoint.folder.absolute()):
                 raise InvalidRequest(
                     f"{component.label}: files must lie within checkpoint {checkpoint.source} for engine"
-                    f" torch, which places them in the repository, got {path}; try a copy of it there"
+                    f" torch, which places them in the repository, got {path}; try to copy it there"
                 )
             own = path.relative_to(checkpoint.folder.absolute()).as_posix()
         else:

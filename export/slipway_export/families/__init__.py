@@ -72,6 +72,7 @@ def family_named(name: str) -> Family:
 
 
 def _loaded(entry: EntryPoint, taken: dict[str, str]) -> Registered:
+    """Load the family of an entry point; the result says why if it cannot be used."""
     dist = entry.dist
     origin = f"{dist.name} {dist.version}" if dist is not None else entry.value
     try:

@@ -44,7 +44,7 @@ class Weight(ir.LazyTensor):
         shape = stored.shape if perm is None else tuple(stored.shape[i] for i in perm)
         super().__init__(lambda: TorchTensor(self.tensor()), dtype, ir.Shape(shape), name=name)
 
-    def turned(self, perm: tuple[int, ...], name: str | None) -> Weight:
+    def transposed(self, perm: tuple[int, ...], name: str | None) -> Weight:
         """Return the tensor with its dimensions in another order."""
         before = self.perm or tuple(range(len(self.stored.shape)))
         return Weight(self.stored, self.dtype, tuple(before[i] for i in perm), name)
@@ -78,11 +78,11 @@ def bind(model: ir.Model, module: torch.nn.Module) -> None:
     """
     stored = stored_weights(module)
     for name, value in model.graph.initializers.items():
-        place, traced = stored.get(name), value.const_value
-        if place is None or traced is None:
+        location, traced = stored.get(name), value.const_value
+        if location is None or traced is None:
             continue
-        weight = Weight(place, traced.dtype, name=name)
-        small = int(np.prod(place.shape, dtype=np.int64)) <= _SMALL
+        weight = Weight(location, traced.dtype, name=name)
+        small = int(np.prod(location.shape, dtype=np.int64)) <= _SMALL
         value.const_value = TorchTensor(weight.tensor(), name) if small else weight
 
 
@@ -104,7 +104,7 @@ def fold_transposes(model: ir.Model) -> None:
         perm = node.attributes.get("perm")
         order = tuple(perm.as_ints()) if perm else tuple(reversed(range(len(weight.shape))))
         turned = ir.Value(
-            name=out.name, shape=out.shape, type=out.type, const_value=weight.turned(order, out.name)
+            name=out.name, shape=out.shape, type=out.type, const_value=weight.transposed(order, out.name)
         )
         out.replace_all_uses_with(turned)
         model.graph.remove(node, safe=True)

@@ -120,7 +120,12 @@ def export_graph(
         shared_weights.save(model, path)
         return
     if size > EXTERNAL_DATA_BYTES:
-        ir.save(model, path, external_data=f"{path.name}.data", callback=_told(component.label, size, report))
+        ir.save(
+            model,
+            path,
+            external_data=f"{path.name}.data",
+            callback=_writing_progress(component.label, size, report),
+        )
     else:
         ir.save(model, path)
     if simplify:
@@ -129,18 +134,18 @@ def export_graph(
         shared_weights.save_again(path)
 
 
-def _told(label: str, size: int, report: Report) -> Callable[[ir.TensorProtocol, Any], None]:
+def _writing_progress(label: str, size: int, report: Report) -> Callable[[ir.TensorProtocol, Any], None]:
     """Return a callback that reports the progress of writing a graph's weights, at each tenth of them."""
-    said = 0
+    reported = 0
 
-    def tell(tensor: ir.TensorProtocol, place: Any) -> None:
-        nonlocal said
+    def report_tensor(tensor: ir.TensorProtocol, place: Any) -> None:
+        nonlocal reported
         written = place.offset + tensor.nbytes
-        if 10 * written // size > said:
-            said = 10 * written // size
+        if 10 * written // size > reported:
+            reported = 10 * written // size
             report(f"{label}: writing weights, {format_bytes(written)} of {format_bytes(size)}")
 
-    return tell
+    return report_tensor
 
 
 def _optimize(model: ir.Model) -> None:
@@ -165,6 +170,7 @@ def _name_tensors(component: Component, model: ir.Model) -> None:
 def _quantize(
     component: Component, model: ir.Model, precision: Precision, engine: Engine, report: Report
 ) -> None:
+    """Quantize a graph to an integer precision."""
     from slipway_export.graph.quantize import quantize
 
     if precision is Precision.INT8 and int8_products.largest_exact_weight() < int8_products.FULL:
@@ -177,7 +183,7 @@ def _quantize(
         keep, outliers = (*keep, *outliers), ()
     if not quantize(model, precision, keep, outliers):
         raise InvalidRequest(
-            f"{component.label}: precision {precision.value} must find matrix products to quantize, got none"
+            f"{component.label}: precision {precision.value} must have matrix products to quantize, got none"
         )
 
 
@@ -190,6 +196,7 @@ def _onnxruntime_dialect(component: Component, module: torch.nn.Module) -> Itera
 
 
 def _traced(component: Component, module: torch.nn.Module, engine: Engine, opset: int) -> ir.Model:
+    """Return the traced graph of a network, from the folder of traces if it is there."""
     inputs, shapes = example_inputs(component, traced_point(component)), dynamic_shapes(component, module)
     trace = Trace(component, module, inputs, shapes, engine=engine, opset=opset)
     dialect = _onnxruntime_dialect(component, module) if engine is Engine.ONNXRUNTIME else nullcontext()
@@ -209,6 +216,7 @@ def _trace(
     shapes: dict[str, Any],
     opset: int,
 ) -> ir.Model:
+    """Trace a network with the dynamic shapes of its component."""
     import torch
 
     try:
@@ -228,7 +236,7 @@ def _trace(
             f" {_dimensions(component)}, got {_reason(error)}"
         ) from error
     if program is None:  # This happens only without dynamo, but the return type includes None.
-        raise ExportFailed(f"{component.label}: torch.onnx.export gave no program")
+        raise ExportFailed(f"{component.label}: torch.onnx.export returned no program")
     return program.model
 
 
@@ -245,10 +253,11 @@ def _reason(error: BaseException) -> str:
 
 
 def _simplify(path: Path, weight_bytes: int) -> None:
+    """Run onnxslim over a graph file."""
     try:
         import onnxslim
     except ModuleNotFoundError:
-        raise InvalidRequest(f"simplify needs onnxslim; try {install_hint('export')}") from None
+        raise InvalidRequest(f"simplify requires onnxslim; try {install_hint('export')}") from None
     import onnx
 
     slimmed = onnxslim.slim(onnx.load(path))
@@ -269,8 +278,8 @@ def _quiet() -> Iterator[None]:
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
-        said = io.StringIO()
-        with warnings.catch_warnings(), redirect_stdout(said), redirect_stderr(said):
+        output = io.StringIO()
+        with warnings.catch_warnings(), redirect_stdout(output), redirect_stderr(output):
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -42,7 +42,7 @@ _REDUCTIONS = (
 def choose_opset(
     components: Sequence[Component],
     precision_of: Callable[[Component], Precision],
-    asked: int | None,
+    requested: int | None,
     engine: Engine = Engine.ONNXRUNTIME,
     usual: int | None = None,
 ) -> int:
@@ -51,7 +51,7 @@ def choose_opset(
     Args:
         components: Components to export.
         precision_of: Function that gives the precision that the user requested for a component.
-        asked: Opset that the user requested; None for the default, which is the lowest for portable graphs.
+        requested: Opset from the user; None for the default, which is the lowest for portable graphs.
         engine: Engine that the graphs are for.
         usual: Default opset of a graph for which upstream has an exporter, if the precision allows it.
 
@@ -67,7 +67,7 @@ def choose_opset(
     default = largest if usual is None else max(usual, least)
     if engine is Engine.PORTABLE:
         default = least
-    opset = default if asked is None else asked
+    opset = default if requested is None else requested
     if not least <= opset <= largest:
         each = ", ".join(f"{label} {value}" for label, value in lowest.items())
         precisions = ", ".join(dict.fromkeys(precision_of(component).value for component in components))
@@ -141,11 +141,11 @@ def _reduce_by_attribute(node: ir.Node) -> str | None:
     axes = node.inputs[1] if len(node.inputs) > 1 else None
     if axes is not None and axes.const_value is None:
         return f"{node.op_type} with computed axes"
-    places = [] if axes is None or axes.const_value is None else axes.const_value.numpy().tolist()
+    axis_numbers = [] if axes is None or axes.const_value is None else axes.const_value.numpy().tolist()
     empty = node.attributes.pop("noop_with_empty_axes", None)
-    if not places and empty is not None and empty.as_int():
+    if not axis_numbers and empty is not None and empty.as_int():
         return f"{node.op_type} of no axes"
-    if places:
-        node.attributes["axes"] = ir.AttrInt64s("axes", places)
+    if axis_numbers:
+        node.attributes["axes"] = ir.AttrInt64s("axes", axis_numbers)
     node.resize_inputs(1)
     return None

@@ -63,13 +63,13 @@ class Trace:
             return
         sizes = [(tensor.name, tensor.dtype.value, str(tensor.sizes)) for tensor in component.outputs]
         dialect = engine is Engine.ONNXRUNTIME
-        asked = (component.label, str(component.axes), sizes, repr(shapes), dialect, opset)
-        made_of = io.BytesIO()
+        settings = (component.label, str(component.axes), sizes, repr(shapes), dialect, opset)
+        pickled = io.BytesIO()
         try:
-            _Pickler(made_of).dump((asked, inputs, module, _methods(module)))
+            _Pickler(pickled).dump((settings, inputs, module, _methods(module)))
         except (pickle.PicklingError, AttributeError, TypeError):  # The network contains a local function.
             return
-        self._path = Path(folder) / f"{hashlib.sha256(made_of.getvalue()).hexdigest()}.onnx"
+        self._path = Path(folder) / f"{hashlib.sha256(pickled.getvalue()).hexdigest()}.onnx"
 
     @contextmanager
     def alone(self) -> Iterator[None]:

@@ -78,6 +78,7 @@ class _Described:
             self._around.pop()
 
     def _compound(self, value: Any) -> Any:  # noqa: PLR0911  (a table of kinds)
+        """Describe a value that consists of other values."""
         name = self._named(value if isinstance(value, type | FunctionType) else type(value))
         if isinstance(value, type):
             return name

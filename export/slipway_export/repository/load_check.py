@@ -71,6 +71,7 @@ def _tensor(value: Any) -> GraphTensor:
 
 
 def _check_model(folder: Path, repositories: Sequence[Path]) -> None:
+    """Check the configuration of one model as the backend that serves it does."""
     config = read_config(folder)
     settings = Settings(folder.name, folder / "1", config)
     read_ranges(folder.name, settings.parameters)

@@ -147,7 +147,7 @@ def check_replaceable(repository: Path, names: list[str], digest: Callable[[Path
         InvalidRequest: A model may not be replaced. The message names every such model and the reason.
     """
     problems = [
-        f"model {name} must have been written by slipway to be replaced, got {reason}"
+        f"model {name} must be unchanged since an export placed it to be replaced, got {reason}"
         for name in names
         if (repository / name).exists() and (reason := find_modification(repository / name, digest))
     ]
@@ -183,20 +183,22 @@ def placing(staged: Path, repository: Path, names: list[str]) -> Iterator[None]:
     """
     replaced = staged / "replaced"
     replaced.mkdir()
-    moved: list[str] = []
+    replaced_names: list[str] = []
     try:
         try:
             for name in names:
                 target = repository / name
                 if target.exists():
                     target.rename(replaced / name)
-                moved.append(name)
+                replaced_names.append(name)
                 (staged / name).rename(target)
         except OSError as error:
-            raise InvalidRequest(f"repository {repository}: models could not be placed ({error})") from None
+            raise InvalidRequest(
+                f"repository {repository}: models could not be moved into place ({error})"
+            ) from None
         yield
     except BaseException:
-        for name in reversed(moved):
+        for name in reversed(replaced_names):
             with contextlib.suppress(OSError):
                 (repository / name).rename(staged / name)
             shutil.rmtree(repository / name, ignore_errors=True)

@@ -32,11 +32,10 @@ class FinishedGraphs:
 
     Args:
         checkpoint: Checkpoint that the graphs are made from.
-        planned: Notes of what was read to describe them.
-        asked: Function that returns the precision that the user asked for, for a component. The precision
-            that the graph then gets is what counts.
-        served: Function that returns what else a component depends on: its engine, and how the engine runs
-            it.
+        planned: Record of what was read to describe them.
+        requested_precision: Function that returns the precision that the user requested for a component.
+        engine_settings: Function that returns what else a component depends on: its engine and the settings
+            of the engine.
         options: Other options that the graphs depend on, by name.
         staged: Staging folder of the export.
         prefix: Prefix of the models' names: the family's name, and ``_``.
@@ -76,7 +75,7 @@ class FinishedGraphs:
             components: Components of the export.
             runs: Stepped networks whose graphs are all among them.
         """
-        places = {
+        sources = {
             component.label: self._take(self._name(component), component.label, self._description(component))
             for component in components
         }
@@ -84,7 +83,7 @@ class FinishedGraphs:
         for component in components:
             if component not in missing:
                 self.report.begin(component.label)
-                self.report(f"{component.label}: the same as {places[component.label]}, taken from there")
+                self.report(f"{component.label}: unchanged, reused from {sources[component.label]}")
         return missing, [run for run in runs if not self._take_steps(run)]
 
     def _missing(self, components: Sequence[Component]) -> list[Component]:
@@ -175,14 +174,15 @@ class FinishedGraphs:
     def _make_and_record(
         self, name: str, described: object, make: Make, files: Callable[[], list[Path]]
     ) -> list[ParityRow]:
-        with self.checkpoint.recording() as notes:
+        """Make a piece of the export, and record it if its parity passed."""
+        with self.checkpoint.recording() as read_record:
             rows = make()
         if any(row.failures for row in rows):
             return rows
-        read = self.planned.digests(self.digests) | notes.digests(self.digests)
-        own = {path.relative_to(self.staged).as_posix(): self.digests.of(path) for path in files()}
+        read = self.planned.digests(self.digests) | read_record.digests(self.digests)
+        files_digests = {path.relative_to(self.staged).as_posix(): self.digests.of(path) for path in files()}
         made_by = identity(described, self.options)
-        record = Record(name, made_by, read, own, tuple(rows), self._left_out[name])
+        record = Record(name, made_by, read, files_digests, tuple(rows), self._left_out[name])
         # A piece that read nothing of the checkpoint was also made of something else, so it is not recorded.
         if read:
             record.write(self.staged)
@@ -191,22 +191,22 @@ class FinishedGraphs:
 
     def _take(self, name: str, label: str, described: object) -> str | None:
         """Take a valid piece into the staging folder; return where it was found, or None if there is none."""
-        wanted = identity(described, self.options)
+        expected = identity(described, self.options)
         left = next((record for record in records(self.staged) if record.name == name), None)
-        if left is not None and not self.fresh and self._is_valid(left, wanted, self.staged):
+        if left is not None and not self.fresh and self._is_valid(left, expected, self.staged):
             self._use(left)
-            return "an interrupted export left"
+            return "an interrupted export"
         if left is not None:
             left.remove(self.staged, self._records.values())
         placed = None if self.fresh else self._placed_record(name, label)
-        if placed is None or not self._is_valid(placed, wanted, self._placed_folder):
+        if placed is None or not self._is_valid(placed, expected, self._placed_folder):
             return None
         for file, digest in placed.files.items():
             # Two graphs may share a file of weights, which is then already there.
             if self.digests.of(self.staged / file) != digest:
                 link_or_copy(self._placed_folder / file, self.staged / file)
         self._use(placed)
-        return "placed"
+        return "the repository"
 
     def _use(self, record: Record) -> None:
         self._records[record.name], self._left_out[record.name] = record, record.left_out
@@ -225,9 +225,9 @@ class FinishedGraphs:
         model = name.partition("/")[0]
         return placed_record(self._placed_folder / model / MANIFEST, name, label, model)
 
-    def _is_valid(self, record: Record, wanted: str, folder: Path) -> bool:
+    def _is_valid(self, record: Record, expected: str, folder: Path) -> bool:
         return (
-            record.identity == wanted
+            record.identity == expected
             and not any(row.failures for row in record.rows)
             and all(self.digests.of(folder / file) == digest for file, digest in record.files.items())
             and self.checkpoint.matches(record.read, self.digests)

@@ -165,15 +165,16 @@ class StagedExport:
         return verify_stepped(run, paths, self.options.requested_precision(run.next), point, device)
 
     def _build_graph(self, component: Component) -> list[ParityRow]:
+        """Export a component to its graph and verify the graph."""
         precision = component.precision(self.options.requested_precision(component))
         path = self._path(component)
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept = (
+        note = (
             ""
             if precision is self.options.requested_precision(component)
             else f" (kept in {precision.value})"
         )
-        self.report(f"{component.label}: exporting{kept}")
+        self.report(f"{component.label}: exporting{note}")
         with lazy_weights():
             module = component.load(Precision.FP32 if precision.is_integer else precision)
         export_graph(
@@ -195,9 +196,10 @@ class StagedExport:
         return verify(component, path, reference, precision, self.options.verify_device)
 
     def _build_torch(self, component: Component) -> list[ParityRow]:
+        """Place the files that PyTorch loads for a component, and verify the served program on them."""
         choice, folder = self.torch_choices[component.label], self._folder(component)
-        kept = f" (kept in {choice.options.summary})" if choice.differs else ""
-        self.report(f"{component.label}: placing what PyTorch loads{kept}")
+        note = f" (kept in {choice.options.summary})" if choice.differs else ""
+        self.report(f"{component.label}: placing the files that PyTorch loads{note}")
         folder.mkdir(parents=True, exist_ok=True)
         if component.graph == MODEL:
             stage_model(component, folder.parent.name, choice, self.staged)
@@ -229,27 +231,29 @@ class StagedExport:
         for model in authored:
             stage_authored(model, self.staged)
         for component in components:
-            place = self.options.placements.get(component.name)
+            placement = self.options.placements.get(component.name)
             folder = self._folder(component).parent
-            if place is not None and place.server:
-                stage_remote(component, folder.name, place, self.staged)
+            if placement is not None and placement.server:
+                stage_remote(component, folder.name, placement, self.staged)
                 continue
             if component.label in self.torch_choices and component.graph == MODEL:
                 stage_model(component, folder.name, self.torch_choices[component.label], self.staged)
             elif component.graph == MODEL:
                 config = model_config(component, folder.name, self.options.engine_of(component))
                 (folder / "config.pbtxt").write_text(config_text(config), encoding="utf-8")
-            if place is not None:
-                set_instances(folder / "config.pbtxt", place)
+            if placement is not None:
+                set_instances(folder / "config.pbtxt", placement)
         for name in served_model_names(self._family, components, authored):
             self.options.queues.write(self.staged / name / "config.pbtxt")
             parts = [c for c in components if f"{self._family.name}_{c.name}" == name]
-            place = self.options.placements.get(parts[0].name) if parts else None
-            placed_at = {} if place is None else {"place": place.facts}
-            here = [] if place is not None and place.server else parts
-            if here and any(part.graph != MODEL for part in here):
-                write_axes(self.staged / name / "config.pbtxt", here)
-            write_manifest(self.staged / name, self.facts(here, rows) | placed_at, self.finished.digests.of)
+            placement = self.options.placements.get(parts[0].name) if parts else None
+            placement_facts = {} if placement is None else {"place": placement.facts}
+            local = [] if placement is not None and placement.server else parts
+            if local and any(part.graph != MODEL for part in local):
+                write_axes(self.staged / name / "config.pbtxt", local)
+            write_manifest(
+                self.staged / name, self.facts(local, rows) | placement_facts, self.finished.digests.of
+            )
 
     def facts(self, parts: Sequence[Component], rows: Sequence[ParityRow]) -> dict[str, Any]:
         """Return the manifest's facts about a model, except for its files."""

@@ -47,7 +47,7 @@ def staging(repository: Path, models: Iterable[str] = ()) -> Iterator[Path]:
         lock = _lock(folder)
     except (OSError, ValueError) as error:
         raise InvalidRequest(
-            f"repository must be a folder that can be written, in one that can, got {repository} ({error})"
+            f"repository must be a folder that can be written, like its parent, got {repository} ({error})"
         ) from None
     with lock:
         try:
@@ -63,7 +63,7 @@ def staging(repository: Path, models: Iterable[str] = ()) -> Iterator[Path]:
 def _check_renames(folder: Path, repository: Path) -> None:
     if folder.stat().st_dev != repository.stat().st_dev:
         raise InvalidRequest(
-            "repository must be on the file system of the folder around it,"
+            "repository must be on the file system of its parent folder,"
             f" got the mount point {repository}; try {repository / 'models'}"
         )
     if not os.access(repository, os.W_OK | os.X_OK):
@@ -104,7 +104,7 @@ def _claimed(folder: Path) -> Iterator[bool]:
 
 def _take_over(around: Path, prefix: str, folder: Path, models: set[str]) -> None:
     """Take over the finished graphs of some models from other exports, newest first; remove the rest."""
-    taken = set()
+    taken_over = set()
     left = [path for path in around.glob(f"{glob.escape(prefix)}*") if path != folder]
     for other in sorted(left, key=_changed, reverse=True):
         with _claimed(other) as ours:
@@ -113,11 +113,11 @@ def _take_over(around: Path, prefix: str, folder: Path, models: set[str]) -> Non
             for record in records(other):
                 if record.model not in models:
                     continue
-                if record.name in taken:
+                if record.name in taken_over:
                     record.remove(other)
                 else:
                     record.move(other, folder)
-                    taken.add(record.name)
+                    taken_over.add(record.name)
             _leave(other)
 
 

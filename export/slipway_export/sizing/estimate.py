@@ -144,6 +144,7 @@ def _loaded_in(precision: Precision) -> Precision:
 def _estimate_precision(
     component: Component, network: nn.Module, precision: Precision, work: dict[str, Work], machine: Machine
 ) -> ResourceEstimate:
+    """Estimate the resources of a component in one precision from its counted work."""
     weights = list(_weights(component, network, precision))
     stored = sum(size for size, _ in weights)
     memory = sum(size * factor for size, factor in weights)

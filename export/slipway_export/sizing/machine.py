@@ -101,6 +101,7 @@ def _provider(device: str) -> str:
 
 
 def _pytorch(device: str, precision: Precision, width: int) -> float:
+    """Measure the operations per second of PyTorch on a device."""
     import torch
 
     kind = {Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16, Precision.FP64: torch.float64}
@@ -117,6 +118,7 @@ def _pytorch(device: str, precision: Precision, width: int) -> float:
 
 
 def _onnxruntime(device: str, precision: Precision, width: int) -> float:
+    """Measure the operations per second of ONNX Runtime on a device."""
     import onnxruntime
     from onnx import TensorProto, helper, numpy_helper
 

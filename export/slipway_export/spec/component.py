@@ -135,9 +135,9 @@ class Component:
         fixed = {axis.name: axis.opt for axis in self.axes if axis.min == axis.max}
         return tuple(size.substitute(fixed) if isinstance(size, Size) else size for size in tensor.sizes)
 
-    def precision(self, asked: Precision) -> Precision:
-        """Return the precision that the graph gets when the user asks for one."""
-        return asked if asked in self.tolerance else Precision.FP32
+    def precision(self, requested: Precision) -> Precision:
+        """Return the precision that the graph gets when the user requests this one."""
+        return requested if requested in self.tolerance else Precision.FP32
 
     def for_portable(self) -> Component:
         """Return the component that takes this one's place for engine ``portable``.

@@ -102,6 +102,7 @@ class Stepped:
         return tuple(tensor for tensor in self.next.inputs if CARRIED_PREFIX + tensor.name in given)
 
     def _carry_problems(self) -> list[str]:
+        """Return the problems with the tensors that a step carries to the next."""
         wanted = {CARRIED_PREFIX + t.name: (t.dtype, t.sizes) for t in self.carried}
         problems = [
             f"{tensor.name} must have an initial value where there is no first graph, got none"
@@ -119,6 +120,7 @@ class Stepped:
         return problems
 
     def _name_problems(self) -> list[str]:
+        """Return the problems with names that the components lack."""
         carried = {tensor.name for tensor in self.carried}
         inputs = {tensor.name for tensor in self.next.inputs} - carried
         plain = {tensor.name for tensor in self.next.outputs} - {CARRIED_PREFIX + name for name in carried}

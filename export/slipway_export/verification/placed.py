@@ -227,6 +227,7 @@ class _Group:
         return model
 
     def _graph(self, component: Component, points: Mapping[str, Point]) -> list[ParityRow]:
+        """Verify the graph of a component at some points."""
         model = self._placed(component)
         self.report(f"{component.label}: running PyTorch at {', '.join(points)}")
         reference = compute_reference(component, load_reference(component, self.device), points, self.device)

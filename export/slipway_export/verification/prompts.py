@@ -72,6 +72,7 @@ def check_vocabulary(checkpoint: Checkpoint, tokenizer: str, config: str, embedd
 
 
 def _loaded(checkpoint: Checkpoint, tokenizer: str) -> Any:
+    """Load a checkpoint's tokenizer."""
     from transformers import AutoTokenizer
 
     try:

@@ -80,7 +80,7 @@ def test_default_holds_when_a_key_has_no_value(tmp_path: Path) -> None:
         ("config: other.yaml", ["no option config"]),
         ("1: 2", ["no option 1"]),
         ("checkpoint-path: a\ncheckpoint_path: b", ["given once"]),
-        ("checkpoint-path: a\ncheckpoint-path: b", ["given twice"]),
+        ("checkpoint-path: a\ncheckpoint-path: b", ["is given twice"]),
         ("checkpoint-path: {a: b}", ["a value or a list, got a mapping"]),
         ("- a\n- b", ["mapping of options, got a list"]),
         ("text", ["mapping of options, got a str"]),

@@ -92,7 +92,7 @@ def test_interrupt_is_one_line_when_an_import_makes_another_error_of_it() -> Non
         ),
         (
             ["--output", "o.onnx", "--component", "codenet"],
-            "o.onnx is as it was before, and the same command begins anew",
+            "o.onnx is unchanged; the same command starts from the beginning",
         ),
     ],
 )

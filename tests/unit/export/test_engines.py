@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from slipway_export.commands.optional_value import filled
+from slipway_export.commands.optional_value import insert_defaults
 from slipway_export.engines.choice import choose_torch, widest
 from slipway_export.engines.device import Device
 from slipway_export.engines.requested import TorchRequest, parse_engines, parse_torch
@@ -88,7 +88,7 @@ def test_torch_options_are_read_by_component() -> None:
     ],
 )
 def test_compile_stands_alone_where_no_mode_follows(typed: list[str], read: list[str]) -> None:
-    assert filled(typed, {"--compile": COMPILE_MODES}) == read
+    assert insert_defaults(typed, {"--compile": COMPILE_MODES}) == read
 
 
 def test_components_are_served_as_asked_for_them() -> None:

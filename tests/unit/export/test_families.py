@@ -78,7 +78,7 @@ def test_family_is_left_out_with_its_reason_when_it_cannot_be_used(
     assert families() == BUILT_IN
     assert root.run(["families"]) == 0
     out = capsys.readouterr().out
-    assert f"{name}: cannot be used: " in out and problem in out and "outside-slipway 1.2" in out
+    assert f"{name}: not available: " in out and problem in out and "outside-slipway 1.2" in out
     assert root.run(["families", "--json"]) == 0
     last = json.loads(capsys.readouterr().out)["families"][-1]
     assert (last["name"], last["origin"]) == (name, "outside-slipway 1.2")

@@ -53,7 +53,7 @@ def test_model_changed_since_the_export_is_refused_with_the_file(tmp_path: Path)
 def test_model_with_another_manifest_is_refused(tmp_path: Path, manifest: str) -> None:
     model = written_model(tmp_path, "net")
     (model / "manifest.json").write_text(manifest)
-    with pytest.raises(InvalidRequest, match="net must have been written by slipway"):
+    with pytest.raises(InvalidRequest, match="net must be unchanged since an export placed it"):
         check_replaceable(tmp_path, ["net"])
 
 
@@ -193,8 +193,9 @@ def test_foreign_model_is_told_by_what_is_foreign_about_it(tmp_path: Path) -> No
     with pytest.raises(InvalidRequest) as failure:
         check_replaceable(tmp_path, ["net", "good", "other", "absent"])
     assert str(failure.value) == (
-        f"repository {tmp_path}: model net must have been written by slipway to be replaced, got no"
-        " manifest.json | model other must have been written by slipway to be replaced, got files changed"
+        f"repository {tmp_path}: model net must be unchanged since an export placed it to be replaced, got no"
+        " manifest.json | model other must be unchanged since an export placed it to be replaced,"
+        " got files changed"
         " since the export: config.pbtxt; try --force"
     )
 

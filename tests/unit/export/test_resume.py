@@ -145,8 +145,8 @@ def test_export_takes_what_is_placed_when_nothing_changed(exports: Exports, both
     before = (exports.repository / "family_net/manifest.json").read_text()
     assert exports.run(both, opset=23) == []
     assert exports.lines == [
-        "[1/2] net: the same as placed, taken from there",
-        "[2/2] other: the same as placed, taken from there",
+        "[1/2] net: unchanged, reused from the repository",
+        "[2/2] other: unchanged, reused from the repository",
     ]
     assert (exports.repository / "family_net/manifest.json").read_text() == before
     assert (exports.repository / "family_net/1/model.onnx").read_text() == "net"
@@ -230,7 +230,7 @@ def test_interrupted_export_goes_on_where_it_was(exports: Exports, both: list[Co
         exports.run(both, fails_at="other")
     assert list(exports.repository.iterdir()) == []
     assert exports.run(both) == ["other"]
-    assert exports.lines == ["[1/2] net: the same as an interrupted export left, taken from there"]
+    assert exports.lines == ["[1/2] net: unchanged, reused from an interrupted export"]
     assert exports.left() == []
 
 

@@ -108,7 +108,7 @@ def test_pages_are_written_only_where_a_table_changed(tmp_path: Path) -> None:
         ),
         (
             f"<!-- fields: slipway_serving.protocol.fields:Array -->\n{END}\n",
-            "fields must be of package.module:Class",
+            "fields must name a request or event as package.module:Class",
         ),
     ],
 )

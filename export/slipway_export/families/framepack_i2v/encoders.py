@@ -150,6 +150,7 @@ def image_tokens(checkpoint: Checkpoint) -> int:
 
 
 def _load_llama(checkpoint: Checkpoint, precision: Precision) -> nn.Module:
+    """Load the LLaMA text encoder of a checkpoint."""
     from transformers import LlamaConfig, LlamaModel
 
     from slipway_export.families.framepack_i2v.encoder_networks import LlamaText
@@ -163,6 +164,7 @@ def _load_llama(checkpoint: Checkpoint, precision: Precision) -> nn.Module:
 
 
 def _load_clip(checkpoint: Checkpoint, precision: Precision) -> nn.Module:
+    """Load the CLIP text encoder of a checkpoint."""
     from transformers import CLIPTextConfig, CLIPTextModel
 
     from slipway_export.families.framepack_i2v.encoder_networks import ClipText
@@ -176,6 +178,7 @@ def _load_clip(checkpoint: Checkpoint, precision: Precision) -> nn.Module:
 
 
 def _load_siglip(checkpoint: Checkpoint, precision: Precision) -> nn.Module:
+    """Load the SigLIP image encoder of a checkpoint."""
     from transformers import SiglipVisionConfig, SiglipVisionModel
 
     from slipway_export.families.framepack_i2v.encoder_networks import SiglipImage

@@ -194,6 +194,7 @@ def _load_features(checkpoint: Checkpoint) -> Features:
 
 
 def _load_backbone(checkpoint: Checkpoint, precision: Precision) -> Backbone:
+    """Load the AST backbone of a checkpoint."""
     import torch
     from transformers import ASTConfig, ASTModel
 

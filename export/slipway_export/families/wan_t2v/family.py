@@ -176,6 +176,7 @@ def _check_schedules(checkpoint: Checkpoint) -> None:
 
 
 def _text_encoder(checkpoint: Checkpoint) -> Component:
+    """Describe the text encoder of a checkpoint."""
     file = "text_encoder/config.json"
     config = checkpoint.config(file)
     shape = ("batch", "tokens")
@@ -227,6 +228,7 @@ def _text_encoder(checkpoint: Checkpoint) -> Component:
 
 
 def _denoiser(checkpoint: Checkpoint, part: str, name: str, axes: dict[str, Axis]) -> Component:
+    """Describe a denoiser of a checkpoint."""
     config = checkpoint.config(f"{part}/config.json")
     if list(config["patch_size"]) != [1, PATCH, PATCH]:
         raise InvalidRequest(

@@ -174,6 +174,7 @@ def read_config(content: Mapping[str, Any], where: str) -> Config:
 def _key_problems(
     kind: type[Any], given: Mapping[str, Any], fixed: Mapping[str, Any], prefix: str = "action_config."
 ) -> list[str]:
+    """Return the problems with the keys of a configuration."""
     fields = {field.name: field for field in dataclasses.fields(kind) if field.name != "action"}
     problems = []
     for key, value in given.items():
@@ -210,6 +211,7 @@ def _broken(key: str, value: object) -> list[str]:
 
 
 def _size_problems(config: Config) -> list[str]:
+    """Return the problems with the sizes of a configuration."""
     action = config.action
     rules = (
         (
