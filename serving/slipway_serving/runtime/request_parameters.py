@@ -54,7 +54,8 @@ def read_parameters(request: Any, model: str) -> dict[str, Any]:
         more = f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""
         raise InvalidRequest(
             f"{model}: fields must be inputs of the model, got unknown"
-            f" {', '.join(map(shortened_id, unknown[:_SHOWN]))}{more}; try the input names of the model's metadata"
+            f" {', '.join(map(shortened_id, unknown[:_SHOWN]))}{more}; try the input names of the"
+            " model's metadata"
         )
     timeout_us = parameters.get("timeout", 0)
     if isinstance(timeout_us, bool) or not isinstance(timeout_us, int) or timeout_us < 0:
