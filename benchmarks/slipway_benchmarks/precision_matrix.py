@@ -148,7 +148,7 @@ def run_cell(family: Family, cell: Cell, checkpoint: Path, scratch: Path) -> Out
         checkpoint: Folder of the family's tiny checkpoint.
         scratch: Folder to work in; nothing is placed there.
     """
-    said: list[str] = []
+    reports: list[str] = []
     options = ExportOptions(
         str(checkpoint),
         scratch / "repository",
@@ -161,9 +161,9 @@ def run_cell(family: Family, cell: Cell, checkpoint: Path, scratch: Path) -> Out
     )
     started, today = time.monotonic(), time.strftime("%Y-%m-%d")
     try:
-        rows = run_export(family, options, said.append).rows
+        rows = run_export(family, options, reports.append).rows
     except SlipwayError as error:
-        expected = cell.refused is not None and isinstance(error, InvalidRequest) and not said
+        expected = cell.refused is not None and isinstance(error, InvalidRequest) and not reports
         text = f"{'refused' if expected else 'FAILED'}: {error}"
         return Outcome(text, expected, None, None, today)
     if cell.refused is not None:

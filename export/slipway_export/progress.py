@@ -26,28 +26,30 @@ class Progress:
     ) -> None:
         self._report, self._labels, self._clock = report, list(labels), clock
         self._work: Mapping[str, float] = {}
-        self._now, self._started, self._begun = 0, clock(), clock()
+        self._index, self._started, self._component_started = 0, clock(), clock()
 
     def expect(self, work: Mapping[str, float]) -> None:
         """Start the estimate, given the work of each component to be made, by label and in any unit."""
-        self._work, self._now, self._started = work, 0, self._clock()
+        self._work, self._index, self._started = work, 0, self._clock()
 
     def begin(self, label: str) -> None:
         """Mark all components before the given one as done."""
-        self._now, self._begun = self._labels.index(label), self._clock()
+        self._index, self._component_started = self._labels.index(label), self._clock()
 
     def __call__(self, line: str) -> None:
         """Report a line about the component that was begun last."""
-        self._report(f"[{self._now + 1}/{len(self._labels)}] {line}{self._remaining()}")
+        self._report(f"[{self._index + 1}/{len(self._labels)}] {line}{self._remaining()}")
 
     def _remaining(self) -> str:
         done, rest = (
             sum(self._work.get(label, 0) for label in labels)
-            for labels in (self._labels[: self._now], self._labels[self._now :])
+            for labels in (self._labels[: self._index], self._labels[self._index :])
         )
         if not done or not rest:
             return ""
-        left = (self._begun - self._started) * rest / done - (self._clock() - self._begun)
+        left = (self._component_started - self._started) * rest / done - (
+            self._clock() - self._component_started
+        )
         about = f", about {format_duration(left)} left" if left > 0 else ""
         return f" ({done / (done + rest):.0%} done{about})"
 

@@ -229,7 +229,9 @@ def test_tensor_that_a_step_makes_must_have_the_described_shape(
 ) -> None:
     component, module, path = exported
     wrong = {"start": StepInput(make=lambda step: np.array([step, step]))}
-    with pytest.raises(InvalidRequest, match=r"what makes start must give shape \[1\], or one .*, got \[2\]"):
+    with pytest.raises(
+        InvalidRequest, match=r"the values made for start must have shape \[1\], or one .*, got \[2\]"
+    ):
         rows_of(stepped(component, module, inputs=wrong), path)
 
 
@@ -239,7 +241,7 @@ def test_whole_run_of_another_length_is_refused(exported: tuple[Component, World
     def short(inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return {"sample": module.whole(inputs)["sample"][:, :, 1:]}
 
-    with pytest.raises(InvalidRequest, match="must give 15 places of sample along dimension 2 for 5 steps"):
+    with pytest.raises(InvalidRequest, match="must return size 15 of sample along dimension 2 for 5 steps"):
         rows_of(stepped(component, module, reference=short), path)
 
 

@@ -29,7 +29,7 @@ def check_keys(
     Raises:
         InvalidRequest: Keys are missing or unknown, or have another shape. The message names the first.
     """
-    wanted = {prefix + key: tuple(tensor.shape) for key, tensor in skeleton.state_dict().items()}
+    expected = {prefix + key: tuple(tensor.shape) for key, tensor in skeleton.state_dict().items()}
     # A checkpoint may store a tied weight under either of its names.
     tied = getattr(skeleton, "_tied_weights_keys", None) or {}
     twins = dict(tied) if isinstance(tied, Mapping) else {}
@@ -37,14 +37,14 @@ def check_keys(
         prefix + key for pair in twins.items() for key in pair if any(prefix + n in found for n in pair)
     }
     problems = []
-    if missing := sorted(wanted.keys() - found.keys() - optional):
+    if missing := sorted(expected.keys() - found.keys() - optional):
         problems.append(f"missing keys {_shown(missing)}")
-    if unknown := sorted(found.keys() - wanted.keys()):
+    if unknown := sorted(found.keys() - expected.keys()):
         problems.append(f"unknown keys {_shown(unknown)}")
     problems += [
-        f"{key} must have shape {list(wanted[key])}, got {list(found[key])}"
-        for key in sorted(wanted.keys() & found.keys())
-        if wanted[key] != found[key]
+        f"{key} must have shape {list(expected[key])}, got {list(found[key])}"
+        for key in sorted(expected.keys() & found.keys())
+        if expected[key] != found[key]
     ][:_SHOWN_KEYS]
     if problems:
         raise InvalidRequest(

@@ -58,12 +58,12 @@ def linked(family: Family, files: Mapping[str, Path]) -> Iterator[tuple[Path, st
         InvalidRequest: The files are not valid (:func:`checked_files`), or a role's `leads_to` refuses one.
     """
     given = checked_files(family, files)
-    places: dict[str, Path] = {}
+    locations: dict[str, Path] = {}
     for role, path in given.items():
         file = family.files[role]
-        places |= {file.path: path} | (dict(file.leads_to(path)) if file.leads_to else {})
+        locations |= {file.path: path} | (dict(file.leads_to(path)) if file.leads_to else {})
     with TemporaryFolder(CHECKPOINT_PREFIX) as folder:
-        for name, path in places.items():
+        for name, path in locations.items():
             link = folder / name
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(path.resolve())

@@ -1,9 +1,9 @@
-"""Weights that stay on disk: networks whose tensors know their place in a checkpoint's files.
+"""Weights that stay on disk: networks whose tensors know their location in a checkpoint's files.
 
 Inside :func:`lazy_weights`, a checkpoint's networks have weights that were never read and take no memory.
 These are pages of an empty file with the layout of the weight files, so that the libraries' own loaders
 create them. The networks are traced like any other; `graph/external_weights.py` then gives the graph the
-tensors of those places.
+tensors of those locations.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from slipway_serving.system.temporary_folders import TemporaryFolder
 
-# Largest size of an empty file that stands in for weights.
+# Largest size of an empty file in place of weights, in bytes.
 _EMPTY_BYTES = 2**30
 _SAFETENSORS = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -37,15 +37,15 @@ INDEX_END = ".index.json"
 DTYPES = {name: dtype for dtype, name in _SAFETENSORS.items()}
 """Types of torch by their names in safetensors files."""
 
-_lazy: ContextVar[bool] = ContextVar("weights left on disk", default=False)
-_configurations_only: ContextVar[bool] = ContextVar("weights as configurations describe them", default=False)
-_meta: ContextVar[bool] = ContextVar("weights left out", default=False)
+_lazy: ContextVar[bool] = ContextVar("weights are not read", default=False)
+_configurations_only: ContextVar[bool] = ContextVar("only configurations are used", default=False)
+_meta: ContextVar[bool] = ContextVar("networks are on the meta device", default=False)
 _locations: MutableMapping[torch.Tensor, StoredTensor] = WeakTensorKeyDictionary()
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Place of a tensor in a file.
+    """Tensor in a file.
 
     Args:
         file: Safetensors file.
@@ -76,7 +76,7 @@ class StoredTensor:
 
 @contextlib.contextmanager
 def lazy_weights() -> Iterator[None]:
-    """Make `Checkpoint.load` return networks without reading their weights, for tracing."""
+    """Make `Checkpoint.load` return networks without reading their weights, as tracing needs none."""
     token = _lazy.set(True)
     try:
         yield
@@ -115,7 +115,7 @@ def tensors_without_files(network: torch.nn.Module) -> dict[str, StoredTensor]:
 
 @contextlib.contextmanager
 def meta_networks() -> Iterator[None]:
-    """Make `Checkpoint.load` check a part and return its network on the meta device, to weigh it."""
+    """Make `Checkpoint.load` check a part and return its network on the meta device, without weights."""
     token = _meta.set(True)
     try:
         yield
@@ -170,19 +170,19 @@ def placeholder_folder(
 def _shards(tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> Iterator[list[str]]:
     """Distribute keys over files that any machine can map, since a mapping larger than memory is refused."""
     keys: list[str] = []
-    held = 0
+    shard_bytes = 0
     for key, (dtype, shape) in tensors.items():
         size = math.prod(shape) * dtype.itemsize
-        if keys and held + size > _EMPTY_BYTES:
+        if keys and shard_bytes + size > _EMPTY_BYTES:
             yield keys
-            keys, held = [], 0
+            keys, shard_bytes = [], 0
         keys.append(key)
-        held += size
+        shard_bytes += size
     yield keys
 
 
 def write_empty(path: Path, tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> None:
-    """Write a safetensors file whose tensors are a hole, without disk space, and without memory until read.
+    """Write a safetensors file whose tensors are a hole, which takes no disk space or memory.
 
     Args:
         path: Path of the file.
@@ -211,20 +211,20 @@ def safetensors_header(tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]
 
 
 def record_locations(network: torch.nn.Module, stored: Mapping[str, StoredTensor]) -> None:
-    """Record the places of a loaded network's weights, whatever networks they later become parts of.
+    """Record the locations of a loaded network's weights, also for networks that later contain it.
 
     Args:
         network: Network as loaded.
         stored: Tensors of the network by key; a tied weight may be there under any of its names.
     """
-    places = {id(tensor): stored[name] for name, tensor in _named_tensors(network) if name in stored}
+    locations = {id(tensor): stored[name] for name, tensor in _named_tensors(network) if name in stored}
     for _, tensor in _named_tensors(network):
-        if id(tensor) in places:
-            _locations[tensor] = places[id(tensor)]
+        if id(tensor) in locations:
+            _locations[tensor] = locations[id(tensor)]
 
 
 def stored_weights(module: torch.nn.Module) -> dict[str, StoredTensor]:
-    """Return the places of a network's weights, by their names in it, except for those made elsewhere."""
+    """Return the stored tensors of a network's weights, by name; weights without a location are left out."""
     return {name: _locations[tensor] for name, tensor in _named_tensors(module) if tensor in _locations}
 
 

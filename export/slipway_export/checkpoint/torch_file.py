@@ -89,12 +89,12 @@ def checked_weights(network: torch.nn.Module, state: object, where: str) -> Mapp
 
 
 def checked_tensors(
-    wanted: Mapping[str, tuple[int, ...]], state: object, where: str, owner: str
+    expected: Mapping[str, tuple[int, ...]], state: object, where: str, owner: str
 ) -> Mapping[str, torch.Tensor]:
-    """Return tensors after checking that they have exactly the wanted names and shapes.
+    """Return tensors after checking that they have exactly the expected names and shapes.
 
     Args:
-        wanted: Shapes by name.
+        expected: Shapes by name.
         state: Tensors by name.
         where: Name of the tensors in messages.
         owner: Name of the network with these keys, for messages.
@@ -105,13 +105,13 @@ def checked_tensors(
     if not isinstance(state, Mapping) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise InvalidRequest(f"{where} must hold tensors by name, got another content")
     problems = []
-    if missing := sorted(wanted.keys() - state.keys()):
+    if missing := sorted(expected.keys() - state.keys()):
         problems.append(f"missing keys {', '.join(missing[:_SHOWN_KEYS])}")
-    if unknown := sorted(map(str, state.keys() - wanted.keys())):
+    if unknown := sorted(map(str, state.keys() - expected.keys())):
         problems.append(f"unknown keys {', '.join(unknown[:_SHOWN_KEYS])}")
-    for key in sorted(wanted.keys() & state.keys()):
-        if tuple(state[key].shape) != wanted[key]:
-            problems.append(f"{key} of shape {list(state[key].shape)}, not {list(wanted[key])}")
+    for key in sorted(expected.keys() & state.keys()):
+        if tuple(state[key].shape) != expected[key]:
+            problems.append(f"{key} of shape {list(state[key].shape)}, not {list(expected[key])}")
         elif not bool(torch.isfinite(state[key]).all()):
             problems.append(f"NaN or infinity in {key}")
     if problems:

@@ -185,14 +185,14 @@ def _lookup(graph: ir.Graph, node: ir.Node) -> list[ir.Node]:
     """Return a lookup in a float16 table that casts the rows it finds to float32."""
     table, ids = node.inputs
     assert table is not None and table.const_value is not None  # _is_large_lookup has checked it.
-    held, name = table.const_value, f"{table.name}_fp16"
+    values, name = table.const_value, f"{table.name}_fp16"
     half: ir.TensorProtocol
-    if isinstance(held, Weight):
-        half = Weight(held.stored, ir.DataType.FLOAT16, held.perm, name)
+    if isinstance(values, Weight):
+        half = Weight(values.stored, ir.DataType.FLOAT16, values.perm, name)
     else:
-        half = ir.tensor(held.numpy().astype(np.float16), name=name)
-    found = ir.node("Gather", [_register(graph, half), ids])
-    return [found, ir.node("Cast", [found.outputs[0]], {"to": ir.DataType.FLOAT}, name=node.name)]
+        half = ir.tensor(values.numpy().astype(np.float16), name=name)
+    rows = ir.node("Gather", [_register(graph, half), ids])
+    return [rows, ir.node("Cast", [rows.outputs[0]], {"to": ir.DataType.FLOAT}, name=node.name)]
 
 
 class _Dynamic:
@@ -210,15 +210,15 @@ class _Dynamic:
         zero = _lazy(
             graph, f"{name}_zero_point", lambda: np.zeros(shape[1], np.int8), ir.DataType.INT8, shape[1:]
         )
-        made = []
+        nodes = []
         if source not in self.inputs:
             self.inputs[source] = ir.node("DynamicQuantizeLinear", [source], num_outputs=3)
-            made.append(self.inputs[source])
+            nodes.append(self.inputs[source])
         quantized, input_scale, input_zero = self.inputs[source].outputs
         product = ir.node("MatMulInteger", [quantized, weight, input_zero, zero], name=node.name)
         cast = ir.node("Cast", [product.outputs[0]], {"to": ir.DataType.FLOAT})
         scales = ir.node("Mul", [input_scale, scale])
-        return [*made, product, cast, scales, ir.node("Mul", [cast.outputs[0], scales.outputs[0]])]
+        return [*nodes, product, cast, scales, ir.node("Mul", [cast.outputs[0], scales.outputs[0]])]
 
 
 def _int8(weight: Array) -> tuple[Array, Array]:
@@ -233,25 +233,25 @@ def _int8(weight: Array) -> tuple[Array, Array]:
     return np.clip((weight / scale).round(), -128, 127).astype(np.int8), scale
 
 
-def _replace(graph: ir.Graph, node: ir.Node, made: list[ir.Node], weight: int = 1) -> None:
+def _replace(graph: ir.Graph, node: ir.Node, new_nodes: list[ir.Node], weight: int = 1) -> None:
     """Replace a node by new nodes; a bias, the node's third input, is added to the result of the last one.
 
     Args:
         graph: Graph of the node.
         node: Node to remove, together with its weight if nothing else uses that.
-        made: New nodes, in their order.
+        new_nodes: New nodes, in their order.
         weight: Index of the node's input that is its weight.
     """
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     if bias is not None:
-        made.append(ir.node("Add", [made[-1].outputs[0], bias]))
-    held, out = node.inputs[weight], node.outputs[0]
-    assert held is not None  # The node has a weight at this index.
-    new = made[-1].outputs[0]
+        new_nodes.append(ir.node("Add", [new_nodes[-1].outputs[0], bias]))
+    weight_value, out = node.inputs[weight], node.outputs[0]
+    assert weight_value is not None  # The node has a weight at this index.
+    new = new_nodes[-1].outputs[0]
     new.name, new.shape, new.type = out.name, out.shape, out.type
     out.name = None
-    graph.insert_after(node, made)
+    graph.insert_after(node, new_nodes)
     out.replace_all_uses_with(new, replace_graph_outputs=True)
     graph.remove(node, safe=True)
-    if not held.uses():
-        graph.initializers.pop(str(held.name))
+    if not weight_value.uses():
+        graph.initializers.pop(str(weight_value.name))

@@ -153,11 +153,10 @@ def authored_config(
         pb.ModelOutput(name=field.name, data_type=_triton(field), dims=_field_dims(field, batched))
         for field in output_fields(events)
     ]
-    told = {
-        f"{USUAL_PARAMETER}{name}": pb.ModelParameter(string_value=str(value))
-        for name, value in usual.items()
+    parameters = {
+        f"{USUAL_PARAMETER}{name}": pb.ModelParameter(string_value=str(value)) for name, value in usual.items()
     }
-    added = pb.ModelConfig(input=inputs, output=outputs, parameters=told)
+    added = pb.ModelConfig(input=inputs, output=outputs, parameters=parameters)
     return f"{text.rstrip()}\n{text_format.MessageToString(added)}"
 
 

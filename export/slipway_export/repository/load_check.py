@@ -49,13 +49,13 @@ def file_signature(graph: Path) -> Signature:
     """
     import onnx
 
-    made = onnx.load(graph, load_external_data=False).graph
-    weights = {weight.name for weight in made.initializer}
-    given = {value.name: _tensor(value) for value in made.input}
+    loaded = onnx.load(graph, load_external_data=False).graph
+    weights = {weight.name for weight in loaded.initializer}
+    inputs = {value.name: _tensor(value) for value in loaded.input}
     return Signature(
-        {name: tensor for name, tensor in given.items() if name not in weights},
-        {name: tensor for name, tensor in given.items() if name in weights},
-        {value.name: _tensor(value) for value in made.output},
+        {name: tensor for name, tensor in inputs.items() if name not in weights},
+        {name: tensor for name, tensor in inputs.items() if name in weights},
+        {value.name: _tensor(value) for value in loaded.output},
     )
 
 

@@ -161,10 +161,10 @@ class _Tally(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         self._calls += 1
-        given = {id(each.untyped_storage()) for each in _tensors((args, kwargs or {}))}
+        inputs = {id(each.untyped_storage()) for each in _tensors((args, kwargs or {}))}
         for tensor in _tensors(result):
             storage = tensor.untyped_storage()
-            if id(storage) not in given:
+            if id(storage) not in inputs:
                 self._hold(storage)
                 # Views write nothing; a weight first appears as fake in a view of it.
                 self._written += 0 if func.is_view else tensor.nbytes

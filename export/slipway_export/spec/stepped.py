@@ -98,24 +98,24 @@ class Stepped:
     @property
     def carried(self) -> tuple[TensorSpec, ...]:
         """The inputs that a step receives from the step before."""
-        given = {tensor.name for tensor in self.next.outputs}
-        return tuple(tensor for tensor in self.next.inputs if CARRIED_PREFIX + tensor.name in given)
+        outputs = {tensor.name for tensor in self.next.outputs}
+        return tuple(tensor for tensor in self.next.inputs if CARRIED_PREFIX + tensor.name in outputs)
 
     def _carry_problems(self) -> list[str]:
         """Return the problems with the tensors that a step carries to the next."""
-        wanted = {CARRIED_PREFIX + t.name: (t.dtype, t.sizes) for t in self.carried}
+        expected = {CARRIED_PREFIX + t.name: (t.dtype, t.sizes) for t in self.carried}
         problems = [
             f"{tensor.name} must have an initial value where there is no first graph, got none"
             for tensor in self.carried
             if self.first is None and tensor.initial is None
         ]
         for graph in (self.next,) if self.first is None else (self.first, self.next):
-            given = {t.name: (t.dtype, t.sizes) for t in graph.outputs if t.name.startswith(CARRIED_PREFIX)}
+            actual = {t.name: (t.dtype, t.sizes) for t in graph.outputs if t.name.startswith(CARRIED_PREFIX)}
             problems += [
                 f"output {name} of {graph.label} must be an input {name.removeprefix(CARRIED_PREFIX)} of the"
                 " same shape and dtype, got another or none"
-                for name in sorted(given.keys() | wanted.keys())
-                if given.get(name) != wanted.get(name)
+                for name in sorted(actual.keys() | expected.keys())
+                if actual.get(name) != expected.get(name)
             ]
         return problems
 
@@ -135,5 +135,5 @@ class Stepped:
             if extra := sorted({tensor.name for tensor in self.first.inputs} - inputs):
                 problems.append(f"{self.first.label} must take inputs of {self.next.label}, got {extra}")
             if missing := sorted(plain - {tensor.name for tensor in self.first.outputs}):
-                problems.append(f"{self.first.label} must give {missing} too, got none")
+                problems.append(f"{self.first.label} must have outputs {missing} too, got none")
         return problems

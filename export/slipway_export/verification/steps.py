@@ -57,7 +57,7 @@ def verify_stepped(
     Args:
         stepped: Description of the stepped network.
         paths: Paths of its graphs, by label of the component.
-        precision: Precision that the user asked for, which selects the bounds of the ``next`` component.
+        precision: Precision that the user requested, which selects the bounds of the ``next`` component.
         point: Sizes of the ``next`` component's axes; opt when None.
         device: Device to run both sides on.
         scratch: Folder for copies of the graphs, if they are needed; the graphs' own when None.
@@ -122,7 +122,7 @@ def stepped_parity_rows(
                 )
                 for output in stepped.outputs
             ]  # fmt: skip
-        carried = _carried_on(component, actual)
+        carried = _carried_values(component, actual)
     return rows
 
 
@@ -185,29 +185,30 @@ class _Steps:
             elif new.committed is not None and committing:
                 values[tensor.name] = np.full(tensor.at(point), new.committed, tensor.dtype.value)
             elif new.make is not None:
-                values[tensor.name] = self.made(tensor, new.make(step), point)
+                values[tensor.name] = self.broadcast(tensor, new.make(step), point)
             else:
                 values[tensor.name] = examples["run" if new.each_run else "step"][tensor.name]
         return values if step == 0 else self._overlapping(values, step, run)
 
     def _overlapping(self, values: dict[str, Array], step: int, run: int) -> dict[str, Array]:
-        """Copy the places that inputs share with the step before from that step's inputs."""
+        """Copy the part that inputs share with the step before from that step's inputs."""
         shared = {name: new for name, new in self.stepped.inputs.items() if new.overlap}
         if not shared:
             return values
         before = self.inputs(step - 1, run)
         for name, new in shared.items():
-            kept = np.take(before[name], np.arange(-new.overlap, 0), axis=new.axis)
-            values[name] = np.concatenate([kept, _after_overlap(new, values[name])], axis=new.axis)
+            overlap = np.take(before[name], np.arange(-new.overlap, 0), axis=new.axis)
+            values[name] = np.concatenate([overlap, _after_overlap(new, values[name])], axis=new.axis)
         return values
 
-    def made(self, tensor: TensorSpec, array: Array, point: Point) -> Array:
+    def broadcast(self, tensor: TensorSpec, array: Array, point: Point) -> Array:
+        """Broadcast a made value to the shape and dtype of an input."""
         try:
             return np.broadcast_to(array, tensor.at(point)).astype(tensor.dtype.value)
         except ValueError:
             raise InvalidRequest(
-                f"{self.stepped.next.label}: what makes {tensor.name} must give shape"
-                f" {list(tensor.at(point))}, or one that spreads over it, got {list(array.shape)}"
+                f"{self.stepped.next.label}: the values made for {tensor.name} must have shape"
+                f" {list(tensor.at(point))}, or one that broadcasts to it, got {list(array.shape)}"
             ) from None
 
     def expected_of_trial(self, step: int, run: int) -> dict[str, Array]:
@@ -250,7 +251,7 @@ class _Steps:
         ]
         if whole.shape[axis] != sum(sizes):
             raise InvalidRequest(
-                f"{self.stepped.next.label}: the whole run must give {sum(sizes)} places of {name} along"
+                f"{self.stepped.next.label}: the whole run must return size {sum(sizes)} of {name} along"
                 f" dimension {axis} for {steps} steps, got {list(whole.shape)}"
             )
         return np.split(whole, np.cumsum(sizes)[:-1], axis=axis)
@@ -261,7 +262,7 @@ def _after_overlap(new: StepInput, array: Array) -> Array:
     return np.take(array, np.arange(new.overlap, array.shape[new.axis]), axis=new.axis)
 
 
-def _carried_on(component: Component, outputs: Mapping[str, Array]) -> dict[str, Array]:
+def _carried_values(component: Component, outputs: Mapping[str, Array]) -> dict[str, Array]:
     names = (tensor.name for tensor in component.outputs)
     return {
         name.removeprefix(CARRIED_PREFIX): outputs[name] for name in names if name.startswith(CARRIED_PREFIX)

@@ -203,7 +203,7 @@ def test_made_input_is_refused_when_it_does_not_spread_over_its_shape() -> None:
     inputs = {**stepped().inputs, "place": StepInput(make=lambda step: np.array([step, step]))}
     with pytest.raises(InvalidRequest) as failure:
         rows_of(stepped(inputs=inputs), Graph())
-    text = "what makes place must give shape [1], or one that spreads over it, got [2]"
+    text = "the values made for place must have shape [1], or one that broadcasts to it, got [2]"
     assert str(failure.value) == f"net: {text}"
 
 
@@ -214,7 +214,7 @@ def test_whole_run_is_refused_when_it_has_another_number_of_places() -> None:
 
     with pytest.raises(
         InvalidRequest,
-        match=r"net: the whole run must give 6 places of y along dimension 1 for 3 steps, got \[2, 5, 3\]",
+        match=r"net: the whole run must return size 6 of y along dimension 1 for 3 steps, got \[2, 5, 3\]",
     ):
         rows_of(stepped(reference=short), Graph())
 

@@ -63,12 +63,12 @@ def _check(checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
 
 def _inputs(whole: Component, config: Mapping[str, Any]) -> dict[str, tuple[TensorSpec, ...]]:
     """Return the inputs of all graphs but the last, by the network's name."""
-    told = {tensor.name: tensor for tensor in whole.inputs}
+    inputs = {tensor.name: tensor for tensor in whole.inputs}
     head_size = config["attention_head_dim"]
     dim = config["num_attention_heads"] * head_size
-    history = " + ".join(_tokens(told[name].shape[2], group) for name, group in HISTORY)
+    history = " + ".join(_tokens(inputs[name].shape[2], group) for name, group in HISTORY)
     all_tokens = f"{history} + {' * '.join(map(str, GRID))}"
-    context = f"text_tokens + {told['image_embeds'].shape[1]}"
+    context = f"text_tokens + {inputs['image_embeds'].shape[1]}"
 
     def tensor(name: str, *shape: int | str) -> TensorSpec:
         return TensorSpec(name, DType.FLOAT32, shape)

@@ -263,14 +263,14 @@ def blocks(world: World, block: Component) -> Stepped:
 
     action = world.config.action
     step_rows = BLOCK_FRAMES * action.vae_time_compression_ratio
-    told = StepInput(axis=1, overlap=action.rows(BLOCK_FRAMES) - step_rows)
+    action_input = StepInput(axis=1, overlap=action.rows(BLOCK_FRAMES) - step_rows)
     return Stepped(
         next=block,
         inputs={
             "noisy_input": StepInput(axis=2, each_run=True),
             "timestep": StepInput(axis=1, each_run=True, committed=0.0),
             "cond_concat": StepInput(axis=2),
-            **dict.fromkeys(MODES[world.mode].actions, told),
+            **dict.fromkeys(MODES[world.mode].actions, action_input),
             "start": StepInput(make=lambda step: np.array([step * BLOCK_FRAMES], np.int64)),
         },
         outputs={"flow_pred": 2},
@@ -297,8 +297,8 @@ def _cache(world: World, name: str, tensor: str, initial: float | None = None) -
     config, kind = world.config, name.partition("_")[0]
     action_heads = (config.action.heads_num, sum(config.action.rope_dim_list))
     heads = (config.num_heads, config.head_dim) if kind == "self" else action_heads
-    places = () if kind == "keyboard" else (world.tokens,)
-    shape = ("batch", config.held_frames, *places, *heads)
+    positions = () if kind == "keyboard" else (world.tokens,)
+    shape = ("batch", config.held_frames, *positions, *heads)
     return TensorSpec(tensor, DType.FLOAT32, shape, initial=initial)
 
 

@@ -83,8 +83,8 @@ class ActionModule(nn.Module):
     def _mouse(
         self, x: Tensor, rows: Tensor, angles: tuple[Tensor, Tensor], attend: Attend, block: str
     ) -> Tensor:
-        told = self.windows(rows, x.shape[1])[:, :, None].expand(-1, -1, x.shape[2], -1)
-        hidden = self.mouse_mlp(torch.cat([x, told], dim=-1))
+        windows = self.windows(rows, x.shape[1])[:, :, None].expand(-1, -1, x.shape[2], -1)
+        hidden = self.mouse_mlp(torch.cat([x, windows], dim=-1))
         q, k, v = self.t_qkv(hidden).unflatten(-1, (3, self.config.heads_num, -1)).unbind(-3)
         cos, sin = (each[:, :, None, None] for each in angles)
         q, k = rotate(self.img_attn_q_norm(q), cos, sin), rotate(self.img_attn_k_norm(k), cos, sin)
@@ -94,8 +94,8 @@ class ActionModule(nn.Module):
     def _keyboard(
         self, x: Tensor, rows: Tensor, angles: tuple[Tensor, Tensor], attend: Attend, block: str
     ) -> Tensor:
-        told = self.windows(self.keyboard_embed(rows), x.shape[1])
-        k, v = self.keyboard_attn_kv(told).unflatten(-1, (2, self.config.heads_num, -1)).unbind(-3)
+        windows = self.windows(self.keyboard_embed(rows), x.shape[1])
+        k, v = self.keyboard_attn_kv(windows).unflatten(-1, (2, self.config.heads_num, -1)).unbind(-3)
         q = self.mouse_attn_q(x).unflatten(-1, (self.config.heads_num, -1))
         cos, sin = angles
         q = rotate(self.key_attn_q_norm(q), cos[:, :, None, None], sin[:, :, None, None])

@@ -71,8 +71,8 @@ class Block(nn.Module):
             actions: Rows of mouse and keyboard, and the angles of the frames, see :class:`ActionModule`.
             attend: Attention over the visible frames, see :class:`Attend`.
         """
-        told = (self.modulation[:, None] + modulation).to(x.dtype)
-        shift1, scale1, gate1, shift2, scale2, gate2 = told[..., None, :].unbind(2)
+        values = (self.modulation[:, None] + modulation).to(x.dtype)
+        shift1, scale1, gate1, shift2, scale2, gate2 = values[..., None, :].unbind(2)
         hidden = self.norm1(x) * (1 + scale1) + shift1
         q, (k, v) = self.self_attn.queries(hidden), self.self_attn.keys_values(hidden)
         mixed = attend(f"self_{self.name}", over_tokens, rotate(q, *angles), rotate(k, *angles), v)
@@ -101,8 +101,8 @@ class Head(nn.Module):
 
     def forward(self, x: Tensor, embedded: Tensor) -> Tensor:
         """Project tokens [batch, frames, tokens, dim] with the embedded timesteps [batch, frames, dim]."""
-        told = (self.modulation[:, None] + embedded[:, :, None]).to(x.dtype)
-        shift, scale = told[..., None, :].unbind(2)
+        values = (self.modulation[:, None] + embedded[:, :, None]).to(x.dtype)
+        shift, scale = values[..., None, :].unbind(2)
         out: Tensor = self.head(self.norm(x) * (1 + scale) + shift)
         return out
 

@@ -51,12 +51,12 @@ def load_network(
     shapes = {key: place.shape for key, place in stored.items()}
     check_keys(f"{checkpoint.where(weights)}: {weights}", shapes, network, prefix)
     dtype = torch_dtype(precision)
-    places = {key.removeprefix(prefix): place for key, place in stored.items()}
+    locations = {key.removeprefix(prefix): place for key, place in stored.items()}
     if uses_meta_networks():
         network.to(dtype)
     else:
-        network.load_state_dict({key: _tensor(place, dtype) for key, place in places.items()}, assign=True)
-    record_locations(network, places)
+        network.load_state_dict({key: _tensor(place, dtype) for key, place in locations.items()}, assign=True)
+    record_locations(network, locations)
     return network.eval().requires_grad_(False)
 
 
