@@ -148,7 +148,7 @@ def test_output_without_one_graph_is_refused_by_the_names_of_graphs(
     [
         ([], "one of repository and output must be given"),
         (["--repository", "r", "--output", "g.onnx"], "one of repository and output must be given"),
-        (["--output", "g.onnx", "--triton", "localhost:8000"], "triton must be given with --repository only"),
+        (["--output", "g.onnx", "--triton", "localhost:8000"], "triton requires --repository"),
         (
             ["--output", "g.bin", "--component", "tiny"],
             "output must be a file whose name ends with .onnx, got g.bin",

@@ -194,11 +194,11 @@ def test_check_memory_names_the_component_and_what_it_takes() -> None:
     expert = Requirements(14_288_000_000_000, 10**12, 0, 62_900_000_000_000)
     with pytest.raises(InsufficientResources) as refused:
         check_memory({"small": Requirements(10, 40, 0, 600_000_000), "denoiser_high": expert})
-    assert str(refused.value).startswith("denoiser_high: memory must be at least 62900.0 GB to make")
+    assert str(refused.value).startswith("denoiser_high: memory must be at least 62900.0 GB to export")
     assert "try a machine or a container with more memory" in str(refused.value)
 
 
-def test_weigh_counts_what_the_graph_keeps_in_each_precision(written: Path) -> None:
+def test_requirements_count_what_the_graph_keeps_in_each_precision(written: Path) -> None:
     net = FAMILY.plan(Checkpoint(written, "here"), FAMILY.axes).components[1]
     whole = 2 * (WIDTH * WIDTH + WIDTH)
     assert graph_requirements(net, Precision.FP32).parameters == whole

@@ -162,8 +162,8 @@ class Checkpoint:
             return [] if self.has(entry) or _is_dispensable(entry) else [entry]
         if entry.optional and not self.has(entry.name):
             return []
-        wanted = [f"{entry.name}/{file}" for file in entry.files] or [entry.name]
-        return [path for path in wanted if not self.has(path)]
+        required = [f"{entry.name}/{file}" for file in entry.files] or [entry.name]
+        return [path for path in required if not self.has(path)]
 
     def load(
         self,

@@ -57,9 +57,9 @@ def linked(family: Family, files: Mapping[str, Path]) -> Iterator[tuple[Path, st
     Raises:
         InvalidRequest: The files are not valid (:func:`checked_files`), or a role's `leads_to` refuses one.
     """
-    given = checked_files(family, files)
+    checked = checked_files(family, files)
     locations: dict[str, Path] = {}
-    for role, path in given.items():
+    for role, path in checked.items():
         file = family.files[role]
         locations |= {file.path: path} | (dict(file.leads_to(path)) if file.leads_to else {})
     with TemporaryFolder(CHECKPOINT_PREFIX) as folder:
@@ -67,4 +67,4 @@ def linked(family: Family, files: Mapping[str, Path]) -> Iterator[tuple[Path, st
             link = folder / name
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(path.resolve())
-        yield folder, ", ".join(f"{family.files[role].path}={path}" for role, path in given.items())
+        yield folder, ", ".join(f"{family.files[role].path}={path}" for role, path in checked.items())

@@ -37,9 +37,9 @@ class OnDemand(torch.Tensor):
     @staticmethod
     def __new__(cls, stored: StoredTensor, device: torch.device) -> OnDemand:  # noqa: D102
         dtype = torch.float32 if stored.dtype.is_floating_point else stored.dtype
-        made: OnDemand = torch.Tensor._make_wrapper_subclass(cls, stored.shape, dtype=dtype, device=device)
-        made.stored = stored
-        return made
+        tensor: OnDemand = torch.Tensor._make_wrapper_subclass(cls, stored.shape, dtype=dtype, device=device)
+        tensor.stored = stored
+        return tensor
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"OnDemand({self.stored.key}, shape={list(self.stored.shape)})"
@@ -88,9 +88,9 @@ def read_on_demand(module: nn.Module, device: torch.device) -> nn.Module:
             owner._buffers[attribute] = tensor
     for owner in module.modules():
         # Tensors that are not in the checkpoint, such as positions and frequencies, are moved as they are.
-        for name, made in owner._buffers.items():
-            if made is not None and not isinstance(made, OnDemand):
-                owner._buffers[name] = made.to(device)
+        for name, buffer in owner._buffers.items():
+            if buffer is not None and not isinstance(buffer, OnDemand):
+                owner._buffers[name] = buffer.to(device)
         for name, weight in owner._parameters.items():
             if weight is not None and not isinstance(weight, OnDemand):
                 owner._parameters[name] = nn.Parameter(weight.to(device), requires_grad=False)

@@ -67,8 +67,8 @@ def load_renamed(
     expected = {source.key: source.shape(own[key].shape) for key, source in sources.items()}
     if not isinstance(state, Mapping):
         raise InvalidRequest(f"{where} must hold tensors by name, got another content")
-    kept = {key: value for key, value in state.items() if not str(key).startswith(tuple(left_out))}
-    checked = checked_tensors(expected, kept, where, type(network).__name__)
+    remaining = {key: value for key, value in state.items() if not str(key).startswith(tuple(left_out))}
+    checked = checked_tensors(expected, remaining, where, type(network).__name__)
     cut = {key: source.cut(checked[source.key]).to(own[key].dtype) for key, source in sources.items()}
     network.load_state_dict(cut, assign=True)
 

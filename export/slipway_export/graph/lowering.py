@@ -106,7 +106,7 @@ def _symbolic(
     like: Tensor,
     shape: tuple[int, ...],
 ) -> Tensor:
-    made: Tensor = torch.onnx.ops.symbolic(
+    attention: Tensor = torch.onnx.ops.symbolic(
         f"com.microsoft::{name}", inputs, attributes, dtype=like.dtype, shape=shape, version=1
     )
-    return made
+    return attention

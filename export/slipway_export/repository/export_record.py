@@ -112,8 +112,8 @@ def placed_record(manifest: Path, name: str, label: str, model: str = "") -> Rec
     prefix = f"{model}/" if model else ""
     try:
         content = json.loads(manifest.read_text(encoding="utf-8"))
-        made = content["made"]
-        own = made[name]
+        entries = content["made"]
+        own = entries[name]
         files = {f"{prefix}{file}": content["files"][file] for file in own["files"]}
         rows = _rows(content["parity"])
         left_out = left_out_of(
@@ -122,7 +122,9 @@ def placed_record(manifest: Path, name: str, label: str, model: str = "") -> Rec
         if name.endswith(STEPS):
             rows = tuple(row for row in rows if row.point in own["points"])
         else:  # Rows of points that were verified later belong to the graph too.
-            of_steps = {point for other in made if other.endswith(STEPS) for point in made[other]["points"]}
+            of_steps = {
+                point for other in entries if other.endswith(STEPS) for point in entries[other]["points"]
+            }
             rows = tuple(row for row in rows if row.graph == label and row.point not in of_steps)
         return Record(name, own["identity"], own["read"], files, rows, left_out)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -136,15 +138,15 @@ def left_out_of(left_out: Iterable[LeftOut], label: str, *, steps: bool) -> tupl
 
 def keep_finished(folder: Path) -> bool:
     """Remove everything from a staging folder but its records and their files; return True if any remain."""
-    kept = {folder / file for record in records(folder) for file in record.files}
-    kept |= {_path(folder, record.name) for record in records(folder)}
+    paths_to_keep = {folder / file for record in records(folder) for file in record.files}
+    paths_to_keep |= {_path(folder, record.name) for record in records(folder)}
     for path in sorted(folder.rglob("*"), reverse=True):
         if path.is_dir() and not path.is_symlink():
             if not any(path.iterdir()):
                 path.rmdir()
-        elif path not in kept and path.parent != folder:  # The folder's lock is at the top level.
+        elif path not in paths_to_keep and path.parent != folder:  # The folder's lock is at the top level.
             path.unlink()
-    return bool(kept)
+    return bool(paths_to_keep)
 
 
 def _rows(content: Iterable[Mapping[str, Any]]) -> tuple[ParityRow, ...]:

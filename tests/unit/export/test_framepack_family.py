@@ -180,7 +180,9 @@ def test_folder_of_a_hub_id_is_a_place_of_a_part(
     monkeypatch.setattr(opening, "_download", download)
     assert tuple(planned("", {"vae": "some/where/vae"})) == ("vae_encoder", "vae_decoder")
     assert asked == [("some/where", ["vae/*"])]
-    with pytest.raises(InvalidRequest, match="part vae must be a folder of some/where, got nothing"):
+    with pytest.raises(
+        InvalidRequest, match="part vae must be a folder in hub repository some/where, got nothing"
+    ):
         planned("", {"vae": "some/where/nothing"})
 
 
@@ -360,7 +362,7 @@ def test_flags_of_the_report_are_understood_as_they_are_written(
     [
         (["--model-type", "vae", "--model-path", "x"], "component must be vae_encoder or vae_decoder"),
         (["--model-path", "x"], "model-path must be given with one --component of transformer, llama_text"),
-        (["--subfolder", "vae", "--component", "vae_encoder"], "subfolder must be given with --model-path"),
+        (["--subfolder", "vae", "--component", "vae_encoder"], "subfolder requires --model-path"),
         (
             ["--component", "llama_text", "--component", "clip_text", "--model-path", "x"],
             "got llama_text, clip_text",

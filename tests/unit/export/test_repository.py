@@ -63,7 +63,7 @@ def test_placed_puts_old_models_back_when_one_cannot_be_placed(tmp_path: Path) -
     with staging(repository) as staged:
         written_model(staged, "first", "new")  # "second" was never staged: its rename fails.
         with (
-            pytest.raises(InvalidRequest, match="could not be placed"),
+            pytest.raises(InvalidRequest, match="could not be moved into place"),
             placing(staged, repository, ["first", "second"]),
         ):
             pass

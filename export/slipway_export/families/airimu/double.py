@@ -75,9 +75,9 @@ def _gru(self: Gru, signal: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     gates = signal @ weight_ih.T + bias_ih
 
     def step(hidden: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
-        given, own = gate.chunk(3, dim=-1), (hidden @ weight_hh.T + bias_hh).chunk(3, dim=-1)
-        reset, update = (torch.sigmoid(given[i] + own[i]) for i in range(2))
-        new = torch.tanh(given[2] + reset * own[2])
+        input_gates, hidden_gates = gate.chunk(3, dim=-1), (hidden @ weight_hh.T + bias_hh).chunk(3, dim=-1)
+        reset, update = (torch.sigmoid(input_gates[i] + hidden_gates[i]) for i in range(2))
+        new = torch.tanh(input_gates[2] + reset * hidden_gates[2])
         after = new + update * (hidden - new)
         # A scan needs separate tensors for the carried state and the output.
         return after, after.clone()

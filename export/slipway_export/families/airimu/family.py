@@ -101,10 +101,10 @@ def facts_of(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Facts:
 
 def _codenet(checkpoint: Checkpoint, facts: Facts, axes: dict[str, Axis]) -> Component:
     """Describe the graph that maps whole recordings to a correction of each frame."""
-    given = f"frames + {facts.lead}" if facts.lead else "frames"
+    input_frames = f"frames + {facts.lead}" if facts.lead else "frames"
     return Component(
         name="codenet",
-        inputs=tuple(_tensor(name, given, 3) for name in ("acc", "gyro")),
+        inputs=tuple(_tensor(name, input_frames, 3) for name in ("acc", "gyro")),
         outputs=tuple(_tensor(name, "frames", 3) for name in facts.outputs),
         axes=(axes["batch"], axes["frames"]),
         load=partial(_load, checkpoint, "Whole"),
@@ -119,16 +119,16 @@ def _codenet(checkpoint: Checkpoint, facts: Facts, axes: dict[str, Axis]) -> Com
 def _step(checkpoint: Checkpoint, facts: Facts, axes: dict[str, Axis]) -> Component:
     """Describe the graph that maps a chunk of a stream and its states to the corrections of its features."""
     hops = "steps" if facts.hop == 1 else f"{facts.hop} * steps"
-    given = f"{hops} + {facts.overhang}"
+    input_frames = f"{hops} + {facts.overhang}"
     states = tuple(replace(_tensor(name, size), initial=0.0) for name, size in facts.states.items())
     after = tuple(_tensor(f"next_{name}", size) for name, size in facts.states.items())
     return Component(
         name="stream",
         graph="step",
         inputs=(
-            _tensor("acc", given, 3),
-            _tensor("gyro", given, 3),
-            replace(_tensor("present", given), ones=True),
+            _tensor("acc", input_frames, 3),
+            _tensor("gyro", input_frames, 3),
+            replace(_tensor("present", input_frames), ones=True),
             *states,
         ),
         outputs=(*(_tensor(name, "steps", 3) for name in facts.outputs), *after),
@@ -170,8 +170,8 @@ def _load(checkpoint: Checkpoint, view: str, precision: Precision) -> nn.Module:
     network: Network = load_network(checkpoint.path, checkpoint.source)
     if precision is Precision.FP64:
         network = network.double()
-    made: nn.Module = {"Whole": Whole, "Steps": Steps}[view](network)
-    return made
+    module: nn.Module = {"Whole": Whole, "Steps": Steps}[view](network)
+    return module
 
 
 def _lower(module: nn.Module) -> AbstractContextManager[None]:

@@ -75,8 +75,8 @@ def by_torch(checkpoint: str, files: Mapping[str, Path] | None = None) -> Correc
 def _padded(facts: Facts, run: Callable[[dict[str, Any]], dict[str, Signal]]) -> Correct:
     def correct_window(acc: Signal, gyro: Signal, rotation: Signal) -> dict[str, Signal]:
         lead = facts.lead_in(rotation[None], 1)[0]
-        given = np.concatenate([lead, np.hstack([acc, gyro])])[None]
-        inputs = {"acc": np.ascontiguousarray(given[:, :, :3]), "gyro": np.ascontiguousarray(given[:, :, 3:])}
+        rows = np.concatenate([lead, np.hstack([acc, gyro])])[None]
+        inputs = {"acc": np.ascontiguousarray(rows[:, :, :3]), "gyro": np.ascontiguousarray(rows[:, :, 3:])}
         return {name: output[0] for name, output in run(inputs).items()}
 
     return correct_window

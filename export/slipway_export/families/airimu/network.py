@@ -144,8 +144,8 @@ class CodeNet(nn.Module):
         # The first feature covers only the lead-in.
         features = features[:, self.lead // self.hop :]
         frames = torch.arange(acc.shape[1] - self.lead)
-        held = ((frames + self.hop // 2) // self.hop).clamp(max=features.shape[1] - 1)
-        return tuple(output[:, held] for output in self.decode(features))
+        nearest = ((frames + self.hop // 2) // self.hop).clamp(max=features.shape[1] - 1)
+        return tuple(output[:, nearest] for output in self.decode(features))
 
     def steps(self, acc: Tensor, gyro: Tensor, present: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
         """Correct a chunk of running recordings, one correction per feature.

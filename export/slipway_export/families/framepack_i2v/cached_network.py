@@ -130,7 +130,7 @@ class Finish(nn.Module):
 
 def _part(
     transformer: HunyuanVideoFramepackTransformer3DModel,
-    *kept: str,
+    *kept_modules: str,
     dual: nn.ModuleList | None = None,
     single: nn.ModuleList | None = None,
 ) -> HunyuanVideoFramepackTransformer3DModel:
@@ -138,12 +138,12 @@ def _part(
 
     Args:
         transformer: Original transformer; it is not changed, and its modules are shared.
-        kept: Names of the modules to keep.
+        kept_modules: Names of the modules to keep.
         dual: Dual-stream blocks; the attribute is absent if None.
         single: BatchOfOne-stream blocks; the attribute is absent if None.
     """
     part = copy.copy(transformer)
     blocks = {"transformer_blocks": dual, "single_transformer_blocks": single}
-    found = {name: module for name, module in transformer.named_children() if name in kept}
-    part._modules = {**found, **{name: module for name, module in blocks.items() if module is not None}}
+    modules = {name: module for name, module in transformer.named_children() if name in kept_modules}
+    part._modules = {**modules, **{name: module for name, module in blocks.items() if module is not None}}
     return part

@@ -82,7 +82,7 @@ def plan(checkpoint: Checkpoint, axes: Sequence[Axis], *, first_block_cache: boo
         InvalidRequest: A part is not as the graphs need it, or parts do not fit together.
     """
     by_name = {axis.name: axis for axis in axes}
-    made: Mapping[str, Sequence[Callable[[], Component]]] = {
+    makers_by_part: Mapping[str, Sequence[Callable[[], Component]]] = {
         "transformer": (partial(transformer, checkpoint, by_name),),
         "text_encoder": (partial(encoders.llama_text, checkpoint),),
         "text_encoder_2": (partial(encoders.clip_text, checkpoint),),
@@ -94,7 +94,10 @@ def plan(checkpoint: Checkpoint, axes: Sequence[Axis], *, first_block_cache: boo
     }
     _check_widths(checkpoint)
     components = [
-        make() for part, makes in made.items() if checkpoint.has(f"{part}/config.json") for make in makes
+        make()
+        for part, makers in makers_by_part.items()
+        if checkpoint.has(f"{part}/config.json")
+        for make in makers
     ]
     pipeline = _pipeline(checkpoint, axes, first_block_cache)
     if not first_block_cache:
@@ -221,10 +224,10 @@ def _transformer_config(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the transformer's configuration; refuse any but FramePack's, HunyuanVideo's own included."""
     file = "transformer/config.json"
     config = {"in_channels": 16, "image_proj_dim": 1152} | checkpoint.config(file)
-    wanted = {"patch_size": PATCH, "patch_size_t": 1, "guidance_embeds": True}
+    expected = {"patch_size": PATCH, "patch_size_t": 1, "guidance_embeds": True}
     problems = [
         f"{key} must be {value}, got {config[key]}"
-        for key, value in wanted.items()
+        for key, value in expected.items()
         if config.get(key, value) != value
     ]
     problems += [
@@ -250,10 +253,10 @@ def _check_widths(checkpoint: Checkpoint) -> None:
     ):
         if not checkpoint.has(f"{part}/config.json"):
             continue
-        wanted = checkpoint.config(f"{part}/config.json").get(other)
-        if config.get(key) != wanted:
+        expected = checkpoint.config(f"{part}/config.json").get(other)
+        if config.get(key) != expected:
             problems.append(
-                f"transformer/config.json: {key} must be {wanted} as {other} of {part}"
+                f"transformer/config.json: {key} must be {expected} as {other} of {part}"
                 f" ({checkpoint.where(part)}), got {config.get(key)}"
             )
     raise_all(checkpoint.where("transformer"), problems)

@@ -89,10 +89,10 @@ def vae_config(checkpoint: Checkpoint) -> dict[str, Any]:
         InvalidRequest: An entry has another value; the message names all such entries.
     """
     config = {"latent_channels": 16} | checkpoint.config(CONFIG)
-    wanted = {"spatial_compression_ratio": SPATIAL, "temporal_compression_ratio": TEMPORAL}
+    expected = {"spatial_compression_ratio": SPATIAL, "temporal_compression_ratio": TEMPORAL}
     problems = [
         f"{key} must be {value}, got {config[key]}"
-        for key, value in wanted.items()
+        for key, value in expected.items()
         if config.get(key, value) != value
     ]
     if problems:

@@ -143,7 +143,11 @@ def world_of(checkpoint: Checkpoint, mode: str) -> World:
     )
     raise_all(
         f"{checkpoint.where(file)}: {file}",
-        [f"{key} must be {wanted} in mode {mode}, got {got}" for key, wanted, got in rules if got != wanted],
+        [
+            f"{key} must be {expected} in mode {mode}, got {got}"
+            for key, expected, got in rules
+            if got != expected
+        ],
     )
     return World(checkpoint, inference, config, visual_dim(checkpoint, known.weights))
 

@@ -144,12 +144,12 @@ def _of_session(world: World, component: Component) -> Component:
 
 def _check_vision(world: World, components: Sequence[Component]) -> None:
     """Refuse a VAE or a CLIP that does not fit the network, as files from different sources may not."""
-    given = {component.label: component for component in components}
-    encoder, image = given["vae_encoder"], given["image_encoder"]
-    frames = given["vae_decoder/next"].outputs[0].shape[2]
-    wanted = world.visual_context.shape[1:]
+    by_label = {component.label: component for component in components}
+    encoder, image = by_label["vae_encoder"], by_label["image_encoder"]
+    frames = by_label["vae_decoder/next"].outputs[0].shape[2]
+    expected = world.visual_context.shape[1:]
     rules = (
-        (CLIP_FILE, "features", list(wanted), list(image.outputs[0].shape[1:])),
+        (CLIP_FILE, "features", list(expected), list(image.outputs[0].shape[1:])),
         (VAE_FILE, "channels of latents", world.config.out_dim, encoder.outputs[0].shape[1]),
         (VAE_FILE, "frames of a latent frame", world.config.action.vae_time_compression_ratio, frames),
     )

@@ -266,8 +266,8 @@ def plan_fused(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
         from slipway_export.families.wakeword import network as networks
 
         head = networks.ServedHead(saved.network(), saved.threshold)
-        made: nn.Module = getattr(networks, network)(_load_backbone(base, Precision.FP32), head)
-        return made.eval()
+        module: nn.Module = getattr(networks, network)(_load_backbone(base, Precision.FP32), head)
+        return module.eval()
 
     fused = Component(
         name=word_name(checkpoint) + FUSED_SUFFIX,

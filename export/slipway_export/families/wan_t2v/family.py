@@ -155,11 +155,11 @@ def _check_widths(checkpoint: Checkpoint, experts: dict[str, str]) -> None:
             ("text_dim", "text_encoder", "d_model"),
             ("in_channels", "vae", "z_dim"),
         ):
-            wanted = checkpoint.config(f"{other}/config.json").get(other_key)
-            if config.get(key) != wanted:
+            expected = checkpoint.config(f"{other}/config.json").get(other_key)
+            if config.get(key) != expected:
                 problems.append(
-                    f"{checkpoint.where(part)}: {part}/config.json: {key} must be {wanted} as {other_key} of"
-                    f" {other} ({checkpoint.where(other)}), got {config.get(key)}"
+                    f"{checkpoint.where(part)}: {part}/config.json: {key} must be {expected} as {other_key}"
+                    f" of {other} ({checkpoint.where(other)}), got {config.get(key)}"
                 )
     if problems:
         raise InvalidRequest(" | ".join(problems))

@@ -214,10 +214,10 @@ class DecoderStep(nn.Module):
         slots: list[Tensor | str | None] = [None] * len(self.caches) if caches is None else list(caches)
         frame = self.post_quant_conv(latents * self.latents_std + self.latents_mean)
         sample = self.decoder(frame, feat_cache=slots, feat_idx=[0], first_chunk=self.first)
-        kept = tuple(
+        new_caches = tuple(
             self._two_frames(slot, cache, latents) for slot, cache in zip(slots, self.caches, strict=True)
         )
-        return (sample.clamp(-1.0, 1.0), *kept)
+        return (sample.clamp(-1.0, 1.0), *new_caches)
 
     def _two_frames(self, slot: Tensor | str | None, cache: Cache, latents: Tensor) -> Tensor:
         """Return the content of a slot as two frames, with zeros for missing frames.

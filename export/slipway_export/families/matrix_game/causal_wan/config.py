@@ -157,27 +157,27 @@ def read_config(content: Mapping[str, Any], where: str) -> Config:
         InvalidRequest: A key is unknown or missing, or no such network has its value; the message names all
             such keys.
     """
-    given = dict(content)
-    action = given.pop("action_config", None)
+    settings = dict(content)
+    action = settings.pop("action_config", None)
     if not isinstance(action, Mapping):
         raise InvalidRequest(f"{where}: action_config must be an object, got {action!r}")
     problems = [
-        *_key_problems(Config, given, _FIXED, ""),
+        *_key_problems(Config, settings, _FIXED, ""),
         *_key_problems(ActionConfig, action, _ACTION_FIXED),
     ]
     raise_all(where, problems)
-    config = Config(action=ActionConfig(**_of(ActionConfig, action)), **_of(Config, given))
+    config = Config(action=ActionConfig(**_of(ActionConfig, action)), **_of(Config, settings))
     raise_all(where, _size_problems(config))
     return config
 
 
 def _key_problems(
-    kind: type[Any], given: Mapping[str, Any], fixed: Mapping[str, Any], prefix: str = "action_config."
+    kind: type[Any], settings: Mapping[str, Any], fixed: Mapping[str, Any], prefix: str = "action_config."
 ) -> list[str]:
     """Return the problems with the keys of a configuration."""
     fields = {field.name: field for field in dataclasses.fields(kind) if field.name != "action"}
     problems = []
-    for key, value in given.items():
+    for key, value in settings.items():
         if key in fixed:
             if value != fixed[key]:
                 problems.append(f"{prefix}{key} must be {fixed[key]!r}, got {value!r}")
@@ -188,7 +188,7 @@ def _key_problems(
     return problems + [
         f"{prefix}{name} must be given, got none"
         for name, field in fields.items()
-        if field.default is dataclasses.MISSING and name not in given
+        if field.default is dataclasses.MISSING and name not in settings
     ]
 
 
@@ -253,7 +253,7 @@ def _size_problems(config: Config) -> list[str]:
     return [f"{rule}, got {value}" for fits, rule, value in rules if not fits]
 
 
-def _of(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _of(kind: type[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     names = {field.name for field in dataclasses.fields(kind)}
-    lists = {key: tuple(value) for key, value in given.items() if isinstance(value, list)}
-    return {key: lists.get(key, value) for key, value in given.items() if key in names}
+    lists = {key: tuple(value) for key, value in settings.items() if isinstance(value, list)}
+    return {key: lists.get(key, value) for key, value in settings.items() if key in names}
