@@ -154,7 +154,8 @@ def authored_config(
         for field in output_fields(events)
     ]
     parameters = {
-        f"{USUAL_PARAMETER}{name}": pb.ModelParameter(string_value=str(value)) for name, value in usual.items()
+        f"{USUAL_PARAMETER}{name}": pb.ModelParameter(string_value=str(value))
+        for name, value in usual.items()
     }
     added = pb.ModelConfig(input=inputs, output=outputs, parameters=parameters)
     return f"{text.rstrip()}\n{text_format.MessageToString(added)}"

@@ -29,7 +29,7 @@ from slipway_export.spec import Component, Plan, TensorSpec
 from slipway_serving.diffusion.noise import Noise
 from slipway_serving.families.matrix_game.facts import FACTS_FILE, Facts
 from slipway_serving.families.matrix_game.request import REQUESTS
-from slipway_serving.families.matrix_game.snapshot import world_of
+from slipway_serving.families.matrix_game.snapshot import restore_world
 from slipway_serving.protocol.errors import InvalidRequest
 from slipway_serving.protocol.fields import Array, fields_of
 
@@ -456,5 +456,5 @@ def test_snapshot_is_refused_when_it_is_no_world(tiny: Path, changes: dict[str, 
     facts = facts_of(Checkpoint(tiny, "tiny"), "universal")
     nothing_placed: Any = None
     with pytest.raises(InvalidRequest, match=problem) as refusal:
-        world_of(*hostile(**changes), facts, nothing_placed, "m")
+        restore_world(*hostile(**changes), facts, nothing_placed, "m")
     assert len(str(refusal.value)) < 500

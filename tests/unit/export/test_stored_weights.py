@@ -131,7 +131,7 @@ def test_tensor_is_written_whole_when_it_is_read_in_parts(
     save_file({"x": values}, tmp_path / "w.safetensors")
     monkeypatch.setattr(external_weights, "_CHUNK_BYTES", 200)
     weight = Weight(StoredTensor(tmp_path / "w.safetensors", "x", (37, 16), dtype), wanted)
-    weight = weight if perm is None else weight.turned(perm, "turned")
+    weight = weight if perm is None else weight.transposed(perm, "turned")
     out = io.BytesIO()
     weight.tofile(out)
     expected = values.to(torch.float32 if wanted is ir.DataType.FLOAT else torch.bfloat16)
