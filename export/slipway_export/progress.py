@@ -41,6 +41,7 @@ class Progress:
         self._report(f"[{self._index + 1}/{len(self._labels)}] {line}{self._remaining()}")
 
     def _remaining(self) -> str:
+        """Return the share of the work that is done and the estimated time that remains, as text."""
         done, rest = (
             sum(self._work.get(label, 0) for label in labels)
             for labels in (self._labels[: self._index], self._labels[self._index :])

@@ -184,6 +184,7 @@ def print_placed_estimates(estimates: Sequence[ResourceEstimate], console: Conso
 
 
 def _document(estimates: Sequence[ResourceEstimate], machine: Machine) -> dict[str, Any]:
+    """Return the JSON document of estimates."""
     return {
         "graphs": [
             {**asdict(each), "step_s": each.step_s if each.operations else None} for each in estimates

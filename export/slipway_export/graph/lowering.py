@@ -106,6 +106,7 @@ def _symbolic(
     like: Tensor,
     shape: tuple[int, ...],
 ) -> Tensor:
+    """Call an operator of ONNX Runtime whose result has the dtype of `like` and a known shape."""
     attention: Tensor = torch.onnx.ops.symbolic(
         f"com.microsoft::{name}", inputs, attributes, dtype=like.dtype, shape=shape, version=1
     )

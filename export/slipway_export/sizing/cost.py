@@ -196,7 +196,7 @@ def _one_of_each(module: torch.nn.Module, tally: _Tally) -> Iterator[None]:
         if "forward" not in vars(layer)
     ]
     for layer in layers:
-        layer.forward = _standing(layer, known, tally)
+        layer.forward = _cached_forward(layer, known, tally)
     try:
         yield
     finally:
@@ -204,37 +204,38 @@ def _one_of_each(module: torch.nn.Module, tally: _Tally) -> Iterator[None]:
             vars(layer).pop("forward", None)
 
 
-def _standing(
+def _cached_forward(
     layer: torch.nn.Module, known: dict[Any, tuple[Work, Any]], tally: _Tally
 ) -> Callable[..., Any]:
-    own = layer.forward
+    """Return a layer's forward that reuses the work of equal layers that were already counted."""
+    original = layer.forward
     kind = (type(layer), repr(layer), tuple((k, v.shape, v.dtype) for k, v in layer.state_dict().items()))
 
-    @wraps(own)
+    @wraps(original)
     def forward(*args: Any, **kwargs: Any) -> Any:
         leaves, tree = tree_flatten((args, kwargs))
         # A layer may leave results for another in a list or an object, so such a call is always run.
         if not all(
             leaf is None or isinstance(leaf, torch.Tensor | int | float | str) for leaf in leaves
         ) or any(isinstance(each, list | dict) for each in (*args, *kwargs.values())):
-            return own(*args, **kwargs)
-        met = (kind, str(tree), tuple(_key(leaf) for leaf in leaves))
-        if met in known:
-            work, result = known[met]
+            return original(*args, **kwargs)
+        call = (kind, str(tree), tuple(_key(leaf) for leaf in leaves))
+        if call in known:
+            work, result = known[call]
             tally.skip(work)
             return tree_map_only(_Like, _Like.empty, result)
         before, live, peak = tally.work, tally.live, tally.peak
         tally.peak = live
-        result = own(*args, **kwargs)
-        after, held = tally.work, tally.peak - live
+        result = original(*args, **kwargs)
+        after, peak_bytes = tally.work, tally.peak - live
         tally.peak = max(peak, tally.peak)
         work = Work(
             after.operations - before.operations,
             after.calls - before.calls,
-            held,
+            peak_bytes,
             after.written - before.written,
         )
-        known[met] = work, tree_map_only(torch.Tensor, _Like, result)
+        known[call] = work, tree_map_only(torch.Tensor, _Like, result)
         return result
 
     return forward

@@ -103,6 +103,7 @@ def _cut(
     inputs: tuple[TensorSpec, ...],
     outputs: tuple[TensorSpec, ...],
 ) -> Component:
+    """Describe the graph of one network of the cached transformer."""
     sizes = [size for tensor in (*inputs, *outputs) for size in tensor.sizes if isinstance(size, Size)]
     named = frozenset[str]().union(*(size.axes for size in sizes))
     if network in ("Head", "Tail"):

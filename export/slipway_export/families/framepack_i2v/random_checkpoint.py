@@ -106,6 +106,8 @@ def write_settings(
 
 
 def _parts(configs: Mapping[str, Mapping[str, Any]], dtype: torch.dtype) -> list[RandomPart]:
+    """Return the parts of a checkpoint with their networks on the meta device."""
+
     def config(part: str) -> dict[str, Any]:
         return dict(configs[f"{part}/config.json"])
 
@@ -128,6 +130,7 @@ def _parts(configs: Mapping[str, Mapping[str, Any]], dtype: torch.dtype) -> list
 def _write_configs(
     folder: Path, configs: Mapping[str, Mapping[str, Any]], parts: list[RandomPart], dtype: str
 ) -> None:
+    """Write the `config.json` of each part."""
     for part in parts:
         network: Any = part.network
         name = type(network).__name__
@@ -140,6 +143,7 @@ def _write_configs(
 
 
 def _preprocessor(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the configuration of the image preprocessor."""
     side = configs["image_encoder/config.json"]["image_size"]
     return {
         "do_normalize": True,

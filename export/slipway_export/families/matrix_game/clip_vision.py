@@ -134,6 +134,7 @@ def source_of(key: str) -> Source:
 
 
 def _config(state: Mapping[str, object], where: str) -> CLIPVisionConfig:
+    """Return the configuration of a CLIP vision network, from the shapes of its weights."""
     width, _, patch_px, _ = shape_of(state, _PATCHES, 4, where)
     _, positions, _ = shape_of(state, _POSITIONS, 3, where)
     blocks = {found[1] for key in state if (found := _BLOCK.match(key))}

@@ -54,6 +54,7 @@ def _small(
     attentive: bool = False,
     **ranges: Any,
 ) -> Preset:
+    """Return a preset that writes a small random checkpoint."""
     configs = _configs(
         transformer, {"vocab_size": 512, "num_layers": 2} | text_encoder, {"num_res_blocks": 1} | vae
     )

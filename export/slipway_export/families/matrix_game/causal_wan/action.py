@@ -83,6 +83,7 @@ class ActionModule(nn.Module):
     def _mouse(
         self, x: Tensor, rows: Tensor, angles: tuple[Tensor, Tensor], attend: Attend, block: str
     ) -> Tensor:
+        """Return the change of the tokens by the mouse."""
         windows = self.windows(rows, x.shape[1])[:, :, None].expand(-1, -1, x.shape[2], -1)
         hidden = self.mouse_mlp(torch.cat([x, windows], dim=-1))
         q, k, v = self.t_qkv(hidden).unflatten(-1, (3, self.config.heads_num, -1)).unbind(-3)
@@ -94,6 +95,7 @@ class ActionModule(nn.Module):
     def _keyboard(
         self, x: Tensor, rows: Tensor, angles: tuple[Tensor, Tensor], attend: Attend, block: str
     ) -> Tensor:
+        """Return the change of the tokens by the keyboard."""
         windows = self.windows(self.keyboard_embed(rows), x.shape[1])
         k, v = self.keyboard_attn_kv(windows).unflatten(-1, (2, self.config.heads_num, -1)).unbind(-3)
         q = self.mouse_attn_q(x).unflatten(-1, (self.config.heads_num, -1))

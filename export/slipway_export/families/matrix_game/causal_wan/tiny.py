@@ -103,6 +103,7 @@ def tiny_inference(mode: str) -> dict[str, Any]:
 
 
 def _inference(mode: str, latents: tuple[int, int]) -> dict[str, Any]:
+    """Return the content of a mode's inference YAML."""
     return {
         "denoising_step_list": _STEPS.get(mode, [1000, 666, 333]),
         "warp_denoising_step": True,
