@@ -36,7 +36,7 @@ class ExportArguments:
     """Arguments of one `slipway export FAMILY` command, in groups.
 
     Args:
-        target: Where the result goes.
+        target: Destination of the result.
         source: Checkpoint.
         serving: Engines and placements of the components.
         graphs: Components and form of the graphs.
