@@ -139,7 +139,7 @@ def test_unknown_model_is_not_found_and_named(library: Library) -> None:
         answer = client.get("/api/models/alexa/onnx-status")
     assert answer.status_code == 404
     assert answer.json()["code"] == "INVALID_ARGUMENT"
-    assert "got alexa; there are jarvis" in answer.json()["message"]
+    assert "(jarvis), got alexa" in answer.json()["message"]
 
 
 @pytest.mark.parametrize(
