@@ -1,1 +1,1 @@
-"""The `slipway` command: what puts the commands of all parts under one root."""
+"""The `slipway` command, which gathers the commands of all packages."""

@@ -1,6 +1,6 @@
-"""`slipway generate FAMILY`: a command for each request that a family's clients make, built from its fields.
+"""The commands `slipway generate MODEL`, one for each request of a family, built from the request's fields.
 
-The request and the place of the result are checked before anything is sent; progress goes to stderr, one line
+The request and the output file are checked before anything is sent. Progress goes to stderr, and one line
 about the result to stdout.
 """
 
@@ -30,11 +30,11 @@ class FamilyCommands(TyperGroup):
     """Commands of all families, built on first use, since other distributions may add families."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of what can be generated."""
+        """Return the names of the commands, which are those of the models."""
         return list(self._build_group().commands)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return the command of that name; None for an unknown one."""
+        """Return the command with a name, or None for an unknown one."""
         return self._build_group().commands.get(cmd_name)
 
     @staticmethod
@@ -59,7 +59,7 @@ generate = typer.Typer(
 
 @generate.callback()
 def _generate() -> None:
-    """Keep `generate` a group, whose commands are those of the families."""
+    """Make `generate` a group of commands."""
 
 
 def _help(request: type[Request]) -> str:
@@ -103,7 +103,7 @@ def _command(request: type[Request]) -> Callable[..., None]:
             typer.echo(f"{output_file}: {description}, generated in {elapsed_s:.1f} s{hits}")
 
     parameters = [*options.parameters(request), *_common_options(request)]
-    # Those without a default come first, as Python has it.
+    # Python requires that parameters without a default come first.
     parameters.sort(key=lambda parameter: parameter.default is not parameter.empty)
     vars(run)["__signature__"] = inspect.Signature(parameters)
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -111,6 +111,7 @@ def _command(request: type[Request]) -> Callable[..., None]:
 
 
 def _common_options(request: type[Request]) -> list[inspect.Parameter]:
+    """Return the parameters that every command of `generate` has."""
     suffixes = saving.suffixes(request.events)
     file = typer.Option("--output", "-o", help=f"Output file, {' or '.join(suffixes)}.", metavar="FILE")
     return [
@@ -131,7 +132,7 @@ def _fetch_answers(
     tls: Path | None,
     quiet: bool,
 ) -> list[Any]:
-    """Return what a server answers to a request, or to the turns of the session that it opens."""
+    """Send a request, or the turns of the session that it opens, and return the server's answers."""
     from slipway_client import Client, Progress
     from slipway_client.progress import progress
 

@@ -1,8 +1,8 @@
-"""From the fields of a request to the options of its command, and from what was given back to values.
+"""Command options from the fields of a request, and the values of the fields from the options.
 
-A scalar is an option with the field's own help and default, a text without a default an argument, a picture
-and an array the path of a file. Height and width are one option, `--size`. What a session's turns bring comes
-from files with an axis more than the field: one entry for each turn.
+A scalar field becomes an option with the field's help and default, a text without a default an argument, a
+picture or an array the path of a file. Height and width become one option, `--size`. The turns of a session
+come from files whose arrays have one more axis than the field: one entry for each turn.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def parameters(request: type[Request]) -> list[inspect.Parameter]:
 
 
 def values(request: type[Request], arguments: OptionValues, say: Say = silent) -> dict[str, Any]:
-    """Return the values of a request's fields as they were given; what was left out is left to its default.
+    """Return the values of a request's fields from its options, without fields that were left out.
 
     Args:
         request: Request whose fields are options.
@@ -54,7 +54,7 @@ def values(request: type[Request], arguments: OptionValues, say: Say = silent) -
         say: Callback that receives a sentence about every change of a picture.
 
     Raises:
-        InvalidRequest: a file cannot be read, or --size is no size.
+        InvalidRequest: A file cannot be read, or --size is malformed.
     """
     found = _values(
         [field for field in _option_fields(request) if not _is_side(request, field)], arguments, say
@@ -73,7 +73,7 @@ def turns(request: type[Request], arguments: OptionValues, say: Say = silent) ->
         say: Callback that receives a sentence about every change of a picture.
 
     Raises:
-        InvalidRequest: a file cannot be read, files differ in their turns, or none says how many there are.
+        InvalidRequest: A file cannot be read, a file has too few turns, or the number of turns is unknown.
     """
     turn = request.turn
     if turn is None:
@@ -96,7 +96,7 @@ def parse_size(text: str) -> tuple[int, int]:
     """Parse "WIDTHxHEIGHT" in pixels.
 
     Raises:
-        InvalidRequest: the text is not of that form.
+        InvalidRequest: The text does not have that form.
     """
     if not (found := _SIZE.fullmatch(text.strip())):
         raise InvalidRequest(f"generate: --size must be WIDTHxHEIGHT in pixels, got {text!r}; try 832x480")
@@ -112,11 +112,11 @@ def _has_size(request: type[Request]) -> bool:
 
 
 def _size_option(request: type[Request]) -> inspect.Parameter:
-    """Return the parameter of the size, which may be left out where the server chooses one."""
+    """Return the parameter of the size, which is optional if the server can choose one."""
     height, width = (next(each for each in fields_of(request) if each.name == side) for side in _SIDES)
     help_text = "Width and height, in pixels."
     if height.default is None:
-        # Both sides say the same of it.
+        # Height and width have the same default.
         chosen = height.rule.default if isinstance(height.rule, Rule) else ""
         annotation = typer.Option(
             "--size", help=f"{help_text[:-1]}; by default, {chosen}.", metavar=_SIZE_FORM
@@ -131,6 +131,7 @@ def _is_side(request: type[Request], field: Field) -> bool:
 
 
 def _parameter(field: Field, *, in_turn: bool = False) -> inspect.Parameter:
+    """Return the command parameter for one field of a request or of a session's turn."""
     rule, flag = field.rule, f"--{_dashed(field)}"
     text = rule.help[0].upper() + rule.help[1:]
     empty = inspect.Parameter.empty
@@ -162,7 +163,7 @@ def _values(fields: list[Field], arguments: OptionValues, say: Say) -> dict[str,
 
 
 def _value(field: Field, argument: Any, say: Say) -> Any:
-    """Return a field's value: what a file holds, or what was typed."""
+    """Return a field's value: the content of a file, or the argument itself."""
     if argument is None or not isinstance(field.rule, Array | Image):
         return argument
     if isinstance(field.rule, Image):

@@ -206,7 +206,7 @@ if _benchmarks is None:
 
 @dataclass
 class Invocation:
-    """What the root command learnt of its arguments, for the reporting of errors."""
+    """Options of the root command and state of one invocation, for error reports."""
 
     debug: bool = False
     command: str = ""
@@ -230,7 +230,7 @@ def root(
         typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
-    """Remember what the reporting of errors needs."""
+    """Record the root options for error reports."""
     if isinstance(context.obj, Invocation):
         context.obj.debug = debug
         context.obj.command = context.invoked_subcommand or ""
@@ -240,7 +240,7 @@ def main() -> None:
     """Run the command line of this process and exit."""
     open_closed_streams()
     invocation = Invocation()
-    # A shell starts a background process with SIGINT ignored; that stays.
+    # A shell starts a background process with SIGINT ignored, which must stay so.
     interruptible = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
     if interruptible:
         signal.signal(signal.SIGINT, partial(_interrupt, invocation))
@@ -273,13 +273,14 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _run(arguments: Sequence[str], invocation: Invocation) -> int:
+    """Run one command line, report its error in one line, and return the exit code."""
     try:
         typer.main.get_command(app).main(args=list(arguments), prog_name="slipway", obj=invocation)
     except KeyboardInterrupt:
         return _print_interrupted()
     except SystemExit as exit_request:
         code = exit_request.code if isinstance(exit_request.code, int) else int(exit_request.code is not None)
-        # typer turns a KeyboardInterrupt into this code, without a word.
+        # typer turns a KeyboardInterrupt into this exit code without a message.
         return _print_interrupted() if code == _INTERRUPTED else code
     except Exception as error:  # noqa: BLE001  (the last line of defence: no traceback reaches a user)
         if invocation.debug:
@@ -287,7 +288,7 @@ def _run(arguments: Sequence[str], invocation: Invocation) -> int:
         if invocation.interrupted and not isinstance(error, SlipwayError):
             # An interrupted import may raise another error, as extension modules do.
             return _print_interrupted()
-        # A server's text may be in it.
+        # The message may contain a server's text, which must not control the terminal.
         message = printable(" ".join(describe(error, invocation).split()))
         print_line(f"error: {message}", err=True)
         return error.exit_code if isinstance(error, SlipwayError) else 1
@@ -300,7 +301,7 @@ def _print_interrupted() -> int:
 
 
 def describe(error: Exception, invocation: Invocation) -> str:
-    """Return one sentence for people about an error that ended a command."""
+    """Describe an error that ended a command in one sentence."""
     if isinstance(error, SlipwayError):
         return str(error)
     if isinstance(error, ModuleNotFoundError):

@@ -1,6 +1,6 @@
-"""What a generation gave, as a file: encoded video as it is, frames as .npy, other arrays as .npz.
+"""Output files of a generation: encoded video as .mp4, frames as .npy, other arrays as .npz.
 
-Which of these a request can give follows from the events that answer it. A file appears whole or not at all.
+The events of a request determine which of these its result can be. A file appears complete or not at all.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from slipway_serving.protocol.events import Event, FramesPart, Progress, VideoPa
 from slipway_serving.protocol.events import tensors as event_tensors
 from slipway_serving.protocol.requests import Request
 
-# By the event that carries it: the file's suffix, and the form of result that a request asks for.
+# Suffix of the file and form of the requested result, by the event that carries the result.
 _FORMS: dict[type[Event], tuple[str, str]] = {VideoPart: (".mp4", "video"), FramesPart: (".npy", "frames")}
 _ARRAYS = ".npz"
 
 
 def suffixes(events: Sequence[type[Event]]) -> list[str]:
-    """Return the suffixes of files that events can make, the usual one first."""
+    """Return the suffixes of the files that events can be written to, the usual one first."""
     found = [suffix for event, (suffix, _) in _FORMS.items() if event in events]
     others = [event for event in events if event not in _FORMS and event is not Progress]
     return [*found, *([_ARRAYS] if others else [])]
@@ -44,7 +44,7 @@ def check_output(path: Path, events: Sequence[type[Event]], *, overwrite: bool =
         "video" or "frames" where a request has the choice, else "".
 
     Raises:
-        InvalidRequest: another suffix, a folder that is missing or read-only, or a file that exists.
+        InvalidRequest: The suffix is not allowed, the folder is missing or read-only, or the file exists.
     """
     allowed = suffixes(events)
     problem = ""
@@ -64,7 +64,7 @@ def check_output(path: Path, events: Sequence[type[Event]], *, overwrite: bool =
 
 
 def write(request: Request, answers: Sequence[Any], path: Path) -> dict[str, Any]:
-    """Write what a generation gave.
+    """Write the result of a generation to a file.
 
     Args:
         request: Request that the server answered.
@@ -72,10 +72,10 @@ def write(request: Request, answers: Sequence[Any], path: Path) -> dict[str, Any
         path: Path of the file.
 
     Returns:
-        What the file holds: the size of a video or of frames, or the shape of each array by its name.
+        The content of the file: the size of a video or of frames, or the shape of each array by name.
 
     Raises:
-        Unrecoverable: there is nothing of that kind.
+        Unrecoverable: The answers contain no such result.
     """
     video = next((answer for answer in answers if isinstance(answer, Video)), None)
     if path.suffix == ".mp4" and video is not None:
@@ -91,7 +91,7 @@ def write(request: Request, answers: Sequence[Any], path: Path) -> dict[str, Any
 
 
 def describe(content: Mapping[str, Any]) -> str:
-    """Return in words what a file holds, as :func:`write` returns it."""
+    """Describe the content of a file, as :func:`write` returns it, in words."""
     if "arrays" in content:
         return ", ".join(f"{name} {shape}" for name, shape in content["arrays"].items())
     if "frames" not in content:
@@ -101,7 +101,7 @@ def describe(content: Mapping[str, Any]) -> str:
 
 
 def cache_hit_rate(answers: Sequence[Any]) -> float | None:
-    """Return the share of denoiser calls that a cache saved, if the answers tell of one."""
+    """Return the share of denoiser calls that a cache saved, or None without a cache."""
     rates = [rate for answer in answers if (rate := getattr(answer, "cache_hit_rate", None)) is not None]
     return rates[-1] if rates else None
 

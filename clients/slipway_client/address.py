@@ -83,6 +83,7 @@ def _has_host(url: str) -> bool:
 
 
 def _detect_protocol(host_and_port: str, timeout_s: float) -> Protocol:
+    """Return the protocol of a port: HTTP if it answers HTTP, else gRPC."""
     from slipway_client.http.transport import HttpTransport
 
     durations.check("url", "timeout_s", timeout_s)

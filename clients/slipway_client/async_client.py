@@ -180,6 +180,7 @@ class AsyncClient:
         return await self._transport.parameters(model)
 
     async def _generate(self, job: Generation) -> AsyncGenerator[Event | Result, None]:
+        """Yield events as they arrive, then the joined results."""
         assembler = Assembler(job.request, job.model)
         async with aclosing(self._events(job)) as events:
             async for event in events:
@@ -193,6 +194,7 @@ class AsyncClient:
             yield result
 
     async def _events(self, job: Generation) -> AsyncGenerator[Event, None]:
+        """Yield the events of a generation, with another attempt after each refusal."""
         while True:
             try:
                 job.check(await self._ready_metadata(job.model, job.deadline))
@@ -229,6 +231,7 @@ class AsyncClient:
         deadline: Deadline,
         turn: Turn,
     ) -> AsyncGenerator[Tensors, None]:
+        """Yield the responses of a model that streams, or the one response of any other model."""
         if not request.streams:
             yield await self._transport.infer(model, tensors, deadline, turn)
             return
@@ -352,6 +355,7 @@ class _Transport(Protocol):
 def _transport(
     url: str, protocol: generation.Protocol, connect_timeout_s: float, tls: Path | None
 ) -> _Transport:
+    """Create the transport of a protocol."""
     # Imported here so that a program loads only the protocol that it uses.
     if protocol == "grpc":
         from slipway_client.grpc.transport import AsyncGrpcTransport

@@ -266,6 +266,7 @@ class Client:
         return self._transport.parameters(model)
 
     def _generate(self, job: Generation) -> Generator[Event | Result, None, None]:
+        """Yield events as they arrive, then the joined results."""
         assembler = Assembler(job.request, job.model)
         with closing(self._events(job)) as events:
             for event in events:
@@ -278,6 +279,7 @@ class Client:
         yield from results
 
     def _events(self, job: Generation) -> Generator[Event, None, None]:
+        """Yield the events of a generation, with another attempt after each refusal."""
         while True:
             try:
                 job.check(self._ready_metadata(job.model, job.deadline))
@@ -314,6 +316,7 @@ class Client:
         deadline: Deadline,
         turn: Turn,
     ) -> Generator[Tensors, None, None]:
+        """Yield the responses of a model that streams, or the one response of any other model."""
         if request.streams:
             yield from self._transport.stream(model, tensors, deadline, turn)
         else:

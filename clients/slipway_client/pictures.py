@@ -81,6 +81,7 @@ class _ConvertedPicture:
 
 
 def _convert(path: Path, content: bytes, rule: Image) -> _ConvertedPicture:
+    """Decode a picture file and convert it to a PNG that meets a rule."""
     from PIL import Image as Pillow
     from PIL import UnidentifiedImageError
 

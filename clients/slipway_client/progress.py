@@ -52,6 +52,7 @@ def progress(what: str, quiet: bool) -> Iterator[Report]:
 
 @contextmanager
 def _bar(what: str) -> Iterator[Report]:
+    """Show a progress bar on a terminal while the block runs."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -82,10 +83,11 @@ def _bar(what: str) -> Iterator[Report]:
 
 
 def _plain(what: str) -> Report:
+    """Return a report that prints about ten plain lines over the whole work."""
     start_s = time.monotonic()
 
     def report(step: int, steps: int) -> None:
-        if step < 1 or steps < 1:  # a server counts in another way
+        if step < 1 or steps < 1:  # this server counts steps in another way
             return
         if step * _PLAIN_LINES // steps == (step - 1) * _PLAIN_LINES // steps:
             return

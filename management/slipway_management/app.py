@@ -160,6 +160,7 @@ def create_app(management: Management) -> FastAPI:
 
 
 def _routes(management: Management, exports: Exports) -> APIRouter:
+    """Build the routes below /api/models."""
     errors: dict[int | str, dict[str, Any]] = {
         code: {"model": Problem} for code in (400, 401, 403, 404, 409, 413, 429, 503)
     }

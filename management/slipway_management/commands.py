@@ -62,7 +62,7 @@ def run(management: Management, port: int) -> None:
     """Serve the API until a signal ends it.
 
     Raises:
-        InvalidRequest: the address cannot be listened on.
+        InvalidRequest: The server cannot listen on the address.
     """
     import uvicorn
 
@@ -77,7 +77,7 @@ def run(management: Management, port: int) -> None:
         config = uvicorn.Config(
             create_app(management), log_level="warning", server_header=False, timeout_graceful_shutdown=10
         )
-        # Its own handler of a signal ends the serving, then hands the signal on to ours.
+        # Uvicorn's own signal handler stops the server and then calls ours.
         with contextlib.suppress(KeyboardInterrupt):
             uvicorn.Server(config).run(sockets=[listener])
     typer.echo("stopped", err=True)
@@ -94,5 +94,5 @@ def _listener(host: str, port: int) -> socket.socket:
         )
     except OSError as error:
         raise InvalidRequest(
-            f"manage: host and port must be free to listen on, got {host} and {port} ({error}); try --port"
+            f"manage: host and port must be available, got {host} and {port} ({error}); try --port"
         ) from None

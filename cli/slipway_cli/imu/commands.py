@@ -216,6 +216,7 @@ def _check_comparison(checkpoint: str | None, files: Mapping[str, Path], verbose
 def _corrector(
     onnx: Path | None, url: str | None, protocol: Protocol | None, tls: Path | None
 ) -> Iterator[CorrectWindow]:
+    """Provide the callback that corrects a window, by a graph on this machine or by a server."""
     if onnx is not None:
         from slipway_export.families.airimu.local import by_onnx
 
@@ -276,6 +277,7 @@ def _measure(
 
 
 def _print_errors(found: dict[str, Errors], segment_frames: int) -> None:
+    """Print the trajectory errors of the raw and the corrected signals as a table."""
     labels = {
         "ate_m": "ATE, m",
         "aoe_deg": "AOE, degrees",

@@ -28,7 +28,7 @@ _FAMILY = "matrix_game"
 
 
 def play(
-    family: Annotated[str, typer.Argument(help="Family of worlds; matrix_game.", metavar="FAMILY")],
+    family: Annotated[str, typer.Argument(help="Family of worlds: matrix_game.", metavar="FAMILY")],
     image: Annotated[
         Path | None,
         typer.Option(help="Picture that the world begins with.", metavar="FILE"),
@@ -142,6 +142,7 @@ def _open_session(
 def _file_problems(
     image: Path | None, restore: Path | None, snapshot: Path | None, output: Path | None
 ) -> list[str]:
+    """Return a sentence for each file option that is missing, contradictory or unusable."""
     problems = []
     if (image is None) == (restore is None):
         problems.append(

@@ -46,6 +46,7 @@ def probe_error(url: str, error: Any, limit_s: float, proxy: Proxy | None = None
 
 
 def _error(url: str, error: Any, proxy: Proxy | None) -> SlipwayError:
+    """Return the Slipway error for a gRPC error, from its status and text."""
     status, text = error.code().name, error.details() or ""
     mapped = messages.error_of(text, status)
     if isinstance(mapped, UnknownModel):

@@ -198,6 +198,7 @@ class HttpTransport(_Server):
     def _events(
         self, connection: Connection, request: dict[str, Any], model: str
     ) -> Iterator[Tensors | SlipwayError]:
+        """Yield the tensors or the error of each event of a stream."""
         cut = Cancelled(
             f"{self._url}: the client cut the connection before the answer was complete; try again"
         )
@@ -346,6 +347,7 @@ class AsyncHttpTransport(_Server):
     async def _events(
         self, http: httpx.AsyncClient, request: dict[str, Any], model: str
     ) -> AsyncGenerator[Tensors | SlipwayError, None]:
+        """Yield the tensors or the error of each event of a stream."""
         try:
             async with aconnect_sse(http, **request) as source:
                 if source.response.is_success:

@@ -63,6 +63,7 @@ def describe_gaps(recording: Recording) -> str:
 
 
 def _time_problem(recording: Recording, unit: str) -> str:
+    """Return a sentence if the sampling rate is implausible in the assumed unit, else an empty string."""
     if len(recording) < 2:
         return ""
     step_ns = float(np.median(np.diff(recording.time_ns)))
@@ -84,6 +85,7 @@ def _time_problem(recording: Recording, unit: str) -> str:
 
 
 def _acceleration_problem(acc: Array) -> str:
+    """Return a sentence if the accelerations are implausible in m/s², else an empty string."""
     median = float(np.median(np.linalg.norm(acc, axis=1)))
     low, high = _ACCELERATIONS_M_S2
     if low <= median <= high:
@@ -99,6 +101,7 @@ def _acceleration_problem(acc: Array) -> str:
 
 
 def _rate_problem(recording: Recording) -> str:
+    """Return a sentence if the rates of rotation are implausible in rad/s, else an empty string."""
     median = float(np.median(np.linalg.norm(recording.gyro, axis=1)))
     if median > _LARGEST_MEDIAN_RAD_S:
         rule, got = f"median of |gyro| must be at most {_LARGEST_MEDIAN_RAD_S:g} rad/s", f"{median:.3g}"

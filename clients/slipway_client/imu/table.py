@@ -158,6 +158,7 @@ def read_table(path: Path, layout: Layout) -> Table:
 
 
 def _columns(path: Path, layout: Layout, header: Sequence[str], count: int, *, has_header: bool) -> Columns:
+    """Return the places of the columns, from the header or from their number."""
     columns, problems = header_columns(layout, header)
     raise_all(str(path), problems)
     if columns is not None:

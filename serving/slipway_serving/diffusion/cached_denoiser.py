@@ -121,6 +121,7 @@ class CachedDenoiser:
         return sample
 
     def _check(self, call: Call, threshold: float | None) -> None:
+        """Refuse a threshold outside a session, and a batch of several rows with a threshold."""
         problems = []
         rows = len(call.tensors[self.latents])
         if (threshold is None) != (not call.turn.id):

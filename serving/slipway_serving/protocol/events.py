@@ -286,6 +286,7 @@ def read(
 
 
 def _event(event: type[E], response: Mapping[str, NDArray[Any]], where: str, *, as_text: bool) -> E:
+    """Build an event of a class from a response; raise Malformed if a field is missing or wrong."""
     values: dict[str, Any] = {}
     for each in fields_of(event):
         array = response.get(each.name)
@@ -310,6 +311,7 @@ _KINDS: dict[type, str] = {str: "OSU", bytes: "OS", int: "iu", float: "fiu", boo
 
 
 def _scalar(each: Field, array: NDArray[Any], where: str, *, as_text: bool) -> Any:
+    """Return the value of a scalar field from its tensor, in the field's Python type."""
     if array.size != 1:
         raise Malformed(f"{where}: {each.name} must be one value, got shape {list(array.shape)}")
     value = array.reshape(-1)[0]

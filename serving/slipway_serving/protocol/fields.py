@@ -141,6 +141,7 @@ class Array:
         )
 
     def _size_problem(self, name: str, value: NDArray[Any], limits: Mapping[str, range]) -> str:
+        """Return an error message if an axis is too short or too long, or an empty string."""
         for axis, size in zip(self.shape, value.shape, strict=True):
             if isinstance(axis, int):
                 continue
@@ -154,6 +155,7 @@ class Array:
         return ""
 
     def _value_problem(self, name: str, value: NDArray[Any]) -> str:
+        """Return an error message if an element breaks the rule, or an empty string."""
         if self.dtype == "text":
             wrong = texts.read_all(name, value)[1]
             return wrong or (self.extra_rule.problem(name, value) if self.extra_rule else "")
@@ -349,6 +351,7 @@ def _read_fields(described: type[Any]) -> tuple[Field, ...]:
 
 
 def _field(where: str, name: str, hint: Any, default: Any) -> Field:
+    """Describe one annotated field of a dataclass and the tensor that carries it."""
     rule_kinds = (Rule, Array, Image)
     rules = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, rule_kinds)]
     annotated = get_args(hint)[0] if get_origin(hint) is Annotated else hint

@@ -127,6 +127,7 @@ def rotate_upright(picture: Image, exif_orientation: int) -> Image:
 
 
 def _file_problem(value: bytes, sides_px: range) -> str:
+    """Return the problem of a picture file, or an empty string; decode it only if its header is valid."""
     from PIL import UnidentifiedImageError
     from PIL.Image import DecompressionBombError
 
@@ -147,6 +148,7 @@ def _file_problem(value: bytes, sides_px: range) -> str:
 
 
 def _mode_problem(picture: Image, value: bytes) -> str:
+    """Return the problem of a picture's colour mode or number of frames, or an empty string."""
     frames, transparent = getattr(picture, "n_frames", 1), "transparency" in picture.info
     if picture.mode not in _MODES or transparent or bits_per_channel(picture, value) > _DEPTH_BITS:
         got = f"mode {picture.mode} of {bits_per_channel(picture, value)} bits" + (

@@ -190,6 +190,7 @@ def base64_chunks(data: bytes) -> list[bytes]:
 def _frames(
     delivery: Delivery, decoded: Iterable[Frames], interruption: Interruption
 ) -> Iterator[FramesPart]:
+    """Yield the frames of a finite video as numbered parts of pixels."""
     as_text = delivery.output.endswith(BASE64)
     chunks = FrameChunks(delivery.frames, delivery.height, delivery.width, _most_bytes(as_text))
     chunk = sent = 0

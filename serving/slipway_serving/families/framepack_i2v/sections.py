@@ -180,6 +180,7 @@ class Inverted(Sections):
         return joined[:, :, : own + self.sizes.section] if self.finished else latents
 
     def _finish_section(self, frames: Samples) -> list[FrameRun]:
+        """Blend the frames with those of the section after them in time, and keep the first ones open."""
         sizes = self.sizes
         # The first latent frame of a window decodes to one frame.
         first = sizes.frames(self.count) - sizes.step * (self.finished + 1) + sizes.frames_per_latent - 1
@@ -215,6 +216,7 @@ class Forward(Sections):
         return joined[:, :, -(before + latents.shape[TIME]) :]
 
     def _finish_section(self, frames: Samples) -> list[FrameRun]:
+        """Blend the frames with those of the section before them, and keep the last ones open."""
         sizes = self.sizes
         first = sizes.step * self.finished + 1 - sizes.blended if self.finished else 0
         if self.overlap is not None:

@@ -189,6 +189,7 @@ def _parse_words(text: str) -> Iterator[tuple[str, int]]:
 
 
 def _check(known: Vocabulary, keys_held: Sequence[str], block: int, mode: str) -> None:
+    """Refuse keys that the mode lacks, that repeat, or that cannot be held together."""
     unknown = sorted(set(keys_held) - known.keys.keys())
     if unknown:
         raise InvalidRequest(

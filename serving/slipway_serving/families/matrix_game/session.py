@@ -139,6 +139,7 @@ class MatrixGame:
         )
 
     def _snapshots(self) -> SnapshotFormat[OpenWorld]:
+        """Describe the snapshots of this model's worlds and how to restore a world from them."""
         folder, facts, networks = self._settings.folder, self._facts, self._networks
         models = (folder.parent, self._settings.repository / facts.models.vae_decoder)
         specs = snapshot.array_specs(facts, networks)
@@ -156,6 +157,7 @@ class MatrixGame:
         return SnapshotFormat(self._model, digest_of(models, folder.name), specs, unpack)
 
     def _open_world(self, opening: WorldRequest | None, call: Call, interruption: Interruption) -> OpenWorld:
+        """Encode the first picture and begin the world of a new session."""
         if opening is None:
             raise InvalidRequest(
                 f"{self._model}: image must be given in the first turn of a session, got nothing"

@@ -84,6 +84,7 @@ class WakewordDecide(BatchOfOne):
         """Do nothing; the program holds no resources."""
 
     def _check_clips(self, call: Call) -> CheckedClips | SlipwayError:
+        """Check the clips of a call and return them with the words of each row, or the call's error."""
         try:
             request = decode(DecideRequest, call.tensors, self._model)
             raise_all(self._model, request.too_long(self._extract.longest_s))
@@ -114,6 +115,7 @@ class WakewordDecide(BatchOfOne):
         scores: Mapping[tuple[str, int, int], HeadScore],
         errors: Mapping[str, SlipwayError],
     ) -> Tensors | SlipwayError:
+        """Return the decisions for one call, or the error of the first word whose head failed."""
         for words in clips.words:
             for word in words:
                 if word in errors:
