@@ -123,7 +123,7 @@ def _files(path: Path, ground_truth: Path | None) -> tuple[Path, Path | None]:
     found = [path / name for name in _EUROC_SIGNALS if (path / name).is_file()]
     if not found:
         raise InvalidRequest(
-            f"{path}: must be EuRoC's imu0/data.csv or have it as {' or '.join(_EUROC_SIGNALS)}, or have"
+            f"{path}: must be a CSV file or a folder with {' or '.join(_EUROC_SIGNALS)} or"
             " KITTI's oxts, got a folder without them"
         )
     beside = (found[0].parents[1] / name for name in _TRUTHS)

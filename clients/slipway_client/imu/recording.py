@@ -57,16 +57,16 @@ class Recording:
             arrays |= {f"truth {name}": array for name, array in vars(self.truth).items()}
         if len({len(array) for array in arrays.values()}) > 1:
             lengths = ", ".join(f"{len(array)} of {name}" for name, array in arrays.items())
-            problems.append(f"frames must be as many in all signals, got {lengths}")
+            problems.append(f"all signals must have the same number of frames, got {lengths}")
         if not len(self.time_ns):
-            problems.append("frames must be 1 or more, got none")
+            problems.append("a recording must have 1 frame or more, got none")
         problems += [
             f"{name} must be finite, got {array[tuple(bad[0])]} in frame {bad[0][0]}"
             for name, array in arrays.items()
             if len(bad := np.argwhere(~np.isfinite(array)))
         ]
         if len(back := np.flatnonzero(np.diff(self.time_ns) <= 0)):
-            problems.append(f"time must rise from frame to frame, got a step back after frame {back[0]}")
+            problems.append(f"time must increase from frame to frame, got a decrease after frame {back[0]}")
         raise_all(self.name, problems)
 
     def __len__(self) -> int:

@@ -67,7 +67,7 @@ class Table:
             lost = "e" in texts[at].lower()
             cause = f"; times such as {texts[at]} have lost digits, try writing them in full" if lost else ""
             raise InvalidRequest(
-                f"{self.path}: time must rise from row to row, got {got} that of the row before in row"
+                f"{self.path}: time must increase from row to row, got {got} that of the row before in row"
                 f" {self.lines[at]}, and {len(wrong) - 1} more such rows{cause}"
             )
         return times, unit
@@ -119,7 +119,9 @@ class Table:
         )
 
     def _number_error(self, line: int, place: int, text: str) -> InvalidRequest:
-        return InvalidRequest(f"{self.path}: row {line} must be numbers, got {text!r} in column {place + 1}")
+        return InvalidRequest(
+            f"{self.path}: row {line} must contain numbers only, got {text!r} in column {place + 1}"
+        )
 
 
 def read_table(path: Path, layout: Layout) -> Table:
@@ -178,8 +180,10 @@ def _columns(path: Path, layout: Layout, header: Sequence[str], count: int, *, h
 def _check_rows(path: Path, line_numbers: Sequence[int], rows: Sequence[Sequence[str]], count: int) -> None:
     wrong = [(place, len(row)) for place, row in zip(line_numbers, rows, strict=True) if len(row) != count]
     if wrong:
-        more = f", and {len(wrong) - 1} rows more" if len(wrong) > 1 else ""
-        raise InvalidRequest(f"{path}: row {wrong[0][0]} has {wrong[0][1]} columns, expected {count}{more}")
+        more = f", and {len(wrong) - 1} more such rows" if len(wrong) > 1 else ""
+        raise InvalidRequest(
+            f"{path}: row {wrong[0][0]} must have {count} columns like the others, got {wrong[0][1]}{more}"
+        )
 
 
 def _cells(line: str, separator: str | None) -> list[str]:

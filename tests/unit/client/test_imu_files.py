@@ -242,12 +242,12 @@ def test_times_with_an_exponent_keep_all_their_digits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "row", "problem"),
     [
-        (6, "1,2,3,4,5", "row 6 has 5 columns, expected 7"),
-        (2, "1,2,3,4,5", "row 2 has 5 columns, expected 7"),
-        (6, "1,2,3,4,5,6,7,8", "row 6 has 8 columns, expected 7"),
-        (6, f"{MADE.time_ns[4]},2,3,4,x,6,7", "row 6 must be numbers, got 'x' in column 5"),
-        (6, "one,2,3,4,5,6,7", "row 6 must be numbers, got 'one' in column 1"),
-        (6, "inf,2,3,4,5,6,7", "row 6 must be numbers, got 'inf' in column 1"),
+        (6, "1,2,3,4,5", "row 6 must have 7 columns like the others, got 5"),
+        (2, "1,2,3,4,5", "row 2 must have 7 columns like the others, got 5"),
+        (6, "1,2,3,4,5,6,7,8", "row 6 must have 7 columns like the others, got 8"),
+        (6, f"{MADE.time_ns[4]},2,3,4,x,6,7", "row 6 must contain numbers only, got 'x' in column 5"),
+        (6, "one,2,3,4,5,6,7", "row 6 must contain numbers only, got 'one' in column 1"),
+        (6, "inf,2,3,4,5,6,7", "row 6 must contain numbers only, got 'inf' in column 1"),
         (6, "1e999999999,2,3,4,5,6,7", "row 6"),
         (6, "1e30,2,3,4,5,6,7", "time must lie within 292 years of 0, got 1e30 ns in row 6"),
         (6, "5,2,3,4,5,6,7", "got a time before that of the row before in row 6, and 0 more such rows"),

@@ -74,12 +74,12 @@ def test_recording_is_cut_to_what_the_ground_truth_covers(tmp_path: Path) -> Non
     [
         ("#t,a\n", "must have rows of numbers, got none"),
         ("#t\n1,2,3\n", "must have 7 or 13 columns, got 3 columns"),
-        ("1,2,3,4,5,6,seven\n", "row 1 must be numbers, got 'seven' in column 7"),
-        ("\n1,2,3,4,5,6,7\n2,2,3,4,5,6,7\n2,2,3\n", "row 4 has 3 columns, expected 7"),
+        ("1,2,3,4,5,6,seven\n", "row 1 must contain numbers only, got 'seven' in column 7"),
+        ("\n1,2,3,4,5,6,7\n2,2,3,4,5,6,7\n2,2,3\n", "row 4 must have 7 columns like the others, got 3"),
         ("1,1,1,1,1,1,nan\n", "acc must be finite, got nan in frame 0"),
         (
             "5,1,1,1,1,1,1\n5,1,1,1,1,1,1\n",
-            "time must rise from row to row, got the same time as .* in row 2",
+            "time must increase from row to row, got the same time as .* in row 2",
         ),
     ],
 )
@@ -91,7 +91,7 @@ def test_file_that_is_no_recording_is_refused(tmp_path: Path, content: str, prob
 
 
 def test_folder_and_file_that_are_missing_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="must be EuRoC's imu0/data.csv or have it"):
+    with pytest.raises(InvalidRequest, match="must be a CSV file or a folder with"):
         read_recording(tmp_path)
     with pytest.raises(InvalidRequest, match="must be a CSV of numbers, got"):
         read_recording(tmp_path / "none.csv")
@@ -174,7 +174,7 @@ def test_ground_truth_is_refused_when_nothing_lies_between_its_rows(tmp_path: Pa
             [[0, *unit], [100, 0.5, 0.5, 0, 0]],
             "rotation must be a unit quaternion, got a norm of 0.707 in row 2",
         ),
-        ([[0, *unit], [100, *unit], [100, *unit]], "time must rise.*got the same time as .* in row 3"),
+        ([[0, *unit], [100, *unit], [100, *unit]], "time must increase.*got the same time as .* in row 3"),
         ([[0, *unit], [1500, *unit]], "ground truth must have no gap over 1 s, got 1.5 s after row 1"),
     ):
         with pytest.raises(InvalidRequest, match=problem):
