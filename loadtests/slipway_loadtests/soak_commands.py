@@ -72,10 +72,10 @@ def soak(
     from slipway_loadtests.load_commands import stated_fields
     from slipway_loadtests.machine import machine_facts
     from slipway_loadtests.soak import report, running
-    from slipway_loadtests.soak.asks import kinds, stated
     from slipway_loadtests.soak.chart import draw_soak
-    from slipway_loadtests.soak.held import server_at
+    from slipway_loadtests.soak.resources import server_at
     from slipway_loadtests.soak.verdict import Allowed
+    from slipway_loadtests.soak.workload import kinds, stated
 
     fields = stated_fields("soak", field or ())
     asked = {kind.model: kind for kind in kinds(limit_s)}

@@ -18,12 +18,12 @@ from soaked_program import CountRequest
 
 from slipway_cli.root import run
 from slipway_loadtests.soak import report, traffic
-from slipway_loadtests.soak.asks import Ask, Kind
 from slipway_loadtests.soak.chart import draw_soak
-from slipway_loadtests.soak.held import server_at
+from slipway_loadtests.soak.resources import server_at
 from slipway_loadtests.soak.running import Options, soak, soak_at
 from slipway_loadtests.soak.traffic import FAILED
 from slipway_loadtests.soak.verdict import counts
+from slipway_loadtests.soak.workload import Ask, Kind
 from slipway_serving.triton.server import Server
 
 ADAPTER = """

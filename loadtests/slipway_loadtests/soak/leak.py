@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway_loadtests.soak.asks import Ask, Kind, not_a_number
+from slipway_loadtests.soak.workload import Ask, Kind, not_a_number
 from slipway_serving.protocol.events import Event, output_field
 from slipway_serving.protocol.fields import Array
 from slipway_serving.protocol.requests import Request, decode

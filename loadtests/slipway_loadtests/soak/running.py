@@ -20,9 +20,8 @@ import numpy as np
 from slipway_client.client import Client
 from slipway_loadtests.load.outcomes import now_s
 from slipway_loadtests.soak import leak
-from slipway_loadtests.soak.asks import Kind
-from slipway_loadtests.soak.held import Held, Watched, held_by
 from slipway_loadtests.soak.kills import Kills
+from slipway_loadtests.soak.resources import Held, Watched, held_by
 from slipway_loadtests.soak.traffic import ALONE, Sent, first_answers, good_again, send
 from slipway_loadtests.soak.verdict import (
     MEMORY,
@@ -34,6 +33,7 @@ from slipway_loadtests.soak.verdict import (
     requests_broken,
     slopes_broken,
 )
+from slipway_loadtests.soak.workload import Kind
 from slipway_serving.protocol.errors import NotReady
 from slipway_serving.system.temporary_folders import TemporaryFolder
 from slipway_serving.triton.server import Server, ServerConfig

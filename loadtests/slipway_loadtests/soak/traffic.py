@@ -18,7 +18,7 @@ import numpy as np
 from slipway_client.client import Client
 from slipway_client.retry import RetryPolicy
 from slipway_loadtests.load.outcomes import now_s
-from slipway_loadtests.soak.asks import Ask, Kind, answers, same, spoiled
+from slipway_loadtests.soak.workload import Ask, Kind, answers, same, spoiled
 from slipway_serving.protocol.errors import (
     Cancelled,
     DeadlineExceeded,

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slipway_loadtests.soak.held import Held
 from slipway_loadtests.soak.kills import Kill, unexplained
+from slipway_loadtests.soak.resources import Held
 from slipway_loadtests.soak.traffic import FAILED, GOOD, HUNG, REJECTED, RIGHT, WRONG, Sent
 from slipway_loadtests.soak.trends import Trend, trend_of
 

@@ -8,10 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from slipway_loadtests.soak.asks import Ask, Kind, kinds, same, spoiled, stated
-from slipway_loadtests.soak.held import Held
 from slipway_loadtests.soak.kills import TRITON, Kill, Kills, unexplained
 from slipway_loadtests.soak.leak import KIND
+from slipway_loadtests.soak.resources import Held
 from slipway_loadtests.soak.running import FLAT
 from slipway_loadtests.soak.traffic import FAILED, GOOD, HUNG, REJECTED, RIGHT, WRONG, Sent
 from slipway_loadtests.soak.trends import trend_of
@@ -24,6 +23,7 @@ from slipway_loadtests.soak.verdict import (
     shared_per_kill,
     slopes_broken,
 )
+from slipway_loadtests.soak.workload import Ask, Kind, kinds, same, spoiled, stated
 from slipway_serving.families.airimu.request import Corrections
 from slipway_serving.protocol.errors import InvalidRequest
 from slipway_serving.protocol.events import FramesPart, Progress

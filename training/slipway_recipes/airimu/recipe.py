@@ -17,9 +17,9 @@ from slipway_export.families.airimu.family import FAMILY, facts_of
 from slipway_export.families.airimu.local import by_torch
 from slipway_export.families.airimu.network import CodeNet, build
 from slipway_export.families.airimu.presets import write_weights
+from slipway_recipes.airimu.initial_weights import start_from_rest
 from slipway_recipes.airimu.measures import figures
 from slipway_recipes.airimu.simulation import Batch, drawn_batch
-from slipway_recipes.airimu.start import start_from_rest
 from slipway_recipes.card import Card
 from slipway_recipes.fitting import Schedule, fit
 from slipway_recipes.recipe import Making, Recipe

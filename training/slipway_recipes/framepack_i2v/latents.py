@@ -20,9 +20,9 @@ from slipway_loadtests.pictures.footage import SIDE_PX
 from slipway_loadtests.pictures.long_footage import FRAMES, LONG
 from slipway_loadtests.pictures.render import render
 from slipway_loadtests.pictures.scenes import Scene, Subject
+from slipway_recipes.array_cache import Arrays, kept_chunks
 from slipway_recipes.causal_vae import WholeClips, latents_of
 from slipway_recipes.framepack_i2v.encoders import Told, clip_pooled, llama_hidden, siglip_states
-from slipway_recipes.kept import Arrays, kept_chunks
 from slipway_recipes.recipe import Making
 from slipway_recipes.vae_forms import Vae
 from slipway_serving.families.framepack_i2v.facts import Picture

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from slipway_export.families.matrix_game.causal_wan.config import ActionConfig
 from slipway_export.networks.wan_vae_encoder import PictureEncoder
 from slipway_loadtests.pictures.plays import BLOCK_LATENTS, WORLDS, random_play
+from slipway_recipes.array_cache import Arrays, kept_chunks
 from slipway_recipes.causal_vae import WholeClips, latents_of
-from slipway_recipes.kept import Arrays, kept_chunks
 from slipway_recipes.recipe import Making
 from slipway_recipes.vae_forms import WAN
 from slipway_serving.families.matrix_game.facts import Latents

@@ -14,8 +14,8 @@ from torch import Tensor
 from slipway_loadtests.pictures.footage import FRAMES, SIDE_PX
 from slipway_loadtests.pictures.render import render
 from slipway_loadtests.pictures.scenes import Scene, Subject, random_scene
+from slipway_recipes.array_cache import Arrays, kept_chunks
 from slipway_recipes.causal_vae import WholeClips, latents_of
-from slipway_recipes.kept import Arrays, kept_chunks
 from slipway_recipes.recipe import Making
 
 # Each chunk has its own seed, so that encoding can resume after an interruption.
