@@ -20,8 +20,8 @@ from rich.table import Table
 from slipway_benchmarks.capacity.demands import PUBLIC, airimu_demand, wakeword_demand, world_demand
 from slipway_benchmarks.capacity.measurements import (
     Delay,
+    MeasurementWindow,
     Subject,
-    Window,
     compared_subjects,
     delay_of,
     measure_service,
@@ -195,7 +195,7 @@ def check_model(
         config = ServerConfig(
             repository, http_port=0, grpc_port=0, metrics_port=0, arguments=trace_arguments(trace)
         )
-        windows: dict[str, list[Window]] = {subject.model: [] for subject in subjects}
+        windows: dict[str, list[MeasurementWindow]] = {subject.model: [] for subject in subjects}
         with Server(config) as server:
             for number in range(options.rounds):
                 report(f"round {number + 1} of {options.rounds}")
@@ -212,7 +212,7 @@ def check_model(
         }
 
 
-def _round(trace: Path, subject: Subject, window: Window) -> Round:
+def _round(trace: Path, subject: Subject, window: MeasurementWindow) -> Round:
     observed = read_trace(trace, subject.model, window)
     service = service_of(observed, subject.together[-1])
     return Round(

@@ -57,7 +57,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Window:
+class MeasurementWindow:
     """Time span of an open loop in Triton's clock, and the accuracy of its sender.
 
     Attributes:
@@ -152,7 +152,7 @@ def measure_service(server: Server, subject: Subject, requests: int) -> Service:
     return asyncio.run(measured())
 
 
-def send_openly(server: Server, subject: Subject, load: float, requests: int, seed: int) -> Window:
+def send_openly(server: Server, subject: Subject, load: float, requests: int, seed: int) -> MeasurementWindow:
     """Send a subject at random times.
 
     Args:
@@ -163,7 +163,7 @@ def send_openly(server: Server, subject: Subject, load: float, requests: int, se
         seed: Seed of the arrival times.
     """
 
-    async def sent() -> Window:
+    async def sent() -> MeasurementWindow:
         async with AsyncClient(server.grpc_url, retry=RetryPolicy(budget_s=0.0)) as client:
             sender = _Sender(client, subject)
             part = max(requests // 4, 8)
@@ -172,7 +172,7 @@ def send_openly(server: Server, subject: Subject, load: float, requests: int, se
             moments = [arrival.at_s for arrival in poisson(load * per_s, requests, (1.0,), seed)]
             since_ns = time.monotonic_ns()
             lags_s = await sender.open_loop(moments)
-            return Window(since_ns, time.monotonic_ns(), max(lags_s))
+            return MeasurementWindow(since_ns, time.monotonic_ns(), max(lags_s))
 
     return asyncio.run(sent())
 
@@ -183,7 +183,7 @@ def trace_arguments(path: Path) -> tuple[str, ...]:
     return tuple(f"--trace-config={setting}" for setting in settings)
 
 
-def read_trace(path: Path, model: str, window: Window) -> Observed:
+def read_trace(path: Path, model: str, window: MeasurementWindow) -> Observed:
     """Return the traced requests of a model within a window.
 
     Raises:

@@ -27,7 +27,7 @@ from slipway_export.engines.torch_network import CHECKPOINT_FOLDER, NetworkFacts
 from slipway_export.repository.config import config_text, model_config
 from slipway_export.repository.publish import link_or_copy, stage_authored
 from slipway_export.spec import AuthoredModel, Component, Engine, Precision, Stepped
-from slipway_export.verification.comparison import ParityRow, Run
+from slipway_export.verification.comparison import ParityRow, RunGraph
 from slipway_export.verification.steps import stepped_parity_rows
 from slipway_serving.protocol.axis_expressions import Point
 from slipway_serving.protocol.errors import InvalidRequest
@@ -133,7 +133,7 @@ def _files(component: Component, checkpoint: Checkpoint, names: set[str]) -> Ite
 
 
 @contextlib.contextmanager
-def run_in_process(folder: Path, device: Device, graph: str = MODEL) -> Iterator[Run]:
+def run_in_process(folder: Path, device: Device, graph: str = MODEL) -> Iterator[RunGraph]:
     """Run a staged or placed model that PyTorch serves, in this process.
 
     Args:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
 Array = np.ndarray[Any, Any]
-Run = Callable[[Mapping[str, Array]], dict[str, Array]]
+RunGraph = Callable[[Mapping[str, Array]], dict[str, Array]]
 
 EXACT = Tolerance(max_abs=0.0, relative_l2=0.0, cosine=1.0)
 """Bounds of an output that must be equal."""
@@ -197,7 +197,7 @@ def verify(
 
 def parity_rows(
     component: Component,
-    run: Run,
+    run: RunGraph,
     reference: Reference,
     verified_on: str,
     bound: Callable[[TensorSpec], Tolerance],
@@ -229,7 +229,7 @@ def output_tolerance(component: Component, output: TensorSpec, precision: Precis
     return EXACT if output.exact else component.tolerance[precision]
 
 
-def run_at(component: Component, run: Run, inputs: Mapping[str, Array], point: str) -> dict[str, Array]:
+def run_at(component: Component, run: RunGraph, inputs: Mapping[str, Array], point: str) -> dict[str, Array]:
     """Run a graph at a point.
 
     Raises:
@@ -254,7 +254,7 @@ def load_graph(
     precision: Precision,
     device: Device = Device.CPU,
     scratch: Path | None = None,
-) -> tuple[Run, str]:
+) -> tuple[RunGraph, str]:
     """Load a graph in ONNX Runtime.
 
     On the CPU, which has no bfloat16 kernels, a bfloat16 graph is widened to float32. This verifies the graph

@@ -27,7 +27,7 @@ from slipway_export.spec import (
 from slipway_export.verification.comparison import (
     Array,
     ParityRow,
-    Run,
+    RunGraph,
     compare,
     format_point,
     load_graph,
@@ -82,7 +82,7 @@ def verify_stepped(
 
 def stepped_parity_rows(
     stepped: Stepped,
-    graphs: Mapping[str, tuple[Run, str]],
+    graphs: Mapping[str, tuple[RunGraph, str]],
     bound: Callable[[TensorSpec], Tolerance],
     point: Point | None = None,
     device: Device = Device.CPU,
@@ -218,7 +218,7 @@ class _Steps:
         return self.expected([*before, self.inputs(step, run)])[-1]
 
     def expected(self, steps: list[dict[str, Array]]) -> list[dict[str, Array]]:
-        """Run PyTorch over the joined inputs of some steps and return each step's outputs."""
+        """RunGraph PyTorch over the joined inputs of some steps and return each step's outputs."""
         import torch
 
         names = dict.fromkeys(name for values in steps for name in values)

@@ -4,7 +4,8 @@ Arrivals come from :mod:`slipway_loadtests.capacity.arrivals`. A router sends ea
 on as many requests at a time as it has rates and keeps the others in its own queue, as Triton does; the fleet
 has no common queue. An autoscaler reads the queues as Kubernetes' HorizontalPodAutoscaler does. It orders
 replicas, which are ready after their cold start, and ends others, which finish their requests within the
-grace period or lose them. :func:`simulate` returns a :class:`Run`, from which every figure is computed.
+grace period or lose them. :func:`simulate` returns a :class:`SimulationResult`, from which every figure is
+computed.
 
 A session that occupies a place on a GPU is a request whose service lasts as long as the session.
 """
@@ -52,7 +53,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Run:
+class SimulationResult:
     """Result of a simulation.
 
     Attributes:
@@ -106,7 +107,7 @@ class Run:
         return np.array([value(request) for request in chosen], np.float64)
 
 
-def simulate(fleet: Fleet, arrivals: Sequence[Arrival], seed: int = 0) -> Run:
+def simulate(fleet: Fleet, arrivals: Sequence[Arrival], seed: int = 0) -> SimulationResult:
     """Simulate a fleet that serves arrivals until the last is done.
 
     Args:
@@ -216,7 +217,7 @@ class _Simulation:
         self._moved = 0
         self._timeline: list[tuple[float, int]] = []
 
-    def run(self) -> Run:
+    def run(self) -> SimulationResult:
         for _ in range(self._fleet.replicas):
             self._serve(self._order())
         self._env.process(self._arrive())
@@ -225,7 +226,7 @@ class _Simulation:
         self._env.run(until=self._all_done)
         ended_s = self._env.now
         held_s = sum((replica.ended_s or ended_s) - replica.ordered_s for replica in self._replicas)
-        return Run(
+        return SimulationResult(
             self._requests,
             ended_s,
             held_s,

@@ -1,8 +1,8 @@
 """Outcome and measures of each request, as its user saw them.
 
-A :class:`Watch` wraps a request: events pass through :meth:`Watch.see`, and the end of the request yields an
-:class:`Outcome`. Latency counts from the time at which the request was due, not from the time at which it was
-sent, so that a queue in the client is not hidden.
+A :class:`RequestObserver` wraps a request: events pass through :meth:`RequestObserver.see`, and the end of
+the request yields an :class:`Outcome`. Latency counts from the time at which the request was due, not from
+the time at which it was sent, so that a queue in the client is not hidden.
 
 Measures, in seconds unless stated otherwise:
   latency_s         from due to the complete answer
@@ -76,7 +76,7 @@ class Outcome:
     said: str = ""
 
 
-class Watch:
+class RequestObserver:
     """Measures one request from sending to its end; suppresses a Slipway error, which becomes the outcome.
 
     Args:
@@ -96,7 +96,7 @@ class Watch:
         self._cancelled = False
         self.outcome: Outcome | None = None
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> RequestObserver:
         self._sent_s = now_s()
         return self
 

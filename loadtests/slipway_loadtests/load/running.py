@@ -32,7 +32,7 @@ _KEY = "slipway"
 _LEAD_S = 1.0
 
 
-class Run:
+class LoadTestRun:
     """State of the run in one process.
 
     Args:
@@ -108,7 +108,7 @@ class Run:
 class Stages(LoadTestShape):  # type: ignore[misc]
     """The plan's stages as Locust's load shape: the number of users over time."""
 
-    def __init__(self, run: Run, classes: int) -> None:
+    def __init__(self, run: LoadTestRun, classes: int) -> None:
         super().__init__()
         self._run, self._classes = run, classes
 
@@ -134,7 +134,7 @@ def _add_options(parser: Any) -> None:
 
 @events.init.add_listener  # type: ignore[untyped-decorator]
 def _begin(environment: Any, runner: Any, **_: Any) -> None:
-    run = environment.slipway = Run(environment, read_plan(environment.parsed_options.plan))
+    run = environment.slipway = LoadTestRun(environment, read_plan(environment.parsed_options.plan))
     if run.plan.users:
         environment.user_classes = [
             each for each in environment.user_classes if each.__name__ in run.plan.users
@@ -154,7 +154,7 @@ def _begin(environment: Any, runner: Any, **_: Any) -> None:
 
 @events.test_start.add_listener  # type: ignore[untyped-decorator]
 def _started(environment: Any, **_: Any) -> None:
-    run: Run = environment.slipway
+    run: LoadTestRun = environment.slipway
     options = environment.parsed_options
     if isinstance(environment.runner, LocalRunner) and not (run.plan.users or options.user_classes):
         environment.user_classes = _served(run, environment.user_classes)
@@ -168,7 +168,7 @@ def _started(environment: Any, **_: Any) -> None:
     run.begin(options.slipway_begun_s)
 
 
-def _served(run: Run, users: list[Any]) -> list[Any]:
+def _served(run: LoadTestRun, users: list[Any]) -> list[Any]:
     """Return the users whose model the server serves, or all if it serves none or does not answer.
 
     This applies if nobody named users: Locust would share its number of users among all classes, and those of
@@ -185,7 +185,7 @@ def _served(run: Run, users: list[Any]) -> list[Any]:
 
 @events.quitting.add_listener  # type: ignore[untyped-decorator]
 def _report(environment: Any, **_: Any) -> None:
-    run: Run = environment.slipway
+    run: LoadTestRun = environment.slipway
     if isinstance(environment.runner, WorkerRunner):
         return
     plan = run.plan

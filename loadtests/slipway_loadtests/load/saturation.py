@@ -34,7 +34,7 @@ _SHARES = (0.4, 0.6, 0.7, 0.8, 0.9, 1.0, 1.15, OVERLOAD)
 _DRAWS = 20
 _HEADS = ("there: p50, p95, p99", "good answers/s", "rejected, failed")
 
-Run = Callable[[str, Plan], ModelSummary]
+RunPlan = Callable[[str, Plan], ModelSummary]
 """Function that runs a plan of one model under a name and returns the summary."""
 
 
@@ -75,7 +75,7 @@ class Saturation:
         return p95_s[0] / p95_s[1]
 
 
-def saturate(use: Use, plan: Plan, most_users: int, stage_s: float, run: Run) -> Saturation:
+def saturate(use: Use, plan: Plan, most_users: int, stage_s: float, run: RunPlan) -> Saturation:
     """Find how much of one model's use a server carries.
 
     Args:

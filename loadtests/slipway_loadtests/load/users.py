@@ -22,7 +22,7 @@ from slipway_client.retry import RetryPolicy
 from slipway_loadtests.load.arrivals import moments_s
 from slipway_loadtests.load.outcomes import REJECTED, UNANSWERED, Outcome, now_s
 from slipway_loadtests.load.plan import Plan
-from slipway_loadtests.load.running import Run
+from slipway_loadtests.load.running import LoadTestRun
 from slipway_loadtests.load.visits import USES, Use, Visitor, usual_of
 from slipway_serving.protocol.errors import SlipwayError
 
@@ -43,7 +43,7 @@ class ModelUser(User):  # type: ignore[misc]
 
     def on_start(self) -> None:
         """Connect; if the server does not serve the model, let the first task stop the user."""
-        self.run_: Run = self.environment.slipway
+        self.run_: LoadTestRun = self.environment.slipway
         self.plan: Plan = self.run_.plan
         worker = getattr(self.environment.runner, "worker_index", 0)
         self.random = np.random.default_rng([self.plan.seed, max(worker, 0), next(_NUMBERS)])

@@ -22,7 +22,7 @@ import numpy as np
 from slipway_client.client import Client, ClientSession
 from slipway_client.results import Assembler
 from slipway_loadtests.load import payloads
-from slipway_loadtests.load.outcomes import ANSWERED, Outcome, Watch, now_s
+from slipway_loadtests.load.outcomes import ANSWERED, Outcome, RequestObserver, now_s
 from slipway_loadtests.load.plan import Plan
 from slipway_serving.families.airimu.request import CorrectionRequest, CorrectionStreamRequest, CorrectionTurn
 from slipway_serving.families.framepack_i2v.request import ImageToVideoRequest
@@ -86,9 +86,9 @@ class Visitor:
         """Return the seed of one of the plan's pictures, sounds or motions."""
         return self.plan.seed * payloads.SEEDS + int(self.random.integers(payloads.SEEDS))
 
-    def watch(self, model: str, due_s: float) -> Watch:
+    def watch(self, model: str, due_s: float) -> RequestObserver:
         """Return a watch for one request."""
-        return Watch(model, due_s, self.keep)
+        return RequestObserver(model, due_s, self.keep)
 
 
 def usual_of(client: Client, model: str) -> dict[str, str]:
@@ -185,7 +185,7 @@ class _Player:
             self._show(watch, made, now_s() - due_s)
         return made is not None and made.frames_left > 0
 
-    def _show(self, watch: Watch, made: BlockMade, latency_s: float) -> None:
+    def _show(self, watch: RequestObserver, made: BlockMade, latency_s: float) -> None:
         came_s, before_s = now_s(), self.block_s
         self.block_s = (made.frames_made - self._frames) / WORLD_FPS
         self._frames = made.frames_made

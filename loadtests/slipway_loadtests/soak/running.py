@@ -27,7 +27,7 @@ from slipway_loadtests.soak.verdict import (
     MEMORY,
     Allowed,
     Line,
-    Run,
+    SoakRun,
     lines_of,
     memory_broken,
     requests_broken,
@@ -86,7 +86,7 @@ class Result:
 
     options: Options
     models: Sequence[str]
-    run: Run
+    run: SoakRun
     lines: dict[str, Line]
     broken: Sequence[str]
 
@@ -140,7 +140,7 @@ def _kills(options: Options) -> Kills:
     return Kills(options.kill_every, np.random.default_rng((options.seed, _RANDOM_OF_KILLS)))
 
 
-def _judged(options: Options, kinds: Sequence[Kind], run: Run) -> Result:
+def _judged(options: Options, kinds: Sequence[Kind], run: SoakRun) -> Result:
     lines = lines_of(run, options.allowed)
     by_lines = slopes_broken(lines) if options.requests is None else memory_broken(run)
     broken = [*requests_broken(run), *by_lines]
@@ -170,7 +170,7 @@ class _Target:
     kills: Kills
     pid: Callable[[], int | None] | None
 
-    def soaked(self, kinds: Sequence[Kind], options: Options) -> tuple[Sequence[Kind], Run]:
+    def soaked(self, kinds: Sequence[Kind], options: Options) -> tuple[Sequence[Kind], SoakRun]:
         """Send the traffic; return the kinds that were sent and the record of the run."""
         with Client(self.url, retry=ALONE) as client:
             served = [kind for kind in kinds if client.is_ready(kind.model)]
@@ -192,7 +192,7 @@ class _Target:
                 _until(lambda: self.kills.all_back, _BACK_S)
             final = good_again(client, served, firsts, options.limit_s)
         kills, deaths, words = self.kills.done, self.kills.deaths, self.kills.words
-        seen = Run(tuple(sent), watched.samples, kills, deaths, words, begun_s, ended_s, final)
+        seen = SoakRun(tuple(sent), watched.samples, kills, deaths, words, begun_s, ended_s, final)
         return served, replace(
             seen, samples=[*watched.samples, self._at_rest(seen, options)], unended=unended
         )
@@ -215,7 +215,7 @@ class _Target:
 
         return keep
 
-    def _at_rest(self, run: Run, options: Options) -> Held:
+    def _at_rest(self, run: SoakRun, options: Options) -> Held:
         """Return the server's resources once its memory has recovered, or after the longest wait."""
         found = held_by(self.server_id)
 

@@ -51,7 +51,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Run:
+class SoakRun:
     """Record of a soak run.
 
     Attributes:
@@ -97,7 +97,7 @@ class Allowed:
     slowing: float
 
 
-def lines_of(run: Run, allowed: Allowed) -> dict[str, Line]:
+def lines_of(run: SoakRun, allowed: Allowed) -> dict[str, Line]:
     """Return the server's resources over a run, and each model's p95, by name."""
     held = [each for each in run.samples if run.begun_s <= each.at_s <= run.ended_s]
     times_s = [each.at_s for each in held]
@@ -122,7 +122,11 @@ def p95_of(model: str) -> str:
 
 
 def _line(
-    run: Run, times_s: Sequence[float], values: Sequence[float], allowed: float, percent: int | None = None
+    run: SoakRun,
+    times_s: Sequence[float],
+    values: Sequence[float],
+    allowed: float,
+    percent: int | None = None,
 ) -> Line:
     """Return medians of windows, or percentiles of those with enough values."""
     window_s = (run.ended_s - run.begun_s) / WINDOWS or 1.0
@@ -156,7 +160,7 @@ def slopes_broken(lines: Mapping[str, Line]) -> list[str]:
     return broken
 
 
-def memory_ratio(run: Run) -> float | None:
+def memory_ratio(run: SoakRun) -> float | None:
     """Return memory at the end ÷ memory after the first tenth of the requests, or None without samples.
 
     The divisor is the median over the second tenth, because a process that was just killed would make a
@@ -171,7 +175,7 @@ def memory_ratio(run: Run) -> float | None:
     return run.samples[-1].memory_bytes / median if median else None
 
 
-def shared_per_kill(run: Run) -> float | None:
+def shared_per_kill(run: SoakRun) -> float | None:
     """Return the growth of shared memory per interruption, in bytes, or None without interruptions.
 
     The function compares shared memory at rest with that before the first interruption. A death of
@@ -187,7 +191,7 @@ def shared_per_kill(run: Run) -> float | None:
     return (run.samples[-1].shared_bytes - before[-1]) / len(kills)
 
 
-def memory_broken(run: Run) -> list[str]:
+def memory_broken(run: SoakRun) -> list[str]:
     """Return a sentence if the memory did not recover."""
     ratio = memory_ratio(run)
     if ratio is not None and ratio <= MEMORY_GROWTH:
@@ -196,7 +200,7 @@ def memory_broken(run: Run) -> list[str]:
     return [f"memory at the end must be at most {MEMORY_GROWTH} times that after the first tenth, got {got}"]
 
 
-def requests_broken(run: Run) -> list[str]:
+def requests_broken(run: SoakRun) -> list[str]:
     """Return a sentence for each rule that requests or processes broke."""
     sent = [*run.sent, *run.final]
     rules = {
@@ -224,7 +228,7 @@ def requests_broken(run: Run) -> list[str]:
     return broken
 
 
-def counts(run: Run) -> dict[str, int]:
+def counts(run: SoakRun) -> dict[str, int]:
     """Return the number of requests by purpose and end."""
     found = Counter(f"{each.purpose}, {each.ended}" for each in run.sent)
     return dict(sorted(found.items()))

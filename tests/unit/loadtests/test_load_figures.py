@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from slipway_loadtests.load import payloads, report
-from slipway_loadtests.load.outcomes import Outcome, Watch, now_s
+from slipway_loadtests.load.outcomes import Outcome, RequestObserver, now_s
 from slipway_loadtests.load.plan import Plan, Stage
 from slipway_loadtests.load.queues import Queues
 from slipway_loadtests.load.slo import Objective
@@ -38,7 +38,7 @@ def outcome(due_s: float, took_s: float, ended: str = "answered", **measures: fl
 
 def watched(*events: Any, error: BaseException | None = None) -> Outcome:
     kept: list[Outcome] = []
-    with Watch(MODEL, now_s() - 1.0, kept.append) as watch:
+    with RequestObserver(MODEL, now_s() - 1.0, kept.append) as watch:
         for event in events:
             watch.see(event)
         if error is not None:

@@ -16,7 +16,7 @@ from slipway_loadtests.load import report
 from slipway_loadtests.load.arrivals import moments_s
 from slipway_loadtests.load.outcomes import Outcome
 from slipway_loadtests.load.plan import Plan, Stage
-from slipway_loadtests.load.saturation import OVERLOAD, Run, lines, saturate
+from slipway_loadtests.load.saturation import OVERLOAD, RunPlan, lines, saturate
 from slipway_loadtests.load.slo import Objective
 from slipway_loadtests.load.summary import ModelSummary, summarize
 from slipway_loadtests.load.visits import USES, Use
@@ -54,7 +54,7 @@ def answered(model: str, due_s: float, took_s: float) -> Outcome:
     return Outcome(model, due_s, due_s + took_s, "answered", {"latency_s": (took_s,)})
 
 
-def server(use: Use, service_s: float, places: int, limit: int | None = None) -> Run:
+def server(use: Use, service_s: float, places: int, limit: int | None = None) -> RunPlan:
     """A server of so many places, and so many that may wait."""
 
     def run(name: str, plan: Plan) -> ModelSummary:

@@ -15,7 +15,7 @@ from slipway_loadtests.soak.running import FLAT
 from slipway_loadtests.soak.traffic import FAILED, GOOD, HUNG, REJECTED, RIGHT, WRONG, Sent
 from slipway_loadtests.soak.trends import trend_of
 from slipway_loadtests.soak.verdict import (
-    Run,
+    SoakRun,
     lines_of,
     memory_broken,
     memory_ratio,
@@ -41,7 +41,7 @@ def flat(times_s: np.ndarray) -> np.ndarray:
     return 1000 * MIB * (0.5 + 0.5 * warm + 0.02 * random.standard_normal(times_s.size))
 
 
-def run_of(memory: Callable[[np.ndarray], np.ndarray], slow_s: float = 0.0) -> Run:
+def run_of(memory: Callable[[np.ndarray], np.ndarray], slow_s: float = 0.0) -> SoakRun:
     """A run of half an hour, ten good answers every five seconds that get slower by `slow_s` in all."""
     samples = [
         Held(at, round(byte), 64 * MIB, 100) for at, byte in zip(TIMES_S, memory(TIMES_S), strict=True)
@@ -50,7 +50,7 @@ def run_of(memory: Callable[[np.ndarray], np.ndarray], slow_s: float = 0.0) -> R
     took_s += 0.01 * np.random.default_rng(1).exponential(size=TIMES_S.size)
     ends = zip(TIMES_S, took_s, strict=True)
     sent = [Sent("airimu", GOOD, at - took, at, RIGHT) for at, took in ends for _ in range(10)]
-    return Run(sent, samples, [], [], [], 0.0, HALF_HOUR_S, [])
+    return SoakRun(sent, samples, [], [], [], 0.0, HALF_HOUR_S, [])
 
 
 def sent(begun_s: float, ended_s: float, ended: str = FAILED, code: str = "UNAVAILABLE") -> Sent:

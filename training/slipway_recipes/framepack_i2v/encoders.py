@@ -53,7 +53,7 @@ _PICTURE_SCHEDULE = Schedule(steps=800, learning_rate=2e-3, warmup=50, ema=0.99)
 
 
 @dataclass(frozen=True)
-class Told:
+class PromptEmbeddings:
     """Embeddings of prompts as the transformer takes them.
 
     Args:
@@ -81,7 +81,9 @@ class _Teller(nn.Module):
         return {name: head(found) for name, head in self.heads.items()}
 
 
-def llama_hidden(llama: nn.Module, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Told:
+def llama_hidden(
+    llama: nn.Module, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]
+) -> PromptEmbeddings:
     """Return the LLaMA states that the transformer sees; `pooled` is their mean over the text."""
     asked = [PROMPT_TEMPLATE.replace("{}", text) for text in texts]
     length = CROP_START + TOKENS
@@ -96,7 +98,7 @@ def llama_hidden(llama: nn.Module, tokenizer: PreTrainedTokenizerBase, texts: Se
     hidden = states[-(SKIPPED_LAYERS + 1)][:, CROP_START:]
     mask = tokens["attention_mask"][:, CROP_START:].to(device)
     counted = mask[..., None].float()
-    return Told(hidden, mask, (hidden * counted).sum(dim=1) / counted.sum(dim=1))
+    return PromptEmbeddings(hidden, mask, (hidden * counted).sum(dim=1) / counted.sum(dim=1))
 
 
 def clip_pooled(clip: nn.Module, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Tensor:

@@ -22,7 +22,7 @@ from slipway_loadtests.pictures.render import render
 from slipway_loadtests.pictures.scenes import Scene, Subject
 from slipway_recipes.array_cache import Arrays, kept_chunks
 from slipway_recipes.causal_vae import WholeClips, latents_of
-from slipway_recipes.framepack_i2v.encoders import Told, clip_pooled, llama_hidden, siglip_states
+from slipway_recipes.framepack_i2v.encoders import PromptEmbeddings, clip_pooled, llama_hidden, siglip_states
 from slipway_recipes.recipe import Making
 from slipway_recipes.vae_forms import Vae
 from slipway_serving.families.framepack_i2v.facts import Picture
@@ -47,10 +47,10 @@ class Encoders:
     picture: Picture
 
     @torch.no_grad()
-    def told(self, texts: Sequence[str]) -> Told:
+    def told(self, texts: Sequence[str]) -> PromptEmbeddings:
         """Return the embeddings of texts as the transformer takes them."""
         told = llama_hidden(self.llama, self.llama_tokenizer, texts)
-        return Told(told.hidden, told.mask, clip_pooled(self.clip, self.clip_tokenizer, texts))
+        return PromptEmbeddings(told.hidden, told.mask, clip_pooled(self.clip, self.clip_tokenizer, texts))
 
     @torch.no_grad()
     def shown(self, pictures: Sequence[NDArray[np.uint8]]) -> Tensor:
@@ -69,7 +69,7 @@ class Clips:
     """
 
     latents: Tensor
-    told: Told
+    told: PromptEmbeddings
     image_embeds: Tensor
 
 
@@ -84,14 +84,14 @@ class Encoded:
     """
 
     latents: NDArray[np.float16]
-    told: Told
+    told: PromptEmbeddings
     image_embeds: Tensor
 
     def draw(self, random: np.random.Generator, batch: int) -> Clips:
         """Return random clips, float32."""
         places = random.integers(len(self.latents), size=batch)
         said = torch.from_numpy(places * _WORDINGS + random.integers(_WORDINGS, size=batch))
-        told = Told(self.told.hidden[said], self.told.mask[said], self.told.pooled[said])
+        told = PromptEmbeddings(self.told.hidden[said], self.told.mask[said], self.told.pooled[said])
         latents = torch.from_numpy(self.latents[places]).float()
         return Clips(latents, told, self.image_embeds[torch.from_numpy(places)])
 
@@ -125,7 +125,7 @@ def encode_clips(
     told = [encoders.told(texts[first : first + _BATCH]) for first in range(0, len(texts), _BATCH)]
     shown = [encoders.shown(pictures[first : first + _BATCH]) for first in range(0, len(pictures), _BATCH)]
     fields = (torch.cat([getattr(each, name) for each in told]) for name in ("hidden", "mask", "pooled"))
-    return Encoded(found["latents"], Told(*fields), torch.cat(shown))
+    return Encoded(found["latents"], PromptEmbeddings(*fields), torch.cat(shown))
 
 
 def encoded(network: WholeClips, scene: Scene) -> NDArray[np.float16]:

@@ -42,7 +42,7 @@ def key_names(config: Config) -> list[str]:
     return [name for name in cache_names(config) if name.split("_")[1] == "keys"]
 
 
-class Window:
+class CacheWindow:
     """Attention from one block of frames to itself and to the cached frames.
 
     Args:
@@ -117,7 +117,7 @@ class BlockDenoiser(nn.Module):
         *actions, start = tensors[:inputs]
         crossed = [each.to(dtype) for each in tensors[inputs : inputs + len(self.crossed)]]
         held = dict(zip(self.names, tensors[inputs + len(self.crossed) :], strict=True))
-        window = Window(held, start)
+        window = CacheWindow(held, start)
         rows = [each.to(dtype) for each in actions]
         flow = net(
             noisy_input.to(dtype),
