@@ -209,7 +209,7 @@ def test_help_lists_no_tool_of_developers_when_the_checkout_is_missing() -> None
 
 def test_missing_module_of_ours_is_a_defect_when_raised() -> None:
     error = ModuleNotFoundError("No module named 'slipway_serving.nope'", name="slipway_serving.nope")
-    assert "defect" in root.describe(error, root.Invocation(command="serve"))
+    assert "bug" in root.describe(error, root.Invocation(command="serve"))
 
 
 def test_interrupt_exits_130_when_a_command_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,12 +200,12 @@ def test_no_file_is_left_when_the_server_refuses_a_block(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"--actions": None}, "actions must be given, or --interactive, got None and False"),
+        ({"--actions": None}, "either --actions or --interactive must be given, got neither"),
         ({"--output": None}, "--output or --snapshot must be given with --actions, got neither"),
         ({"--output": "out.avi"}, "--output must end in .mp4 and be in a folder that exists, got out.avi"),
-        ({"--image": "none.png"}, "image must be a file, got none.png"),
+        ({"--image": "none.png"}, "--image must be a file that exists, got none.png"),
         ({"--image": None}, "either --image or --restore must be given, got neither"),
-        ({"--image": None, "--restore": "no.world"}, "restore must be a file, got no.world"),
+        ({"--image": None, "--restore": "no.world"}, "--restore must be a file that exists, got no.world"),
         ({"--image": None, "--restore": __file__}, "restore must be a part of a snapshot, got 14 bytes"),
         ({"--snapshot": "none/w.world"}, "--snapshot must be in a folder that exists, got none/w.world"),
         ({"--snapshot": __file__}, f"--snapshot must be a file that does not exist yet, got {__file__}"),
