@@ -271,8 +271,8 @@ BAD_PICTURES: list[tuple[Any, str]] = [
     (file_of("JPEG", "CMYK"), "without transparency, got mode CMYK"),
     (file_of("PNG", "I;16"), "RGB or grey of 8 bits without transparency, got mode I;16 of 16 bits"),
     (png_header(64, 64, depth=16), "got mode RGB of 16 bits"),
-    (animated("WEBP"), "one picture, got 2 frames; try one of them"),
-    (animated("PNG"), "one picture, got 2 frames; try one of them"),
+    (animated("WEBP"), "a picture with one frame, got 2; try sending one of them"),
+    (animated("PNG"), "a picture with one frame, got 2; try sending one of them"),
     *(
         (
             file_of(kind, exif=exif),
