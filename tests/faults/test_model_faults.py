@@ -114,7 +114,7 @@ def test_process_that_cannot_use_its_device_again_ends_and_another_serves(
 ) -> None:
     with healthy(cheap, same_processes=False) as before:
         restarts = restarted(cheap)
-        with pytest.raises(InferenceServerException, match="got RuntimeError"):
+        with pytest.raises(InferenceServerException, match="failed with RuntimeError"):
             infer(client, "told", steps=np.array([8]))
         wait_until(lambda: restarted(cheap) > restarts, "another process of the model", 120)
         np.testing.assert_array_equal(infer(client, "told", steps=np.array([4]))["y"], [8])

@@ -162,7 +162,7 @@ def test_command_takes_certificates_from_a_folder(
     assert run([*ready, "--tls", str(certificates["caller"])]) == 0
     assert run([*ready, "--tls", str(certificates["stranger"])]) == 1
     assert run(["ready", "--tls", str(certificates["caller"])]) == 2
-    assert "try grpcs:// or https://" in capsys.readouterr().err
+    assert "try the scheme grpcs:// or https://" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])

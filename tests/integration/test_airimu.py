@@ -545,7 +545,7 @@ def test_abandoned_streams_are_bounded_and_expire(server: Server, client: Client
         try:
             client.infer("airimu_stream", chunk, turn=Turn(4_000_000, start=True, end=True))
         except Overloaded as error:
-            return "sessions must be" in str(error)
+            return "sessions are in use" in str(error)
         return False
 
     wait_until(is_full, "a client is refused")

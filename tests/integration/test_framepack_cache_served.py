@@ -181,7 +181,7 @@ def test_caches_are_freed_when_videos_are_cancelled(client: Client) -> None:
 
 
 def test_transformer_refuses_a_threshold_without_a_session(client: Client) -> None:
-    with pytest.raises(InvalidRequest, match="cache_threshold must be given exactly when"):
+    with pytest.raises(InvalidRequest, match="cache_threshold must be given in a session, and only there"):
         client.infer("framepack_i2v_transformer", {**tensors(), "cache_threshold": np.ones(1, np.float32)})
     assert client.infer("framepack_i2v_transformer", tensors())["sample"].shape == (1, 16, 9, 2, 2)
 

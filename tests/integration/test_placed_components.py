@@ -158,7 +158,7 @@ def test_server_says_what_an_old_export_lacks_and_serves_it(repository: Path, tm
         assert embed(running, "a lake") == expected
     assert said == [
         f"sizes of inputs are not limited for {ENCODER}: the configurations have no axis ranges;"
-        " export them again",
+        " export these models again",
         f"the response cache is off: Triton's cache gives wrong answers for {PROMPT}, which enables it for"
         " more than one output; export these models again",
     ]

@@ -235,7 +235,7 @@ def test_denoiser_refuses_a_threshold_without_a_session(client: Client) -> None:
         "encoder_hidden_states": np.zeros((1, 512, 32), np.float32),
     }
     assert client.infer("wan_t2v_denoiser_high", tensors)["sample"].shape == (1, 16, 1, 4, 4)
-    with pytest.raises(InvalidRequest, match="cache_threshold must be given exactly when"):
+    with pytest.raises(InvalidRequest, match="cache_threshold must be given in a session, and only there"):
         client.infer("wan_t2v_denoiser_high", tensors | {"cache_threshold": np.array([0.1], np.float32)})
 
 

@@ -22,9 +22,9 @@ from slipway_benchmarks.capacity.demands import (
 )
 from slipway_benchmarks.capacity.measurements import (
     Delay,
+    MeasurementWindow,
     Observed,
     Subject,
-    Window,
     delay_of,
     predict,
     read_trace,
@@ -140,7 +140,7 @@ def test_trace_is_read_for_one_models_own_requests_within_the_window(tmp_path: P
         *traced(6, "video", at_ns=9000),  # after it
     ]
     path.write_text(json.dumps(entries))
-    seen = read_trace(path, "video", Window(100, 5000, 0.0))
+    seen = read_trace(path, "video", MeasurementWindow(100, 5000, 0.0))
     assert seen.at_s == pytest.approx((0.0, 1e-6))
     assert seen.queue_s == pytest.approx((2e-8, 2e-8))
     assert seen.work_s == pytest.approx((3e-8, 3e-8))
@@ -150,7 +150,7 @@ def test_trace_without_the_models_requests_is_told(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text(json.dumps(traced(1, "decoder", at_ns=1000)))
     with pytest.raises(Unrecoverable, match=r"trace\.json must hold requests to video, got none"):
-        read_trace(path, "video", Window(0, 5000, 0.0))
+        read_trace(path, "video", MeasurementWindow(0, 5000, 0.0))
 
 
 def test_ratio_is_the_models_delay_over_the_servers_in_the_same_round() -> None:

@@ -440,8 +440,8 @@ def hostile(**changes: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"blocks": 10**400}, "m: restore must be of a world of 1 to 89478485 blocks, got 1000"),
-        ({"blocks": 0}, "must be of a world of 1 to 89478485 blocks, got 0"),
+        ({"blocks": 10**400}, "m: restore must describe a world of 1 to 89478485 blocks, got 1000"),
+        ({"blocks": 0}, "must describe a world of 1 to 89478485 blocks, got 0"),
         ({"blocks": True}, "must describe a world between two blocks, got blocks True at position 3"),
         ({"blocks": [1]}, r"must describe a world between two blocks, got blocks \[1\] at position 3"),
         ({"position": 2**70}, "must describe a world between two blocks, got blocks 1 at position"),

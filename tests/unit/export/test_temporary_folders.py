@@ -22,7 +22,7 @@ with TemporaryFolder("work-", Path(sys.argv[1])) as folder:
 """
 EXPORT_KILLED = """
 import os, signal
-from slipway_export.checkpoint.checkpoint import open_checkpoint
+from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.families import family_named
 with open_checkpoint(family_named("airimu"), "tiny") as checkpoint:
     os.kill(os.getpid(), signal.SIGKILL)

@@ -32,7 +32,7 @@ from slipway_recipes.flow_matching import Noise
 from slipway_recipes.framepack_i2v import recipe
 from slipway_recipes.framepack_i2v.encoders import (
     TOKENS,
-    Told,
+    PromptEmbeddings,
     clip_pooled,
     llama_hidden,
     picture_of,
@@ -238,7 +238,9 @@ def test_transformer_learns(tmp_path: Path) -> None:
     config = TINY.configs["transformer/config.json"]
     network = HunyuanVideoFramepackTransformer3DModel(**config)
     before = {key: value.clone() for key, value in network.state_dict().items()}
-    told = Told(torch.randn(6, TOKENS, 32), torch.ones(6, TOKENS, dtype=torch.int64), torch.randn(6, 24))
+    told = PromptEmbeddings(
+        torch.randn(6, TOKENS, 32), torch.ones(6, TOKENS, dtype=torch.int64), torch.randn(6, 24)
+    )
     clips = Encoded(some_latents().half().numpy(), told, torch.randn(2, 16, 40))
     course = Course(Schedule(steps=3, warmup=1, ema=0.0), Noise(0.0, 1.0, 2.0), emphasis=4.0, batch=2)
     trained = train_transformer(network, clips, course, Making(tmp_path, tmp_path / "state", threads=1))

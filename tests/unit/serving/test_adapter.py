@@ -403,7 +403,7 @@ def test_requests_that_are_too_many_are_refused_in_their_places(
     refused = [answer.error.text if answer.error else None for answer in answers]
     text = (
         "[RESOURCE_EXHAUSTED] net: the queue is full (at most 4 requests may wait);"
-        " try again in a few seconds, or fewer requests"
+        " try again in a few seconds, or send fewer"
     )
     # The one that begins a session goes first, then the oldest that does not end one.
     assert [found is not None and found.startswith(text) for found in refused] == [False, True, True, False]

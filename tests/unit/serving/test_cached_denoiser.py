@@ -173,7 +173,11 @@ def test_session_is_refused_when_too_many_are_under_way(denoiser: WanCachedDenoi
     [
         ({}, {}, r"hidden_states must be given.* \| timestep .* \| encoder_hidden_states"),
         (tensors_of(LATENTS, 0.1), {}, "cache_threshold must be given in a session, and only there"),
-        (tensors_of(LATENTS), {"turn": Turn(5)}, "cache_threshold must be given exactly when"),
+        (
+            tensors_of(LATENTS),
+            {"turn": Turn(5)},
+            "cache_threshold must be given in a session, and only there",
+        ),
         (tensors_of(LATENTS, -1.0), {"turn": Turn(5, start=True)}, "at least 0, got -1.0; try 0.05"),
         (tensors_of(LATENTS, np.nan), {"turn": Turn(5, start=True)}, "cache_threshold must be finite"),
         (tensors_of(LATENTS), {"turn": Turn(start=True)}, "session id must be given to begin or end"),

@@ -68,7 +68,7 @@ def test_script_is_a_block_for_each_word_when_it_is_read(text: str, blocks: list
         ("universal", "w*0", r"must repeat keys 1 time or more, got w\*0"),
         ("universal", "w*100001", r"at most 100,000 blocks"),
         ("universal", f"w*{'9' * 5000}", r"at most 100,000 blocks|at character"),
-        ("universal", " # nothing", r"must be at least one block, got ' # nothing'; keys are w forward"),
+        ("universal", " # nothing", r"must have at least one block, got ' # nothing'; keys are w forward"),
         ("flying", "w", r"mode must be one of universal, gta_drive, templerun, got 'flying'"),
     ],
 )

@@ -47,8 +47,8 @@ def test_schedule_that_follows_the_size_is_taken_for_framepack_alone() -> None:
     of_framepack(config)
     with pytest.raises(
         InvalidRequest,
-        match=r"^s\.json: use_dynamic_shifting must be False, with which FlowMatchEulerDiscreteScheduler"
-        r" works here, got True: 1 steps end with ValueError: `mu` must be passed",
+        match=r"^s\.json: use_dynamic_shifting must be False, the value with which"
+        r" FlowMatchEulerDiscreteScheduler works, got True: 1 steps end with ValueError: `mu` must be passed",
     ):
         of_wan(config)
 
