@@ -21,7 +21,7 @@ COMPILE := --quiet --strip-extras --no-emit-index-url --no-emit-find-links --no-
 EXPORT_EACH_TINY = for family in wan_t2v matrix_game framepack_i2v wakeword wakeword_head airimu; do \
 	  $(BIN)/slipway export $$family --checkpoint tiny --repository out/soak/models || exit 1; done
 
-.PHONY: help demo test test-long check wheel-test docs site fuzz matrix mutants bench soak chaos weights real-size audit wheels image image-test lock clean
+.PHONY: help demo unit test test-long check wheel-test docs site fuzz matrix mutants bench soak chaos weights real-size audit wheels image image-test lock clean
 
 ##@ Use
 # A line of `##@ TITLE` starts a group of `make help`; `## TEXT` behind a target describes the target.
@@ -73,6 +73,9 @@ check: $(VENV)/installed ## Lint, format and types; whether every test can be im
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pytest --collect-only -qq > $(VENV)/collected || (cat $(VENV)/collected; false)
+
+unit: $(VENV)/installed ## Run the unit tests, which start no Triton, in a few minutes: two files at a time
+	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/unit tests/contract
 
 test: $(VENV)/installed $(LOAD_VENV)/installed ## Run the tests, against a real Triton: four files at a time, then the containers
 	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder -m "not docker"

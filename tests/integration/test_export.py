@@ -145,7 +145,7 @@ def test_full_decode_of_any_length_equals_diffusers(repository: Path, checkpoint
 
 def _remove_vae(checkpoint: Path) -> str:
     (checkpoint / "vae/diffusion_pytorch_model.safetensors").unlink()
-    return "vae must have one of diffusion_pytorch_model.safetensors"
+    return "vae must contain diffusion_pytorch_model.safetensors"
 
 
 def _remove_config(checkpoint: Path) -> str:
