@@ -93,7 +93,7 @@ class VideoOptions:
 
 
 @dataclass
-class Taken:
+class VideoTimes:
     """Measurements of one subject, round by round.
 
     Attributes:
@@ -109,7 +109,7 @@ class Taken:
     hit_rate: float | None = None
 
 
-Make = Callable[[Taken], None]
+Make = Callable[[VideoTimes], None]
 """Function that makes the video once and records the measurements."""
 
 
@@ -190,7 +190,7 @@ def run(options: VideoOptions, report: Callable[[str], None]) -> VideoResult:
 
 def _make_here(
     options: VideoOptions, checkpoint: Path, repository: Path, report: Callable[[str], None]
-) -> dict[str, Taken]:
+) -> dict[str, VideoTimes]:
     facts = PipelineFacts.read(repository / "wan_t2v" / "1" / "pipeline.json")
     config = ServerConfig(repository, http_port=0, grpc_port=0, metrics_port=0)
     with (
@@ -233,7 +233,7 @@ def _served(client: Client, request: TextToVideoRequest) -> dict[str, Make]:
 
 def make_videos(
     subjects: Mapping[str, Make], rounds: int, report: Callable[[str], None], not_run: dict[str, str]
-) -> dict[str, Taken]:
+) -> dict[str, VideoTimes]:
     """Make the same video with every subject, in turn, after one more round to warm up.
 
     Args:
@@ -245,12 +245,12 @@ def make_videos(
     Raises:
         InvalidRequest: The server refuses the plain video.
     """
-    found = {name: Taken() for name in subjects}
+    found = {name: VideoTimes() for name in subjects}
     for number in range(rounds + 1):
         report(f"round {number} of {rounds}" if number else "warming up")
         for name in list(found):
             # The first round only warms up, so its measurements are dropped.
-            taken = found[name] if number else Taken()
+            taken = found[name] if number else VideoTimes()
             started = time.perf_counter()
             try:
                 subjects[name](taken)
@@ -272,7 +272,7 @@ def _diffusers(checkpoint: Path, request: TextToVideoRequest) -> Make:
     pipeline = WanPipeline.from_pretrained(checkpoint, torch_dtype=torch.float32, local_files_only=True)
     pipeline.set_progress_bar_config(disable=True)
 
-    def make(taken: Taken) -> None:
+    def make(taken: VideoTimes) -> None:
         output = pipeline(
             prompt=request.prompt,
             negative_prompt=request.negative_prompt,
@@ -288,14 +288,16 @@ def _diffusers(checkpoint: Path, request: TextToVideoRequest) -> Make:
     return make
 
 
-def _within(facts: PipelineFacts, models: InProcessModels, request: TextToVideoRequest, taken: Taken) -> None:
+def _within(
+    facts: PipelineFacts, models: InProcessModels, request: TextToVideoRequest, taken: VideoTimes
+) -> None:
     events = list(generate(request, facts, models, Interruption("wan_t2v", lambda: False, None)))
     taken.step_ms.append(step_ms(events))
     chunks = [event.pixels for event in events if isinstance(event, FramesPart)]
     taken.frames = np.concatenate(chunks)
 
 
-def _through(client: Client, request: TextToVideoRequest, taken: Taken) -> None:
+def _through(client: Client, request: TextToVideoRequest, taken: VideoTimes) -> None:
     events = list(client.generate(request))
     taken.step_ms.append(step_ms(events))
     result = events[-1]
@@ -304,7 +306,7 @@ def _through(client: Client, request: TextToVideoRequest, taken: Taken) -> None:
     taken.frames, taken.hit_rate = result.array, result.cache_hit_rate
 
 
-def compare(taken: Mapping[str, Taken]) -> dict[str, Subject]:
+def compare(taken: Mapping[str, VideoTimes]) -> dict[str, Subject]:
     """Return the figures of each subject against the first one."""
     reference = next(iter(taken.values()))
     return {

@@ -14,8 +14,8 @@ from slipway_benchmarks.pipelines.video import (
     DIFFUSERS,
     IN_PROCESS,
     TRITON,
-    Taken,
     VideoResult,
+    VideoTimes,
     compare,
     print_video,
     step_ms,
@@ -27,9 +27,9 @@ from slipway_loadtests.json_report import write_json
 
 FRAMES = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3)).astype(np.uint8)
 TAKEN = {
-    DIFFUSERS: Taken([300.0, 330.0, 360.0], frames=FRAMES),
-    IN_PROCESS: Taken([150.0, 150.0, 150.0], [100.0, 100.0, 100.0], FRAMES),
-    TRITON: Taken([200.0, 165.0, 150.0], [110.0, 120.0, 100.0], FRAMES ^ 1, hit_rate=0.25),
+    DIFFUSERS: VideoTimes([300.0, 330.0, 360.0], frames=FRAMES),
+    IN_PROCESS: VideoTimes([150.0, 150.0, 150.0], [100.0, 100.0, 100.0], FRAMES),
+    TRITON: VideoTimes([200.0, 165.0, 150.0], [110.0, 120.0, 100.0], FRAMES ^ 1, hit_rate=0.25),
 }
 RESULT = VideoResult(
     compare(TAKEN),

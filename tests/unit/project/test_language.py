@@ -1,4 +1,4 @@
-"""Docstrings of the rewritten packages stay in plain language: an entry of Args begins with a noun."""
+"""The code stays in plain language: entries of Args begin with a noun, and retired names do not come back."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-# The packages whose docstrings follow the rule of CONTRIBUTING.
-PLAIN = (
+PACKAGES = (
     "benchmarks/slipway_benchmarks",
     "cli/slipway_cli",
     "clients/slipway_client",
@@ -28,6 +27,20 @@ NOT_A_NOUN = re.compile(
     r"|between|until|that|those|these|its|it|their|they|is|are|was|may|must|has|have|takes|within|beside|under"
     r"|over|per|than|so|if|while|into|out|since|because)\b",
     re.IGNORECASE,
+)
+# Classes, functions and modules that had names which only this project used.
+RETIRED = set(
+    """
+    Arriving AsyncLeave Belongings Deaths DiedLoading Door EndRequest Footprint Going Launches Leave MadeOf
+    MovableSessions NoRoom Taken Told TorchAsked UnderWay Waiting Watch are_left_on_disk are_left_out
+    closed_but_to_us dies_of drain_known end_leftovers end_soon ended_by first_to_go folder_here
+    from_configurations is_held_here join_claim left_on_disk loses_device made_id may_cache one_text
+    open_closed runs_of said_when_full says_code_is_missing stand_in still_loading tell_restarts under_way
+    unnoted was_found weigh_torch without_ranges wrongly_cached
+    """.split()  # noqa: SIM905 - a word list reads best in lines
+)
+RETIRED_MODULES = set(
+    "asks footprints going held inherited kept leaving matching moved places reads room waiting watch".split()  # noqa: SIM905
 )
 ENTRY = re.compile(r"^[\w.*]+(?:, [\w.*]+)*(?: \([^)]*\))?: (?P<text>.+)$")
 
@@ -68,7 +81,7 @@ def test_noun_is_told_from_other_words(text: str, plain: bool) -> None:
     assert begins_with_a_noun(text) == plain
 
 
-@pytest.mark.parametrize("package", PLAIN)
+@pytest.mark.parametrize("package", PACKAGES)
 def test_entry_of_a_docstring_begins_with_a_noun(package: str) -> None:
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     broken = [
@@ -80,3 +93,30 @@ def test_entry_of_a_docstring_begins_with_a_noun(package: str) -> None:
         if not begins_with_a_noun(text)
     ]
     assert broken == []
+
+
+def defined(module: ast.Module) -> Iterator[str]:
+    """The names of the classes, functions and variables that a module defines."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+
+
+def test_definition_is_found_for_classes_functions_and_variables() -> None:
+    code = "class Door: pass\nasync def going(): x = 1\n"
+    assert set(defined(ast.parse(code))) == {"Door", "going", "x"}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_retired_name_is_not_used_again(package: str) -> None:
+    files = sorted((ROOT / package).rglob("*.py"))
+    assert files
+    again = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in files
+        for name in {path.stem} & RETIRED_MODULES
+        | {*defined(ast.parse(path.read_text(encoding="utf-8")))} & RETIRED
+    ]
+    assert again == []
