@@ -8,7 +8,7 @@ import numpy as np
 import pypose
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pypose.metric.ape_rpe import StampedSE3, compute_error
 from scipy.spatial.transform import Rotation
@@ -195,6 +195,7 @@ def test_without_ground_truth_a_fall_has_no_rotation() -> None:
         falling.rotation_at(0)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 60), st.integers(1, 70), st.data())
 def test_windows_take_every_frame_once(frames: int, size: int, data: st.DataObject) -> None:
     step = data.draw(st.integers(1, size))
