@@ -483,7 +483,7 @@ def test_bad_signals_are_refused_by_name(client: Client, model: str, given: Sign
         (
             signals(5, batch=2),
             Turn(31, start=True),
-            r"acc must have a batch of 1, got shape \[2, 5, 3\]; try a request for each",
+            r"acc must have a batch of 1, got shape \[2, 5, 3\]; try one request for each",
         ),
         (chunk_of(signals(5), 0, 0), Turn(31, start=True, end=True), "acc must have 1 to 5000 frames"),
     ],
