@@ -153,7 +153,7 @@ def test_shard_is_named_when_it_is_cut_short_and_weights_stay_on_disk(
         open_checkpoint(WAN, str(damaged)) as found,
         lazy_weights(),
         pytest.raises(
-            InvalidRequest, match=r"transformer/diffusion_pytorch_model.safetensors must be a whole"
+            InvalidRequest, match=r"transformer/diffusion_pytorch_model.safetensors must be a complete"
         ),
     ):
         component_of(found, "denoiser_high").load(Precision.FP32)
