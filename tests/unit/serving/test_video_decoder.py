@@ -129,7 +129,9 @@ def test_request_is_refused_when_it_breaks_a_rule(
 
 def test_session_is_refused_when_its_size_changes(decoder: VideoDecoder) -> None:
     ask(decoder, LATENTS, turn=Turn(1, start=True))
-    with pytest.raises(InvalidRequest, match=r"latents must be \[2, 3\] .* got \[1, 3\]"):
+    with pytest.raises(
+        InvalidRequest, match=r"latents must have the height and width \[2, 3\] .* got \[1, 3\]"
+    ):
         ask(decoder, LATENTS[:, :, :, :1], turn=Turn(1))
 
 
