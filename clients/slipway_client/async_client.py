@@ -361,6 +361,6 @@ def _transport(
         from slipway_client.grpc.transport import AsyncGrpcTransport
 
         return AsyncGrpcTransport(url, connect_timeout_s, tls)
-    from slipway_client.http.transport import AsyncHttpTransport
+    from slipway_client.http.async_transport import AsyncHttpTransport
 
     return AsyncHttpTransport(url, connect_timeout_s, tls)

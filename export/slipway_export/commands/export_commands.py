@@ -27,6 +27,10 @@ _OPTIONAL_VALUES = {"--compile": COMPILE_MODES}
 """Options whose value may be left out, with their values."""
 
 
+# Typer exports the errors of its parser, but not the class that all of them have in common.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+
 class _FamilyCommands(TyperGroup):
     """Commands of all families, built when one of them is used, because a family may come from outside."""
 
@@ -109,7 +113,7 @@ def _parses(ctx: Any, family: str, *options: str) -> bool:
     try:
         parser = ctx.command.get_command(ctx, family).make_parser(ctx)
         return not parser.parse_args(list(options))[1]
-    except Exception:  # noqa: BLE001 - the errors of click's parser have no public base class in typer
+    except _UsageError:
         return False
 
 

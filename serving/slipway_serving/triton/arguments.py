@@ -112,6 +112,12 @@ def tracing_problems(url: str | None, every: int) -> list[str]:
     return problems
 
 
+def reachable_host(host: str) -> str:
+    """Return the host part of a URL that reaches a server on this machine that listens on `host`."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{host}]" if ":" in host else host
+
+
 def bind_address(service: str, address: str) -> str:
     """Return an address to listen on in the form that one of Triton's services needs.
 

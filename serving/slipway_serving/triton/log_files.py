@@ -17,6 +17,9 @@ from pathlib import Path
 
 import psutil
 
+from slipway_serving.protocol.errors import InvalidRequest
+from slipway_serving.system import private_files
+
 KEPT_DAYS = 7
 _FOLDER = re.compile(r"slipway-(?P<pid>\d+)-[0-9a-f]{8}-log")
 
@@ -28,6 +31,27 @@ def default_path(server_id: str) -> Path:
         server_id: Id of the server, which ends with a hyphen.
     """
     return Path(tempfile.gettempdir()) / f"{server_id}log" / "tritonserver.log"
+
+
+def create_log(path: Path, *, private_folder: bool) -> None:
+    """Create an empty log file that only its user can read.
+
+    Args:
+        path: Path of the log.
+        private_folder: True to create the log's folder too, for its user alone.
+
+    Raises:
+        InvalidRequest: The path cannot be written, or belongs to another user.
+    """
+    if private_folder:
+        private_files.make_folder(path.parent)
+    try:
+        private_files.make_empty(path)
+    except OSError as error:
+        raise InvalidRequest(
+            f"server: log must be a file that this user owns and may write, got {path}"
+            f" ({error.strerror}); try another --log-file"
+        ) from None
 
 
 def remove_old_logs() -> None:

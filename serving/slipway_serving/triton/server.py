@@ -29,17 +29,15 @@ from slipway_serving.runtime.backends.onnxruntime.sharing import GRAPHS_FOLDER_V
 from slipway_serving.runtime.limits import LIMITS_VARIABLE
 from slipway_serving.runtime.queue_limits import METRICS_VARIABLE
 from slipway_serving.runtime.request_parameters import MARKED_VARIABLE
-from slipway_serving.system import hidden_arguments, private_files, process_state, server_folder
+from slipway_serving.system import hidden_arguments, process_state, server_folder
 from slipway_serving.system.server_processes import ID_VARIABLE, ServerResources, clean_up, kill_processes
 from slipway_serving.triton import log_files, server_log, start_errors, termination
 from slipway_serving.triton.arguments import (
-    bind_address,
-    forwarded_arguments,
-    response_cache_arguments,
+    reachable_host,
     supervisor_restrictions,
     token_restrictions,
-    tracing_arguments,
 )
+from slipway_serving.triton.command_line import MODELS, server_arguments
 from slipway_serving.triton.config import ServerConfig
 from slipway_serving.triton.control import SUPERVISOR_HEADER, ModelControl
 from slipway_serving.triton.install import environment, find_triton, lay_out_backends, lay_out_interpreter
@@ -65,7 +63,6 @@ __all__ = ["Server", "ServerConfig"]
 
 _POLL_S = 0.05
 _MAX_ATTEMPTS = 3
-_MODELS = "models"
 
 
 class Server:
@@ -121,24 +118,24 @@ class Server:
     @property
     def http_url(self) -> str:
         """`host:port` of the HTTP endpoint, in the form that tritonclient accepts."""
-        return f"{_reachable_host(self.config.host)}:{self.config.http_port}"
+        return f"{reachable_host(self.config.host)}:{self.config.http_port}"
 
     @property
     def grpc_url(self) -> str:
         """`host:port` of the gRPC endpoint."""
-        return f"{_reachable_host(self.config.host)}:{self.config.grpc_port}"
+        return f"{reachable_host(self.config.host)}:{self.config.grpc_port}"
 
     @property
     def metrics_url(self) -> str:
         """URL of the Prometheus metrics."""
-        return f"http://{_reachable_host(self.config.host)}:{self.config.metrics_port}/metrics"
+        return f"http://{reachable_host(self.config.host)}:{self.config.metrics_port}/metrics"
 
     @property
     def probe_url(self) -> str | None:
         """URL of the endpoint that reports readiness and liveness; None if the server has none."""
         if self.config.probe_port is None:
             return None
-        return f"http://{_reachable_host(self.config.host)}:{self.config.probe_port}"
+        return f"http://{reachable_host(self.config.host)}:{self.config.probe_port}"
 
     @property
     def pid(self) -> int | None:
@@ -331,29 +328,13 @@ class Server:
         self._runtime_folder_lock = create_runtime_folder(self._resources)
         (folder / "graphs").mkdir()
         # Triton passes model paths to a shell without quotes, so we give it a path that needs none.
-        (folder / _MODELS).symlink_to(self.config.repository.resolve())
+        (folder / MODELS).symlink_to(self.config.repository.resolve())
         lay_out_backends(install, folder / "backends")
         lay_out_interpreter(folder / "interpreter", os.environ)
         if (key_file := self.control_token_file) is not None:
             key_file.touch(mode=0o600)
             key_file.write_text(f"{self.control_token}\n", encoding="ascii")
-        self._create_log()
-
-    def _create_log(self) -> None:
-        """Create an empty log file that only its user can read.
-
-        Raises:
-            InvalidRequest: The configured path cannot be written, or belongs to another user.
-        """
-        if self.config.log_path is None:
-            private_files.make_folder(self.log_path.parent)
-        try:
-            private_files.make_empty(self.log_path)
-        except OSError as error:
-            raise InvalidRequest(
-                f"server: log must be a file that this user owns and may write, got {self.log_path}"
-                f" ({error.strerror}); try another --log-file"
-            ) from None
+        log_files.create_log(self.log_path, private_folder=self.config.log_path is None)
 
     def _launch(self) -> None:
         """Start `tritonserver` and its watcher."""
@@ -373,7 +354,7 @@ class Server:
                     GRAPHS_FOLDER_VARIABLE: str(folder / "graphs"),
                     server_folder.FOLDER_VARIABLE: str(self._resources.runtime_folder),
                     **({LIMITS_VARIABLE: str(self.config.limits.resolve())} if self.config.limits else {}),
-                    METRICS_VARIABLE: f"{_reachable_host(self.config.host)}:{self.config.metrics_port}",
+                    METRICS_VARIABLE: f"{reachable_host(self.config.host)}:{self.config.metrics_port}",
                 },
                 cwd=folder,  # stubs look for modules in their working directory first
                 log=log,
@@ -388,25 +369,10 @@ class Server:
         return supervisor_restrictions(self._supervisor_key, self.control_token)
 
     def _arguments(self, folder: Path, caches: Path) -> Iterator[str]:
-        """Yield the arguments of `tritonserver` that contain no secrets."""
-        config = self.config
-        yield f"--model-repository={folder / _MODELS}"
-        yield f"--backend-directory={folder / 'backends'}"
-        yield f"--backend-config=python,shm-region-prefix-name={self._server_id}"
-        for service in ("http", "grpc", "metrics"):
-            yield f"--{service}-address={bind_address(service, config.host)}"
-            yield f"--{service}-port={config.ports[f'{service}_port']}"
-        yield f"--exit-timeout-secs={config.exit_timeout_s}"
-        yield f"--exit-on-error={str(config.exit_on_error).lower()}"
-        yield f"--log-verbose={config.log_verbose}"
-        # The supervisor needs explicit control even if clients may not load or unload models.
-        yield "--model-control-mode=explicit"
-        yield "--load-model=*"
-        if config.response_cache_bytes and self._use_response_cache:
-            yield from response_cache_arguments(caches, config.response_cache_bytes)
-        if config.trace_otlp is not None:
-            yield from tracing_arguments(config.trace_otlp, config.trace_every)
-        yield from forwarded_arguments(config.arguments)
+        """Return the arguments of `tritonserver` that contain no secrets."""
+        return server_arguments(
+            self.config, self._server_id, folder, caches, use_response_cache=self._use_response_cache
+        )
 
     def _check_state(self, state: str) -> None:
         """Raise NotReady if the server is not in `state` ("ready" or "live") or a process of it is gone."""
@@ -421,7 +387,7 @@ class Server:
     def _log_since_launch(self) -> str:
         """Return the log since the last launch, with model paths as the user configured them."""
         assert self._resources is not None
-        link = str(Path(self._resources.folder) / _MODELS)
+        link = str(Path(self._resources.folder) / MODELS)
         return self.log_text()[self._log_start :].replace(link, str(self.config.repository.resolve()))
 
     def _wait_until_ready(self, models: Sequence[Path]) -> None:
@@ -472,12 +438,6 @@ class Server:
             lock.close()
         if not keep_log and self.config.log_path is None:
             shutil.rmtree(self.log_path.parent, ignore_errors=True)
-
-
-def _reachable_host(host: str) -> str:
-    """Return the host part of a URL that reaches a server on this machine that listens on `host`."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"[{host}]" if ":" in host else host
 
 
 def _answers(client: httpx.Client, path: str) -> bool:

@@ -19,7 +19,8 @@ from slipway_client import AsyncClient, Client, cancellation
 from slipway_client.cancellation import CANCEL_GRACE_S
 from slipway_client.grpc.transport import AsyncGrpcTransport, GrpcTransport
 from slipway_client.http import messages
-from slipway_client.http.transport import AsyncHttpTransport, HttpTransport
+from slipway_client.http.async_transport import AsyncHttpTransport
+from slipway_client.http.transport import HttpTransport
 from slipway_client.retry import Deadline
 from slipway_serving.protocol.errors import DeadlineExceeded, InvalidRequest, Malformed, NotReady
 from slipway_serving.protocol.turns import NO_SESSION
