@@ -93,7 +93,9 @@ class ToyWorld:
 
     def _begun(self, opened: ToyWorldRequest | None, call: Call) -> Place:
         if opened is None:
-            raise InvalidRequest(f"{self._model}: image must be given in the first turn of a session, got nothing")
+            raise InvalidRequest(
+                f"{self._model}: image must be given in the first turn of a session, got nothing"
+            )
         picture = images.pixels(opened.image)
         self._check_size(picture.shape)
         samples = picture.astype(np.float32).transpose(2, 0, 1)[None] / np.float32(127.5) - 1
