@@ -25,12 +25,12 @@ from slipway_export.graph.file import check_own, place_file, staged_file, write_
 from slipway_export.graph.opset import choose_opset
 from slipway_export.options import ExportOptions
 from slipway_export.progress import Progress, Report
+from slipway_export.repository.export_source import ExportSource
 from slipway_export.repository.load_check import check_loadable
 from slipway_export.repository.placement import check_placements
 from slipway_export.repository.publish import add_canceller, check_replaceable, placing
 from slipway_export.repository.resume import FinishedGraphs
 from slipway_export.repository.staged_export import (
-    ExportSource,
     StagedExport,
     select_stepped,
     served_model_names,
@@ -198,23 +198,9 @@ def _prepare(
     torch_choices: Mapping[str, TorchChoice] | None = None,
 ) -> StagedExport:
     """Reuse finished graphs, check disk and memory for the others, and choose where those are verified."""
-    family, checkpoint, options = source.family, source.checkpoint, source.options
+    options, choices = source.options, torch_choices or {}
     progress = Progress(report, [component.label for component in components])
-    choices = torch_choices or {}
-    finished = FinishedGraphs(
-        checkpoint=checkpoint,
-        planned=source.planned,
-        requested_precision=options.requested_precision,
-        engine_settings=lambda component: choices.get(component.label, options.engine_of(component)),
-        options=_options_that_matter(options, opset),
-        staged=staged,
-        prefix=f"{family.name}_",
-        report=progress,
-        repository=options.repository,
-        output=options.output,
-        fresh=options.fresh,
-        digests=source.digests,
-    )
+    finished = FinishedGraphs(source, _options_that_matter(options, opset), staged, progress, choices)
     missing, runs = finished.find(components, select_stepped(source.plan, components))
     requirements = {
         component.label: torch_requirements(component, choices[component.label].options.load_precision)
@@ -229,9 +215,7 @@ def _prepare(
     graphs = Counter(component.name for component in source.plan.components)
     # A single graph in a file has no other graph to share weights with.
     sharing = frozenset(name for name, count in graphs.items() if count > 1 and graph is None)
-    return StagedExport(
-        source, options, opset, verification, staged, progress, finished, graph, sharing, choices
-    )
+    return StagedExport(source, opset, verification, staged, progress, finished, graph, sharing, choices)
 
 
 def _options_that_matter(options: ExportOptions, opset: int) -> dict[str, object]:

@@ -17,7 +17,7 @@ from slipway_export.families.matrix_game.vision import CLIP_FILE, VAE_FILE
 from slipway_export.families.wan_t2v.network import decode
 from slipway_export.networks.wan_vae_encoder import PictureEncoder
 from slipway_export.networks.wan_vae_file import load_vae
-from slipway_export.spec import Precision
+from slipway_export.spec import Loading, Precision
 from slipway_serving.diffusion.noise import Noise
 from slipway_serving.diffusion.schedules import FewStep
 
@@ -38,7 +38,7 @@ def world_frames(
         actions: of each block, a row for each of its frames.
     """
     world = world_of(Checkpoint(folder, "reference"), mode)
-    network, vae = world.load(Precision.FP32), load_vae(folder / VAE_FILE, "vae")
+    network, vae = world.load(Precision.FP32, Loading.READ), load_vae(folder / VAE_FILE, "vae")
     image = torch.from_numpy(pixels).permute(2, 0, 1)[None] / 127.5 - 1
     context = ImageEncoder(load_vision(folder / CLIP_FILE, "clip"))(image)
     given = dict(zip(cross_names(network.config), CrossAttention(network)(context), strict=True))

@@ -52,7 +52,7 @@ def component(preset: str, traced: int) -> tuple[Component, Whole]:
     with open_checkpoint(FAMILY, preset) as checkpoint:
         described = FAMILY.plan(checkpoint, axes(traced)).components[0]
         network = Whole(load_network(checkpoint.path, checkpoint.source))
-    return replace(described, load=lambda _: network), network
+    return replace(described, load=lambda *_: network), network
 
 
 def exported(folder: Path, preset: str, traced: int) -> tuple[Path, Network]:

@@ -28,7 +28,7 @@ from slipway_export.options import ExportOptions
 from slipway_export.repository.config import model_config
 from slipway_export.repository.publish import hashes
 from slipway_export.run import ExportResult, run_export
-from slipway_export.spec import Component, Engine, Plan, Precision, Tolerance
+from slipway_export.spec import Component, Engine, Loading, Plan, Precision, Tolerance
 from slipway_export.verification.comparison import ParityFailed
 
 FAMILY = family_named("wan_t2v")
@@ -367,8 +367,8 @@ def test_export_places_nothing_when_parity_is_broken(checkpoint: Path, tmp_path:
         return replace(plan, components=tuple(_break(component) for component in plan.components))
 
     def _break(component: Component) -> Component:
-        def load(precision: Precision) -> torch.nn.Module:
-            module = component.load(Precision.FP32)
+        def load(precision: Precision, loading: Loading) -> torch.nn.Module:
+            module = component.load(Precision.FP32, loading)
             # The graph's network is asked for in half precision, the reference in float32.
             if precision is Precision.FP32:
                 last: torch.nn.Module = module.transformer.proj_out  # type: ignore[union-attr, assignment]

@@ -20,7 +20,7 @@ from slipway_export.families import BUILT_IN, family_named
 from slipway_export.graph.onnx import example_inputs
 from slipway_export.options import ExportOptions
 from slipway_export.run import run_export
-from slipway_export.spec import Axis, Component, Engine, Plan, Precision, Tolerance
+from slipway_export.spec import Axis, Component, Engine, Loading, Plan, Precision, Tolerance
 from slipway_export.verification.comparison import ParityFailed
 from slipway_serving.protocol.errors import InvalidRequest
 
@@ -213,7 +213,7 @@ def opened(source: Path, **parts: Path) -> None:
     with open_checkpoint(WAN, str(source), {name: str(place) for name, place in parts.items()}) as checkpoint:
         plan = WAN.plan(checkpoint, axes_of(WAN, checkpoint, {}))
         next(component for component in plan.components if component.name == "text_encoder").load(
-            Precision.FP32
+            Precision.FP32, Loading.READ
         )
 
 

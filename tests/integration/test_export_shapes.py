@@ -19,7 +19,7 @@ from tritonclient.utils import InferenceServerException
 from slipway_export.graph.onnx import ExportFailed, example_inputs, export_graph
 from slipway_export.repository.config import config_text, model_config
 from slipway_export.repository.load_check import check_loadable
-from slipway_export.spec import Axis, Component, DType, Engine, Precision, TensorSpec, Tolerance
+from slipway_export.spec import Axis, Component, DType, Engine, Loading, Precision, TensorSpec, Tolerance
 from slipway_export.verification.comparison import (
     ParityFailed,
     ParityRow,
@@ -45,7 +45,7 @@ def described(
     module: nn.Module, inputs: list[TensorSpec], outputs: list[TensorSpec], *axes: Axis
 ) -> Component:
     return Component(
-        "net", tuple(inputs), tuple(outputs), axes, lambda _: module.eval().requires_grad_(False), BOUND
+        "net", tuple(inputs), tuple(outputs), axes, lambda *_: module.eval().requires_grad_(False), BOUND
     )
 
 
@@ -53,8 +53,8 @@ def exported(
     component: Component, path: Path, engine: Engine = Engine.ONNXRUNTIME, opset: int = 23
 ) -> list[ParityRow]:
     """Export a component as `slipway export` does, and return its parity."""
-    reference = compute_reference(component, component.load(Precision.FP32))
-    export_graph(component, component.load(Precision.FP32), path, opset=opset, engine=engine)
+    reference = compute_reference(component, component.load(Precision.FP32, Loading.READ))
+    export_graph(component, component.load(Precision.FP32, Loading.READ), path, opset=opset, engine=engine)
     rows = verify(component, path, reference, Precision.FP32)
     check_parity(rows)
     return rows
@@ -114,7 +114,7 @@ def test_product_of_axes_that_other_inputs_carry_is_exported_in_both_dialects(
 
 def test_trace_leaves_the_network_as_it_was(tmp_path: Path) -> None:
     component = window()
-    module = component.load(Precision.FP32)
+    module = component.load(Precision.FP32, Loading.READ)
     export_graph(component, module, tmp_path / "g.onnx", opset=23)
     assert "forward" not in vars(module)
 
@@ -319,7 +319,7 @@ def test_network_that_branches_on_values_is_refused_by_name(
     with pytest.raises(
         ExportFailed, match="net: the network must be one that torch.export can trace"
     ) as failed:
-        export_graph(component, component.load(Precision.FP32), tmp_path / "g.onnx", opset=23)
+        export_graph(component, component.load(Precision.FP32, Loading.READ), tmp_path / "g.onnx", opset=23)
     assert "dynamic batch, width" in str(failed.value)
     assert "data-dependent" in str(failed.value)
     assert "\n" not in str(failed.value)
@@ -351,7 +351,7 @@ def test_description_that_the_network_contradicts_is_refused_by_output_and_point
         nn.Identity(), [floats("x", "batch", "width")], [floats("y", "batch", "width + 1")], BATCH, WIDTH
     )
     with pytest.raises(InvalidRequest, match=r"net: y at min \(batch=1, width=1\) must be float32 \[1, 2\]"):
-        compute_reference(component, component.load(Precision.FP32))
+        compute_reference(component, component.load(Precision.FP32, Loading.READ))
 
 
 def test_dimension_that_is_never_above_one_is_refused_by_name(tmp_path: Path) -> None:
@@ -361,7 +361,7 @@ def test_dimension_that_is_never_above_one_is_refused_by_name(tmp_path: Path) ->
         [floats("y", "batch", "width * width - 2 * width + 2")],
         *(BATCH, Axis("width", 1, 1, 2)),
     )
-    export_graph(component, component.load(Precision.FP32), tmp_path / "g.onnx", opset=23)
+    export_graph(component, component.load(Precision.FP32, Loading.READ), tmp_path / "g.onnx", opset=23)
     never = described(
         nn.Identity(),
         [floats("x", "batch", "width * width - 3 * width + 3")],
@@ -369,7 +369,7 @@ def test_dimension_that_is_never_above_one_is_refused_by_name(tmp_path: Path) ->
         *(BATCH, Axis("width", 1, 1, 2)),
     )
     with pytest.raises(InvalidRequest, match=r"net: x must have a dimension width\*width .* that reaches 2"):
-        export_graph(never, never.load(Precision.FP32), tmp_path / "g.onnx", opset=23)
+        export_graph(never, never.load(Precision.FP32, Loading.READ), tmp_path / "g.onnx", opset=23)
 
 
 def test_axes_of_one_size_are_numbers_in_the_configuration_when_others_vary() -> None:

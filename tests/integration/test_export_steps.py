@@ -95,7 +95,7 @@ def world(module: nn.Module) -> Component:
             TensorSpec("next_cache", DType.FLOAT32, ("batch", PLACES, CHANNELS)),
         ),
         (Axis("batch", 1, 2, 2), Axis("height", 1, 2, 4), Axis("width", 1, 3, 4)),
-        lambda _: module,
+        lambda *_: module,
         BOUND,
     )
 

@@ -19,7 +19,7 @@ from slipway_export.families.matrix_game.vision import (
 )
 from slipway_export.options import ExportOptions
 from slipway_export.run import run_export
-from slipway_export.spec import Axis, Family, Plan, Precision
+from slipway_export.spec import Axis, Family, Loading, Plan, Precision
 from slipway_serving.protocol.errors import InvalidRequest
 
 AXES = (Axis("batch", 1, 1, 2), Axis("token_height", 1, 2, 3), Axis("token_width", 1, 2, 4))
@@ -56,10 +56,10 @@ def test_decoder_is_wans_own_when_its_weights_are_of_a_pth_file(checkpoint: Path
         Checkpoint(checkpoint, "here"), {axis.name: axis for axis in AXES}
     )
     latents = torch.randn(1, 16, 3, 4, 6, generator=torch.Generator().manual_seed(0))
-    sample, *caches = first.load(Precision.FP32)(latents[:, :, :1])
+    sample, *caches = first.load(Precision.FP32, Loading.READ)(latents[:, :, :1])
     frames = [sample]
     for each in latents[:, :, 1:].split(1, dim=2):
-        sample, *caches = following.load(Precision.FP32)(each, *caches)
+        sample, *caches = following.load(Precision.FP32, Loading.READ)(each, *caches)
         frames.append(sample)
     whole = decoding.reference({"latents": latents})["sample"]
     assert whole.std() > 0.2

@@ -16,7 +16,7 @@ from slipway_export.graph.onnx import export_graph
 from slipway_export.graph.opset import DEFAULT_OPSET
 from slipway_export.options import ExportOptions
 from slipway_export.run import run_export
-from slipway_export.spec import Engine, Precision
+from slipway_export.spec import Engine, Loading, Precision
 from slipway_serving.protocol.errors import InvalidRequest
 
 FAMILY = family_named("wan_t2v")
@@ -76,7 +76,7 @@ def test_half_graph_keeps_embedders_and_final_projection_in_fp32(
 def test_standard_dialect_has_no_contrib_operator(checkpoint: Path, tmp_path: Path) -> None:
     with open_checkpoint(FAMILY, str(checkpoint)) as opened:
         denoiser = FAMILY.plan(opened, FAMILY.presets["tiny"].axes).components[1]
-        module = denoiser.load(Precision.FP32)
+        module = denoiser.load(Precision.FP32, Loading.READ)
         export_graph(denoiser, module, tmp_path / "g.onnx", opset=DEFAULT_OPSET, engine=Engine.TENSORRT)
     assert {node.domain for node in onnx.load(tmp_path / "g.onnx").graph.node} == {""}
     check_operators(tmp_path / "g.onnx", Engine.TENSORRT, denoiser.label)
@@ -99,7 +99,9 @@ def test_tensorrt_is_only_verified(checkpoint: Path, tmp_path: Path) -> None:
 def test_network_has_its_own_attention_again_after_lowering(checkpoint: Path) -> None:
     with open_checkpoint(FAMILY, str(checkpoint)) as opened:
         plan = FAMILY.plan(opened, FAMILY.presets["tiny"].axes)
-        encoder, denoiser = (component.load(Precision.FP32) for component in plan.components[:2])
+        encoder, denoiser = (
+            component.load(Precision.FP32, Loading.READ) for component in plan.components[:2]
+        )
         own = [block.attn1.processor for block in denoiser.transformer.blocks]
         with plan.components[0].lower(encoder), plan.components[1].lower(denoiser):
             assert [block.attn1.processor for block in denoiser.transformer.blocks] != own

@@ -69,7 +69,7 @@ def load(file: Path, precision: str) -> Network:
     finally:
         torch.set_default_dtype(usual)
     component = component_of(preset, file.parent / "described")
-    return network_of(replace(component, load=lambda _: network), Precision(precision))
+    return network_of(replace(component, load=lambda *_: network), Precision(precision))
 
 
 def stepped(preset: str, options: TorchOptions, folder: Path, kind: str, repeats: int) -> Stepped:

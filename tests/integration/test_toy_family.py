@@ -23,6 +23,7 @@ from server_fixtures import wait_until
 
 from slipway_client import AsyncClient, Client, FramesPart, InvalidRequest, Overloaded, Progress
 from slipway_export.families import registered
+from slipway_export.spec import Loading
 from slipway_serving.triton.server import Server, ServerConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,8 +100,8 @@ def expected_frames(blocks: int) -> np.ndarray:
     from slipway_serving.diffusion.schedules import FewStep
 
     with open_checkpoint(family_named("toy"), "tiny") as checkpoint, torch.no_grad():
-        block = Block(checkpoint.load("denoiser", ToyDenoiser, Precision.FP32))
-        vae = checkpoint.load("vae", ToyVae, Precision.FP32)
+        block = Block(checkpoint.load("denoiser", ToyDenoiser, Precision.FP32, Loading.READ))
+        vae = checkpoint.load("vae", ToyVae, Precision.FP32, Loading.READ)
         picture = torch.from_numpy(PICTURE.astype(np.float32) / np.float32(127.5) - 1)
         condition = Encode(vae)(picture.permute(2, 0, 1)[None])
         noise, clean, frames = Noise(7), [], []

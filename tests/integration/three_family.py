@@ -18,7 +18,18 @@ from torch import Tensor, nn
 from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.options import ExportOptions
 from slipway_export.run import run_export
-from slipway_export.spec import Axis, Component, DType, Family, Part, Plan, Precision, TensorSpec, Tolerance
+from slipway_export.spec import (
+    Axis,
+    Component,
+    DType,
+    Family,
+    Loading,
+    Part,
+    Plan,
+    Precision,
+    TensorSpec,
+    Tolerance,
+)
 
 PARTS = ("first", "second", "third")
 SHARDED = "second"
@@ -39,8 +50,8 @@ class Net(ModelMixin, ConfigMixin):
         return out
 
 
-def _load(checkpoint: Checkpoint, part: str, precision: Precision) -> nn.Module:
-    return checkpoint.load(part, Net, precision)
+def _load(checkpoint: Checkpoint, part: str, precision: Precision, loading: Loading) -> nn.Module:
+    return checkpoint.load(part, Net, precision, loading)
 
 
 def _plan(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:

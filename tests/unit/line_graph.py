@@ -29,7 +29,7 @@ def linear(*, dtype: DType = DType.FLOAT32, width: int = 3) -> Component:
         (TensorSpec("x", DType.FLOAT32, ("rows", 3)),),
         (TensorSpec("y", dtype, ("rows", width)), TensorSpec("count", DType.INT64, (1,), exact=True)),
         (Axis("rows", 1, 4, 8),),
-        lambda _: Line(),
+        lambda *_: Line(),
         {Precision.FP32: BOUND, Precision.BF16: Tolerance(0.1, 0.01, 0.99)},
     )
 

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from slipway_export.checkpoint.config_entries import ConfigEntries, LastRead, refusing_malformed
 from slipway_export.checkpoint.keys import cast, check_keys, dtypes_of, torch_dtype
-from slipway_export.checkpoint.provenance import Digests, ReadRecord, record_read, recording
+from slipway_export.checkpoint.provenance import Digests, ReadLog, ReadRecord
 from slipway_export.spec.formats import Precision
 from slipway_export.spec.layout import Part
+from slipway_export.spec.loading import Loading
 from slipway_serving.protocol.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -64,17 +65,21 @@ class Checkpoint:
         folder: Folder of the checkpoint.
         source: Preset, folder or hub id that the user named.
         part_locations: Locations of the parts that are stored elsewhere, by name of the part.
+        configurations_only: True if networks are described from their configurations alone, so weight files
+            may be missing.
     """
 
     folder: Path
     source: str
     part_locations: Mapping[str, PartLocation] = field(default_factory=dict)
+    configurations_only: bool = False
+    _reads: ReadLog = field(default_factory=ReadLog, repr=False, compare=False)
     _last: LastRead = field(default_factory=LastRead, repr=False, compare=False)
 
     @property
     def path(self) -> Path:
         """Folder of the checkpoint, recorded as read in whole, since the caller may read any file in it."""
-        record_read(self._locate, "")
+        self._reads.note("")
         return self.folder
 
     @property
@@ -84,12 +89,23 @@ class Checkpoint:
 
     def file(self, file: str) -> Path:
         """Return the location of a file or folder of the checkpoint, and record it as read."""
-        record_read(self._locate, file)
+        self._reads.note(file)
         return self._locate(file)
 
     def recording(self) -> AbstractContextManager[ReadRecord]:
-        """Record the files that are read from this checkpoint (by path in it) and from others."""
-        return recording(self._locate)
+        """Record the files that are read from this checkpoint (by path in it) and from those beside it."""
+        return self._reads.recording(self._locate)
+
+    def beside(self, folder: Path, source: str) -> Checkpoint:
+        """Return another checkpoint that this one names, whose files are recorded with those of this one.
+
+        Args:
+            folder: Folder of the other checkpoint.
+            source: Name that messages use for it.
+        """
+        return Checkpoint(
+            folder, source, configurations_only=self.configurations_only, _reads=self._reads.beneath(folder)
+        )
 
     def matches(self, read: Mapping[str, str], digests: Digests) -> bool:
         """Return whether every recorded file still has its hash from :meth:`ReadRecord.digests`."""
@@ -136,7 +152,7 @@ class Checkpoint:
 
     def has(self, file: str) -> bool:
         """Return whether the checkpoint has a file or folder with this path."""
-        record_read(self._locate, file, content=False)
+        self._reads.note(file, content=False)
         return self._locate(file).exists()
 
     def check_layout(self, layout: Sequence[str | Part], what: str) -> None:
@@ -159,17 +175,22 @@ class Checkpoint:
 
     def _lacking(self, entry: str | Part) -> list[str]:
         if isinstance(entry, str):
-            return [] if self.has(entry) or _is_dispensable(entry) else [entry]
+            return [] if self.has(entry) or self._is_dispensable(entry) else [entry]
         if entry.optional and not self.has(entry.name):
             return []
         required = [f"{entry.name}/{file}" for file in entry.files] or [entry.name]
         return [path for path in required if not self.has(path)]
 
+    def _is_dispensable(self, file: str) -> bool:
+        """Return whether a plan from configuration files does not need this file."""
+        return self.configurations_only and any(fnmatchcase(file, pattern) for pattern in NOT_NEEDED)
+
     def load(
         self,
         part: str,
         network: type[Module],
-        precision: Precision = Precision.FP32,
+        precision: Precision,
+        loading: Loading,
         build: Callable[[], Module] | None = None,
         prefix: str = "",
         **options: Any,
@@ -180,6 +201,7 @@ class Checkpoint:
             part: Folder of the part, e.g. ``transformer_2``.
             network: Class of diffusers or transformers with ``from_pretrained``.
             precision: Precision of the weights; modules that the network keeps in float32 stay in float32.
+            loading: Extent to which weights are read. None is ever read where configurations suffice.
             build: Function that builds the network without weights, whose keys and shapes are checked.
             prefix: Prefix that keys in the files may have, that the network's keys lack, and that the library
                 handles itself, e.g. ``text_model.`` in a CLIP that an earlier version wrote.
@@ -190,12 +212,7 @@ class Checkpoint:
         """
         import torch
 
-        from slipway_export.checkpoint.stored_weights import (
-            placeholder_folder,
-            record_locations,
-            uses_lazy_weights,
-            uses_meta_networks,
-        )
+        from slipway_export.checkpoint.stored_weights import placeholder_folder, record_locations
 
         file = f"{part}/config.json"
         what = f"{self.where(file)}: {file} must describe a {network.__name__}"
@@ -205,12 +222,12 @@ class Checkpoint:
             )
         dtype = torch_dtype(precision)
         stored = self._checked(part, skeleton, prefix)
-        if uses_meta_networks():
+        if loading is Loading.META:
             record_locations(skeleton, stored)
             cast(skeleton, dtypes_of(network, dtype))
             return skeleton.eval().requires_grad_(False)
         folder: AbstractContextManager[Path] = nullcontext(self.file(part))
-        if uses_lazy_weights():
+        if loading is Loading.ON_DISK or self.configurations_only:
             folder = placeholder_folder(
                 self.file(part), self._placeholder_names(part), stored, dtypes_of(network, dtype)
             )
@@ -225,9 +242,8 @@ class Checkpoint:
     def readable(self, part: str, build: Callable[[], torch.nn.Module]) -> Iterator[Path]:
         """Open a part's folder for a loader that belongs to the family.
 
-        If configuration files are enough
-        (:func:`slipway_export.checkpoint.stored_weights.configurations_only`) and the part has no weight
-        files, the folder contains a weight file with the network's keys and no content.
+        If configurations are enough and the part has no weight files, the folder contains a weight file with
+        the network's keys and no content.
 
         Args:
             part: Folder of the part, ``.`` for the checkpoint's folder.
@@ -253,9 +269,7 @@ class Checkpoint:
 
     def _lacks_weights(self, part: str) -> bool:
         """Return whether a part lacks weights and its configuration is used in their place."""
-        from slipway_export.checkpoint.stored_weights import uses_configurations_only
-
-        if not uses_configurations_only():
+        if not self.configurations_only:
             return False
         return self._stem_of(part) is None or not all(map(self.has, self._weight_files(part)))
 
@@ -363,13 +377,6 @@ class Checkpoint:
 def _is_file_name(name: object) -> bool:
     """Return whether this is a plain file name, which cannot point outside its folder."""
     return isinstance(name, str) and name not in ("", ".", "..") and not {"/", "\\", "\0"} & set(name)
-
-
-def _is_dispensable(file: str) -> bool:
-    """Return whether a plan from configuration files does not need this file."""
-    from slipway_export.checkpoint.stored_weights import uses_configurations_only
-
-    return uses_configurations_only() and any(fnmatchcase(file, pattern) for pattern in NOT_NEEDED)
 
 
 def _commit(path: Path) -> str | None:

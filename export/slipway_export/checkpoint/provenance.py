@@ -1,8 +1,8 @@
 """Record of the checkpoint files that a graph is made from, written as they are read, compared by hash.
 
-Families do not declare what they read. A :class:`Checkpoint` reports each file that it reads, or whose path
-it gives out, to the active :class:`ReadRecord`. Files that were only looked for are recorded too, since they
-may appear later.
+Families do not declare what they read. A :class:`Checkpoint` notes each file that it reads, or whose path it
+gives out, in its :class:`ReadLog`. Files that were only looked for are recorded too, since they may appear
+later.
 """
 
 from __future__ import annotations
@@ -10,13 +10,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 
 _PRESENT, _MISSING = "there", "missing"
-
-_current: ContextVar[ReadRecord | None] = ContextVar("record of what is read", default=None)
 
 
 @dataclass(frozen=True)
@@ -43,45 +40,47 @@ class ReadRecord:
         }
 
 
-@contextmanager
-def recording(locate: Callable[[str], Path]) -> Iterator[ReadRecord]:
-    """Record what is read of a checkpoint in the block, also in the enclosing record of the same checkpoint.
+@dataclass(frozen=True)
+class ReadLog:
+    """The records that a checkpoint's reads are noted in; each is open for the time of a block.
 
     Args:
-        locate: Function as for :class:`ReadRecord`.
+        folder: Folder that names are completed with, for a checkpoint beside the recorded one; None if names
+            are paths within the recorded checkpoint.
+        records: Open records.
     """
-    record, enclosing = ReadRecord(locate), _current.get()
-    token = _current.set(record)
-    try:
-        yield record
-    finally:
-        _current.reset(token)
-        if enclosing is not None and enclosing.locate == locate:
-            enclosing.content.update(record.content)
-            enclosing.looked_for.update(record.looked_for)
 
+    folder: Path | None = None
+    records: list[ReadRecord] = field(default_factory=list)
 
-@contextmanager
-def unrecorded() -> Iterator[None]:
-    """Record nothing that is read in the block, such as copies of files that are already recorded."""
-    token = _current.set(None)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+    def beneath(self, folder: Path) -> ReadLog:
+        """Return a log of another checkpoint, which notes absolute paths in the same records."""
+        return ReadLog(folder, self.records)
 
+    @contextmanager
+    def recording(self, locate: Callable[[str], Path]) -> Iterator[ReadRecord]:
+        """Record what is read in the block, also in the records that are already open.
 
-def record_read(locate: Callable[[str], Path], name: str, *, content: bool = True) -> None:
-    """Record a file that is read, or only looked for, if a record is active.
+        Args:
+            locate: Function as for :class:`ReadRecord`.
+        """
+        record = ReadRecord(locate)
+        self.records.append(record)
+        try:
+            yield record
+        finally:
+            self.records[:] = [each for each in self.records if each is not record]
 
-    Args:
-        locate: Function that returns the locations of the files of the checkpoint.
-        name: Name of the file within that checkpoint.
-        content: True if the file is read, or its path is given to code that may read it.
-    """
-    if (record := _current.get()) is not None:
-        known = name if locate == record.locate else str(locate(name).absolute())
-        (record.content if content else record.looked_for).add(known)
+    def note(self, name: str, *, content: bool = True) -> None:
+        """Note a file that is read, or only looked for, in every open record.
+
+        Args:
+            name: Path of the file within the checkpoint.
+            content: True if the file is read, or its path is given to code that may read it.
+        """
+        known = name if self.folder is None else str((self.folder / name).absolute())
+        for record in self.records:
+            (record.content if content else record.looked_for).add(known)
 
 
 class Digests:

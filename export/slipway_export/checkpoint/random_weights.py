@@ -2,9 +2,8 @@
 
 A network comes without memory (on the meta device), and huggingface_hub distributes its tensors over shards.
 Each tensor is then generated from the seed and its own name, a chunk at a time, and appended to its file. So
-only a piece of one tensor is in memory, and the same seed gives the same bytes on any machine. Where
-configurations are enough (:func:`slipway_export.checkpoint.stored_weights.configurations_only`), the files
-are empty and take no space.
+only a piece of one tensor is in memory, and the same seed gives the same bytes on any machine. Without a
+seed, the files have no content and take no space, for where configurations suffice.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import torch
 from huggingface_hub import StateDictSplit, split_torch_state_dict_into_shards
 from torch import Tensor, nn
 
-from slipway_export.checkpoint.stored_weights import safetensors_header, uses_configurations_only, write_empty
+from slipway_export.checkpoint.stored_weights import safetensors_header, write_empty
 from slipway_serving.protocol.errors import InvalidRequest
 
 SHARD_BYTES = 10**9
@@ -88,8 +87,6 @@ def check_space(folder: Path, parts: Sequence[RandomPart]) -> None:
     Raises:
         InvalidRequest: The disk is too small; the message gives the needed and the free space.
     """
-    if uses_configurations_only():
-        return
     needed, free = sum(part.bytes for part in parts), shutil.disk_usage(folder).free
     if needed > free:
         raise InvalidRequest(
@@ -98,13 +95,14 @@ def check_space(folder: Path, parts: Sequence[RandomPart]) -> None:
         )
 
 
-def write_part(folder: Path, part: RandomPart, seed: int, shard_bytes: int = SHARD_BYTES) -> None:
+def write_part(folder: Path, part: RandomPart, seed: int | None, shard_bytes: int = SHARD_BYTES) -> None:
     """Write a part's weight files, and their index if there are several.
 
     Args:
         folder: Folder of the checkpoint.
         part: Part to write.
-        seed: Seed of the checkpoint; its parts differ in spite of a common seed.
+        seed: Seed of the checkpoint; its parts differ in spite of a common seed. None writes files without
+            content.
         shard_bytes: Largest size of a file in bytes, unless a single tensor is larger.
     """
     place = folder / part.folder
@@ -115,7 +113,7 @@ def write_part(folder: Path, part: RandomPart, seed: int, shard_bytes: int = SHA
     )
     for name, keys in split.filename_to_tensors.items():
         described = {key: (tensors[key].dtype, tuple(tensors[key].shape)) for key in keys}
-        if uses_configurations_only():
+        if seed is None:
             write_empty(place / name, described)
             continue
         with (place / name).open("wb") as out:

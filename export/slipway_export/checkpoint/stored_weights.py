@@ -1,9 +1,9 @@
 """Weights that stay on disk: networks whose tensors know their location in a checkpoint's files.
 
-Inside :func:`lazy_weights`, a checkpoint's networks have weights that were never read and take no memory.
-These are pages of an empty file with the layout of the weight files, so that the libraries' own loaders
-create them. The networks are traced like any other; `graph/external_weights.py` then gives the graph the
-tensors of those locations.
+A network that is loaded with `Loading.ON_DISK` has weights that were never read and take no memory. These are
+pages of an empty file with the layout of the weight files, so that the libraries' own loaders create them.
+The networks are traced like any other; `graph/external_weights.py` then gives the graph the tensors of those
+locations.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import json
 import math
 import struct
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,9 +36,6 @@ INDEX_END = ".index.json"
 DTYPES = {name: dtype for dtype, name in _SAFETENSORS.items()}
 """Types of torch by their names in safetensors files."""
 
-_lazy: ContextVar[bool] = ContextVar("weights are not read", default=False)
-_configurations_only: ContextVar[bool] = ContextVar("only configurations are used", default=False)
-_meta: ContextVar[bool] = ContextVar("networks are on the meta device", default=False)
 _locations: MutableMapping[torch.Tensor, StoredTensor] = WeakTensorKeyDictionary()
 
 
@@ -74,58 +70,12 @@ class StoredTensor:
             return rows
 
 
-@contextlib.contextmanager
-def lazy_weights() -> Iterator[None]:
-    """Make `Checkpoint.load` return networks without reading their weights, as tracing needs none."""
-    token = _lazy.set(True)
-    try:
-        yield
-    finally:
-        _lazy.reset(token)
-
-
-def uses_lazy_weights() -> bool:
-    """Return whether :func:`lazy_weights` is active."""
-    return _lazy.get()
-
-
-@contextlib.contextmanager
-def configurations_only() -> Iterator[None]:
-    """Make `Checkpoint.load` build networks from their configurations alone, even without weight files."""
-    token = _configurations_only.set(True)
-    try:
-        with lazy_weights():
-            yield
-    finally:
-        _configurations_only.reset(token)
-
-
-def uses_configurations_only() -> bool:
-    """Return whether :func:`configurations_only` is active."""
-    return _configurations_only.get()
-
-
 def tensors_without_files(network: torch.nn.Module) -> dict[str, StoredTensor]:
     """Return the tensors of a network without weights, by key, as stored in files that do not exist."""
     return {
         key: StoredTensor(Path(), key, tuple(each.shape), each.dtype)
         for key, each in network.state_dict().items()
     }
-
-
-@contextlib.contextmanager
-def meta_networks() -> Iterator[None]:
-    """Make `Checkpoint.load` check a part and return its network on the meta device, without weights."""
-    token = _meta.set(True)
-    try:
-        yield
-    finally:
-        _meta.reset(token)
-
-
-def uses_meta_networks() -> bool:
-    """Return whether :func:`meta_networks` is active."""
-    return _meta.get()
 
 
 @contextlib.contextmanager

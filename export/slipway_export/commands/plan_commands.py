@@ -61,7 +61,6 @@ def print_plan(family: Family, options: ExportOptions, *, json: bool = False) ->
         InvalidRequest: The checkpoint or an option is invalid.
     """
     from slipway_export.checkpoint.opening import open_checkpoint
-    from slipway_export.checkpoint.stored_weights import configurations_only
     from slipway_export.commands.terminal import quiet_libraries
     from slipway_export.engines.choice import choose_torch
     from slipway_export.run import components_of
@@ -71,8 +70,9 @@ def print_plan(family: Family, options: ExportOptions, *, json: bool = False) ->
     family = family.variant(options.variant)
     with (
         quiet_libraries(),
-        configurations_only(),
-        open_checkpoint(family, options.checkpoint, options.parts, options.files) as checkpoint,
+        open_checkpoint(
+            family, options.checkpoint, options.parts, options.files, configurations_only=True
+        ) as checkpoint,
     ):
         components = components_of(family, checkpoint, options)
         machine = this_machine()

@@ -15,7 +15,7 @@ from slipway_export.engines.device import Device
 from slipway_export.engines.requested import ALL_COMPONENTS
 from slipway_export.graph.dialect import check_precision
 from slipway_export.options import ExportOptions
-from slipway_export.spec import Component, Engine, Precision, Tolerance
+from slipway_export.spec import Component, Engine, Loading, Precision, Tolerance
 from slipway_serving.protocol.errors import InvalidRequest, raise_all
 from slipway_serving.runtime.torch_engine.options import Offload, TorchOptions, Weights
 
@@ -146,11 +146,9 @@ def _attention_problems(components: Sequence[Component], choices: Mapping[str, T
         attention = choices[component.label].options.attention if component.label in choices else None
         if attention is None:
             continue
-        from slipway_export.checkpoint.stored_weights import meta_networks
         from slipway_serving.runtime.torch_engine.attention import set_attention
 
-        with meta_networks():
-            network = component.load(Precision.FP32)
+        network = component.load(Precision.FP32, Loading.META)
         try:
             set_attention(network, attention, component.name)
         except InvalidRequest as error:

@@ -19,14 +19,13 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from slipway_export.checkpoint.checkpoint import Checkpoint
-from slipway_export.checkpoint.provenance import ReadRecord, unrecorded
-from slipway_export.checkpoint.stored_weights import meta_networks
+from slipway_export.checkpoint.provenance import ReadRecord
 from slipway_export.engines.choice import TorchChoice
 from slipway_export.engines.device import Device
 from slipway_export.engines.torch_network import CHECKPOINT_FOLDER, NetworkFacts, load
 from slipway_export.repository.config import config_text, model_config
 from slipway_export.repository.publish import link_or_copy, stage_authored
-from slipway_export.spec import AuthoredModel, Component, Engine, Precision, Stepped
+from slipway_export.spec import AuthoredModel, Component, Engine, Loading, Precision, Stepped
 from slipway_export.verification.comparison import ParityRow, RunGraph
 from slipway_export.verification.steps import stepped_parity_rows
 from slipway_serving.protocol.axis_expressions import Point
@@ -89,8 +88,8 @@ def stage_network(
     Raises:
         InvalidRequest: A file lies outside the checkpoint, or is invalid.
     """
-    with checkpoint.recording() as loaded, meta_networks():
-        component.load(Precision.FP32)
+    with checkpoint.recording() as loaded:
+        component.load(Precision.FP32, Loading.META)
     # The plan of the copy must find the same files, even those that were looked for but not read.
     looked_for = {name for name in planned.looked_for | loaded.looked_for if planned.locate(name).is_file()}
     placed = dict(_files(component, checkpoint, planned.content | loaded.content | looked_for))
@@ -151,14 +150,12 @@ def run_in_process(folder: Path, device: Device, graph: str = MODEL) -> Iterator
     if graph != MODEL:
         from slipway_serving.runtime.graph import Graph
 
-        with unrecorded():
-            opened = Graph(Settings(folder.name, folder / "1", {"name": folder.name}, kind), f"{graph}.onnx")
+        opened = Graph(Settings(folder.name, folder / "1", {"name": folder.name}, kind), f"{graph}.onnx")
         yield lambda inputs: {
             name: value.numpy() for name, value in opened.run(inputs, in_memory=opened.outputs).items()
         }
         return
-    with unrecorded():
-        program = load_program(Settings(folder.name, folder / "1", read_config(folder), kind))
+    program = load_program(Settings(folder.name, folder / "1", read_config(folder), kind))
     alone = InProcessModels(folder.parent)
 
     def run(inputs: Mapping[str, Any]) -> dict[str, Any]:

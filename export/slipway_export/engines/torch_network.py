@@ -15,7 +15,7 @@ from pathlib import Path
 
 from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.families import family_named
-from slipway_export.spec import Axis, Component, DType, Precision, TensorSpec
+from slipway_export.spec import Axis, Component, DType, Loading, Precision, TensorSpec
 from slipway_serving.protocol.errors import InvalidRequest
 from slipway_serving.runtime.backends.onnxruntime.signature import GraphTensor, Signature
 from slipway_serving.runtime.facts import read_facts
@@ -82,7 +82,7 @@ def network_of(component: Component, precision: Precision) -> Network:
     """Load a component's network in the form that the program takes."""
     from torch import nn
 
-    module = component.load(precision)
+    module = component.load(precision, Loading.READ)
     products = (path for path, part in module.named_modules() if isinstance(part, nn.Linear))
     return Network(
         module,

@@ -13,6 +13,7 @@ from slipway_export.spec import (
     Axis,
     Component,
     DType,
+    Loading,
     Precision,
     StepInput,
     Stepped,
@@ -30,13 +31,13 @@ DECODER_TOLERANCE = {Precision.FP32: Tolerance(max_abs=5e-3, relative_l2=1e-4, c
 
 
 def video_decoder(
-    config: Mapping[str, Any], load: Callable[[], AutoencoderKLWan], axes: Mapping[str, Axis]
+    config: Mapping[str, Any], load: Callable[[Loading], AutoencoderKLWan], axes: Mapping[str, Axis]
 ) -> tuple[Component, Component, Stepped]:
     """Describe the decoder of a VAE.
 
     Args:
         config: Configuration of :class:`AutoencoderKLWan`.
-        load: Callback that returns the VAE in float32.
+        load: Function that loads the VAE in float32.
         axes: Axes by name, of which `token_height` and `token_width` are used, with two latents per token.
 
     Returns:
@@ -70,7 +71,7 @@ def video_decoder(
             inputs=(latents, *inputs),
             outputs=(TensorSpec("sample", DType.FLOAT32, (1, 3, frames, *plane(scale))), *carried("next_")),
             axes=(axes["token_height"], axes["token_width"]),
-            load=lambda _: network(load(), caches, first=graph == "first"),
+            load=lambda _, loading: network(load(loading), caches, first=graph == "first"),
             tolerance=DECODER_TOLERANCE,
         )
 
@@ -79,7 +80,7 @@ def video_decoder(
 
     def reference(inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         latents = inputs["latents"]
-        return {"sample": decode(load().to(latents.device), latents)}
+        return {"sample": decode(load(Loading.READ).to(latents.device), latents)}
 
     stepped = Stepped(
         following, {"latents": StepInput(axis=2)}, {"sample": 2}, steps=4, reference=reference, first=first

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slipway_export.checkpoint.checkpoint import Checkpoint
-from slipway_export.checkpoint.provenance import Digests, ReadRecord
+from slipway_export.engines.choice import TorchChoice
 from slipway_export.progress import Progress
 from slipway_export.repository.export_record import STEPS, Record, left_out_of, placed_record, records
+from slipway_export.repository.export_source import ExportSource
 from slipway_export.repository.identity import identity
 from slipway_export.repository.publish import MANIFEST, link_or_copy
 from slipway_export.sizing.budget import LeftOut
-from slipway_export.spec import Component, Precision, Stepped
+from slipway_export.spec import Component, Stepped
 from slipway_export.verification.comparison import ParityRow
 
 Make = Callable[[], list[ParityRow]]
@@ -31,33 +31,18 @@ class FinishedGraphs:
     """The finished graphs of one export: those that it finds, and those that it makes.
 
     Args:
-        checkpoint: Checkpoint that the graphs are made from.
-        planned: Record of what was read to describe them.
-        requested_precision: Function that returns the precision that the user requested for a component.
-        engine_settings: Function that returns what else a component depends on: its engine and the settings
-            of the engine.
-        options: Other options that the graphs depend on, by name.
+        source: Source of the export.
+        settings: Options of the export that every graph depends on, by name.
         staged: Staging folder of the export.
-        prefix: Prefix of the models' names: the family's name, and ``_``.
         report: Progress that receives a line for each graph that is taken.
-        repository: Repository where models are placed.
-        output: File of the graph in an export of a single graph.
-        fresh: True to take nothing, and to remove what earlier exports left.
-        digests: Hashes of files, each computed once.
+        torch_choices: Settings of the components that PyTorch serves, by label.
     """
 
-    checkpoint: Checkpoint
-    planned: ReadRecord
-    requested_precision: Callable[[Component], Precision]
-    options: Mapping[str, object]
+    source: ExportSource
+    settings: Mapping[str, object]
     staged: Path
-    prefix: str
     report: Progress
-    repository: Path | None = None
-    output: Path | None = None
-    fresh: bool = False
-    digests: Digests = field(default_factory=Digests)
-    engine_settings: Callable[[Component], object] = lambda _: None
+    torch_choices: Mapping[str, TorchChoice] = field(default_factory=dict)
     _records: dict[str, Record] = field(default_factory=dict)
     _left_out: dict[str, tuple[LeftOut, ...]] = field(default_factory=dict)
 
@@ -139,10 +124,11 @@ class FinishedGraphs:
         return self._make_and_record(name, described, make, list)
 
     def _description(self, component: Component) -> object:
+        options = self.source.options
         return (
             component,
-            component.precision(self.requested_precision(component)),
-            self.engine_settings(component),
+            component.precision(options.requested_precision(component)),
+            self.torch_choices.get(component.label, options.engine_of(component)),
         )
 
     def _take_steps(self, run: Stepped) -> bool:
@@ -165,23 +151,27 @@ class FinishedGraphs:
         return {name: record.facts() for name, record in self._records.items() if name in names}
 
     def _name(self, component: Component) -> str:
-        return f"{self.prefix}{component.name}/{component.graph}"
+        return f"{self._model(component)}/{component.graph}"
 
     def _graph(self, component: Component) -> str:
         """Return the path of a component's graph in the repository."""
-        return f"{self.prefix}{component.name}/1/{component.graph}.onnx"
+        return f"{self._model(component)}/1/{component.graph}.onnx"
+
+    def _model(self, component: Component) -> str:
+        return f"{self.source.family.name}_{component.name}"
 
     def _make_and_record(
         self, name: str, described: object, make: Make, files: Callable[[], list[Path]]
     ) -> list[ParityRow]:
         """Make a piece of the export, and record it if its parity passed."""
-        with self.checkpoint.recording() as read_record:
+        digests = self.source.digests
+        with self.source.checkpoint.recording() as read_record:
             rows = make()
         if any(row.failures for row in rows):
             return rows
-        read = self.planned.digests(self.digests) | read_record.digests(self.digests)
-        files_digests = {path.relative_to(self.staged).as_posix(): self.digests.of(path) for path in files()}
-        made_by = identity(described, self.options)
+        read = self.source.planned.digests(digests) | read_record.digests(digests)
+        files_digests = {path.relative_to(self.staged).as_posix(): digests.of(path) for path in files()}
+        made_by = identity(described, self.settings)
         record = Record(name, made_by, read, files_digests, tuple(rows), self._left_out[name])
         # A piece that read nothing of the checkpoint was also made of something else, so it is not recorded.
         if read:
@@ -191,19 +181,19 @@ class FinishedGraphs:
 
     def _take(self, name: str, label: str, described: object) -> str | None:
         """Take a valid piece into the staging folder; return where it was found, or None if there is none."""
-        expected = identity(described, self.options)
+        expected, fresh = identity(described, self.settings), self.source.options.fresh
         left = next((record for record in records(self.staged) if record.name == name), None)
-        if left is not None and not self.fresh and self._is_valid(left, expected, self.staged):
+        if left is not None and not fresh and self._is_valid(left, expected, self.staged):
             self._use(left)
             return "an interrupted export"
         if left is not None:
             left.remove(self.staged, self._records.values())
-        placed = None if self.fresh else self._placed_record(name, label)
+        placed = None if fresh else self._placed_record(name, label)
         if placed is None or not self._is_valid(placed, expected, self._placed_folder):
             return None
         for file, digest in placed.files.items():
             # Two graphs may share a file of weights, which is then already there.
-            if self.digests.of(self.staged / file) != digest:
+            if self.source.digests.of(self.staged / file) != digest:
                 link_or_copy(self._placed_folder / file, self.staged / file)
         self._use(placed)
         return "the repository"
@@ -214,14 +204,16 @@ class FinishedGraphs:
     @property
     def _placed_folder(self) -> Path:
         """Folder that the paths of placed files are relative to."""
-        if self.output is not None:
-            return self.output.parent
-        assert self.repository is not None  # One of the two is given.
-        return self.repository
+        options = self.source.options
+        if options.output is not None:
+            return options.output.parent
+        assert options.repository is not None  # One of the two is given.
+        return options.repository
 
     def _placed_record(self, name: str, label: str) -> Record | None:
-        if self.output is not None:
-            return placed_record(self.output.with_name(f"{self.output.name}.json"), name, label)
+        output = self.source.options.output
+        if output is not None:
+            return placed_record(output.with_name(f"{output.name}.json"), name, label)
         model = name.partition("/")[0]
         return placed_record(self._placed_folder / model / MANIFEST, name, label, model)
 
@@ -229,8 +221,8 @@ class FinishedGraphs:
         return (
             record.identity == expected
             and not any(row.failures for row in record.rows)
-            and all(self.digests.of(folder / file) == digest for file, digest in record.files.items())
-            and self.checkpoint.matches(record.read, self.digests)
+            and all(self.source.digests.of(folder / file) == digest for file, digest in record.files.items())
+            and self.source.checkpoint.matches(record.read, self.source.digests)
         )
 
 

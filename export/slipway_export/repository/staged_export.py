@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from slipway_export.checkpoint.checkpoint import Checkpoint
-from slipway_export.checkpoint.provenance import Digests, ReadRecord
-from slipway_export.checkpoint.stored_weights import lazy_weights
 from slipway_export.engines.choice import TorchChoice
 from slipway_export.engines.torch_model import (
     network_files,
@@ -33,11 +31,12 @@ from slipway_export.graph.onnx import export_graph
 from slipway_export.options import ExportOptions
 from slipway_export.progress import Progress
 from slipway_export.repository.config import config_text, model_config, write_axes
+from slipway_export.repository.export_source import ExportSource
 from slipway_export.repository.placement import set_instances, stage_remote
 from slipway_export.repository.publish import stage_authored, write_manifest
 from slipway_export.repository.resume import FinishedGraphs
 from slipway_export.sizing.budget import Verification
-from slipway_export.spec import AuthoredModel, Axis, Component, Family, Plan, Precision, Stepped
+from slipway_export.spec import AuthoredModel, Component, Family, Loading, Plan, Precision, Stepped
 from slipway_export.verification.comparison import (
     ParityRow,
     Reference,
@@ -48,29 +47,6 @@ from slipway_export.verification.comparison import (
 )
 from slipway_export.verification.steps import verify_stepped
 from slipway_serving.runtime.torch_engine.described import MODEL, network_file
-
-
-@dataclass(frozen=True)
-class ExportSource:
-    """Source of an export: its family, checkpoint, plan and options.
-
-    Args:
-        family: Family, in the requested variant.
-        checkpoint: Checkpoint of the family.
-        axes: Axes with the ranges of the export.
-        plan: Plan of the checkpoint.
-        planned: Record of what was read to make the plan.
-        options: Options from the user.
-        digests: Hashes of files that were read before.
-    """
-
-    family: Family
-    checkpoint: Checkpoint
-    axes: tuple[Axis, ...]
-    plan: Plan
-    planned: ReadRecord
-    options: ExportOptions
-    digests: Digests = field(default_factory=Digests)
 
 
 def select_stepped(plan: Plan, components: Sequence[Component]) -> list[Stepped]:
@@ -95,7 +71,6 @@ class StagedExport:
 
     Args:
         source: Source of the export.
-        options: Options from the user.
         opset: ONNX operator set version.
         verification: Points at which graphs and networks are verified.
         staged: Folder to write in.
@@ -107,7 +82,6 @@ class StagedExport:
     """
 
     source: ExportSource
-    options: ExportOptions
     opset: int
     verification: Verification
     staged: Path
@@ -116,6 +90,11 @@ class StagedExport:
     graph: Path | None = None
     sharing: frozenset[str] = frozenset()
     torch_choices: Mapping[str, TorchChoice] = field(default_factory=dict)
+
+    @property
+    def options(self) -> ExportOptions:
+        """Options from the user."""
+        return self.source.options
 
     @property
     def _family(self) -> Family:
@@ -175,8 +154,7 @@ class StagedExport:
             else f" (kept in {precision.value})"
         )
         self.report(f"{component.label}: exporting{note}")
-        with lazy_weights():
-            module = component.load(Precision.FP32 if precision.is_integer else precision)
+        module = component.load(Precision.FP32 if precision.is_integer else precision, Loading.ON_DISK)
         export_graph(
             component,
             module,
@@ -252,7 +230,7 @@ class StagedExport:
             if local and any(part.graph != MODEL for part in local):
                 write_axes(self.staged / name / "config.pbtxt", local)
             write_manifest(
-                self.staged / name, self.facts(local, rows) | placement_facts, self.finished.digests.of
+                self.staged / name, self.facts(local, rows) | placement_facts, self.source.digests.of
             )
 
     def facts(self, parts: Sequence[Component], rows: Sequence[ParityRow]) -> dict[str, Any]:

@@ -23,8 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from slipway_export.checkpoint.stored_weights import lazy_weights
-from slipway_export.spec import Component, Precision
+from slipway_export.spec import Component, Loading, Precision
 from slipway_serving.protocol.axis_expressions import Point
 
 if TYPE_CHECKING:
@@ -67,9 +66,7 @@ def counted(component: Component, points: Sequence[Point]) -> list[Work]:
         component: Component whose network is built once, in float32, without reading its weights.
         points: Points at which the work is counted, sizes by axis.
     """
-    with lazy_weights():
-        module = component.load(Precision.FP32)
-    return works(component, module, points)
+    return works(component, component.load(Precision.FP32, Loading.ON_DISK), points)
 
 
 def works(component: Component, module: torch.nn.Module, points: Sequence[Point]) -> list[Work]:

@@ -1,6 +1,6 @@
 """Estimate of what an export needs before it starts: bytes on disk, in memory and on the device, and time.
 
-A component's network is built as its configuration describes it (`stored_weights.configurations_only`), so
+A component's network is built without reading its weights (`Loading.ON_DISK`), so
 that a checkpoint of any size is planned without its weights. The estimate for the export, its verification
 and the served graph follows from the sizes of the tensors in each precision, the work of a forward
 (`cost.py`) and the constants below. `docs/operate/sizing.md` states how accurate the estimates are.
@@ -15,12 +15,11 @@ from typing import TypeGuard
 import torch
 from torch import nn
 
-from slipway_export.checkpoint.stored_weights import configurations_only
 from slipway_export.graph.onnx import EXTERNAL_DATA_BYTES
 from slipway_export.graph.quantize import BLOCK, LARGE_TABLE
 from slipway_export.sizing.cost import ARENA, Work, seconds, served_seconds, works
 from slipway_export.sizing.machine import Speed, measured_call, measured_speed
-from slipway_export.spec import DEFAULT_BUDGET, Component, Precision
+from slipway_export.spec import DEFAULT_BUDGET, Component, Loading, Precision
 
 # Measured on random denoisers of 25, 118 and 538 million parameters (dimension 384, 768 and 1280; 10, 12 and
 # 20 layers) on two cores: resident memory, and time while nothing else ran.
@@ -122,16 +121,15 @@ def estimate_component(
         precisions: Precisions to compute; all that the component has when None.
     """
     computed = list(component.tolerance) if precisions is None else list(precisions)
-    with configurations_only():
-        network = component.load(Precision.FP32)
-        points = component.points()
-        work = dict(zip(points, works(component, network, list(points.values())), strict=True))
-        loaded = {Precision.FP32: network}
-        for precision in {_loaded_in(each) for each in computed} - loaded.keys():
-            loaded[precision] = component.load(precision)
-        return [
-            _estimate_precision(component, loaded[_loaded_in(each)], each, work, machine) for each in computed
-        ]
+    network = component.load(Precision.FP32, Loading.ON_DISK)
+    points = component.points()
+    work = dict(zip(points, works(component, network, list(points.values())), strict=True))
+    loaded = {Precision.FP32: network}
+    for precision in {_loaded_in(each) for each in computed} - loaded.keys():
+        loaded[precision] = component.load(precision, Loading.ON_DISK)
+    return [
+        _estimate_precision(component, loaded[_loaded_in(each)], each, work, machine) for each in computed
+    ]
 
 
 def _loaded_in(precision: Precision) -> Precision:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from slipway_export.checkpoint.opening import open_checkpoint
-from slipway_export.checkpoint.stored_weights import configurations_only
 from slipway_export.engines.choice import TorchChoice
 from slipway_export.engines.torch_model import network_files
 from slipway_export.families import family_named
@@ -110,7 +109,8 @@ def _estimate_model(model: ExportedModel, machine: Machine, checkpoint: str | No
     axes = tuple(Axis(name, *sizes) for name, sizes in model.facts[_AXES].items())
     places = {name: place["source"] for name, place in source.get("parts", {}).items()}
     place = checkpoint or source["source"]
-    with configurations_only(), open_checkpoint(family, place, {} if checkpoint else places) as opened:
+    parts = {} if checkpoint else places
+    with open_checkpoint(family, place, parts, configurations_only=True) as opened:
         plan = plan_of(family, opened, model.facts.get("variant"), axes, Engine(model.facts["engine"]))
         by_graph = {
             component.graph: component

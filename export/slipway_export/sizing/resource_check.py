@@ -15,11 +15,10 @@ from pathlib import Path
 
 import psutil
 
-from slipway_export.checkpoint.stored_weights import meta_networks
 from slipway_export.progress import format_bytes
 from slipway_export.sizing.estimate import PROCESS_BYTES, weights_bytes
 from slipway_export.sizing.memory import available_memory, fits
-from slipway_export.spec import Component, Precision
+from slipway_export.spec import Component, Loading, Precision
 from slipway_serving.protocol.errors import SlipwayError
 
 # Disk space for configurations, tokenizers, manifests and the nodes of the graphs, in addition to weights.
@@ -61,8 +60,7 @@ def graph_requirements(component: Component, requested: Precision) -> Requiremen
         InvalidRequest: A file is missing or cut off, or keys or shapes differ.
     """
     precision = component.precision(requested)
-    with meta_networks():
-        network = component.load(Precision.FP32 if precision.is_integer else precision)
+    network = component.load(Precision.FP32 if precision.is_integer else precision, Loading.META)
     parameters = sum(weight.numel() for weight in network.parameters())
     disk, memory = weights_bytes(component, network, precision)
     # A bfloat16 graph is verified through a float32 copy.
@@ -82,8 +80,7 @@ def torch_requirements(component: Component, precision: str) -> Requirements:
     Raises:
         InvalidRequest: A file is missing or cut off, or keys or shapes differ.
     """
-    with meta_networks():
-        network = component.load(Precision(precision))
+    network = component.load(Precision(precision), Loading.META)
     parameters = sum(weight.numel() for weight in network.parameters())
     weights_bytes = sum(weight.nbytes for weight in network.parameters())
     return Requirements(parameters, 0, 0, int(PROCESS_BYTES + weights_bytes))

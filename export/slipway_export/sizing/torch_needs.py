@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from slipway_export.checkpoint.stored_weights import configurations_only, stored_weights
+from slipway_export.checkpoint.stored_weights import stored_weights
 from slipway_export.engines.choice import TorchChoice
 from slipway_export.sizing.cost import ARENA, seconds, served_seconds, works
 from slipway_export.sizing.estimate import (
@@ -19,7 +19,7 @@ from slipway_export.sizing.estimate import (
     largest_weight,
     verified_s,
 )
-from slipway_export.spec import Component, Precision
+from slipway_export.spec import Component, Loading, Precision
 from slipway_serving.runtime.torch_engine.options import Offload, Weights
 
 # Resident memory in Triton with torch and its libraries, before a network: the stub of a wake word's head.
@@ -37,11 +37,10 @@ def estimate_torch(component: Component, choice: TorchChoice, machine: Machine) 
         machine: Machine that verifies and serves it.
     """
     options = choice.options
-    with configurations_only():
-        whole = component.load(Precision.FP32)
-        points = component.points()
-        work = dict(zip(points, works(component, whole, list(points.values())), strict=True))
-        network = component.load(Precision(options.load_precision))
+    whole = component.load(Precision.FP32, Loading.ON_DISK)
+    points = component.points()
+    work = dict(zip(points, works(component, whole, list(points.values())), strict=True))
+    network = component.load(Precision(options.load_precision), Loading.ON_DISK)
     parameters = sum(weight.numel() for weight in network.parameters())
     loaded = sum(weight.nbytes for weight in network.parameters())
     memory = loaded - _saved(component, network, choice)

@@ -10,6 +10,7 @@ from slipway_export.spec.component import Component
 from slipway_export.spec.family import AuthoredModel, Family, FileContent, GraphFile, Plan, Preset, Variant
 from slipway_export.spec.formats import DEFAULT_BUDGET, LOWEST_OPSET, DType, Engine, Precision
 from slipway_export.spec.layout import NamedFile, Part
+from slipway_export.spec.loading import Loading
 from slipway_export.spec.stepped import CARRIED_PREFIX, StepInput, Stepped, WholeRun
 from slipway_export.spec.tensors import BATCH, Axis, TensorSpec, Tolerance
 
@@ -26,6 +27,7 @@ __all__ = [
     "Family",
     "FileContent",
     "GraphFile",
+    "Loading",
     "NamedFile",
     "Part",
     "Plan",

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from slipway_export.spec.formats import LOWEST_OPSET, Precision
+from slipway_export.spec.loading import Loading
 from slipway_export.spec.tensors import BATCH, Axis, TensorSpec, Tolerance
 from slipway_serving.protocol.axis_expressions import Point, Size
 from slipway_serving.protocol.errors import InvalidRequest
@@ -31,9 +32,9 @@ class Component:
         outputs: Output tensors, in the order of the forward's results.
         axes: All axes that the shapes name.
         load: Function that builds the network in a precision, in eval mode. The network's forward takes and
-            returns the tensors as described (float32 at the edges, whatever the precision inside). For
-            tracing, this function is called where `Checkpoint.load` leaves the weights on disk, so it must
-            not compute anything from them before the forward.
+            returns the tensors as described (float32 at the edges, whatever the precision inside). Tracing
+            asks it to leave the weights on disk (:class:`Loading`), so it must not compute anything from
+            them before the forward.
         tolerance: Bounds per precision. In a precision that is missing, the graph stays in float32 and its
             manifest says so.
         keep_float: Patterns of module paths (``*.proj_out``) whose products integer precisions leave alone.
@@ -65,7 +66,7 @@ class Component:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     axes: tuple[Axis, ...]
-    load: Callable[[Precision], torch.nn.Module]
+    load: Callable[[Precision, Loading], torch.nn.Module]
     tolerance: Mapping[Precision, Tolerance]
     keep_float: tuple[str, ...] = ()
     outliers: tuple[str, ...] = ()

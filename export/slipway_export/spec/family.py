@@ -65,12 +65,15 @@ class Preset:
         axes: Ranges to export such a checkpoint with.
         write: Function that writes the checkpoint into a folder, from the configs and a seed; the seed of a
             trained checkpoint is 0.
+        write_empty: Function that writes the checkpoint with weight files that have no content and take no
+            space, for where configurations suffice. None if the checkpoint is small enough for `write`.
     """
 
     summary: str
     configs: Mapping[str, Mapping[str, Any]]
     axes: tuple[Axis, ...]
     write: Callable[[Path, int], None]
+    write_empty: Callable[[Path], None] | None = None
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import numpy as np
 
 from slipway_export.engines.device import Device
 from slipway_export.graph.onnx import example_inputs
-from slipway_export.spec import Component, Precision, TensorSpec, Tolerance
+from slipway_export.spec import Component, Loading, Precision, TensorSpec, Tolerance
 from slipway_serving.protocol.axis_expressions import Point
 from slipway_serving.protocol.errors import InvalidRequest, SlipwayError
 
@@ -100,10 +100,8 @@ def load_reference(component: Component, device: Device = Device.CPU) -> torch.n
     import torch
 
     from slipway_export.checkpoint.on_demand_weights import read_on_demand
-    from slipway_export.checkpoint.stored_weights import lazy_weights
 
-    with lazy_weights():
-        module = component.load(Precision.FP32)
+    module = component.load(Precision.FP32, Loading.ON_DISK)
     # TF32 would round the mantissa to 10 bits; the reference needs all 23.
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False

@@ -16,6 +16,7 @@ from slipway_export.spec import (
     Component,
     DType,
     Family,
+    Loading,
     NamedFile,
     Plan,
     Precision,
@@ -103,7 +104,7 @@ def plan(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
         outputs={"sample": 2},
         steps=6,
         runs=len(STEPS) + 1,
-        reference=lambda inputs: _load(checkpoint, "Block", Precision.FP32).whole(inputs),
+        reference=lambda inputs: _load(checkpoint, "Block", Precision.FP32, Loading.READ).whole(inputs),
     )
     facts = {
         "axes": {axis.name: [axis.min, axis.opt, axis.max] for axis in axes},
@@ -122,11 +123,11 @@ def plan(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
     return Plan((block, encoder, decoder), (world,), (steps,))
 
 
-def _load(checkpoint: Checkpoint, view: str, precision: Precision) -> Any:
+def _load(checkpoint: Checkpoint, view: str, precision: Precision, loading: Loading) -> Any:
     from slipway_toy import network
 
     part, kind = ("denoiser", network.ToyDenoiser) if view == "Block" else ("vae", network.ToyVae)
-    made: nn.Module = getattr(network, view)(checkpoint.load(part, kind, precision))
+    made: nn.Module = getattr(network, view)(checkpoint.load(part, kind, precision, loading))
     return made.eval()
 
 

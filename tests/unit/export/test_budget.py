@@ -23,7 +23,7 @@ CLOSE = {Precision.FP32: Tolerance(1.0, 1.0, 0.0)}
 def net(name: str, *axes: Axis) -> Component:
     shape = tuple(axis.name for axis in axes)
     tensors = (TensorSpec("x", DType.FLOAT32, shape),), (TensorSpec("y", DType.FLOAT32, shape),)
-    return Component(name, *tensors, axes, lambda _: pytest.fail("no network is needed"), CLOSE)
+    return Component(name, *tensors, axes, lambda *_: pytest.fail("no network is needed"), CLOSE)
 
 
 SMALL = net("small", Axis("width", 1, 2, 3))
@@ -102,7 +102,7 @@ def test_tiny_checkpoint_is_verified_at_all_points_when_the_budget_is_the_defaul
 def products(width: int) -> Component:
     """A network whose activations are its input and its output, 8 bytes for each place of both."""
     tensors = (TensorSpec(name, DType.FLOAT32, ("rows", width)) for name in "xy")
-    build = lambda _: nn.Linear(width, width)  # noqa: E731 - a description has functions
+    build = lambda *_: nn.Linear(width, width)  # noqa: E731 - a description has functions
     return Component("products", *((each,) for each in tensors), (Axis("rows", 1, 64, 4096),), build, CLOSE)
 
 

@@ -15,12 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from slipway_export.checkpoint.checkpoint import Checkpoint
-from slipway_export.checkpoint.stored_weights import (
-    configurations_only,
-    lazy_weights,
-    meta_networks,
-    stored_weights,
-)
+from slipway_export.checkpoint.stored_weights import stored_weights
 from slipway_export.families.matrix_game.causal_wan.attention import Rotation
 from slipway_export.families.matrix_game.causal_wan.cached import (
     BlockDenoiser,
@@ -40,7 +35,7 @@ from slipway_export.families.matrix_game.causal_wan.presets import randomize, wr
 from slipway_export.families.matrix_game.causal_wan.tiny import public_config, tiny_config
 from slipway_export.families.matrix_game.causal_wan.weights import load_network
 from slipway_export.families.matrix_game.causal_wan.whole import Denoiser
-from slipway_export.spec import Precision
+from slipway_export.spec import Loading, Precision
 from slipway_serving.protocol.errors import InvalidRequest
 
 HEIGHT, WIDTH, VISUAL_DIM, VISUAL_TOKENS = 4, 6, 32, 5
@@ -238,7 +233,9 @@ def test_rotation_is_exact_at_the_last_position() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_loaded_network_equals_the_written_one(written: Path, mode: str) -> None:
-    network = load_network(Checkpoint(written, "tiny"), config_file(mode), MODES[mode].weights)
+    network = load_network(
+        Checkpoint(written, "tiny"), config_file(mode), MODES[mode].weights, Precision.FP32, Loading.READ
+    )
     stored = load_file(written / MODES[mode].weights)
     assert stored.keys() == {f"model.{key}" for key in network.state_dict()}
     for key, tensor in network.state_dict().items():
@@ -282,23 +279,21 @@ def test_loading_is_refused_when_the_weights_are_missing_or_no_safetensors(
     target.write_bytes((written / config_file("universal")).read_bytes())
     checkpoint, weights = Checkpoint(tmp_path, "given"), MODES["universal"].weights
     with pytest.raises(InvalidRequest, match=r"given: file .*base_distill.safetensors is missing"):
-        load_network(checkpoint, config_file("universal"), weights)
+        load_network(checkpoint, config_file("universal"), weights, Precision.FP32, Loading.READ)
     (tmp_path / weights).parent.mkdir()
     (tmp_path / weights).write_bytes(b"no such file")
     with pytest.raises(InvalidRequest, match="must be a complete safetensors file"):
-        load_network(checkpoint, config_file("universal"), weights)
+        load_network(checkpoint, config_file("universal"), weights, Precision.FP32, Loading.READ)
 
 
 def test_loading_reads_no_weights_when_they_are_left_on_disk_or_out(written: Path) -> None:
     checkpoint, weights = Checkpoint(written, "tiny"), MODES["universal"].weights
-    with lazy_weights():
-        network = load_network(checkpoint, config_file("universal"), weights, Precision.FP16)
+    network = load_network(checkpoint, config_file("universal"), weights, Precision.FP16, Loading.ON_DISK)
     places = stored_weights(network)
     assert places.keys() == network.state_dict().keys()
     assert places["head.head.weight"].key == "model.head.head.weight"
     assert network.head.head.weight.dtype is torch.float16
-    with meta_networks():
-        network = load_network(checkpoint, config_file("universal"), weights)
+    network = load_network(checkpoint, config_file("universal"), weights, Precision.FP32, Loading.META)
     assert all(weight.is_meta for weight in network.parameters())
 
 
@@ -306,10 +301,10 @@ def test_network_follows_from_its_configuration_when_that_is_enough(written: Pat
     target = tmp_path / config_file("universal")
     target.parent.mkdir(parents=True)
     target.write_bytes((written / config_file("universal")).read_bytes())
-    with configurations_only():
-        network = load_network(
-            Checkpoint(tmp_path, "given"), config_file("universal"), MODES["universal"].weights
-        )
+    checkpoint = Checkpoint(tmp_path, "given", configurations_only=True)
+    network = load_network(
+        checkpoint, config_file("universal"), MODES["universal"].weights, Precision.FP32, Loading.ON_DISK
+    )
     assert network.visual_dim == 1280
 
 
@@ -427,4 +422,10 @@ def _loaded_with(
     config = folder / config_file("universal")
     config.parent.mkdir(parents=True)
     config.write_text(json.dumps(tiny_config("universal")))
-    return load_network(Checkpoint(folder, "given"), config_file("universal"), MODES["universal"].weights)
+    return load_network(
+        Checkpoint(folder, "given"),
+        config_file("universal"),
+        MODES["universal"].weights,
+        Precision.FP32,
+        Loading.READ,
+    )

@@ -52,7 +52,7 @@ def component(build: Callable[[], nn.Module], width: int, out: int) -> Component
         inputs=(TensorSpec("hidden", DType.FLOAT32, ("batch", "tokens", width)),),
         outputs=(TensorSpec("out", DType.FLOAT32, ("batch", "tokens", out)),),
         axes=AXES,
-        load=lambda _: build().eval().requires_grad_(False),
+        load=lambda *_: build().eval().requires_grad_(False),
         tolerance=BOUND,
     )
 

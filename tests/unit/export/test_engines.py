@@ -31,7 +31,7 @@ NET = Component(
     (TensorSpec("x", DType.FLOAT32, ("batch", 4)),),
     (TensorSpec("y", DType.FLOAT32, ("batch", 4)),),
     (Axis("batch", 1, 2, 8),),
-    lambda _: nn.Linear(4, 4, device="meta"),
+    lambda *_: nn.Linear(4, 4, device="meta"),
     BOUNDS,
 )
 PLAIN = replace(NET, name="plain", tolerance={Precision.FP32: BOUNDS[Precision.FP32]})
@@ -182,7 +182,7 @@ def encoder() -> nn.Module:
 def test_attention_is_refused_where_the_network_or_this_machine_has_it_not(
     made: Callable[[], nn.Module], attention: str, said: str
 ) -> None:
-    net = replace(NET, load=lambda _: made())
+    net = replace(NET, load=lambda *_: made())
     asked = options(torch=TorchRequest(attention={"": attention}), placements=GPU, verify_device=Device.CUDA)
     with pytest.raises(InvalidRequest, match=said):
         choose_torch([net], asked)

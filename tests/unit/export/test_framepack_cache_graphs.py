@@ -21,7 +21,7 @@ from slipway_export.families.framepack_i2v.cached_network import Finish, Head, T
 from slipway_export.families.framepack_i2v.family import FAMILY
 from slipway_export.families.framepack_i2v.presets import PUBLIC_AXES, axes
 from slipway_export.networks.first_block_cache import Change
-from slipway_export.spec import Precision, TensorSpec
+from slipway_export.spec import Loading, Precision, TensorSpec
 from slipway_export.verification.comparison import compute_reference
 from slipway_serving.protocol.errors import InvalidRequest
 
@@ -192,7 +192,7 @@ def test_described_sizes_are_those_of_the_network(tiny: Checkpoint, height: int,
     names = axes((1, 2, 8), (1, 4, 9), (1, 5, 5))
     point = {axis.name: axis.opt for axis in names} | {"token_height": height, "token_width": width}
     for part in VARIANT.plan(tiny, names).components[:3]:
-        compute_reference(part, part.load(Precision.FP32), {"here": point})
+        compute_reference(part, part.load(Precision.FP32, Loading.READ), {"here": point})
 
 
 @pytest.mark.parametrize(("dual", "single"), [(0, 4), (1, 0)])

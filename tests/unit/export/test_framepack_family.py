@@ -20,12 +20,11 @@ from slipway_cli.root import run
 from slipway_export.checkpoint import opening
 from slipway_export.checkpoint.axes import axes_of
 from slipway_export.checkpoint.opening import open_checkpoint
-from slipway_export.checkpoint.stored_weights import configurations_only
 from slipway_export.families.framepack_i2v.family import FAMILY, facts_of
 from slipway_export.families.framepack_i2v.prompt import CROP_START, PROMPT_TEMPLATE
 from slipway_export.options import ExportOptions
 from slipway_export.run import ExportResult
-from slipway_export.spec import Component, Precision
+from slipway_export.spec import Component, Loading, Precision
 from slipway_serving.families.framepack_i2v.facts import FACTS_FILE, Facts
 from slipway_serving.protocol.errors import InvalidRequest
 
@@ -47,9 +46,11 @@ def copy(tiny: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny, tmp_path / "checkpoint"))
 
 
-def planned(source: Path | str, parts: dict[str, str] | None = None) -> dict[str, Component]:
+def planned(
+    source: Path | str, parts: dict[str, str] | None = None, *, configurations_only: bool = False
+) -> dict[str, Component]:
     """Return the components of a checkpoint, by name."""
-    with open_checkpoint(FAMILY, str(source), parts) as checkpoint:
+    with open_checkpoint(FAMILY, str(source), parts, configurations_only=configurations_only) as checkpoint:
         axes = axes_of(FAMILY, checkpoint, {})
         return {component.name: component for component in FAMILY.plan(checkpoint, axes).components}
 
@@ -236,15 +237,16 @@ def test_keys_may_begin_as_an_earlier_transformers_wrote_them(copy: Path, part: 
     stored = load_file(file)
     assert all(key.startswith(prefix) for key in stored)
     (component,) = planned("", {part: str(copy / part)}).values()
-    before = component.load(Precision.FP32).state_dict()
+    before = component.load(Precision.FP32, Loading.READ).state_dict()
     save_file({key.removeprefix(prefix): tensor for key, tensor in stored.items()}, file, {"format": "pt"})
-    after = component.load(Precision.FP32).state_dict()
+    after = component.load(Precision.FP32, Loading.READ).state_dict()
     assert all(torch.equal(before[key], after[key]) for key in before)
 
 
-def load(folder: Path, part: str) -> None:
-    for component in planned("", {part: str(folder / part)}).values():
-        component.load(Precision.FP32)
+def load(folder: Path, part: str, *, configurations_only: bool = False) -> None:
+    parts = {part: str(folder / part)}
+    for component in planned("", parts, configurations_only=configurations_only).values():
+        component.load(Precision.FP32, Loading.ON_DISK if configurations_only else Loading.READ)
 
 
 def test_checkpoint_is_refused_when_its_configuration_says_that_it_is_quantized(copy: Path) -> None:
@@ -256,8 +258,8 @@ def test_checkpoint_is_refused_when_its_configuration_says_that_it_is_quantized(
     )
     with pytest.raises(InvalidRequest, match=message):
         load(copy, "transformer")
-    with configurations_only(), pytest.raises(InvalidRequest, match=message):
-        load(copy, "transformer")
+    with pytest.raises(InvalidRequest, match=message):
+        load(copy, "transformer", configurations_only=True)
 
 
 @pytest.mark.parametrize(
@@ -312,9 +314,10 @@ def test_public_preset_has_the_public_widths(preset: str, blocks: tuple[int, int
 
 
 def test_plan_of_a_public_preset_needs_no_weights(tmp_path: Path) -> None:
-    with configurations_only():
-        FAMILY.presets["public-6-blocks"].write(tmp_path, 0)
-        transformer = planned(tmp_path)["transformer"]
+    write = FAMILY.presets["public-6-blocks"].write_empty
+    assert write is not None
+    write(tmp_path)
+    transformer = planned(tmp_path, configurations_only=True)["transformer"]
     assert {tensor.name: tensor.shape for tensor in transformer.inputs}["image_embeds"] == (
         "batch",
         729,

@@ -70,7 +70,7 @@ def component(attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> tuple[Compo
         ),
         outputs=(TensorSpec("out", DType.FLOAT32, ("batch", "rows", width)),),
         axes=(Axis("batch", 1, 2, 3), Axis("rows", 1, 6, 33), Axis("keys", 2, 5, 40)),
-        load=lambda _: module,
+        load=lambda *_: module,
         tolerance=BOUND,
     ), module
 

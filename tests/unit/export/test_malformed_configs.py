@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 
 from slipway_export.checkpoint.axes import axes_of
 from slipway_export.checkpoint.opening import open_checkpoint
-from slipway_export.checkpoint.stored_weights import meta_networks
 from slipway_export.families import family_named
 from slipway_export.run import plan_of
-from slipway_export.spec import Engine, Precision
+from slipway_export.spec import Engine, Loading, Precision
 from slipway_serving.protocol.errors import InvalidRequest, SlipwayError
 
 values = st.recursive(
@@ -50,9 +49,8 @@ def described(name: str, folder: Path) -> None:
     family = family_named(name)
     with open_checkpoint(family, str(folder)) as checkpoint:
         plan = plan_of(family, checkpoint, None, axes_of(family, checkpoint, {}), Engine.ONNXRUNTIME)
-        with meta_networks():
-            for component in plan.components:
-                component.load(Precision.FP32)
+        for component in plan.components:
+            component.load(Precision.FP32, Loading.META)
 
 
 def configurations(folder: Path) -> list[Path]:

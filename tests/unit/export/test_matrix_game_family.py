@@ -16,7 +16,6 @@ from slipway_cli.root import run
 from slipway_export.checkpoint.axes import axes_of
 from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.checkpoint.opening import open_checkpoint
-from slipway_export.checkpoint.stored_weights import configurations_only
 from slipway_export.families import family_named
 from slipway_export.families.matrix_game.causal_wan.inference import MODES, inference_file
 from slipway_export.families.matrix_game.causal_wan.tiny import config_folder
@@ -60,9 +59,9 @@ def copy(tiny: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny, tmp_path / "checkpoint"))
 
 
-def plan_of(folder: Path, mode: str) -> Plan:
+def plan_of(folder: Path, mode: str, *, configurations_only: bool = False) -> Plan:
     family = FAMILY.variant(mode)
-    with open_checkpoint(family, str(folder)) as checkpoint:
+    with open_checkpoint(family, str(folder), configurations_only=configurations_only) as checkpoint:
         return family.plan(checkpoint, axes_of(family, checkpoint, {}))
 
 
@@ -231,8 +230,7 @@ def test_plan_needs_no_weights_of_the_network_when_configurations_are_enough(cop
         (copy / file).unlink()
     write_vae(copy / VAE_FILE, 0)
     write_clip(copy / CLIP_FILE, 0, channels=1280, blocks=2, image_px=224)
-    with configurations_only():
-        denoiser = by_label(plan_of(copy, "universal"))["universal_denoiser"]
+    denoiser = by_label(plan_of(copy, "universal", configurations_only=True))["universal_denoiser"]
     assert shapes(denoiser.inputs)["visual_context"] == ("batch", 257, 1280)
 
 
@@ -280,9 +278,10 @@ def test_plan_is_of_whole_videos_only_when_the_network_keeps_no_window(copy: Pat
 
 
 def test_public_sizes_are_planned_without_weights(tmp_path: Path) -> None:
-    with configurations_only():
-        FAMILY.presets["public"].write(tmp_path, 0)
-        components = by_label(plan_of(tmp_path, "universal"))
+    write = FAMILY.presets["public"].write_empty
+    assert write is not None
+    write(tmp_path)
+    components = by_label(plan_of(tmp_path, "universal", configurations_only=True))
     # 1.6 B in bfloat16, 0.6 B and 0.13 B in float32, of which the disk has the headers.
     assert sum(file.stat().st_blocks * 512 for file in tmp_path.rglob("*") if file.is_file()) < 2**20
     block = shapes(components["universal/block_denoiser"].inputs)

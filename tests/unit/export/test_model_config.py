@@ -40,7 +40,7 @@ NET = Component(
     ),
     (TensorSpec("y", DType.FLOAT32, ("batch", "2 * rows")),),
     (Axis("batch", 1, 2, 8), Axis("rows", 3, 5, 7)),
-    lambda _: None,  # type: ignore[arg-type, return-value]
+    lambda *_: None,  # type: ignore[arg-type, return-value]
     {Precision.FP32: Tolerance(1e-3, 1e-4, 0.9999)},
 )
 

@@ -13,7 +13,7 @@ from slipway_serving.protocol.errors import InvalidRequest
 
 def graph(lowest: Mapping[Precision, int]) -> Component:
     bounds = dict.fromkeys(lowest, Tolerance(1.0, 1.0, 0.0))
-    return Component("graph", (), (), (), lambda _: pytest.fail("no network"), bounds, lowest_opset=lowest)
+    return Component("graph", (), (), (), lambda *_: pytest.fail("no network"), bounds, lowest_opset=lowest)
 
 
 GRAPH = graph({Precision.FP32: 17, Precision.INT8: 19})

@@ -35,7 +35,7 @@ class Add(nn.Module):
 def plan(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
     assert checkpoint.config("config.json") == {"kind": "line"}
     steps = summing()
-    sums = replace(steps.next, name="sum", load=lambda _: Add(), axes=(Axis("batch", 1, 2, 4),))
+    sums = replace(steps.next, name="sum", load=lambda *_: Add(), axes=(Axis("batch", 1, 2, 4),))
     other = replace(linear(), name="other", axes=tuple(axes))
     return Plan((replace(linear(), axes=tuple(axes)), other, sums), (), (replace(steps, next=sums),))
 

@@ -29,7 +29,7 @@ NET = Component(
     (TensorSpec("x", DType.FLOAT32, ("batch", 4)), SCALE),
     (TensorSpec("y", DType.FLOAT32, ("batch", 4)),),
     (Axis("batch", 1, 2, 8),),
-    lambda _: None,  # type: ignore[arg-type, return-value]
+    lambda *_: None,  # type: ignore[arg-type, return-value]
     BOUNDS,
 )
 

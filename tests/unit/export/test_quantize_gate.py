@@ -41,7 +41,7 @@ def gate(folder: Path, precision: Precision, tensor: TensorSpec, module: nn.Modu
     """Export the network in a precision and hold it against its bounds."""
     output = TensorSpec("output", DType.FLOAT32, tensor.shape)
     axes = (Axis("tokens", 2, 16, 32),)
-    net = Component("net", (tensor,), (output,), axes, lambda _: module, BOUNDS, **options)
+    net = Component("net", (tensor,), (output,), axes, lambda *_: module, BOUNDS, **options)
     path = folder / "g.onnx"
     export_graph(net, module, path, opset=DEFAULT_OPSET, precision=precision)
     check_parity(verify(net, path, compute_reference(net, module), precision))
@@ -70,7 +70,7 @@ def test_portable_graph_keeps_products_with_outliers_in_float(tmp_path: Path) ->
     tensor = TensorSpec("x", DType.FLOAT32, ("tokens", WIDTH))
     axes = (Axis("tokens", 2, 16, 32),)
     output = TensorSpec("output", DType.FLOAT32, tensor.shape)
-    net = Component("net", (tensor,), (output,), axes, lambda _: module, BOUNDS, outliers=("1",))
+    net = Component("net", (tensor,), (output,), axes, lambda *_: module, BOUNDS, outliers=("1",))
     export_graph(net, module, tmp_path / "g.onnx", opset=17, precision=Precision.INT8, engine=Engine.PORTABLE)
     graph = onnx.load(tmp_path / "g.onnx").graph
     assert {node.domain for node in graph.node} == {""}

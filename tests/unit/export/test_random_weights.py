@@ -17,6 +17,7 @@ from slipway_export.checkpoint.random_weights import Normal, RandomPart, write_p
 from slipway_export.families import family_named
 from slipway_export.families.wan_t2v.presets import PRESETS, TINY
 from slipway_export.families.wan_t2v.random_checkpoint import stream_checkpoint
+from slipway_export.spec import Loading, Precision
 from slipway_serving.protocol.errors import InvalidRequest
 
 WAN = family_named("wan_t2v")
@@ -51,7 +52,8 @@ def test_layout_is_that_of_save_pretrained_when_a_checkpoint_is_streamed(
     with open_checkpoint(WAN, str(streamed)) as checkpoint:
         assert len(WAN.plan(checkpoint, TINY.axes).components) == 3 + experts
         # Every key and shape is checked as it is loaded.
-        assert checkpoint.load("transformer", WanTransformer3DModel).dtype is torch.float32
+        network = checkpoint.load("transformer", WanTransformer3DModel, Precision.FP32, Loading.READ)
+        assert network.dtype is torch.float32
 
 
 def test_shards_are_loaded_strictly_when_a_part_is_larger_than_one(
@@ -69,7 +71,8 @@ def test_shards_are_loaded_strictly_when_a_part_is_larger_than_one(
         expected = network.from_pretrained(whole / part).state_dict()
         assert all(torch.equal(tensor, expected[key]) for key, tensor in loaded.state_dict().items())
     with open_checkpoint(WAN, str(sharded)) as checkpoint:
-        assert checkpoint.load("transformer", WanTransformer3DModel).training is False
+        network = checkpoint.load("transformer", WanTransformer3DModel, Precision.FP32, Loading.READ)
+        assert not network.training
 
 
 def test_bytes_follow_from_the_seed_when_a_checkpoint_is_streamed(tmp_path: Path) -> None:

@@ -15,21 +15,35 @@ import torch
 
 from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.checkpoint.provenance import Digests
+from slipway_export.options import ExportOptions
 from slipway_export.progress import Progress
 from slipway_export.repository.export_record import keep_finished, records
+from slipway_export.repository.export_source import ExportSource
 from slipway_export.repository.identity import identity
 from slipway_export.repository.publish import placing, write_manifest
 from slipway_export.repository.resume import FinishedGraphs, graph_files
 from slipway_export.repository.staging import staging
 from slipway_export.sizing.budget import LeftOut
-from slipway_export.spec import Axis, Component, DType, Precision, Stepped, TensorSpec, Tolerance
+from slipway_export.spec import (
+    Axis,
+    Component,
+    DType,
+    Family,
+    Loading,
+    Plan,
+    Precision,
+    Stepped,
+    TensorSpec,
+    Tolerance,
+)
 from slipway_export.verification.comparison import ParityRow
 
 BOUND = Tolerance(max_abs=1.0, relative_l2=1.0, cosine=0.0)
+FAMILY = Family("family", "nobody/family", "a family", (), (), (), {}, lambda *_: Plan((), ()))
 
 
 def component(checkpoint: Checkpoint, name: str = "net", graph: str = "model", size: int = 2) -> Component:
-    def load(_: Precision) -> torch.nn.Module:
+    def load(_: Precision, _loading: Loading) -> torch.nn.Module:
         assert checkpoint.file(f"{name}/weights").exists()
         return torch.nn.Linear(size, size)
 
@@ -74,18 +88,10 @@ class Exports:
         with self.checkpoint.recording() as planned:
             self.checkpoint.config("net/config.json")
         precision = Precision(str(options.pop("precision", Precision.FP32)))
+        asked = ExportOptions("here", self.repository, precision=precision, fresh=fresh)
+        source = ExportSource(FAMILY, self.checkpoint, (), Plan((), ()), planned, asked)
         progress = Progress(self.lines.append, [each.label for each in components])
-        return FinishedGraphs(
-            self.checkpoint,
-            planned,
-            lambda _: precision,
-            options,
-            staged,
-            "family_",
-            progress,
-            repository=self.repository,
-            fresh=fresh,
-        )
+        return FinishedGraphs(source, options, staged, progress)
 
     def run(
         self,
@@ -111,7 +117,7 @@ class Exports:
                     made.append(each.label)
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_text(each.label)
-                    each.load(Precision.FP32)
+                    each.load(Precision.FP32, Loading.READ)
                     return [row(each.label, error=error)]
 
                 rows = finished.graph(each, path, make)
@@ -305,7 +311,7 @@ def sharing(exports: Exports) -> list[str]:
 
             def make(each: Component = each) -> list[ParityRow]:
                 made.append(each.label)
-                each.load(Precision.FP32)
+                each.load(Precision.FP32, Loading.READ)
                 folder.mkdir(parents=True, exist_ok=True)
                 if each.graph == "first":
                     (folder / "first.onnx.data").unlink(missing_ok=True)
@@ -368,7 +374,7 @@ def test_steps_are_taken_with_their_graph_and_verified_when_it_is_another(export
             def make() -> list[ParityRow]:
                 path.parent.mkdir(parents=True)
                 path.write_text(weights)
-                net.load(Precision.FP32)
+                net.load(Precision.FP32, Loading.READ)
                 return [row("net")]
 
             rows = finished.graph(net, path, make) + finished.steps(steps, verify, [not_at_max])
@@ -424,7 +430,7 @@ def test_reads_are_noted_by_name_and_what_is_not_there_too(exports: Exports, tmp
         assert not checkpoint.has("net/index.json")
         assert checkpoint.has("other")
         checkpoint.config("net/config.json")
-        Checkpoint(tmp_path / "base", "base").config("config.json")
+        checkpoint.beside(tmp_path / "base", "base").config("config.json")
     digests = notes.digests(Digests())
     base = str(tmp_path / "base/config.json")
     assert digests.keys() == {"net/index.json", "other", "net/config.json", base}

@@ -18,7 +18,6 @@ from slipway_cli.root import run
 from slipway_export.checkpoint.axes import axes_of
 from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.checkpoint.opening import open_checkpoint
-from slipway_export.checkpoint.stored_weights import configurations_only
 from slipway_export.commands.plan_commands import print_export_estimates, print_placed_estimates
 from slipway_export.commands.terminal import print_parity
 from slipway_export.families import family_named
@@ -27,7 +26,7 @@ from slipway_export.run import ExportResult
 from slipway_export.sizing.estimate import Machine, ResourceEstimate, estimate_component
 from slipway_export.sizing.machine import Speed
 from slipway_export.sizing.placed import estimate_placed, exported_models
-from slipway_export.spec import Axis, Component, DType, Precision, TensorSpec, Tolerance
+from slipway_export.spec import Axis, Component, DType, Loading, Precision, TensorSpec, Tolerance
 from slipway_export.verification.comparison import ParityRow
 from slipway_serving.protocol.errors import InvalidRequest
 
@@ -75,7 +74,7 @@ def test_needs_are_known_when_a_public_checkpoint_has_configurations_only(
     tmp_path: Path, preset: str, experts: int, label: str, parameters: int
 ) -> None:
     write_configurations(tmp_path, preset, experts)
-    with configurations_only(), open_checkpoint(WAN, str(tmp_path)) as checkpoint:
+    with open_checkpoint(WAN, str(tmp_path), configurations_only=True) as checkpoint:
         (component,) = components(checkpoint, label)
         (need,) = estimate_component(component, MACHINE, [Precision.FP32])
     assert need.parameters == parameters
@@ -91,11 +90,11 @@ def test_configurations_are_not_enough_when_an_export_is_made(tmp_path: Path) ->
     with open_checkpoint(WAN, str(tmp_path)) as checkpoint:
         (component,) = components(checkpoint, "denoiser_high")
         with pytest.raises(InvalidRequest, match=r"transformer must contain .*, got neither"):
-            component.load(Precision.FP32)
+            component.load(Precision.FP32, Loading.READ)
 
 
 def test_preset_of_public_size_takes_no_disk_when_configurations_are_enough() -> None:
-    with configurations_only(), open_checkpoint(WAN, "a14b") as checkpoint:
+    with open_checkpoint(WAN, "a14b", configurations_only=True) as checkpoint:
         files = [path.stat() for path in checkpoint.path.rglob("*") if path.is_file()]
     assert sum(file.st_size for file in files) > 60e9
     assert sum(512 * file.st_blocks for file in files) < 50e6
@@ -107,7 +106,7 @@ def test_needs_say_the_bytes_that_graphs_take_when_exported(
     placed = estimate_placed(exported_models(exported[0]), MACHINE)
     assert not placed.unknown
     assert {need.label for need in placed.estimates} >= {"denoiser_high", "text_encoder", "vae_decoder/next"}
-    with configurations_only(), open_checkpoint(WAN, "tiny") as checkpoint:
+    with open_checkpoint(WAN, "tiny", configurations_only=True) as checkpoint:
         for component in WAN.plan(checkpoint, axes_of(WAN, checkpoint, {})).components:
             (planned,) = estimate_component(component, MACHINE, [Precision.FP32])
             (found,) = (need for need in placed.estimates if need.label == component.label)
@@ -134,13 +133,13 @@ def test_needs_say_the_bytes_of_quantized_weights_when_products_are_kept(
         inputs=(both[0],),
         outputs=(both[1],),
         axes=(Axis("batch", 1, 2, 4),),
-        load=lambda _: Two().eval().requires_grad_(False),
+        load=lambda *_: Two().eval().requires_grad_(False),
         tolerance={Precision.FP32: LOOSE, precision: LOOSE},
         keep_float=("*proj_out",),
     )
     (need,) = estimate_component(component, MACHINE, [precision])
     path = tmp_path / "model.onnx"
-    export_graph(component, component.load(Precision.FP32), path, opset=23, precision=precision)
+    export_graph(component, component.load(Precision.FP32, Loading.READ), path, opset=23, precision=precision)
     assert need.disk_bytes == pytest.approx(path.stat().st_size, rel=0.02)
 
 

@@ -19,7 +19,7 @@ BOUND = {Precision.FP32: Tolerance(1e-3, 1e-4, 0.999)}
 
 def component(*axes: Axis, shape: tuple[int | str, ...] = ("batch", "2 * rows")) -> Component:
     tensor = TensorSpec("hidden_states", DType.FLOAT32, shape)
-    return Component("net", (tensor,), (tensor,), axes, lambda _: None, BOUND)  # type: ignore[arg-type, return-value]
+    return Component("net", (tensor,), (tensor,), axes, lambda *_: None, BOUND)  # type: ignore[arg-type, return-value]
 
 
 @given(st.integers(1, 50), st.integers(0, 50), st.integers(0, 50), st.booleans())

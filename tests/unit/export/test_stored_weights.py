@@ -21,7 +21,6 @@ from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.checkpoint.stored_weights import (
     StoredTensor,
-    lazy_weights,
     placeholder_folder,
     stored_weights,
 )
@@ -29,7 +28,7 @@ from slipway_export.families import family_named
 from slipway_export.graph import external_weights
 from slipway_export.graph.external_weights import Weight
 from slipway_export.graph.onnx import export_graph
-from slipway_export.spec import Component, Precision
+from slipway_export.spec import Component, Loading, Precision
 from slipway_serving.protocol.errors import InvalidRequest
 
 WAN = family_named("wan_t2v")
@@ -54,9 +53,8 @@ def test_network_is_the_same_but_for_its_weights_when_they_stay_on_disk(
     opened: Checkpoint, label: str, precision: Precision
 ) -> None:
     component = component_of(opened, label)
-    loaded = component.load(precision)
-    with lazy_weights():
-        empty = component.load(precision)
+    loaded = component.load(precision, Loading.READ)
+    empty = component.load(precision, Loading.ON_DISK)
     read, unread = dict(loaded.named_parameters()), dict(empty.named_parameters())
     assert {name: (p.dtype, p.shape) for name, p in read.items()} == {
         name: (p.dtype, p.shape) for name, p in unread.items()
@@ -70,8 +68,9 @@ def test_network_is_the_same_but_for_its_weights_when_they_stay_on_disk(
 
 @pytest.mark.parametrize("graph", ["head", "tail", "finish"])
 def test_weights_are_found_when_a_network_was_cut(opened: Checkpoint, graph: str) -> None:
-    with lazy_weights():
-        empty = component_of(opened, f"denoiser_high/{graph}", "first-block-cache").load(Precision.FP32)
+    empty = component_of(opened, f"denoiser_high/{graph}", "first-block-cache").load(
+        Precision.FP32, Loading.ON_DISK
+    )
     names = {name for name, _ in empty.named_parameters()}
     assert names
     assert names <= stored_weights(empty).keys()
@@ -83,9 +82,8 @@ def test_graph_has_the_same_tensors_when_weights_stay_on_disk(opened: Checkpoint
     component = component_of(opened, "denoiser_high")
     (tmp_path / "read").mkdir()
     (tmp_path / "unread").mkdir()
-    export_graph(component, component.load(precision), tmp_path / "read/g.onnx", opset=23)
-    with lazy_weights():
-        empty = component.load(precision)
+    export_graph(component, component.load(precision, Loading.READ), tmp_path / "read/g.onnx", opset=23)
+    empty = component.load(precision, Loading.ON_DISK)
     export_graph(component, empty, tmp_path / "unread/g.onnx", opset=23)
     read, unread = (onnx.load(tmp_path / name / "g.onnx").graph for name in ("read", "unread"))
     assert [node.op_type for node in read.node] == [node.op_type for node in unread.node]
@@ -151,12 +149,11 @@ def test_shard_is_named_when_it_is_cut_short_and_weights_stay_on_disk(
     file.write_bytes(file.read_bytes()[:-100])
     with (
         open_checkpoint(WAN, str(damaged)) as found,
-        lazy_weights(),
         pytest.raises(
             InvalidRequest, match=r"transformer/diffusion_pytorch_model.safetensors must be a complete"
         ),
     ):
-        component_of(found, "denoiser_high").load(Precision.FP32)
+        component_of(found, "denoiser_high").load(Precision.FP32, Loading.ON_DISK)
 
 
 def test_transpose_of_a_weight_is_folded_but_where_it_is_an_output(tmp_path: Path) -> None:
@@ -193,8 +190,9 @@ def test_network_is_the_same_when_its_empty_weights_are_several_files(
     monkeypatch.setattr(weights, "_EMPTY_BYTES", 20_000)
     for label in ("text_encoder", "denoiser_high"):
         component = component_of(opened, label)
-        with lazy_weights():
-            empty = component.load(Precision.FP32)
-        wanted = {name: p.shape for name, p in component.load(Precision.FP32).named_parameters()}
+        empty = component.load(Precision.FP32, Loading.ON_DISK)
+        wanted = {
+            name: p.shape for name, p in component.load(Precision.FP32, Loading.READ).named_parameters()
+        }
         assert {name: p.shape for name, p in empty.named_parameters()} == wanted
         assert not any(parameter.any() for parameter in empty.parameters())

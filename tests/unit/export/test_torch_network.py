@@ -11,13 +11,13 @@ import torch
 
 from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.checkpoint.opening import open_checkpoint
-from slipway_export.checkpoint.provenance import ReadRecord, unrecorded
+from slipway_export.checkpoint.provenance import ReadRecord
 from slipway_export.engines.torch_model import network_files, stage_network
 from slipway_export.engines.torch_network import NetworkFacts, load
 from slipway_export.families import family_named
 from slipway_export.options import ExportOptions
 from slipway_export.repository.publish import link_or_copy
-from slipway_export.spec import Component, Engine, Precision
+from slipway_export.spec import Component, Engine, Loading, Precision
 from slipway_export.trained_models import Library, export_model
 from slipway_serving.protocol.errors import InvalidRequest
 
@@ -50,7 +50,7 @@ def test_network_is_the_same_when_it_is_loaded_from_what_was_placed(
     network = load(tmp_path / "1/network.json", "fp32")
     embedding = torch.randn(3, 64, generator=torch.Generator().manual_seed(0))
     for ours, theirs in zip(
-        network.module(embedding), component.load(Precision.FP32)(embedding), strict=True
+        network.module(embedding), component.load(Precision.FP32, Loading.READ)(embedding), strict=True
     ):
         assert torch.equal(ours, theirs)
     assert network.signature.inputs["embedding"].shape == ("batch", 64)
@@ -76,11 +76,11 @@ def test_file_is_refused_when_it_lies_outside_the_checkpoint(
     head: tuple[Checkpoint, Component, ReadRecord], tmp_path: Path
 ) -> None:
     checkpoint, component, planned = head
-    other = Checkpoint(tmp_path / "elsewhere", "elsewhere")
+    other = checkpoint.beside(tmp_path / "elsewhere", "elsewhere")
 
-    def load_both(precision: Precision) -> torch.nn.Module:
+    def load_both(precision: Precision, loading: Loading) -> torch.nn.Module:
         other.file("model.pt")
-        return component.load(precision)
+        return component.load(precision, loading)
 
     abroad = replace(component, load=load_both)
     with pytest.raises(InvalidRequest, match="tiny: files must lie within checkpoint tiny for engine torch"):
@@ -106,16 +106,16 @@ def test_file_is_copied_where_there_are_no_links(tmp_path: Path, monkeypatch: py
 
 def test_what_is_read_within_notes_is_in_those_around_them_too(tmp_path: Path) -> None:
     checkpoint, other = Checkpoint(tmp_path, "one"), Checkpoint(tmp_path / "other", "other")
+    beside = checkpoint.beside(tmp_path / "beside", "beside")
     with checkpoint.recording() as outer:
         with checkpoint.recording() as inner:
             checkpoint.file("a")
             checkpoint.has("b")
-        with other.recording():
-            other.file("c")
-        with unrecorded():
-            checkpoint.file("d")
+        other.file("c")
+        beside.file("d")
+    checkpoint.file("e")
     assert (inner.content, inner.looked_for) == ({"a"}, {"b"})
-    assert (outer.content, outer.looked_for) == ({"a"}, {"b"})
+    assert (outer.content, outer.looked_for) == ({"a", str(tmp_path / "beside/d")}, {"b"})
 
 
 def test_trained_model_is_refused_when_no_graph_would_lie_beside_it(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def component(most: int = 4) -> Component:
         inputs=(tensor("x"),),
         outputs=(tensor("y"),),
         axes=(Axis("batch", 1, 2, most),),
-        load=lambda _: Scaled(),
+        load=lambda *_: Scaled(),
         tolerance={Precision.FP32: bound},
     )
 

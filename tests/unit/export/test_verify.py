@@ -29,7 +29,7 @@ from slipway_serving.protocol.errors import InvalidRequest
 
 TENSOR = TensorSpec("sample", DType.FLOAT32, ("rows",))
 NET = Component(
-    "net", (TENSOR,), (TENSOR,), (Axis("rows", 1, 4, 8),), lambda _: None, {Precision.FP32: BOUND}
+    "net", (TENSOR,), (TENSOR,), (Axis("rows", 1, 4, 8),), lambda *_: None, {Precision.FP32: BOUND}
 )  # type: ignore[arg-type, return-value]
 
 

@@ -16,7 +16,7 @@ from slipway_export.graph.onnx import example_inputs
 from slipway_export.networks.first_block_cache import Change
 from slipway_export.options import ExportOptions
 from slipway_export.run import run_export
-from slipway_export.spec import Precision
+from slipway_export.spec import Loading, Precision
 from slipway_serving.protocol.errors import InvalidRequest
 
 FAMILY = family_named("wan_t2v")
@@ -101,7 +101,7 @@ def test_change_is_the_mean_of_each_branch_alone(checkpoint: Path) -> None:
         plan = VARIANT.plan(opened, axes_of(FAMILY, opened, {}))
     component = next(part for part in plan.components if part.graph == "change")
     a, b = example_inputs(component, component.points()["opt"]).values()
-    change = component.load(Precision.FP32)(torch.from_numpy(a), torch.from_numpy(b))
+    change = component.load(Precision.FP32, Loading.READ)(torch.from_numpy(a), torch.from_numpy(b))
     wanted = [np.abs(x - y).mean() / np.abs(y).mean() for x, y in zip(a, b, strict=True)]
     np.testing.assert_allclose(change.numpy(), wanted, rtol=1e-5)
 

@@ -21,7 +21,7 @@ from slipway_export.families.framepack_i2v.family import FAMILY
 from slipway_export.families.framepack_i2v.presets import DEMO_CONFIGS, TINY
 from slipway_export.families.framepack_i2v.prompt import CROP_START, PROMPT_TEMPLATE
 from slipway_export.families.framepack_i2v.random_checkpoint import write_settings
-from slipway_export.spec import Precision
+from slipway_export.spec import Loading, Precision
 from slipway_loadtests.pictures.captions import caption, examples, plain
 from slipway_loadtests.pictures.footage import SIDE_PX
 from slipway_loadtests.pictures.long_footage import FRAMES, LATENT_FRAMES, LONG, SECTIONS
@@ -290,7 +290,7 @@ def test_recipe_writes_a_checkpoint_that_the_export_loads(
         "vae_decoder",
     }
     for component in plan.components:
-        component.load(Precision.FP32)
+        component.load(Precision.FP32, Loading.READ)
     for part in ("transformer", "text_encoder", "text_encoder_2", "image_encoder", "vae"):
         assert {stored.dtype for stored in checkpoint.stored(part).values()} == {torch.float16}, part
     assert sum(file.stat().st_size for file in making.output.rglob("*") if file.is_file()) < 6.5e6

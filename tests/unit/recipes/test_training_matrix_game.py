@@ -20,7 +20,7 @@ from slipway_export.families.matrix_game.family import FAMILY
 from slipway_export.families.matrix_game.presets import TINY
 from slipway_export.families.matrix_game.vision import VAE_FILE
 from slipway_export.networks.wan_vae_file import load_vae
-from slipway_export.spec import Precision
+from slipway_export.spec import Loading, Precision
 from slipway_loadtests.pictures.plays import frames_of
 from slipway_recipes.causal_vae import as_tensor
 from slipway_recipes.fitting import Schedule
@@ -153,7 +153,7 @@ def test_recipe_writes_worlds_that_the_export_loads_and_that_are_played(
     for mode in MODES:
         plan = FAMILY.variants[mode].plan(checkpoint, TINY.axes)
         for component in plan.components:
-            component.load(Precision.FP32)
+            component.load(Precision.FP32, Loading.READ)
         assert {stored.dtype for stored in checkpoint.stored_in(MODES[mode].weights).values()} == {
             torch.float16
         }

@@ -18,7 +18,7 @@ from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.families.wan_t2v.family import FAMILY, TEXT_TOKENS
 from slipway_export.families.wan_t2v.presets import TINY
 from slipway_export.families.wan_t2v.random_checkpoint import train_tokenizer
-from slipway_export.spec import Precision
+from slipway_export.spec import Loading, Precision
 from slipway_loadtests.pictures.captions import caption, examples, plain
 from slipway_loadtests.pictures.footage import FRAMES, SIDE_PX
 from slipway_loadtests.pictures.scenes import Subject, subjects
@@ -177,7 +177,7 @@ def test_recipe_writes_a_checkpoint_that_the_export_loads(
         "vae_decoder",
     }
     for component in plan.components:
-        component.load(Precision.FP32)
+        component.load(Precision.FP32, Loading.READ)
     for part in ("text_encoder", "transformer", "transformer_2", "vae"):
         assert {stored.dtype for stored in checkpoint.stored(part).values()} == {torch.float16}, part
     assert sum(file.stat().st_size for file in making.output.rglob("*") if file.is_file()) < 9e6

@@ -28,6 +28,7 @@ from slipway_export.families.matrix_game.causal_wan.inference import (
 from slipway_export.families.matrix_game.causal_wan.network import CausalWan
 from slipway_export.families.matrix_game.causal_wan.weights import load_network
 from slipway_export.networks.wan_vae_encoder import PictureEncoder
+from slipway_export.spec import Loading, Precision
 from slipway_loadtests.pictures.plays import CELL_PX, WORLDS, Play, play_of, random_play
 from slipway_recipes.causal_vae import as_tensor, psnr_db
 from slipway_recipes.judges.worlds import Verdict, obeyed, verdicts
@@ -148,7 +149,8 @@ class Player:
     def __init__(self, folder: Path, mode: str, eyes: Eyes) -> None:
         inference = read_inference(folder / inference_file(mode), mode)
         config = f"{inference.model_config}/config.json"
-        network = load_network(Checkpoint(folder, str(folder)), config, MODES[mode].weights)
+        checkpoint, weights = Checkpoint(folder, str(folder)), MODES[mode].weights
+        network = load_network(checkpoint, config, weights, Precision.FP32, Loading.READ)
         self._begin(network, inference, eyes)
 
     @classmethod

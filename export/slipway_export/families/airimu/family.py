@@ -22,6 +22,7 @@ from slipway_export.spec import (
     Component,
     DType,
     Family,
+    Loading,
     NamedFile,
     Plan,
     Precision,
@@ -144,7 +145,7 @@ def _stream(checkpoint: Checkpoint, facts: Facts, step: Component) -> Stepped:
     """Describe a stream: overlapping chunks, and the states that pass from one chunk to the next."""
 
     def reference(inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        network = _load(checkpoint, "Steps", Precision.FP32).to(inputs["acc"].device)
+        network = _load(checkpoint, "Steps", Precision.FP32, Loading.READ).to(inputs["acc"].device)
         batch = len(inputs["acc"])
         states = (inputs["acc"].new_zeros(batch, size) for size in facts.states.values())
         outputs = network(*(inputs[name] for name in ("acc", "gyro", "present")), *states)
@@ -164,7 +165,7 @@ def _tensor(name: str, *shape: int | str) -> TensorSpec:
     return TensorSpec(name, DType.FLOAT32, ("batch", *shape))
 
 
-def _load(checkpoint: Checkpoint, view: str, precision: Precision) -> nn.Module:
+def _load(checkpoint: Checkpoint, view: str, precision: Precision, _loading: Loading) -> nn.Module:
     from slipway_export.families.airimu.network import Steps, Whole, load_network
 
     network: Network = load_network(checkpoint.path, checkpoint.source)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.families.framepack_i2v.encoders import lengths_mask
-from slipway_export.spec import Component, DType, Precision, TensorSpec
+from slipway_export.spec import Component, DType, Loading, Precision, TensorSpec
 from slipway_serving.protocol.axis_expressions import Size
 from slipway_serving.protocol.errors import InvalidRequest
 
@@ -125,7 +125,7 @@ def _cut(
     )
 
 
-def _load(checkpoint: Checkpoint, network: str, precision: Precision) -> nn.Module:
+def _load(checkpoint: Checkpoint, network: str, precision: Precision, loading: Loading) -> nn.Module:
     from diffusers import HunyuanVideoFramepackTransformer3DModel
 
     from slipway_export.families.framepack_i2v import cached_network
@@ -134,4 +134,4 @@ def _load(checkpoint: Checkpoint, network: str, precision: Precision) -> nn.Modu
     if network == "Change":  # has no weights
         return Change()
     cut: type[nn.Module] = getattr(cached_network, network)
-    return cut(checkpoint.load("transformer", HunyuanVideoFramepackTransformer3DModel, precision))
+    return cut(checkpoint.load("transformer", HunyuanVideoFramepackTransformer3DModel, precision, loading))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from slipway_export.checkpoint.checkpoint import Checkpoint
-from slipway_export.spec import Axis, Component, DType, Precision, TensorSpec, Tolerance
+from slipway_export.spec import Axis, Component, DType, Loading, Precision, TensorSpec, Tolerance
 from slipway_export.verification.prompts import check_vocabulary, prompt_ids
 from slipway_serving.protocol.errors import InvalidRequest
 
@@ -149,7 +149,7 @@ def image_tokens(checkpoint: Checkpoint) -> int:
     return int(config.image_size // config.patch_size) ** 2
 
 
-def _load_llama(checkpoint: Checkpoint, precision: Precision) -> nn.Module:
+def _load_llama(checkpoint: Checkpoint, precision: Precision, loading: Loading) -> nn.Module:
     """Load the LLaMA text encoder of a checkpoint."""
     from transformers import LlamaConfig, LlamaModel
 
@@ -160,10 +160,10 @@ def _load_llama(checkpoint: Checkpoint, precision: Precision) -> nn.Module:
     def build() -> LlamaModel:
         return LlamaModel(LlamaConfig.from_dict(config))
 
-    return LlamaText(checkpoint.load("text_encoder", LlamaModel, precision, build, prefix="model."))
+    return LlamaText(checkpoint.load("text_encoder", LlamaModel, precision, loading, build, prefix="model."))
 
 
-def _load_clip(checkpoint: Checkpoint, precision: Precision) -> nn.Module:
+def _load_clip(checkpoint: Checkpoint, precision: Precision, loading: Loading) -> nn.Module:
     """Load the CLIP text encoder of a checkpoint."""
     from transformers import CLIPTextConfig, CLIPTextModel
 
@@ -174,10 +174,12 @@ def _load_clip(checkpoint: Checkpoint, precision: Precision) -> nn.Module:
     def build() -> CLIPTextModel:
         return CLIPTextModel(CLIPTextConfig.from_dict(config))
 
-    return ClipText(checkpoint.load("text_encoder_2", CLIPTextModel, precision, build, prefix="text_model."))
+    return ClipText(
+        checkpoint.load("text_encoder_2", CLIPTextModel, precision, loading, build, prefix="text_model.")
+    )
 
 
-def _load_siglip(checkpoint: Checkpoint, precision: Precision) -> nn.Module:
+def _load_siglip(checkpoint: Checkpoint, precision: Precision, loading: Loading) -> nn.Module:
     """Load the SigLIP image encoder of a checkpoint."""
     from transformers import SiglipVisionConfig, SiglipVisionModel
 
@@ -188,5 +190,7 @@ def _load_siglip(checkpoint: Checkpoint, precision: Precision) -> nn.Module:
     def build() -> SiglipVisionModel:
         return SiglipVisionModel(SiglipVisionConfig.from_dict(config))
 
-    siglip = checkpoint.load("image_encoder", SiglipVisionModel, precision, build, prefix="vision_model.")
+    siglip = checkpoint.load(
+        "image_encoder", SiglipVisionModel, precision, loading, build, prefix="vision_model."
+    )
     return SiglipImage(siglip)

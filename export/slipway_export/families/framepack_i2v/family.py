@@ -27,6 +27,7 @@ from slipway_export.spec import (
     Component,
     DType,
     Family,
+    Loading,
     Part,
     Plan,
     Precision,
@@ -206,12 +207,14 @@ def _first_and(other: int, _: tuple[int, ...]) -> np.ndarray[Any, Any]:
     return np.array([0, other], np.int64)
 
 
-def _load(checkpoint: Checkpoint, precision: Precision) -> nn.Module:
+def _load(checkpoint: Checkpoint, precision: Precision, loading: Loading) -> nn.Module:
     from diffusers import HunyuanVideoFramepackTransformer3DModel
 
     from slipway_export.families.framepack_i2v.network import Transformer
 
-    return Transformer(checkpoint.load("transformer", HunyuanVideoFramepackTransformer3DModel, precision))
+    return Transformer(
+        checkpoint.load("transformer", HunyuanVideoFramepackTransformer3DModel, precision, loading)
+    )
 
 
 def _lower(module: nn.Module) -> AbstractContextManager[None]:

@@ -6,6 +6,7 @@ combined layout of the public repositories.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,12 +89,12 @@ def _preset(summary: str, ranges: tuple[Axis, ...], dtype: str, parts: dict[str,
     """
     configs = _configs(parts)
 
-    def write(folder: Path, seed: int) -> None:
+    def write(folder: Path, seed: int | None) -> None:
         from slipway_export.families.framepack_i2v.random_checkpoint import write_checkpoint
 
         write_checkpoint(folder, configs, seed, dtype=dtype)
 
-    return Preset(summary, configs, ranges, write)
+    return Preset(summary, configs, ranges, write, partial(write, seed=None))
 
 
 def _public(summary: str, dual: int, single: int, text_layers: int, image_layers: int) -> Preset:

@@ -57,7 +57,7 @@ _MODEL_INDEX = {
 
 
 def write_checkpoint(
-    folder: Path, configs: Mapping[str, Mapping[str, Any]], seed: int, *, dtype: str = "float32"
+    folder: Path, configs: Mapping[str, Mapping[str, Any]], seed: int | None, *, dtype: str = "float32"
 ) -> None:
     """Write a checkpoint with all parts in one folder, which diffusers' pipeline can load too.
 
@@ -65,14 +65,15 @@ def write_checkpoint(
         folder: Folder of the checkpoint; it must exist.
         configs: Configurations by file: of `transformer`, `text_encoder`, `text_encoder_2`, `image_encoder`
             and `vae`.
-        seed: Seed of the weights.
+        seed: Seed of the weights; None writes weight files without content.
         dtype: Type of the weights, by torch's name; those of the VAE are float32.
 
     Raises:
         InvalidRequest: The disk has too little free space.
     """
     parts = _parts(configs, getattr(torch, dtype))
-    check_space(folder, parts)
+    if seed is not None:
+        check_space(folder, parts)
     for part in parts:
         write_part(folder, part, seed)
     _write_configs(folder, configs, parts, dtype)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from slipway_export.checkpoint.checkpoint import Checkpoint
-from slipway_export.spec import Axis, Component, DType, Precision, TensorSpec, Tolerance
+from slipway_export.spec import Axis, Component, DType, Loading, Precision, TensorSpec, Tolerance
 from slipway_serving.protocol.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -104,10 +104,10 @@ def _plane(scale: int) -> tuple[str, str]:
     return f"{scale} * token_height", f"{scale} * token_width"
 
 
-def _load(checkpoint: Checkpoint, network: str, precision: Precision) -> nn.Module:
+def _load(checkpoint: Checkpoint, network: str, precision: Precision, loading: Loading) -> nn.Module:
     from diffusers import AutoencoderKLHunyuanVideo
 
     from slipway_export.families.framepack_i2v import vae_networks
 
     wrapper: type[nn.Module] = getattr(vae_networks, network)
-    return wrapper(checkpoint.load("vae", AutoencoderKLHunyuanVideo, precision))
+    return wrapper(checkpoint.load("vae", AutoencoderKLHunyuanVideo, precision, loading))

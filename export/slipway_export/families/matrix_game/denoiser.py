@@ -30,6 +30,7 @@ from slipway_export.spec import (
     Axis,
     Component,
     DType,
+    Loading,
     Precision,
     StepInput,
     Stepped,
@@ -92,11 +93,13 @@ class World:
         sides = {"token_height": self.inference.latent_height, "token_width": self.inference.latent_width}
         return {name: Axis(name, *[side // PATCH] * 3) for name, side in sides.items()}
 
-    def load(self, precision: Precision) -> CausalWan:
+    def load(self, precision: Precision, loading: Loading) -> CausalWan:
         """Load the network."""
         from slipway_export.families.matrix_game.causal_wan.weights import load_network
 
-        return load_network(self.checkpoint, config_file(self.inference), MODES[self.mode].weights, precision)
+        return load_network(
+            self.checkpoint, config_file(self.inference), MODES[self.mode].weights, precision, loading
+        )
 
     def frames(self, name: str, channels: int, count: int | str) -> TensorSpec:
         """Return the tensor of `count` latent frames."""
@@ -157,10 +160,10 @@ def denoiser(world: World, axes: Mapping[str, Axis]) -> Component:
     frames = "latent_frames"
     latents = world.config.out_dim
 
-    def load(precision: Precision) -> nn.Module:
+    def load(precision: Precision, loading: Loading) -> nn.Module:
         from slipway_export.families.matrix_game.causal_wan.whole import Denoiser
 
-        return Denoiser(world.load(precision), world.inference.timestep_shift)
+        return Denoiser(world.load(precision, loading), world.inference.timestep_shift)
 
     return Component(
         name=f"{world.mode}_denoiser",
@@ -182,10 +185,10 @@ def denoiser(world: World, axes: Mapping[str, Axis]) -> Component:
 def cross_attention(world: World, axes: Mapping[str, Axis]) -> Component:
     """Describe the graph that maps the first picture's features to the keys and values for every block."""
 
-    def load(precision: Precision) -> nn.Module:
+    def load(precision: Precision, loading: Loading) -> nn.Module:
         from slipway_export.families.matrix_game.causal_wan.cached import CrossAttention
 
-        return CrossAttention(world.load(precision))
+        return CrossAttention(world.load(precision, loading))
 
     return Component(
         name=f"{world.mode}_cross_attention",
@@ -204,10 +207,10 @@ def block_denoiser(world: World, axes: Mapping[str, Axis]) -> Component:
 
     names, latents = cache_names(world.config), world.config.out_dim
 
-    def load(precision: Precision) -> nn.Module:
+    def load(precision: Precision, loading: Loading) -> nn.Module:
         from slipway_export.families.matrix_game.causal_wan.cached import BlockDenoiser
 
-        return BlockDenoiser(world.load(precision))
+        return BlockDenoiser(world.load(precision, loading))
 
     return Component(
         name=f"{world.mode}_block_denoiser",
@@ -237,7 +240,7 @@ def rebase(world: World, axes: Mapping[str, Axis]) -> Component:
 
     names = key_names(world.config)
 
-    def load(_: Precision) -> nn.Module:
+    def load(_: Precision, _loading: Loading) -> nn.Module:
         from slipway_export.families.matrix_game.causal_wan.cached import Rebase
 
         return Rebase(world.config).eval()
@@ -262,7 +265,7 @@ def blocks(world: World, block: Component) -> Stepped:
     def reference(inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         from slipway_export.families.matrix_game.causal_wan.cached import whole_flow
 
-        network = world.load(Precision.FP32).to(inputs["noisy_input"].device)
+        network = world.load(Precision.FP32, Loading.READ).to(inputs["noisy_input"].device)
         return {"flow_pred": whole_flow(network, inputs)}
 
     action = world.config.action

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from slipway_export.checkpoint.demo import demo_preset
@@ -58,7 +59,7 @@ DEMO = demo_preset(
 )
 
 
-def _write_public(folder: Path, seed: int) -> None:
+def _write_public(folder: Path, seed: int | None) -> None:
     from slipway_export.families.matrix_game.causal_wan.presets import stream_denoiser
     from slipway_export.families.matrix_game.random_vision import write_clip, write_vae
 
@@ -73,6 +74,7 @@ PUBLIC = Preset(
     {f"{config_folder(_PUBLIC_MODE)}/config.json": public_config(_PUBLIC_MODE)},
     PUBLIC_AXES,
     _write_public,
+    partial(_write_public, seed=None),
 )
 
 PRESETS = {"tiny": TINY, "demo": DEMO, "public": PUBLIC}

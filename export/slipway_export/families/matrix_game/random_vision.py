@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from transformers import CLIPVisionConfig, CLIPVisionModel
 
 from slipway_export.checkpoint.renamed_weights import renamed_weights
-from slipway_export.checkpoint.stored_weights import uses_configurations_only
 from slipway_export.families.matrix_game import clip_vision
 from slipway_export.families.wan_t2v.random_checkpoint import spread
 from slipway_export.networks import wan_vae_file
@@ -20,7 +19,7 @@ from slipway_export.networks import wan_vae_file
 
 def write_vae(
     path: Path,
-    seed: int,
+    seed: int | None,
     *,
     base_dim: int = 8,
     num_res_blocks: int = 1,
@@ -31,7 +30,7 @@ def write_vae(
 
     Args:
         path: Path of the file.
-        seed: Seed of the weights.
+        seed: Seed of the weights; None writes a file without content.
         base_dim: Channels of the first layer; the public VAE has 96.
         num_res_blocks: Number of residual blocks at each size; the public VAE has 2.
         dim_mult: Channels at each size as multiples of `base_dim`.
@@ -44,14 +43,14 @@ def write_vae(
             dim_mult=list(dim_mult),
             temperal_downsample=list(temperal_downsample),
         )
-        if not uses_configurations_only():
+        if seed is not None:
             spread(vae)
-    _save(renamed_weights(vae, wan_vae_file.source_of(vae)), path)
+    _save(renamed_weights(vae, wan_vae_file.source_of(vae)), path, empty=seed is None)
 
 
 def write_clip(
     path: Path,
-    seed: int,
+    seed: int | None,
     *,
     channels: int = 2 * clip_vision.HEAD_WIDTH,
     blocks: int = 3,
@@ -62,7 +61,7 @@ def write_clip(
 
     Args:
         path: Path of the file.
-        seed: Seed of the weights.
+        seed: Seed of the weights; None writes a file without content.
         channels: Number of channels, a multiple of the width of a head; the public CLIP has 1280.
         blocks: Number of blocks; the public CLIP has 32.
         image_px: Side of the square to which pictures are resized; 224 in the public CLIP.
@@ -84,21 +83,21 @@ def write_clip(
             "visual.head": torch.randn(channels, channels),
             "textual.token_embedding.weight": torch.randn(8, channels),
         }
-    _save(others | renamed_weights(vision, clip_vision.source_of), path)
+    _save(others | renamed_weights(vision, clip_vision.source_of), path, empty=seed is None)
 
 
 @contextlib.contextmanager
-def _built(seed: int) -> Iterator[None]:
-    """Build networks with random weights, or on device "meta" if configurations suffice."""
+def _built(seed: int | None) -> Iterator[None]:
+    """Build networks with random weights, or on device "meta" without a seed."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        with torch.device("meta" if uses_configurations_only() else "cpu"):
+        torch.manual_seed(seed or 0)
+        with torch.device("meta" if seed is None else "cpu"):
             yield
 
 
-def _save(weights: Mapping[str, Tensor], path: Path) -> None:
-    """Write a file of weights; if configurations suffice, each tensor stores a single number."""
-    if uses_configurations_only():
+def _save(weights: Mapping[str, Tensor], path: Path, *, empty: bool) -> None:
+    """Write a file of weights; in an empty one, each tensor stores a single number."""
+    if empty:
         weights = {key: torch.zeros((), dtype=each.dtype).expand(each.shape) for key, each in weights.items()}
     torch.save(dict(weights), path)
 

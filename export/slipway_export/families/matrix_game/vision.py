@@ -13,15 +13,7 @@ from typing import TYPE_CHECKING, Any
 from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.checkpoint.keys import torch_dtype
 from slipway_export.networks.wan_vae import PATCH, plane, video_decoder
-from slipway_export.spec import (
-    Axis,
-    Component,
-    DType,
-    Precision,
-    Stepped,
-    TensorSpec,
-    Tolerance,
-)
+from slipway_export.spec import Axis, Component, DType, Loading, Precision, Stepped, TensorSpec, Tolerance
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKLWan
@@ -124,19 +116,19 @@ def _vae_config(checkpoint: Checkpoint) -> dict[str, Any]:
     return vae_config(checkpoint.file(VAE_FILE), _where(checkpoint, VAE_FILE))
 
 
-def _load_vae(checkpoint: Checkpoint) -> AutoencoderKLWan:
+def _load_vae(checkpoint: Checkpoint, _loading: Loading) -> AutoencoderKLWan:
     from slipway_export.networks.wan_vae_file import load_vae
 
     return load_vae(checkpoint.file(VAE_FILE), _where(checkpoint, VAE_FILE))
 
 
-def _load_vae_encoder(checkpoint: Checkpoint, _: Precision) -> nn.Module:
+def _load_vae_encoder(checkpoint: Checkpoint, _: Precision, loading: Loading) -> nn.Module:
     from slipway_export.networks.wan_vae_encoder import PictureEncoder
 
-    return PictureEncoder(_load_vae(checkpoint))
+    return PictureEncoder(_load_vae(checkpoint, loading))
 
 
-def _load_image_encoder(checkpoint: Checkpoint, precision: Precision) -> nn.Module:
+def _load_image_encoder(checkpoint: Checkpoint, precision: Precision, _loading: Loading) -> nn.Module:
     from slipway_export.families.matrix_game.clip_vision import ImageEncoder, load_vision
 
     vision = load_vision(checkpoint.file(CLIP_FILE), _where(checkpoint, CLIP_FILE))

@@ -21,6 +21,7 @@ from slipway_export.spec import (
     Component,
     DType,
     Family,
+    Loading,
     Plan,
     Precision,
     Preset,
@@ -100,7 +101,7 @@ def plan(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
         inputs=(TensorSpec("audio", DType.FLOAT32, ("batch", "samples"), example=_noise),),
         outputs=(_features(config), TensorSpec("rms", DType.FLOAT32, ("batch", 1))),
         axes=(*axes, _samples(config)),
-        load=lambda _: _load_features(checkpoint),
+        load=lambda *_: _load_features(checkpoint),
         tolerance=FEATURES_TOLERANCE,
         merge_us=MERGE_US,
         merge_rows=FEATURES_MERGE_ROWS,
@@ -123,7 +124,7 @@ def plan(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
         inputs=(_features(config),),
         outputs=(TensorSpec("embedding", DType.FLOAT32, ("batch", config["hidden_size"])),),
         axes=tuple(axes),
-        load=lambda precision: _load_backbone(checkpoint, precision),
+        load=lambda precision, _: _load_backbone(checkpoint, precision),
         tolerance=BACKBONE_TOLERANCE,
         merge_us=MERGE_US,
         rows=ROWS,
@@ -223,7 +224,7 @@ def plan_head(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
     saved = _saved(checkpoint)
     embedding = TensorSpec("embedding", DType.FLOAT32, ("batch", saved.config.embedding_dim))
 
-    def load(_: Precision) -> nn.Module:
+    def load(_: Precision, _loading: Loading) -> nn.Module:
         from slipway_export.families.wakeword.network import ServedHead
 
         return ServedHead(saved.network(), saved.threshold)
@@ -254,7 +255,7 @@ def plan_fused(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
             does not fit.
     """
     saved = _saved(checkpoint)
-    base = Checkpoint(base_folder(checkpoint.path, saved.base_model), saved.base_model)
+    base = checkpoint.beside(base_folder(checkpoint.path, saved.base_model), saved.base_model)
     config = backbone_config(base)
     if config["hidden_size"] != saved.config.embedding_dim:
         raise InvalidRequest(
@@ -262,7 +263,7 @@ def plan_fused(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
             f" the backbone {saved.base_model} has it, got {saved.config.embedding_dim}"
         )
 
-    def load(_: Precision, network: str = "Fused") -> nn.Module:
+    def load(_: Precision, _loading: Loading, network: str = "Fused") -> nn.Module:
         from slipway_export.families.wakeword import network as networks
 
         head = networks.ServedHead(saved.network(), saved.threshold)

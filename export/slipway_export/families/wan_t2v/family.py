@@ -22,6 +22,7 @@ from slipway_export.spec import (
     Component,
     DType,
     Family,
+    Loading,
     Part,
     Plan,
     Precision,
@@ -183,7 +184,7 @@ def _text_encoder(checkpoint: Checkpoint) -> Component:
     if checkpoint.has("tokenizer"):
         check_vocabulary(checkpoint, "tokenizer", file, config["vocab_size"])
 
-    def load(precision: Precision) -> nn.Module:
+    def load(precision: Precision, loading: Loading) -> nn.Module:
         from transformers import UMT5Config, UMT5EncoderModel
 
         from slipway_export.families.wan_t2v.network import TextEncoder
@@ -192,6 +193,7 @@ def _text_encoder(checkpoint: Checkpoint) -> Component:
             "text_encoder",
             UMT5EncoderModel,
             precision,
+            loading,
             build=lambda: UMT5EncoderModel(UMT5Config.from_dict(config)),
             # SDPA's decomposition views a transposed tensor, which the exporter refuses.
             attn_implementation="eager",
@@ -236,12 +238,12 @@ def _denoiser(checkpoint: Checkpoint, part: str, name: str, axes: dict[str, Axis
             f" {config['patch_size']}"
         )
 
-    def load(precision: Precision) -> nn.Module:
+    def load(precision: Precision, loading: Loading) -> nn.Module:
         from diffusers import WanTransformer3DModel
 
         from slipway_export.families.wan_t2v.network import Denoiser
 
-        return Denoiser(checkpoint.load(part, WanTransformer3DModel, precision))
+        return Denoiser(checkpoint.load(part, WanTransformer3DModel, precision, loading))
 
     def lower(module: nn.Module) -> AbstractContextManager[None]:
         from slipway_export.families.wan_t2v.network import fused_rotation
@@ -311,7 +313,9 @@ def _cut_denoiser(checkpoint: Checkpoint, part: str, whole: Component) -> list[C
     ]
 
 
-def _load_cut(checkpoint: Checkpoint, part: str, network: str, precision: Precision) -> nn.Module:
+def _load_cut(
+    checkpoint: Checkpoint, part: str, network: str, precision: Precision, loading: Loading
+) -> nn.Module:
     from diffusers import WanTransformer3DModel
 
     from slipway_export.families.wan_t2v import cached_network
@@ -320,13 +324,13 @@ def _load_cut(checkpoint: Checkpoint, part: str, network: str, precision: Precis
     if network == "Change":  # has no weights
         return Change()
     cut: type[nn.Module] = getattr(cached_network, network)
-    return cut(checkpoint.load(part, WanTransformer3DModel, precision))
+    return cut(checkpoint.load(part, WanTransformer3DModel, precision, loading))
 
 
-def _load_vae(checkpoint: Checkpoint) -> AutoencoderKLWan:
+def _load_vae(checkpoint: Checkpoint, loading: Loading) -> AutoencoderKLWan:
     from diffusers import AutoencoderKLWan
 
-    return checkpoint.load("vae", AutoencoderKLWan)
+    return checkpoint.load("vae", AutoencoderKLWan, Precision.FP32, loading)
 
 
 def _usual(axes: Mapping[str, Axis]) -> dict[str, int]:
@@ -348,7 +352,7 @@ def _pipeline_facts(
     """Return `pipeline.json`: the facts about the checkpoint that the served pipeline needs."""
     from slipway_export.families.wan_t2v.network import fit_latent_rgb
 
-    vae = _load_vae(checkpoint)
+    vae = _load_vae(checkpoint, Loading.READ)
     weight, bias = fit_latent_rgb(vae)
     models = {
         name: f"{NAME}_{name}" if name in experts else None for name in ("denoiser_high", "denoiser_low")

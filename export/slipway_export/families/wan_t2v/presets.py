@@ -6,6 +6,7 @@ checkpoints; it streams those of public sizes to the disk.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,12 +83,12 @@ def _public(summary: str, experts: int, text_layers: int = 24, **transformer: An
         {"base_dim": 96, "num_res_blocks": 2, "temperal_downsample": [False, True, True]},
     )
 
-    def write(folder: Path, seed: int) -> None:
+    def write(folder: Path, seed: int | None) -> None:
         from slipway_export.families.wan_t2v.random_checkpoint import stream_checkpoint
 
         stream_checkpoint(folder, configs, seed, experts=experts)
 
-    return Preset(summary, configs, PUBLIC_AXES, write)
+    return Preset(summary, configs, PUBLIC_AXES, write, partial(write, seed=None))
 
 
 TINY = _small(

@@ -66,14 +66,14 @@ def write_checkpoint(
 
 
 def stream_checkpoint(
-    folder: Path, configs: Mapping[str, Mapping[str, Any]], seed: int, *, experts: int = 2
+    folder: Path, configs: Mapping[str, Mapping[str, Any]], seed: int | None, *, experts: int = 2
 ) -> None:
     """Write a checkpoint of any size, a piece of a tensor at a time: denoisers and text encoder in bfloat16.
 
     Args:
         folder: Folder of the checkpoint; it must exist.
         configs: Configurations as in :func:`write_checkpoint`.
-        seed: Seed of the weights.
+        seed: Seed of the weights; None writes weight files without content.
         experts: Number of experts, 1 or 2.
 
     Raises:
@@ -98,7 +98,8 @@ def stream_checkpoint(
         *(RandomPart(name, network, _DIFFUSERS_STEM, _MODULATED) for name, network in transformers.items()),
         RandomPart("vae", vae, _DIFFUSERS_STEM),
     ]
-    check_space(folder, parts)
+    if seed is not None:
+        check_space(folder, parts)
     pipeline = WanPipeline(
         tokenizer=train_tokenizer(folder),
         text_encoder=text_encoder,

@@ -47,13 +47,13 @@ def write_denoiser(folder: Path, mode: str, seed: int, *, visual_dim: int = 160)
     save_file({PREFIX + key: tensor for key, tensor in network.state_dict().items()}, weights)
 
 
-def stream_denoiser(folder: Path, mode: str, seed: int) -> None:
+def stream_denoiser(folder: Path, mode: str, seed: int | None) -> None:
     """Write the network of a mode at its public size in bfloat16, a piece of a tensor at a time.
 
     Args:
         folder: Folder of the checkpoint; it must exist.
         mode: Name from `MODES`.
-        seed: Seed of the weights.
+        seed: Seed of the weights; None writes a weight file without content.
 
     Raises:
         InvalidRequest: The disk has too little free space.
@@ -64,7 +64,8 @@ def stream_denoiser(folder: Path, mode: str, seed: int) -> None:
     named = nn.ModuleDict({PREFIX.removesuffix("."): network})
     rules = (("*modulation", Normal(std=0.5)),)
     part = RandomPart(str(weights.parent), named, weights.stem, rules)
-    check_space(folder, [part])
+    if seed is not None:
+        check_space(folder, [part])
     _write(folder / config_folder(mode) / "config.json", json.dumps(content, indent=2, sort_keys=True) + "\n")
     _write(folder / inference_file(mode), yaml.safe_dump(public_inference(mode), sort_keys=False))
     write_part(folder, part, seed, shard_bytes=2 * part.bytes)

@@ -12,30 +12,26 @@ from slipway_export.checkpoint.stored_weights import (
     StoredTensor,
     record_locations,
     tensors_without_files,
-    uses_configurations_only,
-    uses_lazy_weights,
-    uses_meta_networks,
 )
 from slipway_export.families.matrix_game.causal_wan.config import CLIP_DIM, read_config
 from slipway_export.families.matrix_game.causal_wan.network import CausalWan
-from slipway_export.spec import Precision
+from slipway_export.spec import Loading, Precision
 
 PREFIX = "model."
 _VISUAL = "img_emb.proj.0.weight"
 
 
 def load_network(
-    checkpoint: Checkpoint, config: str, weights: str, precision: Precision = Precision.FP32
+    checkpoint: Checkpoint, config: str, weights: str, precision: Precision, loading: Loading
 ) -> CausalWan:
     """Load a network, in eval mode and without gradients.
-
-    The weights are not read if `slipway_export.checkpoint.stored_weights` leaves them out or on disk.
 
     Args:
         checkpoint: Checkpoint that contains the files.
         config: Path of the `config.json` in the checkpoint.
         weights: Path of the safetensors file in the checkpoint. Its keys may all lack the prefix.
         precision: Precision of the weights.
+        loading: Extent to which weights are read. None is ever read where configurations suffice.
 
     Raises:
         InvalidRequest: A file is missing or invalid, or a key is missing, unknown or of another shape; the
@@ -52,10 +48,16 @@ def load_network(
     check_keys(f"{checkpoint.where(weights)}: {weights}", shapes, network, prefix)
     dtype = torch_dtype(precision)
     locations = {key.removeprefix(prefix): place for key, place in stored.items()}
-    if uses_meta_networks():
+    if loading is Loading.META:
         network.to(dtype)
     else:
-        network.load_state_dict({key: _tensor(place, dtype) for key, place in locations.items()}, assign=True)
+        unread = loading is Loading.ON_DISK or checkpoint.configurations_only
+        # An unread weight takes only address space: nothing reads the tensor until it is bound to its file.
+        tensors = {
+            key: torch.empty(place.shape, dtype=dtype) if unread else place.read().to(dtype)
+            for key, place in locations.items()
+        }
+        network.load_state_dict(tensors, assign=True)
     record_locations(network, locations)
     return network.eval().requires_grad_(False)
 
@@ -76,7 +78,7 @@ def visual_dim(checkpoint: Checkpoint, weights: str) -> int:
 
 def _stored(checkpoint: Checkpoint, weights: str) -> dict[str, StoredTensor] | None:
     """Return the locations of the weights; None if configurations replace them."""
-    if uses_configurations_only() and not checkpoint.has(weights):
+    if checkpoint.configurations_only and not checkpoint.has(weights):
         return None
     return checkpoint.stored_in(weights)
 
@@ -88,10 +90,3 @@ def _prefix(stored: Mapping[str, StoredTensor] | None) -> str:
 def _visual_dim(stored: Mapping[str, StoredTensor] | None) -> int:
     visual = None if stored is None else stored.get(_prefix(stored) + _VISUAL)
     return visual.shape[0] if visual is not None and visual.shape else CLIP_DIM
-
-
-def _tensor(place: StoredTensor, dtype: torch.dtype) -> torch.Tensor:
-    # A weight left on disk takes only address space: nothing reads the tensor until it is bound to its file.
-    if uses_lazy_weights():
-        return torch.empty(place.shape, dtype=dtype)
-    return place.read().to(dtype)
