@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from filelock import FileLock
+from tiny_exports import checkpoint_once, exported_once
 
 # Fixtures import what they need, so that a test of the client does not load torch.
 if TYPE_CHECKING:
@@ -47,14 +48,7 @@ def _traces(shared: Path) -> None:
 @pytest.fixture(scope="session")
 def checkpoint(shared: Path) -> Path:
     """The tiny Wan checkpoint, as `slipway checkpoint wan_t2v` writes it, made by the first that asks."""
-    from slipway_export.families import family_named
-
-    folder = shared / "checkpoint"
-    with FileLock(shared / "checkpoint.lock"):
-        if not folder.exists():
-            folder.mkdir()
-            family_named("wan_t2v").presets["tiny"].write(folder, 0)
-    return folder
+    return checkpoint_once(shared, "wan_t2v")
 
 
 @pytest.fixture(scope="session")
@@ -73,19 +67,7 @@ def one_expert(checkpoint: Path, shared: Path) -> Path:
 @pytest.fixture(scope="session")
 def exported(checkpoint: Path, shared: Path) -> tuple[Path, ExportResult]:
     """The tiny checkpoint's model repository, and what the export reported."""
-    import pickle
-
-    from slipway_export.families import family_named
-    from slipway_export.options import ExportOptions
-    from slipway_export.run import run_export
-
-    repository, kept = shared / "models" / "repository", shared / "exported.pickle"
-    with FileLock(shared / "exported.lock"):
-        if not kept.exists():
-            options = ExportOptions(checkpoint=str(checkpoint), repository=repository)
-            kept.write_bytes(pickle.dumps(run_export(family_named("wan_t2v"), options)))
-    result: ExportResult = pickle.loads(kept.read_bytes())
-    return repository, result
+    return exported_once(shared, "wan_t2v", str(checkpoint))
 
 
 @pytest.fixture(scope="session")

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
+from tiny_exports import exported_once
 
 from slipway_export.families.framepack_i2v.family import FAMILY
 from slipway_export.families.framepack_i2v.random_checkpoint import write_checkpoint
-from slipway_export.options import ExportOptions
-from slipway_export.run import ExportResult, run_export
+from slipway_export.run import ExportResult
 from slipway_export.spec import Axis
 
 # The tiny checkpoint with as few layers as there can be: what is traced grows with them.
@@ -44,11 +43,4 @@ def small_checkpoint(shared: Path) -> Path:
 
 def small_repository(shared: Path) -> tuple[Path, ExportResult]:
     """Return the repository of all its graphs, and what the export reported. Read only."""
-    checkpoint = small_checkpoint(shared)
-    repository, kept = shared / "framepack_models" / "repository", shared / "framepack.pickle"
-    with FileLock(shared / "framepack_models.lock"):
-        if not kept.exists():
-            options = ExportOptions(str(checkpoint), repository=repository, axes=AXES)
-            kept.write_bytes(pickle.dumps(run_export(FAMILY, options)))
-    result: ExportResult = pickle.loads(kept.read_bytes())
-    return repository, result
+    return exported_once(shared, "framepack_i2v", str(small_checkpoint(shared)), axes=AXES)

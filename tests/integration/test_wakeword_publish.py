@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import pytest
 import speech
 from fastapi.testclient import TestClient
 from server_fixtures import wait_until
+from tiny_exports import checkpoint_once, exported_once
 
 from slipway_client import Client, RetryPolicy, SlipwayError
 from slipway_export.families import family_named
@@ -22,7 +24,6 @@ from slipway_export.families.wakeword.head_file import read_head
 from slipway_export.families.wakeword.network import HeadConfig
 from slipway_export.families.wakeword.presets import write_word
 from slipway_export.options import ExportOptions
-from slipway_export.run import run_export
 from slipway_export.spec import Precision
 from slipway_export.trained_models import Library, export_model
 from slipway_management.app import Management, create_app
@@ -43,11 +44,8 @@ class Site:
     """What a user has: recordings, a backbone, a folder of trained models, a repository and its server."""
 
     folder: Path
+    backbone: Path
     server: Server
-
-    @property
-    def backbone(self) -> Path:
-        return self.folder / "backbone"
 
     @property
     def library(self) -> Library:
@@ -63,15 +61,13 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """The tiny backbone with random weights and one random word, served; and recordings of a new word."""
     folder = tmp_path_factory.mktemp("site")
     speech.write(folder / "positive", {WORD: 240}, SPEAKER, seed=1)
     speech.write(folder / "negative", dict.fromkeys(REST, 40), SPEAKER, seed=2)
-    (folder / "backbone").mkdir()
-    family = family_named("wakeword")
-    family.presets["tiny"].write(folder / "backbone", 0)
-    run_export(family, ExportOptions(checkpoint=str(folder / "backbone"), repository=folder / "repository"))
+    backbone = checkpoint_once(shared, "wakeword")
+    shutil.copytree(exported_once(shared, "wakeword", str(backbone))[0], folder / "repository")
     library = Library(folder / "trained")
     write_word(library.create(OTHER), HeadConfig(embedding_dim=64), seed=0)
     export_model(HEAD, library, OTHER, ExportOptions(checkpoint="", repository=folder / "repository"))
@@ -84,7 +80,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         exit_timeout_s=5,
     )
     with Server(config) as server:
-        yield Site(folder, server)
+        yield Site(folder, backbone, server)
 
 
 @pytest.fixture(scope="module")

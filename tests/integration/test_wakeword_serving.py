@@ -51,8 +51,8 @@ INT8_CLOSE = 0.05
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    return export_all(tmp_path_factory.mktemp("wakeword"))
+def exported(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    return export_all(shared, tmp_path_factory.mktemp("wakeword"))
 
 
 @pytest.fixture(scope="module")

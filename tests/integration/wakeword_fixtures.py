@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import soxr
 import torch
+from tiny_exports import checkpoint_once, exported_once
 from transformers import ASTFeatureExtractor, ASTModel
 
 from slipway_export.families import family_named
@@ -45,13 +47,11 @@ class Exported:
     repository: Path
 
 
-def export_all(folder: Path) -> Exported:
-    """Write the checkpoints into a folder and export them into its repository."""
-    backbone = folder / "backbone"
-    backbone.mkdir()
-    family_named("wakeword").presets["tiny"].write(backbone, 0)
+def export_all(shared: Path, folder: Path) -> Exported:
+    """Write the words into a folder and export them, beside the backbone, into its repository."""
+    backbone = checkpoint_once(shared, "wakeword")
     repository = folder / "repository"
-    run_export(family_named("wakeword"), ExportOptions(str(backbone), repository))
+    shutil.copytree(exported_once(shared, "wakeword", str(backbone))[0], repository)
     words = {}
     for seed, (word, config) in enumerate(WORDS.items()):
         words[word] = folder / "models" / word
