@@ -2,40 +2,44 @@
 
 from __future__ import annotations
 
-import queue
 import re
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import psutil
 import pytest
-import torch
-import tritonclient.grpc as triton
-from google.protobuf import text_format
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from airimu_fixtures import (
+    BOUND,
+    IDLE_S,
+    OUTPUTS,
+    Array,
+    Signals,
+    assert_same,
+    async_infer,
+    by_torch,
+    chunk_of,
+    further,
+    joined,
+    record,
+    rotations,
+    settled,
+    signals,
+    small_repository,
+    stream_in,
+    up_of,
+    url_of,
+)
 from load_environment import assert_all_answered, load_environment
-from server_fixtures import infer_input, loading_warnings, metric, wait_until
-from tritonclient.grpc import model_config_pb2 as pb
+from server_fixtures import loading_warnings, metric, wait_until
 
 from slipway_cli.root import run
-from slipway_client import AsyncClient, Client, InvalidRequest, Overloaded, SlipwayError, Turn
+from slipway_client import AsyncClient, Client, InvalidRequest, Overloaded, Turn
 from slipway_client.imu.read import read_recording
 from slipway_export.checkpoint.opening import open_checkpoint
-from slipway_export.families.airimu.conf import CONF_FILE, WEIGHTS_FILE
 from slipway_export.families.airimu.family import FAMILY
-from slipway_export.families.airimu.network import Network, Whole, load_network
-from slipway_export.options import ExportOptions
-from slipway_export.repository.queues import QueueLimits
-from slipway_export.run import run_export
-from slipway_export.spec import Axis
+from slipway_export.families.airimu.network import Network, load_network
 from slipway_serving.families.airimu.facts import Facts
 from slipway_serving.families.airimu.request import (
     CorrectionRequest,
@@ -43,35 +47,13 @@ from slipway_serving.families.airimu.request import (
     CorrectionStreamRequest,
     CorrectionTurn,
 )
-from slipway_serving.families.airimu.stream import CorrectorStream
 from slipway_serving.protocol.turns import NO_SESSION
-from slipway_serving.runtime.in_process import InProcessModels, read_config
-from slipway_serving.runtime.program import BatchProgram, Call, Settings, load_program
 from slipway_serving.triton.server import Server, ServerConfig
-
-CORRECTIONS = ["correction_acc", "correction_gyro"]
-OUTPUTS = ["corrected_acc", "corrected_gyro", *CORRECTIONS, "acc_cov", "gyro_cov"]
-BOUND = 1e-6
-MAX_SESSIONS, IDLE_S = 256, 10
-Array = np.ndarray[Any, Any]
-Signals = dict[str, Array]
 
 
 @pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny checkpoint's repository; few streams and a short wait, so that both ends can be reached."""
-    folder = tmp_path_factory.mktemp("airimu") / "repository"
-    # A step graph that is short, so that long chunks take several runs.
-    axes = (Axis("frames", 1, 1000, 5000), Axis("steps", 1, 12, 64))
-    # 48 are sent at once, of which none may be refused.
-    run_export(FAMILY, ExportOptions("tiny", folder, axes=axes, queues=QueueLimits(requests=64)))
-    config = folder / "airimu_stream/config.pbtxt"
-    parsed = text_format.Parse(config.read_text(), pb.ModelConfig())
-    for name, value in (("max_sessions", MAX_SESSIONS), ("session_idle_s", IDLE_S)):
-        assert name in parsed.parameters
-        parsed.parameters[name].string_value = str(value)
-    config.write_text(text_format.MessageToString(parsed))
-    return folder
+def repository(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_repository(shared, tmp_path_factory.mktemp("airimu"))
 
 
 @pytest.fixture(scope="module")
@@ -87,58 +69,9 @@ def client(server: Server) -> Iterator[Client]:
 
 
 @pytest.fixture(scope="module")
-def models(repository: Path) -> Iterator[InProcessModels]:
-    opened = InProcessModels(repository, threads=1)
-    yield opened
-    opened.close()
-
-
-@pytest.fixture(scope="module")
 def network() -> Network:
     with open_checkpoint(FAMILY, "tiny") as checkpoint:
         return load_network(checkpoint.path, checkpoint.source)
-
-
-def signals(frames: int, batch: int = 1, seed: int = 0) -> Signals:
-    random = np.random.default_rng([seed, frames])
-    acc = random.standard_normal((batch, frames, 3)) + np.array([0, 0, 9.81])
-    gyro = random.standard_normal((batch, frames, 3))
-    return {"acc": acc.astype(np.float32), "gyro": gyro.astype(np.float32)}
-
-
-def rotations(batch: int = 1) -> Array:
-    quaternions = np.random.default_rng(batch).standard_normal((batch, 4))
-    return (quaternions / np.linalg.norm(quaternions, axis=1, keepdims=True)).astype(np.float32)
-
-
-def by_torch(network: Network, given: Signals, up: Array) -> list[Array]:
-    """The network's own pass after nine frames of rest, in which gravity is along `up` [batch, 3]."""
-    lead_acc = np.repeat(9.81007 * up[:, None], 9, axis=1).astype(np.float32)
-    acc = np.concatenate([lead_acc, given["acc"]], axis=1)
-    gyro = np.concatenate([np.zeros_like(lead_acc), given["gyro"]], axis=1)
-    with torch.no_grad():
-        return [x.numpy() for x in Whole(network)(torch.from_numpy(acc), torch.from_numpy(gyro))]
-
-
-def up_of(quaternions: Array) -> Array:
-    """The world's z in the body's frame, by pypose, which upstream pads with."""
-    import pypose
-
-    return (pypose.SO3(torch.from_numpy(quaternions)).Inv() * torch.tensor([0.0, 0.0, 1.0])).numpy()
-
-
-def chunk_of(given: Signals, start: int, stop: int) -> Signals:
-    return {name: array[:, start:stop] for name, array in given.items()}
-
-
-def joined(parts: list[dict[str, Array]]) -> dict[str, Array]:
-    return {name: np.concatenate([part[name] for part in parts], axis=1) for name in OUTPUTS}
-
-
-def assert_same(actual: dict[str, Array], expected: dict[str, Array]) -> None:
-    for name in OUTPUTS:
-        assert actual[name].shape == expected[name].shape
-        np.testing.assert_allclose(actual[name], expected[name], rtol=0, atol=BOUND, err_msg=name)
 
 
 @pytest.mark.parametrize("frames", [1, 10, 500, 1000, 1009, 5000])
@@ -174,37 +107,6 @@ def test_rotation_changes_the_beginning(client: Client) -> None:
     assert np.abs(turned["correction_acc"] - level["correction_acc"]).max() > 100 * BOUND
 
 
-def stream_in(client: Client, given: Signals, cuts: list[int], sequence: int | str) -> dict[str, Array]:
-    frames = given["acc"].shape[1]
-    parts = []
-    for start, stop in pairwise(cuts):
-        turn = Turn(sequence, start=start == 0, end=stop == frames)
-        parts.append(client.infer("airimu_stream", chunk_of(given, start, stop), turn=turn))
-    return joined(parts)
-
-
-@settings(max_examples=20, deadline=None)
-@given(frames=st.integers(1, 700), data=st.data())
-def test_stream_in_any_chunks_equals_the_whole_recording(
-    models: InProcessModels, frames: int, data: st.DataObject
-) -> None:
-    given = signals(frames)
-    turned = {"initial_rotation": rotations()}
-    whole = models.call("airimu", {**given, **turned}, OUTPUTS)
-    cuts = sorted({0, frames, *data.draw(st.sets(st.integers(0, frames), max_size=12))})
-    ends_alone = data.draw(st.booleans())
-    parts = []
-    for start, stop in pairwise(cuts):
-        chunk = chunk_of(given, start, stop) | (turned if start == 0 else {})
-        last = stop == frames and not ends_alone
-        parts += models.stream("airimu_stream", chunk, OUTPUTS, turn=Turn(7, start=start == 0, end=last))
-        held_back = stop - sum(part["acc_cov"].shape[1] for part in parts)
-        assert held_back == 0 if last else held_back <= 16
-    if ends_alone:
-        parts += models.stream("airimu_stream", chunk_of(given, 0, 0), OUTPUTS, turn=Turn(7, end=True))
-    assert_same(joined(parts), whole)
-
-
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_served_stream_equals_the_served_whole(server: Server, protocol: Any) -> None:
     random = np.random.default_rng(0)
@@ -215,10 +117,6 @@ def test_served_stream_equals_the_served_whole(server: Server, protocol: Any) ->
             cuts = sorted({0, frames, *random.integers(0, frames + 1, 6).tolist()})
             streamed = stream_in(client, given, cuts, sequence=f"{protocol}-{frames}")
             assert_same(streamed, client.infer("airimu", given))
-
-
-def url_of(server: Server, protocol: str) -> str:
-    return server.grpc_url if protocol == "grpc" else server.http_url
 
 
 def turn_of(given: Signals, start: int, stop: int) -> CorrectionTurn:
@@ -295,28 +193,6 @@ def test_latency_is_what_the_facts_say(repository: Path, client: Client) -> None
     assert held_back[-1] == 0
 
 
-def async_infer(server: Server, model: str, requests: list[tuple[Signals, dict[str, Any]]]) -> list[Any]:
-    """Send requests without waiting in between; return results or errors in order."""
-    answers: queue.Queue[tuple[int, Any]] = queue.Queue()
-    with triton.InferenceServerClient(server.grpc_url) as client:
-        for index, (arrays, options) in enumerate(requests):
-            inputs = [infer_input(name, array) for name, array in arrays.items()]
-
-            def put(result: Any, error: Any, index: int = index) -> None:
-                answers.put((index, error if error is not None else result))
-
-            client.async_infer(model, inputs, callback=put, **options)
-        got = dict(answers.get(timeout=120) for _ in requests)
-    return [got[index] for index in range(len(requests))]
-
-
-def statistics(server: Server, model: str) -> tuple[int, int]:
-    """Return the number of inferences and of executions of a model."""
-    answer = httpx.get(f"http://{server.http_url}/v2/models/{model}/stats", trust_env=False)
-    (stats,) = answer.json()["model_stats"]
-    return int(stats["inference_count"]), int(stats["execution_count"])
-
-
 def test_concurrent_requests_merge_and_get_their_own_answers(server: Server, client: Client) -> None:
     asked = [signals(100 if i % 3 else 137, seed=i) for i in range(48)]
     expected = [client.infer("airimu", each) for each in asked]
@@ -332,26 +208,6 @@ def test_concurrent_requests_merge_and_get_their_own_answers(server: Server, cli
 
     # A sender that hardly gets to run sends one after the other: then it sends again.
     wait_until(merged, "48 requests at once run as fewer batches")
-
-
-def settled(server: Server, model: str) -> tuple[int, int]:
-    """Return the counters when they stand still: Triton counts a request after it has answered it."""
-    reads = [statistics(server, model)]
-
-    def still() -> bool:
-        reads.append(statistics(server, model))
-        return len(reads) > 5 and len(set(reads[-5:])) == 1
-
-    wait_until(still, f"the counters of {model} stand still")
-    return reads[-1]
-
-
-def further(server: Server, model: str, before: tuple[int, int], requests: int) -> int:
-    """Return by how many executions so many further requests were answered, once they are counted."""
-    wait_until(lambda: statistics(server, model)[0] - before[0] >= requests, f"{requests} of {model} counted")
-    inferences, executions = settled(server, model)
-    assert inferences - before[0] == requests
-    return executions - before[1]
 
 
 def test_concurrent_streams_merge_and_do_not_mix(server: Server, client: Client) -> None:
@@ -371,68 +227,6 @@ def test_concurrent_streams_merge_and_do_not_mix(server: Server, client: Client)
     for i, each in asked.items():
         assert_same(joined(parts[i]), client.infer("airimu", each))
     assert further(server, "airimu_stream", before, 4 * 24) < 4 * 24
-
-
-@pytest.fixture
-def corrector_stream(repository: Path, models: InProcessModels) -> Iterator[BatchProgram]:
-    config = read_config(repository / "airimu_stream")
-    program = load_program(Settings("airimu_stream", repository / "airimu_stream/1", config))
-    assert isinstance(program, CorrectorStream)
-    yield program
-    program.close()
-
-
-def test_bad_chunk_in_a_batch_fails_alone(corrector_stream: BatchProgram, models: InProcessModels) -> None:
-    given = signals(60)
-    bad = chunk_of(given, 20, 40)
-    bad["acc"] = np.full_like(bad["acc"], np.nan)
-    calls = [
-        Call(chunk_of(given, 0, 20), models, turn=Turn(1, start=True)),
-        Call(chunk_of(given, 0, 20), models, turn=Turn(2, start=True)),
-        Call(bad, models, turn=Turn(1)),
-        Call(chunk_of(given, 20, 60), models, turn=Turn(1, end=True)),
-        Call(chunk_of(given, 0, 1), models, turn=Turn(3)),
-        Call(chunk_of(given, 20, 60), models, turn=Turn(2, end=True)),
-    ]
-    answers = corrector_stream.run_batch(calls)
-    assert [isinstance(answer, SlipwayError) for answer in answers] == [
-        False,
-        False,
-        True,
-        False,
-        True,
-        False,
-    ]
-    whole = models.call("airimu", given, OUTPUTS)
-    # The refused chunk changed nothing: the streams go on as if it had not been sent.
-    assert_same(joined([answers[0], answers[3]]), whole)
-    assert_same(joined([answers[1], answers[5]]), whole)
-
-
-def test_beginnings_of_one_batch_count_before_they_are_kept(
-    repository: Path, models: InProcessModels
-) -> None:
-    config = read_config(repository / "airimu_stream")
-    config["parameters"]["max_sessions"]["string_value"] = "2"
-    program = load_program(Settings("airimu_stream", repository / "airimu_stream/1", config))
-    calls = [Call(signals(20), models, turn=Turn(key, start=True)) for key in (1, 2, 3)]
-    first, second, third = program.run_batch(calls)
-    assert not isinstance(first, SlipwayError)
-    assert not isinstance(second, SlipwayError)
-    assert isinstance(third, Overloaded)
-    program.close()
-
-
-def test_bad_recording_in_a_batch_fails_alone(repository: Path, models: InProcessModels) -> None:
-    config = read_config(repository / "airimu")
-    program = load_program(Settings("airimu", repository / "airimu/1", config))
-    good, bad = signals(30), signals(30)
-    bad["gyro"] = bad["gyro"][:, :29]
-    first, second, third = program.run_batch([Call(each, models) for each in (good, bad, good)])
-    assert isinstance(second, InvalidRequest)
-    whole = models.call("airimu", good, OUTPUTS)
-    assert_same(first, whole)
-    assert_same(third, whole)
 
 
 def changed(**changes: Any) -> Signals:
@@ -564,11 +358,9 @@ def test_triton_log_has_no_warning_about_our_models(server: Server) -> None:
 
 @pytest.fixture
 def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """12.5 s of a recording in EuRoC's layout, with ground truth, in a folder without earlier results."""
+    """A recording with ground truth, in a folder without earlier results."""
     monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "recorded"
-    assert run(["imu-recording", str(folder), "--seconds", "12.5", "--seed", "3", "--quiet"]) == 0
-    return folder
+    return record(tmp_path)
 
 
 def test_imu_command_corrects_measures_and_draws(
@@ -620,107 +412,6 @@ def test_imu_command_by_a_graph_gives_what_the_server_gives(
     np.testing.assert_allclose(found[0], found[1], rtol=0, atol=BOUND)
 
 
-def test_imu_command_takes_units_that_are_stated(
-    repository: Path, recorded: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = recorded / "mav0/imu0/data.csv"
-    rows = np.loadtxt(data, delimiter=",", comments="#")[1000:1400]
-    rows[200:, 0] += 1e9
-    other = recorded / "other.csv"
-    scaled = np.hstack([rows[:, :1] / 1e3, np.degrees(rows[:, 1:4]), rows[:, 4:] / 9.80665])
-    np.savetxt(other, scaled, fmt=["%d"] + ["%.15g"] * 6, delimiter=";")
-    command = ["imu", str(other), "--onnx", str(repository / "airimu_codenet/1/model.onnx")]
-    output = recorded / "out.csv"
-    assert run([*command, "-o", str(output)]) == 2
-    refused = capsys.readouterr().err
-    for fix in ("--time-unit us, which makes it 200 Hz", "--acceleration-unit g", "--rate-unit"):
-        assert fix in refused
-    units = ["--time-unit", "us", "--rate-unit", "deg/s", "--acceleration-unit", "g"]
-    assert run([*command, "-o", str(output), *units]) == 0
-    assert (
-        "other.csv: 1 gaps of more than 15 ms, the longest of 1 s after frame 199" in capsys.readouterr().err
-    )
-    # The network of `tiny` corrects by less than a thousandth.
-    np.testing.assert_allclose(np.loadtxt(output, delimiter=",", comments="#")[:, :7], rows, atol=1e-2)
-
-
-def test_imu_command_compares_with_files_of_any_name(
-    repository: Path, recorded: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with open_checkpoint(FAMILY, "tiny") as checkpoint:
-        conf, ckpt = recorded / "my experiment.conf", recorded / "best.of.all"
-        shutil.copy(checkpoint.path / CONF_FILE, conf)
-        shutil.copy(checkpoint.path / WEIGHTS_FILE, ckpt)
-    options = ["--onnx", str(repository / "airimu_codenet/1/model.onnx"), "-o", str(recorded / "out.csv")]
-    command = ["imu", str(recorded), *options, "--overwrite", "--verbose", "--conf", str(conf)]
-    assert run([*command, "--ckpt", str(ckpt)]) == 0
-    first = re.search(r"ONNX against PyTorch, max abs difference: acc (\S+) m/s²", capsys.readouterr().out)
-    assert first is not None
-    assert 0 <= float(first[1]) <= BOUND
-    assert run(command) == 2
-    assert "--ckpt must be given with --conf, got none" in capsys.readouterr().err
-
-
-def without_heavy_libraries(arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run a command where nothing is installed but what the extra `signals` brings."""
-    missing = (
-        "torch",
-        "diffusers",
-        "transformers",
-        "huggingface_hub",
-        "onnx",
-        "pypose",
-        "pyhocon",
-        "pytriton",
-    )
-    code = f"""
-import sys
-class Missing:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {missing!r}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-sys.meta_path.insert(0, Missing())
-from slipway_cli.root import run
-sys.exit(run(sys.argv[1:]))
-"""
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-
-
-def test_imu_command_by_a_graph_needs_no_export_libraries(repository: Path, recorded: Path) -> None:
-    graph = ["--onnx", str(repository / "airimu_codenet/1/model.onnx"), "-o", str(recorded / "out.csv")]
-    done = without_heavy_libraries(["imu", str(recorded), *graph, "--plot", str(recorded / "plot.png")])
-    assert (done.returncode, done.stderr.count("error")) == (0, 0), done.stderr
-    assert "ROE over 200 frames" in done.stdout
-    with_checkpoint = ["imu", str(recorded), *graph, "--checkpoint", "tiny", "--verbose", "--overwrite"]
-    refused = without_heavy_libraries(with_checkpoint)
-    assert refused.returncode == 2
-    assert 'which is not installed; try pip install ".[export,signals]" in a checkout' in refused.stderr
-
-
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        (["--step-size", "2000"], "--step-size must be 1 to the window size, 1000, got 2000"),
-        (["--window-size", "0"], "--window-size must be 1 or more, got 0"),
-        (["--verbose"], "--verbose and --checkpoint must be given together"),
-        (["--conf", "a.conf", "--ckpt", "b.ckpt"], "--verbose and --checkpoint must be given together"),
-        (["--verbose", "--checkpoint", "tiny", "--conf", "a.conf"], "must be left out with --conf, got both"),
-        (["--onnx", "x.onnx", "--url", "here"], "--onnx and --url must not be given together"),
-        (["--output", "nowhere/x.csv"], "--output must end in .csv and be in a folder that exists"),
-        (["--plot", "x.txt"], "--plot must end in .png, .svg, .pdf"),
-        (["--onnx", "x.onnx"], "onnx must be REPOSITORY/airimu_codenet/1/model.onnx"),
-        (["--ground-truth", "none.csv"], "none.csv: must be a CSV of numbers"),
-        (["--acceleration-unit", "mg"], "'mg' is not one of 'm/s^2', 'g'"),
-    ],
-)
-def test_imu_command_refuses_bad_options(
-    recorded: Path, capsys: pytest.CaptureFixture[str], options: list[str], problem: str
-) -> None:
-    assert run(["imu", str(recorded), *options]) == 2
-    assert problem in capsys.readouterr().err
-
-
 def test_imu_command_refuses_longer_windows_than_are_served(
     server: Server, recorded: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -728,13 +419,6 @@ def test_imu_command_refuses_longer_windows_than_are_served(
     assert run(["imu-recording", str(long), "--seconds", "26", "--quiet"]) == 0
     assert run(["imu", str(long), "--url", server.grpc_url, "--window-size", "5200"]) == 2
     assert "acc must have 1 to 5000 frames, got shape [1, 5200, 3]" in capsys.readouterr().err
-
-
-def test_imu_recording_command_keeps_what_is_there(
-    recorded: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["imu-recording", str(recorded)]) == 2
-    assert "output must be an empty or new folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
