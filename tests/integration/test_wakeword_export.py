@@ -164,6 +164,21 @@ def test_tiny_head_is_exported_with_its_own_backbone(tmp_path: Path) -> None:
     assert (repository / "wakeword_head_tiny_fused" / "1" / "model.onnx").is_file()
 
 
+def test_int8_head_of_real_size_is_a_quarter_of_the_float_one(tmp_path: Path) -> None:
+    (tmp_path / "jarvis").mkdir()
+    write_word(tmp_path / "jarvis", HeadConfig(), seed=0)
+    sizes = {}
+    for precision in (Precision.FP32, Precision.INT8):
+        repository = tmp_path / precision.value
+        options = ExportOptions(str(tmp_path / "jarvis"), repository, precision=precision)
+        run_export(family_named("wakeword_head"), options)
+        model = repository / "wakeword_head_jarvis"
+        assert json.loads((model / "manifest.json").read_text())["precision"] == {"model": precision.value}
+        sizes[precision] = (model / "1" / "model.onnx").stat().st_size
+    print(sizes)
+    assert sizes[Precision.INT8] < 0.3 * sizes[Precision.FP32]
+
+
 def changed(backbone: Path, folder: Path, file: str, **changes: Any) -> Path:
     """Copy a checkpoint with entries of a JSON file changed."""
     copied = Path(shutil.copytree(backbone, folder))

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import io
-import json
 import queue
 import re
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,25 +13,26 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-import soundfile
 import tritonclient.grpc as triton
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from load_environment import assert_all_answered, load_environment
 from observability_fixtures import value
 from server_fixtures import wait_until
-from wakeword_fixtures import RATE_HZ, THRESHOLD, Exported, Reference, export_all, sounds
+from wakeword_fixtures import (
+    CLOSE,
+    RATE_HZ,
+    THRESHOLD,
+    Exported,
+    Reference,
+    clips,
+    export_all,
+    pcm_of,
+    sounds,
+)
 
-from slipway_cli.listen.commands import listen
 from slipway_client import AsyncClient, Client, InvalidRequest, SlipwayError, Turn
-from slipway_client.listening import StreamDetector, WindowResult, detect_in_clips, split_recording
-from slipway_client.sound import Recording, read_recording
-from slipway_export.families import family_named
-from slipway_export.families.wakeword.network import HeadConfig
-from slipway_export.families.wakeword.presets import write_word
-from slipway_export.options import ExportOptions
-from slipway_export.run import run_export
-from slipway_export.spec import Precision
+from slipway_client.listening import StreamDetector, split_recording
+from slipway_client.sound import Recording
 from slipway_serving.families.wakeword.request import (
     ClipDecisions,
     ClipsRequest,
@@ -45,14 +43,13 @@ from slipway_serving.families.wakeword.request import (
 from slipway_serving.protocol.turns import NO_SESSION, Turns
 from slipway_serving.triton.server import Server, ServerConfig
 
-# Of a probability: features and networks are rounded differently, batches too.
-CLOSE = 1e-4
+# Of a probability of an int8 head.
 INT8_CLOSE = 0.05
 
 
 @pytest.fixture(scope="module")
-def exported(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    return export_all(shared, tmp_path_factory.mktemp("wakeword"))
+def exported(shared: Path) -> Exported:
+    return export_all(shared)
 
 
 @pytest.fixture(scope="module")
@@ -70,17 +67,6 @@ def client(server: Server) -> Iterator[Client]:
 @pytest.fixture(scope="module")
 def reference(exported: Exported) -> Reference:
     return Reference(exported)
-
-
-def clips(*audio: np.ndarray, rate_hz: int = RATE_HZ, words: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return the tensors of a request."""
-    tensors: dict[str, Any] = {
-        "audio": np.stack(audio),
-        "sample_rate": np.full((len(audio), 1), rate_hz, np.int64),
-    }
-    if words:
-        tensors["words"] = np.array([[word.encode() for word in words]] * len(audio), np.object_)
-    return tensors
 
 
 def count(server: Server, model: str, metric: str = "nv_inference_count") -> int:
@@ -237,21 +223,6 @@ def test_hour_of_audio_is_refused(server: Server, client: Client) -> None:
     assert client.infer("wakeword", clips(sounds(1.0, 0)))["probability"].shape == (1, 3)
 
 
-def test_int8_head_of_real_size_is_a_quarter_of_the_float_one(tmp_path: Path) -> None:
-    (tmp_path / "jarvis").mkdir()
-    write_word(tmp_path / "jarvis", HeadConfig(), seed=0)
-    sizes = {}
-    for precision in (Precision.FP32, Precision.INT8):
-        repository = tmp_path / precision.value
-        options = ExportOptions(str(tmp_path / "jarvis"), repository, precision=precision)
-        run_export(family_named("wakeword_head"), options)
-        model = repository / "wakeword_head_jarvis"
-        assert json.loads((model / "manifest.json").read_text())["precision"] == {"model": precision.value}
-        sizes[precision] = (model / "1" / "model.onnx").stat().st_size
-    print(sizes)
-    assert sizes[Precision.INT8] < 0.3 * sizes[Precision.FP32]
-
-
 def test_company_in_a_batch_moves_an_int8_probability_by_no_more_than_its_rounding(client: Client) -> None:
     """Activations are quantized by the largest of the whole batch; a float head knows no company."""
     audio = [sounds(1.0, seed) for seed in range(8)]
@@ -265,10 +236,6 @@ def test_company_in_a_batch_moves_an_int8_probability_by_no_more_than_its_roundi
 
 
 # Streams.
-
-
-def pcm_of(seconds: float, seed: int) -> np.ndarray:
-    return (sounds(seconds, seed) * 32767).astype(np.int16)
 
 
 def listened(client: Client, parts: list[np.ndarray], words: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
@@ -470,143 +437,3 @@ def test_ten_thousand_abandoned_streams_hold_bounded_memory(exported: Exported, 
     assert stub.memory_info().rss - before < 64 * 2**20
     with Client(server.grpc_url) as client:
         assert client.infer("wakeword", clips(sounds(1.0, 0)))["probability"].shape == (1, 3)
-
-
-# The command. It runs on a server of its own, whose streams nobody abandoned.
-
-
-@pytest.fixture(scope="module")
-def fresh(exported: Exported) -> Iterator[Server]:
-    with Server(ServerConfig(exported.repository, http_port=0, grpc_port=0, metrics_port=0)) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("recording") / "sounds.wav"
-    soundfile.write(path, pcm_of(4.7, 11), RATE_HZ)
-    return path
-
-
-def heard_in(server: Server, recording: Recording) -> tuple[list[WindowResult], list[WindowResult]]:
-    with Client(server.grpc_url) as client:
-        words = ["jarvis", "computer"]
-        streamed = list(StreamDetector(client, words, 1000).detect(split_recording(recording)))
-        return list(detect_in_clips(client, recording, words, 1.0)), streamed
-
-
-def test_recording_as_clips_and_as_stream_says_the_same(fresh: Server) -> None:
-    samples = pcm_of(4.7, 11).astype(np.float32) / 32768
-    in_parts, streamed = heard_in(fresh, Recording(samples, RATE_HZ))
-    # 4.7 s are filled up to 5.0 s, so that the last window holds the end.
-    assert [one.time_s for one in streamed[::2]] == [1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0]
-    assert len(in_parts) == len(streamed)
-    for one, other in zip(in_parts, streamed, strict=True):
-        assert (one.word, one.time_s, one.event) == (other.word, other.time_s, other.event)
-        assert one.probability == pytest.approx(other.probability, abs=CLOSE)
-    assert any(one.event for one in streamed)
-    assert any(one.probability >= one.threshold and not one.event for one in streamed)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_listen_prints_detections_and_draws_them(
-    fresh: Server, recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], stream: bool
-) -> None:
-    plot = tmp_path / "heard.png"
-    listen(str(recording), word=["computer"], stream=stream, plot=plot, url=fresh.grpc_url)
-    out = capsys.readouterr().out
-    detections = re.findall(r"^ +(\d\.\d\d) s  computer  (0\.\d{3}) \(threshold 0\.500\)$", out, re.MULTILINE)
-    assert len(detections) >= 2
-    assert f"sounds.wav (4.7 s): 9 windows, {len(detections)} detections" in out
-    assert re.search(r"^  computer: highest probability 0\.\d{3} at \d\.\d\d s$", out, re.MULTILINE)
-    assert plot.read_bytes().startswith(b"\x89PNG")
-
-
-def test_listen_prints_one_document_when_json_is_asked(
-    fresh: Server, recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plot = tmp_path / "heard.png"
-    listen(str(recording), word=["computer"], plot=plot, url=fresh.grpc_url, json=True)
-    out, err = capsys.readouterr()
-    document = json.loads(out)
-    assert (document["source"], document["windows"], document["plot"]) == (str(recording), 9, str(plot))
-    assert len(document["detections"]) >= 2
-    for one in (*document["detections"], *document["highest"]):
-        assert one["word"] == "computer" and one["threshold"] == 0.5
-        assert one["probability"] >= 0.5 and 1.0 <= one["time_s"] <= 5.0
-    (best,) = document["highest"]
-    assert best["probability"] == max(one["probability"] for one in document["detections"])
-    assert f"9 windows, {len(document['detections'])} detections" in err
-    with pytest.raises(InvalidRequest, match="--plot must be a file that does not exist yet, got"):
-        listen(str(recording), word=["computer"], plot=plot, url=fresh.grpc_url)
-    listen(str(recording), word=["computer"], plot=plot, url=fresh.grpc_url, overwrite=True, quiet=True)
-
-
-def test_listen_takes_raw_samples_from_stdin(
-    fresh: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    raw = io.BytesIO(pcm_of(4.7, 11).tobytes())
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(raw))
-    listen("-", word=["computer"], url=fresh.grpc_url)
-    assert "stdin: 9 windows" in capsys.readouterr().out
-
-
-def test_listen_refuses_stereo_unless_its_mean_is_asked_for(
-    fresh: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "stereo.wav"
-    soundfile.write(path, np.stack([pcm_of(1.0, 0)] * 2, axis=1), RATE_HZ)
-    with pytest.raises(InvalidRequest, match="stereo.wav must be mono, got 2 channels; try --mono"):
-        listen(str(path), url=fresh.grpc_url)
-    listen(str(path), mono=True, url=fresh.grpc_url)
-    assert "stereo.wav (1.0 s): 1 windows" in capsys.readouterr().out
-
-
-def test_loud_mp3_of_another_rate_says_the_same_as_clips_and_as_stream(
-    fresh: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "loud.mp3"
-    soundfile.write(path, np.clip(20 * sounds(2.2, 0, 44_100), -1, 1), 44_100)
-    recording = read_recording(path)
-    assert recording.peak > 1.01
-    in_parts, streamed = heard_in(fresh, recording)
-    assert [one.time_s for one in streamed[::2]] == [1.0, 1.5, 2.0, 2.5]
-    for one, other in zip(in_parts, streamed, strict=True):
-        assert (one.word, one.time_s, one.event) == (other.word, other.time_s, other.event)
-        assert one.probability == pytest.approx(other.probability, abs=1e-3)
-    for stream in (False, True):
-        listen(str(path), stream=stream, url=fresh.grpc_url)
-        said = capsys.readouterr()
-        assert "loud.mp3 (2.2 s): 4 windows" in said.out
-        assert said.err == f"{path}: divided by its peak, {recording.peak:.3f}, to be within full scale\n"
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "text"),
-    [
-        ("none.wav", None, "must be an audio file that can be read, got No such file"),
-        ("bad.wav", b"RIFF", "must be an audio file, got"),
-    ],
-)
-def test_listen_refuses_what_is_no_audio(
-    fresh: Server, tmp_path: Path, name: str, content: bytes | None, text: str
-) -> None:
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    with pytest.raises(InvalidRequest, match=text):
-        listen(str(tmp_path / name), url=fresh.grpc_url)
-
-
-def test_listen_refuses_a_plot_that_cannot_be_written(recording: Path, tmp_path: Path) -> None:
-    for plot in (tmp_path / "heard.txt", tmp_path / "nowhere" / "heard.png"):
-        with pytest.raises(InvalidRequest, match="--plot must end in .png"):
-            listen(str(recording), plot=plot)
-
-
-def test_clips_and_streams_are_answered_when_locust_sends_them(
-    fresh: Server, shared: Path, tmp_path: Path
-) -> None:
-    line = "--family wakeword --users 2 --seconds 3 --session-s 1"
-    done = load_environment(shared).load(tmp_path, fresh.grpc_url, line)
-    for model in ("wakeword", "wakeword_stream"):
-        assert_all_answered(done, model)

@@ -1,14 +1,17 @@
-"""A tiny backbone with three words, their export, and what the networks themselves say of audio."""
+"""A tiny backbone with three words, exported once for a test run, and what its networks say of audio."""
 
 from __future__ import annotations
 
+import pickle
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import soxr
 import torch
+from filelock import FileLock
 from tiny_exports import checkpoint_once, exported_once
 from transformers import ASTFeatureExtractor, ASTModel
 
@@ -30,6 +33,8 @@ WORDS = {
 }
 # Between the lowest and the highest probability that the random heads give to the recordings of the tests.
 THRESHOLD = 0.5
+# Of a probability: features and networks are rounded differently, batches too.
+CLOSE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,17 @@ class Exported:
     repository: Path
 
 
-def export_all(shared: Path, folder: Path) -> Exported:
+def export_all(shared: Path) -> Exported:
+    """Return what the tests share, exported by the first process that asks. Read only."""
+    folder, kept = shared / "wakeword", shared / "wakeword.pickle"
+    with FileLock(shared / "wakeword.lock"):
+        if not kept.exists():
+            kept.write_bytes(pickle.dumps(_export_into(folder, shared)))
+    exported: Exported = pickle.loads(kept.read_bytes())
+    return exported
+
+
+def _export_into(folder: Path, shared: Path) -> Exported:
     """Write the words into a folder and export them, beside the backbone, into its repository."""
     backbone = checkpoint_once(shared, "wakeword")
     repository = folder / "repository"
@@ -116,3 +131,18 @@ def sounds(seconds: float, seed: int, rate_hz: int = RATE_HZ) -> np.ndarray:
             audio[inside] += 0.2 * level * np.sin(2 * np.pi * harmonic * pitch_hz * time_s[inside])
         start_s += length_s + random.uniform(0.0, 0.3)
     return (audio / np.abs(audio).max() * random.uniform(0.2, 1.0)).astype(np.float32)
+
+
+def clips(*audio: np.ndarray, rate_hz: int = RATE_HZ, words: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the tensors of a request."""
+    tensors: dict[str, Any] = {
+        "audio": np.stack(audio),
+        "sample_rate": np.full((len(audio), 1), rate_hz, np.int64),
+    }
+    if words:
+        tensors["words"] = np.array([[word.encode() for word in words]] * len(audio), np.object_)
+    return tensors
+
+
+def pcm_of(seconds: float, seed: int) -> np.ndarray:
+    return (sounds(seconds, seed) * 32767).astype(np.int16)
