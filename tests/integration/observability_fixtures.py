@@ -8,12 +8,16 @@ import json
 import shutil
 import socket
 import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
+import tritonclient.grpc as triton
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
+from server_fixtures import logged, wait_until
 
 from slipway_serving.triton.server import Server
 
@@ -93,3 +97,47 @@ def series(server: Server) -> dict[tuple[str, Labels], float]:
 
 def value(server: Server, name: str, **labels: str) -> float:
     return series(server).get((name, tuple(sorted(labels.items()))), float("nan"))
+
+
+@contextlib.contextmanager
+def stream(server: Server) -> Iterator[tuple[triton.InferenceServerClient, list[tuple[Any, Any]]]]:
+    """Open a stream of requests; yield its client and the list that answers go to."""
+    answers: list[tuple[Any, Any]] = []
+    with triton.InferenceServerClient(server.grpc_url) as client:
+        client.start_stream(lambda result, error: answers.append((result, error)))
+        yield client, answers
+        client.stop_stream()
+
+
+def trace_of(collector: Collector, request_id: str) -> list[dict[str, Any]]:
+    """Return all spans of the trace of a request."""
+    ids = {
+        span["traceId"]
+        for span in list(collector.spans)
+        if {"key": "triton.request_id", "value": {"stringValue": request_id}} in span.get("attributes", [])
+    }
+    return [span for span in list(collector.spans) if span["traceId"] in ids]
+
+
+def log_lines(server: Server) -> list[dict[str, Any]]:
+    """Return what the log says of requests, line by line."""
+    return logged(server, "adapter")
+
+
+def recorded() -> list[str]:
+    rules = yaml.safe_load((FOLDER / "rules.yml").read_text())
+    return [rule["record"] for group in rules["groups"] for rule in group["rules"] if "record" in rule]
+
+
+def queries() -> list[str]:
+    dashboard = json.loads((FOLDER / "dashboard.json").read_text())
+    return [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+
+
+def assert_data(
+    prometheus: Prometheus, expression: str, check: Callable[[float], bool] = np.isfinite
+) -> None:
+    """Wait until an expression has a series whose value is a number."""
+    wait_until(
+        lambda: any(check(number) for _, number in prometheus.query(expression)), f"data of {expression}"
+    )

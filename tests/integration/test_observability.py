@@ -6,8 +6,6 @@ with the files of observability/; the tests look at what was seen.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import re
 import shutil
@@ -22,14 +20,25 @@ import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-import yaml
-from observability_fixtures import FOLDER, Collector, Labels, Prometheus, series, value
-from server_fixtures import any_port, infer_input, logged, tensor, wait_until, write_model
+from observability_fixtures import (
+    Collector,
+    Labels,
+    Prometheus,
+    assert_data,
+    log_lines,
+    queries,
+    recorded,
+    series,
+    stream,
+    trace_of,
+    value,
+)
+from server_fixtures import infer_input, wait_until
 
 from slipway_client import Client, Progress, TextToVideoRequest
 from slipway_serving.protocol.errors import InvalidRequest
 from slipway_serving.runtime.metrics import METRICS, WORLDS
-from slipway_serving.triton.control import CONTROL_HEADER, ModelControl
+from slipway_serving.triton.control import CONTROL_HEADER
 from slipway_serving.triton.server import Server, ServerConfig
 
 TOKEN = "0123456789abcdef"
@@ -183,16 +192,6 @@ def test_open_sequences_are_seen_and_gone_when_they_end(server: Server) -> None:
         assert not [error for _, error in answers if error]
 
 
-@contextlib.contextmanager
-def stream(server: Server) -> Iterator[tuple[triton.InferenceServerClient, list[tuple[Any, Any]]]]:
-    """Open a stream of requests; yield its client and the list that answers go to."""
-    answers: list[tuple[Any, Any]] = []
-    with triton.InferenceServerClient(server.grpc_url) as client:
-        client.start_stream(lambda result, error: answers.append((result, error)))
-        yield client, answers
-        client.stop_stream()
-
-
 def test_hostile_texts_make_no_new_series(server: Server, traffic: Traffic) -> None:
     before = series(server)
     one = lambda text: infer_input("prompt", np.array([text.encode()], np.object_))  # noqa: E731
@@ -239,16 +238,6 @@ def test_labels_have_closed_sets_of_values(server: Server, traffic: Traffic) -> 
     assert found == set(by_name) - {metric.name for metric in WORLDS}
 
 
-def trace_of(collector: Collector, request_id: str) -> list[dict[str, Any]]:
-    """Return all spans of the trace of a request."""
-    ids = {
-        span["traceId"]
-        for span in list(collector.spans)
-        if {"key": "triton.request_id", "value": {"stringValue": request_id}} in span.get("attributes", [])
-    }
-    return [span for span in list(collector.spans) if span["traceId"] in ids]
-
-
 def test_one_request_is_one_trace_with_the_models_that_it_called(
     server: Server, collector: Collector
 ) -> None:
@@ -293,11 +282,6 @@ def test_one_request_is_one_trace_with_the_models_that_it_called(
     assert {line["trace_id"] for line in lines} == {spans[0]["traceId"]}
 
 
-def log_lines(server: Server) -> list[dict[str, Any]]:
-    """Return what the log says of requests, line by line."""
-    return logged(server, "adapter")
-
-
 def test_log_has_the_id_the_progress_and_the_end_of_a_request(server: Server, traffic: Traffic) -> None:
     ends = list(
         {line["request_id"]: line for line in log_lines(server) if line["model"] == "wan_t2v"}.values()
@@ -322,16 +306,6 @@ def test_log_has_the_id_the_progress_and_the_end_of_a_request(server: Server, tr
     assert {line["code"] for line in refused} == {"INVALID_ARGUMENT"}
 
 
-def recorded() -> list[str]:
-    rules = yaml.safe_load((FOLDER / "rules.yml").read_text())
-    return [rule["record"] for group in rules["groups"] for rule in group["rules"] if "record" in rule]
-
-
-def queries() -> list[str]:
-    dashboard = json.loads((FOLDER / "dashboard.json").read_text())
-    return [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-
-
 @pytest.fixture(scope="module")
 def watched(prometheus: Prometheus | None, traffic: Traffic) -> Prometheus:
     """A Prometheus that has seen the traffic."""
@@ -346,15 +320,6 @@ def has_data_here(expression: str) -> bool:
     """Whether an expression is of what is served here: worlds are not, their own test counts for them."""
     of_worlds = ("slipway:blocks_late_ratio", *(metric.name for metric in WORLDS))
     return not any(name in expression for name in of_worlds)
-
-
-def assert_data(
-    prometheus: Prometheus, expression: str, check: Callable[[float], bool] = np.isfinite
-) -> None:
-    """Wait until an expression has a series whose value is a number."""
-    wait_until(
-        lambda: any(check(number) for _, number in prometheus.query(expression)), f"data of {expression}"
-    )
 
 
 @pytest.mark.parametrize("rule", filter(has_data_here, recorded()))
@@ -439,45 +404,3 @@ def test_token_does_not_allow_what_the_mode_forbids(server: Server) -> None:
     )
     assert answer.status_code != 200
     assert "wan_t2v" in server.models()
-
-
-ECHO = """
-class Echo:
-    reports_requests = False
-
-    def __init__(self, settings):
-        pass
-
-    def run(self, call):
-        yield {"y": call.tensors["x"]}
-
-    def close(self):
-        pass
-"""
-MODEL = """
-import triton_python_backend_utils as pb_utils
-from slipway_serving.adapter import model_class
-
-TritonPythonModel = model_class(pb_utils)
-"""
-
-
-def test_counts_go_on_when_a_model_is_loaded_anew(tmp_path: Path) -> None:
-    config = tensor("input", "x", "FP32", "[1]") + tensor("output", "y", "FP32", "[1]")
-    config += 'parameters { key: "program" value { string_value: "echo_program:Echo" } }\n'
-    folder = write_model(tmp_path / "models", "echo", None, config, backend="python")
-    (folder / "echo_program.py").write_text(ECHO)
-    (folder / "model.py").write_text(MODEL)
-    x = infer_input("x", np.ones(1, np.float32))
-    anew = any_port(tmp_path / "models", model_control="explicit")
-    with Server(anew) as server, triton.InferenceServerClient(server.grpc_url) as client:
-        control = ModelControl(server.http_url, server.control_token, load_timeout_s=30)
-        for count in (1, 2):
-            client.infer("echo", [x], client_timeout=30)
-            wait_until(
-                lambda count=count: value(server, "slipway_requests_total", model="echo", code="OK") == count,
-                f"{count} requests in the metrics",
-            )
-            if count == 1:
-                (folder / "model.py").touch()
-                control.load("echo")
