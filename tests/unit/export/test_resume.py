@@ -1,139 +1,26 @@
 """What need not be made again: by files, descriptions, options; with graphs that are one line of text."""
 
+from __future__ import annotations
+
 import json
-import os
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
-import torch
+from small_exports import BOUND, Exports, component, row, save_with_weights
 
 from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.checkpoint.provenance import Digests
-from slipway_export.options import ExportOptions
-from slipway_export.progress import Progress
-from slipway_export.repository.export_record import keep_finished, records
-from slipway_export.repository.export_source import ExportSource
 from slipway_export.repository.identity import identity
 from slipway_export.repository.publish import placing, write_manifest
-from slipway_export.repository.resume import FinishedGraphs, graph_files
+from slipway_export.repository.resume import graph_files
 from slipway_export.repository.staging import staging
 from slipway_export.sizing.budget import LeftOut
-from slipway_export.spec import (
-    Axis,
-    Component,
-    DType,
-    Family,
-    Loading,
-    Plan,
-    Precision,
-    Stepped,
-    TensorSpec,
-    Tolerance,
-)
+from slipway_export.spec import Component, Loading, Precision, Stepped
 from slipway_export.verification.comparison import ParityRow
-
-BOUND = Tolerance(max_abs=1.0, relative_l2=1.0, cosine=0.0)
-FAMILY = Family("family", "nobody/family", "a family", (), (), (), {}, lambda *_: Plan((), ()))
-
-
-def component(checkpoint: Checkpoint, name: str = "net", graph: str = "model", size: int = 2) -> Component:
-    def load(_: Precision, _loading: Loading) -> torch.nn.Module:
-        assert checkpoint.file(f"{name}/weights").exists()
-        return torch.nn.Linear(size, size)
-
-    tensor = partial(TensorSpec, dtype=DType.FLOAT32, shape=("batch", size))
-    return Component(
-        name=name,
-        graph=graph,
-        inputs=(tensor("x"),),
-        outputs=(tensor("y"),),
-        axes=(Axis("batch", 1, 2, 3),),
-        load=load,
-        tolerance={Precision.FP32: BOUND},
-    )
-
-
-def save_with_weights(path: Path, data: str) -> None:
-    weight = onnx.numpy_helper.from_array(np.ones(1000, np.float32), "w")
-    graph = onnx.helper.make_model(onnx.helper.make_graph([], "net", [], [], [weight]))
-    onnx.save(graph, path, save_as_external_data=True, location=data)
-
-
-def row(graph: str, point: str = "min", error: float = 0.0) -> ParityRow:
-    return ParityRow(graph, "y", point, (2, 2), error, error, 1.0, BOUND, "here")
-
-
-class Exports:
-    """Exports of components into a repository, and which of them were made."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder / "checkpoint"
-        self.repository = folder / "models"
-        for name in ("net", "other"):
-            (self.folder / name).mkdir(parents=True)
-            (self.folder / name / "weights").write_text("weights")
-            (self.folder / name / "config.json").write_text("{}")
-        self.lines: list[str] = []
-        self.checkpoint = Checkpoint(self.folder, "here")
-
-    def finished(
-        self, components: list[Component], staged: Path, *, fresh: bool = False, **options: object
-    ) -> FinishedGraphs:
-        with self.checkpoint.recording() as planned:
-            self.checkpoint.config("net/config.json")
-        precision = Precision(str(options.pop("precision", Precision.FP32)))
-        asked = ExportOptions("here", self.repository, precision=precision, fresh=fresh)
-        source = ExportSource(FAMILY, self.checkpoint, (), Plan((), ()), planned, asked)
-        progress = Progress(self.lines.append, [each.label for each in components])
-        return FinishedGraphs(source, options, staged, progress)
-
-    def run(
-        self,
-        components: list[Component],
-        *,
-        fresh: bool = False,
-        error: float = 0.0,
-        fails_at: str = "",
-        **options: object,
-    ) -> list[str]:
-        """Export; return the labels of what was made."""
-        made = []
-        names = [f"family_{each.name}" for each in components]
-        with staging(self.repository, names) as staged:
-            finished = self.finished(components, staged, fresh=fresh, **options)
-            finished.find(components, [])
-            for each in components:
-                path = staged / f"family_{each.name}" / "1" / f"{each.graph}.onnx"
-
-                def make(each: Component = each, path: Path = path) -> list[ParityRow]:
-                    if each.name == fails_at:
-                        raise KeyboardInterrupt
-                    made.append(each.label)
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    path.write_text(each.label)
-                    each.load(Precision.FP32, Loading.READ)
-                    return [row(each.label, error=error)]
-
-                rows = finished.graph(each, path, make)
-                assert [found.graph for found in rows] == [each.label]
-                if error:
-                    raise RuntimeError("parity")
-            for each, name in zip(components, names, strict=True):
-                facts = {"parity": [row(each.label).__dict__ | {"bound": BOUND.__dict__}]}
-                made_by = finished.facts([each])
-                write_manifest(staged / name, {**facts, "not_verified": [], "made": made_by})
-            with placing(staged, self.repository, names):
-                pass
-        return made
-
-    def left(self) -> list[Path]:
-        return sorted(self.repository.parent.glob(".models.slipway-staging-*"))
 
 
 @pytest.fixture
@@ -229,74 +116,6 @@ def test_export_makes_all_anew_when_a_version_changed(
     exports.run(both)
     monkeypatch.setattr("slipway_export.repository.identity.library_versions", lambda: {"torch": "3.0"})
     assert exports.run(both) == ["net", "other"]
-
-
-def test_interrupted_export_goes_on_where_it_was(exports: Exports, both: list[Component]) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        exports.run(both, fails_at="other")
-    assert list(exports.repository.iterdir()) == []
-    assert exports.run(both) == ["other"]
-    assert exports.lines == ["[1/2] net: unchanged, reused from an interrupted export"]
-    assert exports.left() == []
-
-
-def test_what_is_left_is_one_of_each_graph_when_exports_keep_failing(
-    exports: Exports, both: list[Component]
-) -> None:
-    for opset in (21, 22, 23):
-        with pytest.raises(KeyboardInterrupt):
-            exports.run(both, fails_at="other", opset=opset)
-    (left,) = exports.left()
-    assert [path.name for path in left.rglob("*.onnx")] == ["model.onnx"]
-    assert exports.run(both, opset=22) == ["net", "other"]
-    assert exports.left() == []
-
-
-def test_what_is_left_stays_when_other_models_are_exported(exports: Exports, both: list[Component]) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        exports.run(both, fails_at="other")
-    exports.run(both[1:])
-    assert exports.run(both) == []
-
-
-def test_what_is_left_is_removed_when_all_is_made_anew(exports: Exports, both: list[Component]) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        exports.run(both, fails_at="other")
-    assert exports.run(both, fresh=True) == ["net", "other"]
-    assert exports.left() == []
-
-
-def test_graph_outside_its_bounds_is_not_taken_for_verified(exports: Exports, both: list[Component]) -> None:
-    with pytest.raises(RuntimeError):
-        exports.run(both, error=2.0)
-    assert exports.left() == []
-    assert exports.run(both) == ["net", "other"]
-
-
-def test_exports_at_once_do_not_take_from_each_other(exports: Exports, both: list[Component]) -> None:
-    with staging(exports.repository, ["family_net"]) as one:
-        finished = exports.finished(both, one)
-        path = one / "family_net/1/model.onnx"
-        path.parent.mkdir(parents=True)
-        path.write_text("net")
-        finished.graph(both[0], path, lambda: [row("net")])
-        assert exports.run(both) == ["net", "other"]
-        assert path.read_text() == "net"
-        assert [record.name for record in records(one)] == ["family_net/model"]
-
-
-def test_graph_that_a_server_refused_is_left_for_the_next_export(exports: Exports) -> None:
-    net = component(exports.checkpoint)
-    with pytest.raises(RuntimeError), staging(exports.repository, ["family_net"]) as staged:
-        finished = exports.finished([net], staged)
-        path = staged / "family_net/1/model.onnx"
-        path.parent.mkdir(parents=True)
-        path.write_text("net")
-        finished.graph(net, path, lambda: [row("net")])
-        with placing(staged, exports.repository, ["family_net"]):
-            raise RuntimeError
-    assert list(exports.repository.iterdir()) == []
-    assert exports.run([net]) == []
 
 
 def sharing(exports: Exports) -> list[str]:
@@ -398,14 +217,6 @@ def test_steps_are_taken_with_their_graph_and_verified_when_it_is_another(export
     assert runs == ["steps", "steps", "steps"]
 
 
-def test_record_that_cannot_be_read_is_removed(tmp_path: Path) -> None:
-    (tmp_path / "made").mkdir()
-    (tmp_path / "made/net.json").write_text("{}")
-    (tmp_path / "model.onnx.widened.onnx").write_text("")
-    assert records(tmp_path) == []
-    assert not keep_finished(tmp_path)
-
-
 def test_identity_is_another_when_a_function_holds_something_else(exports: Exports) -> None:
     net = component(exports.checkpoint)
     hashes = {
@@ -450,18 +261,3 @@ def test_files_of_a_graph_are_those_that_its_weights_lie_in(tmp_path: Path) -> N
     save_with_weights(path, "shared.data")
     (tmp_path / "another.data").write_text("")
     assert graph_files(path) == [path, tmp_path / "shared.data"]
-
-
-def test_graph_is_made_anew_when_the_newest_of_two_that_were_left_is_of_other_weights(
-    exports: Exports, both: list[Component]
-) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        exports.run(both, fails_at="other")
-    (left,) = exports.left()
-    copy = shutil.copytree(left, left.with_name(f"{left.name}copy"))
-    os.utime(left, (1000, 1000))
-    os.utime(copy, (2000, 2000))
-    for path in copy.rglob("*.onnx"):
-        path.write_text("edited")
-    assert exports.run(both) == ["net", "other"]
-    assert exports.left() == []
