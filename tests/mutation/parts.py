@@ -47,14 +47,23 @@ PARTS = {
         ("slipway_serving/runtime/snapshots/*.py", "slipway_serving/protocol/snapshots/*.py"), ("snapshots",)
     ),
     "sessions": Part(("slipway_serving/runtime/sessions.py",), ("sessions", "snapshots")),
-    "adapter": Part(("slipway_serving/runtime/adapter.py",), ("adapter",)),
+    "adapter": Part(("slipway_serving/runtime/adapter.py",), ("adapter", "adapter_process")),
     "verify": Part(
         _export("verification/*", "sizing/budget"),
         ("budget", "placed_verification", "verify", "verify_steps"),
     ),
     "repository": Part(
         _export("repository/*"),
-        ("identity", "model_config", "placement", "queues", "export_record", "repository", "resume"),
+        (
+            "identity",
+            "model_config",
+            "placement",
+            "queues",
+            "export_record",
+            "repository",
+            "resume",
+            "resume_interrupted",
+        ),
     ),
     "client": Part(
         ("slipway_client/*.py", "slipway_client/grpc/*.py", "slipway_client/http/*.py"),
@@ -63,6 +72,7 @@ PARTS = {
             "cli_generate",
             "cli_listen",
             "cli_ready",
+            "client_answers",
             "client_calls",
             "client_hostile",
             "client_limits",
