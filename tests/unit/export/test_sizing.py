@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from io import StringIO
@@ -22,10 +20,8 @@ from slipway_export.commands.plan_commands import print_export_estimates, print_
 from slipway_export.commands.terminal import print_parity
 from slipway_export.families import family_named
 from slipway_export.graph.onnx import export_graph
-from slipway_export.run import ExportResult
 from slipway_export.sizing.estimate import Machine, ResourceEstimate, estimate_component
 from slipway_export.sizing.machine import Speed
-from slipway_export.sizing.placed import estimate_placed, exported_models
 from slipway_export.spec import Axis, Component, DType, Loading, Precision, TensorSpec, Tolerance
 from slipway_export.verification.comparison import ParityRow
 from slipway_serving.protocol.errors import InvalidRequest
@@ -100,21 +96,6 @@ def test_preset_of_public_size_takes_no_disk_when_configurations_are_enough() ->
     assert sum(512 * file.st_blocks for file in files) < 50e6
 
 
-def test_needs_say_the_bytes_that_graphs_take_when_exported(
-    exported: tuple[Path, ExportResult],
-) -> None:
-    placed = estimate_placed(exported_models(exported[0]), MACHINE)
-    assert not placed.unknown
-    assert {need.label for need in placed.estimates} >= {"denoiser_high", "text_encoder", "vae_decoder/next"}
-    with open_checkpoint(WAN, "tiny", configurations_only=True) as checkpoint:
-        for component in WAN.plan(checkpoint, axes_of(WAN, checkpoint, {})).components:
-            (planned,) = estimate_component(component, MACHINE, [Precision.FP32])
-            (found,) = (need for need in placed.estimates if need.label == component.label)
-            if component.graph == "model":  # Graphs beside one another share their weights on disk.
-                assert planned.disk_bytes == pytest.approx(found.disk_bytes, rel=0.25), component.label
-            assert planned.operations == found.operations
-
-
 @pytest.mark.parametrize("precision", [Precision.INT8, Precision.INT4])
 def test_needs_say_the_bytes_of_quantized_weights_when_products_are_kept(
     tmp_path: Path, precision: Precision
@@ -141,26 +122,6 @@ def test_needs_say_the_bytes_of_quantized_weights_when_products_are_kept(
     path = tmp_path / "model.onnx"
     export_graph(component, component.load(Precision.FP32, Loading.READ), path, opset=23, precision=precision)
     assert need.disk_bytes == pytest.approx(path.stat().st_size, rel=0.02)
-
-
-def test_placed_graphs_are_sized_by_their_files_when_the_checkpoint_is_gone(
-    exported: tuple[Path, ExportResult], tmp_path: Path
-) -> None:
-    model = tmp_path / "wan_t2v_text_encoder"
-    shutil.copytree(exported[0] / model.name, model)
-    manifest = json.loads((model / "manifest.json").read_text(encoding="utf-8"))
-    manifest["checkpoint"]["source"] = str(tmp_path / "gone")
-    (model / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
-    placed = estimate_placed(exported_models(tmp_path), MACHINE)
-    (need,) = placed.estimates
-    assert need.disk_bytes == (model / "1/model.onnx").stat().st_size
-    assert need.operations == 0
-    assert (
-        "compute time and activations are unknown, because checkpoint must be a preset" in placed.unknown[0]
-    )
-    # The same configurations lie elsewhere.
-    (known,) = estimate_placed(exported_models(tmp_path), MACHINE, "tiny").estimates
-    assert known.operations > 0
 
 
 def test_plan_is_refused_by_name_when_there_is_nothing_placed(
@@ -243,20 +204,6 @@ def test_plan_of_an_export_has_a_column_for_each_precision_when_the_terminal_is_
     assert [title for each in titles for title in each] == [precision.value for precision in Precision]
     assert len(titles) == (1 if width == 80 else 2)
     assert said.getvalue().count("123.5 GB") == 5 * len(Precision)
-
-
-def test_plan_of_a_repository_names_the_models_when_asked(
-    exported: tuple[Path, ExportResult], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["plan", str(exported[0])]) == 0
-    said = capsys.readouterr().out
-    assert re.search(r"^wan_t2v_text_encoder +fp32 ", said, re.M)
-    assert run(["plan", str(exported[0]), "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert document["unknown"] == []
-    assert {graph["model"] for graph in document["graphs"]} == {
-        path.name for path in exported[0].iterdir() if list(path.glob("1/*.onnx"))
-    }
 
 
 def test_plan_of_an_export_is_refused_by_name_when_the_checkpoint_or_component_is_unknown(

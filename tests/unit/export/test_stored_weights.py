@@ -8,11 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 import pytest
 import torch
-from onnx import numpy_helper
 from safetensors.torch import save_file
 
 from slipway_export.checkpoint import stored_weights as weights
@@ -27,7 +25,6 @@ from slipway_export.checkpoint.stored_weights import (
 from slipway_export.families import family_named
 from slipway_export.graph import external_weights
 from slipway_export.graph.external_weights import Weight
-from slipway_export.graph.onnx import export_graph
 from slipway_export.spec import Component, Loading, Precision
 from slipway_serving.protocol.errors import InvalidRequest
 
@@ -74,24 +71,6 @@ def test_weights_are_found_when_a_network_was_cut(opened: Checkpoint, graph: str
     names = {name for name, _ in empty.named_parameters()}
     assert names
     assert names <= stored_weights(empty).keys()
-
-
-def test_graph_has_the_same_tensors_when_weights_stay_on_disk(opened: Checkpoint, tmp_path: Path) -> None:
-    # Of both types, since diffusers keeps some of a half-precision network in float32.
-    precision = Precision.BF16
-    component = component_of(opened, "denoiser_high")
-    (tmp_path / "read").mkdir()
-    (tmp_path / "unread").mkdir()
-    export_graph(component, component.load(precision, Loading.READ), tmp_path / "read/g.onnx", opset=23)
-    empty = component.load(precision, Loading.ON_DISK)
-    export_graph(component, empty, tmp_path / "unread/g.onnx", opset=23)
-    read, unread = (onnx.load(tmp_path / name / "g.onnx").graph for name in ("read", "unread"))
-    assert [node.op_type for node in read.node] == [node.op_type for node in unread.node]
-    arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in read.initializer}
-    assert arrays.keys() == {tensor.name for tensor in unread.initializer}
-    assert any(array.any() for array in arrays.values())
-    for tensor in unread.initializer:
-        assert np.array_equal(arrays[tensor.name], numpy_helper.to_array(tensor)), tensor.name
 
 
 def test_files_take_no_space_and_can_be_mapped_when_they_stand_in_for_an_experts_weights(
