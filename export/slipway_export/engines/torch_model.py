@@ -30,8 +30,8 @@ from slipway_export.verification.comparison import ParityRow, RunGraph
 from slipway_export.verification.steps import stepped_parity_rows
 from slipway_serving.protocol.axis_expressions import Point
 from slipway_serving.protocol.errors import InvalidRequest
-from slipway_serving.runtime.facts import read_facts
-from slipway_serving.runtime.torch_engine.described import (
+from slipway_serving.runtime.json_facts import read_facts
+from slipway_serving.runtime.torch_engine.network_description import (
     MODEL,
     NetworkDescription,
     network_file,

@@ -18,7 +18,7 @@ from slipway_export.families import family_named
 from slipway_export.spec import Axis, Component, DType, Loading, Precision, TensorSpec
 from slipway_serving.protocol.errors import InvalidRequest
 from slipway_serving.runtime.backends.onnxruntime.signature import GraphTensor, Signature
-from slipway_serving.runtime.facts import read_facts
+from slipway_serving.runtime.json_facts import read_facts
 from slipway_serving.runtime.torch_engine.network import Network
 
 CHECKPOINT_FOLDER = "checkpoint"

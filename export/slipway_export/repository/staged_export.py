@@ -46,7 +46,7 @@ from slipway_export.verification.comparison import (
     verify,
 )
 from slipway_export.verification.steps import verify_stepped
-from slipway_serving.runtime.torch_engine.described import MODEL, network_file
+from slipway_serving.runtime.torch_engine.network_description import MODEL, network_file
 
 
 def select_stepped(plan: Plan, components: Sequence[Component]) -> list[Stepped]:

@@ -21,7 +21,7 @@ from slipway_serving.runtime.backends.onnxruntime import session, signature
 from slipway_serving.runtime.backends.onnxruntime.signature import Signature
 from slipway_serving.runtime.input_sizes import InputSizes, read_ranges
 from slipway_serving.runtime.program import Settings
-from slipway_serving.runtime.torch_engine.described import options_file
+from slipway_serving.runtime.torch_engine.network_description import options_file
 
 Array = NDArray[Any]
 State = dict[str, ort.OrtValue]

@@ -32,6 +32,7 @@ from slipway_serving.runtime.request_parameters import MARKED_VARIABLE
 from slipway_serving.system import hidden_arguments, process_state, server_folder
 from slipway_serving.system.server_processes import ID_VARIABLE, ServerResources, clean_up, kill_processes
 from slipway_serving.triton import log_files, server_log, start_errors, termination
+from slipway_serving.triton.abandoned_servers import create_runtime_folder, remove_leftovers
 from slipway_serving.triton.arguments import (
     reachable_host,
     supervisor_restrictions,
@@ -42,7 +43,6 @@ from slipway_serving.triton.config import ServerConfig
 from slipway_serving.triton.control import SUPERVISOR_HEADER, ModelControl
 from slipway_serving.triton.install import environment, find_triton, lay_out_backends, lay_out_interpreter
 from slipway_serving.triton.launch_check import LaunchCheck
-from slipway_serving.triton.leftovers import create_runtime_folder, remove_leftovers
 from slipway_serving.triton.load_progress import LoadProgress
 from slipway_serving.triton.probes import ProbeEndpoint, check_health
 from slipway_serving.triton.start_checks import (

@@ -17,9 +17,9 @@ from slipway_serving.protocol import images
 from slipway_serving.protocol.errors import InvalidRequest
 from slipway_serving.protocol.events import Event, Progress, tensors
 from slipway_serving.protocol.requests import decode_turn
-from slipway_serving.runtime.facts import read_facts
 from slipway_serving.runtime.graph import Graph, State
 from slipway_serving.runtime.interruption import Interruption
+from slipway_serving.runtime.json_facts import read_facts
 from slipway_serving.runtime.metrics import DENOISE_STEP, FRAMES
 from slipway_serving.runtime.program import Call, Responses, Settings
 from slipway_serving.runtime.sessions import Sessions, TurnState

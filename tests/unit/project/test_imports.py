@@ -34,7 +34,7 @@ ALLOWED = {
         # The trained checkpoints, where they are installed.
         "slipway_demo",
         # Facts that an export writes for the served models.
-        "slipway_serving.runtime.facts",
+        "slipway_serving.runtime.json_facts",
         "slipway_serving.families.airimu.facts",
         "slipway_serving.families.framepack_i2v.denoising",
         "slipway_serving.families.framepack_i2v.facts",

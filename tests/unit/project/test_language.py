@@ -40,7 +40,10 @@ RETIRED = set(
     """.split()  # noqa: SIM905 - a word list reads best in lines
 )
 RETIRED_MODULES = set(
-    "asks footprints going held inherited kept leaving matching moved places reads room waiting watch".split()  # noqa: SIM905
+    """
+    asks described footprints going held inherited kept leaving leftovers matching moved places reads room
+    waiting watch
+    """.split()  # noqa: SIM905
 )
 ENTRY = re.compile(r"^[\w.*]+(?:, [\w.*]+)*(?: \([^)]*\))?: (?P<text>.+)$")
 

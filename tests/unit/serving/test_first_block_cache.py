@@ -15,8 +15,8 @@ from slipway_serving.families.wan_t2v.request import TextToVideoRequest
 from slipway_serving.protocol.errors import Cancelled, InvalidRequest, Overloaded
 from slipway_serving.protocol.events import Event, FramesPart, Progress, VideoPart
 from slipway_serving.protocol.turns import NO_SESSION, Turn
-from slipway_serving.runtime.facts import facts_from_json
 from slipway_serving.runtime.interruption import Interruption
+from slipway_serving.runtime.json_facts import facts_from_json
 from slipway_serving.runtime.program import Tensors
 
 UNIPC = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0)

@@ -32,8 +32,8 @@ from slipway_serving.protocol.errors import (
 )
 from slipway_serving.protocol.events import Event, FramesPart, Progress, VideoPart, tensors
 from slipway_serving.protocol.turns import NO_SESSION, Turn
-from slipway_serving.runtime.facts import facts_from_json
 from slipway_serving.runtime.interruption import Interruption
+from slipway_serving.runtime.json_facts import facts_from_json
 from slipway_serving.runtime.metrics import Recorder
 from slipway_serving.runtime.program import Settings, Tensors
 from slipway_serving.video.decode import decode

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from slipway_serving.protocol.errors import InvalidRequest
-from slipway_serving.runtime.facts import read_facts
+from slipway_serving.runtime.json_facts import read_facts
 
 FACTS_FILE = "facts.json"
 

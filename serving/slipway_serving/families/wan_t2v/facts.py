@@ -9,7 +9,7 @@ from typing import Any
 
 from slipway_serving.families.wan_t2v.request import Limits
 from slipway_serving.protocol.errors import InvalidRequest
-from slipway_serving.runtime.facts import read_facts
+from slipway_serving.runtime.json_facts import read_facts
 from slipway_serving.video.preview import LatentRgb
 
 Range = tuple[int, int, int]
@@ -76,7 +76,7 @@ class PipelineFacts:
 
     @classmethod
     def read(cls, path: Path) -> PipelineFacts:
-        """Read ``pipeline.json``; see :func:`slipway_serving.runtime.facts.read_facts`."""
+        """Read ``pipeline.json``; see :func:`slipway_serving.runtime.json_facts.read_facts`."""
         return read_facts(cls, path)
 
     @property

@@ -17,10 +17,14 @@ from numpy.typing import NDArray
 
 from slipway_serving.protocol.errors import InvalidRequest, raise_all
 from slipway_serving.runtime.dlpack import tensor_of, value_of
-from slipway_serving.runtime.facts import read_facts
+from slipway_serving.runtime.json_facts import read_facts
 from slipway_serving.runtime.program import Settings
-from slipway_serving.runtime.torch_engine.described import NetworkDescription, network_file, options_file
 from slipway_serving.runtime.torch_engine.network import load_network
+from slipway_serving.runtime.torch_engine.network_description import (
+    NetworkDescription,
+    network_file,
+    options_file,
+)
 from slipway_serving.runtime.torch_engine.options import TorchOptions
 from slipway_serving.runtime.torch_engine.prepare import prepare_on_device
 

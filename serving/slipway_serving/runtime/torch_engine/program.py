@@ -19,8 +19,8 @@ from slipway_serving.runtime.backends.onnxruntime.execution import Arrays, Execu
 from slipway_serving.runtime.backends.onnxruntime.signature import check
 from slipway_serving.runtime.input_sizes import read_ranges
 from slipway_serving.runtime.program import BatchOfOne, Call, Settings, Tensors
-from slipway_serving.runtime.torch_engine.described import network_file
 from slipway_serving.runtime.torch_engine.network import load_network
+from slipway_serving.runtime.torch_engine.network_description import network_file
 from slipway_serving.runtime.torch_engine.options import TorchOptions
 from slipway_serving.runtime.torch_engine.prepare import prepare
 

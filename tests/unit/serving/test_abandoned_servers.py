@@ -15,11 +15,15 @@ import psutil
 import pytest
 
 from slipway_serving.system.server_processes import ID_VARIABLE, SHARED_MEMORY, ServerResources
-from slipway_serving.triton.leftovers import create_runtime_folder, remove_leftovers, share_runtime_folder
+from slipway_serving.triton.abandoned_servers import (
+    create_runtime_folder,
+    remove_leftovers,
+    share_runtime_folder,
+)
 
 CLAIMS = """
 import sys
-from slipway_serving.triton.leftovers import create_runtime_folder, share_runtime_folder
+from slipway_serving.triton.abandoned_servers import create_runtime_folder, share_runtime_folder
 from slipway_serving.system.server_processes import ServerResources
 
 resources = ServerResources({server_id!r}, {folder!r}, 0, 1.0, "")

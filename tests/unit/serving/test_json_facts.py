@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slipway_serving.protocol.errors import InvalidRequest
-from slipway_serving.runtime.facts import read_facts
+from slipway_serving.runtime.json_facts import read_facts
 
 
 @dataclass(frozen=True)
