@@ -40,8 +40,9 @@ def parameters(request: type[Request]) -> list[inspect.Parameter]:
         found.append(_size_option(request))
     if request.turn is not None:
         found += [_parameter(field, in_turn=True) for field in _option_fields(request.turn)]
-        help_text = "Number of turns; by default, as many as the files have entries."
-        found.append(option("turns", Annotated[int, typer.Option("--turns", min=0, help=help_text)], 0))
+        help_text = "Number of turns; by default, or with 0, one turn for each entry of the files."
+        annotation = typer.Option("--turns", min=0, help=help_text, show_default=False)
+        found.append(option("turns", Annotated[int, annotation], 0))
     return found
 
 

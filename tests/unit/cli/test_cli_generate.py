@@ -178,3 +178,9 @@ def test_help_says_what_the_size_means_when_asked() -> None:
     result = CliRunner().invoke(root.app, ["generate", "wan_t2v", "--help"])
     assert result.exit_code == 0
     assert "WIDTHxHEIGHT" in result.output
+
+
+def test_help_says_in_words_how_many_turns_there_are_by_default() -> None:
+    result = CliRunner().invoke(root.app, ["generate", "matrix_game_universal", "--help"])
+    text = " ".join(result.output.partition("--turns")[2].partition("--output")[0].split())
+    assert "by default, or with 0, one turn for each entry of the files." in text and "[default" not in text
