@@ -183,10 +183,10 @@ def test_open_sequences_are_seen_and_gone_when_they_end(server: Server) -> None:
     labels = {"model": "wan_t2v_vae_decoder"}
     assert value(server, "slipway_sessions_limit", **labels) == 4
     latents = infer_input("latents", np.zeros((1, 16, 1, 4, 4), np.float32))
-    wait_until(lambda: value(server, "slipway_sessions_open", **labels) == 0, "no sequence of other tests")
+    wait_until(lambda: value(server, "slipway_sessions_open", **labels) == 0, "no session of other tests")
     with stream(server) as (client, answers):
         client.async_stream_infer("wan_t2v_vae_decoder", [latents], sequence_id=7, sequence_start=True)
-        wait_until(lambda: value(server, "slipway_sessions_open", **labels) == 1, "the sequence")
+        wait_until(lambda: value(server, "slipway_sessions_open", **labels) == 1, "the session")
         client.async_stream_infer("wan_t2v_vae_decoder", [], sequence_id=7, sequence_end=True)
         wait_until(lambda: value(server, "slipway_sessions_open", **labels) == 0, "its end")
         assert not [error for _, error in answers if error]

@@ -9,7 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 LONGEST_BYTES = 128
-"""Limit of Triton 2.51 for the text of a correlation id; Slipway applies it to request ids too."""
+"""Limit of Triton 2.51 for the text of a correlation ID, its protocol field for the session id.
+
+Slipway applies the limit to request ids too.
+"""
 _LARGEST_NUMBER = 2**64 - 1
 _SHOWN_CHARACTERS = 24
 

@@ -1,6 +1,6 @@
 """Program of the causal video decoder: latents in, frames out, one response per latent frame.
 
-A request without a correlation id is a whole video. With one, the video comes in the turns of a session, and
+A request outside a session is a whole video. In a session, each turn brings the next part of the video, and
 the program keeps its caches (1 GB at 720p) between the turns. It frees them when the session ends, fails, is
 cancelled or expires.
 """

@@ -1,8 +1,8 @@
 """The program wakeword_stream, which detects wake words in concurrent PCM streams.
 
-Each request is a piece of one stream, which its correlation id names. Samples that do not fill a window yet
-are kept until the next piece. The full windows of a batch of pieces are evaluated a few at a time in threads,
-while the next pieces are read: this model's own graph computes features, then the backbone and the heads are
+Each stream is a session, and each request is its next piece. Samples that do not fill a window yet are kept
+until the next piece. The full windows of a batch of pieces are evaluated a few at a time in threads, while
+the next pieces are read: this model's own graph computes features, then the backbone and the heads are
 called. A stream's answers depend only on its samples, not on how they were cut.
 """
 
