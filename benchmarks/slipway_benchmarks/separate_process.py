@@ -40,6 +40,6 @@ def run_module(module: str, job: Mapping[str, Any], threads: int) -> dict[str, A
 
 def peak_mib() -> float:
     """Return the peak resident memory of this process, in MiB."""
-    # VmHWM: the peak of `getrusage` includes that of the parent process, and psutil 7 has none.
+    # The peak of `getrusage` includes that of the parent process, and psutil 7 reports no peak.
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) / 1024

@@ -240,7 +240,7 @@ def main() -> None:
     """Run the command line of this process and exit."""
     open_closed_streams()
     invocation = Invocation()
-    # A shell starts a background process with SIGINT ignored, which must stay so.
+    # A shell starts a background process with SIGINT ignored, and the process must keep ignoring it.
     interruptible = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
     if interruptible:
         signal.signal(signal.SIGINT, partial(_interrupt, invocation))

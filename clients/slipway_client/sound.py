@@ -78,7 +78,7 @@ def _decode(path: Path, mono: bool, longest_s: float) -> tuple[Samples, int]:
     import soundfile
 
     try:
-        # Opened by descriptor, since soundfile takes every *.raw path for headerless samples.
+        # Pass a descriptor, since soundfile reads every path that ends in .raw as headerless samples.
         with path.open("rb") as opened, soundfile.SoundFile(opened.fileno(), closefd=False) as file:
             rate_hz, seconds = file.samplerate, file.frames / file.samplerate
             if not SAMPLE_RATES_HZ[0] <= rate_hz <= SAMPLE_RATES_HZ[1]:

@@ -165,7 +165,8 @@ class Library:
             for file in _graph_files(version):
                 shutil.copyfile(file, part / file.name)
             _remove_graph(folder)
-            for file in sorted(part.iterdir(), reverse=True):  # The graph is last: it refers to its data.
+            # The graph refers to its data file, so it is moved after that file.
+            for file in sorted(part.iterdir(), reverse=True):
                 file.replace(folder / file.name)
         entries = {"weights_sha256": _sha256(folder / WEIGHTS), "exported_at": _now()}
         write_metadata(folder, read_metadata(folder) | {"onnx": entries | dict(facts)})

@@ -19,7 +19,7 @@ def soak(
     repository: Annotated[
         Path | None, typer.Option(help="Serve this and soak it.", metavar="DIR", show_default=False)
     ] = None,
-    # Not from the environment: soak serves a repository of its own unless it is told otherwise.
+    # This option ignores SLIPWAY_URL, because soak serves a repository of its own by default.
     url: Annotated[
         str | None,
         typer.Option(

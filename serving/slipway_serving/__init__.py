@@ -1,7 +1,7 @@
-"""What runs inside Triton, free of Triton: requests, errors, loops, parts, the server's launcher."""
+"""Code of the served models, of their backend, and of the server's launcher."""
 
 import os
 
-# Since 1.29 ONNX Runtime tells its maker of sessions and models, and keeps a file of that in the user's home,
-# unless this is set before it is imported.
+# From 1.29 on, ONNX Runtime sends telemetry about sessions and models, and keeps unsent data in the user's
+# home, unless this variable is set before the import.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

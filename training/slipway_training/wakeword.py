@@ -261,7 +261,7 @@ def _split(options: TrainOptions) -> tuple[_Split, _Split]:
                 seed=(options.seed, place, kind == "positive"),
             )
             if kind == "negative":
-                # A microphone most often hears noise alone.
+                # Most of the time, a microphone records only noise.
                 heard = replace(heard, hisses=max(1, len(heard) // 10))
             parts[place][kind] = heard
     training, held_out = (_Split(**part) for part in parts)

@@ -139,7 +139,7 @@ def run(options: CapacityOptions, report: Report) -> CapacityResult:
         report: Callback that receives a line before each long step.
     """
     checked: Mapping[str, Checked] = {}
-    # Families that this machine can measure come right after the first public one.
+    # The families that this machine can measure follow the first entry of PUBLIC.
     demands = list(PUBLIC)
     if options.rounds:
         checked, services = _measure(options, report)

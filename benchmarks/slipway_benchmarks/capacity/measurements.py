@@ -144,7 +144,8 @@ def measure_service(server: Server, subject: Subject, requests: int) -> Service:
     async def measured() -> Service:
         async with AsyncClient(server.grpc_url, retry=RetryPolicy(budget_s=0.0)) as client:
             sender = _Sender(client, subject)
-            await sender.closed_loop(subject.together[-1], requests)  # warms up
+            # This loop only warms the server up.
+            await sender.closed_loop(subject.together[-1], requests)
             alone_s, _ = await sender.closed_loop(1, requests)
             per_s = [(await sender.closed_loop(count, requests))[1] for count in subject.together]
             return Service(tuple(alone_s), rates_of(subject.together, per_s))
@@ -167,7 +168,8 @@ def send_openly(server: Server, subject: Subject, load: float, requests: int, se
         async with AsyncClient(server.grpc_url, retry=RetryPolicy(budget_s=0.0)) as client:
             sender = _Sender(client, subject)
             part = max(requests // 4, 8)
-            await sender.closed_loop(subject.together[-1], part)  # warms up
+            # This loop only warms the server up.
+            await sender.closed_loop(subject.together[-1], part)
             _, per_s = await sender.closed_loop(subject.together[-1], part)
             moments = [arrival.at_s for arrival in poisson(load * per_s, requests, (1.0,), seed)]
             since_ns = time.monotonic_ns()

@@ -15,7 +15,7 @@ from slipway_loadtests.capacity.simulation import simulate
 
 _HOUR_S = 3600.0
 _KUBERNETES_GRACE_S = 30.0
-# Kubernetes' default, and about the length of four long jobs.
+# The first is Kubernetes' default, and the second is about as long as four long jobs.
 _STABILIZATIONS_S = (300.0, 900.0)
 _SESSIONS = 10_000
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 # The tokens of a call form 4 latent frames and 8 rows; the rest are columns.
 _FRAMES, _ROWS = 4, 8
 _LATENT_PER_TOKEN = 2
-# A child may allocate this share of the free memory: attention that stores its score matrix needs more than
-# the machine has, and must fail here rather than make the kernel kill other processes.
+# A child process may allocate this share of the free memory. Attention that stores its score matrix needs
+# more than the machine has, so its process must fail before the kernel kills others.
 _SHARE_OF_FREE = 0.8
 
 

@@ -114,7 +114,7 @@ class EnginesOptions:
 
 
 def _up_to(axis: Axis, size: int) -> Axis:
-    # A compiler builds another program for a size of 1, which is not measured and takes as long to build.
+    # A compiler builds another program for a size of 1, which takes as long to build and is not measured.
     low = min(max(axis.min, 2) if size > 2 else axis.min, size)
     # A range of one size would become a constant of the graph, which would then differ from the served one.
     return Axis(axis.name, low, size, size if low < size else max(size, min(axis.max, size + 1)))
@@ -233,7 +233,7 @@ class _Run:
             self.answers[name] = models.call(self.model, self.inputs, self.outputs)
             if not all(np.isfinite(array).all() for array in self.answers[name].values()):
                 raise Unrecoverable(f"{name}: its outputs must be finite, got NaN or infinity")  # noqa: TRY301
-        except Exception as error:  # (whatever stops one engine must not stop the others)
+        except Exception as error:  # An error of one engine must not stop the others.
             models.close()
             if name == EAGER:
                 raise

@@ -31,7 +31,7 @@ from slipway_serving.families.framepack_i2v.request import (
     ImageToVideoRequest,
 )
 
-# The plain way makes the last section first.
+# Without these settings, the model makes the last section first and uses no cache.
 WAYS: Mapping[str, Mapping[str, Any]] = {
     "forward": {"order": "forward"},
     "cache_threshold 0.1": {"cache_threshold": 0.1},

@@ -102,7 +102,7 @@ def closed_loop(target: Target, clients: int, seconds: float) -> Load:
     threads = [threading.Thread(target=client, daemon=True) for _ in range(clients)]
     for thread in threads:
         thread.start()
-    with contextlib.suppress(threading.BrokenBarrierError):  # The failure that broke it is reported below.
+    with contextlib.suppress(threading.BrokenBarrierError):  # The error of the client is raised below.
         barrier.wait()
     started = time.perf_counter()
     for thread in threads:

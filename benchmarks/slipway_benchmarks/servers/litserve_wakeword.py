@@ -23,7 +23,7 @@ from slipway_serving.families.wakeword.request import SAMPLE_RATE_HZ
 from slipway_serving.families.wakeword.words import FUSED_SUFFIX, head_model
 
 FIELD = "data"
-# Equal to Triton's queue delay for batching requests of the backbone.
+# Longest time that LitServe waits to fill a batch.
 BATCH_TIMEOUT_S = 0.002
 
 

@@ -51,7 +51,7 @@ from slipway_serving.triton.server import Server, ServerConfig
 BATCHED, PLAIN, LITSERVE = "Triton, dynamic batching", "Triton without it", "LitServe, its batching"
 LITSERVE_GRAPH = "LitServe, our graph of features"
 AUDIO, STREAM, FEATURES = "audio", "stream", "features"
-# LitServe's counterpart of each kind of request, by name of the server.
+# For each kind of request, the LitServe servers that are measured and the kind of request that each one gets.
 LITSERVE_KINDS = {
     AUDIO: {LITSERVE: Kind.AUDIO, LITSERVE_GRAPH: Kind.AUDIO_GRAPH},
     STREAM: {LITSERVE: Kind.AUDIO, LITSERVE_GRAPH: Kind.AUDIO_GRAPH},

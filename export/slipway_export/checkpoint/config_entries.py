@@ -53,7 +53,7 @@ class ConfigEntries(dict[str, Any]):
         raise InvalidRequest(f"{self._where}: {key} must be given, got none")
 
     def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[dict[str, Any]]]:
-        # A copy belongs to a library, so reads of it need no record.
+        # Copies are made for libraries, whose reads are not recorded.
         return dict, (dict(self),)
 
     def get(self, key: str, default: Any = None) -> Any:

@@ -90,7 +90,7 @@ def stage_network(
     """
     with checkpoint.recording() as loaded:
         component.load(Precision.FP32, Loading.META)
-    # The plan of the copy must find the same files, even those that were looked for but not read.
+    # Copy files that were looked for but not read too, so that a plan of the copy finds the same files.
     looked_for = {name for name in planned.looked_for | loaded.looked_for if planned.locate(name).is_file()}
     placed = dict(_files(component, checkpoint, planned.content | loaded.content | looked_for))
     for name, path in placed.items():

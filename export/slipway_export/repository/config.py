@@ -136,7 +136,7 @@ def authored_config(
     batched = config.max_batch_size > 0
     # Only dynamic batching merges requests; an ensemble passes each request on by itself.
     merged = config.HasField("dynamic_batching")
-    # Triton batches only requests that have an input, so required fields of a turn stay required there.
+    # Triton batches only requests that have an input, so a batched model requires what a turn requires.
     turn = request.turn
     in_turns = {field.name for field in fields_of(turn)} if turn is not None else set()
     inputs = [

@@ -144,7 +144,8 @@ def keep_finished(folder: Path) -> bool:
         if path.is_dir() and not path.is_symlink():
             if not any(path.iterdir()):
                 path.rmdir()
-        elif path not in paths_to_keep and path.parent != folder:  # The folder's lock is at the top level.
+        elif path not in paths_to_keep and path.parent != folder:
+            # Files directly in the folder stay, because its lock is one of them.
             path.unlink()
     return bool(paths_to_keep)
 

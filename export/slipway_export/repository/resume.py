@@ -173,7 +173,7 @@ class FinishedGraphs:
         files_digests = {path.relative_to(self.staged).as_posix(): digests.of(path) for path in files()}
         made_by = identity(described, self.settings)
         record = Record(name, made_by, read, files_digests, tuple(rows), self._left_out[name])
-        # A piece that read nothing of the checkpoint was also made of something else, so it is not recorded.
+        # A piece that read no file of the checkpoint has other sources, whose changes no record shows.
         if read:
             record.write(self.staged)
             self._records[name] = record
@@ -207,7 +207,7 @@ class FinishedGraphs:
         options = self.source.options
         if options.output is not None:
             return options.output.parent
-        assert options.repository is not None  # One of the two is given.
+        assert options.repository is not None  # ExportOptions requires it if there is no output.
         return options.repository
 
     def _placed_record(self, name: str, label: str) -> Record | None:

@@ -27,7 +27,7 @@ from slipway_serving.protocol.axis_expressions import Point
 Seconds = Callable[[Component, Sequence[Point]], list[float]]
 """Function that estimates the seconds of a forward at each point, PyTorch and ONNX Runtime together."""
 
-# Shares of a graph's budget for its largest point and for the point between; the rest is for min.
+# Shares of a graph's time budget for its largest point and its middle point; the smallest point has the rest.
 _LARGEST_SHARE, _BETWEEN_SHARE = 0.6, 0.3
 # Candidate points, as fractions of the way from the smallest sizes to the largest.
 _PARTS = (*(0.8**step for step in range(19)), 0.0)

@@ -163,7 +163,7 @@ class _Tally(TorchDispatchMode):  # type: ignore[no-untyped-call]
             storage = tensor.untyped_storage()
             if id(storage) not in inputs:
                 self._hold(storage)
-                # Views write nothing; a weight first appears as fake in a view of it.
+                # A view writes nothing. Its storage is new here if it is the first view of a real weight.
                 self._written += 0 if func.is_view else tensor.nbytes
         return result
 

@@ -30,9 +30,9 @@ _GRAPH_BYTES_PER_CALL = 420
 # A graph in one file is assembled in memory before it is written; otherwise each tensor is written by itself.
 _WHOLE_FILE = 2.1
 _ONE_TENSOR = 3.0
-# Times as multiples of `machine.measured_call`, which was 0.2 ms there: to import the tracing libraries, for
-# each operator that is traced, optimized and written, and for each GB of float32 that is written, loaded, or
-# read by PyTorch as it runs.
+# Times as multiples of `machine.measured_call`, which was 0.2 ms on the same machine: for the import of the
+# tracing libraries, for each operator that is traced, optimized and written, for each operator that is run,
+# and for each GB of float32 that is written, loaded, or read by PyTorch during a run.
 _STARTING = 62_000
 _TRACED = 34.0
 _RUN = 1.0

@@ -22,7 +22,7 @@ from slipway_export.sizing.estimate import (
 from slipway_export.spec import Component, Loading, Precision
 from slipway_serving.runtime.torch_engine.options import Offload, Weights
 
-# Resident memory in Triton with torch and its libraries, before a network: the stub of a wake word's head.
+# Resident memory of a stub with torch and its libraries but no network, measured with a wake word's head.
 _SERVER_BYTES = 0.45e9
 # Bytes of a quantized weight. torch has no 4-bit kernels on a CPU, and keeps such weights in 8 bits.
 _BYTES = {Weights.FP8: 1.0, Weights.INT8: 1.0, Weights.INT4: 0.5}
@@ -64,7 +64,7 @@ def estimate_torch(component: Component, choice: TorchChoice, machine: Machine) 
         verify_s=sum(times.values()),
         step_s=seconds(opt, machine.speed) - served_seconds(opt, machine.speed),
         operations=opt.operations,
-        # A single word, because the tables have little room for it.
+        # The tables have room for a single word only.
         served=f"torch:{options.weights or options.precision}",
     )
 

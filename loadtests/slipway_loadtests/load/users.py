@@ -54,7 +54,8 @@ class ModelUser(User):  # type: ignore[misc]
             self.usual = usual_of(self.free[0], self.use.model)
         except SlipwayError as error:
             self.run_.refuse(f"{self.use.model}: {error}")
-            self.refused = True  # Locust prints a traceback of whatever is raised here
+            # An exception that leaves this method would make Locust print a traceback.
+            self.refused = True
             return
         if self.plan.arrivals == "closed" and self.plan.paced and self.use.turn_s is not None:
             # The users of a stage start together, so spread their first requests over a turn.

@@ -152,7 +152,8 @@ def world(visitor: Visitor, due_s: float, mode: str) -> None:
     begun_s = now_s()
     with visitor.client.session(opening) as session:
         player = _Player(visitor, session, opening.turn)
-        # The first block is due with the visit, each further block when the display of the one before begins.
+        # The first block is due when the visit begins. Each later block is due when the display of the block
+        # before it begins.
         while player.block(due_s, actions_of(payloads.keys(visitor.random, mode), mode)):
             due_s = player.shown_until_s - player.block_s if visitor.plan.paced else now_s()
             if due_s >= min(begun_s + visitor.plan.session_s, visitor.until_s):

@@ -28,9 +28,9 @@ EXPLAINED = (NotReady.code, SessionLost.code)
 """Error codes of a request whose process was killed: no answer, or a session lost with the process."""
 TRITON = "tritonserver"
 """Name in place of the model if the whole server died."""
-# The server reports a death only after it notices it.
+# Longest time between a death and the server's report of it.
 _NOTICED_S = 2.0
-# The supervisor reports the return when the model serves; a refusal from just before may arrive later.
+# Time after the reported return of a model in which requests may still fail because of the kill.
 _SLACK_S = 1.0
 
 

@@ -13,7 +13,7 @@ from slipway_loadtests.soak.verdict import counts, memory_ratio, shared_per_kill
 
 
 def lines(result: Result) -> Iterator[str]:
-    """Yield the report for a terminal, without the list of what is wrong."""
+    """Yield the report for a terminal, without the list of problems."""
     run = result.run
     minutes = (run.ended_s - run.begun_s) / 60
     yield f"{len(run.sent)} requests in {minutes:.1f} min to {', '.join(result.models)}"

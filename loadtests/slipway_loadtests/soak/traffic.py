@@ -58,7 +58,7 @@ class Sent:
             (anything else that is no failure), "rejected" (the server is overloaded), "failed" or "hung" (no
             answer within the limit).
         code: Code of the error with which it failed.
-        said: Text of the error, or of what was wrong.
+        said: Text of the error, or a description of the wrong answer.
     """
 
     model: str

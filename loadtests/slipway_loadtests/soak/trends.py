@@ -62,7 +62,7 @@ def trend_of(times_s: Sequence[float], values: Sequence[float], allowed: float) 
     slope = float(theilslopes(y, x).slope)
     percent = 100 * slope * _HOUR_S / (float(np.median(y)) or 1.0)
     count = len(x)
-    # Equal values are not corrected for: the correction calls more lines of few distinct values a trend.
+    # There is no correction for ties, since one finds trends in more lines of few distinct values.
     spread = math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
     return Trend(percent, _rising_excess(x, y) / spread, allowed)
 

@@ -21,7 +21,7 @@ _DESCRIPTORS = Path("/proc/self/fd")
 def close_sockets() -> None:
     """Close every socket of this process; call this before the process opens its own."""
     for descriptor in list(_DESCRIPTORS.iterdir()):
-        # The descriptor of the listing itself no longer exists here.
+        # The listing contains its own descriptor, which is closed by now.
         with contextlib.suppress(FileNotFoundError):
             if str(descriptor.readlink()).startswith("socket:"):
                 os.close(int(descriptor.name))

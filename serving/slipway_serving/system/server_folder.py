@@ -54,7 +54,7 @@ def tritonserver_at(port: int) -> psutil.Process | None:
 
     for connection in psutil.net_connections("tcp"):
         if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port:
-            # Its stubs have inherited the socket, so several processes may listen on the port.
+            # Stubs inherit the server's socket, so several processes may listen on the port.
             process = psutil.Process(connection.pid) if connection.pid else None
             if process is not None and process.name() == "tritonserver":
                 return process

@@ -77,7 +77,7 @@ def stubs(pid: int) -> dict[int, str]:
     with contextlib.suppress(psutil.Error):
         for child in psutil.Process(pid).children():
             with contextlib.suppress(psutil.Error):
-                command = child.cmdline()  # A zombie process has none.
+                command = child.cmdline()  # It is empty for a zombie process.
                 if command and Path(command[0]).name == STUB:
                     # The first argument is REPOSITORY/MODEL/VERSION/FILE.
                     found[child.pid] = Path(command[1]).parent.parent.name

@@ -127,7 +127,8 @@ def bind_address(service: str, address: str) -> str:
     """
     if ":" not in address:
         return address
-    return f"[{address}]" if service == "grpc" else f"ipv6:{address}"  # libevhtp needs this form
+    # Triton's HTTP library, libevhtp, needs the prefix.
+    return f"[{address}]" if service == "grpc" else f"ipv6:{address}"
 
 
 def forwarded_arguments(further: Sequence[str]) -> Iterator[str]:

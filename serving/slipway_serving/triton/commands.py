@@ -136,7 +136,8 @@ def serve(
         shown = sys.stderr.isatty() if progress is None else progress
         _run(Server(config, _print_error if shown else None, _print_error), verbose=verbose)
     except SlipwayError as error:
-        lines = [printable(line) for line in str(error).split("\n")]  # one line for each model that failed
+        # The message has a line for each model that failed.
+        lines = [printable(line) for line in str(error).split("\n")]
         _print_error("\n".join(["error: " + lines[0], *lines[1:]]))
         raise typer.Exit(error.exit_code) from None
 
@@ -170,7 +171,8 @@ def drain(
         raise NotReady(f"drain: metrics cannot be read at {metrics}; give the server's endpoint by --metrics")
     if left:
         raise NotReady(f"drain: {left} request(s) still run after {timeout_s:g} s; try a longer --timeout-s")
-    if refuse and folder is None:  # The wait above was useful all the same, so this error comes last.
+    # The wait needs no folder, so this error is raised only after it.
+    if refuse and folder is None:
         raise NotReady(
             f"drain: --refuse needs a server on this machine, and none has its metrics at {metrics};"
             " run the command on the server's machine, or without --refuse"

@@ -21,7 +21,8 @@ from slipway_serving.runtime.metrics import REQUESTS_RUNNING
 from slipway_serving.runtime.shutdown import ShutdownStage, announce
 
 _POLL_S = 0.1
-# One idle poll is no proof: between the end of a request and the start of a waiting one, nothing runs.
+# The server counts as drained after this many idle polls in a row. A single poll may fall between the end of
+# a request and the start of a waiting one.
 _IDLE_POLLS = 2
 
 _TRITON_PREFIX = "nv_"

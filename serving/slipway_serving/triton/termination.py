@@ -27,7 +27,7 @@ EXIT_GRACE_S = 5.0
 # The server counts as idle after this long without work in any process. It must be longer than the pause
 # between two steps of a request and than a wait in Triton's batcher, which sleeps for up to 500 ms.
 _IDLE_S = 1.0
-# A server that traces and ends by itself counts as stuck if for this long no process has worked or ended.
+# A server that traces requests counts as stuck if no process has worked or ended for this long.
 _STUCK_S = 3.0
 _POLL_S = 0.05
 

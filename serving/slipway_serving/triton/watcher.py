@@ -84,7 +84,7 @@ def _start(resources: ServerResources) -> subprocess.Popen[bytes]:
         )
     if process.stdin is None:
         raise RuntimeError("the watcher has no standard input")
-    with contextlib.suppress(BrokenPipeError):  # It died at once; restart_if_dead() starts another.
+    with contextlib.suppress(BrokenPipeError):  # restart_if_dead() replaces a watcher that died at once.
         process.stdin.write(json.dumps(asdict(resources)).encode() + b"\n")
     return process
 

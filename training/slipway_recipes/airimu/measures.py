@@ -13,7 +13,7 @@ from slipway_client.imu.windows import CorrectWindow, correct
 from slipway_recipes.airimu.simulation import RATE_HZ, drawn_sensor, drawn_style
 
 SECONDS, RECORDINGS, SEGMENT_FRAMES = 60.0, 120, 200
-# Trainings draw from their seed and a step, and no training gets this value as its seed.
+# Seed of the measurements. No training uses this seed, so no training draws the same examples.
 _UNSEEN = 2**63
 _SEED = 2**31
 

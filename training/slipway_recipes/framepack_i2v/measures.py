@@ -34,7 +34,7 @@ PICTURES, JUDGED_RENDERS, MEASURED_CLIPS, MEASURED_FRAMES = 24, 200, 16, 33
 MEASURED_SECTIONS = 3
 ORDERS = {"forward": "vanilla", "inverted": "inverted_anti_drifting"}
 """Names of the orders in diffusers, by their names in a request."""
-# Trainings draw from their seed and a step, and no training gets this value as its seed.
+# Seed of the measurements. No training uses this seed, so no training draws the same examples.
 _SEED = 2**31
 
 

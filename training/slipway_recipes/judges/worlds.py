@@ -29,7 +29,7 @@ from slipway_loadtests.pictures.plays import (
 Frames = NDArray[np.uint8]
 # Range and step of the slides that are tried per latent frame; a world slides by one cell at most.
 _REACH_PX, _GRAIN_PX = 16, 4
-# A block slid as told if the error over the whole block is smaller than this.
+# A block obeys the keys if its whole slide deviates by less than this from the slide that the keys ask for.
 _OFF_PX = CELL_PX // 2
 # Cost of a pixel that has the player's colour where the pose draws nothing, and the tolerance of that colour.
 _STRAY, _NEAR = 120.0, 70.0

@@ -42,7 +42,7 @@ from slipway_serving.families.matrix_game.picture import to_encoder_input
 Frames = NDArray[np.uint8]
 PLAYED, PLAY_BLOCKS, WALK_BLOCKS, WALKS = 8, 12, 60, 2
 _RENDERS = 4
-# Trainings draw from their seed and a step, and no training gets this value as its seed.
+# Seed of the measurements. No training uses this seed, so no training draws the same examples.
 _SEED = 2**31
 # A cell of 8 x 8 pixels is unchanged if the mean difference of its colour values is less than this.
 _SAME = 24.0

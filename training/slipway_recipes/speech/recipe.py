@@ -44,7 +44,7 @@ SPEAKERS_SCHEDULE = Schedule(steps=3600, learning_rate=8e-4, warmup=100, weight_
 _EASY_SHARES = (0.2, 0.7)
 _BATCH, _FEATURES_AT_ONCE = 64, 8
 _JUDGED = 1000
-# Trainings draw from their seed and a step, and no training gets this value as its seed.
+# Seed of the measurements. No training uses this seed, so no training draws the same examples.
 _UNSEEN = 2**63
 CARD = Card(
     title="AST for wake words, trained on synthetic speech",

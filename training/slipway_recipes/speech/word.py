@@ -46,15 +46,15 @@ _EXAMPLE_VOICE = Voice(f"gmw/en-US+{UNHEARD[0]}", words_per_minute=150)
 _EXAMPLE_PAUSE = SAMPLE_RATE_HZ // 2
 _SAID, _MINUTES, _NOISE_MINUTES = 1600, 200, 30
 JUDGED, _JUDGED_MINUTES, _JUDGED_NOISE_MINUTES = 600, 192, 48
-# Share of the recordings by other speakers than the few variants, and their largest factor of pitch, which
-# makes some as high as children.
+# Share of the recordings whose speaker is none of the few variants, and the largest factor of such a
+# speaker's pitch, which makes some voices as high as children's.
 _OTHER_SPEAKERS, _HIGHEST = 0.6, 1.45
 # Share of the held-out windows without the word; an hour has 7,200 windows.
 _MAX_FALSE_ACCEPTS = 0.00015
 # The learning rate falls to 0 over these epochs.
 _EPOCHS = 12
 COOLDOWN_S, _MINUTE_S, _WINDOWS_AT_ONCE = 1.0, 60.0, 8
-# Trainings draw from their seed, and no training gets this value as its seed.
+# Seed of the measurements. No training uses this seed, so no training draws the same examples.
 _UNSEEN = 2**63
 
 

@@ -23,7 +23,7 @@ from slipway_recipes.causal_vae import psnr_db
 from slipway_recipes.judges.shapes import Judge, judged, load_judge, right
 
 PROMPTS, JUDGED_RENDERS, MEASURED_CLIPS = 100, 300, 32
-# Trainings draw from their seed and a step, and no training gets this value as its seed.
+# Seed of the measurements. No training uses this seed, so no training draws the same examples.
 _SEED = 2**31
 
 

@@ -330,7 +330,7 @@ FAMILY = Family(
             partial(plan, first_block_cache=True),
         )
     },
-    # The names of the FramePack fork's converter; its `vae` is two graphs here.
+    # The FramePack fork's converter used these names; Slipway exports its `vae` as two graphs.
     former_names={
         "framepack_i2v": ("transformer",),
         "flux_redux": ("siglip_image",),

@@ -120,7 +120,8 @@ def load_vision(path: Path, where: str) -> CLIPVisionModel:
         vision = CLIPVisionModel(_config(state, where))
     load_renamed(vision, state, source_of, where, LEFT_OUT)
     positions = torch.arange(vision.embeddings.num_positions)
-    vision.embeddings.position_ids = positions[None]  # the only buffer; no file contains it
+    # No file contains the positions, which are the only buffer of the network.
+    vision.embeddings.position_ids = positions[None]
     return vision.eval().requires_grad_(False)
 
 

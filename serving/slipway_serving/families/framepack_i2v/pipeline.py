@@ -206,7 +206,7 @@ class _VideoJob:
         size = height // side, width // side
         names = self.facts.models
         section_inputs = video.conditions()
-        # Places in time have no batch dimension.
+        # The indices of frames have no batch dimension, unlike the other inputs.
         indices = {
             name: section_inputs.pop(name) for name in [*section_inputs] if name.startswith("indices_")
         }

@@ -19,7 +19,7 @@ from slipway_serving.protocol.errors import InvalidRequest
 
 NOTHING = "q"
 """Key that does nothing, in every mode."""
-# Mouse value of one frame, by which the view turns.
+# Mouse value per frame while a key turns the view.
 _TURN = 0.1
 _WORD = re.compile(r"(?P<one>[^\s()*#])|\((?P<many>[^()]*)\)|(?P<space>\s+|#[^\n]*)")
 _TIMES = re.compile(r"\*(\d+)")

@@ -17,9 +17,9 @@ from slipway_serving.runtime.snapshots.states import ArraySpec
 
 Arrays = dict[str, NDArray[Any]]
 
-# A world's frames are counted in 32 bits; at 12 frames a block, this leaves room for as many blocks again.
+# Frames are counted in 32 bits, 12 for each block. Half of the range is left for blocks after the snapshot.
 _MOST_BLOCKS = 2**31 // 24
-# Far beyond the values of a network; the decoder squares its features, which overflow from 1e19 on.
+# Networks return far smaller values. The decoder squares its features, which overflow from 1e19 on.
 _LARGEST = 1e6
 _PICTURE, _NOISE = "picture", "noise"
 _ROWS, _CROSS_ATTENTION, _WINDOW, _DECODER = "rows.", "crossed.", "window.", "decoder."

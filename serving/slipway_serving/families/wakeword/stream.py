@@ -32,7 +32,7 @@ from slipway_serving.runtime.graph import Graph
 from slipway_serving.runtime.program import BatchOfOne, Call, Models, Settings, Tensors
 from slipway_serving.runtime.sessions import Sessions
 
-# As in WakeBuilder: windows of 1 s that overlap by half.
+# Windows are 1 s long and overlap by half, as in WakeBuilder.
 WINDOW_SAMPLES, HOP_SAMPLES = 16_000, 8_000
 FULL_SCALE = 32_768.0
 # Features of more windows at a time exceed the processor's caches. Threads compute the features of some

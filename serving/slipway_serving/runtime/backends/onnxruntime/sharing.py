@@ -68,7 +68,7 @@ def is_worth_sharing(config: Mapping[str, Any], kind: str, device_id: int, graph
 def shared_path(folder: Path, config: Mapping[str, Any], kind: str, device_id: int, graph: Path) -> Path:
     """Return the path prefix of lock and socket for instances of the same file, config and device."""
     file = graph.stat()
-    # The file's identity counts, since the new instances of a replaced model run beside the old ones.
+    # The path alone does not identify the file: new instances of a replaced model run beside the old ones.
     identity = [config, kind, device_id, str(graph), file.st_ino, file.st_mtime_ns, file.st_size]
     text = json.dumps(identity, sort_keys=True)
     return folder / hashlib.sha256(text.encode()).hexdigest()[:16]
