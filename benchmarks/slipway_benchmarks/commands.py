@@ -25,7 +25,7 @@ bench = typer.Typer(
 
 Output = Annotated[Path, typer.Option("--output", "-o", help="Folder for the JSON file and the PNG chart.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no tables, only the files.")]
-Rounds = Annotated[int, typer.Option(min=1, help="Timed rounds; in each, all take their turn.")]
+Rounds = Annotated[int, typer.Option(min=1, help="Timed rounds, each of which measures every subject once.")]
 _OUTPUT = Path("out/bench")
 _SIZE = re.compile(r"(\d+)[x*](\d+)", re.IGNORECASE)
 
@@ -42,13 +42,13 @@ def denoiser(
     checkpoint: Annotated[
         str | None,
         typer.Option(
-            help="Instead of a case: a checkpoint's denoiser, of two experts the first.",
+            help="Checkpoint whose denoiser is measured instead of a case; of two experts, the first.",
             metavar="DIR|PRESET|HUB_ID",
         ),
     ] = None,
     precision: Annotated[
         list[Precision] | None,
-        typer.Option(help="Of a graph; may be repeated, by default all that a denoiser has."),
+        typer.Option(help="Precision of a graph; may be repeated; by default, all that a denoiser has."),
     ] = None,
     rounds: Rounds = 7,
     steps: Annotated[int, typer.Option(min=1, max=100, help="Denoising steps of the trajectory.")] = 20,
@@ -67,11 +67,12 @@ def denoiser(
     ] = None,
     frames: Annotated[int | None, _size_option("Frames of the video, 4k+1")] = None,
     guidance_scale: Annotated[
-        float | None, typer.Option(min=0, help="Above 1 a call is a batch of two; by default the case's.")
+        float | None,
+        typer.Option(min=0, help="Guidance scale; above 1, a call is a batch of two; by default the case's."),
     ] = None,
     threads: Annotated[int | None, _size_option("Threads of each engine")] = None,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Of weights, noise and embeddings; by default the case's.")
+        int | None, typer.Option(min=0, help="Seed of weights, noise and embeddings; by default the case's.")
     ] = None,
     compile_: Annotated[
         bool, typer.Option("--compile/--no-compile", help="Measure torch.compile too.")
@@ -129,24 +130,29 @@ def denoiser(
 @bench.command("engines")
 def engines(
     family: Annotated[
-        str, typer.Option(help="Whose component is measured; `slipway families` lists them.", metavar="NAME")
+        str,
+        typer.Option(help="Family of the measured component; `slipway families` lists them.", metavar="NAME"),
     ] = "wan_t2v",
     component: Annotated[
-        str, typer.Option(help="That each engine serves; one of a single graph.", metavar="NAME")
+        str,
+        typer.Option(help="Component that each engine serves; it must have a single graph.", metavar="NAME"),
     ] = "denoiser_high",
     checkpoint: Annotated[
-        str, typer.Option(help="Whose component is exported here.", metavar="DIR|PRESET|HUB_ID")
+        str,
+        typer.Option(
+            help="Checkpoint whose component is exported and measured.", metavar="DIR|PRESET|HUB_ID"
+        ),
     ] = "small",
     axis: Annotated[
         list[str] | None,
         typer.Option(
-            help="Size of a call along an axis, e.g. batch=2; may be repeated, by default the axis' opt.",
+            help="Size of a call along an axis, e.g. batch=2; may be repeated; by default the axis's opt.",
             metavar="NAME=SIZE",
         ),
     ] = None,
     rounds: Rounds = 7,
     threads: Annotated[int, typer.Option(min=1, help="Threads of each engine.")] = 2,
-    seed: Annotated[int, typer.Option(min=0, help="Of the inputs.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the inputs.")] = 0,
     output: Output = _OUTPUT,
     quiet: Quiet = False,
 ) -> None:
@@ -164,14 +170,14 @@ def video(
     checkpoint: Annotated[
         str | None,
         typer.Option(
-            help="Whose videos to measure, exported and served here; by default the preset small.",
+            help="Checkpoint to export, serve and measure; by default the preset small.",
             metavar="DIR|PRESET|HUB_ID",
         ),
     ] = None,
     url: Annotated[
         str | None,
         typer.Option(
-            help="Measure what this server serves already; diffusers too with --checkpoint.",
+            help="Running server to measure; with --checkpoint, diffusers is measured too.",
             metavar="HOST:PORT",
         ),
     ] = None,
@@ -199,12 +205,21 @@ def video(
 
 @bench.command("wakeword")
 def wakeword(
-    clients: Annotated[int, typer.Option(min=1, help="At a time, each with one request under way.")] = 16,
+    clients: Annotated[
+        int, typer.Option(min=1, help="Number of simultaneous clients, each with one request in flight.")
+    ] = 16,
     rounds: Rounds = 5,
     seconds: Annotated[
-        float, typer.Option(min=0.1, help="Of load, for each server in each round.", callback=checked_option)
+        float,
+        typer.Option(
+            min=0.1,
+            help="Duration of the load on each server in each round, seconds.",
+            callback=checked_option,
+        ),
     ] = 4.0,
-    threads: Annotated[int, typer.Option(min=1, help="Of each ONNX Runtime session in each server.")] = 1,
+    threads: Annotated[
+        int, typer.Option(min=1, help="Threads of each ONNX Runtime session in each server.")
+    ] = 1,
     int8: Annotated[bool, typer.Option("--int8/--no-int8", help="Compare int8 graphs too.")] = True,
     output: Output = _OUTPUT,
     quiet: Quiet = False,
@@ -220,15 +235,22 @@ def wakeword(
 @bench.command("world")
 def world(
     checkpoint: Annotated[
-        str, typer.Option(help="Whose worlds are played.", metavar="PRESET|DIR|HUB_ID")
+        str, typer.Option(help="Checkpoint whose worlds are played.", metavar="PRESET|DIR|HUB_ID")
     ] = "tiny",
-    mode: Annotated[str, typer.Option(help="universal, gta_drive or templerun.")] = "universal",
-    worlds: Annotated[int, typer.Option(min=1, help="Played one after the other.")] = 3,
-    blocks: Annotated[int, typer.Option(min=22, max=341, help="Of each world.")] = 60,
+    mode: Annotated[
+        str, typer.Option(help="Mode of the worlds: universal, gta_drive or templerun.")
+    ] = "universal",
+    worlds: Annotated[int, typer.Option(min=1, help="Number of worlds, played one after the other.")] = 3,
+    blocks: Annotated[int, typer.Option(min=22, max=341, help="Number of blocks of each world.")] = 60,
     at_block: Annotated[
-        int, typer.Option(min=1, max=341, help="Made anew from all frames too, to compare.")
+        int,
+        typer.Option(
+            min=1, max=341, help="Block that is also computed from all frames without caches, to compare."
+        ),
     ] = 20,
-    threads: Annotated[int, typer.Option(min=1, help="Of ONNX Runtime where graphs are compared.")] = 2,
+    threads: Annotated[
+        int, typer.Option(min=1, help="ONNX Runtime's threads where graphs are compared.")
+    ] = 2,
     output: Output = _OUTPUT,
     quiet: Quiet = False,
 ) -> None:
@@ -247,35 +269,42 @@ def quality(
     family: Annotated[
         str,
         typer.Option(
-            help="Whose answers are judged: airimu, framepack_i2v, matrix_game, wakeword or wan_t2v.",
+            help="Family whose answers are judged: airimu, framepack_i2v, matrix_game, wakeword or wan_t2v.",
             metavar="FAMILY",
         ),
     ] = "wan_t2v",
     checkpoint: Annotated[
         str,
-        typer.Option(help="Of that family; a judge of videos lies beside it.", metavar="PRESET|DIR|HUB_ID"),
+        typer.Option(
+            help="Checkpoint of that family; for videos, the judge must lie beside it.",
+            metavar="PRESET|DIR|HUB_ID",
+        ),
     ] = "demo",
     precision: Annotated[
         list[str] | None,
         typer.Option(
-            help="Of an export, may be repeated; the first is asked with shortcuts too. NAME=PRECISION is"
-            " that of one component in all of them.",
+            help="Precision of an export; may be repeated; shortcuts are measured with the first."
+            " NAME=PRECISION sets the precision of one component in every export.",
             metavar="[NAME=]PRECISION",
         ),
     ] = None,
     samples: Annotated[
         int | None,
         typer.Option(
-            min=1, max=258, help="Unseen prompts, pictures, worlds, words or recordings, asked of each."
+            min=1,
+            max=258,
+            help="Number of unseen prompts, pictures, worlds, words or recordings for each export.",
         ),
     ] = None,
-    steps: Annotated[int | None, typer.Option(min=2, max=100, help="Denoising steps; 20.")] = None,
+    steps: Annotated[int | None, typer.Option(min=2, max=100, help="Denoising steps; by default 20.")] = None,
     guidance_scale: Annotated[
-        float | None, typer.Option(min=0.0, help="Weight of the prompt; 4, of pictures 10.")
+        float | None, typer.Option(min=0.0, help="Guidance scale; by default 4, or 10 for framepack_i2v.")
     ] = None,
     url: Annotated[
         str | None,
-        typer.Option(help="Ask this server, which has the checkpoint already.", metavar="HOST:PORT"),
+        typer.Option(
+            help="Running server to measure, which serves the checkpoint already.", metavar="HOST:PORT"
+        ),
     ] = None,
     output: Output = _OUTPUT,
     quiet: Quiet = False,
@@ -300,17 +329,20 @@ def quality(
 @bench.command("capacity")
 def capacity_bench(
     users: Annotated[
-        list[int] | None, typer.Option(min=1, help="Ask about so many users; may be repeated.")
+        list[int] | None,
+        typer.Option(min=1, help="Number of users for which to size a fleet; may be repeated."),
     ] = None,
     rounds: Annotated[
-        int, typer.Option(min=0, help="Rounds of load on a real Triton; 0 only asks the model.")
+        int, typer.Option(min=0, help="Rounds of load on a real Triton; with 0, only the model is evaluated.")
     ] = 3,
-    requests: Annotated[int, typer.Option(min=20, help="Of each open loop.")] = 400,
+    requests: Annotated[int, typer.Option(min=20, help="Number of requests of each open loop.")] = 400,
     load: Annotated[
         float,
-        typer.Option(min=0.05, max=0.95, help="Of each open loop, as a share of what the server can do."),
+        typer.Option(
+            min=0.05, max=0.95, help="Load of each open loop, as a share of the server's highest throughput."
+        ),
     ] = 0.7,
-    seed: Annotated[int, typer.Option(min=0, help="Of the moments of sending, and of the model.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the arrival times and of the simulation.")] = 0,
     output: Output = _OUTPUT,
     quiet: Quiet = False,
 ) -> None:
@@ -326,22 +358,24 @@ def capacity_bench(
 @bench.command("real-size")
 def real_size(
     work: Annotated[
-        Path, typer.Option(help="Folder for checkpoints, models and logs; what is there is used.")
+        Path, typer.Option(help="Folder for checkpoints, models and logs; existing ones are reused.")
     ] = Path("out/real_size"),
-    preset: Annotated[str, typer.Option(help="Of the checkpoint that is served.")] = "1.3b",
+    preset: Annotated[str, typer.Option(help="Preset of the checkpoint that is served.")] = "1.3b",
     wide: Annotated[
-        str, typer.Option(help="Preset of the checkpoint whose first expert is exported only.")
+        str, typer.Option(help="Preset of the checkpoint of which only the first expert is exported.")
     ] = "a14b-2-layers",
     part: Annotated[
         list[str] | None,
-        typer.Option(help="Run only this part, in a folder where those before it ran; may be repeated."),
+        typer.Option(
+            help="Part to run in a folder where the parts before it ran; may be repeated; by default, all."
+        ),
     ] = None,
     frames: Annotated[int, typer.Option(min=1, help="Frames of the video, 4k+1.")] = 9,
     size: Annotated[
         str, typer.Option(help="Width and height of the video, pixels.", metavar="WIDTHxHEIGHT")
     ] = "256x256",
     steps: Annotated[int, typer.Option(min=1, max=100, help="Denoising steps.")] = 2,
-    seed: Annotated[int, typer.Option(min=0, help="Of the noise.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the noise.")] = 1,
     output: Output = _OUTPUT,
     quiet: Quiet = False,
 ) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Families = Annotated[
     list[str] | None,
-    typer.Option(help="Whose served models are used; may be repeated.", metavar="NAME"),
+    typer.Option(help="Family whose served models get the load; may be repeated.", metavar="NAME"),
 ]
 Models = Annotated[
     list[str] | None,
@@ -48,8 +48,8 @@ Fields = Annotated[
         metavar="MODEL.FIELD=VALUE",
     ),
 ]
-Slo = Annotated[Path | None, typer.Option(help="YAML of what is promised, by model.")]
-Seed = Annotated[int, typer.Option(min=0, help="Of moments and data.")]
+Slo = Annotated[Path | None, typer.Option(help="YAML file with the objectives of each model.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the times and contents of requests.")]
 Wait = Annotated[
     float,
     typer.Option(min=0, help="Longest wait for the server to be ready, seconds.", callback=checked_option),
@@ -64,52 +64,59 @@ def load(
     family: Families = None,
     model: Models = None,
     shape: Annotated[
-        Literal["steady", "ramp", "spike", "soak"], typer.Option(help="How the load goes over time.")
+        Literal["steady", "ramp", "spike", "soak"], typer.Option(help="Course of the load over time.")
     ] = "steady",
-    users: Annotated[int, typer.Option(min=1, help="At most at a time, where arrivals are closed.")] = 4,
+    users: Annotated[int, typer.Option(min=1, help="Most simultaneous users, with closed arrivals.")] = 4,
     arrivals: Annotated[
         Literal["closed", "constant", "poisson", "gamma"],
-        typer.Option(help="closed: a user sends again when answered; else as often as --per-s says."),
+        typer.Option(
+            help="closed: a user sends the next request after the answer; otherwise, --per-s sets the rate."
+        ),
     ] = "closed",
     per_s: Annotated[
         float,
         typer.Option(
             min=0,
-            help="Requests or sessions per second at most, where arrivals are open.",
+            help="Highest rate of requests or sessions per second, with open arrivals.",
             callback=checked_option,
         ),
     ] = 1.0,
     burst: Annotated[
-        float, typer.Option(help="Of gamma arrivals: squared variation of gaps, above 0; 1 is poisson.")
+        float, typer.Option(help="Squared coefficient of variation of gamma arrivals, above 0; 1 is poisson.")
     ] = 4.0,
     seconds: Annotated[
         float | None,
-        typer.Option(help="Of the whole, above 0; by default 60, of a soak 1800.", callback=checked_option),
+        typer.Option(
+            help="Duration of the load, seconds, above 0; by default 60, or 1800 for a soak.",
+            callback=checked_option,
+        ),
     ] = None,
     stages: Annotated[
         Path | None,
-        typer.Option(help="YAML list of seconds and level (users, or per second) each, instead of a shape."),
+        typer.Option(
+            help="YAML list of stages with seconds and level (users, or per second), instead of --shape."
+        ),
     ] = None,
     think_s: Annotated[
         float,
         typer.Option(
-            min=0, help="Mean time between visits of a closed user, seconds.", callback=checked_option
+            min=0, help="Mean think time of a user, seconds, with closed arrivals.", callback=checked_option
         ),
     ] = 0.0,
     session_s: Annotated[
         float,
         typer.Option(
-            help="Length of a world's play, or of a stream, seconds, above 0.", callback=checked_option
+            help="Duration of a session with a world or a stream, seconds, above 0.", callback=checked_option
         ),
     ] = 10.0,
     cancel_share: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of videos that are cancelled after a step.")
+        float, typer.Option(min=0, max=1, help="Share of videos that are cancelled after one step, 0 to 1.")
     ] = 0.0,
     paced: Annotated[
         bool,
         typer.Option(
             "--paced/--unpaced",
-            help="Turns of a session come in real time; unpaced each when the one before is answered.",
+            help="Send the turns of a session in real time, or each one after the answer to the one before.",
         ),
     ] = True,
     timeout_s: Timeout = 120.0,
@@ -117,22 +124,32 @@ def load(
     slo: Slo = None,
     metrics: Annotated[
         str | None,
-        typer.Option(help="Server's metrics endpoint, to tell waiting from work.", metavar="HOST:PORT"),
+        typer.Option(
+            help="Server's metrics endpoint, from which the report tells waiting from work.",
+            metavar="HOST:PORT",
+        ),
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="Report as a page with charts.")] = None,
-    json: Annotated[Path | None, typer.Option(help="Report as data.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="File for the report as an HTML page with charts.")
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="File for the report as JSON.")] = None,
     overwrite: Overwrite = False,
     seed: Seed = 0,
     wait_s: Wait = 0.0,
     workers: Annotated[
-        int, typer.Option(min=0, help="Wait for so many workers, which make the load; 0 makes it here.")
+        int,
+        typer.Option(
+            min=0, help="Number of workers to wait for, which send the load; with 0, this process sends it."
+        ),
     ] = 0,
     worker_of: Annotated[
         str | None,
-        typer.Option(help="Be a worker of the master there; all else it says.", metavar="HOST[:PORT]"),
+        typer.Option(
+            help="Send load as a worker of this master, which sets all other options.", metavar="HOST[:PORT]"
+        ),
     ] = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Of the master, for its workers.")] = _PORT,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Show what Locust says.")] = False,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the master for its workers.")] = _PORT,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show Locust's log.")] = False,
 ) -> None:
     """Send the load of a family's users to a running server, and report; 1 where an objective was broken."""
     _require_locust()
@@ -180,9 +197,11 @@ def saturate(
     family: Families = None,
     model: Models = None,
     users: Annotated[
-        int, typer.Option(min=1, help="At most at a time in the closed run, which begins with one.")
+        int, typer.Option(min=1, help="Most simultaneous users of the closed run, which begins with one.")
     ] = 8,
-    seconds: Annotated[float, typer.Option(help="Of each stage, above 0.", callback=checked_option)] = 5.0,
+    seconds: Annotated[
+        float, typer.Option(help="Duration of each stage, seconds, above 0.", callback=checked_option)
+    ] = 5.0,
     timeout_s: Timeout = 30.0,
     field: Fields = None,
     slo: Slo = None,

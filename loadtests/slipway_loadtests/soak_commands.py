@@ -17,42 +17,53 @@ _MINUTES = 30.0
 
 def soak(
     repository: Annotated[
-        Path | None, typer.Option(help="Serve this and soak it.", metavar="DIR", show_default=False)
+        Path | None,
+        typer.Option(help="Model repository to serve and test.", metavar="DIR", show_default=False),
     ] = None,
     # This option ignores SLIPWAY_URL, because soak serves a repository of its own by default.
     url: Annotated[
         str | None,
         typer.Option(
-            help="Soak this server, which runs on this machine: its gRPC or its HTTP port.",
+            help="gRPC or HTTP port of a running server on this machine to test.",
             metavar="HOST:PORT",
         ),
     ] = None,
     minutes: Annotated[
         float | None,
-        typer.Option(help="Length of the traffic, minutes, above 0; by default 30.", callback=checked_option),
+        typer.Option(
+            help="Duration of the traffic, minutes, above 0; by default 30.", callback=checked_option
+        ),
     ] = None,
     requests: Annotated[
-        int | None, typer.Option(min=1, help="Send so many instead, and judge the memory by its end.")
+        int | None,
+        typer.Option(
+            min=1, help="Number of requests to send instead of --minutes; memory is judged at the end."
+        ),
     ] = None,
     kill_every: Annotated[
         int | None,
-        typer.Option(min=1, help="With --requests: kill a model's process after so many, now and then."),
+        typer.Option(
+            min=1, help="With --requests: number of requests between two kills of a model's process."
+        ),
     ] = None,
     leak: Annotated[
-        bool, typer.Option("--leak", help="The control: serve a model that leaks too, which must be caught.")
+        bool,
+        typer.Option("--leak", help="Also serve a model that leaks memory, to check that the test finds it."),
     ] = False,
-    callers: Annotated[int, typer.Option(min=1, help="That send at a time.")] = 8,
+    callers: Annotated[int, typer.Option(min=1, help="Number of callers that send at the same time.")] = 8,
     limit_s: Annotated[
         float,
         typer.Option(
-            help="Longest wait for an answer, seconds, above 0; a longer one hangs.", callback=checked_option
+            help="Longest wait for an answer, seconds, above 0; then the request counts as hung.",
+            callback=checked_option,
         ),
     ] = 120.0,
     growth: Annotated[
-        float, typer.Option(min=0, help="Growth of what is held that passes for flat, percent per hour.")
+        float, typer.Option(min=0, help="Largest growth of resources that counts as flat, percent per hour.")
     ] = 10.0,
     slowing: Annotated[
-        float, typer.Option(min=0, help="Growth of p95 that passes for flat, percent per hour.")
+        float,
+        typer.Option(min=0, help="Largest growth of the p95 latency that counts as flat, percent per hour."),
     ] = 50.0,
     field: Annotated[
         list[str] | None,
@@ -61,7 +72,7 @@ def soak(
             metavar="MODEL.FIELD=VALUE",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the choice of requests and kills.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the choice of requests and kills.")] = 0,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Folder for the report, the chart and the server's log.")
     ] = Path("out/soak"),

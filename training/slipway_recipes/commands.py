@@ -14,20 +14,18 @@ from slipway_serving.protocol.errors import Cancelled
 
 
 def weights(
-    family: Annotated[str, typer.Argument(help="Whose demo checkpoint to make.", metavar="FAMILY")],
+    family: Annotated[str, typer.Argument(help="Family whose demo checkpoint to train.", metavar="FAMILY")],
     output: Annotated[Path, typer.Option(help="Folder for the checkpoint.", metavar="DIR")],
-    seed: Annotated[int, typer.Option(help="Of data and weights, 0 or more.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of data and weights, 0 or more.")] = 0,
     state: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of what an ended training goes on from, saved each minute; by default OUTPUT.state.",
+            help="Folder for the state, saved each minute, to resume from; by default OUTPUT.state.",
             metavar="DIR",
         ),
     ] = None,
-    threads: Annotated[int, typer.Option(help="Of PyTorch on the CPU, 1 or more.")] = 2,
-    scale: Annotated[
-        float, typer.Option(help="Share of the steps to make, above 0 to 1; below 1 to try it out.")
-    ] = 1.0,
+    threads: Annotated[int, typer.Option(help="Number of PyTorch's threads on the CPU, 1 or more.")] = 2,
+    scale: Annotated[float, typer.Option(help="Share of the training steps to make, above 0 to 1.")] = 1.0,
     quiet: Quiet = False,
 ) -> None:
     """Make a demo checkpoint anew, from a seed, and print what it reaches as JSON."""

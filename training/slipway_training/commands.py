@@ -41,7 +41,9 @@ def wakeword(
     ],
     models: Annotated[Path, typer.Option(help="Folder of the trained models.")] = Path("trained"),
     config: Annotated[Path | None, config_option()] = None,
-    wake_word: Annotated[str | None, typer.Option(help="As people say it; by default the id.")] = None,
+    wake_word: Annotated[
+        str | None, typer.Option(help="Wake word as people say it; by default the id.")
+    ] = None,
     max_false_accepts: Annotated[
         float, typer.Option(help="Share of other sounds that the threshold may accept, 0 to 1.")
     ] = 0.01,
@@ -60,12 +62,15 @@ def wakeword(
     anneal: Annotated[
         bool, typer.Option("--anneal", help="Let the learning rate fall to nothing, and keep the last head.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of the split, the variations and the weights, 0 or more.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the split, the variations and the weights, 0 or more.")
+    ] = 0,
     force: Annotated[bool, typer.Option("--force", help="Replace a trained model of that id.")] = False,
     repository: Annotated[
-        Path | None, typer.Option(help="Triton model repository to place the word in; none without it.")
+        Path | None,
+        typer.Option(help="Triton model repository to place the word in; by default, it is not placed."),
     ] = None,
-    precision: Annotated[Precision, typer.Option(help="Of the exported graph.")] = Precision.FP32,
+    precision: Annotated[Precision, typer.Option(help="Precision of the exported graph.")] = Precision.FP32,
     triton: Annotated[str | None, triton_option()] = None,
     control_token_file: Annotated[Path | None, control_token_option()] = None,
     quiet: Quiet = False,
