@@ -30,7 +30,8 @@ from slipway_serving.triton.arguments import (
     tracing_arguments,
     tracing_problems,
 )
-from slipway_serving.triton.install import environment, find_triton
+from slipway_serving.triton.install.layout import environment
+from slipway_serving.triton.install.locate import find_triton
 
 CLOSED = CHART / "examples" / "closed.yaml"
 

@@ -8,7 +8,7 @@ import re
 import pytest
 from helm_chart import EXAMPLES, Manifest, of_kind, only, pod_specs, render, server, server_pod
 
-from slipway_serving.triton.start_checks import _SHARED_MEMORY_BASE_BYTES, _SHARED_MEMORY_PER_MODEL_BYTES
+from slipway_serving.triton.start.checks import _SHARED_MEMORY_BASE_BYTES, _SHARED_MEMORY_PER_MODEL_BYTES
 from slipway_serving.triton.termination import EXIT_GRACE_S
 
 GPU: Manifest = {"image": {"kind": "ngc", "repository": "slipway/server-gpu"}}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import socket
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import httpx
@@ -17,8 +18,7 @@ from slipway_cli import root
 from slipway_client import Client
 from slipway_serving.protocol.errors import InvalidRequest, NotReady
 from slipway_serving.system import server_processes
-from slipway_serving.triton import server as server_module
-from slipway_serving.triton.install import TritonInstall
+from slipway_serving.triton.install.setup import TritonSetup
 from slipway_serving.triton.server import Server
 
 CONFIG = "max_batch_size: 8\n" + tensor("input", "x", "FP32", "[4]") + tensor("output", "y", "FP32", "[4]")
@@ -51,13 +51,15 @@ def test_start_fails_soon_when_a_process_of_a_model_ends_at_once(repository: Pat
 def test_start_fails_with_the_words_of_a_process_that_cannot_be_executed(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lay_out = server_module.lay_out_backends
+    lay_out = TritonSetup.lay_out
 
-    def lay_out_broken(install: TritonInstall, folder: Path) -> None:
-        lay_out(install, folder)
-        (folder / "python" / server_processes.STUB).write_text("#!/bin/sh\necho no library; exit 127\n")
+    def lay_out_broken(setup: TritonSetup, folder: Path, base: Mapping[str, str]) -> None:
+        lay_out(setup, folder, base)
+        (folder / "backends/python" / server_processes.STUB).write_text(
+            "#!/bin/sh\necho no library; exit 127\n"
+        )
 
-    monkeypatch.setattr(server_module, "lay_out_backends", lay_out_broken)
+    monkeypatch.setattr(TritonSetup, "lay_out", lay_out_broken)
     server = Server(any_port(repository, ready_timeout_s=1e6))
     with pytest.raises(NotReady, match=r"\(exit code 127\); still loading: affine\n  no library\n"):
         server.start()

@@ -12,6 +12,7 @@ import re
 import shutil
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,8 @@ import psutil
 ID_VARIABLE = "SLIPWAY_SERVER_ID"
 SHARED_MEMORY = Path("/dev/shm")
 STUB = "triton_python_backend_stub"
+MODELS = "models"
+"""Name of the link to the model repository in the server's folder."""
 RUNTIME_FOLDER_SUFFIX = "requests"
 """Suffix of the name of :attr:`ServerResources.runtime_folder`."""
 _BLOCKED = re.compile(rb"^SigBlk:\t(\w+)$", re.MULTILINE)
@@ -37,6 +40,7 @@ class ServerResources:
         exit_timeout_s: Longest time for in-flight work to finish after SIGTERM, in seconds.
         log: Path of its log, whose size the watcher limits.
         traces: True if it traces requests.
+        library_backends: Names of the backends whose models run inside `tritonserver`.
     """
 
     server_id: str
@@ -45,6 +49,7 @@ class ServerResources:
     exit_timeout_s: float
     log: str
     traces: bool = False
+    library_backends: Sequence[str] = ()
 
     @property
     def runtime_folder(self) -> Path:

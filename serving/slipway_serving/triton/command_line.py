@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from slipway_serving.system.server_processes import MODELS
 from slipway_serving.triton.arguments import (
     bind_address,
     forwarded_arguments,
@@ -12,13 +13,12 @@ from slipway_serving.triton.arguments import (
     tracing_arguments,
 )
 from slipway_serving.triton.config import ServerConfig
-
-MODELS = "models"
-"""Name of the link to the model repository in the server's folder."""
+from slipway_serving.triton.install.locate import TritonInstall
+from slipway_serving.triton.install.versions import versioned_arguments
 
 
 def server_arguments(
-    config: ServerConfig, server_id: str, folder: Path, caches: Path, *, use_response_cache: bool
+    config: ServerConfig, server_id: str, folder: Path, install: TritonInstall, *, use_response_cache: bool
 ) -> Iterator[str]:
     """Yield the arguments of `tritonserver` that contain no secrets.
 
@@ -26,7 +26,7 @@ def server_arguments(
         config: Configuration of the server.
         server_id: ID that begins the names of the server's shared memory.
         folder: Folder of the server, with its backends and the link to the repository.
-        caches: Folder of the libraries of response caches.
+        install: Triton that is started.
         use_response_cache: True if the models' answers may be cached.
     """
     yield f"--model-repository={folder / MODELS}"
@@ -42,7 +42,8 @@ def server_arguments(
     yield "--model-control-mode=explicit"
     yield "--load-model=*"
     if config.response_cache_bytes and use_response_cache:
-        yield from response_cache_arguments(caches, config.response_cache_bytes)
+        yield from response_cache_arguments(install.caches, config.response_cache_bytes)
     if config.trace_otlp is not None:
         yield from tracing_arguments(config.trace_otlp, config.trace_every)
+    yield from versioned_arguments(install.release)
     yield from forwarded_arguments(config.arguments)

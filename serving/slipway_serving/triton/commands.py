@@ -85,6 +85,22 @@ def serve(
         ),
     ] = None,
     trace_every: Annotated[int, typer.Option(help="Trace one request in this many.", min=1)] = 1,
+    triton_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of an installed Triton. By default, /opt/tritonserver (NGC's images), else that of"
+            " the nvidia-pytriton wheel.",
+            metavar="DIR",
+            envvar="SLIPWAY_TRITON_DIR",
+        ),
+    ] = None,
+    onnxruntime_backend: Annotated[
+        Literal["native", "python"] | None,
+        typer.Option(
+            help="Backend that runs ONNX graphs: Triton's C++ backend, or Slipway's in Python. By default,"
+            " the C++ backend where the Triton has one."
+        ),
+    ] = None,
     limits: Annotated[
         Path | None,
         typer.Option(help="YAML file with upper limits for the requests to each model.", metavar="FILE"),
@@ -129,6 +145,8 @@ def serve(
             response_cache_mib=response_cache_mib,
             trace_otlp=trace_otlp,
             trace_every=trace_every,
+            triton_dir=triton_dir,
+            onnxruntime_backend=onnxruntime_backend,
             limits=limits,
             log_path=log_file,
             arguments=tuple(arguments or ()),
@@ -230,6 +248,7 @@ def _report(server: Server) -> None:
         "metrics": server.metrics_url,
         **({"probes": server.probe_url} if server.probe_url is not None else {}),
         **({"key": f"{key_file}"} if key_file is not None else {}),
+        "triton": server.triton,
         "models": ", ".join(server.models()),
     }.items():
         print_line(f"{typer.style(f'{name:8}', dim=True)} {value}")

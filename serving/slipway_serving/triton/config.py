@@ -9,6 +9,7 @@ from typing import Literal, get_args
 from slipway_serving.protocol import durations
 from slipway_serving.protocol.errors import raise_all
 from slipway_serving.triton.arguments import extra_argument_problems, tracing_problems
+from slipway_serving.triton.install.setup import OnnxRuntimeBackend
 
 ModelControlMode = Literal["none", "explicit"]
 _MIB = 1 << 20
@@ -42,6 +43,10 @@ class ServerConfig:
         trace_otlp: OTLP endpoint over HTTP that receives traces of requests; None traces nothing.
         trace_every: Sampling interval of traces: one request in this many is traced.
         log_verbose: Triton's verbosity, 0 or more.
+        triton_dir: Folder of an installed Triton; None finds one, see
+            :func:`slipway_serving.triton.install.locate.find_triton`.
+        onnxruntime_backend: Backend that runs ONNX graphs: "native" is the Triton's own C++ backend, "python"
+            ours; None takes the C++ backend where there is one.
         limits: File with upper limits for requests, see :mod:`slipway_serving.runtime.limits`; None adds no
             limits to those of the models.
         log_path: Log file, which stays after the stop; None keeps a log only if something failed.
@@ -64,6 +69,8 @@ class ServerConfig:
     trace_otlp: str | None = None
     trace_every: int = 1
     log_verbose: int = 0
+    triton_dir: Path | None = None
+    onnxruntime_backend: OnnxRuntimeBackend | None = None
     limits: Path | None = None
     log_path: Path | None = None
     arguments: tuple[str, ...] = ()
@@ -86,6 +93,11 @@ class ServerConfig:
             problems.append(
                 f"model_control must be one of {', '.join(get_args(ModelControlMode))}, got"
                 f" {self.model_control!r}"
+            )
+        if self.onnxruntime_backend not in (None, *get_args(OnnxRuntimeBackend)):
+            problems.append(
+                f"onnxruntime_backend must be one of {', '.join(get_args(OnnxRuntimeBackend))}, got"
+                f" {self.onnxruntime_backend!r}"
             )
         cache_mib = self.response_cache_mib or 0
         if cache_mib < 0 or (cache_mib and self.model_control != "none"):

@@ -12,7 +12,7 @@ import base64
 import contextlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import httpx
 from slipway_serving.protocol import durations
 from slipway_serving.protocol.errors import InvalidRequest, NotReady
 from slipway_serving.protocol.triton_identity import extensions, is_triton
+from slipway_serving.triton.install.setup import runs_inside
 from slipway_serving.triton.server_log import plain_reason
 
 CONTROL_HEADER = "slipway-control"
@@ -129,10 +130,15 @@ class ModelControl:
         """
         return frozenset(self._index())
 
-    def count_instances(self, model: str) -> int:
-        """Count the instances of a ready model; return 0 if the model is not ready.
+    def count_processes(self, model: str, library_backends: Collection[str]) -> int:
+        """Count the processes that a model must have: 0 if it is not ready or runs inside Triton.
 
         The repository index cannot be used here: it omits a served model whose folder is missing.
+
+        Args:
+            model: Name of the model.
+            library_backends: Backends whose models run inside Triton
+                (:attr:`slipway_serving.triton.install.setup.TritonSetup.library_backends`).
 
         Raises:
             NotReady: The server cannot be reached or refused the request.
@@ -144,6 +150,8 @@ class ModelControl:
             versions = len(self._checked(answer).json().get("versions", ()))
         config = self._config(model)
         with self._decoding("config"):
+            if runs_inside(str(config.get("backend", "")), str(config.get("runtime", "")), library_backends):
+                return 0
             groups = config.get("instance_group", ())
             return sum(versions * int(group["count"]) * max(1, len(group["gpus"])) for group in groups)
 

@@ -1,4 +1,4 @@
-"""Embedded server that starts, supervises and stops the Triton from the nvidia-pytriton wheel.
+"""Server that starts, supervises and stops a Triton: that of the nvidia-pytriton wheel, or an installed one.
 
 :class:`ServerConfig` says what to serve and where. :class:`Server` checks it, creates a backend directory in
 a private folder, starts `tritonserver`, and waits until every model is ready or reports per model why it is
@@ -22,30 +22,34 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-import httpx
-
 from slipway_serving.protocol.errors import InvalidRequest, NotReady, SlipwayError
 from slipway_serving.runtime.backends.onnxruntime.sharing import GRAPHS_FOLDER_VARIABLE
 from slipway_serving.runtime.limits import LIMITS_VARIABLE
 from slipway_serving.runtime.queue_limits import METRICS_VARIABLE
 from slipway_serving.runtime.request_parameters import MARKED_VARIABLE
 from slipway_serving.system import hidden_arguments, process_state, server_folder
-from slipway_serving.system.server_processes import ID_VARIABLE, ServerResources, clean_up, kill_processes
-from slipway_serving.triton import log_files, server_log, start_errors, termination
+from slipway_serving.system.server_processes import (
+    ID_VARIABLE,
+    MODELS,
+    ServerResources,
+    clean_up,
+    kill_processes,
+)
+from slipway_serving.triton import log_files, server_log, termination
 from slipway_serving.triton.abandoned_servers import create_runtime_folder, remove_leftovers
 from slipway_serving.triton.arguments import (
     reachable_host,
     supervisor_restrictions,
     token_restrictions,
 )
-from slipway_serving.triton.command_line import MODELS, server_arguments
+from slipway_serving.triton.command_line import server_arguments
 from slipway_serving.triton.config import ServerConfig
 from slipway_serving.triton.control import SUPERVISOR_HEADER, ModelControl
-from slipway_serving.triton.install import environment, find_triton, lay_out_backends, lay_out_interpreter
-from slipway_serving.triton.launch_check import LaunchCheck
-from slipway_serving.triton.load_progress import LoadProgress
+from slipway_serving.triton.graph_parameters import ignored_parameters
+from slipway_serving.triton.install.locate import find_triton
+from slipway_serving.triton.install.setup import TritonSetup
 from slipway_serving.triton.probes import ProbeEndpoint, check_health
-from slipway_serving.triton.start_checks import (
+from slipway_serving.triton.start.checks import (
     can_use_response_cache,
     check_limits,
     check_path_is_safe,
@@ -55,13 +59,14 @@ from slipway_serving.triton.start_checks import (
     free_ports,
     resolve_address,
 )
-from slipway_serving.triton.start_errors import PortTaken, ProcessDiedLoading
+from slipway_serving.triton.start.errors import PortTaken, ProcessDiedLoading
+from slipway_serving.triton.start.load_progress import LoadProgress
+from slipway_serving.triton.start.ready import StartingServer
 from slipway_serving.triton.supervision import ModelSupervisor, Supervisor, wait_for_folders
 from slipway_serving.triton.watcher import Watcher
 
 __all__ = ["Server", "ServerConfig"]
 
-_POLL_S = 0.05
 _MAX_ATTEMPTS = 3
 
 
@@ -105,6 +110,7 @@ class Server:
         self._probe_endpoint: ProbeEndpoint | None = None
         self._log_start = 0
         self._use_response_cache = True
+        self._setup: TritonSetup | None = None
 
     def __enter__(self) -> Server:
         self.start()
@@ -136,6 +142,11 @@ class Server:
         if self.config.probe_port is None:
             return None
         return f"http://{reachable_host(self.config.host)}:{self.config.probe_port}"
+
+    @property
+    def triton(self) -> str:
+        """Version and folder of the Triton, and the backend of ONNX graphs; "" before the start."""
+        return self._setup.summary if self._setup is not None else ""
 
     @property
     def pid(self) -> int | None:
@@ -177,6 +188,9 @@ class Server:
         if self._process is not None:
             raise InvalidRequest("server: this server was started before; create a new Server")
         models = check_repository(self.config.repository)
+        self._setup = TritonSetup.choose(find_triton(self.config.triton_dir), self.config.onnxruntime_backend)
+        for line in ignored_parameters(models, native=self._setup.native):
+            self._warn(line)
         if self.config.limits is not None:
             check_limits(self.config.limits, models)
         for server_id in remove_leftovers():
@@ -290,8 +304,10 @@ class Server:
         assert self._resources is not None
         pid, folder = self._resources.pid, self._resources.runtime_folder
         names = [model.name for model in models]
+        assert self._setup is not None
+        inside = self._setup.library_backends
         return ModelSupervisor(
-            pid, self.config.repository.resolve(), names, self._control, folder, self._record_event
+            pid, self.config.repository.resolve(), names, self._control, folder, inside, self._record_event
         )
 
     def _restart_watcher(self) -> None:
@@ -319,18 +335,22 @@ class Server:
 
     def _create_folder(self) -> None:
         """Create the server's private folder with its backends, their interpreter and a folder for graphs."""
-        install = find_triton()
+        assert self._setup is not None
         folder = Path(tempfile.mkdtemp(prefix=self._server_id))
-        timeout_s, traces = self.config.exit_timeout_s, self.config.traces
         self._resources = ServerResources(
-            self._server_id, str(folder), 0, timeout_s, str(self.log_path), traces
+            self._server_id,
+            str(folder),
+            0,
+            self.config.exit_timeout_s,
+            str(self.log_path),
+            self.config.traces,
+            sorted(self._setup.library_backends),
         )
         self._runtime_folder_lock = create_runtime_folder(self._resources)
         (folder / "graphs").mkdir()
         # Triton passes model paths to a shell without quotes, so we give it a path that needs none.
         (folder / MODELS).symlink_to(self.config.repository.resolve())
-        lay_out_backends(install, folder / "backends")
-        lay_out_interpreter(folder / "interpreter", os.environ)
+        self._setup.lay_out(folder, os.environ)
         if (key_file := self.control_token_file) is not None:
             key_file.touch(mode=0o600)
             key_file.write_text(f"{self.control_token}\n", encoding="ascii")
@@ -339,16 +359,17 @@ class Server:
     def _launch(self) -> None:
         """Start `tritonserver` and its watcher."""
         assert self._resources is not None
-        install, folder = find_triton(), Path(self._resources.folder)
+        assert self._setup is not None
+        install, folder = self._setup.install, Path(self._resources.folder)
         self._log_start = len(self.log_text())
         with server_log.open_for_append(self.log_path) as log:  # the watcher truncates a long log
             # The server runs in its own process session, so a terminal's Ctrl-C reaches only this process,
             # which then stops the server in an orderly way.
             self._process, self.token_hidden = hidden_arguments.start(
-                [str(install.binary), *self._arguments(folder, install.caches)],
+                [str(install.binary), *self._arguments(folder)],
                 tuple(self._api_restrictions()),
                 env={
-                    **environment(install, folder / "interpreter", os.environ),
+                    **self._setup.environment(folder, os.environ),
                     ID_VARIABLE: self._server_id,
                     MARKED_VARIABLE: "1",
                     GRAPHS_FOLDER_VARIABLE: str(folder / "graphs"),
@@ -368,10 +389,12 @@ class Server:
             return token_restrictions(self.control_token)
         return supervisor_restrictions(self._supervisor_key, self.control_token)
 
-    def _arguments(self, folder: Path, caches: Path) -> Iterator[str]:
+    def _arguments(self, folder: Path) -> Iterator[str]:
         """Return the arguments of `tritonserver` that contain no secrets."""
+        assert self._setup is not None
+        install = self._setup.install
         return server_arguments(
-            self.config, self._server_id, folder, caches, use_response_cache=self._use_response_cache
+            self.config, self._server_id, folder, install, use_response_cache=self._use_response_cache
         )
 
     def _check_state(self, state: str) -> None:
@@ -392,33 +415,18 @@ class Server:
 
     def _wait_until_ready(self, models: Sequence[Path]) -> None:
         """Poll until the server is ready; raise NotReady as soon as it cannot become ready."""
-        # The endpoints open when all models have loaded or failed. Without exit_on_error, one failed model
-        # keeps `ready` false forever, so we wait for `live` instead.
-        endpoint = "ready" if self.config.exit_on_error else "live"
-        deadline = time.monotonic() + self.config.ready_timeout_s
-        report = self._report_progress
-        progress = LoadProgress(models, self._server_id, report) if report is not None else None
-        launch_check = LaunchCheck(self._process.pid if self._process else 0)
-        # All polls share one client, since creating one takes longer than the pause between two polls. Proxy
-        # settings of the environment do not apply to a server on this machine.
-        with httpx.Client(base_url=f"http://{self.http_url}", timeout=2, trust_env=False) as client:
-            while not _answers(client, f"/v2/health/{endpoint}"):
-                log = self._log_since_launch()
-                if self._supervisor is not None and self._supervisor.closing.is_set():
-                    raise NotReady("server: stopped before it was ready; start a new server")
-                if progress is not None:
-                    progress.update(log)
-                code_missing = self.config.exit_on_error and start_errors.is_code_missing(log)
-                if code_missing or not self.is_alive():
-                    code = self._process.poll() if self._process else None
-                    raise start_errors.server_error(code, log, self.log_path)
-                if ending := launch_check.find_dead_process():
-                    raise start_errors.launch_error(ending, log, self.log_path)
-                if time.monotonic() > deadline:
-                    raise start_errors.timeout_error(self.config.ready_timeout_s, log, self.log_path)
-                time.sleep(_POLL_S)
-        if progress is not None:
-            progress.update(self._log_since_launch())
+        assert self._process is not None
+        supervisor, report = self._supervisor, self._report_progress
+        starting = StartingServer(
+            self.http_url,
+            self._process,
+            self.config.exit_on_error,
+            self.config.ready_timeout_s,
+            self.log_path,
+            self._log_since_launch,
+            lambda: supervisor is not None and supervisor.closing.is_set(),
+        )
+        starting.wait(LoadProgress(models, self._server_id, report) if report is not None else None)
 
     def _release(self, *, keep_log: bool) -> None:
         """Kill the remaining processes, free their resources and end the watcher."""
@@ -438,11 +446,3 @@ class Server:
             lock.close()
         if not keep_log and self.config.log_path is None:
             shutil.rmtree(self.log_path.parent, ignore_errors=True)
-
-
-def _answers(client: httpx.Client, path: str) -> bool:
-    """Return True if a path of the client's server answers with status 200."""
-    try:
-        return client.get(path).status_code == httpx.codes.OK
-    except httpx.HTTPError:
-        return False

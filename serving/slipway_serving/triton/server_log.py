@@ -105,6 +105,28 @@ def _find_models(pattern: str, log: str) -> list[str]:
     return list(dict.fromkeys(re.findall(f"^{pattern}", texts, re.MULTILINE)))
 
 
+def models_in_flight(path: Path) -> list[str]:
+    """Return the models that had requests in progress when a server that shuts down last counted them.
+
+    Args:
+        path: Log of the server.
+    """
+    text = "\n".join(_records(_tail(path)))
+    _, counted, block = text.rpartition(" model versions that have in-flight inferences")
+    names = re.findall(r"^Model '([^']+)' \(version -?\d+\) has \d+ in-flight", block, re.MULTILINE)
+    return names if counted else []
+
+
+def _tail(path: Path, size: int = 64 * 2**10) -> str:
+    """Return the last bytes of a log; "" if it cannot be read."""
+    try:
+        with path.open("rb") as log:
+            log.seek(max(0, os.fstat(log.fileno()).st_size - size))
+            return log.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
 def printed_lines(log: str) -> list[str]:
     """Return the lines that are not records of the server, printed by a model's process or a shell."""
     return [line for line in log.splitlines() if line.strip() and not _ANY_RECORD.match(line)]

@@ -3,7 +3,8 @@
 Triton 2.51 never replaces a Python process that died. It answers the requests of that instance with errors
 while every health endpoint returns 200. So :class:`ModelSupervisor` watches the processes: a ready model with
 fewer processes than instances has lost one. It is reloaded with all of its instances, beside the old ones, so
-models that depend on it keep working and other models are not affected. When `tritonserver` itself dies, or
+models that depend on it keep working and other models are not affected. A model of a C++ backend has no
+process: it runs inside `tritonserver`, and dies and returns with it. When `tritonserver` itself dies, or
 hangs while it dies, :class:`Supervisor` restarts it. Each step is a line of JSON in the log
 (:func:`slipway_serving.triton.server_log.append_event`).
 """
@@ -17,7 +18,7 @@ import subprocess
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -220,6 +221,7 @@ class ModelSupervisor:
         models: Names of the models that it has loaded; each may have lost a process already.
         control: Client that loads and unloads its models.
         folder: Runtime folder of the server (:mod:`slipway_serving.system.server_folder`).
+        library_backends: Backends whose models run inside `tritonserver`, so they have no processes.
         record_event: Callback that receives the name of an event and its facts.
     """
 
@@ -230,8 +232,10 @@ class ModelSupervisor:
         models: Iterable[str],
         control: ModelControl,
         folder: Path,
+        library_backends: Collection[str],
         record_event: Callable[..., object],
     ) -> None:
+        self._library_backends = library_backends
         self._pid, self._control, self._folder, self._record_event = pid, control, folder, record_event
         self._processes = stubs(pid)
         self._repository = repository
@@ -312,13 +316,13 @@ class ModelSupervisor:
                 self._record("stopped_process_killed", model=now[pid], pid=pid)
 
     def _lacks_process(self, model: str) -> bool | None:
-        """Return True if a ready model has fewer processes than instances; None if the server cannot say."""
+        """Return True if a ready model lacks a process; None if the server cannot say."""
         try:
-            instances = self._control.count_instances(model)
+            wanted = self._control.count_processes(model, self._library_backends)
         except SlipwayError:
             return None
         own = [pid for pid, name in self._processes.items() if name == model and pid not in self._replaced]
-        return len(own) < instances
+        return len(own) < wanted
 
     def _end_replaced_processes(self, now: Mapping[int, str]) -> None:
         """End the old processes of reloaded models once they are idle."""

@@ -5,7 +5,8 @@ models as soon as it shuts down. Then :func:`shut_down` tells Triton to shut dow
 would end a model's processes one after another, more than a second each, and would wait its whole exit
 timeout for requests that it still counts although their process died or their caller left. So the state files
 of processes (:mod:`slipway_serving.system.process_state`) show whether any of them works; if none does, the
-rest can be killed. A server that traces writes its last traces at its very end, so it is left to end by
+rest can be killed. Models of C++ backends have no process and no state files, so Triton's own log says which
+of them still work. A server that traces writes its last traces at its very end, so it is left to end by
 itself.
 """
 
@@ -15,12 +16,15 @@ import contextlib
 import os
 import signal
 import time
+from pathlib import Path
 
 import psutil
 
 from slipway_serving.system.process_state import running_work
-from slipway_serving.system.server_processes import ServerResources, stubs
+from slipway_serving.system.server_processes import MODELS, ServerResources, stubs
+from slipway_serving.triton import server_log
 from slipway_serving.triton.drain import drain_by_count
+from slipway_serving.triton.install.setup import runs_inside
 
 EXIT_GRACE_S = 5.0
 """Seconds that Triton may take beyond its exit timeout, since it checks the timeout only once a second."""
@@ -58,11 +62,30 @@ def shut_down(resources: ServerResources) -> None:
         left = stubs(resources.pid)
         idle = {work.pid for work in running_work(resources.runtime_folder) if not work.requests}
         ending = resources.traces and (not left or left != before)
-        if ending or not idle.issuperset(left):
+        if ending or not idle.issuperset(left) or models_working_inside(resources):
             before, last_work_s = left, time.monotonic()
         elif time.monotonic() - last_work_s > (_STUCK_S if resources.traces else _IDLE_S):
             return
         time.sleep(_POLL_S)
+
+
+def models_working_inside(resources: ServerResources) -> list[str]:
+    """Return the models that run inside the server and still work on requests, as Triton logs them."""
+    if not resources.library_backends:
+        return []
+    working = server_log.models_in_flight(Path(resources.log))
+    return [model for model in working if _runs_inside(resources, model)]
+
+
+def _runs_inside(resources: ServerResources, model: str) -> bool:
+    """Return True if a model runs in a C++ backend, or if its configuration cannot be read."""
+    from slipway_serving.triton.start.checks import read_config
+
+    config = read_config(Path(resources.folder) / MODELS / model)
+    # An ensemble only waits for its steps, each of which counts by itself.
+    return config is None or (
+        bool(config.backend) and runs_inside(config.backend, config.runtime, resources.library_backends)
+    )
 
 
 def _is_running(pid: int) -> bool:

@@ -20,7 +20,7 @@ from pathlib import Path
 from slipway_serving.system.server_processes import ServerResources, clean_up, describe_exit, process_ids
 from slipway_serving.triton import server_log, termination
 from slipway_serving.triton.abandoned_servers import share_runtime_folder
-from slipway_serving.triton.install import python_path
+from slipway_serving.triton.install.layout import python_path
 
 PAUSE_S = 5.0
 """Shortest time between two starts of a watcher, in seconds, so that one that always dies does not use a

@@ -84,7 +84,11 @@ def test_command_says_so_when_an_address_is_not_triton(
 def test_model_control_says_so_when_an_address_is_not_triton() -> None:
     with not_triton() as place:
         control = ModelControl(place)
-        for order in (control.ready_models, lambda: control.count_instances("m"), lambda: control.load("m")):
+        for order in (
+            control.ready_models,
+            lambda: control.count_processes("m", ()),
+            lambda: control.load("m"),
+        ):
             with pytest.raises(NotReady, match=f"triton {place}: .*it is not Triton"):
                 order()
 

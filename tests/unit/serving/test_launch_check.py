@@ -12,7 +12,7 @@ import psutil
 import pytest
 from server_fixtures import wait_until
 
-from slipway_serving.triton.launch_check import GRACE_S, LaunchCheck
+from slipway_serving.triton.start.launch_check import GRACE_S, LaunchCheck
 
 
 @pytest.fixture

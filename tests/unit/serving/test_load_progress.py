@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slipway_serving.system.server_processes import ID_VARIABLE
-from slipway_serving.triton.load_progress import LoadProgress
+from slipway_serving.triton.start.load_progress import LoadProgress
 
 BEGUN = 'I1120 22:20:10.567780 4696 model_lifecycle.cc:472] "loading: {}:1"\n'
 LOADED = "I1120 22:23:45.645758 5559 model_lifecycle.cc:839] \"successfully loaded '{}'\"\n"

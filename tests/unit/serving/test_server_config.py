@@ -12,9 +12,13 @@ from pathlib import Path
 import pytest
 
 from slipway_serving.protocol.errors import InvalidRequest, NotReady
-from slipway_serving.triton import install, server, start_checks
-from slipway_serving.triton.install import environment, find_triton, lay_out_backends, lay_out_interpreter
+from slipway_serving.triton import server
+from slipway_serving.triton.command_line import server_arguments
+from slipway_serving.triton.install import locate
+from slipway_serving.triton.install.layout import environment, lay_out_backends, lay_out_interpreter
+from slipway_serving.triton.install.locate import find_triton
 from slipway_serving.triton.server import Server, ServerConfig
+from slipway_serving.triton.start import checks
 
 
 @pytest.mark.parametrize(
@@ -74,24 +78,25 @@ def test_start_is_refused_when_the_host_has_no_address(tmp_path: Path, host: str
     ],
 )
 def test_server_listens_on_addresses_of_both_kinds(host: str, http: str, grpc: str, url: str) -> None:
-    server = Server(ServerConfig(Path("models"), host=host))
-    given = [each for each in server._arguments(Path("f"), Path("c")) if "-address=" in each]
+    config = ServerConfig(Path("models"), host=host)
+    found = server_arguments(config, "id", Path("f"), find_triton(), use_response_cache=False)
+    given = [each for each in found if "-address=" in each]
     assert given == [f"--http-address={http}", f"--grpc-address={grpc}", f"--metrics-address={http}"]
-    assert server.http_url == url
+    assert Server(config).http_url == url
 
 
 def test_start_is_refused_when_shared_memory_is_small(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "model").mkdir()
-    monkeypatch.setattr(start_checks, "_SHARED_MEMORY_BASE_BYTES", 1 << 60)
+    monkeypatch.setattr(checks, "_SHARED_MEMORY_BASE_BYTES", 1 << 60)
     with pytest.raises(NotReady, match=r"/dev/shm must have \d+ MiB free for 1 models, got \d+ MiB; try"):
         Server(ServerConfig(tmp_path)).start()
 
 
 def test_missing_wheel_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(install.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(NotReady, match=r'nvidia-pytriton must be installed.*pip install "\.\[server\]"'):
+    monkeypatch.setattr(locate.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(NotReady, match=r'Triton must be installed, got none.*pip install "\.\[server\]"'):
         find_triton()
 
 
@@ -106,7 +111,7 @@ def test_python_without_a_stub_is_named_with_those_that_have_one(monkeypatch: py
 
 def test_backends_are_laid_out_for_this_python(tmp_path: Path) -> None:
     install = find_triton()
-    lay_out_backends(install, tmp_path / "backends")
+    lay_out_backends(install, tmp_path / "backends", native=False)
     assert (tmp_path / "backends" / "onnxruntime" / "model.py").is_file()
     assert not (tmp_path / "backends" / "python" / "libtriton_python.so").is_symlink()
     assert os.access(tmp_path / "backends" / "python" / "triton_python_backend_stub", os.X_OK)

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -71,7 +71,7 @@ def test_supervisor_closes_when_its_server_answers_nobody(
         names = [f"model_{number}" for number in range(100)]
         supervisor = Supervisor(
             lambda: process,
-            lambda: ModelSupervisor(process.pid, tmp_path, names, control, tmp_path, quiet),
+            lambda: ModelSupervisor(process.pid, tmp_path, names, control, tmp_path, (), quiet),
             lambda: False,
             quiet,
         )
@@ -106,12 +106,14 @@ def test_server_fails_when_what_heals_a_model_ends(process: subprocess.Popen[byt
             raise ZeroDivisionError("a defect")
 
     class LacksOne(ModelControl):
-        def count_instances(self, model: str) -> int:
+        def count_processes(self, model: str, library_backends: Collection[str]) -> int:
             return 1
 
     supervisor = Supervisor(
         lambda: process,
-        lambda: ModelSupervisor(process.pid, tmp_path, ["net"], LacksOne("127.0.0.1:1"), tmp_path, defect),
+        lambda: ModelSupervisor(
+            process.pid, tmp_path, ["net"], LacksOne("127.0.0.1:1"), tmp_path, (), defect
+        ),
         lambda: True,
         defect,
     )
@@ -141,7 +143,7 @@ def test_control_tells_that_an_answer_is_not_tritons() -> None:
     with HTTPServer(("127.0.0.1", 0), NotTriton) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         control = ModelControl(f"127.0.0.1:{server.server_port}")
-        for ask in (partial(control.count_instances, "net"), control.ready_models):
+        for ask in (partial(control.count_processes, "net", ()), control.ready_models):
             with pytest.raises(NotReady, match="answers HTTP, but it is not Triton"):
                 ask()
         server.shutdown()

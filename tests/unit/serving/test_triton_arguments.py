@@ -12,15 +12,17 @@ import yaml
 from slipway_cli.root import run
 from slipway_serving.protocol.errors import InvalidRequest
 from slipway_serving.triton.arguments import token_restrictions
-from slipway_serving.triton.server import Server, ServerConfig
-from slipway_serving.triton.start_checks import models_unsafe_to_cache, models_without_ranges
+from slipway_serving.triton.command_line import server_arguments
+from slipway_serving.triton.config import ServerConfig
+from slipway_serving.triton.install.locate import find_triton
+from slipway_serving.triton.start.checks import models_unsafe_to_cache, models_without_ranges
 
 TOKEN = "0123456789abcdef"
 
 
 def arguments(**fields: object) -> list[str]:
     config = ServerConfig(Path("models"), **fields)  # type: ignore[arg-type]
-    return list(Server(config)._arguments(Path("backends"), Path("caches")))
+    return list(server_arguments(config, "id", Path("folder"), find_triton(), use_response_cache=True))
 
 
 def test_token_closes_the_apis_that_change_the_server_over_both_protocols() -> None:
@@ -127,7 +129,9 @@ def test_command_takes_further_arguments_after_two_dashes(capsys: pytest.Capture
 
 
 def test_answers_are_kept_by_default_only_where_no_model_is_loaded_anew() -> None:
-    assert {"--cache-directory=caches", f"--cache-config=local,size={64 << 20}"} <= {*arguments()}
+    assert {f"--cache-directory={find_triton().caches}", f"--cache-config=local,size={64 << 20}"} <= {
+        *arguments()
+    }
     assert f"--cache-config=local,size={1 << 20}" in arguments(response_cache_mib=1)
     for fields in ({"response_cache_mib": 0}, {"model_control": "explicit"}):
         assert not [argument for argument in arguments(**fields) if "cache" in argument]

@@ -1,95 +1,47 @@
-"""Triton from the nvidia-pytriton wheel: locate it and prepare backends for this Python version.
+"""Private layout of a Triton: its backends for this Python version, and the interpreter of its stubs.
 
-The wheel contains one `tritonserver` binary, the Python backend's library and one stub per Python version.
-:func:`find_triton` locates them. :func:`lay_out_backends` writes a backend directory with `python` (the
-wheel's library and this Python's stub) and `onnxruntime` (ours). :func:`lay_out_interpreter` writes a virtual
-environment in which the stubs find the packages of this process. :func:`environment` returns the environment
-variables with which the server must be started.
+:func:`lay_out_backends` writes a backend directory with `python` (the installation's library and this
+Python's stub), the installation's other backends, and `onnxruntime`, which is either the installation's or
+ours. :func:`lay_out_interpreter` writes a virtual environment in which the stubs find the packages of this
+process. :func:`environment` returns the environment variables with which the server must be started.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import site
 import sys
 import sysconfig
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
-from slipway_serving.protocol.distribution import install_hint
-from slipway_serving.protocol.errors import NotReady
+from slipway_serving.triton.install.locate import PYTHON_BACKEND_FILES, TritonInstall
 
-_PACKAGE_ROOT = Path(__file__).resolve().parents[1]
-_INSTALL_HINT = f"try {install_hint('server')}"
+_PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 
 
-@dataclass(frozen=True)
-class TritonInstall:
-    """Paths of the parts of an installed Triton.
-
-    Attributes:
-        binary: Executable `tritonserver`.
-        libraries: Folder of the shared libraries that it links to.
-        python_backend: Folder of `libtriton_python.so` and `triton_python_backend_utils.py`.
-        caches: Folder of the response cache libraries.
-        stub: Stub executable of the Python backend for the running Python version.
-    """
-
-    binary: Path
-    libraries: Path
-    python_backend: Path
-    caches: Path
-    stub: Path
-
-
-def find_triton() -> TritonInstall:
-    """Locate Triton in the installed nvidia-pytriton wheel, without importing it.
-
-    Raises:
-        NotReady: The wheel is not installed, is incomplete, or has no stub for this Python version.
-    """
-    spec = importlib.util.find_spec("pytriton")
-    if spec is None or not spec.submodule_search_locations:
-        raise NotReady(f"server: nvidia-pytriton must be installed, got none; {_INSTALL_HINT}")
-    package = Path(next(iter(spec.submodule_search_locations)))
-    triton = package / "tritonserver"
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    install = TritonInstall(
-        binary=triton / "bin" / "tritonserver",
-        libraries=package.parent / "nvidia_pytriton.libs",
-        python_backend=triton / "backends" / "python",
-        caches=triton / "caches",
-        stub=triton / "python_backend_stubs" / version / "triton_python_backend_stub",
-    )
-    if not install.binary.is_file() or not install.libraries.is_dir():
-        raise NotReady(
-            f"server: nvidia-pytriton must contain the tritonserver binary, got none in {triton}; "
-            "try its Linux x86-64 or arm64 wheel"
-        )
-    if not install.stub.is_file():
-        known = ", ".join(sorted(p.name for p in (triton / "python_backend_stubs").glob("3.*")))
-        raise NotReady(f"server: Python must be one of {known}, got {version}; try another Python version")
-    return install
-
-
-def lay_out_backends(install: TritonInstall, folder: Path) -> None:
+def lay_out_backends(install: TritonInstall, folder: Path, *, native: bool) -> None:
     """Write a backend directory for this Python version.
 
     Args:
-        install: Triton whose files to use.
+        install: Triton whose backends to use.
         folder: Folder to create, the later value of `--backend-directory`.
+        native: True if the Triton's own C++ backend runs ONNX graphs, False if ours does, in Python.
     """
     python = folder / "python"
     python.mkdir(parents=True)
     # We copy the files (3 MB), since Triton refuses a library whose resolved path is outside of the backend's
     # folder.
-    for name in ("libtriton_python.so", "triton_python_backend_utils.py"):
-        shutil.copy(install.python_backend / name, python)
+    for name in PYTHON_BACKEND_FILES:
+        shutil.copy(install.backends / "python" / name, python)
     shutil.copy(install.stub, python)
-    (folder / "onnxruntime").symlink_to(_PACKAGE_ROOT / "runtime" / "backends" / "onnxruntime")
+    ours = _PACKAGE_ROOT / "runtime" / "backends" / "onnxruntime"
+    links = {path.name: path for path in install.backends.iterdir() if path.is_dir()}
+    links |= {} if native else {"onnxruntime": ours}
+    for name, target in links.items():
+        if name != "python":
+            (folder / name).symlink_to(target)
 
 
 def lay_out_interpreter(folder: Path, base: Mapping[str, str]) -> None:

@@ -94,7 +94,7 @@ def models_unsafe_to_cache(models: Sequence[Path]) -> list[str]:
         models: Folders of the models. Models with an unreadable configuration are skipped, since Triton
             reports them.
     """
-    configs = ((model, _config(model)) for model in models)
+    configs = ((model, read_config(model)) for model in models)
     return [
         model.name
         for model, config in configs
@@ -112,7 +112,7 @@ def models_without_ranges(models: Sequence[Path]) -> list[str]:
     """
     found = []
     for model in models:
-        config = _config(model)
+        config = read_config(model)
         if config is None or AXES_PARAMETER in config.parameters:
             continue
         with contextlib.suppress(OSError, ValueError, AttributeError):
@@ -121,7 +121,7 @@ def models_without_ranges(models: Sequence[Path]) -> list[str]:
     return found
 
 
-def _config(model: Path) -> model_config_pb2.ModelConfig | None:
+def read_config(model: Path) -> model_config_pb2.ModelConfig | None:
     """Return a model's configuration; None if it cannot be read, which Triton itself reports."""
     try:
         text = (model / "config.pbtxt").read_text(encoding="utf-8")
@@ -131,12 +131,29 @@ def _config(model: Path) -> model_config_pb2.ModelConfig | None:
 
 
 def check_limits(limits: Path, models: Sequence[Path]) -> None:
-    """Raise InvalidRequest if a file of limits is invalid or names models that are not served."""
-    known = {model.name for model in models}
-    if unknown := sorted(set(read_limits(limits)) - known):
+    """Refuse a file of limits that is invalid, or that names models which do not check requests.
+
+    Args:
+        limits: File of limits.
+        models: Folders of the models.
+
+    Raises:
+        InvalidRequest: The file is invalid, or a model is not served, or is an ensemble or a graph, whose
+            requests no code of ours checks.
+    """
+    given, known = sorted(read_limits(limits)), {model.name: read_config(model) for model in models}
+    if unknown := [name for name in given if name not in known]:
         raise InvalidRequest(
             f"server: limits must name models of the repository, got {', '.join(unknown)};"
             f" try {', '.join(sorted(known))}"
+        )
+    configs = {name: config for name, config in known.items() if config is not None}
+    unchecked = [name for name in given if name in configs and configs[name].backend != "python"]
+    if unchecked:
+        checking = sorted(name for name, config in configs.items() if config.backend == "python")
+        raise InvalidRequest(
+            "server: limits must name models that check requests, got ensembles or graphs"
+            f" {', '.join(unchecked)}; try {', '.join(checking)}"
         )
 
 
