@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Build images of docker/Dockerfile, and see that each starts under the restrictions that it is made for:
-#   [BASE=IMAGE] [EXPORT_BASE=IMAGE] [TORCH_BASE=server-gpu] build.sh TARGET...
+#   [BASE=IMAGE] [EXPORT_BASE=IMAGE] [TRITON_BASE=IMAGE] [TORCH_BASE=server-gpu] build.sh TARGET...
 # Targets: client, load, server-cpu, export, server-gpu, server-torch. EXPORT_BASE=server-cpu makes an export that needs no
-# GPU; TORCH_BASE=server-gpu a server-torch that uses one.
+# GPU; TORCH_BASE=server-gpu a server-torch that uses one. ONNXRUNTIME=onnxruntime makes a server-gpu whose Python models run
+# graphs on CPUs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 docker=${DOCKER:-docker} asked_base=${BASE:-} asked_export_base=${EXPORT_BASE:-} asked_torch_base=${TORCH_BASE:-}
+asked_triton_base=${TRITON_BASE:-} asked_onnxruntime=${ONNXRUNTIME:-}
 source docker/versions.env
 export DOCKER_BUILDKIT=1
 
@@ -13,7 +15,8 @@ for target in "$@"; do
     image=slipway/$target:$SLIPWAY_VERSION
     "$docker" build --progress plain --file docker/Dockerfile --target "$target" --tag "$image" \
         --build-arg "BASE=${asked_base:-$BASE}" \
-        --build-arg "TRITON_BASE=$TRITON_BASE" \
+        --build-arg "TRITON_BASE=${asked_triton_base:-$TRITON_BASE}" \
+        --build-arg "ONNXRUNTIME=${asked_onnxruntime:-$ONNXRUNTIME}" \
         --build-arg "EXPORT_BASE=${asked_export_base:-$TENSORRT_BASE}" \
         --build-arg "TORCH_BASE=${asked_torch_base:-server-cpu}" \
         --build-arg "VERSION=$SLIPWAY_VERSION" \

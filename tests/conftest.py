@@ -108,8 +108,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: ("unit" in item.path.parts, zlib.crc32(item.path.name.encode())))
 
 
+def _graphs_run_inside() -> bool:
+    """Return whether the Triton under test (SLIPWAY_TRITON_DIR) has a C++ backend for ONNX graphs."""
+    from slipway_serving.triton.install.locate import find_triton
+    from slipway_serving.triton.install.setup import TritonSetup
+
+    return TritonSetup.choose(find_triton(), None).native
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what needs a GPU where PyTorch sees none."""
+    """Skip what needs a GPU where PyTorch sees none, and what the Triton under test does otherwise."""
+    if item.get_closest_marker("python_graphs") and _graphs_run_inside():
+        pytest.skip("Triton's C++ backend runs the graphs")
     if item.get_closest_marker("gpu"):
         import torch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -14,8 +15,7 @@ def install_triton(folder: Path) -> Path:
     for name in ("bin", "backends/python", "caches"):
         (folder / name).mkdir(parents=True)
     shutil.copy(wheel.binary, folder / "bin")
-    # The binary looks for its libraries beside its own folder, and they refer to one another.
-    (folder / "lib").symlink_to(wheel.libraries)
+    shutil.copytree(wheel.libraries, folder / "lib", copy_function=_link_or_copy)
     for file in (wheel.backends / "python").iterdir():
         if file.is_file():
             shutil.copy(file, folder / "backends/python")
@@ -23,6 +23,13 @@ def install_triton(folder: Path) -> Path:
     shutil.copytree(wheel.caches / "local", folder / "caches/local")
     (folder / "TRITON_VERSION").write_text(f"{wheel.version}\n")
     return folder
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system
+        shutil.copy(source, target)
 
 
 def add_library_backend(folder: Path, name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,12 +22,22 @@ from server_fixtures import (
 )
 
 from slipway_serving.protocol.errors import SlipwayError, from_wire
-from slipway_serving.system.server_processes import stubs
+from slipway_serving.system.server_processes import SHARED_MEMORY, stubs
 from slipway_serving.triton.server import Server
 
 TENSORS = tensor("input", "x", "FP32", "[1]") + tensor("output", "y", "FP32", "[1]")
 GRAPH = "max_batch_size: 8\n" + tensor("input", "x", "FP32", "[4]") + tensor("output", "y", "FP32", "[4]")
 ONES = np.ones((1, 4), np.float32)
+# y = 2 x + 1, as the graph has it, in a process of its own whatever runs graphs.
+AFFINE = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        given = [pb_utils.get_input_tensor_by_name(each, "x").as_numpy() for each in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", 2 * x + 1)]) for x in given]
+"""
 ADAPTER = """
 import triton_python_backend_utils as pb_utils
 
@@ -48,6 +59,19 @@ class TritonPythonModel:
         inputs = [pb_utils.get_input_tensor_by_name(request, "x") for request in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("y", x.as_numpy())]) for x in inputs]
 """
+
+
+def server_id_of(pid: int) -> str:
+    """Return the ID of the server that a process has started."""
+    names = [path.name for path in SHARED_MEMORY.glob(f"slipway-{pid}-*")]
+    (found,) = {match[0] for name in names if (match := re.match(r"slipway-\d+-\w+-", name))}
+    return found
+
+
+def write_affine(repository: Path) -> None:
+    """Write a Python model that computes 2 x + 1."""
+    version = write_model(repository, "affine", None, GRAPH, backend="python")
+    (version / "model.py").write_text(AFFINE)
 
 
 def write_models(repository: Path, flag: Path) -> None:

@@ -14,6 +14,8 @@ from tritonclient.utils import InferenceServerException
 
 from slipway_serving.triton.server import Server
 
+pytestmark = pytest.mark.python_graphs
+
 
 @pytest.fixture(autouse=True)
 def healthy_after(server: Server) -> Iterator[None]:

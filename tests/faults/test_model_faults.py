@@ -78,6 +78,7 @@ def slept(server: Server) -> int:
     return server.log_text().count('"sleeping"')
 
 
+@pytest.mark.python_graphs
 @pytest.mark.usefixtures("health")
 def test_others_of_a_batch_are_answered_as_alone_when_one_is_bad(
     client: triton.InferenceServerClient,
@@ -173,10 +174,14 @@ def test_server_goes_on_when_a_caller_is_killed_amid_its_request(cheap: Server) 
 
 
 BROKEN: dict[str, tuple[Any, str, str]] = {
-    "no graph": (b"not a graph", AFFINE, "model file must be a graph"),
-    "empty": (b"", AFFINE, "model file"),
-    "cut off": (affine().SerializeToString()[:-20], AFFINE, "model file must be a graph"),
-    "missing": (None, AFFINE, "model file must exist"),
+    "no graph": (b"not a graph", AFFINE, "model file must be a graph|parsing failed"),
+    "empty": (b"", AFFINE, "model file|Load model from"),
+    "cut off": (
+        affine().SerializeToString()[:-20],
+        AFFINE,
+        "model file must be a graph|Protobuf parsing failed",
+    ),
+    "missing": (None, AFFINE, "model file must exist|failed to stat file"),
     "no config": (affine(), "max_batch_size: many\n", "broken"),
     "another dtype": (affine(), AFFINE.replace("TYPE_FP32", "TYPE_INT64"), "x"),
     "another shape": (affine(), AFFINE.replace("[4]", "[5]"), "x"),

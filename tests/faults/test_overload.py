@@ -233,7 +233,7 @@ def test_full_queue_refuses_at_once_while_what_was_admitted_ends(
     assert answers == {given: 2 * given for given in answers}
 
 
-@pytest.mark.parametrize("model", ["program", "graph"])
+@pytest.mark.parametrize("model", ["program", pytest.param("graph", marks=pytest.mark.python_graphs)])
 def test_model_of_short_requests_refuses_those_beyond_its_limit_and_answers_the_others(
     health: Health, send: Callable[[Kind, float], Future[float]], model: Kind
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from healing import (
     healed,
     pid_of,
     pids_of,
+    server_id_of,
     stream,
     write_models,
 )
@@ -129,6 +129,7 @@ def test_model_serves_again_when_its_process_dies_in_a_request(
     assert (metric(server, "slipway_model_restarts", "other"), restarted["model"]) == (0, "sum")
 
 
+@pytest.mark.python_graphs
 def test_model_serves_again_when_its_idle_process_is_killed(
     server: Server, client: triton.InferenceServerClient
 ) -> None:
@@ -139,7 +140,7 @@ def test_model_serves_again_when_its_idle_process_is_killed(
     assert metric(server, "slipway_model_restarts", "graph") == 2
 
 
-@pytest.mark.parametrize("model", ["sum", "graph"])
+@pytest.mark.parametrize("model", ["sum", pytest.param("graph", marks=pytest.mark.python_graphs)])
 def test_process_started_anew_holds_none_of_the_servers_connections(server: Server, model: str) -> None:
     with httpx.Client(base_url=f"http://{server.http_url}", trust_env=False) as http:
         http.get("/v2/health/live").raise_for_status()  # and the connection stays
@@ -240,6 +241,7 @@ def test_server_lives_when_a_process_at_work_is_stopped_and_goes_on(server: Serv
     assert server.pid == tritonserver
 
 
+@pytest.mark.python_graphs
 def test_model_serves_again_when_its_folder_was_missing_while_its_process_died(
     server: Server, client: triton.InferenceServerClient, repository: Path
 ) -> None:
@@ -392,10 +394,7 @@ def test_serve_gives_up_with_an_error_when_tritonserver_dies_again_and_again(tmp
 
     assert command.stdout
     assert any(line == "ready\n" for line in command.stdout)
-    (server_id,) = {
-        re.match(r"slipway-\d+-\w+-", path.name)[0]
-        for path in shared_memory_regions(f"slipway-{command.pid}-")
-    }  # type: ignore[index]
+    server_id = server_id_of(command.pid)
     while command.poll() is None:
         for pid in process_ids(server_id):
             with contextlib.suppress(psutil.Error):

@@ -16,8 +16,8 @@ import numpy as np
 import psutil
 import pytest
 import tritonclient.grpc as triton
-from healing import GRAPH, ONES
-from server_fixtures import affine, any_port, infer, wait_until, write_model
+from healing import ONES, server_id_of, write_affine
+from server_fixtures import any_port, infer, wait_until
 
 from slipway_serving.system.server_processes import SHARED_MEMORY, STUB, process_ids, shared_memory_regions
 from slipway_serving.triton.server import Server
@@ -28,7 +28,7 @@ PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    write_model(tmp_path / "models", "graph", affine(), GRAPH)
+    write_affine(tmp_path / "models")
     return tmp_path / "models"
 
 
@@ -94,7 +94,7 @@ class Serving:
         return self._below(lambda process: "slipway_serving.triton.watcher" in process.cmdline())
 
     def assert_answers(self) -> None:
-        """Wait until the graph answers, and check the answer."""
+        """Wait until the model answers, and check the answer."""
         got: list[np.ndarray] = []
 
         def answered() -> bool:
@@ -102,7 +102,7 @@ class Serving:
                 contextlib.suppress(triton.InferenceServerException),
                 triton.InferenceServerClient(self.grpc_url) as client,
             ):
-                got.append(infer(client, "graph", x=ONES)["y"])
+                got.append(infer(client, "affine", x=ONES)["y"])
             return bool(got)
 
         wait_until(answered, "an answer")
@@ -119,9 +119,7 @@ class Serving:
     @property
     def server_id(self) -> str:
         """The id of the server, from its shared memory."""
-        names = [path.name for path in shared_memory_regions(f"slipway-{self.process.pid}-")]
-        (found,) = {re.match(r"slipway-\d+-[0-9a-f]+-", name)[0] for name in names}  # type: ignore[index]
-        return found
+        return server_id_of(self.process.pid)
 
     def kill(self) -> None:
         """Kill the command and its watcher so that nobody ends what they leave."""

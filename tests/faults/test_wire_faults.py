@@ -104,7 +104,7 @@ INPUTS = {
 
 
 @pytest.mark.usefixtures("health")
-@pytest.mark.parametrize("model", ["told", "affine"])
+@pytest.mark.parametrize("model", ["told", pytest.param("affine", marks=pytest.mark.python_graphs)])
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_request_id_is_refused_and_shortened_in_the_log_when_it_is_too_long(
     cheap: Server, model: str, protocol: str

@@ -22,29 +22,29 @@ from helm_chart import (
 )
 
 from slipway_cli.root import app
-from slipway_serving.runtime.limits import LIMITS_VARIABLE, read_limits
+from slipway_serving.runtime.limits import read_limits
 from slipway_serving.triton.arguments import (
-    RESTRICTED_APIS,
     extra_argument_problems,
     token_restrictions,
-    tracing_arguments,
     tracing_problems,
 )
+from slipway_serving.triton.command_line import server_arguments
+from slipway_serving.triton.config import ServerConfig
 from slipway_serving.triton.install.layout import environment
 from slipway_serving.triton.install.locate import find_triton
 
 CLOSED = CHART / "examples" / "closed.yaml"
 
 
-def servers(kind: str) -> list[list[str]]:
-    """The arguments of every server of every example, of the images of a kind."""
+def servers() -> list[list[str]]:
+    """The arguments of every server of every example."""
     found = [
         container["args"]
         for values in (None, *EXAMPLES)
         for manifest in render(values)
         for pod in pod_specs(manifest)
         for container in pod["containers"]
-        if container["name"] == "triton" and (container["args"][0] == "--repository") == (kind == "embedded")
+        if container["name"] == "triton"
     ]
     assert found
     return found
@@ -59,8 +59,8 @@ def parsed(*arguments: str) -> dict[str, Any]:
     return dict(command.make_context(command.name, rest).params)
 
 
-def test_embedded_images_arguments_are_flags_of_slipway_serve() -> None:
-    for arguments in servers("embedded"):
+def test_arguments_of_servers_are_flags_of_slipway_serve() -> None:
+    for arguments in servers():
         # As the image's entry point begins; the later --repository wins.
         entry = ["--host", "0.0.0.0", "--repository", "/models"]
         given = parsed("serve", *entry, *arguments)
@@ -70,7 +70,7 @@ def test_embedded_images_arguments_are_flags_of_slipway_serve() -> None:
         assert not tracing_problems(given["trace_otlp"], given["trace_every"])
 
 
-def test_embedded_images_own_arguments_of_triton_come_after_the_dashes() -> None:
+def test_arguments_of_triton_itself_come_after_the_dashes() -> None:
     arguments = server(CLOSED)["args"]
     own = tuple(arguments[arguments.index("--") + 1 :])
     given = parsed("serve", *arguments)
@@ -80,33 +80,25 @@ def test_embedded_images_own_arguments_of_triton_come_after_the_dashes() -> None
     assert given["model_control"] == "explicit"
 
 
-def test_ngc_images_are_closed_and_traced_as_the_embedded_server_is() -> None:
-    values: Manifest = {"image": {"kind": "ngc", "repository": "slipway/server-gpu"}}
-    values = {**values, "tracing": {"url": "http://c:4318/v1/traces", "every": 5}}
-    arguments = {*server(values)["args"]}
-    assert {*token_restrictions("$(SLIPWAY_CONTROL_TOKEN)")} <= arguments
-    assert {*tracing_arguments("http://c:4318/v1/traces", 5)} <= arguments
-    assert "model-repository" in RESTRICTED_APIS
+def test_server_on_gpus_has_the_arguments_of_one_on_cpus() -> None:
+    values: Manifest = {"tracing": {"url": "http://c:4318/v1/traces", "every": 5}}
+    gpu: Manifest = {"image": {"repository": "slipway/server-gpu"}, "gpu": {"count": 1}}
+    assert server({**values, **gpu})["args"] == server(values)["args"]
+    given = parsed("serve", *server(values)["args"])
+    assert (given["trace_otlp"], given["trace_every"]) == ("http://c:4318/v1/traces", 5)
+    assert str(given["control_token_file"]) == "/secrets/control/token"
 
 
-@pytest.mark.parametrize("kind", ["embedded", "ngc"])
-def test_answers_are_kept_as_the_pool_says_and_not_where_models_are_loaded_anew(kind: str) -> None:
-    image = {"kind": kind, "repository": "slipway/server"}
+def test_answers_are_kept_as_the_pool_says_and_not_where_models_are_loaded_anew() -> None:
     for given, mib in (({}, 64), ({"responseCacheMiB": 8}, 8), ({"responseCacheMiB": 0}, 0)):
-        said = " ".join(server({"image": image, **given})["args"])
-        if kind == "embedded":
-            assert f"--response-cache-mib {mib}" in said
-        else:
-            assert (f"--cache-config=local,size={mib << 20}" in said) == (mib > 0)
-            assert ("cache" in said) == (mib > 0)
-    explicit = server({"image": image, "control": {"mode": "explicit"}})["args"]
+        assert f"--response-cache-mib {mib}" in " ".join(server(given)["args"])
+    explicit = server({"control": {"mode": "explicit"}})["args"]
     assert "cache" not in " ".join(explicit)
 
 
-@pytest.mark.parametrize("kind", ["embedded", "ngc"])
-def test_limits_of_requests_reach_the_server_as_they_were_given(kind: str, tmp_path: Path) -> None:
+def test_limits_of_requests_reach_the_server_as_they_were_given(tmp_path: Path) -> None:
     limits = {"wan_t2v": {"steps": 20, "frames * height * width": 8_000_000}, "airimu": {"acc": 30_000}}
-    values: Manifest = {"image": {"kind": kind, "repository": "slipway/server"}, "limits": limits}
+    values: Manifest = {"limits": limits}
     manifests, container = render(values), server(values)
     data = only(manifests, "ConfigMap", "shop-slipway-limits")["data"]
     (file,) = data
@@ -117,10 +109,7 @@ def test_limits_of_requests_reach_the_server_as_they_were_given(kind: str, tmp_p
     (mount,) = (each for each in container["volumeMounts"] if each["name"] == "limits")
     assert volume["configMap"]["name"] == "shop-slipway-limits"
     path = f"{mount['mountPath']}/{file}"
-    if kind == "embedded":
-        assert str(parsed("serve", *container["args"])["limits"]) == path
-    else:
-        assert {"name": LIMITS_VARIABLE, "value": path} in container["env"]
+    assert str(parsed("serve", *container["args"])["limits"]) == path
     # Models read them when they are loaded, so that others are for other pods.
     other = only(render({**values, "limits": {"wan_t2v": {"steps": 21}}}), "Deployment")["spec"]["template"]
     assert other["metadata"]["annotations"] != pod["metadata"]["annotations"]
@@ -149,20 +138,25 @@ def parse_errors(arguments: list[str], tmp_path: Path) -> str:
     return done.stdout + done.stderr
 
 
-def test_ngc_images_arguments_are_options_of_tritonserver(tmp_path: Path) -> None:
-    longest = max(servers("ngc"), key=len)
-    traced: Manifest = {
-        "image": {"kind": "ngc", "repository": "slipway/server-gpu"},
-        "control": {"mode": "explicit"},
+def test_what_slipway_serve_makes_of_them_are_options_of_tritonserver(tmp_path: Path) -> None:
+    triton = find_triton()
+    everything: Manifest = {
         "tls": {"secret": "t", "mutual": True},
         "tracing": {"url": "http://127.0.0.1:9/v1/traces"},
+        "address": "::",
     }
-    for arguments in (longest, server(traced)["args"]):
-        local = [
-            a if "--model-repository" not in a else f"--model-repository={tmp_path}/none" for a in arguments
-        ]
-        elsewhere = ["--backend-directory=/nonexistent", f"--cache-directory={find_triton().caches}"]
-        said = parse_errors([*local, *elsewhere], tmp_path)
+    for arguments in (max(servers(), key=len), server(everything)["args"]):
+        given = parsed("serve", *arguments)
+        config = ServerConfig(
+            tmp_path / "none",
+            host=given["host"],
+            exit_timeout_s=given["exit_timeout_s"],
+            trace_otlp=given["trace_otlp"],
+            trace_every=given["trace_every"],
+            arguments=tuple(given["arguments"] or ()),
+        )
+        made = server_arguments(config, "id", tmp_path, triton, use_response_cache=True)
+        said = parse_errors([*made, *token_restrictions("0123456789abcdef")], tmp_path)
         assert "unrecognized option" not in said
         assert "Usage:" not in said, said[:600]
         assert "failed to stat" in said or "No such file" in said, said[-600:]

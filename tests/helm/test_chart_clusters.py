@@ -187,7 +187,7 @@ def test_annotations_of_one_protocols_ingress_stay_off_the_other() -> None:
     ],
 )
 def test_policy_lets_servers_out_to_the_port_of_the_object_store(url: str, port: int) -> None:
-    gpu = {"kind": "ngc", "repository": "slipway/server-gpu"}
+    gpu = {"repository": "slipway/server-gpu"}
     values = {"image": gpu, "models": {"store": "url", "url": url}, "prepare": {"exports": []}}
     policy = only(render(values), "NetworkPolicy", "shop-slipway")
     assert [{"port": port}] in [rule["ports"] for rule in policy["spec"]["egress"]]
@@ -304,7 +304,7 @@ def test_each_set_of_exports_has_a_folder_of_its_own() -> None:
 
 
 def test_a_job_of_a_gpu_pool_asks_for_no_gpu_when_it_must_not() -> None:
-    gpu = {"image": {"kind": "ngc", "repository": "slipway/server-gpu"}, "gpu": {"count": 1}}
+    gpu = {"image": {"repository": "slipway/server-gpu"}, "gpu": {"count": 1}}
     manifests = render({**JOB, **gpu, "prepare": {"by": "job", "gpu": False}})
     (job,) = pod_specs(only(manifests, "Job"))
     assert "limits" not in job["containers"][0]["resources"]
@@ -340,13 +340,7 @@ def test_everything_example_uses_no_gpu_for_a_job() -> None:
             assert all("nvidia.com/gpu" not in str(each["resources"]) for each in pod["containers"])
 
 
-@pytest.mark.parametrize("kind", ["embedded", "ngc"])
-def test_servers_listen_on_ipv6_where_a_cluster_has_nothing_else(kind: str) -> None:
-    image = {"image": {"kind": kind}}
-    given = server({**image, "address": "::"})["args"]
-    if kind == "embedded":
-        assert given[given.index("--host") + 1] == "::"
-    else:
-        addresses = {"--http-address=ipv6:::", "--grpc-address=[::]", "--metrics-address=ipv6:::"}
-        assert addresses <= {*given}
-    assert "::" not in "".join(server(image)["args"])
+def test_servers_listen_on_ipv6_where_a_cluster_has_nothing_else() -> None:
+    given = server({"address": "::"})["args"]
+    assert given[given.index("--host") + 1] == "::"
+    assert "::" not in "".join(server()["args"])

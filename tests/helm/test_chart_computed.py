@@ -11,7 +11,7 @@ from helm_chart import EXAMPLES, Manifest, of_kind, only, pod_specs, render, ser
 from slipway_serving.triton.start.checks import _SHARED_MEMORY_BASE_BYTES, _SHARED_MEMORY_PER_MODEL_BYTES
 from slipway_serving.triton.termination import EXIT_GRACE_S
 
-GPU: Manifest = {"image": {"kind": "ngc", "repository": "slipway/server-gpu"}}
+GPU: Manifest = {"image": {"repository": "slipway/server-gpu"}}
 
 
 def seconds_after(arguments: list[str], flag: str) -> int:
@@ -33,17 +33,13 @@ def pre_stop(container: Manifest) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-@pytest.mark.parametrize("image", ["embedded", "ngc"])
 @pytest.mark.parametrize(("job", "before"), [*itertools.product((1, 600, 3000), (1, 45))])
 def test_grace_period_covers_pre_stop_and_exit_timeout_which_covers_the_longest_job(
-    image: str, job: int, before: int
+    job: int, before: int
 ) -> None:
-    values = {**(GPU if image == "ngc" else {}), "timing": {"longestJob": job, "preStop": before}}
-    pod = server_pod(values)
+    pod = server_pod({"timing": {"longestJob": job, "preStop": before}})
     (container,) = pod["containers"]
-    exit_timeout = seconds_after(
-        container["args"], "--exit-timeout-s" if image == "embedded" else "--exit-timeout-secs"
-    )
+    exit_timeout = seconds_after(container["args"], "--exit-timeout-s")
     moving, drain = pre_stop(container)
     assert drain >= job
     assert exit_timeout >= job
@@ -107,9 +103,7 @@ def test_rollout_counts_as_stuck_only_after_preparing_and_loading() -> None:
 
 
 def longest_job(pod: Manifest) -> int:
-    arguments = pod["containers"][0]["args"]
-    embedded = "--exit-timeout-s" in arguments
-    return seconds_after(arguments, "--exit-timeout-s" if embedded else "--exit-timeout-secs")
+    return seconds_after(pod["containers"][0]["args"], "--exit-timeout-s")
 
 
 def test_proxies_and_tests_wait_longer_than_the_longest_job_for_every_example() -> None:

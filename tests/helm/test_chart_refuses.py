@@ -12,7 +12,7 @@ from helm_chart import CHART, EXAMPLES, Manifest, refusal
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
-GPU = {"kind": "ngc", "repository": "slipway/server-gpu"}
+GPU = {"repository": "slipway/server-gpu"}
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ GPU = {"kind": "ngc", "repository": "slipway/server-gpu"}
         ({"replicas": "two"}, "replicas: Invalid type. Expected: integer, given: string"),
         ({"replica": 2}, "Additional property replica is not allowed"),
         ({"models": {"stor": "claim"}}, "models: Additional property stor is not allowed"),
-        ({"image": {"kind": "triton"}}, 'image.kind must be one of the following: "embedded", "ngc"'),
+        ({"image": {"kind": "ngc"}}, "image: Additional property kind is not allowed"),
         ({"models": {"path": "../etc"}}, "models.path: Does not match pattern"),
         ({"models": {"url": "ftp://x"}}, "models.url: Does not match pattern"),
         ({"timing": {"longestJob": 0}}, "timing.longestJob: Must be greater than or equal to 1"),
@@ -104,10 +104,6 @@ def test_schema_refuses_a_value_by_name_and_rule(values: Manifest, said: str) ->
     [
         ({"models": {"store": "hostPath"}}, "models.hostPath must be a folder of the node"),
         ({"models": {"store": "url"}, "image": GPU, "prepare": {"exports": []}}, "models.url must be given"),
-        (
-            {"models": {"store": "url", "url": "s3://a"}, "prepare": {"exports": []}},
-            "image.kind must be ngc with store url, got embedded, which reads folders only; try store claim",
-        ),
         ({"models": {"store": "image"}}, "prepare.exports must be empty with store image, got 1"),
         (
             {"prepare": {"by": "job"}},
@@ -117,7 +113,6 @@ def test_schema_refuses_a_value_by_name_and_rule(values: Manifest, said: str) ->
             {"workload": "StatefulSet", "models": {"store": "claim"}},
             "models.store must be local with a StatefulSet, got claim",
         ),
-        ({"gpu": {"count": 1}}, "image.kind must be ngc with GPUs, got embedded"),
         (
             {"gpu": {"computeCapability": "9.0"}},
             "gpu.count must be 1 or more with a compute capability, got 0",
@@ -173,8 +168,8 @@ def test_combination_is_refused_by_name_with_a_way_out(values: Manifest, said: s
 
 
 def test_all_broken_rules_of_all_pools_come_in_one_message() -> None:
-    text = refusal({"pools": {"a": {"gpu": {"count": 1}}, "b": {"models": {"store": "hostPath"}}}})
-    assert "pool a: image.kind must be ngc" in text
+    text = refusal({"pools": {"a": {"models": {"store": "url"}}, "b": {"models": {"store": "hostPath"}}}})
+    assert "pool a: models.url must be given" in text
     assert "pool b: models.hostPath must be" in text
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from helm_chart import CHART, Manifest, example, of_kind, only, render, server, server_pod
 
-GPU: Manifest = {"image": {"kind": "ngc", "repository": "slipway/server-gpu"}, "gpu": {"count": 1}}
+GPU: Manifest = {"image": {"repository": "slipway/server-gpu"}, "gpu": {"count": 1}}
 
 
 def test_disruption_budget_lets_one_replica_go_at_a_time() -> None:
@@ -56,14 +56,11 @@ def test_administration_is_closed_with_a_key_by_default() -> None:
     assert volumes["control"]["secret"] == {"secretName": "shop-slipway-control"}
 
 
-def test_administration_of_ngcs_triton_is_closed_with_the_same_key() -> None:
+def test_key_is_in_a_file_and_in_no_argument_or_variable() -> None:
     container = server(GPU)
-    closed = "model-repository,shared-memory,trace,logging:slipway-control=$(SLIPWAY_CONTROL_TOKEN)"
-    assert f"--http-restricted-api={closed}" in container["args"]
-    assert f"--grpc-restricted-protocol={closed}" in container["args"]
-    assert "--model-control-mode=none" in container["args"]
-    source = {"secretKeyRef": {"name": "shop-slipway-control", "key": "token"}}
-    assert {"name": "SLIPWAY_CONTROL_TOKEN", "valueFrom": source} in container["env"]
+    assert {"name": "control", "mountPath": "/secrets/control", "readOnly": True} in container["volumeMounts"]
+    assert "TOKEN" not in str(container.get("env", []))
+    assert not any("restricted" in argument for argument in container["args"])
 
 
 def test_tls_certificate_is_mounted_served_and_asked_of_clients_when_mutual() -> None:
@@ -78,20 +75,14 @@ def test_tls_certificate_is_mounted_served_and_asked_of_clients_when_mutual() ->
     assert not any("ssl" in argument for argument in server()["args"])
 
 
-def test_traces_go_to_the_collector_by_the_flags_of_each_image() -> None:
-    tracing = {"tracing": {"url": "http://c:4318/v1/traces", "every": 100}}
-    embedded, ngc = server(tracing)["args"], server({**tracing, **GPU})["args"]
-    assert embedded[embedded.index("--trace-otlp") :][:4] == [
+def test_traces_go_to_the_collector() -> None:
+    given = server({"tracing": {"url": "http://c:4318/v1/traces", "every": 100}})["args"]
+    assert given[given.index("--trace-otlp") :][:4] == [
         "--trace-otlp",
         "http://c:4318/v1/traces",
         "--trace-every",
         "100",
     ]
-    assert {
-        "--trace-config=mode=opentelemetry",
-        "--trace-config=opentelemetry,url=http://c:4318/v1/traces",
-        "--trace-config=rate=100",
-    } <= {*ngc}
     assert "trace" not in " ".join(server()["args"])
 
 

@@ -14,7 +14,7 @@ import yaml
 from helm_chart import CHART, Manifest, example, of_kind, only, render, server, server_pod
 from server_fixtures import wait_until
 
-GPU: Manifest = {"image": {"kind": "ngc", "repository": "slipway/server-gpu"}, "gpu": {"count": 1}}
+GPU: Manifest = {"image": {"repository": "slipway/server-gpu"}, "gpu": {"count": 1}}
 CLAIM: Manifest = {"models": {"store": "claim"}, "prepare": {"by": "job"}}
 DEFAULT_KINDS = {
     "ServiceAccount",
@@ -148,7 +148,7 @@ def test_store_is_mounted_read_only_and_served_from_its_folder(
 
 def test_object_store_is_read_by_triton_itself_with_the_secrets_variables() -> None:
     container = server(example("s3"))
-    assert container["args"][0] == "--model-repository=s3://models/slipway/2026-11"
+    assert container["args"][:2] == ["--repository", "s3://models/slipway/2026-11"]
     assert container["envFrom"] == [{"secretRef": {"name": "object-store"}}]
     assert {"name": "credentials", "mountPath": "/secrets/store", "readOnly": True} in container[
         "volumeMounts"
@@ -286,7 +286,7 @@ def test_engines_lie_in_a_folder_of_their_compute_capability_and_tensorrt_and_ru
     version = yaml.safe_load((CHART / "values.yaml").read_text())["gpu"]["tensorrt"]
     pod = only(manifests, "Deployment")["spec"]["template"]["spec"]
     (prepare,), (triton,) = pod["initContainers"], pod["containers"]
-    folder = triton["args"][0].removeprefix("--model-repository=")
+    folder = triton["args"][1]
     assert folder.startswith(f"/store/models-sm90-trt{version}-set-")
     assert f"models={folder}\n" in prepare["args"][0]
     assert pod["nodeSelector"] == {"nvidia.com/gpu.compute.major": "9", "nvidia.com/gpu.compute.minor": "0"}
@@ -316,28 +316,15 @@ def test_mig_slice_is_the_resource_and_each_replica_keeps_its_engines() -> None:
     assert "store" not in {volume["name"] for volume in workload["spec"]["template"]["spec"]["volumes"]}
 
 
-COMMAND = ["slipway", "ready", "--processes", "--timeout-s", "5"]
-
-
-@pytest.mark.parametrize(
-    ("image", "readiness", "liveness"),
-    [
-        ({}, {"path": "/ready", "port": "probes"}, {"path": "/live", "port": "probes"}),
-        (
-            {"kind": "ngc", "repository": "slipway/server-gpu"},
-            {"command": COMMAND},
-            {"command": [*COMMAND[:2], "--live", *COMMAND[2:]]},
-        ),
-    ],
-    ids=["embedded", "ngc"],
-)
-def test_probes_ask_readiness_for_start_and_traffic_and_life_for_restarts(
-    image: dict[str, str], readiness: Manifest, liveness: Manifest
-) -> None:
-    container = server({"image": image})
+@pytest.mark.parametrize("values", [{}, GPU], ids=["cpu", "gpu"])
+def test_probes_ask_readiness_for_start_and_traffic_and_life_for_restarts(values: Manifest) -> None:
+    container = server(values)
     assert container["startupProbe"]["httpGet"]["path"] == "/v2/health/ready"
     probes = [container["readinessProbe"], container["livenessProbe"]]
-    assert [probe.get("httpGet") or probe["exec"] for probe in probes] == [readiness, liveness]
+    assert [probe["httpGet"] for probe in probes] == [
+        {"path": "/ready", "port": "probes"},
+        {"path": "/live", "port": "probes"},
+    ]
     # The server gives up an answer before the probe does, so that the reason is told.
     assert all(probe["timeoutSeconds"] > 5 for probe in probes)
     # A process that ended gets the time to be there again before the replica is restarted for it.

@@ -19,7 +19,7 @@ from helm_chart import CHART, Manifest, helm, render, template
 
 JOB: Manifest = {"models": {"store": "claim"}, "prepare": {"by": "job"}}
 OWN_VOLUMES: Manifest = {"workload": "StatefulSet"}
-GPU: Manifest = {"image": {"kind": "ngc", "repository": "slipway/server-gpu"}, "gpu": {"count": 1}}
+GPU: Manifest = {"image": {"repository": "slipway/server-gpu"}, "gpu": {"count": 1}}
 OUTSIDE: Manifest = {
     "ingress": {"enabled": True, "host": "a.example", "tlsSecret": "tls"},
     "gateway": {"enabled": True, "host": "b.example", "parentRefs": [{"name": "g"}], "envoy": True},
@@ -42,7 +42,6 @@ SHAPES: dict[str, Manifest] = {
 }
 # Settings whose other values are of a kind of their own.
 OTHER: dict[str, Any] = {
-    "image.kind": "ngc",
     "models.store": "claim",
     "models.size": "30Gi",
     "models.accessModes": ["ReadWriteOnce"],

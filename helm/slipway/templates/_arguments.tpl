@@ -1,17 +1,12 @@
 {{/*
-slipway.arguments: a YAML list of the server container's arguments, given `root` and `pool`. The embedded image takes
-flags of `slipway serve`, with tritonserver's own after `--`; NGC's takes tritonserver's.
+slipway.arguments: a YAML list of the server container's arguments, given `root` and `pool`: flags of `slipway serve`, with
+tritonserver's own after `--`.
 */}}
 {{- define "slipway.arguments" -}}
-{{- if eq .pool.image.kind "embedded" }}
 {{- include "slipway.serveArguments" . }}
 {{- with include "slipway.tritonArguments" . | trim }}
 - --
 {{ . }}
-{{- end }}
-{{- else }}
-{{- include "slipway.ngcArguments" . }}
-{{- include "slipway.tritonArguments" . }}
 {{- end }}
 {{- end }}
 
@@ -49,37 +44,7 @@ flags of `slipway serve`, with tritonserver's own after `--`; NGC's takes triton
 {{- end }}
 {{- end }}
 
-{{- define "slipway.ngcArguments" }}
-{{- $closed := "model-repository,shared-memory,trace,logging:slipway-control=$(SLIPWAY_CONTROL_TOKEN)" }}
-- --model-repository={{ .pool.computed.repository }}
-{{- if eq .pool.address "::" }}
-- "--http-address=ipv6:::"
-- "--grpc-address=[::]"
-- "--metrics-address=ipv6:::"
-{{- end }}
-- --exit-timeout-secs={{ .pool.computed.exitTimeout }}
-- --model-control-mode={{ .root.Values.control.mode }}
-{{- if and (eq .root.Values.control.mode "none") (gt (int .pool.responseCacheMiB) 0) }}
-- --cache-config=local,size={{ mul (int .pool.responseCacheMiB) 1048576 }}
-{{- end }}
-{{- if eq .root.Values.control.mode "explicit" }}
-- --load-model=*
-{{- end }}
-- --http-restricted-api={{ $closed }}
-- --grpc-restricted-protocol={{ $closed }}
-{{- with .root.Values.tracing }}
-{{- if .url }}
-- --trace-config=mode=opentelemetry
-- --trace-config=level=TIMESTAMPS
-- --trace-config=count=-1
-- --trace-config=rate={{ int .every }}
-- --trace-config=opentelemetry,url={{ .url }}
-- --trace-config=opentelemetry,resource=service.name=slipway
-{{- end }}
-{{- end }}
-{{- end }}
-
-{{/* What both images take in tritonserver's own words. */}}
+{{/* Arguments of tritonserver itself. */}}
 {{- define "slipway.tritonArguments" }}
 {{- if .root.Values.tls.secret }}
 - --grpc-use-ssl=true

@@ -15,9 +15,6 @@
 {{- if and (eq .models.store "url") (not .models.url) }}
 {{- $own = append $own "models.url must be given with store url, got none; try s3://bucket/folder" }}
 {{- end }}
-{{- if and (eq .models.store "url") (ne .image.kind "ngc") }}
-{{- $own = append $own "image.kind must be ngc with store url, got embedded, which reads folders only; try store claim" }}
-{{- end }}
 {{- if and .prepare.exports (has .models.store (list "url" "image")) }}
 {{- $own = append $own (printf "prepare.exports must be empty with store %s, got %d; try store claim" .models.store (len .prepare.exports)) }}
 {{- end }}
@@ -29,9 +26,6 @@
 {{- end }}
 {{- if and (eq .workload "StatefulSet") (ne .models.store "local") }}
 {{- $own = append $own (printf "models.store must be local with a StatefulSet, got %s; try workload Deployment" .models.store) }}
-{{- end }}
-{{- if and (eq .image.kind "embedded") (gt (int .gpu.count) 0) }}
-{{- $own = append $own "image.kind must be ngc with GPUs, got embedded; try slipway/server-gpu" }}
 {{- end }}
 {{- if and .gpu.computeCapability (eq (int .gpu.count) 0) }}
 {{- $own = append $own (printf "gpu.count must be 1 or more with a compute capability, got 0 with %s" .gpu.computeCapability) }}

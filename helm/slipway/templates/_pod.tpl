@@ -151,17 +151,8 @@ ports:
   - { name: http, containerPort: 8000 }
   - { name: grpc, containerPort: 8001 }
   - { name: metrics, containerPort: 8002 }
-  {{- if eq .image.kind "embedded" }}
   - { name: probes, containerPort: 8004 }
-  {{- end }}
-{{- $env := .env }}
-{{- if eq .image.kind "ngc" }}
-{{- $env = prepend $env (dict "name" "SLIPWAY_CONTROL_TOKEN" "valueFrom" (dict "secretKeyRef" (dict "name" (include "slipway.controlSecret" $.root) "key" "token"))) }}
-{{- if .limits }}
-{{- $env = prepend $env (dict "name" "SLIPWAY_LIMITS" "value" "/config/limits.yaml") }}
-{{- end }}
-{{- end }}
-{{- with $env }}
+{{- with .env }}
 env: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- if and (eq .models.store "url") .models.secret }}
@@ -173,23 +164,14 @@ startupProbe:
   periodSeconds: {{ .computed.startupPeriod }}
   timeoutSeconds: 5
   failureThreshold: {{ .computed.startupFailures }}
-# Triton says ready of a model whose process was killed: so the processes are looked at too, by an endpoint of `slipway serve`;
-# where NGC's tritonserver runs without it, by a command of Python, which takes its time where all cores work.
+# Triton says ready of a model whose process was killed, so the endpoint of `slipway serve` looks at the processes too.
 readinessProbe:
-  {{- if eq .image.kind "embedded" }}
   httpGet: { path: /ready, port: probes }
-  {{- else }}
-  exec: { command: [slipway, ready, --processes, --timeout-s, "5"] }
-  {{- end }}
   periodSeconds: 10
   timeoutSeconds: 20
   failureThreshold: 2
 livenessProbe:
-  {{- if eq .image.kind "embedded" }}
   httpGet: { path: /live, port: probes }
-  {{- else }}
-  exec: { command: [slipway, ready, --live, --processes, --timeout-s, "5"] }
-  {{- end }}
   periodSeconds: {{ .computed.livenessPeriod }}
   timeoutSeconds: 20
   failureThreshold: {{ .computed.livenessFailures }}
@@ -206,9 +188,7 @@ volumeMounts:
   {{- if has .models.store (list "local" "claim" "hostPath") }}
   - { name: store, mountPath: /store, readOnly: true }
   {{- end }}
-  {{- if eq .image.kind "embedded" }}
   - { name: control, mountPath: /secrets/control, readOnly: true }
-  {{- end }}
   {{- if .limits }}
   - { name: limits, mountPath: /config, readOnly: true }
   {{- end }}
@@ -266,10 +246,8 @@ spec:
       emptyDir: { medium: Memory, sizeLimit: {{ .computed.sharedMemoryMiB }}Mi }
     {{- with .volumes }}{{ toYaml . | nindent 4 }}{{ end }}
     {{- with include "slipway.store" $ | trim }}{{ . | nindent 4 }}{{ end }}
-    {{- if eq .image.kind "embedded" }}
     - name: control
       secret: { secretName: {{ include "slipway.controlSecret" $.root }} }
-    {{- end }}
     {{- if .limits }}
     - name: limits
       configMap: { name: {{ .name }}-limits }

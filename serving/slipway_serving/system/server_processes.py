@@ -25,6 +25,7 @@ MODELS = "models"
 """Name of the link to the model repository in the server's folder."""
 RUNTIME_FOLDER_SUFFIX = "requests"
 """Suffix of the name of :attr:`ServerResources.runtime_folder`."""
+_INSTANCE = re.compile(r"([^/]+)_\d+_\d+")
 _BLOCKED = re.compile(rb"^SigBlk:\t(\w+)$", re.MULTILINE)
 _CRASH_SIGNALS = {1 << number - 1: number for number in (signal.SIGABRT, signal.SIGSEGV)}
 
@@ -84,9 +85,20 @@ def stubs(pid: int) -> dict[int, str]:
             with contextlib.suppress(psutil.Error):
                 command = child.cmdline()  # It is empty for a zombie process.
                 if command and Path(command[0]).name == STUB:
-                    # The first argument is REPOSITORY/MODEL/VERSION/FILE.
-                    found[child.pid] = Path(command[1]).parent.parent.name
+                    found[child.pid] = _model_of(command)
     return found
+
+
+def _model_of(command: Sequence[str]) -> str:
+    """Return the model of a stub, given its command line."""
+    # The first argument is REPOSITORY/MODEL/VERSION/FILE, where the repository is our link.
+    *_, repository, model, _, _ = ("", "", *Path(command[1]).parts)
+    if repository == MODELS:
+        return model
+    # Triton copies a model from a URL into a folder of another name. A later argument is
+    # MODEL_GROUP_INSTANCE.
+    instances = [match[1] for part in command[2:] if (match := _INSTANCE.fullmatch(part))]
+    return instances[-1] if instances else model
 
 
 def describe_exit(code: int) -> str:

@@ -29,7 +29,7 @@ def server_arguments(
         install: Triton that is started.
         use_response_cache: True if the models' answers may be cached.
     """
-    yield f"--model-repository={folder / MODELS}"
+    yield f"--model-repository={folder / MODELS if config.folder is not None else config.repository}"
     yield f"--backend-directory={folder / 'backends'}"
     yield f"--backend-config=python,shm-region-prefix-name={server_id}"
     for service in ("http", "grpc", "metrics"):

@@ -23,7 +23,12 @@ _PORT = {"min": 0, "max": 65535}
 
 def serve(
     repository: Annotated[
-        Path, typer.Option(help="Model repository: a folder of models, as `slipway export` writes it.")
+        str,
+        typer.Option(
+            help="Model repository: a folder of models, as `slipway export` writes it, or a URL that Triton"
+            " reads (s3://, gs://, as://).",
+            metavar="DIR|URL",
+        ),
     ],
     host: Annotated[
         str, typer.Option(help="Address to listen on; 0.0.0.0 (IPv4) and :: (IPv6) accept other machines.")
@@ -132,7 +137,7 @@ def serve(
         signal.signal(number, _interrupt)
     try:
         config = ServerConfig(
-            repository=repository,
+            repository=repository if "://" in repository else Path(repository),
             host=host,
             http_port=http_port,
             grpc_port=grpc_port,

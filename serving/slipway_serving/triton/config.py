@@ -11,6 +11,8 @@ from slipway_serving.protocol.errors import raise_all
 from slipway_serving.triton.arguments import extra_argument_problems, tracing_problems
 from slipway_serving.triton.install.setup import OnnxRuntimeBackend
 
+URL_SCHEMES = ("s3", "gs", "as")
+"""Schemes of repositories that Triton reads itself: S3, Google Cloud Storage and Azure Storage."""
 ModelControlMode = Literal["none", "explicit"]
 _MIB = 1 << 20
 # This holds eight prompts of 512 tokens of width 4096, or a hundred prompts of the usual 40 tokens.
@@ -22,7 +24,8 @@ class ServerConfig:
     """Configuration of a server: what to serve and where.
 
     Attributes:
-        repository: Model repository, a folder of model folders.
+        repository: Model repository: a folder of model folders, or a URL that Triton reads itself
+            (:data:`URL_SCHEMES`).
         host: IPv4 or IPv6 address to listen on, or a host name that resolves to one. Other machines cannot
             reach a server that listens on 127.0.0.1 or ::1.
         http_port: Port of the HTTP endpoint; 0 picks a free port, as for the other ports.
@@ -54,7 +57,7 @@ class ServerConfig:
             the fields above determine.
     """
 
-    repository: Path
+    repository: Path | str
     host: str = "127.0.0.1"
     http_port: int = 8000
     grpc_port: int = 8001
@@ -81,6 +84,11 @@ class ServerConfig:
             for name, port in self.ports.items()
             if not 0 <= port <= 65535
         ]
+        if isinstance(self.repository, str) and self.repository.partition("://")[0] not in URL_SCHEMES:
+            problems.append(
+                f"repository must be a folder, or a URL that begins with {', '.join(URL_SCHEMES)} and ://,"
+                f" got {self.repository}"
+            )
         given = [port for port in self.ports.values() if port]
         if len(set(given)) < len(given):
             problems.append(f"ports must differ from each other, got {given}")
@@ -108,6 +116,11 @@ class ServerConfig:
         problems += tracing_problems(self.trace_otlp, self.trace_every)
         problems += extra_argument_problems(self.arguments)
         raise_all("server", problems)
+
+    @property
+    def folder(self) -> Path | None:
+        """Folder of the repository, with links resolved; None if the repository is a URL."""
+        return None if isinstance(self.repository, str) else self.repository.resolve()
 
     @property
     def response_cache_bytes(self) -> int:

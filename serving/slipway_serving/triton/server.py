@@ -187,12 +187,12 @@ class Server:
         """
         if self._process is not None:
             raise InvalidRequest("server: this server was started before; create a new Server")
-        models = check_repository(self.config.repository)
+        models = check_repository(self.config.repository) if isinstance(self.config.repository, Path) else []
         self._setup = TritonSetup.choose(find_triton(self.config.triton_dir), self.config.onnxruntime_backend)
         for line in ignored_parameters(models, native=self._setup.native):
             self._warn(line)
         if self.config.limits is not None:
-            check_limits(self.config.limits, models)
+            check_limits(self.config.limits, models if self.config.folder is not None else None)
         for server_id in remove_leftovers():
             self._warn(
                 f"removed what the server {server_id} left behind: its launcher and its watcher were killed"
@@ -303,11 +303,12 @@ class Server:
         """Return a supervisor for the models of the `tritonserver` that runs now."""
         assert self._resources is not None
         pid, folder = self._resources.pid, self._resources.runtime_folder
-        names = [model.name for model in models]
+        # What a URL holds is known once it is served.
+        names = [model.name for model in models] or sorted(self._control.ready_models())
         assert self._setup is not None
         inside = self._setup.library_backends
         return ModelSupervisor(
-            pid, self.config.repository.resolve(), names, self._control, folder, inside, self._record_event
+            pid, self.config.folder, names, self._control, folder, inside, self._record_event
         )
 
     def _restart_watcher(self) -> None:
@@ -349,7 +350,8 @@ class Server:
         self._runtime_folder_lock = create_runtime_folder(self._resources)
         (folder / "graphs").mkdir()
         # Triton passes model paths to a shell without quotes, so we give it a path that needs none.
-        (folder / MODELS).symlink_to(self.config.repository.resolve())
+        if self.config.folder is not None:
+            (folder / MODELS).symlink_to(self.config.folder)
         self._setup.lay_out(folder, os.environ)
         if (key_file := self.control_token_file) is not None:
             key_file.touch(mode=0o600)
@@ -411,7 +413,7 @@ class Server:
         """Return the log since the last launch, with model paths as the user configured them."""
         assert self._resources is not None
         link = str(Path(self._resources.folder) / MODELS)
-        return self.log_text()[self._log_start :].replace(link, str(self.config.repository.resolve()))
+        return self.log_text()[self._log_start :].replace(link, str(self.config.folder or link))
 
     def _wait_until_ready(self, models: Sequence[Path]) -> None:
         """Poll until the server is ready; raise NotReady as soon as it cannot become ready."""

@@ -217,7 +217,7 @@ class ModelSupervisor:
 
     Args:
         pid: Process ID of `tritonserver`.
-        repository: Folder of the model repository.
+        repository: Folder of the model repository; None if Triton reads it from a URL.
         models: Names of the models that it has loaded; each may have lost a process already.
         control: Client that loads and unloads its models.
         folder: Runtime folder of the server (:mod:`slipway_serving.system.server_folder`).
@@ -228,7 +228,7 @@ class ModelSupervisor:
     def __init__(
         self,
         pid: int,
-        repository: Path,
+        repository: Path | None,
         models: Iterable[str],
         control: ModelControl,
         folder: Path,
@@ -354,8 +354,9 @@ class ModelSupervisor:
         self._record("model_died", model=model, deaths=deaths.count)
         reason = "its process dies soon after each start"
         while not deaths.is_limit_reached and not self._closed.wait(deaths.wait_s):
-            if not wait_for_folders([self._repository / model], self._closed):
-                reason = f"its folder {self._repository / model} is missing"
+            folder = None if self._repository is None else self._repository / model
+            if folder is not None and not wait_for_folders([folder], self._closed):
+                reason = f"its folder {folder} is missing"
                 break
             started_s = time.monotonic()
             before = [pid for pid, name in stubs(self._pid).items() if name == model]

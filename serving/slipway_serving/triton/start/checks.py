@@ -130,18 +130,21 @@ def read_config(model: Path) -> model_config_pb2.ModelConfig | None:
         return None
 
 
-def check_limits(limits: Path, models: Sequence[Path]) -> None:
+def check_limits(limits: Path, models: Sequence[Path] | None) -> None:
     """Refuse a file of limits that is invalid, or that names models which do not check requests.
 
     Args:
         limits: File of limits.
-        models: Folders of the models.
+        models: Folders of the models; None if they are not known before the start.
 
     Raises:
         InvalidRequest: The file is invalid, or a model is not served, or is an ensemble or a graph, whose
             requests no code of ours checks.
     """
-    given, known = sorted(read_limits(limits)), {model.name: read_config(model) for model in models}
+    given = sorted(read_limits(limits))
+    if models is None:
+        return
+    known = {model.name: read_config(model) for model in models}
     if unknown := [name for name in given if name not in known]:
         raise InvalidRequest(
             f"server: limits must name models of the repository, got {', '.join(unknown)};"

@@ -24,7 +24,7 @@ class LoadProgress:
     """Progress of the model loads of one server start.
 
     Args:
-        folders: Folders of the repository's models.
+        folders: Folders of the repository's models; none if Triton reads them from a URL.
         server_id: ID of the server, see :mod:`slipway_serving.system.server_processes`.
         write: Callback that receives each line of progress.
         clock: Monotonic clock, in seconds.
@@ -70,10 +70,15 @@ class LoadProgress:
 
     @property
     def _loaded_count(self) -> str:
-        return f"{len(self._loaded)} of {len(self._folders)}"
+        return f"{len(self._loaded)} of {self._total}"
 
     def _position(self, model: str) -> str:
-        return f"{list(self._begin_s).index(model) + 1} of {len(self._folders)}"
+        return f"{list(self._begin_s).index(model) + 1} of {self._total}"
+
+    @property
+    def _total(self) -> int:
+        """Number of models; of a repository that Triton reads from a URL, those that began to load."""
+        return len(self._folders) or len(self._begin_s)
 
     def _disk_size(self, model: str) -> str:
         folder = self._folders.get(model)
