@@ -77,7 +77,8 @@ check: $(VENV)/installed ## Lint, format and types; whether every test can be im
 unit: $(VENV)/installed ## Run the unit tests, which start no Triton, in a few minutes: two files at a time
 	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/unit tests/contract
 
-test: $(VENV)/installed $(LOAD_VENV)/installed ## Run the tests, against a real Triton: four files at a time, then the containers
+test: export SLIPWAY_TRITON_DIR := $(TRITON_DIR)
+test: $(VENV)/installed $(LOAD_VENV)/installed ## Run the tests, against a real Triton (TRITON_DIR=DIR): four files at a time, then the containers
 	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder -m "not docker"
 	$(BIN)/pytest -m docker tests/docker
 

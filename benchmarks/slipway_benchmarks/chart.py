@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from slipway_benchmarks.pipelines.video import VideoResult
     from slipway_benchmarks.pipelines.world import WorldResult
     from slipway_benchmarks.quality.benchmark import Example, MeaningResult
+    from slipway_benchmarks.servers.backends import BackendsResult
     from slipway_benchmarks.servers.wakeword import WakewordResult
     from slipway_benchmarks.stats import Summary
 
@@ -81,6 +82,16 @@ def draw_wakeword(result: WakewordResult, path: Path) -> None:
     for axes, (kind, servers) in zip(panels, result.served.items(), strict=True):
         rates = {name: served.per_s for name, served in servers.items()}
         _bars(axes, rates, f"{kind}: requests per second, {result.options.clients} clients")
+    figure.savefig(path)
+
+
+def draw_backends(result: BackendsResult, path: Path) -> None:
+    """Draw the benchmark of backends: the ratio of each case."""
+    figure, (axes,) = new_figure(1)
+    _bars(
+        axes, {name: case.ratio for name, case in result.cases.items()}, "answers per second, native ÷ python"
+    )
+    axes.axvline(1.0, color="black", linewidth=0.8)
     figure.savefig(path)
 
 

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from slipway_benchmarks.command_run import measure, measuring
+from slipway_benchmarks.servers.backends_command import backends
 from slipway_export.spec import Precision
 from slipway_serving.protocol.durations import checked_option
 from slipway_serving.protocol.errors import InvalidRequest
@@ -22,6 +23,8 @@ bench = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+
+bench.command("backends")(backends)
 
 Output = Annotated[Path, typer.Option("--output", "-o", help="Folder for the JSON file and the PNG chart.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no tables, only the files.")]

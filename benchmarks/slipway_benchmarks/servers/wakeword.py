@@ -273,11 +273,11 @@ def triton_target(port: int, kind: str, tensor: Array) -> Target:
     """Return the request for Triton over HTTP, with its tensors in binary."""
     if kind == FEATURES:
         model = head_model(WORD) + FUSED_SUFFIX
-        return _target(port, model, {"input_values": tensor})
+        return infer_target(port, model, {"input_values": tensor})
     words = np.array([[WORD]], np.object_)
     if kind == AUDIO:
         request = ClipsRequest(tensor, np.array([[SAMPLE_RATE_HZ]], np.int64), words)
-        return _target(port, request.model, encode(request))
+        return infer_target(port, request.model, encode(request))
     pcm = (tensor * 32767).astype(np.int16)
 
     def opening() -> tuple[Post, Post]:
@@ -288,10 +288,11 @@ def triton_target(port: int, kind: str, tensor: Array) -> Target:
         later = encode(ListenTurn(pcm[:, half:]))
         return _post(first, turns.next()), _post(later, turns.next())
 
-    return replace(_target(port, ListenRequest.model, {}), opening=opening)
+    return replace(infer_target(port, ListenRequest.model, {}), opening=opening)
 
 
-def _target(port: int, model: str, tensors: Mapping[str, Array]) -> Target:
+def infer_target(port: int, model: str, tensors: Mapping[str, Array]) -> Target:
+    """Return the request that runs a model of Triton over HTTP once, with its tensors in binary."""
     post = _post(tensors)
     return Target(port, f"/v2/models/{model}/infer", post.body, post.headers)
 

@@ -25,14 +25,20 @@ from slipway_serving.runtime.backends.onnxruntime.arena import ARENA_SHRINKAGE, 
 from slipway_serving.runtime.input_sizes import AXES_PARAMETER, ranges_text
 from slipway_serving.runtime.queue_limits import QUEUE_LIMIT_PARAMETER, QUEUE_MODELS_PARAMETER
 
+THREADS_PARAMETER = "intra_op_thread_count"
+"""Parameter of `config.pbtxt`: number of threads that compute one request, in both backends."""
 
-def model_config(component: Component, name: str, engine: Engine) -> pb.ModelConfig:
+
+def model_config(
+    component: Component, name: str, engine: Engine, threads: int | None = None
+) -> pb.ModelConfig:
     """Return the configuration under which Triton serves a component.
 
     Args:
         component: Description of the component.
         name: Name of the served model.
         engine: Engine, which determines the backend.
+        threads: Number of threads of ONNX Runtime that compute a request; None leaves all cores.
     """
     batch = component.batch_axis
     return pb.ModelConfig(
@@ -52,15 +58,17 @@ def model_config(component: Component, name: str, engine: Engine) -> pb.ModelCon
         instance_group=[pb.ModelInstanceGroup(count=1, kind=pb.ModelInstanceGroup.KIND_AUTO)],
         model_warmup=[_warmup(component)],
         response_cache=pb.ModelResponseCache(enable=True) if component.cached else None,
-        parameters=_parameters(component, engine),
+        parameters=_parameters(component, engine, threads),
     )
 
 
-def _parameters(component: Component, engine: Engine) -> dict[str, pb.ModelParameter]:
+def _parameters(component: Component, engine: Engine, threads: int | None) -> dict[str, pb.ModelParameter]:
     texts = {AXES_PARAMETER: axes_text([component])}
     if engine.backend == "onnxruntime":
         # Triton's C++ backend needs this entry; the embedded server shrinks its arenas without it.
         texts[ARENA_SHRINKAGE] = SHRUNK_ARENAS
+        if threads is not None:
+            texts[THREADS_PARAMETER] = str(threads)
     if component.queue_limit is not None:
         texts[QUEUE_LIMIT_PARAMETER] = str(component.queue_limit)
         texts[QUEUE_MODELS_PARAMETER] = " ".join(component.queue_limit_with)

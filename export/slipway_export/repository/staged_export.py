@@ -36,6 +36,7 @@ from slipway_export.repository.placement import set_instances, stage_remote
 from slipway_export.repository.publish import stage_authored, write_manifest
 from slipway_export.repository.resume import FinishedGraphs
 from slipway_export.sizing.budget import Verification
+from slipway_export.sizing.threads import graph_threads
 from slipway_export.spec import AuthoredModel, Component, Family, Loading, Plan, Precision, Stepped
 from slipway_export.verification.comparison import (
     ParityRow,
@@ -217,7 +218,9 @@ class StagedExport:
             if component.label in self.torch_choices and component.graph == MODEL:
                 stage_model(component, folder.name, self.torch_choices[component.label], self.staged)
             elif component.graph == MODEL:
-                config = model_config(component, folder.name, self.options.engine_of(component))
+                engine = self.options.engine_of(component)
+                threads = graph_threads(component) if engine.backend == "onnxruntime" else None
+                config = model_config(component, folder.name, engine, threads)
                 (folder / "config.pbtxt").write_text(config_text(config), encoding="utf-8")
             if placement is not None:
                 set_instances(folder / "config.pbtxt", placement)

@@ -57,13 +57,13 @@ PARAMETERS = (
     GraphParameter(
         AXES_PARAMETER,
         native=False,
-        otherwise="a size outside the ranges fails within the graph, with code INTERNAL, where a client calls"
-        " the graph itself; the models in front of graphs check sizes",
+        otherwise="where a client calls a graph itself, a size outside the ranges is computed however large"
+        " it is, or fails with code INTERNAL; the models in front of graphs check sizes",
     ),
     GraphParameter(
         QUEUE_LIMIT_PARAMETER,
         native=False,
-        otherwise="any number of requests may wait; export with --queue-limit for Triton's own limit",
+        otherwise="any number of requests may wait, unless config.pbtxt has Triton's own max_queue_size",
     ),
     GraphParameter(QUEUE_MODELS_PARAMETER, native=False, otherwise="requests of further models do not count"),
     GraphParameter("default_memory_arena_cfg", python=False, otherwise="the arena grows as is its default"),
