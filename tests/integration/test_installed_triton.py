@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -117,11 +116,3 @@ def test_serve_says_which_triton_it_starts_and_refuses_one_that_lacks_something(
 def test_start_names_what_a_folder_lacks(small: Path, tmp_path: Path) -> None:
     with pytest.raises(NotReady, match="triton-dir must have the file TRITON_VERSION"):
         Server(any_port(small, triton_dir=tmp_path)).start()
-
-
-def test_url_is_given_to_triton_and_its_refusal_is_told(tmp_path: Path) -> None:
-    server = Server(any_port("s3://http://127.0.0.1:9/models"))  # type: ignore[arg-type]
-    with pytest.raises(NotReady, match="tritonserver ended with code 1"):
-        server.start()
-    shutil.rmtree(server.log_path.parent)
-    assert nothing_is_left(server.server_id)

@@ -42,6 +42,7 @@ class ServerResources:
         log: Path of its log, whose size the watcher limits.
         traces: True if it traces requests.
         library_backends: Names of the backends whose models run inside `tritonserver`.
+        http_url: "HOST:PORT" of its HTTP endpoint.
     """
 
     server_id: str
@@ -51,6 +52,7 @@ class ServerResources:
     log: str
     traces: bool = False
     library_backends: Sequence[str] = ()
+    http_url: str = ""
 
     @property
     def runtime_folder(self) -> Path:

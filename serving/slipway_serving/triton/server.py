@@ -301,15 +301,11 @@ class Server:
 
     def _supervise_models(self, models: Sequence[Path]) -> ModelSupervisor:
         """Return a supervisor for the models of the `tritonserver` that runs now."""
-        assert self._resources is not None
-        pid, folder = self._resources.pid, self._resources.runtime_folder
+        resources = self._resources
+        assert resources is not None
         # What a URL holds is known once it is served.
         names = [model.name for model in models] or sorted(self._control.ready_models())
-        assert self._setup is not None
-        inside = self._setup.library_backends
-        return ModelSupervisor(
-            pid, self.config.folder, names, self._control, folder, inside, self._record_event
-        )
+        return ModelSupervisor(resources, self.config.folder, names, self._control, self._record_event)
 
     def _restart_watcher(self) -> None:
         """Start a new watcher if this server's watcher has died."""
@@ -346,6 +342,7 @@ class Server:
             str(self.log_path),
             self.config.traces,
             sorted(self._setup.library_backends),
+            self.http_url,
         )
         self._runtime_folder_lock = create_runtime_folder(self._resources)
         (folder / "graphs").mkdir()

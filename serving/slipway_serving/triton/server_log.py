@@ -105,26 +105,20 @@ def _find_models(pattern: str, log: str) -> list[str]:
     return list(dict.fromkeys(re.findall(f"^{pattern}", texts, re.MULTILINE)))
 
 
-def models_in_flight(path: Path) -> list[str]:
-    """Return the models that had requests in progress when a server that shuts down last counted them.
+def unloaded_models(path: Path, since: int) -> set[str]:
+    """Return the models that were unloaded after a log had a size.
 
     Args:
         path: Log of the server.
+        since: Size of the log, in bytes; a log that has become smaller is read from its beginning.
     """
-    text = "\n".join(_records(_tail(path)))
-    _, counted, block = text.rpartition(" model versions that have in-flight inferences")
-    names = re.findall(r"^Model '([^']+)' \(version -?\d+\) has \d+ in-flight", block, re.MULTILINE)
-    return names if counted else []
-
-
-def _tail(path: Path, size: int = 64 * 2**10) -> str:
-    """Return the last bytes of a log; "" if it cannot be read."""
     try:
         with path.open("rb") as log:
-            log.seek(max(0, os.fstat(log.fileno()).st_size - size))
-            return log.read().decode(errors="replace")
+            log.seek(since if os.fstat(log.fileno()).st_size >= since else 0)
+            text = log.read().decode(errors="replace")
     except OSError:
-        return ""
+        return set()
+    return set(_find_models(r"successfully unloaded '([^']+)'", text))
 
 
 def printed_lines(log: str) -> list[str]:

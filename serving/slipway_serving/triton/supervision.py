@@ -18,14 +18,20 @@ import subprocess
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from slipway_serving.protocol.errors import SlipwayError, Unrecoverable
 from slipway_serving.system import process_state
 from slipway_serving.system.process_state import ProcessStage
-from slipway_serving.system.server_processes import crash_signal, describe_exit, is_stopped, stubs
+from slipway_serving.system.server_processes import (
+    ServerResources,
+    crash_signal,
+    describe_exit,
+    is_stopped,
+    stubs,
+)
 from slipway_serving.triton.control import ModelControl
 
 MAX_DEATHS = 5
@@ -216,28 +222,25 @@ class ModelSupervisor:
     looks for models that lack a process, and each reload of a model has its own thread.
 
     Args:
-        pid: Process ID of `tritonserver`.
+        resources: Resources of the server: its process and its runtime folder.
         repository: Folder of the model repository; None if Triton reads it from a URL.
         models: Names of the models that it has loaded; each may have lost a process already.
         control: Client that loads and unloads its models.
-        folder: Runtime folder of the server (:mod:`slipway_serving.system.server_folder`).
-        library_backends: Backends whose models run inside `tritonserver`, so they have no processes.
         record_event: Callback that receives the name of an event and its facts.
     """
 
     def __init__(
         self,
-        pid: int,
+        resources: ServerResources,
         repository: Path | None,
         models: Iterable[str],
         control: ModelControl,
-        folder: Path,
-        library_backends: Collection[str],
         record_event: Callable[..., object],
     ) -> None:
-        self._library_backends = library_backends
-        self._pid, self._control, self._folder, self._record_event = pid, control, folder, record_event
-        self._processes = stubs(pid)
+        self._pid, self._folder = resources.pid, resources.runtime_folder
+        self._library_backends = resources.library_backends
+        self._control, self._record_event = control, record_event
+        self._processes = stubs(self._pid)
         self._repository = repository
         self._suspects = dict.fromkeys(models, 0)
         self._deaths: dict[str, DeathCounter] = {}

@@ -13,6 +13,7 @@ itself.
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import signal
 import time
@@ -34,6 +35,8 @@ _IDLE_S = 1.0
 # A server that traces requests counts as stuck if no process has worked or ended for this long.
 _STUCK_S = 3.0
 _POLL_S = 0.05
+# Longest wait for the server's answer about one model.
+_ANSWER_S = 2.0
 
 
 def drain_pipelines(resources: ServerResources) -> None:
@@ -53,6 +56,8 @@ def shut_down(resources: ServerResources) -> None:
     this function waiting until Triton ends it or the exit timeout passes. A server that traces ends by
     itself, unless its processes stay although none of them works.
     """
+    inside, log = models_inside(resources), Path(resources.log)
+    log_size = log.stat().st_size if log.exists() else 0
     with contextlib.suppress(ProcessLookupError):
         os.kill(resources.pid, signal.SIGTERM)
     last_work_s = time.monotonic()
@@ -62,30 +67,44 @@ def shut_down(resources: ServerResources) -> None:
         left = stubs(resources.pid)
         idle = {work.pid for work in running_work(resources.runtime_folder) if not work.requests}
         ending = resources.traces and (not left or left != before)
-        if ending or not idle.issuperset(left) or models_working_inside(resources):
+        if ending or not idle.issuperset(left) or inside - server_log.unloaded_models(log, log_size):
             before, last_work_s = left, time.monotonic()
         elif time.monotonic() - last_work_s > (_STUCK_S if resources.traces else _IDLE_S):
             return
         time.sleep(_POLL_S)
 
 
-def models_working_inside(resources: ServerResources) -> list[str]:
-    """Return the models that run inside the server and still work on requests, as Triton logs them."""
+def models_inside(resources: ServerResources) -> set[str]:
+    """Return the ready models that run in C++ backends, inside the server."""
     if not resources.library_backends:
-        return []
-    working = server_log.models_in_flight(Path(resources.log))
-    return [model for model in working if _runs_inside(resources, model)]
+        return set()
+    folder = Path(resources.folder) / MODELS
+    names = [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    return {name for name in names if _runs_inside(resources, folder / name) and _is_ready(resources, name)}
 
 
-def _runs_inside(resources: ServerResources, model: str) -> bool:
-    """Return True if a model runs in a C++ backend, or if its configuration cannot be read."""
+def _runs_inside(resources: ServerResources, model: Path) -> bool:
     from slipway_serving.triton.start.checks import read_config
 
-    config = read_config(Path(resources.folder) / MODELS / model)
+    config = read_config(model)
     # An ensemble only waits for its steps, each of which counts by itself.
-    return config is None or (
-        bool(config.backend) and runs_inside(config.backend, config.runtime, resources.library_backends)
+    return (
+        config is not None
+        and bool(config.backend)
+        and runs_inside(config.backend, config.runtime, resources.library_backends)
     )
+
+
+def _is_ready(resources: ServerResources, model: str) -> bool:
+    """Return True if a model is ready, or if the server does not answer."""
+    connection = http.client.HTTPConnection(resources.http_url, timeout=_ANSWER_S)
+    try:
+        connection.request("GET", f"/v2/models/{model}/ready")
+        return connection.getresponse().status == http.client.OK
+    except (OSError, http.client.HTTPException):
+        return True
+    finally:
+        connection.close()
 
 
 def _is_running(pid: int) -> bool:

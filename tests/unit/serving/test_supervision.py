@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 from server_fixtures import wait_until
 
 from slipway_serving.protocol.errors import NotReady
-from slipway_serving.system.server_processes import describe_exit
+from slipway_serving.system.server_processes import ServerResources, describe_exit
 from slipway_serving.triton.control import ModelControl
 from slipway_serving.triton.supervision import MAX_DEATHS, DeathCounter, ModelSupervisor, Supervisor
 
@@ -58,6 +59,10 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
         living.kill()
 
 
+def resources(process: subprocess.Popen[bytes]) -> ServerResources:
+    return ServerResources(f"slipway-{process.pid}-none-", "/nonexistent", process.pid, 1.0, os.devnull)
+
+
 def quiet(event: str, **facts: Any) -> None:
     """Take an event."""
 
@@ -71,7 +76,7 @@ def test_supervisor_closes_when_its_server_answers_nobody(
         names = [f"model_{number}" for number in range(100)]
         supervisor = Supervisor(
             lambda: process,
-            lambda: ModelSupervisor(process.pid, tmp_path, names, control, tmp_path, (), quiet),
+            lambda: ModelSupervisor(resources(process), tmp_path, names, control, quiet),
             lambda: False,
             quiet,
         )
@@ -111,9 +116,7 @@ def test_server_fails_when_what_heals_a_model_ends(process: subprocess.Popen[byt
 
     supervisor = Supervisor(
         lambda: process,
-        lambda: ModelSupervisor(
-            process.pid, tmp_path, ["net"], LacksOne("127.0.0.1:1"), tmp_path, (), defect
-        ),
+        lambda: ModelSupervisor(resources(process), tmp_path, ["net"], LacksOne("127.0.0.1:1"), defect),
         lambda: True,
         defect,
     )

@@ -9,13 +9,17 @@ from pathlib import Path
 import pytest
 from installed_triton import add_library_backend, install_triton
 
-from slipway_serving.protocol.errors import NotReady
+from slipway_serving.protocol.errors import InvalidRequest, NotReady
+from slipway_serving.system import server_processes
+from slipway_serving.system.server_processes import ServerResources
+from slipway_serving.triton import server_log
 from slipway_serving.triton.command_line import server_arguments
 from slipway_serving.triton.config import ServerConfig
 from slipway_serving.triton.graph_parameters import ignored_parameters
 from slipway_serving.triton.install import locate
 from slipway_serving.triton.install.locate import TRITON_DIR_VARIABLE, TritonInstall, find_triton
 from slipway_serving.triton.install.setup import TritonSetup, runs_inside
+from slipway_serving.triton.termination import models_inside
 
 
 @pytest.fixture
@@ -105,6 +109,14 @@ def test_arguments_follow_the_version(installed: Path) -> None:
     assert [each for each in new if each not in old] == ["--allow-client-shm=true"]
 
 
+def test_repository_by_url_is_read_by_triton_itself(installed: Path) -> None:
+    config = ServerConfig("s3://models/slipway")
+    given = list(server_arguments(config, "id", Path("f"), find_triton(installed), use_response_cache=False))
+    assert "--model-repository=s3://models/slipway" in given
+    with pytest.raises(InvalidRequest, match="begins with s3, gs, as and ://, got ftp://models"):
+        ServerConfig("ftp://models")
+
+
 def test_graphs_run_in_the_c_backend_where_there_is_one(installed: Path, tmp_path: Path) -> None:
     without = find_triton(installed)
     assert not TritonSetup.choose(without, None).native
@@ -165,3 +177,35 @@ def test_parameters_without_effect_are_named_with_the_consequence(tmp_path: Path
         " graphs reads it"
     ]
     shutil.rmtree(tmp_path / "features")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "model"),
+    [
+        (("/tmp/slipway-1/models/net/1/model.py", "region", "1", "336", "net_0_0", "DEFAULT"), "net"),
+        # Triton copies a model from a URL into a folder of another name.
+        (("/tmp/folderX1/1/model.py", "region", "1", "336", "net_2_0_1", "DEFAULT"), "net_2"),
+        (("/tmp/folderX1/1/model.py", "region"), "folderX1"),
+    ],
+)
+def test_process_of_a_model_is_known_by_its_command_line(arguments: tuple[str, ...], model: str) -> None:
+    assert server_processes._model_of(("stub", *arguments)) == model
+
+
+def test_models_inside_the_server_are_waited_for_until_they_are_unloaded(tmp_path: Path) -> None:
+    for name, backend in {"net": "onnxruntime", "pipe": "python", "all": ""}.items():
+        (tmp_path / "models" / name).mkdir(parents=True)
+        (tmp_path / "models" / name / "config.pbtxt").write_text(f'backend: "{backend}"\n')
+    log = tmp_path / "log"
+    facts = ("id", str(tmp_path), 0, 1.0, str(log), False)
+    # A server that does not answer counts as one whose models are ready.
+    assert models_inside(ServerResources(*facts, ["onnxruntime"], "127.0.0.1:9")) == {"net"}
+    assert models_inside(ServerResources(*facts)) == set()
+    record = "I1126 10:34:18.837739 9232 model_lifecycle.cc:624] \"successfully unloaded '{}' version 1\"\n"
+    log.write_text(record.format("early"))
+    size = log.stat().st_size
+    with log.open("a") as out:
+        out.write(record.format("net"))
+    assert server_log.unloaded_models(log, size) == {"net"}
+    assert server_log.unloaded_models(log, 10 * size) == {"early", "net"}
+    assert server_log.unloaded_models(tmp_path / "none", 0) == set()
