@@ -47,6 +47,7 @@ from slipway_serving.system.server_processes import process_ids, shared_memory_r
 from slipway_serving.triton import log_files
 from slipway_serving.triton import server as server_module
 from slipway_serving.triton.server import Server
+from slipway_serving.triton.start import ready
 
 CONFIG = "max_batch_size: 8\n" + tensor("input", "x", "FP32", "[4]") + tensor("output", "y", "FP32", "[4]")
 ONES = np.ones((1, 4), np.float32)
@@ -181,7 +182,7 @@ def test_start_fails_naming_the_model_when_it_loads_too_long(
             jumped_s += 2e6
         return time.monotonic() + jumped_s
 
-    monkeypatch.setattr(server_module, "time", SimpleNamespace(monotonic=clock_s, sleep=time.sleep))
+    monkeypatch.setattr(ready, "time", SimpleNamespace(monotonic=clock_s, sleep=time.sleep))
     server = Server(any_port(sleepers, ready_timeout_s=1e6, log_path=log_path))
     with pytest.raises(NotReady, match=r"must load within 1e\+06 s, still loading: sleeper; log: "):
         server.start()
