@@ -89,7 +89,7 @@ def test_replaced_model_is_served_anew_and_a_broken_one_leaves_the_old(
     control.load("changed")
     np.testing.assert_array_equal(infer(client, "changed", x=ONES)["y"], ONES + 5)
     file.write_bytes(b"not a graph")
-    with pytest.raises(NotReady, match="load failed, got changed: model file must be a graph") as caught:
+    with pytest.raises(NotReady, match="load failed, got .*(must be a graph|parsing failed)") as caught:
         control.load("changed")
     assert "\n" not in str(caught.value)
     np.testing.assert_array_equal(infer(client, "changed", x=ONES)["y"], ONES + 5)

@@ -187,6 +187,7 @@ def test_requests_of_other_lengths_are_answered_beside_each_other(
         np.testing.assert_array_equal(answer.as_numpy("y"), x * x)
 
 
+@pytest.mark.python_graphs
 def test_refused_requests_leave_nothing_in_shared_memory(
     client: triton.InferenceServerClient, server: Server
 ) -> None:
@@ -202,6 +203,7 @@ def shared_mib(server: Server) -> float:
     return sum(region.stat().st_size for region in shared_memory_regions(server.server_id)) / 2**20
 
 
+@pytest.mark.python_graphs
 def test_only_the_bad_request_of_a_batch_fails(client: triton.InferenceServerClient, server: Server) -> None:
     before = batch_counts(client, "lookup")
     answers = infer_all(client, "lookup", [{"index": np.array([[i]])} for i in (0, 99, 3)])
@@ -215,6 +217,7 @@ def test_only_the_bad_request_of_a_batch_fails(client: triton.InferenceServerCli
     assert "Traceback (most recent call last)" in server.log_text()
 
 
+@pytest.mark.python_graphs
 def test_inputs_that_differ_in_a_named_axis_are_refused(client: triton.InferenceServerClient) -> None:
     with pytest.raises(InferenceServerException) as caught:
         infer(client, "masked", ids=np.ones((1, 5), np.int64), mask=np.ones((1, 1), np.int64))
@@ -246,12 +249,14 @@ def test_scalar_is_completed_as_one_value(client: triton.InferenceServerClient) 
     np.testing.assert_array_equal(infer(client, "completed_scalar", x=np.array([4], np.float32))["y"], [8])
 
 
+@pytest.mark.python_graphs
 def test_text_passes_unchanged(client: triton.InferenceServerClient) -> None:
     # Completed, "echo" batches along its only axis, so that each text is a row.
     text = np.array([["lake at sunset"], [""], ["湖\0x"]], np.object_)
     assert [item.decode() for item in infer(client, "echo", x=text)["y"].ravel()] == text.ravel().tolist()
 
 
+@pytest.mark.python_graphs
 def test_bytes_that_are_no_text_are_refused(client: triton.InferenceServerClient) -> None:
     text = np.array([[b"\xff\xfe"]], np.object_)
     with pytest.raises(InferenceServerException, match=r"\[INVALID_ARGUMENT\] echo: x must be UTF-8 text"):
@@ -270,6 +275,7 @@ def test_model_serves_when_config_uses_options(client: triton.InferenceServerCli
     np.testing.assert_array_equal(infer(client, model, x=rows(2))["y"], 2 * rows(2) + 1)
 
 
+@pytest.mark.python_graphs
 def test_threads_are_as_many_as_the_parameter_says(
     client: triton.InferenceServerClient, server: Server
 ) -> None:
@@ -383,6 +389,7 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return dict(line.strip().split(": ", 1) for line in lines)
 
 
+@pytest.mark.python_graphs
 @pytest.mark.parametrize("model", BAD)
 def test_load_fails_and_names_the_fault_when_config_or_graph_is_wrong(
     refusals: dict[str, str], model: str

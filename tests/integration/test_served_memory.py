@@ -79,6 +79,7 @@ def memory(server: Server, model: str) -> int:
     return sum(process.memory_full_info().pss for process in stubs(server, model))
 
 
+@pytest.mark.python_graphs
 def test_instances_hold_the_weights_once(server: Server) -> None:
     with triton.InferenceServerClient(server.grpc_url) as client:
         answers = infer_all(client, "heavy", [{"x": X}] * (2 * INSTANCES))
@@ -91,6 +92,7 @@ def test_instances_hold_the_weights_once(server: Server) -> None:
     assert memory(server, "heavy") - memory(server, "light") <= 1.2 * WEIGHT_BYTES
 
 
+@pytest.mark.python_graphs
 def test_instance_that_is_left_serves_when_the_one_with_the_weights_is_killed(server: Server) -> None:
     holder = max(stubs(server, "heavy"), key=lambda process: process.memory_info().rss)
     os.kill(holder.pid, signal.SIGKILL)

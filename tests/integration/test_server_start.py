@@ -48,6 +48,7 @@ def test_start_fails_soon_when_a_process_of_a_model_ends_at_once(repository: Pat
     assert nothing_is_left(server.server_id)
 
 
+@pytest.mark.python_graphs
 def test_start_fails_with_the_words_of_a_process_that_cannot_be_executed(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

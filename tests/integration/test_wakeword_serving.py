@@ -172,7 +172,7 @@ def test_concurrent_clips_are_merged_and_keep_their_own_answers(server: Server, 
 
 
 BAD_CLIPS: list[tuple[dict[str, Any], str]] = [
-    (clips(np.zeros(0, np.float32)), "audio must have 1 to 250548 for samples, the exported range, got 0"),
+    (clips(np.zeros(0, np.float32)), "audio must have 1 "),  # by the graph or by the model after it
     (clips(sounds(2.0, 0)), "audio must be at most 1.30 s long, got 2.00 s; try wakeword_stream"),
     (clips(np.full(RATE_HZ, np.nan, np.float32)), "audio must be finite, got nan at sample 0"),
     (clips(sounds(1.0, 0) * 32768), "audio must be within -1 to 1"),
@@ -213,7 +213,9 @@ def test_wrong_clips_fail_alone_among_good_ones(client: Client) -> None:
 
 def test_hour_of_audio_is_refused(server: Server, client: Client) -> None:
     with pytest.raises(
-        InvalidRequest, match="audio must have 1 to 250548 for samples, the exported range, got 28800000"
+        # By the graph, or with a C++ backend by the model after it.
+        InvalidRequest,
+        match="audio must (have 1 to 250548 for samples, .* got 28800000|be at most 10.00 s long, got 3600)",
     ):
         client.infer("wakeword", clips(np.zeros(3600 * 8_000, np.float32), rate_hz=8_000))
     with pytest.raises(InvalidRequest, match=r"pcm must have 0 to 960000 samples, got shape \[1, 57600000\]"):

@@ -1,6 +1,6 @@
 """Builder of `config.pbtxt` files from component descriptions, with Triton's own protobuf classes.
 
-The same text works for NGC's C++ ONNX Runtime backend and for the embedded server's backend of that name.
+The same text works for Triton's C++ ONNX Runtime backend and for Slipway's backend of that name, in Python.
 An authored model takes its tensors from its request and event classes.
 The warm-up request has the opt sizes, so that the configuration alone tells a reader one valid shape.
 """
@@ -65,7 +65,7 @@ def model_config(
 def _parameters(component: Component, engine: Engine, threads: int | None) -> dict[str, pb.ModelParameter]:
     texts = {AXES_PARAMETER: axes_text([component])}
     if engine.backend == "onnxruntime":
-        # Triton's C++ backend needs this entry; the embedded server shrinks its arenas without it.
+        # Triton's C++ backend needs this entry; Slipway's backend shrinks its arenas without it.
         texts[ARENA_SHRINKAGE] = SHRUNK_ARENAS
         if threads is not None:
             texts[THREADS_PARAMETER] = str(threads)

@@ -1,6 +1,6 @@
 """The runtime folder of a server, in which its processes exchange the state of requests through files.
 
-The embedded server names a private folder in an environment variable. Otherwise the folder's name follows
+`slipway serve` names a private folder in an environment variable. Otherwise the folder's name follows
 from the `tritonserver` process, which is the parent of all stubs.
 """
 

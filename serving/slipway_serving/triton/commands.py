@@ -1,4 +1,4 @@
-"""The commands `slipway serve`, which runs the embedded Triton in the foreground, and `slipway drain`."""
+"""The commands `slipway serve`, which runs a Triton in the foreground, and `slipway drain`."""
 
 from __future__ import annotations
 

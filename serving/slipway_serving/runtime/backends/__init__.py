@@ -1,1 +1,1 @@
-"""Backends of ours for the embedded server; each is a folder with the `model.py` that Triton loads."""
+"""Slipway's own backends, in Python; each is a folder with the `model.py` that Triton loads."""
