@@ -114,5 +114,5 @@ def test_serve_says_which_triton_it_starts_and_refuses_one_that_lacks_something(
 
 
 def test_start_names_what_a_folder_lacks(small: Path, tmp_path: Path) -> None:
-    with pytest.raises(NotReady, match="triton-dir must have the file TRITON_VERSION"):
+    with pytest.raises(NotReady, match="triton-dir must contain bin/tritonserver, got none in"):
         Server(any_port(small, triton_dir=tmp_path)).start()

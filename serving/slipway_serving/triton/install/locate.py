@@ -83,20 +83,20 @@ def find_triton(folder: Path | None = None) -> TritonInstall:
 
 def _installed(folder: Path) -> TritonInstall:
     """Return the Triton of a folder in the layout of NGC's images."""
-    python = folder / "backends" / "python"
+    python, binary = folder / "backends" / "python", folder / "bin" / "tritonserver"
+    if not binary.is_file():
+        raise NotReady(
+            f"server: triton-dir must contain bin/tritonserver, got none in {folder}; try {NGC_FOLDER}"
+        )
     install = TritonInstall(
         folder=folder,
-        binary=folder / "bin" / "tritonserver",
+        binary=binary,
         libraries=folder / "lib",
         backends=folder / "backends",
         caches=folder / "caches",
         stub=python / STUB,
         version=_version(folder),
     )
-    if not install.binary.is_file():
-        raise NotReady(
-            f"server: triton-dir must contain bin/tritonserver, got none in {folder}; try {NGC_FOLDER}"
-        )
     missing = [name for name in (*PYTHON_BACKEND_FILES, STUB) if not (python / name).is_file()]
     if missing:
         raise NotReady(
