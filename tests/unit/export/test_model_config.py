@@ -12,8 +12,12 @@ from google.protobuf import text_format
 from numpy.typing import NDArray
 from tritonclient.grpc import model_config_pb2 as pb
 
+from slipway_export.checkpoint.axes import axes_of
+from slipway_export.checkpoint.opening import open_checkpoint
+from slipway_export.families import family_named
 from slipway_export.repository.config import authored_config, config_text, model_config
 from slipway_export.repository.publish import add_canceller, stage_authored
+from slipway_export.sizing.threads import graph_threads
 from slipway_export.spec import (
     AuthoredModel,
     Axis,
@@ -290,3 +294,25 @@ def test_canceller_comes_with_models_that_stream(tmp_path: Path) -> None:
     assert others == [once, streams]
     assert canceller == AuthoredModel("slipway_cancel", request=CancelRequest)
     assert add_canceller([AuthoredModel("remote")]) == [AuthoredModel("remote")]
+
+
+@pytest.mark.parametrize(
+    ("family", "label", "threads"),
+    [
+        ("wakeword", "features", 1),
+        ("wakeword", "backbone", 1),
+        ("wakeword_head", "tiny", 1),
+        ("airimu", "codenet", None),
+        ("wan_t2v", "denoiser_high", None),
+    ],
+)
+def test_small_graphs_whose_requests_are_merged_get_one_thread(
+    family: str, label: str, threads: int | None
+) -> None:
+    described = family_named(family)
+    with open_checkpoint(described, "tiny") as checkpoint:
+        plan = described.plan(checkpoint, axes_of(described, checkpoint, {}))
+        component = next(each for each in plan.components if each.label == label)
+        assert graph_threads(component) == threads
+    config = model_config(component, "net", Engine.ONNXRUNTIME, threads)
+    assert ("intra_op_thread_count" in config.parameters) == (threads is not None)
