@@ -273,6 +273,7 @@ def test_bytes_truth_values_and_whole_numbers_are_verified_exactly_and_served(
             assert np.array_equal(answer[name].reshape(tensor.shape), tensor.numpy())
 
 
+@pytest.mark.python_graphs
 def test_graphs_of_fixed_rows_and_sizes_are_served_with_the_shapes_of_batched_ones(tmp_path: Path) -> None:
     fixed = {
         "one_row": replace(kinds(), axes=(Axis("batch", 1, 1, 1), HEIGHT, WIDTH)),
