@@ -43,9 +43,9 @@ class Serving:
     """A container of the image that serves the tiny repository.
 
     Attributes:
-        container: the container itself.
-        url: of gRPC, from this machine.
-        probes: URL of its probes.
+        container: Container that serves.
+        url: Address of its gRPC endpoint on this machine.
+        probes: URL of its probes on this machine.
     """
 
     def __init__(self, container: Container, grpc: int, probes: int) -> None:

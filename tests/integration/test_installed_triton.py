@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ from slipway_client import Client, TextToVideoRequest, Video
 from slipway_serving.protocol.errors import NotReady
 from slipway_serving.system.server_processes import stubs
 from slipway_serving.triton.server import Server
+from slipway_serving.triton.termination import models_inside
 
 CONFIG = "max_batch_size: 8\n" + tensor("input", "x", "FP32", "[4]") + tensor("output", "y", "FP32", "[4]")
 ONES = np.ones((1, 4), np.float32)
@@ -84,6 +86,15 @@ def test_model_and_server_serve_again_when_their_processes_are_killed(serving: S
     os.kill(serving.pid, signal.SIGKILL)
     wait_until(lambda: "server_restarted" in serving.log_text(), "the server is started again")
     wait_until(answers, "answers after the death of the server")
+
+
+def test_models_of_a_backend_that_is_a_library_are_waited_for_at_the_stop(serving: Server) -> None:
+    resources = serving._resources
+    assert resources is not None
+    # The wheel has no C++ backend, so the value is given here. The graph's backend runs in processes whatever
+    # its name, as its configuration in Triton says.
+    assert models_inside(replace(resources, library_backends=["onnxruntime", "python"])) == {"sleeper"}
+    assert models_inside(resources) == set()
 
 
 def test_nothing_is_left_when_it_stops(installed: Path, small: Path) -> None:

@@ -35,7 +35,7 @@ start: {{ add (ternary $preparing 0 (eq .prepare.by "pod")) (mul $failures $peri
 progress: {{ add $preparing (mul $failures $period) 60 }}
 proxy: {{ add $job 60 }}
 stabilization: {{ max (int .autoscaling.stabilization) $job }}
-{{- /* 32 MiB for the server itself, as serving/slipway_serving/triton/server.py asks for. */}}
+{{- /* 32 MiB for the server itself, as serving/slipway_serving/triton/start/checks.py asks for. */}}
 sharedMemoryMiB: {{ add 32 (mul (int .sharedMemory.instances) (int .sharedMemory.perInstanceMiB)) }}
 {{- $path := .models.path }}
 {{- if .gpu.computeCapability }}

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import os
 import signal
 import time
 from pathlib import Path
+from urllib.parse import quote
 
 import psutil
 
@@ -35,7 +37,7 @@ _IDLE_S = 1.0
 # A server that traces requests counts as stuck if no process has worked or ended for this long.
 _STUCK_S = 3.0
 _POLL_S = 0.05
-# Longest wait for the server's answer about one model.
+# Longest wait for the server's answer about a model; a server that hangs is asked once.
 _ANSWER_S = 2.0
 
 
@@ -75,36 +77,34 @@ def shut_down(resources: ServerResources) -> None:
 
 
 def models_inside(resources: ServerResources) -> set[str]:
-    """Return the ready models that run in C++ backends, inside the server."""
+    """Return the ready models that run in C++ backends, inside the server; none if it does not answer."""
     if not resources.library_backends:
         return set()
-    folder = Path(resources.folder) / MODELS
-    names = [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
-    return {name for name in names if _runs_inside(resources, folder / name) and _is_ready(resources, name)}
-
-
-def _runs_inside(resources: ServerResources, model: Path) -> bool:
-    from slipway_serving.triton.start.checks import read_config
-
-    config = read_config(model)
-    # An ensemble only waits for its steps, each of which counts by itself.
-    return (
-        config is not None
-        and bool(config.backend)
-        and runs_inside(config.backend, config.runtime, resources.library_backends)
+    folder, found = Path(resources.folder) / MODELS, set()
+    # Slipway cannot list a repository that Triton reads from a URL, but the log names the loaded models.
+    names = (
+        [path.name for path in folder.iterdir()]
+        if folder.is_dir()
+        else server_log.loaded_models(server_log.read_text(Path(resources.log)))
     )
-
-
-def _is_ready(resources: ServerResources, model: str) -> bool:
-    """Return True if a model is ready, or if the server does not answer."""
     connection = http.client.HTTPConnection(resources.http_url, timeout=_ANSWER_S)
     try:
-        connection.request("GET", f"/v2/models/{model}/ready")
-        return connection.getresponse().status == http.client.OK
-    except (OSError, http.client.HTTPException):
-        return True
+        for name in names:
+            connection.request("GET", f"/v2/models/{quote(name, safe='')}/config")
+            answer = connection.getresponse()
+            body = answer.read()
+            if answer.status != http.client.OK:
+                continue
+            config = json.loads(body)
+            backend, runtime = str(config.get("backend", "")), str(config.get("runtime", ""))
+            # An ensemble only waits for its steps, each of which counts by itself.
+            if backend and runs_inside(backend, runtime, resources.library_backends):
+                found.add(name)
+    except (OSError, http.client.HTTPException, ValueError):
+        return found
     finally:
         connection.close()
+    return found
 
 
 def _is_running(pid: int) -> bool:
