@@ -21,7 +21,7 @@ COMPILE := --quiet --strip-extras --no-emit-index-url --no-emit-find-links --no-
 EXPORT_EACH_TINY = for family in wan_t2v matrix_game framepack_i2v wakeword wakeword_head airimu; do \
 	  $(BIN)/slipway export $$family --checkpoint tiny --repository out/soak/models || exit 1; done
 
-.PHONY: help demo unit test test-long check wheel-test docs site fuzz matrix mutants bench soak chaos weights real-size audit wheels image image-test lock clean
+.PHONY: help demo unit test test-long check wheel-test docs site fuzz matrix engines mutants bench soak chaos weights real-size audit wheels image image-test lock clean
 
 ##@ Use
 # A line of `##@ TITLE` starts a group of `make help`; `## TEXT` behind a target describes the target.
@@ -102,6 +102,9 @@ mutants: $(VENV)/installed ## Change the code at random, one place at a time: do
 ##@ Measure
 bench: $(VENV)/installed ## Whole videos: diffusers, our loop, Triton, shortcuts; memory of decoding
 	$(BIN)/slipway bench video
+
+engines: $(VENV)/installed ## Build the TensorRT engines of every component, precision and GPU at tiny; continues; writes docs/measurements/tensorrt.md
+	$(BIN)/python -m slipway_benchmarks.engine_matrix $(foreach each,$(FAMILY),--family $(each))
 
 matrix: $(VENV)/installed ## Run every combination of component, precision and engine at tiny; continues; writes docs/reference/precisions.md
 	$(BIN)/python -m slipway_benchmarks.precision_matrix $(foreach each,$(FAMILY),--family $(each))

@@ -32,6 +32,8 @@ from slipway_export.spec import Component, Engine, Family, Precision
 from slipway_serving.protocol.errors import InvalidRequest, SlipwayError
 
 PRESET = "tiny"
+ENGINES = tuple(engine for engine in Engine if engine is not Engine.TENSORRT_RTX)
+"""Engines of the page; the graphs of ``tensorrt-rtx`` are those of ``tensorrt``."""
 NOT_OFFERED, NOT_RUN = "—", "not run"
 _HEAD = """\
 # Precisions: what each engine makes of each component
@@ -39,7 +41,7 @@ _HEAD = """\
 `make matrix` writes this page. It exports the tiny checkpoint of each family in every combination of
 component, precision and engine that the commands offer, verifies the result against PyTorch in float32, and
 checks that `slipway export` refuses every other combination before any work. [engines.md](engines.md)
-describes the engines.
+describes the engines. The graphs of `tensorrt-rtx` are those of `tensorrt`.
 
 A cell holds the relative L2 error of the output that is closest to its bound, over all points of
 verification, and the bound; the largest absolute error and the cosine are within their bounds too.
@@ -105,7 +107,7 @@ def cells_of(family: Family, checkpoint: Path) -> list[Cell]:
     cells = []
     for variant in (None, *family.variants):
         with open_checkpoint(family.variant(variant), str(checkpoint)) as opened:
-            by_engine = {engine: _components(family, opened, variant, engine) for engine in Engine}
+            by_engine = {engine: _components(family, opened, variant, engine) for engine in ENGINES}
         for name, graphs in by_engine[Engine.ONNXRUNTIME].items():
             labels = tuple(graph.label for graph in graphs)
             if labels in seen:
@@ -114,7 +116,7 @@ def cells_of(family: Family, checkpoint: Path) -> list[Cell]:
             cells += [
                 Cell(variant, name, precision, engine, _refused(by_engine[engine][name], precision, engine))
                 for precision in Precision
-                for engine in Engine
+                for engine in ENGINES
             ]
     return cells
 
@@ -246,8 +248,8 @@ def section(name: str, cells: Sequence[Cell], known: dict[str, Outcome]) -> str:
     dates = sorted({outcome.date for outcome in known.values() if outcome.error is not None})
     when = f" ({dates[0]} to {dates[-1]})" if len(dates) > 1 else f" ({dates[0]})" if dates else ""
     lines = [f"## {name}{when}", ""]
-    lines.append(f"| component | precision | {' | '.join(Engine)} |")
-    lines.append("| --- " * (2 + len(Engine)) + "|")
+    lines.append(f"| component | precision | {' | '.join(ENGINES)} |")
+    lines.append("| --- " * (2 + len(ENGINES)) + "|")
     rows: dict[tuple[str, Precision], list[str]] = {}
     for cell in cells:
         of_variant = f"{cell.component} (`--variant {cell.variant}`)" if cell.variant else cell.component

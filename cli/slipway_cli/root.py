@@ -25,7 +25,13 @@ from slipway_cli.generate import generate
 from slipway_cli.imu import commands as imu_commands
 from slipway_cli.listen import commands as listen_commands
 from slipway_cli.play import commands as play_commands
-from slipway_export.commands import checkpoint_commands, export_commands, plan_commands, verify_commands
+from slipway_export.commands import (
+    checkpoint_commands,
+    engine_commands,
+    export_commands,
+    plan_commands,
+    verify_commands,
+)
 from slipway_loadtests import capacity_commands, load_commands, soak_commands
 from slipway_management import commands as management_commands
 from slipway_serving.protocol import distribution
@@ -86,6 +92,9 @@ COMMANDS = (
     ),
     Command("verify", verify_commands.verify, EXPORTS, "slipway verify models --points min,opt", "export"),
     Command("plan", plan_commands.plan, EXPORTS, "slipway plan models", "export"),
+    Command(
+        "engines", engine_commands.engines, EXPORTS, "slipway engines check models --target sm89", "export"
+    ),
     Command("serve", server_commands.serve, SERVERS, "slipway serve --repository models", "server"),
     Command("ready", ready_commands.ready, SERVERS, "slipway ready --url localhost:8000"),
     Command("drain", server_commands.drain, SERVERS, "slipway drain --metrics localhost:8002"),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from slipway_export.engines.device import Device
 from slipway_export.engines.requested import TorchRequest, check_engines
+from slipway_export.engines.tensorrt.requested import EngineRequest
 from slipway_export.repository.placement import Placement
 from slipway_export.repository.queues import QueueLimits
 from slipway_export.spec import DEFAULT_BUDGET, Axis, Component, Engine, Precision
@@ -24,6 +25,7 @@ class ExportOptions:
         engine: Engine that runs the components.
         engines: Engines of the components that differ, by component name.
         torch: Options for the components that PyTorch serves.
+        tensorrt: Options for the components that TensorRT or TensorRT-RTX serves.
         precision: Precision of the graphs, and of PyTorch's arithmetic.
         precisions: Precisions of the components that differ, by component name.
         placements: Placements of components, by component name; the configurations decide when empty.
@@ -54,6 +56,7 @@ class ExportOptions:
     engine: Engine = Engine.ONNXRUNTIME
     engines: Mapping[str, Engine] = field(default_factory=dict)
     torch: TorchRequest = field(default_factory=TorchRequest)
+    tensorrt: EngineRequest = field(default_factory=EngineRequest)
     precision: Precision = Precision.FP32
     precisions: Mapping[str, Precision] = field(default_factory=dict)
     placements: Mapping[str, Placement] = field(default_factory=dict)

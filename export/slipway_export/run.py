@@ -20,9 +20,10 @@ from slipway_export.checkpoint.axes import axes_of
 from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.engines.choice import TorchChoice, choose_torch
+from slipway_export.engines.tensorrt.choice import EngineChoice, choose_engines
 from slipway_export.graph.dialect import check_precision, refusal
 from slipway_export.graph.file import check_own, place_file, staged_file, write_report
-from slipway_export.graph.opset import choose_opset
+from slipway_export.graph.opset import LARGEST_OPSET, choose_opset
 from slipway_export.options import ExportOptions
 from slipway_export.progress import Progress, Report
 from slipway_export.repository.export_source import ExportSource
@@ -104,11 +105,6 @@ def run_export(
         ParityFailed: An output is outside its bounds.
     """
     started = time.monotonic()
-    if options.engine is Engine.TENSORRT and not options.check_only and options.output is None:
-        raise InvalidRequest(
-            "engine tensorrt requires --check-only, which verifies the graphs for its parser;"
-            " this release does not build TensorRT engines"
-        )
     if options.engine is not Engine.TORCH:  # PyTorch may serve each component in another precision.
         for precision in (options.precision, *options.precisions.values()):
             check_precision(options.engine, precision)
@@ -145,15 +141,24 @@ def _export_models(
         c for c in components if c.name not in options.placements or not options.placements[c.name].server
     ]
     torch_choices = choose_torch(exported, options)
+    engine_choices = choose_engines(exported, options)
     graphs = [component for component in exported if component.label not in torch_choices]
-    opset = choose_opset(graphs, options.requested_precision, options.opset, options.engine)
+    opset = choose_opset(graphs, options.requested_precision, options.opset, _strictest(graphs, options))
     names = served_model_names(family, components, authored)
     if not options.force:
         check_replaceable(repository, names, source.digests.of)
     for line in _other_precisions(exported, options):
         report(line)
     with staging(repository, names) as staged:
-        export = _prepare(source, exported, opset, staged, report, torch_choices=torch_choices)
+        export = _prepare(
+            source,
+            exported,
+            opset,
+            staged,
+            report,
+            torch_choices=torch_choices,
+            engine_choices=engine_choices,
+        )
         rows = export.build(plan, exported)
         check_parity(rows)
         export.finish(components, authored, rows)
@@ -172,13 +177,16 @@ def _export_file(
     component = _select_graph(source.family, plan, options)
     _check_precisions([component], options)
     choose_torch([component], options)
+    engine_choices = choose_engines([component], options)
     own = source.family.graph_file
     usual = own.opset if own is not None and own.label == component.label else None
     opset = choose_opset([component], options.requested_precision, options.opset, options.engine, usual)
     if not options.force:
         check_own(output)
     with staged_file(output) as staged:
-        export = _prepare(source, [component], opset, staged.parent, report, graph=staged)
+        export = _prepare(
+            source, [component], opset, staged.parent, report, graph=staged, engine_choices=engine_choices
+        )
         rows = export.build(plan, [component])
         check_parity(rows)
         write_report(staged, {"component": component.label, **export.facts([component], rows)})
@@ -196,11 +204,14 @@ def _prepare(
     report: Report,
     graph: Path | None = None,
     torch_choices: Mapping[str, TorchChoice] | None = None,
+    engine_choices: Mapping[str, EngineChoice] | None = None,
 ) -> StagedExport:
-    """Reuse finished graphs, check disk and memory for the others, and choose where those are verified."""
-    options, choices = source.options, torch_choices or {}
+    """Reuse finished graphs, check disk and memory for the others, and choose the points of verification."""
+    options, choices, engines = source.options, torch_choices or {}, engine_choices or {}
     progress = Progress(report, [component.label for component in components])
-    finished = FinishedGraphs(source, _options_that_matter(options, opset), staged, progress, choices)
+    finished = FinishedGraphs(
+        source, _options_that_matter(options, opset), staged, progress, {**choices, **engines}
+    )
     missing, runs = finished.find(components, select_stepped(source.plan, components))
     requirements = {
         component.label: torch_requirements(component, choices[component.label].options.load_precision)
@@ -215,7 +226,15 @@ def _prepare(
     graphs = Counter(component.name for component in source.plan.components)
     # A single graph in a file has no other graph to share weights with.
     sharing = frozenset(name for name, count in graphs.items() if count > 1 and graph is None)
-    return StagedExport(source, opset, verification, staged, progress, finished, graph, sharing, choices)
+    return StagedExport(
+        source, opset, verification, staged, progress, finished, graph, sharing, choices, engines
+    )
+
+
+def _strictest(components: Sequence[Component], options: ExportOptions) -> Engine:
+    """Return the engine of some graphs that allows the fewest operator sets, as all of them get the same."""
+    engines = {options.engine_of(component) for component in components}
+    return min(engines, key=lambda engine: (LARGEST_OPSET[engine], engine), default=options.engine)
 
 
 def _options_that_matter(options: ExportOptions, opset: int) -> dict[str, object]:

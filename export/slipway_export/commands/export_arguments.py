@@ -16,6 +16,7 @@ import typer
 from typer.models import OptionInfo
 
 from slipway_export.commands.export_groups import (
+    BuildOptions,
     GraphOptions,
     RunOptions,
     ServingOptions,
@@ -39,6 +40,7 @@ class ExportArguments:
         target: Destination of the result.
         source: Checkpoint.
         serving: Engines and placements of the components.
+        build: Options of TensorRT's builder.
         graphs: Components and form of the graphs.
         run: Verification and reports.
         files: Files of the checkpoint by role, for a family that declares roles.
@@ -48,13 +50,21 @@ class ExportArguments:
     target: TargetOptions
     source: SourceOptions
     serving: ServingOptions
+    build: BuildOptions
     graphs: GraphOptions
     run: RunOptions
     files: Mapping[str, Path] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)
 
 
-_GROUPS: tuple[type[Any], ...] = (TargetOptions, SourceOptions, ServingOptions, GraphOptions, RunOptions)
+_GROUPS: tuple[type[Any], ...] = (
+    TargetOptions,
+    SourceOptions,
+    ServingOptions,
+    BuildOptions,
+    GraphOptions,
+    RunOptions,
+)
 
 
 def parameters(family: Family) -> list[inspect.Parameter]:
@@ -84,7 +94,7 @@ def parse(family: Family, values: Mapping[str, Any]) -> ExportArguments:
         family: Family of the command.
         values: Values of all parameters of :func:`parameters`, by name.
     """
-    target, source, serving, graphs, run = (
+    target, source, serving, build, graphs, run = (
         group(**{each.name: values[each.name] for each in fields(group)}) for group in _GROUPS
     )
     files = {role: values[_identifier(role)] for role in _roles(family)}
@@ -93,6 +103,7 @@ def parse(family: Family, values: Mapping[str, Any]) -> ExportArguments:
         target,
         source,
         serving,
+        build,
         graphs,
         run,
         files={role: path for role, path in files.items() if path is not None},
@@ -107,6 +118,7 @@ def export_options(family: Family, arguments: ExportArguments) -> ExportOptions:
         InvalidRequest: An argument breaks its rule, or none or several sources are given.
     """
     from slipway_export.engines.requested import parse_engines, parse_precisions, parse_torch
+    from slipway_export.engines.tensorrt.requested import parse_request
     from slipway_export.options import ExportOptions
     from slipway_export.repository.placement import parse_placements
     from slipway_export.repository.queues import QueueLimits
@@ -128,6 +140,15 @@ def export_options(family: Family, arguments: ExportArguments) -> ExportOptions:
             serving.attention or (),
             serving.offload or (),
             cuda_graphs=serving.cuda_graphs,
+        ),
+        tensorrt=parse_request(
+            arguments.build.target,
+            arguments.build.profiles,
+            arguments.build.workspace_gib,
+            arguments.build.builder_level,
+            arguments.build.timing_cache,
+            refit=arguments.build.refit,
+            weight_streaming=arguments.build.weight_streaming,
         ),
         precision=precision,
         precisions=precisions,

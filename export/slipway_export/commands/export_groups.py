@@ -16,6 +16,7 @@ from slipway_export.commands.config_file import config_option
 from slipway_export.commands.server_options import control_token_option, triton_option
 from slipway_export.commands.terminal import Quiet
 from slipway_export.engines.device import Device
+from slipway_export.engines.tensorrt.plan import Profiles
 from slipway_export.spec import DEFAULT_BUDGET, Engine, Precision
 from slipway_serving.protocol.command_output import Json
 from slipway_serving.runtime.torch_engine.options import COMPILE_MODES, Offload, Weights
@@ -203,6 +204,69 @@ class ServingOptions:
 
 
 @dataclass(frozen=True)
+class BuildOptions:
+    """Options for the engines of TensorRT and TensorRT-RTX.
+
+    Args:
+        target: Compute capabilities to build for, separated by commas.
+        profiles: Optimization profiles.
+        workspace_gib: Largest scratch memory of a layer, in GiB.
+        builder_level: Optimization level of the builder.
+        timing_cache: File of the builder's measured times.
+        refit: True to build engines without weights.
+        weight_streaming: True to let engines stream weights from host memory.
+    """
+
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="GPUs that the engines of tensorrt-rtx are built for, e.g. sm89 or sm80,sm120; by default"
+            " the GPU of this machine.",
+            metavar="SM[,SM…]",
+        ),
+    ] = None
+    profiles: Annotated[
+        Profiles | None,
+        typer.Option(
+            help="Shapes that the engines are built for: the whole range of every axis in one profile"
+            " (flexible, the default), or a further profile for the traced sizes alone (latency)."
+        ),
+    ] = None
+    workspace_gib: Annotated[
+        float | None,
+        typer.Option(help="Largest scratch memory of a layer of an engine, in GiB.", metavar="GIB"),
+    ] = None
+    builder_level: Annotated[
+        int | None,
+        typer.Option(
+            help="Optimization level of the builder, 0 to 5; a higher one takes longer.", metavar="0..5"
+        ),
+    ] = None
+    timing_cache: Annotated[
+        Path | None,
+        typer.Option(
+            help="File that the builder of engine tensorrt reads measured times from and adds new ones to.",
+            metavar="FILE",
+        ),
+    ] = None
+    refit: Annotated[
+        bool,
+        typer.Option(
+            "--refit",
+            help="Build engines of tensorrt-rtx without weights, which take them from the graphs beside them"
+            " when they are loaded; needs a machine with an NVIDIA driver.",
+        ),
+    ] = False
+    weight_streaming: Annotated[
+        bool,
+        typer.Option(
+            "--weight-streaming",
+            help="Let engines keep weights in host memory and stream them to a GPU that is too small.",
+        ),
+    ] = False
+
+
+@dataclass(frozen=True)
 class GraphOptions:
     """Options for what is exported, and for the form of the graphs.
 
@@ -245,7 +309,7 @@ class GraphOptions:
     ] = None
     opset_version: Annotated[
         int | None,
-        typer.Option(help="ONNX operator set, 17 to 23; at most 22 for tensorrt and portable."),
+        typer.Option(help="ONNX operator set, 17 to 23; at most 22 for tensorrt, tensorrt-rtx and portable."),
     ] = None
     simplify: Annotated[bool, typer.Option("--simplify", help="Run onnxslim over the graphs.")] = False
 

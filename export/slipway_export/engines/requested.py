@@ -15,7 +15,7 @@ from slipway_serving.runtime.torch_engine.options import COMPILE_MODES, Offload,
 
 ALL_COMPONENTS = ""
 """Key for the value of all components in mappings by component name."""
-_MIXED = (Engine.ONNXRUNTIME, Engine.TORCH)
+_MIXED = (Engine.ONNXRUNTIME, Engine.TORCH, Engine.TENSORRT, Engine.TENSORRT_RTX)
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def check_engines(default: Engine, engines: Mapping[str, Engine]) -> None:
     """
     if not engines:
         return
-    names = " and ".join(_MIXED)
+    names = f"{', '.join(_MIXED[:-1])} or {_MIXED[-1]}"
     raise_all(
         "export",
         [

@@ -23,6 +23,7 @@ _HALVES = (Precision.FP16, Precision.BF16)
 PRECISIONS = {
     Engine.ONNXRUNTIME: tuple(Precision),
     Engine.TENSORRT: (Precision.FP32, *_HALVES),
+    Engine.TENSORRT_RTX: (Precision.FP32, *_HALVES),
     Engine.PORTABLE: (Precision.FP32, *_HALVES, Precision.INT8),
     Engine.TORCH: (Precision.FP64, Precision.FP32, *_HALVES),
 }
@@ -108,7 +109,7 @@ def check_operators(path: Path, engine: Engine, label: str) -> None:
 def _is_known(node: onnx.NodeProto, engine: Engine) -> bool:
     if node.domain not in ("", "ai.onnx"):
         return False
-    return engine is not Engine.TENSORRT or node.op_type not in TENSORRT_LACKS
+    return not engine.is_tensorrt or node.op_type not in TENSORRT_LACKS
 
 
 def _all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:

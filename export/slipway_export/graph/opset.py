@@ -21,6 +21,7 @@ LARGEST_OPSET = {
     Engine.ONNXRUNTIME: DEFAULT_OPSET,
     Engine.TORCH: DEFAULT_OPSET,  # This applies to components that PyTorch does not serve.
     Engine.TENSORRT: _STANDARD_OPSET,
+    Engine.TENSORRT_RTX: _STANDARD_OPSET,
     Engine.PORTABLE: _STANDARD_OPSET,
 }
 """Highest opset of an engine's graphs.

@@ -17,6 +17,7 @@ from slipway_serving.runtime.backends.onnxruntime.signature import GraphTensor, 
 from slipway_serving.runtime.in_process import read_config
 from slipway_serving.runtime.input_sizes import read_ranges
 from slipway_serving.runtime.program import Settings, program_class
+from slipway_serving.runtime.tensorrt.engine_file import check_engine, facts_file
 
 _TYPES = {"FLOAT": "float", "DOUBLE": "double"}
 
@@ -77,11 +78,15 @@ def _check_model(folder: Path, repositories: Sequence[Path]) -> None:
     read_ranges(folder.name, settings.parameters)
     if "ensemble_scheduling" in config:
         _check_ensemble(config, repositories)
+    elif (settings.folder / facts_file()).is_file():
+        signature.check(config, check_engine(settings.folder, folder.name).signature)
     elif config.get("backend") in ("onnxruntime", "tensorrt"):
+        graph = settings.folder / "model.onnx"
         if config["backend"] == "onnxruntime":
             session.session_options(config)
             session.run_options(config)
-        signature.check(config, file_signature(session.graph_path(config, folder / "1")))
+            graph = session.graph_path(config, settings.folder)
+        signature.check(config, file_signature(graph))
     elif config.get("backend") == "python":
         _check_program(settings)
     else:

@@ -16,6 +16,13 @@ from typing import Any
 
 from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.engines.choice import TorchChoice
+from slipway_export.engines.tensorrt.choice import EngineChoice
+from slipway_export.engines.tensorrt.staged_engine import (
+    engine_files,
+    stage_engine,
+    stage_engine_model,
+    stage_plan_model,
+)
 from slipway_export.engines.torch_model import (
     network_files,
     run_in_process,
@@ -29,15 +36,24 @@ from slipway_export.engines.torch_network import NetworkFacts
 from slipway_export.graph.dialect import check_operators
 from slipway_export.graph.onnx import export_graph
 from slipway_export.options import ExportOptions
-from slipway_export.progress import Progress
+from slipway_export.progress import Progress, format_bytes, format_duration
 from slipway_export.repository.config import config_text, model_config, write_axes
 from slipway_export.repository.export_source import ExportSource
 from slipway_export.repository.placement import set_instances, stage_remote
 from slipway_export.repository.publish import stage_authored, write_manifest
-from slipway_export.repository.resume import FinishedGraphs
+from slipway_export.repository.resume import FinishedGraphs, graph_files
 from slipway_export.sizing.budget import Verification
 from slipway_export.sizing.threads import graph_threads
-from slipway_export.spec import AuthoredModel, Component, Family, Loading, Plan, Precision, Stepped
+from slipway_export.spec import (
+    AuthoredModel,
+    Component,
+    Engine,
+    Family,
+    Loading,
+    Plan,
+    Precision,
+    Stepped,
+)
 from slipway_export.verification.comparison import (
     ParityRow,
     Reference,
@@ -80,6 +96,7 @@ class StagedExport:
         graph: File of the graph in an export of a single graph.
         sharing: Names of the components whose several graphs share one file of weights.
         torch_choices: Settings of the components that PyTorch serves, by label.
+        engine_choices: Choices of how the engines of TensorRT are built, by label.
     """
 
     source: ExportSource
@@ -91,6 +108,7 @@ class StagedExport:
     graph: Path | None = None
     sharing: frozenset[str] = frozenset()
     torch_choices: Mapping[str, TorchChoice] = field(default_factory=dict)
+    engine_choices: Mapping[str, EngineChoice] = field(default_factory=dict)
 
     @property
     def options(self) -> ExportOptions:
@@ -127,6 +145,9 @@ class StagedExport:
                 )
             else:
                 make = partial(self._build_graph, component)
+                if component.label in self.engine_choices:
+                    choice = self.engine_choices[component.label]
+                    files = partial(_graph_and_engine, path, choice)
             rows += self.finished.graph(component, path, make, left_out, files)
         for run in select_stepped(plan, components):
             rows += self.finished.steps(run, partial(self._verify_steps, run), left_out)
@@ -172,7 +193,24 @@ class StagedExport:
         check_operators(path, self.options.engine_of(component), component.label)
         reference = self._reference(component)
         self.report(f"{component.label}: verifying")
-        return verify(component, path, reference, precision, self.options.verify_device)
+        rows = verify(component, path, reference, precision, self.options.verify_device)
+        if not any(row.failures for row in rows):
+            self._build_engine(component, path)
+        return rows
+
+    def _build_engine(self, component: Component, graph: Path) -> None:
+        """Build the engine of a verified graph, if TensorRT serves the component."""
+        choice = self.engine_choices.get(component.label)
+        if choice is None:
+            if self.options.engine_of(component).is_tensorrt:
+                self.report(f"{component.label}: not parsed, because no TensorRT library is installed")
+            return
+        self.report(f"{component.label}: building the engine with {choice.text}")
+        report = stage_engine(component, choice, graph)
+        self.report(
+            f"{component.label}: built in {format_duration(report.build_s)},"
+            f" {format_bytes(report.engine_bytes)}, {report.fused_attention} fused attention kernels"
+        )
 
     def _build_torch(self, component: Component) -> list[ParityRow]:
         """Place the files that PyTorch loads for a component, and verify the served program on them."""
@@ -217,6 +255,8 @@ class StagedExport:
                 continue
             if component.label in self.torch_choices and component.graph == MODEL:
                 stage_model(component, folder.name, self.torch_choices[component.label], self.staged)
+            elif component.graph == MODEL and component.label in self.engine_choices:
+                self._stage_engine_config(component, folder)
             elif component.graph == MODEL:
                 engine = self.options.engine_of(component)
                 threads = graph_threads(component) if engine.backend == "onnxruntime" else None
@@ -235,6 +275,17 @@ class StagedExport:
             write_manifest(
                 self.staged / name, self.facts(local, rows) | placement_facts, self.source.digests.of
             )
+
+    def _stage_engine_config(self, component: Component, folder: Path) -> None:
+        """Write the configuration of a model that runs an engine; without an engine that of its graph."""
+        choice = self.engine_choices[component.label]
+        if self.options.engine_of(component) is Engine.TENSORRT_RTX:
+            stage_engine_model(component, folder.name, self.staged)
+        elif choice.placed:
+            stage_plan_model(component, choice, folder)
+        else:  # Another library may have checked the graph.
+            config = model_config(component, folder.name, Engine.TENSORRT)
+            (folder / "config.pbtxt").write_text(config_text(config), encoding="utf-8")
 
     def facts(self, parts: Sequence[Component], rows: Sequence[ParityRow]) -> dict[str, Any]:
         """Return the manifest's facts about a model, except for its files."""
@@ -272,8 +323,32 @@ class StagedExport:
             part.graph: self.torch_choices[part.label] for part in parts if part.label in self.torch_choices
         }
         if not choices:
-            return {"opset": self.opset, "simplified": self.options.simplify}
+            return {"opset": self.opset, "simplified": self.options.simplify, **self._engine_facts(parts)}
         return {
             "precision": {graph: choice.options.load_precision for graph, choice in choices.items()},
             "torch": {graph: choice.facts for graph, choice in choices.items()},
         }
+
+    def _engine_facts(self, parts: Sequence[Component]) -> dict[str, Any]:
+        """Return the manifest's entry about the engines of a model's graphs."""
+        chosen = {
+            part.graph: self.engine_choices[part.label] for part in parts if part.label in self.engine_choices
+        }
+        if not chosen:
+            return {}
+        return {
+            "engines": {
+                graph: {
+                    "library": choice.library.value,
+                    "version": choice.version,
+                    "targets": list(choice.targets),
+                    "profiles": choice.profiles.value,
+                    "options": choice.options.facts,
+                }
+                for graph, choice in chosen.items()
+            }
+        }
+
+
+def _graph_and_engine(graph: Path, choice: EngineChoice) -> list[Path]:
+    return [*graph_files(graph), *engine_files(graph, choice)]

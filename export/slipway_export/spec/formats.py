@@ -35,14 +35,16 @@ LOWEST_OPSET = {precision: 22 if precision is Precision.BF16 else 17 for precisi
 class Engine(StrEnum):
     """Runtime that executes a component, and for which its graph is made if it has one.
 
-    ``onnxruntime`` graphs use ONNX Runtime's fused operators; ``tensorrt`` graphs use only the standard ones.
-    ``portable`` graphs also use only the standard ones and are for any runtime. They have upstream's inputs
-    and outputs where upstream has such a file, and Triton serves them with ONNX Runtime. ``torch`` has no
-    graph: PyTorch runs the checkpoint's own network.
+    ``onnxruntime`` graphs use ONNX Runtime's fused operators. ``tensorrt`` and ``tensorrt-rtx`` graphs use
+    only the standard ones, and become engines for data-centre and for workstation GPUs. ``portable`` graphs
+    also use only the standard ones and are for any runtime. They have upstream's inputs and outputs where
+    upstream has such a file, and Triton serves them with ONNX Runtime. ``torch`` has no graph: PyTorch runs
+    the checkpoint's own network.
     """
 
     ONNXRUNTIME = "onnxruntime"
     TENSORRT = "tensorrt"
+    TENSORRT_RTX = "tensorrt-rtx"
     PORTABLE = "portable"
     TORCH = "torch"
 
@@ -51,8 +53,13 @@ class Engine(StrEnum):
         """Name of the Triton backend that runs the component."""
         return _BACKENDS.get(self, self.value)
 
+    @property
+    def is_tensorrt(self) -> bool:
+        """Whether the graphs are built into engines of TensorRT or TensorRT-RTX."""
+        return self in (Engine.TENSORRT, Engine.TENSORRT_RTX)
 
-_BACKENDS = {Engine.PORTABLE: "onnxruntime", Engine.TORCH: "python"}
+
+_BACKENDS = {Engine.PORTABLE: "onnxruntime", Engine.TORCH: "python", Engine.TENSORRT_RTX: "python"}
 
 
 class DType(StrEnum):

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import onnxruntime as ort
 import torch
+from numpy.typing import NDArray
 from torch.utils.dlpack import from_dlpack
 
 
@@ -17,6 +19,14 @@ def tensor_of(value: Any) -> torch.Tensor:
     tensor = from_dlpack(value._ortvalue)
     # ONNX Runtime's DLPack exports booleans as bytes.
     return tensor.view(torch.bool) if value.data_type() == "tensor(bool)" else tensor
+
+
+def tensor_of_any(given: NDArray[Any] | ort.OrtValue) -> torch.Tensor:
+    """Return an array or an OrtValue as a torch tensor; read-only memory of an array is copied."""
+    if isinstance(given, ort.OrtValue):
+        return tensor_of(given)
+    # An array may be a view of read-only memory, which torch does not protect from writes.
+    return torch.from_numpy(np.require(given, requirements=["C", "W"]))
 
 
 def value_of(tensor: torch.Tensor) -> Any:

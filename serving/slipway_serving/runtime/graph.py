@@ -3,7 +3,8 @@
 Inputs are arrays in host memory or OrtValues that an earlier run left on a device. Outputs are OrtValues on
 the model's device, except those that the caller requests in host memory. So a tensor for the next graph or
 the next request never crosses the bus. If the model's folder describes the network for PyTorch, PyTorch runs
-it in place of the graph (`torch_engine/graph.py`); programs use both in the same way.
+it in place of the graph (`torch_engine/graph.py`), and if it has an engine, TensorRT does
+(`tensorrt/graph.py`); programs use all of them in the same way.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from slipway_serving.runtime.backends.onnxruntime import session, signature
 from slipway_serving.runtime.backends.onnxruntime.signature import Signature
 from slipway_serving.runtime.input_sizes import InputSizes, read_ranges
 from slipway_serving.runtime.program import Settings
+from slipway_serving.runtime.tensorrt.engine_file import facts_file
 from slipway_serving.runtime.torch_engine.network_description import options_file
 
 Array = NDArray[Any]
@@ -132,6 +134,10 @@ def _network(settings: Settings, filename: str, device: tuple[str, int]) -> _Net
         from slipway_serving.runtime.torch_engine.graph import TorchGraph
 
         return TorchGraph(settings, stem)
+    if (settings.folder / facts_file(stem)).is_file():
+        from slipway_serving.runtime.tensorrt.graph import EngineGraph
+
+        return EngineGraph(settings, stem)
     return _OnnxGraph(settings, filename, device)
 
 

@@ -193,8 +193,9 @@ def test_attention_is_refused_where_the_network_or_this_machine_has_it_not(
     ("changes", "said"),
     [
         ({"engines": {"net": Engine.TORCH}, "engine": Engine.PORTABLE},
-         "engine must be onnxruntime and torch if components have different engines, got portable"),
-        ({"engines": {"net": Engine.TENSORRT}}, "engine of net must be onnxruntime and torch"),
+         "engine must be onnxruntime, torch, tensorrt or tensorrt-rtx if components have different engines,"
+         " got portable"),
+        ({"engines": {"net": Engine.PORTABLE}}, "engine of net must be onnxruntime, torch, tensorrt or"),
         ({"repository": None, "output": Path("g.onnx")}, "engine torch writes no graph file"),
     ],
 )  # fmt: skip

@@ -49,6 +49,9 @@ ALLOWED = {
         "slipway_serving.system.temporary_folders",
         # What PyTorch serves is verified by the very program that serves it.
         "slipway_serving.runtime.torch_engine",
+        # An engine is described and checked by the code that loads it.
+        "slipway_serving.runtime.tensorrt",
+        "slipway_serving.system.gpu",
         "slipway_serving.runtime.graph",
         "slipway_serving.runtime.in_process",
         "slipway_serving.runtime.program",

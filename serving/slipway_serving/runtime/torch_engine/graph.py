@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import onnxruntime as ort
 import torch
 from numpy.typing import NDArray
 
 from slipway_serving.protocol.errors import InvalidRequest, raise_all
-from slipway_serving.runtime.dlpack import tensor_of, value_of
+from slipway_serving.runtime.dlpack import tensor_of_any, value_of
 from slipway_serving.runtime.json_facts import read_facts
 from slipway_serving.runtime.program import Settings
 from slipway_serving.runtime.torch_engine.network import load_network
@@ -80,7 +79,7 @@ class TorchGraph:
             given: Names of the outputs to return, in this order.
             in_memory: Names of the outputs that must be in CPU memory.
         """
-        outputs = self._forward(*(_tensor(tensors[name]) for name in self.signature.inputs))
+        outputs = self._forward(*(tensor_of_any(tensors[name]) for name in self.signature.inputs))
         found = dict(zip(self.signature.outputs, outputs, strict=True))
         return [
             value_of(_own_memory(found[name].cpu() if name in in_memory else found[name])) for name in given
@@ -100,13 +99,6 @@ class TorchGraph:
                 f"{where}: the network must run at its warm-up sizes before it is ready ({options.summary}),"
                 f" got {type(error).__name__}: {reason}"
             ) from error
-
-
-def _tensor(given: NDArray[Any] | ort.OrtValue) -> torch.Tensor:
-    if isinstance(given, ort.OrtValue):
-        return tensor_of(given)
-    # An array may be a view of read-only memory, which torch does not protect from writes.
-    return torch.from_numpy(np.require(given, requirements=["C", "W"]))
 
 
 def _own_memory(tensor: torch.Tensor) -> torch.Tensor:
