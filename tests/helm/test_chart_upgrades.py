@@ -53,7 +53,7 @@ OTHER: dict[str, Any] = {
     "resources": {"requests": {"cpu": "3"}, "limits": {"memory": "9Gi"}},
     "gpu.computeCapability": "9.0",
     "gpu.resource": "nvidia.com/mig-1g.10gb",
-    "gpu.tensorrt": "10.17.0",
+    "gpu.tensorrt": "11.4.0",
     "autoscaling.prometheus": "http://other:9090",
     "arguments": ["--log-verbose=1"],
     "limits": {"wan_t2v": {"steps": 20}},

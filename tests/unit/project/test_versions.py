@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from slipway_serving.triton.install.versions import ADVISED, parse_version, versioned_arguments
+
 ROOT = Path(__file__).resolve().parents[3]
 VERSIONS = dict(
     line.split("=", 1)
@@ -21,13 +23,14 @@ VERSIONS = dict(
 )
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-# What a mention looks like in a document or a chart, and what it must say. `Triton 2.67.0` is NGC's.
+# What a mention looks like in a document or a chart, and what it must say. `Triton 2.73.0` is NGC's.
 MENTIONS = {
     r"tritonserver:(\d\d\.\d\d[\w-]*)": {VERSIONS["TRITON_IMAGE_TAG"]},
     r"nvcr\.io/nvidia/tensorrt:(\d\d\.\d\d[\w-]*)": {VERSIONS["TRITON_IMAGE_TAG"]},
     r"NGC(?:'s)? (?:release )?(\d\d\.\d\d)\b": {VERSIONS["TRITON_IMAGE_TAG"].removesuffix("-py3")},
     r"Triton (\d\.\d+\.\d+)": {VERSIONS["TRITON_VERSION"], VERSIONS["NGC_TRITON_VERSION"]},
     r"TensorRT (\d+\.\d+\.\d+)": {VERSIONS["TENSORRT_VERSION"]},
+    r"tensorrt-cu12==(\d[\d.]+)": {VERSIONS["TENSORRT_WHEEL_VERSION"]},
     r"nvidia-pytriton[ =]+(\d+\.\d+\.\d+)": {VERSIONS["PYTRITON_VERSION"]},
     r"python:(3\.\d+[\w.-]*)": {VERSIONS["BASE"].removeprefix("python:")},
     r"slipway/(?:client|server-cpu|server-gpu|server-torch|export):([\w.]+)": {VERSIONS["SLIPWAY_VERSION"]},
@@ -61,6 +64,13 @@ def test_versions_of_a_release_belong_together_when_read() -> None:
     assert VERSIONS["TENSORRT_BASE"] == f"nvcr.io/nvidia/tensorrt:{tag}"
     assert VERSIONS["BASE"].startswith(f"python:{VERSIONS['PYTHON_VERSION']}-")
     assert (ROOT / ".env").readlink() == Path("docker/versions.env")
+    assert VERSIONS["TENSORRT_WHEEL_VERSION"].rpartition(".")[0] == VERSIONS["TENSORRT_VERSION"]
+
+
+def test_triton_of_the_images_is_one_that_is_advised_and_shares_memory_with_clients() -> None:
+    release = parse_version(VERSIONS["NGC_TRITON_VERSION"], "the images")
+    assert release >= ADVISED
+    assert "--allow-client-shm=true" in [*versioned_arguments(release)]
 
 
 def test_dockerfile_defaults_agree_when_read() -> None:

@@ -98,15 +98,19 @@ def test_stub_of_another_python_is_refused(installed: Path) -> None:
         find_triton(installed)
 
 
-def test_arguments_follow_the_version(installed: Path) -> None:
+@pytest.mark.parametrize(
+    ("version", "added"),
+    [("2.67.0", []), ("2.68.0", ["--allow-client-shm=true"]), ("2.73.0", ["--allow-client-shm=true"])],
+)
+def test_arguments_follow_the_version(installed: Path, version: str, added: list[str]) -> None:
     def arguments(install: TritonInstall) -> list[str]:
         config = ServerConfig(Path("models"))
         return list(server_arguments(config, "id", Path("f"), install, use_response_cache=False))
 
     old = arguments(find_triton(installed))
-    (installed / "TRITON_VERSION").write_text("2.73.0")
+    (installed / "TRITON_VERSION").write_text(version)
     new = arguments(find_triton(installed))
-    assert [each for each in new if each not in old] == ["--allow-client-shm=true"]
+    assert [each for each in new if each not in old] == added
 
 
 def test_repository_by_url_is_read_by_triton_itself(installed: Path) -> None:
