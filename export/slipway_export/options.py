@@ -29,6 +29,8 @@ class ExportOptions:
         precision: Precision of the graphs, and of PyTorch's arithmetic.
         precisions: Precisions of the components that differ, by component name.
         placements: Placements of components, by component name; the configurations decide when empty.
+        providers: Execution providers of ONNX Runtime on GPUs, by component name; that of all graphs has an
+            empty name.
         components: Names of the components to export; all, and the authored models, when empty.
         opset: ONNX operator set version; the precision's default when None.
         simplify: True to run onnxslim over each graph.
@@ -60,6 +62,7 @@ class ExportOptions:
     precision: Precision = Precision.FP32
     precisions: Mapping[str, Precision] = field(default_factory=dict)
     placements: Mapping[str, Placement] = field(default_factory=dict)
+    providers: Mapping[str, str] = field(default_factory=dict)
     components: tuple[str, ...] = ()
     opset: int | None = None
     simplify: bool = False
@@ -89,6 +92,9 @@ class ExportOptions:
             raise InvalidRequest(
                 f"place requires --repository, got --output with places of {', '.join(self.placements)}"
             )
+        if self.output is not None and self.providers:
+            given = ", ".join(f"{name}={value}".removeprefix("=") for name, value in self.providers.items())
+            raise InvalidRequest(f"provider requires --repository, got --output with {given}")
         if self.output is not None and Engine.TORCH in (self.engine, *self.engines.values()):
             raise InvalidRequest("engine torch writes no graph file; use --repository instead of --output")
         check_engines(self.engine, self.engines)

@@ -20,6 +20,7 @@ from slipway_export.checkpoint.axes import axes_of
 from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.engines.choice import TorchChoice, choose_torch
+from slipway_export.engines.providers import choose_providers
 from slipway_export.engines.tensorrt.choice import EngineChoice, choose_engines
 from slipway_export.graph.dialect import check_precision, refusal
 from slipway_export.graph.file import check_own, place_file, staged_file, write_report
@@ -140,6 +141,7 @@ def _export_models(
     exported = [
         c for c in components if c.name not in options.placements or not options.placements[c.name].server
     ]
+    providers = choose_providers(components, options)
     torch_choices = choose_torch(exported, options)
     engine_choices = choose_engines(exported, options)
     graphs = [component for component in exported if component.label not in torch_choices]
@@ -161,7 +163,7 @@ def _export_models(
         )
         rows = export.build(plan, exported)
         check_parity(rows)
-        export.finish(components, authored, rows)
+        export.finish(components, authored, rows, providers)
         check_loadable(staged, names, repository)
         if not options.check_only:
             report(f"placing {len(names)} models in {repository}")

@@ -117,6 +117,7 @@ def export_options(family: Family, arguments: ExportArguments) -> ExportOptions:
     Raises:
         InvalidRequest: An argument breaks its rule, or none or several sources are given.
     """
+    from slipway_export.engines.providers import parse_providers
     from slipway_export.engines.requested import parse_engines, parse_precisions, parse_torch
     from slipway_export.engines.tensorrt.requested import parse_request
     from slipway_export.options import ExportOptions
@@ -153,6 +154,7 @@ def export_options(family: Family, arguments: ExportArguments) -> ExportOptions:
         precision=precision,
         precisions=precisions,
         placements=parse_placements(tuple(serving.place or ())),
+        providers=parse_providers(serving.provider or ()),
         components=components,
         opset=graphs.opset_version,
         simplify=graphs.simplify,

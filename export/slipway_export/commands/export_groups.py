@@ -123,6 +123,7 @@ class ServingOptions:
         engine: Engines, ``[NAME=]ENGINE``.
         precision: Precisions, ``[NAME=]PRECISION``.
         place: Devices or servers of components, ``NAME=WHERE``.
+        provider: Execution providers of ONNX Runtime, ``[NAME=]PROVIDER``.
         weights: Formats of PyTorch's weights.
         compile_: Modes of ``torch.compile``.
         attention: Attention backends.
@@ -156,6 +157,14 @@ class ServingOptions:
             help="Device of a component's model: cpu, gpu, gpu:0,1 or 2xgpu for two instances; or"
             " grpc://HOST:PORT, another server that serves it. May be repeated.",
             metavar="NAME=WHERE",
+        ),
+    ] = None
+    provider: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What runs a graph in ONNX Runtime on a GPU, where --place puts it: cuda, or tensorrt for"
+            " graphs of engine portable. NAME=PROVIDER sets it for one component; may be repeated.",
+            metavar="[NAME=]PROVIDER",
         ),
     ] = None
     weights: Annotated[

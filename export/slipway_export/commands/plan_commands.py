@@ -63,6 +63,7 @@ def print_plan(family: Family, options: ExportOptions, *, json: bool = False) ->
     from slipway_export.checkpoint.opening import open_checkpoint
     from slipway_export.commands.terminal import quiet_libraries
     from slipway_export.engines.choice import choose_torch
+    from slipway_export.engines.providers import choose_providers
     from slipway_export.run import components_of
     from slipway_export.sizing.estimate import estimate_component, this_machine
     from slipway_export.sizing.torch_needs import estimate_torch
@@ -76,6 +77,7 @@ def print_plan(family: Family, options: ExportOptions, *, json: bool = False) ->
     ):
         components = components_of(family, checkpoint, options)
         machine = this_machine()
+        choose_providers(components, options)
         torch_choices = choose_torch([c for c in components if not _is_elsewhere(c, options)], options)
         estimates = [
             estimate

@@ -16,6 +16,7 @@ from typing import Any
 
 from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.engines.choice import TorchChoice
+from slipway_export.engines.providers import Provider
 from slipway_export.engines.tensorrt.choice import EngineChoice
 from slipway_export.engines.tensorrt.staged_engine import (
     engine_files,
@@ -37,6 +38,7 @@ from slipway_export.graph.dialect import check_operators
 from slipway_export.graph.onnx import export_graph
 from slipway_export.options import ExportOptions
 from slipway_export.progress import Progress, format_bytes, format_duration
+from slipway_export.repository.accelerators import accelerator, cache_prefix, set_accelerator
 from slipway_export.repository.config import config_text, model_config, write_axes
 from slipway_export.repository.export_source import ExportSource
 from slipway_export.repository.placement import set_instances, stage_remote
@@ -242,7 +244,11 @@ class StagedExport:
         return reference
 
     def finish(
-        self, components: Sequence[Component], authored: Sequence[AuthoredModel], rows: Sequence[ParityRow]
+        self,
+        components: Sequence[Component],
+        authored: Sequence[AuthoredModel],
+        rows: Sequence[ParityRow],
+        providers: Mapping[str, Provider],
     ) -> None:
         """Write the configuration and the manifest of each staged model."""
         for model in authored:
@@ -264,11 +270,15 @@ class StagedExport:
                 (folder / "config.pbtxt").write_text(config_text(config), encoding="utf-8")
             if placement is not None:
                 set_instances(folder / "config.pbtxt", placement)
+            if component.name in providers:
+                self._set_provider(component, providers[component.name], folder)
         for name in served_model_names(self._family, components, authored):
             self.options.queues.write(self.staged / name / "config.pbtxt")
             parts = [c for c in components if f"{self._family.name}_{c.name}" == name]
             placement = self.options.placements.get(parts[0].name) if parts else None
-            placement_facts = {} if placement is None else {"place": placement.facts}
+            placement_facts: dict[str, Any] = {} if placement is None else {"place": placement.facts}
+            if parts and parts[0].name in providers:
+                placement_facts["provider"] = providers[parts[0].name].value
             local = [] if placement is not None and placement.server else parts
             if local and any(part.graph != MODEL for part in local):
                 write_axes(self.staged / name / "config.pbtxt", local)
@@ -286,6 +296,12 @@ class StagedExport:
         else:  # Another library may have checked the graph.
             config = model_config(component, folder.name, Engine.TENSORRT)
             (folder / "config.pbtxt").write_text(config_text(config), encoding="utf-8")
+
+    def _set_provider(self, component: Component, provider: Provider, folder: Path) -> None:
+        """Write the provider that runs a component's graph into the model's configuration."""
+        precision = component.precision(self.options.requested_precision(component))
+        prefix = cache_prefix(folder.name, self.source.digests.of(self._folder(component)))
+        set_accelerator(folder / "config.pbtxt", accelerator(component, provider, precision, prefix))
 
     def facts(self, parts: Sequence[Component], rows: Sequence[ParityRow]) -> dict[str, Any]:
         """Return the manifest's facts about a model, except for its files."""

@@ -21,6 +21,7 @@ from tritonclient.grpc import model_config_pb2
 from slipway_serving.protocol.errors import NotReady, SlipwayError, Unrecoverable
 from slipway_serving.protocol.turns import NO_SESSION, Turn
 from slipway_serving.runtime.backends.onnxruntime import session, signature
+from slipway_serving.runtime.backends.onnxruntime.accelerators import without_accelerators
 from slipway_serving.runtime.backends.onnxruntime.execution import Executor, GraphRequest
 from slipway_serving.runtime.input_sizes import read_ranges
 from slipway_serving.runtime.program import Call, Program, Settings, Tensors, load_program
@@ -117,7 +118,8 @@ class InProcessModels:
 
     def _graph(self, settings: Settings) -> RunModel:
         """Load an ONNX graph and return a function that runs it."""
-        graph = session.load(settings.config, settings.folder, session.providers(settings.config, "CPU", 0))
+        config = without_accelerators(settings.config)
+        graph = session.load(config, settings.folder, session.providers(config, "CPU", 0))
         executor = Executor(
             settings.model,
             signature.graph_signature(graph),

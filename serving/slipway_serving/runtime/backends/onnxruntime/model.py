@@ -19,6 +19,7 @@ from slipway_serving.protocol.caller_ids import shortened_id
 from slipway_serving.protocol.errors import InvalidRequest, SlipwayError, without_traceback
 from slipway_serving.protocol.texts import shortened
 from slipway_serving.runtime.backends.onnxruntime import session, sharing, signature
+from slipway_serving.runtime.backends.onnxruntime.accelerators import without_accelerators
 from slipway_serving.runtime.backends.onnxruntime.execution import Arrays, Executor, GraphRequest
 from slipway_serving.runtime.backends.onnxruntime.sharing import LoadedGraph, SharedGraph
 from slipway_serving.runtime.input_sizes import read_ranges
@@ -40,7 +41,7 @@ class TritonPythonModel:
         config: dict[str, Any] = auto_complete_model_config.as_dict()
         if not signature.is_complete(config):
             try:
-                graph = _load(config, "CPU", 0).signature
+                graph = _load(without_accelerators(config), "CPU", 0).signature
                 signature.complete(config, graph)
                 signature.check(config, graph)
             except SlipwayError as error:

@@ -15,7 +15,7 @@ from typing import Any
 import onnxruntime as ort
 
 from slipway_serving.protocol.errors import InvalidRequest, SlipwayError, raise_all
-from slipway_serving.runtime.backends.onnxruntime import int8_products
+from slipway_serving.runtime.backends.onnxruntime import accelerators, int8_products
 from slipway_serving.runtime.backends.onnxruntime.arena import ARENA_SHRINKAGE, SHRUNK_ARENAS
 
 _GRAPH_LEVELS = {
@@ -122,26 +122,10 @@ def providers(config: Mapping[str, Any], kind: str, device_id: int) -> list[tupl
     Raises:
         InvalidRequest: The installed ONNX Runtime cannot use the device or an accelerator of the config.
     """
-    cpu: tuple[str, dict[str, str]] = ("CPUExecutionProvider", {})
-    accelerators = config.get("optimization", {}).get("execution_accelerators", {})
-    side = "gpu" if kind == "GPU" else "cpu"
-    wanted = {entry["name"]: entry for entry in accelerators.get(f"{side}_execution_accelerator", [])}
-    problems = [
-        f"{side}_execution_accelerator must be {'cuda' if kind == 'GPU' else 'absent'} here, got {name}"
-        for name in wanted
-        if kind != "GPU" or name != "cuda"
-    ]
-    available = ort.get_available_providers()
-    if kind == "GPU" and "CUDAExecutionProvider" not in available:
-        problems.append(
-            f"instance_group kind must be KIND_CPU with this onnxruntime ({', '.join(available)}), "
-            "got KIND_GPU; try a server with onnxruntime-gpu"
-        )
-    raise_all(str(config["name"]), problems)
+    raise_all(str(config["name"]), accelerators.device_problems(config, kind, ort.get_available_providers()))
     if kind != "GPU":
-        return [cpu]
-    options = _cuda_options(config) | dict(wanted.get("cuda", {}).get("parameters", {}))
-    return [("CUDAExecutionProvider", {"device_id": str(device_id), **options}), cpu]
+        return [(accelerators.CPU, {})]
+    return accelerators.gpu_providers(config, device_id, lambda: _cuda_options(config))
 
 
 def _cuda_options(config: Mapping[str, Any]) -> dict[str, str]:
@@ -188,7 +172,10 @@ def load(
     if not path.is_file():
         raise InvalidRequest(f"{model}: model file must exist, got none at {path}")
     try:
-        session = ort.InferenceSession(str(path), session_options(config), providers=chosen)
+        # ONNX Runtime would print why a provider failed, and go on with the others.
+        session = ort.InferenceSession(
+            str(path), session_options(config), providers=chosen, enable_fallback=False
+        )
     except SlipwayError:
         raise
     except Exception as error:  # ONNX Runtime's exceptions have no common base class.
@@ -197,12 +184,11 @@ def load(
             f"{model}: model file must be a graph that ONNX Runtime {ort.__version__} loads, "
             f"got {path}: {reason}"
         ) from error
-    if chosen[0][0] not in session.get_providers():
-        raise InvalidRequest(
-            f"{model}: {chosen[0][0]} must be usable, got only {', '.join(session.get_providers())}"
-        )
+    usable = session.get_providers()
+    if missing := [name for name, _ in chosen if name not in usable]:
+        raise InvalidRequest(f"{model}: {', '.join(missing)} must be usable, got only {', '.join(usable)}")
     largest = session.get_modelmeta().custom_metadata_map.get(int8_products.PROPERTY)
-    on_cpu = chosen[0][0] == "CPUExecutionProvider"
+    on_cpu = chosen[0][0] == accelerators.CPU
     if on_cpu and largest is not None and (problem := int8_products.problem(int(largest))):
         raise InvalidRequest(f"{model}: {problem}")
     _trim_memory()
