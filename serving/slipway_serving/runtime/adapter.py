@@ -39,6 +39,7 @@ from slipway_serving.runtime.program import (
     Call,
     Last,
     Program,
+    ReadinessProgram,
     Responses,
     Settings,
     Tensors,
@@ -129,14 +130,22 @@ class Adapter:
             return responses
 
     def is_ready(self) -> bool:
-        """Return whether this process can still serve; releases of Triton after 2.51 call this."""
-        return self._is_device_usable
+        """Return whether this instance can answer new requests now.
+
+        Triton calls this from 2.67 (26.03) on when it is asked whether the model is ready, and takes no
+        answer within 5 s for no. Triton 2.51 does not call it.
+        """
+        program = self._program
+        if program is None or not self._is_device_usable or not self._gate.is_open:
+            return False
+        return program.is_ready() if isinstance(program, ReadinessProgram) else True
 
     def finalize(self) -> None:
         """Close the program and the metrics publisher."""
         self._process_state.record_ending()
         if self._program is not None:
             self._program.close()
+            self._program = None
         if self._publisher is not None:
             self._publisher.close()
 

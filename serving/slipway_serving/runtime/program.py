@@ -112,6 +112,14 @@ class BatchProgram(Program, Protocol):
         """Return the answer or the error of each call, in order; a failed call does not affect the others."""
 
 
+@runtime_checkable
+class ReadinessProgram(Program, Protocol):
+    """Program that knows whether it can answer, beyond what the adapter knows of its process."""
+
+    def is_ready(self) -> bool:
+        """Return whether the program can answer now; it must not wait for anything."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """Settings from which a program is built.

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from adapter_programs import Made, Quiet, adapters, answering, echo, failing, noted_ends
+from adapter_programs import Made, Quiet, Told, adapters, answering, echo, failing, noted_ends
 from python_backend import Backend, BackendError, Request
 
 from slipway_serving.runtime.adapter import Adapter, instances_of, model_class
@@ -92,6 +92,37 @@ def test_requests_are_refused_when_the_server_is_going(
     assert {name: value for name, value in counts.items() if value} == {"REFUSED": 1.0}
 
 
+@pytest.mark.parametrize(
+    ("program", "stage"),
+    [(Told, ShutdownStage.PIPELINES_REFUSE), (Quiet, ShutdownStage.ALL_REFUSE)],
+)
+def test_model_is_ready_until_it_refuses_requests_or_is_closed(
+    make: Made, tmp_path: Path, program: type, stage: ShutdownStage
+) -> None:
+    """Triton 2.51 does not ask this, so that no real server tests it here."""
+    first, _ = make(program)
+    second, _ = make(program)
+    assert first.is_ready() and second.is_ready()
+    first.finalize()
+    assert [first.is_ready(), second.is_ready()] == [False, True]
+    announce(tmp_path / "server", stage)
+    assert not second.is_ready()
+
+
+def test_model_that_others_call_stays_ready_while_pipelines_finish(make: Made, tmp_path: Path) -> None:
+    called, _ = make(Quiet)
+    announce(tmp_path / "server", ShutdownStage.PIPELINES_REFUSE)
+    assert called.is_ready()
+
+
+def test_model_is_as_ready_as_its_program_says(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter, _ = make()
+    monkeypatch.setattr(Told, "is_ready", lambda self: False, raising=False)
+    assert not adapter.is_ready()
+    monkeypatch.setattr(Told, "is_ready", lambda self: True, raising=False)
+    assert adapter.is_ready()
+
+
 def test_process_ends_once_when_its_device_is_lost(
     make: Made, monkeypatch: pytest.MonkeyPatch, ended: list[str]
 ) -> None:
@@ -153,8 +184,8 @@ def test_model_is_freed_when_it_was_never_built() -> None:
     kind = model_class(Backend())
     assert (kind.__name__, issubclass(kind, Adapter)) == ("TritonPythonModel", True)
     adapter = kind()
+    assert not adapter.is_ready()
     adapter.finalize()
-    assert adapter.is_ready()
 
 
 def test_requests_are_known_as_worked_on_until_they_are_answered(
