@@ -144,7 +144,8 @@ audit: $(VENV)/installed ## Report on the dependencies: bill of materials, known
 
 lock: $(VENV)/installed ## Write requirements.lock anew from pyproject.toml
 	$(BIN)/pip install --quiet pip-tools
-	# These extras together are every extra but load and docs, which have locks of their own.
+	# These extras together are every extra but load and docs, which have locks of their own, and gpu, tensorrt and
+	# tensorrt-rtx, which no image and no test installs.
 	$(BIN)/pip-compile $(COMPILE) --extra dev --extra mutation --extra play --output-file requirements.lock pyproject.toml
 	# The CPU build's local version is not on the public index, nor is this project.
 	sed -i -E '/^slipway/d; s/^(torch==[0-9.]+)\+cpu/\1/; /^#/d; /^$$/d' requirements.lock

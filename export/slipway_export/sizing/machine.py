@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from slipway_export.spec import Precision
+from slipway_serving.protocol.distribution import onnxruntime_conflict
 from slipway_serving.protocol.errors import InvalidRequest
 
 DEVICES = ("cpu", "cuda")
@@ -86,6 +87,8 @@ def check_device(device: str) -> None:
         raise InvalidRequest(f"device must be one of {', '.join(DEVICES)}, got {device!r}")
     if device == "cpu":
         return
+    if conflict := onnxruntime_conflict():
+        raise InvalidRequest(f"device {device}: {conflict}")
     lacking = [] if torch.cuda.is_available() else ["PyTorch"]
     if _provider(device) not in onnxruntime.get_available_providers():
         lacking.append("ONNX Runtime")

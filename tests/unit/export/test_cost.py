@@ -160,3 +160,14 @@ def test_device_is_refused_by_name_when_unknown() -> None:
 def test_device_is_refused_with_the_programs_that_lack_it_when_there_is_no_gpu() -> None:
     with pytest.raises(InvalidRequest, match="cuda, which PyTorch and ONNX Runtime cannot here"):
         check_device("cuda")
+
+
+def test_gpu_is_refused_when_both_builds_of_onnx_runtime_are_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("slipway_serving.protocol.distribution.version", lambda name: "1.31.1")
+    check_device("cpu")
+    with pytest.raises(
+        InvalidRequest, match="device cuda: only one of onnxruntime and onnxruntime-gpu may be"
+    ):
+        check_device("cuda")

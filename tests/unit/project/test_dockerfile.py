@@ -122,6 +122,28 @@ def test_requirements_are_those_of_named_extras_when_an_extra_names_others() -> 
     assert not any(line.startswith("slipway") for line in own)
 
 
+def installed_extras() -> list[list[str]]:
+    """Return the arguments of each install of packages in the Dockerfile, and of each list of wheels."""
+    texts = [line.partition("install.sh packages ")[2] for line in INSTRUCTIONS]
+    wheels = re.sub(r"\\\n", " ", (ROOT / "docker/wheels.sh").read_text())
+    texts += [
+        line.partition("pyproject.toml ")[2] for line in wheels.splitlines() if "requirements.py" in line
+    ]
+    words = [re.split(r"[>&]", text)[0].replace('"', "").split() for text in texts if text]
+    return [[word.replace("${ONNXRUNTIME}", "onnxruntime-gpu") for word in each] for each in words]
+
+
+def test_no_image_and_no_lock_contains_proprietary_wheels_of_tensorrt_when_read() -> None:
+    installs = installed_extras()
+    assert len(installs) == 6 + 4  # the Dockerfile's, and those of wheels.sh
+    lists = [requirements(*each) for each in installs]
+    assert [each.stderr for each in lists if each.returncode] == []
+    names = [each.stdout for each in lists] + [path.read_text() for path in ROOT.glob("requirements*.lock")]
+    assert [text for text in names if re.search("tensorrt", text)] == []
+    # The extras themselves are found by this.
+    assert all("tensorrt" in requirements(extra).stdout for extra in ("tensorrt", "tensorrt-rtx"))
+
+
 @pytest.mark.parametrize("arguments", [["nope"], ["server", "--without", "nope"], ["--instead", "torch=x"]])
 def test_requirements_are_refused_when_a_name_is_unknown(arguments: list[str]) -> None:
     done = requirements(*arguments)

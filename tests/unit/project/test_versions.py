@@ -111,6 +111,18 @@ def test_packages_agree_when_pyproject_and_lock_are_read() -> None:
         assert int(low) <= int(VERSIONS[name].removeprefix("3.")) < int(high)
 
 
+def test_tensorrt_is_that_of_the_triton_that_serves_its_engines_when_read() -> None:
+    extras = PROJECT["optional-dependencies"]
+    assert pin(extras["tensorrt"], "tensorrt-cu12") == VERSIONS["TENSORRT_WHEEL_VERSION"]
+
+
+def test_gpu_build_of_onnx_runtime_has_the_bounds_of_the_one_that_it_replaces_when_read() -> None:
+    extras = PROJECT["optional-dependencies"]
+    (gpu,) = extras["gpu"]
+    for extra in ("export", "server"):
+        assert gpu.replace("onnxruntime-gpu", "onnxruntime") in extras[extra]
+
+
 def test_demo_checkpoints_have_the_pinned_version_when_read() -> None:
     demo = tomllib.loads((ROOT / "training/slipway_demo/pyproject.toml").read_text())["project"]
     assert pin(PROJECT["optional-dependencies"]["demo"], demo["name"]) == demo["version"]
