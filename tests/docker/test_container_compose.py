@@ -53,6 +53,9 @@ def test_gpu_profile_reserves_a_device_and_shared_memory_when_configured(compose
     ]
     assert int(triton["shm_size"]) == 4 << 30
     assert triton["build"]["args"]["TRITON_BASE"] == versions()["TRITON_BASE"]
+    export = config["services"]["export-gpu"]
+    assert export["build"]["args"]["EXPORT_BASE"] == versions()["TENSORRT_BASE"]
+    assert {"--engine=tensorrt", "--precision=fp16"} <= {*export["command"]}
 
 
 @dataclass(frozen=True)

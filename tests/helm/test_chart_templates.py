@@ -289,6 +289,7 @@ def test_engines_lie_in_a_folder_of_their_compute_capability_and_tensorrt_and_ru
     folder = triton["args"][1]
     assert folder.startswith(f"/store/models-sm90-trt{version}-set-")
     assert f"models={folder}\n" in prepare["args"][0]
+    assert "--engine tensorrt --precision fp16" in prepare["args"][0]
     assert pod["nodeSelector"] == {"nvidia.com/gpu.compute.major": "9", "nvidia.com/gpu.compute.minor": "0"}
     assert pod["runtimeClassName"] == "nvidia"
     assert pod["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
