@@ -41,6 +41,7 @@ from slipway_cli.root import run
 from slipway_client.grpc.transport import GrpcTransport
 from slipway_client.retry import Deadline
 from slipway_serving.protocol.errors import DeadlineExceeded, InvalidRequest, NotReady
+from slipway_serving.runtime.backends.onnxruntime.accelerators import ENGINE_CACHE
 from slipway_serving.system import server_processes
 from slipway_serving.system.server_folder import runtime_folder_at
 from slipway_serving.system.server_processes import SHARED_MEMORY, process_ids, shared_memory_regions
@@ -353,6 +354,25 @@ def test_other_ports_are_picked_when_a_picked_one_is_taken(
         with Server(any_port(repository)) as server:
             assert server.config.http_port not in (0, port)
             assert server.models() == ["affine"]
+
+
+def test_engines_lie_in_the_named_folder_when_the_server_is_given_one(
+    repository: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / ODD / "engines"
+    with Server(replace(any_port(repository), engine_cache=cache)) as server:
+        assert server._process is not None
+        # ONNX Runtime takes the path of the configuration from the working directory of `tritonserver`.
+        link = Path(f"/proc/{server._process.pid}/cwd") / ENGINE_CACHE
+        (link / "engine").write_text("built")
+    assert (cache / "engine").read_text() == "built"
+
+
+def test_start_is_refused_when_the_folder_of_engines_is_a_file(repository: Path, tmp_path: Path) -> None:
+    (tmp_path / "engines").touch()
+    server = Server(replace(any_port(repository), engine_cache=tmp_path / "engines"))
+    with pytest.raises(InvalidRequest, match="engine_cache must be a folder that can be written, got /"):
+        server.start()
 
 
 # As a family in another distribution is: a package that Triton's stub has to find.

@@ -106,6 +106,14 @@ def serve(
             " the C++ backend where the Triton has one."
         ),
     ] = None,
+    engine_cache: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for the engines that ONNX Runtime builds with TensorRT while models load (`slipway"
+            " export --provider tensorrt`). Without this option, they end with the server.",
+            metavar="DIR",
+        ),
+    ] = None,
     limits: Annotated[
         Path | None,
         typer.Option(help="YAML file with upper limits for the requests to each model.", metavar="FILE"),
@@ -152,6 +160,7 @@ def serve(
             trace_every=trace_every,
             triton_dir=triton_dir,
             onnxruntime_backend=onnxruntime_backend,
+            engine_cache=engine_cache,
             limits=limits,
             log_path=log_file,
             arguments=tuple(arguments or ()),

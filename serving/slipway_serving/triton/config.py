@@ -50,6 +50,8 @@ class ServerConfig:
             :func:`slipway_serving.triton.install.locate.find_triton`.
         onnxruntime_backend: Backend that runs ONNX graphs: "native" is the Triton's own C++ backend, "python"
             ours; None takes the C++ backend where there is one.
+        engine_cache: Folder for the engines that ONNX Runtime builds with TensorRT while models load; None
+            keeps them in the server's own folder, which ends with the server.
         limits: File with upper limits for requests, see :mod:`slipway_serving.runtime.limits`; None adds no
             limits to those of the models.
         log_path: Log file, which stays after the stop; None keeps a log only if something failed.
@@ -74,6 +76,7 @@ class ServerConfig:
     log_verbose: int = 0
     triton_dir: Path | None = None
     onnxruntime_backend: OnnxRuntimeBackend | None = None
+    engine_cache: Path | None = None
     limits: Path | None = None
     log_path: Path | None = None
     arguments: tuple[str, ...] = ()

@@ -160,6 +160,18 @@ def check_limits(limits: Path, models: Sequence[Path] | None) -> None:
         )
 
 
+def create_engine_cache(folder: Path) -> None:
+    """Create the folder for engines unless it exists.
+
+    Raises:
+        InvalidRequest: The path is no folder, or this user cannot write into it.
+    """
+    with contextlib.suppress(OSError):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise InvalidRequest(f"server: engine_cache must be a folder that can be written, got {folder}")
+
+
 def check_shared_memory(models: int) -> None:
     """Raise NotReady if /dev/shm has too little free space for the models' stubs."""
     if not SHARED_MEMORY.is_dir():

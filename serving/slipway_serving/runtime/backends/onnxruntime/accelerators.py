@@ -16,7 +16,8 @@ CPU, CUDA, TENSORRT = "CPUExecutionProvider", "CUDAExecutionProvider", "Tensorrt
 ENGINE_CACHE = "tensorrt_engines"
 """Folder of the engines that ONNX Runtime builds with TensorRT, in the working directory of `tritonserver`.
 
-ONNX Runtime creates this folder, but no folder above it. `slipway serve` sets the working directory.
+ONNX Runtime creates this folder, but no folder above it. `slipway serve` sets the working directory, and may
+put a link to another folder in its place.
 """
 
 _BY_NAME = {"cuda": CUDA, "tensorrt": TENSORRT}
