@@ -19,9 +19,7 @@ from pathlib import Path
 from slipway_export.checkpoint.axes import axes_of
 from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.checkpoint.opening import open_checkpoint
-from slipway_export.engines.choice import TorchChoice, choose_torch
-from slipway_export.engines.providers import choose_providers
-from slipway_export.engines.tensorrt.choice import EngineChoice, choose_engines
+from slipway_export.engines.decisions import Decisions, decide
 from slipway_export.graph.dialect import check_precision, refusal
 from slipway_export.graph.file import check_own, place_file, staged_file, write_report
 from slipway_export.graph.opset import LARGEST_OPSET, choose_opset
@@ -141,10 +139,8 @@ def _export_models(
     exported = [
         c for c in components if c.name not in options.placements or not options.placements[c.name].server
     ]
-    providers = choose_providers(components, options)
-    torch_choices = choose_torch(exported, options)
-    engine_choices = choose_engines(exported, options)
-    graphs = [component for component in exported if component.label not in torch_choices]
+    decisions = decide(components, exported, options)
+    graphs = [component for component in exported if component.label not in decisions.torch]
     opset = choose_opset(graphs, options.requested_precision, options.opset, _strictest(graphs, options))
     names = served_model_names(family, components, authored)
     if not options.force:
@@ -152,18 +148,10 @@ def _export_models(
     for line in _other_precisions(exported, options):
         report(line)
     with staging(repository, names) as staged:
-        export = _prepare(
-            source,
-            exported,
-            opset,
-            staged,
-            report,
-            torch_choices=torch_choices,
-            engine_choices=engine_choices,
-        )
+        export = _prepare(source, exported, opset, staged, report, decisions)
         rows = export.build(plan, exported)
         check_parity(rows)
-        export.finish(components, authored, rows, providers)
+        export.finish(components, authored, rows)
         check_loadable(staged, names, repository)
         if not options.check_only:
             report(f"placing {len(names)} models in {repository}")
@@ -178,17 +166,14 @@ def _export_file(
     plan, options = source.plan, source.options
     component = _select_graph(source.family, plan, options)
     _check_precisions([component], options)
-    choose_torch([component], options)
-    engine_choices = choose_engines([component], options)
+    decisions = decide([component], [component], options)
     own = source.family.graph_file
     usual = own.opset if own is not None and own.label == component.label else None
     opset = choose_opset([component], options.requested_precision, options.opset, options.engine, usual)
     if not options.force:
         check_own(output)
     with staged_file(output) as staged:
-        export = _prepare(
-            source, [component], opset, staged.parent, report, graph=staged, engine_choices=engine_choices
-        )
+        export = _prepare(source, [component], opset, staged.parent, report, decisions, graph=staged)
         rows = export.build(plan, [component])
         check_parity(rows)
         write_report(staged, {"component": component.label, **export.facts([component], rows)})
@@ -204,16 +189,13 @@ def _prepare(
     opset: int,
     staged: Path,
     report: Report,
+    decisions: Decisions,
     graph: Path | None = None,
-    torch_choices: Mapping[str, TorchChoice] | None = None,
-    engine_choices: Mapping[str, EngineChoice] | None = None,
 ) -> StagedExport:
     """Reuse finished graphs, check disk and memory for the others, and choose the points of verification."""
-    options, choices, engines = source.options, torch_choices or {}, engine_choices or {}
+    options, choices = source.options, decisions.torch
     progress = Progress(report, [component.label for component in components])
-    finished = FinishedGraphs(
-        source, _options_that_matter(options, opset), staged, progress, {**choices, **engines}
-    )
+    finished = FinishedGraphs(source, _options_that_matter(options, opset), staged, progress, decisions)
     missing, runs = finished.find(components, select_stepped(source.plan, components))
     requirements = {
         component.label: torch_requirements(component, choices[component.label].options.load_precision)
@@ -228,9 +210,7 @@ def _prepare(
     graphs = Counter(component.name for component in source.plan.components)
     # A single graph in a file has no other graph to share weights with.
     sharing = frozenset(name for name, count in graphs.items() if count > 1 and graph is None)
-    return StagedExport(
-        source, opset, verification, staged, progress, finished, graph, sharing, choices, engines
-    )
+    return StagedExport(source, opset, verification, staged, progress, finished, graph, sharing, decisions)
 
 
 def _strictest(components: Sequence[Component], options: ExportOptions) -> Engine:

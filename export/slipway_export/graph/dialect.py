@@ -86,24 +86,26 @@ def check_operators(path: Path, engine: Engine, label: str) -> None:
     Raises:
         InvalidRequest: The graph uses operators that they do not support. The message names the operators.
     """
+    if engine is not Engine.ONNXRUNTIME and (unknown := unknown_operators(path, engine)):
+        raise InvalidRequest(
+            f"{label}: operators must be standard ones that readers of engine {engine.value} know, got"
+            f" {', '.join(sorted(unknown))}; try --engine onnxruntime"
+        )
+
+
+def unknown_operators(path: Path, engine: Engine) -> set[str]:
+    """Return the operators of a graph that an engine's readers do not support."""
     import onnx
 
-    if engine is Engine.ONNXRUNTIME:
-        return
     model = onnx.load(path, load_external_data=False)
     bodies = (model.graph.node, *(function.node for function in model.functions))
     local = {(function.domain, function.name) for function in model.functions}
-    unknown = {
+    return {
         f"{node.domain}.{node.op_type}".removeprefix(".")
         for body in bodies
         for node in _all_nodes(body)
         if (node.domain, node.op_type) not in local and not _is_known(node, engine)
     }
-    if unknown:
-        raise InvalidRequest(
-            f"{label}: operators must be standard ones that readers of engine {engine.value} know, got"
-            f" {', '.join(sorted(unknown))}; try --engine onnxruntime"
-        )
 
 
 def _is_known(node: onnx.NodeProto, engine: Engine) -> bool:

@@ -13,9 +13,11 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from slipway_export.engines.providers import Provider
+from slipway_export.graph.dialect import unknown_operators
 from slipway_export.repository.config import config_text
-from slipway_export.spec import Component, Precision
+from slipway_export.spec import Component, Engine, Precision
 from slipway_serving.protocol.axis_expressions import Size
+from slipway_serving.protocol.errors import InvalidRequest
 from slipway_serving.runtime.backends.onnxruntime.accelerators import ENGINE_CACHE
 
 _PRECISION_MODES = {Precision.FP32: "FP32", Precision.FP16: "FP16", Precision.BF16: "BF16"}
@@ -45,6 +47,27 @@ def accelerator(
     return pb.ModelOptimizationPolicy.ExecutionAccelerators.Accelerator(
         name=provider.value, parameters=parameters
     )
+
+
+def check_profile(component: Component, graph: Path) -> None:
+    """Refuse a graph of varying sizes of which TensorRT would take only parts.
+
+    ONNX Runtime then wants a profile for the inputs of every part, and does not load the model without them.
+
+    Args:
+        component: Description of the component.
+        graph: Path of the graph.
+
+    Raises:
+        InvalidRequest: The graph has operators that TensorRT's parser does not know.
+    """
+    if _profile(component) and (unknown := unknown_operators(graph, Engine.TENSORRT)):
+        raise InvalidRequest(
+            f"provider of {component.name} must be {Provider.CUDA.value} for a graph of varying sizes with"
+            f" operators that TensorRT does not know ({', '.join(sorted(unknown))}), got"
+            f" {Provider.TENSORRT.value}; try --provider {component.name}={Provider.CUDA.value}, or"
+            " --fixed-shapes"
+        )
 
 
 def _profile(component: Component) -> dict[str, str]:

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slipway_export.engines.choice import TorchChoice
-from slipway_export.engines.tensorrt.choice import EngineChoice
+from slipway_export.engines.decisions import Decisions
 from slipway_export.progress import Progress
 from slipway_export.repository.export_record import STEPS, Record, left_out_of, placed_record, records
 from slipway_export.repository.export_source import ExportSource
@@ -36,14 +35,14 @@ class FinishedGraphs:
         settings: Options of the export that every graph depends on, by name.
         staged: Staging folder of the export.
         report: Progress that receives a line for each graph that is taken.
-        choices: Settings of the components that PyTorch or TensorRT serves, by label.
+        decisions: Decisions about what serves each component.
     """
 
     source: ExportSource
     settings: Mapping[str, object]
     staged: Path
     report: Progress
-    choices: Mapping[str, TorchChoice | EngineChoice] = field(default_factory=dict)
+    decisions: Decisions = field(default_factory=Decisions)
     _records: dict[str, Record] = field(default_factory=dict)
     _left_out: dict[str, tuple[LeftOut, ...]] = field(default_factory=dict)
 
@@ -129,7 +128,7 @@ class FinishedGraphs:
         return (
             component,
             component.precision(options.requested_precision(component)),
-            self.choices.get(component.label, options.engine_of(component)),
+            self.decisions.of(component) or options.engine_of(component),
         )
 
     def _take_steps(self, run: Stepped) -> bool:

@@ -8,14 +8,14 @@ checkpoint's own network -> configuration and manifest. Graphs identical to earl
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from slipway_export.checkpoint.checkpoint import Checkpoint
-from slipway_export.engines.choice import TorchChoice
+from slipway_export.engines.decisions import Decisions
 from slipway_export.engines.providers import Provider
 from slipway_export.engines.tensorrt.choice import EngineChoice
 from slipway_export.engines.tensorrt.staged_engine import (
@@ -38,7 +38,12 @@ from slipway_export.graph.dialect import check_operators
 from slipway_export.graph.onnx import export_graph
 from slipway_export.options import ExportOptions
 from slipway_export.progress import Progress, format_bytes, format_duration
-from slipway_export.repository.accelerators import accelerator, cache_prefix, set_accelerator
+from slipway_export.repository.accelerators import (
+    accelerator,
+    cache_prefix,
+    check_profile,
+    set_accelerator,
+)
 from slipway_export.repository.config import config_text, model_config, write_axes
 from slipway_export.repository.export_source import ExportSource
 from slipway_export.repository.placement import set_instances, stage_remote
@@ -97,8 +102,7 @@ class StagedExport:
         finished: Finished graphs, which are not exported again.
         graph: File of the graph in an export of a single graph.
         sharing: Names of the components whose several graphs share one file of weights.
-        torch_choices: Settings of the components that PyTorch serves, by label.
-        engine_choices: Choices of how the engines of TensorRT are built, by label.
+        decisions: Decisions about what serves each component.
     """
 
     source: ExportSource
@@ -109,8 +113,7 @@ class StagedExport:
     finished: FinishedGraphs
     graph: Path | None = None
     sharing: frozenset[str] = frozenset()
-    torch_choices: Mapping[str, TorchChoice] = field(default_factory=dict)
-    engine_choices: Mapping[str, EngineChoice] = field(default_factory=dict)
+    decisions: Decisions = field(default_factory=Decisions)
 
     @property
     def options(self) -> ExportOptions:
@@ -129,7 +132,7 @@ class StagedExport:
         return self.staged / f"{self._family.name}_{component.name}" / "1"
 
     def _path(self, component: Component) -> Path:
-        if component.label in self.torch_choices:
+        if component.label in self.decisions.torch:
             return self._folder(component) / network_file(component.graph)
         return self.graph or self._folder(component) / f"{component.graph}.onnx"
 
@@ -140,17 +143,19 @@ class StagedExport:
         for component in components:
             self.report.begin(component.label)
             path, files = self._path(component), None
-            if component.label in self.torch_choices:
+            if component.label in self.decisions.torch:
                 make, files = (
                     partial(self._build_torch, component),
                     partial(network_files, path.parent, component.graph),
                 )
             else:
                 make = partial(self._build_graph, component)
-                if component.label in self.engine_choices:
-                    choice = self.engine_choices[component.label]
+                if component.label in self.decisions.engines:
+                    choice = self.decisions.engines[component.label]
                     files = partial(_graph_and_engine, path, choice)
             rows += self.finished.graph(component, path, make, left_out, files)
+            if self.decisions.providers.get(component.name) is Provider.TENSORRT:
+                check_profile(component, path)
         for run in select_stepped(plan, components):
             rows += self.finished.steps(run, partial(self._verify_steps, run), left_out)
         for left in self.staged.rglob("*.widened*"):
@@ -161,9 +166,9 @@ class StagedExport:
         self.report(f"{run.next.label}: verifying {run.steps} steps as one run")
         paths = {graph.label: self._path(graph) for graph in (run.first, run.next) if graph is not None}
         point, device = self.verification.steps[run.next.label], self.options.verify_device
-        if run.next.label in self.torch_choices:
+        if run.next.label in self.decisions.torch:
             return verify_steps_in_process(
-                run, self._folder(run.next).parent, self.torch_choices, point, device
+                run, self._folder(run.next).parent, self.decisions.torch, point, device
             )
         return verify_stepped(run, paths, self.options.requested_precision(run.next), point, device)
 
@@ -202,7 +207,7 @@ class StagedExport:
 
     def _build_engine(self, component: Component, graph: Path) -> None:
         """Build the engine of a verified graph, if TensorRT serves the component."""
-        choice = self.engine_choices.get(component.label)
+        choice = self.decisions.engines.get(component.label)
         if choice is None:
             if self.options.engine_of(component).is_tensorrt:
                 self.report(f"{component.label}: not parsed, because no TensorRT library is installed")
@@ -216,7 +221,7 @@ class StagedExport:
 
     def _build_torch(self, component: Component) -> list[ParityRow]:
         """Place the files that PyTorch loads for a component, and verify the served program on them."""
-        choice, folder = self.torch_choices[component.label], self._folder(component)
+        choice, folder = self.decisions.torch[component.label], self._folder(component)
         note = f" (kept in {choice.options.summary})" if choice.differs else ""
         self.report(f"{component.label}: placing the files that PyTorch loads{note}")
         folder.mkdir(parents=True, exist_ok=True)
@@ -244,11 +249,7 @@ class StagedExport:
         return reference
 
     def finish(
-        self,
-        components: Sequence[Component],
-        authored: Sequence[AuthoredModel],
-        rows: Sequence[ParityRow],
-        providers: Mapping[str, Provider],
+        self, components: Sequence[Component], authored: Sequence[AuthoredModel], rows: Sequence[ParityRow]
     ) -> None:
         """Write the configuration and the manifest of each staged model."""
         for model in authored:
@@ -259,9 +260,9 @@ class StagedExport:
             if placement is not None and placement.server:
                 stage_remote(component, folder.name, placement, self.staged)
                 continue
-            if component.label in self.torch_choices and component.graph == MODEL:
-                stage_model(component, folder.name, self.torch_choices[component.label], self.staged)
-            elif component.graph == MODEL and component.label in self.engine_choices:
+            if component.label in self.decisions.torch and component.graph == MODEL:
+                stage_model(component, folder.name, self.decisions.torch[component.label], self.staged)
+            elif component.graph == MODEL and component.label in self.decisions.engines:
                 self._stage_engine_config(component, folder)
             elif component.graph == MODEL:
                 engine = self.options.engine_of(component)
@@ -270,15 +271,15 @@ class StagedExport:
                 (folder / "config.pbtxt").write_text(config_text(config), encoding="utf-8")
             if placement is not None:
                 set_instances(folder / "config.pbtxt", placement)
-            if component.name in providers:
-                self._set_provider(component, providers[component.name], folder)
+            if component.name in self.decisions.providers:
+                self._set_provider(component, folder)
         for name in served_model_names(self._family, components, authored):
             self.options.queues.write(self.staged / name / "config.pbtxt")
             parts = [c for c in components if f"{self._family.name}_{c.name}" == name]
             placement = self.options.placements.get(parts[0].name) if parts else None
             placement_facts: dict[str, Any] = {} if placement is None else {"place": placement.facts}
-            if parts and parts[0].name in providers:
-                placement_facts["provider"] = providers[parts[0].name].value
+            if parts and parts[0].name in self.decisions.providers:
+                placement_facts["provider"] = self.decisions.providers[parts[0].name].value
             local = [] if placement is not None and placement.server else parts
             if local and any(part.graph != MODEL for part in local):
                 write_axes(self.staged / name / "config.pbtxt", local)
@@ -288,7 +289,7 @@ class StagedExport:
 
     def _stage_engine_config(self, component: Component, folder: Path) -> None:
         """Write the configuration of a model that runs an engine; without an engine that of its graph."""
-        choice = self.engine_choices[component.label]
+        choice = self.decisions.engines[component.label]
         if self.options.engine_of(component) is Engine.TENSORRT_RTX:
             stage_engine_model(component, folder.name, self.staged)
         elif choice.placed:
@@ -297,11 +298,12 @@ class StagedExport:
             config = model_config(component, folder.name, Engine.TENSORRT)
             (folder / "config.pbtxt").write_text(config_text(config), encoding="utf-8")
 
-    def _set_provider(self, component: Component, provider: Provider, folder: Path) -> None:
+    def _set_provider(self, component: Component, folder: Path) -> None:
         """Write the provider that runs a component's graph into the model's configuration."""
         precision = component.precision(self.options.requested_precision(component))
         prefix = cache_prefix(folder.name, self.source.digests.of(self._folder(component)))
-        set_accelerator(folder / "config.pbtxt", accelerator(component, provider, precision, prefix))
+        entry = accelerator(component, self.decisions.providers[component.name], precision, prefix)
+        set_accelerator(folder / "config.pbtxt", entry)
 
     def facts(self, parts: Sequence[Component], rows: Sequence[ParityRow]) -> dict[str, Any]:
         """Return the manifest's facts about a model, except for its files."""
@@ -336,7 +338,9 @@ class StagedExport:
 
     def _facts_of_engine(self, parts: Sequence[Component]) -> dict[str, Any]:
         choices = {
-            part.graph: self.torch_choices[part.label] for part in parts if part.label in self.torch_choices
+            part.graph: self.decisions.torch[part.label]
+            for part in parts
+            if part.label in self.decisions.torch
         }
         if not choices:
             return {"opset": self.opset, "simplified": self.options.simplify, **self._engine_facts(parts)}
@@ -348,7 +352,9 @@ class StagedExport:
     def _engine_facts(self, parts: Sequence[Component]) -> dict[str, Any]:
         """Return the manifest's entry about the engines of a model's graphs."""
         chosen = {
-            part.graph: self.engine_choices[part.label] for part in parts if part.label in self.engine_choices
+            part.graph: self.decisions.engines[part.label]
+            for part in parts
+            if part.label in self.decisions.engines
         }
         if not chosen:
             return {}

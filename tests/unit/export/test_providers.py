@@ -6,13 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from slipway_export.engines.providers import Provider, choose_providers, parse_providers
 from slipway_export.options import ExportOptions
-from slipway_export.repository.accelerators import accelerator, cache_prefix, set_accelerator
+from slipway_export.repository.accelerators import (
+    accelerator,
+    cache_prefix,
+    check_profile,
+    set_accelerator,
+)
 from slipway_export.repository.config import config_text, model_config
 from slipway_export.repository.placement import Placement, set_instances
 from slipway_export.spec import Axis, Component, DType, Engine, Precision, TensorSpec, Tolerance
@@ -131,6 +137,20 @@ def test_accelerator_for_cuda_has_a_name_only(tmp_path: Path) -> None:
     config = placed(NET, Provider.CUDA, Precision.FP32, tmp_path)
     (entry,) = config.optimization.execution_accelerators.gpu_execution_accelerator
     assert (entry.name, dict(entry.parameters)) == ("cuda", {})
+
+
+def test_graph_of_varying_sizes_is_refused_when_tensorrt_does_not_know_an_operator(tmp_path: Path) -> None:
+    spectrum = onnx.helper.make_node("STFT", ["x", "step"], ["y"])
+    graph = onnx.helper.make_graph([spectrum], "g", [], [])
+    onnx.save(onnx.helper.make_model(graph), tmp_path / "model.onnx")
+    with pytest.raises(InvalidRequest) as failure:
+        check_profile(NET, tmp_path / "model.onnx")
+    assert str(failure.value) == (
+        "provider of net must be cuda for a graph of varying sizes with operators that TensorRT does not know"
+        " (STFT), got tensorrt; try --provider net=cuda, or --fixed-shapes"
+    )
+    # ONNX Runtime needs no profile for sizes that do not vary, and gives CUDA the rest of the graph.
+    check_profile(replace(NET, axes=tuple(axis.fixed for axis in NET.axes)), tmp_path / "model.onnx")
 
 
 def test_engines_of_other_weights_are_cached_under_another_name() -> None:
