@@ -43,18 +43,18 @@ class LeftOut:
         graph: Label of the component.
         point: Name of the point: ``opt`` or ``max``; ``steps`` for all steps as one run at opt.
         sizes: Sizes by axis.
-        seconds: Estimated time to verify the point here, in seconds; infinite if memory does not suffice.
+        seconds: Estimated time to verify the point here, in seconds; None if memory does not suffice.
     """
 
     graph: str
     point: str
     sizes: Mapping[str, int]
-    seconds: float
+    seconds: float | None
 
     @property
     def text(self) -> str:
         """Description of the point in one line, for people."""
-        takes = "more memory than is available" if math.isinf(self.seconds) else format_duration(self.seconds)
+        takes = "more memory than is available" if self.seconds is None else format_duration(self.seconds)
         return f"{self.graph} at {format_point(self.point, self.sizes)}, which takes {takes}"
 
 
@@ -165,6 +165,11 @@ def estimate(
     return graphs + sum(_StepsJob(run, at).needed for run in stepped)
 
 
+def _finite(seconds: float) -> float | None:
+    """Return an estimated time; None for the infinite time of a point that does not fit in memory."""
+    return None if math.isinf(seconds) else seconds
+
+
 class _WorkCache:
     """Cache of the work of components, in which each point is counted once.
 
@@ -264,7 +269,7 @@ class _GraphJob:
             points["opt"] = named["opt"]
             spent += self.costs["opt"]
         left = [
-            LeftOut(self.component.label, name, named[name], self.costs[name])
+            LeftOut(self.component.label, name, named[name], _finite(self.costs[name]))
             for name in ("opt", "max")
             if named[name] not in points.values()
         ]
@@ -295,7 +300,7 @@ class _StepsJob:
         point, cost = _furthest(self.opt, self.stepped.next.axes, self._at, share)
         if point == self.opt:
             return point, cost, []
-        return point, cost, [LeftOut(self.label, "steps", self.opt, self.needed)]
+        return point, cost, [LeftOut(self.label, "steps", self.opt, _finite(self.needed))]
 
 
 def _furthest(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import pytest
 from torch import nn
@@ -113,7 +115,8 @@ def test_points_are_those_that_memory_holds_when_there_is_little(monkeypatch: py
     points = found.points["products"]
     # 2 KB a row, and ONNX Runtime may hold them twice.
     assert 64 <= max(point["rows"] for point in points.values()) <= 4_000_000 / (2 * 2048)
-    assert [left.point for left in found.left_out] == ["max"]
+    assert [(left.point, left.seconds) for left in found.left_out] == [("max", None)]
+    json.dumps([asdict(left) for left in found.left_out], allow_nan=False)  # As in a manifest.
     assert (
         said[-1]
         == "verification leaves out products at max (rows=4096), which takes more memory than is available"
