@@ -8,6 +8,9 @@ BIN := $(VENV)/bin
 LOAD_VENV := .venv-load
 # The site needs none of the project's dependencies.
 DOCS_VENV := .venv-docs
+# The tests build engines with TensorRT-RTX. Its wheels are NVIDIA's and under NVIDIA's licence; `make test TENSORRT=`
+# leaves them out, and skips what needs them.
+TENSORRT ?= tensorrt-rtx
 # Two threads everywhere: the tests and the demo are made for two cores.
 export OMP_NUM_THREADS ?= 2
 
@@ -40,7 +43,7 @@ $(VENV)/installed-demo: pyproject.toml requirements.lock
 # The extra dev contains what the demo needs.
 $(VENV)/installed: pyproject.toml requirements.lock
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) '.[dev]'
+	$(INSTALL) '.[dev$(TENSORRT:%=,%)]'
 	@touch $@ $(VENV)/installed-demo
 
 $(LOAD_VENV)/installed: pyproject.toml requirements-load.lock

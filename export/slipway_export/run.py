@@ -37,6 +37,7 @@ from slipway_export.repository.staged_export import (
 )
 from slipway_export.repository.staging import staging
 from slipway_export.sizing.budget import LeftOut, Verification, all_points, choose_for_machine
+from slipway_export.sizing.engine_needs import with_builder
 from slipway_export.sizing.machine import check_device
 from slipway_export.sizing.resource_check import (
     Requirements,
@@ -193,16 +194,11 @@ def _prepare(
     graph: Path | None = None,
 ) -> StagedExport:
     """Reuse finished graphs, check disk and memory for the others, and choose the points of verification."""
-    options, choices = source.options, decisions.torch
+    options = source.options
     progress = Progress(report, [component.label for component in components])
     finished = FinishedGraphs(source, _options_that_matter(options, opset), staged, progress, decisions)
     missing, runs = finished.find(components, select_stepped(source.plan, components))
-    requirements = {
-        component.label: torch_requirements(component, choices[component.label].options.load_precision)
-        if component.label in choices
-        else graph_requirements(component, options.requested_precision(component))
-        for component in missing
-    }
+    requirements = {component.label: _requirements(component, options, decisions) for component in missing}
     check_disk(options.repository or options.output or staged, requirements)
     check_memory(requirements)
     verification = _verification(missing, runs, options, requirements, report)
@@ -211,6 +207,14 @@ def _prepare(
     # A single graph in a file has no other graph to share weights with.
     sharing = frozenset(name for name, count in graphs.items() if count > 1 and graph is None)
     return StagedExport(source, opset, verification, staged, progress, finished, graph, sharing, decisions)
+
+
+def _requirements(component: Component, options: ExportOptions, decisions: Decisions) -> Requirements:
+    """Return the disk and memory that a component takes, whatever serves it."""
+    if (choice := decisions.torch.get(component.label)) is not None:
+        return torch_requirements(component, choice.options.load_precision)
+    graph = graph_requirements(component, options.requested_precision(component))
+    return with_builder(graph) if component.label in decisions.engines else graph
 
 
 def _strictest(components: Sequence[Component], options: ExportOptions) -> Engine:

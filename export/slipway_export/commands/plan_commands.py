@@ -65,7 +65,7 @@ def print_plan(family: Family, options: ExportOptions, *, json: bool = False) ->
     from slipway_export.engines.choice import choose_torch
     from slipway_export.engines.providers import choose_providers
     from slipway_export.run import components_of
-    from slipway_export.sizing.estimate import estimate_component, this_machine
+    from slipway_export.sizing.estimate import this_machine
     from slipway_export.sizing.torch_needs import estimate_torch
 
     family = family.variant(options.variant)
@@ -85,7 +85,7 @@ def print_plan(family: Family, options: ExportOptions, *, json: bool = False) ->
             for estimate in (
                 [estimate_torch(component, torch_choices[component.label], machine)]
                 if component.label in torch_choices
-                else estimate_component(component, machine)
+                else _estimate_graph(component, options, machine)
             )
         ]
     sizes = {component.label: component.points()["opt"] for component in components}
@@ -99,6 +99,18 @@ def print_plan(family: Family, options: ExportOptions, *, json: bool = False) ->
     _print_machine(machine)
 
 
+def _estimate_graph(component: Component, options: ExportOptions, machine: Machine) -> list[ResourceEstimate]:
+    """Return the estimates of a component's graph, with its engine if TensorRT serves it."""
+    from slipway_export.graph.dialect import offered
+    from slipway_export.sizing.engine_needs import with_engine
+    from slipway_export.sizing.estimate import estimate_component
+
+    engine = options.engine_of(component)
+    if not engine.is_tensorrt:
+        return estimate_component(component, machine)
+    return [with_engine(each) for each in estimate_component(component, machine, offered(component, engine))]
+
+
 def _is_elsewhere(component: Component, options: ExportOptions) -> bool:
     place = options.placements.get(component.name)
     return place is not None and bool(place.server)
@@ -110,6 +122,7 @@ _QUANTITIES: Mapping[str, Callable[[ResourceEstimate], str]] = {
     "disk": lambda estimate: format_bytes(estimate.disk_bytes),
     "RAM to export": lambda estimate: format_bytes(estimate.export_bytes),
     "RAM to verify": lambda estimate: format_bytes(estimate.verify_bytes),
+    "RAM to build": lambda estimate: format_bytes(estimate.build_bytes) if estimate.build_bytes else "",
     "RAM to serve": lambda estimate: format_bytes(estimate.serve_bytes),
     "device": lambda estimate: format_bytes(estimate.device_bytes),
     "time to export": lambda estimate: format_time(estimate.export_s),
@@ -150,7 +163,8 @@ def print_export_estimates(
             for estimate in columns:
                 table.add_column(estimate.served or estimate.precision.value, justify="right")
             for title, text in _QUANTITIES.items():
-                table.add_row(title, *map(text, columns))
+                if any(texts := [text(column) for column in columns]):
+                    table.add_row(title, *texts)
             output.print(table)
 
 

@@ -38,7 +38,7 @@ def decide(
 
     Args:
         components: Components of the export.
-        served_here: Those of them that this server runs.
+        served_here: Components that this server runs.
         options: Options of the export.
 
     Raises:

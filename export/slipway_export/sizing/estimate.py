@@ -92,6 +92,7 @@ class ResourceEstimate:
         operations: Number of operations of that forward.
         served: Description of how it is served, if not by a graph of that precision.
         model: Name of the placed model; empty in a plan, which places nothing.
+        build_bytes: Memory of the process that builds its TensorRT engine; 0 without one.
     """
 
     label: str
@@ -108,6 +109,7 @@ class ResourceEstimate:
     operations: float
     served: str = ""
     model: str = ""
+    build_bytes: float = 0.0
 
 
 def estimate_component(
