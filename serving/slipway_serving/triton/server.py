@@ -23,7 +23,6 @@ from types import TracebackType
 from typing import IO, Any
 
 from slipway_serving.protocol.errors import InvalidRequest, NotReady, SlipwayError
-from slipway_serving.runtime.backends.onnxruntime.accelerators import ENGINE_CACHE
 from slipway_serving.runtime.backends.onnxruntime.sharing import GRAPHS_FOLDER_VARIABLE
 from slipway_serving.runtime.limits import LIMITS_VARIABLE
 from slipway_serving.runtime.queue_limits import METRICS_VARIABLE
@@ -57,10 +56,10 @@ from slipway_serving.triton.start.checks import (
     check_programs_run,
     check_repository,
     check_shared_memory,
-    create_engine_cache,
     free_ports,
     resolve_address,
 )
+from slipway_serving.triton.start.engine_cache import create_engine_cache, link_engine_cache
 from slipway_serving.triton.start.errors import PortTaken, ProcessDiedLoading
 from slipway_serving.triton.start.load_progress import LoadProgress
 from slipway_serving.triton.start.ready import StartingServer
@@ -193,8 +192,7 @@ class Server:
         self._setup = TritonSetup.choose(find_triton(self.config.triton_dir), self.config.onnxruntime_backend)
         for line in ignored_parameters(models, native=self._setup.native):
             self._warn(line)
-        if self.config.engine_cache is not None:
-            create_engine_cache(self.config.engine_cache)
+        create_engine_cache(self.config.engine_cache)
         if self.config.limits is not None:
             check_limits(self.config.limits, models if self.config.folder is not None else None)
         for server_id in remove_leftovers():
@@ -353,8 +351,7 @@ class Server:
         # Triton passes model paths to a shell without quotes, so we give it a path that needs none.
         if self.config.folder is not None:
             (folder / MODELS).symlink_to(self.config.folder)
-        if self.config.engine_cache is not None:
-            (folder / ENGINE_CACHE).symlink_to(self.config.engine_cache.resolve())
+        link_engine_cache(self.config.engine_cache, folder)
         self._setup.lay_out(folder, os.environ)
         if (key_file := self.control_token_file) is not None:
             key_file.touch(mode=0o600)

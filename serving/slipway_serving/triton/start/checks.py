@@ -21,6 +21,7 @@ from slipway_serving.protocol.errors import InvalidRequest, NotReady, raise_all
 from slipway_serving.runtime.input_sizes import AXES_PARAMETER
 from slipway_serving.runtime.limits import read_limits
 from slipway_serving.system.server_processes import SHARED_MEMORY
+from slipway_serving.triton.start.plan_check import check_plans
 
 _MIB = 1 << 20
 _NAME_MARKS = ". _ - + , @ %"
@@ -37,8 +38,8 @@ def check_repository(repository: Path) -> list[Path]:
     """Return the repository's model folders.
 
     Raises:
-        InvalidRequest: The repository does not exist, is not a folder, or contains no model, or the name of a
-            model has a character that is special to a shell.
+        InvalidRequest: The repository does not exist, is not a folder, or contains no model, the name of a
+            model has a character that is special to a shell, or a TensorRT engine cannot run here.
     """
     if not repository.exists():
         raise InvalidRequest(f"server: repository must exist, got {repository}; try `slipway export` first")
@@ -59,6 +60,7 @@ def check_repository(repository: Path) -> list[Path]:
             if not _SAFE_NAME.fullmatch(model.name)
         ],
     )
+    check_plans(models)
     return models
 
 
@@ -158,18 +160,6 @@ def check_limits(limits: Path, models: Sequence[Path] | None) -> None:
             "server: limits must name models that check requests, got ensembles or graphs"
             f" {', '.join(unchecked)}; try {', '.join(checking)}"
         )
-
-
-def create_engine_cache(folder: Path) -> None:
-    """Create the folder for engines unless it exists.
-
-    Raises:
-        InvalidRequest: The path is no folder, or this user cannot write into it.
-    """
-    with contextlib.suppress(OSError):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        raise InvalidRequest(f"server: engine_cache must be a folder that can be written, got {folder}")
 
 
 def check_shared_memory(models: int) -> None:
