@@ -290,16 +290,25 @@ def plan_of(
         checkpoint: Checkpoint whose configuration is read.
         variant: Name of one of the family's variants; the family's own plan when None.
         axes: All axes of the family.
-        engine: Engine; ``portable`` replaces some components.
+        engine: Engine; ``portable`` replaces some components, and each engine has its own precisions.
 
     Raises:
         InvalidRequest: The family has no such variant, or the checkpoint does not belong to it.
     """
     with checkpoint.describing(family.name):
         plan = family.variant(variant).plan(checkpoint, axes)
-    if engine is not Engine.PORTABLE:
-        return plan
-    return replace(plan, components=tuple(component.for_portable() for component in plan.components))
+    components = tuple(component.for_engine(engine) for component in plan.components)
+    if not engine.is_tensorrt:
+        return replace(plan, components=components)
+    stepped = tuple(
+        replace(
+            run,
+            first=None if run.first is None else run.first.for_engine(engine),
+            next=run.next.for_engine(engine),
+        )
+        for run in plan.stepped
+    )
+    return replace(plan, components=components, stepped=stepped)
 
 
 def _select(

@@ -171,9 +171,9 @@ def _choose(component: Component, options: ExportOptions) -> TorchChoice:
         able = [each.value for each, bounds in _BOUNDS.items() if bounds in component.tolerance]
         rule = f"one of {', '.join(able)}" if able else "left out"
         raise InvalidRequest(f"weights of {component.name} must be {rule}, got {text}")
-    # A component without bounds for a precision stays float32, as in its graph. An integer precision stays as
-    # it is and is refused later, because engine torch has integers only as a format of weights.
-    arithmetic = precision if precision.is_integer else component.precision(precision)
+    # A component without bounds for a precision stays float32, as in its graph. A quantized precision stays
+    # as it is and is refused later, because engine torch has it only as a format of weights.
+    arithmetic = precision if precision.is_quantized else component.precision(precision)
     chosen = TorchOptions(
         precision=arithmetic.value,
         weights=None if without_bounds else weights,
@@ -183,7 +183,7 @@ def _choose(component: Component, options: ExportOptions) -> TorchChoice:
         offload=Offload(value_of(requested.offload) or Offload.NONE),
     )
     on_gpu = placement is not None and placement.kind == "gpu"
-    bounds = () if precision.is_integer else bounds_of(component, chosen)
+    bounds = () if precision.is_quantized else bounds_of(component, chosen)
     return TorchChoice(chosen, bounds, on_gpu, without_bounds or arithmetic is not precision)
 
 

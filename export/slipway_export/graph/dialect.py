@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     import onnx
 
 _HALVES = (Precision.FP16, Precision.BF16)
-# Integer graphs contain DynamicQuantizeLinear and MatMulInteger (int8) or com.microsoft's MatMulNBits (int4).
-# A float64 graph needs float64 operators, and TensorRT computes none in float64.
+# Quantized graphs for ONNX Runtime contain DynamicQuantizeLinear and MatMulInteger (int8) or com.microsoft's
+# MatMulNBits (int4), those for TensorRT QuantizeLinear and DequantizeLinear. A float64 graph needs float64
+# operators, and TensorRT computes none in float64.
+_TENSORRT = (Precision.FP32, *_HALVES, Precision.INT8, Precision.FP8, Precision.INT4)
 PRECISIONS = {
-    Engine.ONNXRUNTIME: tuple(Precision),
-    Engine.TENSORRT: (Precision.FP32, *_HALVES),
-    Engine.TENSORRT_RTX: (Precision.FP32, *_HALVES),
+    Engine.ONNXRUNTIME: tuple(precision for precision in Precision if precision is not Precision.FP8),
+    Engine.TENSORRT: _TENSORRT,
+    Engine.TENSORRT_RTX: _TENSORRT,
     Engine.PORTABLE: (Precision.FP32, *_HALVES, Precision.INT8),
     Engine.TORCH: (Precision.FP64, Precision.FP32, *_HALVES),
 }
@@ -50,15 +52,18 @@ def check_precision(engine: Engine, precision: Precision) -> None:
     known = PRECISIONS[engine]
     if precision not in known:
         names = ", ".join(each.value for each in known)
+        other = "tensorrt" if precision is Precision.FP8 else "onnxruntime"
         raise InvalidRequest(
             f"export: precision must be one of {names} for engine {engine.value}, whose readers do not know"
-            f" the operators of others, got {precision.value}; try --precision fp16, or --engine onnxruntime"
+            f" the operators of others, got {precision.value}; try --precision fp16, or --engine {other}"
         )
 
 
 def offered(component: Component, engine: Engine) -> tuple[Precision, ...]:
     """Return the precisions that both the engine and the component support."""
-    return tuple(precision for precision in PRECISIONS[engine] if precision in component.tolerance)
+    excluded = component.tensorrt_excludes if engine.is_tensorrt else {}
+    able = component.tolerance.keys() - excluded.keys()
+    return tuple(precision for precision in PRECISIONS[engine] if precision in able)
 
 
 def refusal(component: Component, precision: Precision, engine: Engine) -> str | None:
@@ -67,10 +72,12 @@ def refusal(component: Component, precision: Precision, engine: Engine) -> str |
     if precision in able:
         return None
     fix = ""
-    if engine is Engine.TORCH and precision.is_integer:
+    excluded = component.tensorrt_excludes.get(precision) if engine.is_tensorrt else None
+    because = "" if excluded is None else f" ({excluded})"
+    if engine is Engine.TORCH and precision.is_quantized:
         fix = f"; try --weights {component.name}={precision.value}"
     return (
-        f"precision of {component.name} must be one of {', '.join(able)} with engine {engine.value},"
+        f"precision of {component.name} must be one of {', '.join(able)} with engine {engine.value}{because},"
         f" got {precision.value}{fix}"
     )
 

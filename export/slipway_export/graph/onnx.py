@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,20 +82,24 @@ def export_graph(
     simplify: bool = False,
     shares: bool = False,
     report: Report = lambda _: None,
+    largest_inputs: Mapping[str, float] | None = None,
 ) -> None:
     """Export a network to `path` (and to `path` + ``.data`` if it is large or shares weights).
 
     Args:
         component: Description of the component.
-        module: Network, in eval mode.
+        module: Network, in eval mode, in the precision that the component is loaded in for the graph's
+            precision (:meth:`Component.loaded_in`).
         path: Path of the ``.onnx`` file.
         opset: ONNX operator set version.
-        precision: Precision of the graph; an integer graph is quantized from the float32 network.
+        precision: Precision of the graph.
         engine: Engine, which determines the operators.
         simplify: True to run onnxslim over the graph afterwards.
         shares: True to refer to weights of the graphs beside it, see
             :mod:`slipway_export.graph.shared_weights`.
         report: Callback for a line at each tenth of large weights, and about INT8 weights of a reduced range.
+        largest_inputs: Largest absolute inputs of the linear layers, by path, from `calibration.py`; required
+            by INT8 and FP8 for TensorRT.
 
     Raises:
         InvalidRequest: `simplify` is set and onnxslim is not installed, the graph uses operators that the
@@ -112,8 +116,8 @@ def export_graph(
     if engine is Engine.ONNXRUNTIME:
         rewrite.drop_reshapes(model)
     lower(model, opset, component.label)
-    if precision.is_integer:
-        _quantize(component, model, precision, engine, report)
+    if precision.is_quantized:
+        _quantize(component, model, precision, engine, report, largest_inputs or {})
     tensors = (value.const_value for value in model.graph.initializers.values())
     size = sum(tensor.nbytes for tensor in tensors if tensor is not None)
     if shares and not simplify:
@@ -168,9 +172,30 @@ def _name_tensors(component: Component, model: ir.Model) -> None:
 
 
 def _quantize(
-    component: Component, model: ir.Model, precision: Precision, engine: Engine, report: Report
+    component: Component,
+    model: ir.Model,
+    precision: Precision,
+    engine: Engine,
+    report: Report,
+    largest_inputs: Mapping[str, float],
 ) -> None:
-    """Quantize a graph to an integer precision."""
+    """Quantize a graph in the dialect of its engine."""
+    if engine.is_tensorrt:
+        from slipway_export.graph import qdq
+
+        count = qdq.quantize(model, precision, component.keep_float, component.outliers, largest_inputs)
+    else:
+        count = _quantize_for_onnxruntime(component, model, precision, engine, report)
+    if not count:
+        raise InvalidRequest(
+            f"{component.label}: precision {precision.value} must have matrix products to quantize, got none"
+        )
+
+
+def _quantize_for_onnxruntime(
+    component: Component, model: ir.Model, precision: Precision, engine: Engine, report: Report
+) -> int:
+    """Quantize a graph for ONNX Runtime, also for engine ``portable``; return the number of products."""
     from slipway_export.graph.quantize import quantize
 
     if precision is Precision.INT8 and int8_products.largest_exact_weight() < int8_products.FULL:
@@ -181,10 +206,7 @@ def _quantize(
     keep, outliers = component.keep_float, component.outliers
     if engine is Engine.PORTABLE:  # Portable graphs have no operator for block-quantized weights.
         keep, outliers = (*keep, *outliers), ()
-    if not quantize(model, precision, keep, outliers):
-        raise InvalidRequest(
-            f"{component.label}: precision {precision.value} must have matrix products to quantize, got none"
-        )
+    return quantize(model, precision, keep, outliers)
 
 
 @contextmanager

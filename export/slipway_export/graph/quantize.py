@@ -1,4 +1,4 @@
-"""Quantization of graphs: INT8 with dynamic activations, INT4 weights in blocks, large tables in float16.
+"""Quantization of graphs for ONNX Runtime: dynamic INT8, INT4 weights in blocks, large tables in float16.
 
 Quantization changes products with a weight, and lookups in a large table. Nodes in modules that a component
 names as sensitive, by path, stay as they are. Each weight is quantized when the graph is written, one at a
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import ast
 import fnmatch
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -61,10 +61,10 @@ def quantize(
     dynamic = _Dynamic()
     if precision is Precision.INT8:
         model.metadata_props[int8_products.PROPERTY] = str(int8_products.largest_exact_weight())
-    nodes = [node for node in model.graph if not _matches(node, keep_float)]
-    products = [node for node in nodes if _is_product(node)]
+    nodes = [node for node in model.graph if not matches(node, keep_float)]
+    products = [node for node in nodes if is_product(node)]
     for node in products:
-        wide = _matches(node, outliers)
+        wide = matches(node, outliers)
         rewrite: Rewrite = dynamic
         if wide or precision is Precision.INT4:
             bits, level = (4 if precision is Precision.INT4 else 8), (_FLOAT32 if wide else _IN_BLOCKS)
@@ -77,12 +77,17 @@ def quantize(
     return len(products)
 
 
-def _is_product(node: ir.Node) -> bool:
-    """Return whether a node multiplies by a weight matrix that is stored in the graph."""
+def is_product(node: ir.Node, dtypes: Collection[ir.DataType] = (ir.DataType.FLOAT,)) -> bool:
+    """Return whether a node multiplies by a weight matrix that is stored in the graph.
+
+    Args:
+        node: Node of a graph.
+        dtypes: Element types that the weight may have.
+    """
     if node.domain or node.op_type not in ("MatMul", "Gemm"):
         return False
     weight = node.inputs[1]
-    if weight is None or weight.const_value is None or weight.const_value.dtype != ir.DataType.FLOAT:
+    if weight is None or weight.const_value is None or weight.const_value.dtype not in dtypes:
         return False
     plain = all(
         node.attributes[name].value == default
@@ -92,15 +97,21 @@ def _is_product(node: ir.Node) -> bool:
     return plain and len(weight.const_value.shape) == 2
 
 
-def _matches(node: ir.Node, patterns: Sequence[str]) -> bool:
-    scopes = ast.literal_eval(node.metadata_props.get(_SCOPES, "[]"))
-    return any(fnmatch.fnmatchcase(path, pattern) for path in scopes for pattern in patterns)
+def matches(node: ir.Node, patterns: Sequence[str]) -> bool:
+    """Return whether a pattern names the path of a module that a node belongs to."""
+    return any(fnmatch.fnmatchcase(path, pattern) for path in scopes(node) for pattern in patterns)
 
 
-def _weight_of(node: ir.Node) -> tuple[str, Callable[[], Array], tuple[int, int]]:
+def scopes(node: ir.Node) -> list[str]:
+    """Return the paths of the modules that a node belongs to, from the outermost to the innermost."""
+    paths: list[str] = ast.literal_eval(node.metadata_props.get(_SCOPES, "[]"))
+    return paths
+
+
+def weight_of(node: ir.Node) -> tuple[str, Callable[[], Array], tuple[int, int]]:
     """Return name, values and shape [in, out] of the weight that a product multiplies by."""
     value = node.inputs[1]
-    assert value is not None and value.const_value is not None  # _is_product has checked it.
+    assert value is not None and value.const_value is not None  # is_product has checked it.
     tensor = value.const_value
     turned = node.op_type == "Gemm" and bool(node.attributes.get_int("transB", 0))
     rows, columns = (int(size) for size in tensor.shape.numpy())
@@ -108,7 +119,7 @@ def _weight_of(node: ir.Node) -> tuple[str, Callable[[], Array], tuple[int, int]
     return str(value.name), lambda: tensor.numpy().T if turned else tensor.numpy(), shape
 
 
-def _lazy(
+def lazy(
     graph: ir.Graph, name: str, make: Callable[[], Array], dtype: ir.DataType, shape: Sequence[int]
 ) -> ir.Value:
     """Return a tensor of a graph by name; if missing, add one that is computed when the graph is written."""
@@ -116,10 +127,11 @@ def _lazy(
     if known is not None:
         return known
     tensor = ir.LazyTensor(lambda: ir.tensor(make(), name=name), dtype, ir.Shape(shape), name=name)
-    return _register(graph, tensor)
+    return register(graph, tensor)
 
 
-def _register(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
+def register(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
+    """Add a tensor to a graph and return its value."""
     value = ir.Value(
         name=tensor.name,
         shape=ir.Shape(tensor.shape.numpy()),
@@ -139,13 +151,13 @@ def _blocks(bits: int, level: int, graph: ir.Graph, node: ir.Node) -> list[ir.No
         graph: Graph of the node.
         node: Product to replace.
     """
-    name, read, (rows, columns) = _weight_of(node)
+    name, read, (rows, columns) = weight_of(node)
     blocks = -(-rows // BLOCK)
     packed_shape = (columns, blocks, BLOCK * bits // 8)
-    packed = _lazy(
+    packed = lazy(
         graph, f"{name}_Q{bits}", lambda: _in_blocks(read(), bits)[0], ir.DataType.UINT8, packed_shape
     )
-    scales = _lazy(
+    scales = lazy(
         graph, f"{name}_scales", lambda: _in_blocks(read(), bits)[1], ir.DataType.FLOAT, (columns, blocks)
     )
     attributes = {"K": rows, "N": columns, "bits": bits, "block_size": BLOCK, "accuracy_level": level}
@@ -191,7 +203,7 @@ def _lookup(graph: ir.Graph, node: ir.Node) -> list[ir.Node]:
         half = Weight(values.stored, ir.DataType.FLOAT16, values.perm, name)
     else:
         half = ir.tensor(values.numpy().astype(np.float16), name=name)
-    rows = ir.node("Gather", [_register(graph, half), ids])
+    rows = ir.node("Gather", [register(graph, half), ids])
     return [rows, ir.node("Cast", [rows.outputs[0]], {"to": ir.DataType.FLOAT}, name=node.name)]
 
 
@@ -202,12 +214,12 @@ class _Dynamic:
         self.inputs: dict[ir.Value, ir.Node] = {}
 
     def __call__(self, graph: ir.Graph, node: ir.Node) -> list[ir.Node]:
-        name, read, shape = _weight_of(node)
+        name, read, shape = weight_of(node)
         source = node.inputs[0]
         assert source is not None  # A product has two inputs.
-        weight = _lazy(graph, f"{name}_quantized", lambda: _int8(read())[0], ir.DataType.INT8, shape)
-        scale = _lazy(graph, f"{name}_scale", lambda: _int8(read())[1], ir.DataType.FLOAT, shape[1:])
-        zero = _lazy(
+        weight = lazy(graph, f"{name}_quantized", lambda: _int8(read())[0], ir.DataType.INT8, shape)
+        scale = lazy(graph, f"{name}_scale", lambda: _int8(read())[1], ir.DataType.FLOAT, shape[1:])
+        zero = lazy(
             graph, f"{name}_zero_point", lambda: np.zeros(shape[1], np.int8), ir.DataType.INT8, shape[1:]
         )
         nodes = []

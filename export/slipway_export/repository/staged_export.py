@@ -34,6 +34,7 @@ from slipway_export.engines.torch_model import (
     verify_steps_in_process,
 )
 from slipway_export.engines.torch_network import NetworkFacts
+from slipway_export.graph.calibration import largest_inputs
 from slipway_export.graph.dialect import check_operators
 from slipway_export.graph.onnx import export_graph
 from slipway_export.options import ExportOptions
@@ -183,7 +184,8 @@ class StagedExport:
             else f" (kept in {precision.value})"
         )
         self.report(f"{component.label}: exporting{note}")
-        module = component.load(Precision.FP32 if precision.is_integer else precision, Loading.ON_DISK)
+        largest = self._calibrated(component, precision)
+        module = component.load(component.loaded_in(precision), Loading.ON_DISK)
         export_graph(
             component,
             module,
@@ -194,6 +196,7 @@ class StagedExport:
             simplify=self.options.simplify,
             shares=component.name in self.sharing,
             report=self.report,
+            largest_inputs=largest,
         )
         del module
         gc.collect()
@@ -218,6 +221,17 @@ class StagedExport:
             f"{component.label}: built in {format_duration(report.build_s)},"
             f" {format_bytes(report.engine_bytes)}, {report.fused_attention} fused attention kernels"
         )
+
+    def _calibrated(self, component: Component, precision: Precision) -> dict[str, float] | None:
+        """Return the largest inputs of a component's linear layers if its graph has static scales."""
+        static = precision in (Precision.INT8, Precision.FP8) and set(component.outliers) != {"*"}
+        if not static or not self.options.engine_of(component).is_tensorrt:
+            return None
+        self.report(f"{component.label}: calibrating the scales of activations")
+        points, device = self.verification.points[component.label], self.options.verify_device
+        largest = largest_inputs(component, load_reference(component, device), points, device)
+        gc.collect()
+        return largest
 
     def _build_torch(self, component: Component) -> list[ParityRow]:
         """Place the files that PyTorch loads for a component, and verify the served program on them."""

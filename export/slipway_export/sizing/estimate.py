@@ -42,7 +42,14 @@ _READ_PER_GB = 2_500
 # Most memory that ONNX Runtime 1.31 uses for a weight on the CPU, as a multiple of the weight's bytes.
 # Measured on chains of 40 products of 2560 x 2560. It widens float16 at load and packs integers into a second
 # copy. A bfloat16 graph is verified as a widened copy.
-_MEMORY_FACTORS = {Precision.FP16: 3.0, Precision.BF16: 2.1, Precision.INT8: 2.0, Precision.INT4: 2.0}
+# FP8 counts as INT8.
+_MEMORY_FACTORS = {
+    Precision.FP16: 3.0,
+    Precision.BF16: 2.1,
+    Precision.INT8: 2.0,
+    Precision.FP8: 2.0,
+    Precision.INT4: 2.0,
+}
 _FLOAT32_MEMORY_FACTOR = 1.05
 # Memory of a Python process with ONNX Runtime in Triton.
 _SERVER_BYTES = 0.15e9
@@ -127,18 +134,17 @@ def estimate_component(
     points = component.points()
     work = dict(zip(points, works(component, network, list(points.values())), strict=True))
     loaded = {Precision.FP32: network}
-    for precision in {_loaded_in(each) for each in computed} - loaded.keys():
+    loaded_in = {each: _loaded_in(component, each) for each in computed}
+    for precision in set(loaded_in.values()) - loaded.keys():
         loaded[precision] = component.load(precision, Loading.ON_DISK)
-    return [
-        _estimate_precision(component, loaded[_loaded_in(each)], each, work, machine) for each in computed
-    ]
+    return [_estimate_precision(component, loaded[loaded_in[each]], each, work, machine) for each in computed]
 
 
-def _loaded_in(precision: Precision) -> Precision:
+def _loaded_in(component: Component, precision: Precision) -> Precision:
     """Return the precision of the network that has the same weights as a graph."""
-    if precision is Precision.BF16:
-        return Precision.FP16  # Networks in either half precision keep the same weights in float32.
-    return Precision.FP32 if precision.is_integer else precision
+    # Networks in either half precision keep the same weights in float32.
+    found = component.loaded_in(precision)
+    return Precision.FP16 if found is Precision.BF16 else found
 
 
 def _estimate_precision(
@@ -178,8 +184,7 @@ def weights_bytes(component: Component, network: nn.Module, precision: Precision
 
     Args:
         component: Description of the component.
-        network: Network in the graph's precision, or in float32 for an integer one; it may be without
-            weights.
+        network: Network in the precision that the component is loaded in; it may be without weights.
         precision: Precision of the graph.
     """
     weights = list(_weights(component, network, precision))
@@ -227,11 +232,11 @@ def _weights(component: Component, network: nn.Module, precision: Precision) -> 
 
     Args:
         component: Description of the component.
-        network: Network in the graph's precision, or in float32 for an integer one.
+        network: Network in the precision that the component is loaded in.
         precision: Precision of the graph.
     """
     quantized = set()
-    if precision.is_integer:
+    if precision.is_quantized:
         products = {
             id(part.weight): part.weight
             for path, part in network.named_modules()
@@ -239,8 +244,8 @@ def _weights(component: Component, network: nn.Module, precision: Precision) -> 
         }
         quantized = set(products)
         for weight in products.values():
-            integers = weight.numel() + _INT8_COLUMN_BYTES * weight.shape[0]
-            size = integers if precision is Precision.INT8 else _INT4_BYTES * weight.numel()
+            bytes_of_8_bits = weight.numel() + _INT8_COLUMN_BYTES * weight.shape[0]
+            size = _INT4_BYTES * weight.numel() if precision is Precision.INT4 else bytes_of_8_bits
             yield size, _MEMORY_FACTORS[precision]
         for path, part in network.named_modules():
             if _is_table(part) and not component.keeps_float(path) and id(part.weight) not in quantized:

@@ -60,11 +60,12 @@ def graph_requirements(component: Component, requested: Precision) -> Requiremen
         InvalidRequest: A file is missing or cut off, or keys or shapes differ.
     """
     precision = component.precision(requested)
-    network = component.load(Precision.FP32 if precision.is_integer else precision, Loading.META)
+    network = component.load(component.loaded_in(precision), Loading.META)
     parameters = sum(weight.numel() for weight in network.parameters())
     disk, memory = weights_bytes(component, network, precision)
-    # A bfloat16 graph is verified through a float32 copy.
-    verification_bytes = 4 * parameters if precision is Precision.BF16 else 0
+    # A bfloat16 graph is verified through a float32 copy; its quantized weights keep their size.
+    widened = 2 * disk if precision.is_quantized else 4 * parameters
+    verification_bytes = int(widened) if component.loaded_in(precision) is Precision.BF16 else 0
     return Requirements(parameters, int(disk), verification_bytes, int(memory))
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from slipway_export.spec.formats import LOWEST_OPSET, Precision
+from slipway_export.spec.formats import LOWEST_OPSET, Engine, Precision
 from slipway_export.spec.loading import Loading
 from slipway_export.spec.tensors import BATCH, Axis, TensorSpec, Tolerance
 from slipway_serving.protocol.axis_expressions import Point, Size
@@ -16,6 +16,10 @@ from slipway_serving.protocol.errors import InvalidRequest
 
 if TYPE_CHECKING:
     import torch
+
+
+# Blocks of a DequantizeLinear's scales, and its bfloat16 scales, are new in opset 21.
+_QDQ_OPSET = 21
 
 
 def _as_it_is(_: torch.nn.Module) -> AbstractContextManager[None]:
@@ -37,10 +41,10 @@ class Component:
             them before the forward.
         tolerance: Bounds per precision. In a precision that is missing, the graph stays in float32 and its
             manifest says so.
-        keep_float: Patterns of module paths (``*.proj_out``) whose products integer precisions leave alone.
-        outliers: Patterns of module paths whose products have inputs with outliers. Integer precisions keep
-            these inputs in float32, and int8 stores the weights with 8 bits in blocks. Engine ``portable``,
-            which has no operator for that, leaves the products alone.
+        keep_float: Patterns of module paths (``*.proj_out``) whose products quantized precisions leave alone.
+        outliers: Patterns of module paths whose products have inputs with outliers. Quantized precisions do
+            not quantize these inputs. For ONNX Runtime, int8 stores the weights with 8 bits in blocks. Engine
+            ``portable``, which has no operator for that, leaves the products alone.
         lower: Context manager in which the network is traced for ONNX Runtime. It replaces operations that
             torch would decompose by ONNX Runtime's operators, and restores them afterwards.
         merge_us: Longest time that Triton may delay a request to merge it with others of its shape into one
@@ -60,6 +64,10 @@ class Component:
         lowest_opset: Lowest ONNX operator set that the graph can be written in, by precision.
         portable: Component that engine ``portable`` exports in place of this one, if upstream's own file has
             another signature. No served model may depend on the difference.
+        tensorrt_excludes: Reason by precision that TensorRT must not compute the network in. Other engines
+            offer these precisions.
+        quantized_from: Precision of the network that quantized graphs are made from. :meth:`for_engine` sets
+            it.
     """
 
     name: str
@@ -80,6 +88,8 @@ class Component:
     graph: str = "model"
     lowest_opset: Mapping[Precision, int] = field(default_factory=lambda: dict(LOWEST_OPSET))
     portable: Component | None = None
+    tensorrt_excludes: Mapping[Precision, str] = field(default_factory=dict)
+    quantized_from: Precision = Precision.FP32
 
     def __post_init__(self) -> None:
         if self.cached and len(self.outputs) != 1:
@@ -140,16 +150,46 @@ class Component:
         """Return the precision that the graph gets when the user requests this one."""
         return requested if requested in self.tolerance else Precision.FP32
 
+    def loaded_in(self, precision: Precision) -> Precision:
+        """Return the precision in which the network is loaded to make its graph in a precision."""
+        return self.quantized_from if precision.is_quantized else precision
+
+    def for_engine(self, engine: Engine) -> Component:
+        """Return the component that takes this one's place for an engine, with the precisions that it has."""
+        if engine.is_tensorrt:
+            return self._for_tensorrt()
+        chosen = self.for_portable() if engine is Engine.PORTABLE else self
+        return chosen._without((Precision.FP8,))
+
+    def _for_tensorrt(self) -> Component:
+        """Return the component without excluded precisions, quantized from a half precision where it has one.
+
+        TensorRT has a fused attention kernel in half precision only, so the operators around the quantized
+        products are in half precision.
+        """
+        chosen = self._without(self.tensorrt_excludes)
+        halves = (each for each in (Precision.FP16, Precision.BF16) if each in chosen.tolerance)
+        base = next(halves, Precision.FP32)
+        opset = max(_QDQ_OPSET, self.lowest_opset.get(base, 0))
+        quantized = {each: opset for each in chosen.tolerance if each.is_quantized}
+        return replace(chosen, quantized_from=base, lowest_opset={**self.lowest_opset, **quantized})
+
+    def _without(self, precisions: Collection[Precision]) -> Component:
+        """Return the component without the bounds of some precisions, and hence without the precisions."""
+        if not any(precision in self.tolerance for precision in precisions):
+            return self
+        able = {each: bound for each, bound in self.tolerance.items() if each not in precisions}
+        return replace(self, tolerance=able)
+
     def for_portable(self) -> Component:
         """Return the component that takes this one's place for engine ``portable``.
 
-        It lacks the integer precisions if inputs with outliers would leave every product in float32.
+        It lacks the quantized precisions if inputs with outliers would leave every product in float32.
         """
         chosen = self.portable or self
         if "*" not in chosen.outliers:
             return chosen
-        able = {precision: bound for precision, bound in chosen.tolerance.items() if not precision.is_integer}
-        return replace(chosen, tolerance=able)
+        return chosen._without([precision for precision in chosen.tolerance if precision.is_quantized])
 
     def points(self) -> dict[str, Point]:
         """Return the points at which the graph is verified, by name.

@@ -11,8 +11,9 @@ DEFAULT_BUDGET = 300.0
 class Precision(StrEnum):
     """Number format of a graph's weights and arithmetic; its inputs and outputs stay float32.
 
-    ``int8`` quantizes weights per channel and activations dynamically. ``int4`` quantizes only the weights,
-    in blocks, to save memory.
+    ``int8`` quantizes weights per channel and activations per tensor: dynamically for ONNX Runtime, with
+    calibrated scales for TensorRT. ``fp8`` (E4M3) does the same for TensorRT alone. ``int4`` quantizes only
+    the weights, in blocks, to save memory.
     """
 
     FP64 = "fp64"
@@ -20,12 +21,13 @@ class Precision(StrEnum):
     FP16 = "fp16"
     BF16 = "bf16"
     INT8 = "int8"
+    FP8 = "fp8"
     INT4 = "int4"
 
     @property
-    def is_integer(self) -> bool:
-        """Whether the graph is made by quantizing the float32 graph."""
-        return self in (Precision.INT8, Precision.INT4)
+    def is_quantized(self) -> bool:
+        """Whether the graph is made by quantizing the products of a graph in a wider precision."""
+        return self in (Precision.INT8, Precision.FP8, Precision.INT4)
 
 
 # Conv and most other operators accept bfloat16 from opset 22 on. No opset below 17 has been tried.

@@ -269,7 +269,7 @@ def load_graph(
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     place, model = f"ONNX Runtime {device.value.upper()}", str(path)
-    if precision is Precision.BF16 and device is Device.CPU:
+    if component.loaded_in(precision) is Precision.BF16 and device is Device.CPU:
         place += ", bfloat16 widened to float32"
         model = widen_bfloat16(path, scratch or path.parent)
     try:

@@ -64,6 +64,7 @@ TOLERANCE = {
     Precision.FP16: Tolerance(max_abs=0.2, relative_l2=2e-2, cosine=0.999),
     Precision.BF16: Tolerance(max_abs=1.0, relative_l2=5e-2, cosine=0.998),
     Precision.INT8: Tolerance(max_abs=1.0, relative_l2=8e-2, cosine=0.997),
+    Precision.FP8: Tolerance(max_abs=2.0, relative_l2=0.2, cosine=0.985),
     Precision.INT4: Tolerance(max_abs=3.0, relative_l2=0.3, cosine=0.96),
 }
 # The embedders (time, guidance, pooled text) and the last projection are small and affect all later layers.

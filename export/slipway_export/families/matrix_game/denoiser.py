@@ -53,6 +53,7 @@ TOLERANCE = {
     Precision.FP16: Tolerance(max_abs=1.0, relative_l2=2e-2, cosine=0.999),
     Precision.BF16: Tolerance(max_abs=5.0, relative_l2=5e-2, cosine=0.998),
     Precision.INT8: Tolerance(max_abs=5.0, relative_l2=8e-2, cosine=0.997),
+    Precision.FP8: Tolerance(max_abs=10.0, relative_l2=0.2, cosine=0.985),
     Precision.INT4: Tolerance(max_abs=20.0, relative_l2=0.3, cosine=0.96),
 }
 # The embedders of timesteps, picture and keys and the last projection are small and affect all later layers.

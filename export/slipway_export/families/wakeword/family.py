@@ -67,16 +67,19 @@ BACKBONE_TOLERANCE = {
     Precision.FP16: Tolerance(max_abs=5e-2, relative_l2=1e-2, cosine=0.9999),
     Precision.BF16: Tolerance(max_abs=0.2, relative_l2=5e-2, cosine=0.998),
     Precision.INT8: Tolerance(max_abs=1.0, relative_l2=0.1, cosine=0.995),
+    Precision.FP8: Tolerance(max_abs=1.0, relative_l2=0.1, cosine=0.995),
 }
 # These bounds hold for logits and for the probability, which changes by at most a quarter of the change of
 # its logits. A small probability has a larger relative error, hence the wide relative bound.
 HEAD_TOLERANCE = {
     Precision.FP32: Tolerance(max_abs=1e-4, relative_l2=1e-5, cosine=0.999999),
     Precision.INT8: Tolerance(max_abs=0.1, relative_l2=0.1, cosine=0.995),
+    Precision.FP8: Tolerance(max_abs=0.1, relative_l2=0.1, cosine=0.995),
 }
 FUSED_TOLERANCE = {
     Precision.FP32: BACKBONE_TOLERANCE[Precision.FP32],
     Precision.INT8: Tolerance(max_abs=0.3, relative_l2=0.3, cosine=0.97),
+    Precision.FP8: Tolerance(max_abs=0.3, relative_l2=0.3, cosine=0.97),
 }
 # The output layer of a head is small, and the decision depends on it directly.
 KEEP_FLOAT = ("*output",)

@@ -1,0 +1,173 @@
+"""Quantization of graphs for TensorRT: QuantizeLinear and DequantizeLinear around the matrix products.
+
+TensorRT is strongly typed, so the precision of a product is what the graph says. INT8 and FP8 (E4M3) weights
+have a scale for each output channel, and the input of a product has one static scale, from calibration
+(`calibration.py`). INT4 quantizes only the weights, in blocks of 32 along the input. If a product's input has
+outliers, the other precisions quantize only its weights too. All zero points are zero.
+
+Everything around the products stays in the precision of the graph, usually a half precision, for which
+TensorRT has a fused attention kernel. Each weight is quantized when the graph is written, one at a time, so
+that a graph of any size is quantized in the memory of its largest weight. ONNX Runtime's own quantizer loads
+the whole graph and all activations of calibration, computes FP8 scales for single tensors only, and writes
+negative INT4 scales, which TensorRT refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from slipway_export.graph.quantize import BLOCK, is_product, lazy, matches, register, scopes, weight_of
+from slipway_export.spec import Precision
+
+Array = np.ndarray[Any, Any]
+
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+# Smallest scale: 2**-20 is a subnormal float16 that is still exact to 6 percent.
+_SMALLEST_SCALE = 2.0**-20
+
+
+@dataclass(frozen=True)
+class _Format:
+    """Element type of quantized values.
+
+    Args:
+        dtype: Type in the graph.
+        largest: Largest absolute value that is used; the ranges of integers are symmetric.
+    """
+
+    dtype: ir.DataType
+    largest: float
+
+    def quantize(self, values: Array, scale: Array) -> Array:
+        """Divide values by their scale, and round and saturate the result."""
+        scaled = values / scale.astype(np.float32)
+        if self.dtype is not ir.DataType.FLOAT8E4M3FN:
+            scaled = np.round(scaled)
+        return np.clip(scaled, -self.largest, self.largest).astype(self.dtype.numpy())
+
+
+_FORMATS = {
+    Precision.INT8: _Format(ir.DataType.INT8, 127.0),
+    Precision.FP8: _Format(ir.DataType.FLOAT8E4M3FN, 448.0),
+    Precision.INT4: _Format(ir.DataType.INT4, 7.0),
+}
+
+
+def quantize(
+    model: ir.Model,
+    precision: Precision,
+    keep_float: Sequence[str],
+    outliers: Sequence[str],
+    largest_inputs: Mapping[str, float],
+) -> int:
+    """Quantize the matrix products of a graph.
+
+    Args:
+        model: Graph in float32 or a half precision, which is changed in place.
+        precision: INT8, FP8 or INT4.
+        keep_float: Patterns of module paths, such as ``*.proj_out``, whose products stay as they are.
+        outliers: Patterns of module paths whose products keep their inputs as they are.
+        largest_inputs: Largest absolute inputs of the products by module path, for INT8 and FP8. A product
+            that needs one but has none stays as it is.
+
+    Returns:
+        Number of quantized products.
+    """
+    form = _FORMATS[precision]
+    products = [node for node in model.graph if is_product(node, _FLOATS) and not matches(node, keep_float)]
+    weights_only = {node for node in products if precision is Precision.INT4 or matches(node, outliers)}
+    ranges: dict[ir.Value, float] = {}
+    for node in products:
+        source = node.inputs[0]
+        assert source is not None  # A product has two inputs.
+        found = next(
+            (largest_inputs[path] for path in reversed(scopes(node)) if path in largest_inputs), None
+        )
+        if node not in weights_only and found is not None:
+            ranges[source] = max(found, ranges.get(source, 0.0))
+    inputs: dict[ir.Value, ir.Value] = {}
+    count = 0
+    for node in products:
+        source = node.inputs[0]
+        if node not in weights_only:
+            if source not in ranges:
+                continue
+            if source not in inputs:
+                inputs[source] = _quantize_input(model.graph, node, source, ranges[source], form)
+            node.replace_input_with(0, inputs[source])
+        _quantize_weight(model.graph, node, form)
+        count += 1
+    return count
+
+
+def _quantize_input(
+    graph: ir.Graph, node: ir.Node, source: ir.Value, largest: float, form: _Format
+) -> ir.Value:
+    """Quantize and dequantize an activation before a node, with one scale; return the result."""
+    dtype = source.dtype
+    assert dtype is not None  # Every value of a traced graph has a type.
+    # An input that was all zeros says nothing about the scale.
+    scale = _scales(np.float32(largest or form.largest), form, dtype)
+    constants = [
+        register(graph, ir.tensor(scale, name=f"{source.name}_scale")),
+        register(graph, ir.tensor(np.zeros((), form.dtype.numpy()), name=f"{source.name}_zero_point")),
+    ]
+    quantized = ir.node("QuantizeLinear", [source, *constants])
+    restored = ir.node("DequantizeLinear", [quantized.outputs[0], *constants])
+    quantized.outputs[0].dtype, quantized.outputs[0].shape = form.dtype, source.shape
+    restored.outputs[0].dtype, restored.outputs[0].shape = dtype, source.shape
+    graph.insert_before(node, [quantized, restored])
+    return restored.outputs[0]
+
+
+def _quantize_weight(graph: ir.Graph, node: ir.Node, form: _Format) -> None:
+    """Replace the weight of a product by quantized values [in, out] and a DequantizeLinear."""
+    before = node.inputs[1]
+    assert before is not None and before.dtype is not None  # is_product has checked it.
+    name, read, shape = weight_of(node)
+    blocks = form.dtype is ir.DataType.INT4
+    scale_shape = (-(-shape[0] // BLOCK), shape[1]) if blocks else (shape[1],)
+    attributes: dict[str, int] = {"axis": 0, "block_size": BLOCK} if blocks else {"axis": 1}
+    make = partial(_quantized, read, form, before.dtype)
+    restored = f"{name}_dequantized"
+    values = lazy(graph, f"{name}_quantized", lambda: make()[0], form.dtype, shape)
+    scales = lazy(graph, f"{name}_scale", lambda: make()[1], before.dtype, scale_shape)
+    zeros = lazy(
+        graph,
+        f"{name}_zero_point",
+        lambda: np.zeros(scale_shape, form.dtype.numpy()),
+        form.dtype,
+        scale_shape,
+    )
+    dequantize = ir.node("DequantizeLinear", [values, scales, zeros], attributes)
+    out = dequantize.outputs[0]
+    out.name, out.dtype, out.shape = f"{restored}_{node.name}", before.dtype, ir.Shape(shape)
+    graph.insert_before(node, dequantize)
+    node.replace_input_with(1, out)
+    node.attributes.pop("transB", None)  # The quantized weight is [in, out].
+    if not before.uses():
+        graph.initializers.pop(str(before.name))
+
+
+def _quantized(read: Callable[[], Array], form: _Format, dtype: ir.DataType) -> tuple[Array, Array]:
+    """Quantize a weight [in, out]; return its values and its scales, by block and channel or by channel."""
+    weight = read().astype(np.float32)
+    if form.dtype is not ir.DataType.INT4:
+        scale = _scales(np.abs(weight).max(axis=0), form, dtype)
+        return form.quantize(weight, scale), scale
+    rows, columns = weight.shape
+    padded = np.pad(weight, ((0, -rows % BLOCK), (0, 0))).reshape(-1, BLOCK, columns)
+    scale = _scales(np.abs(padded).max(axis=1), form, dtype)
+    return form.quantize(padded, scale[:, None]).reshape(-1, columns)[:rows], scale
+
+
+def _scales(largest: Array | np.float32, form: _Format, dtype: ir.DataType) -> Array:
+    """Return the scales, in the graph's element type, that map the largest values to the format's largest."""
+    scale = np.asarray(largest, np.float32) / np.float32(form.largest)
+    return np.maximum(scale, np.float32(_SMALLEST_SCALE)).astype(dtype.numpy())
