@@ -101,6 +101,8 @@ def denoiser(
     from slipway_export.commands.terminal import quiet_libraries
     from slipway_export.families import family_named
     from slipway_export.families.wan_t2v.family import TRANSFORMER_TOLERANCE
+    from slipway_export.graph.dialect import PRECISIONS
+    from slipway_export.spec import Engine
 
     width, height = (None, None) if size is None else _parse_size(size)
     changes = {
@@ -116,9 +118,10 @@ def denoiser(
             opened.enter_context(quiet_libraries())
             found = opened.enter_context(open_checkpoint(family_named(FAMILY), checkpoint))
             chosen, folder = case_of_checkpoint(found, changes, case), found.path
+        able = [each for each in PRECISIONS[Engine.ONNXRUNTIME] if each in TRANSFORMER_TOLERANCE]
         options = DenoiserOptions(
             case=chosen,
-            precisions=tuple(dict.fromkeys(precision or TRANSFORMER_TOLERANCE)),
+            precisions=tuple(dict.fromkeys(precision or able)),
             rounds=rounds,
             steps=steps,
             compile=compile_,

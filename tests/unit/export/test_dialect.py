@@ -65,9 +65,10 @@ def test_graph_is_taken_when_its_readers_know_all_of_it(
 @pytest.mark.parametrize(
     ("engine", "refused"),
     [
-        (Engine.ONNXRUNTIME, set()),
-        (Engine.TENSORRT, {Precision.INT8, Precision.INT4, Precision.FP64}),
-        (Engine.PORTABLE, {Precision.INT4, Precision.FP64}),
+        (Engine.ONNXRUNTIME, {Precision.FP8}),
+        (Engine.TENSORRT, {Precision.FP64}),
+        (Engine.PORTABLE, {Precision.INT4, Precision.FP8, Precision.FP64}),
+        (Engine.TORCH, {Precision.INT8, Precision.INT4, Precision.FP8}),
     ],
 )
 def test_precision_is_refused_when_an_engine_has_no_operators_for_it(
@@ -83,12 +84,29 @@ def test_precision_is_refused_when_an_engine_has_no_operators_for_it(
             check_precision(engine, precision)
 
 
-@pytest.mark.parametrize("precision", ["int8", "int4"])
-def test_export_for_tensorrt_is_refused_before_any_work_when_integers_are_asked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], precision: str
+@pytest.mark.parametrize(
+    ("engine", "precision", "problem"),
+    [
+        (
+            "onnxruntime",
+            "fp8",
+            "precision must be one of fp64, fp32, fp16, bf16, int8, int4 for engine onnxruntime, whose"
+            " readers do not know the operators of others, got fp8; try --precision fp16, or --engine"
+            " tensorrt",
+        ),
+        ("portable", "fp8", "precision must be one of fp32, fp16, bf16, int8 for engine portable"),
+        ("portable", "int4", "precision must be one of fp32, fp16, bf16, int8 for engine portable"),
+        (
+            "tensorrt",
+            "fp64",
+            "precision must be one of fp32, fp16, bf16, int8, fp8, int4 for engine tensorrt",
+        ),
+    ],
+)
+def test_export_is_refused_before_any_work_when_the_engine_lacks_the_precision(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], engine: str, precision: str, problem: str
 ) -> None:
     options = ["--checkpoint", "nowhere", "--repository", str(tmp_path), "--check-only"]
-    assert run(["export", "wan_t2v", *options, "--engine", "tensorrt", "--precision", precision]) == 2
-    problem = "precision must be one of fp32, fp16, bf16 for engine tensorrt, whose readers do not know"
+    assert run(["export", "wan_t2v", *options, "--engine", engine, "--precision", precision]) == 2
     assert problem in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipway_export.graph.dialect import refusal
 from slipway_export.options import ExportOptions
 from slipway_export.run import _other_precisions
-from slipway_export.spec import Axis, Component, DType, Precision, TensorSpec, Tolerance
+from slipway_export.spec import Axis, Component, DType, Engine, Precision, TensorSpec, Tolerance
 from slipway_serving.protocol.axis_expressions import Size
 from slipway_serving.protocol.errors import InvalidRequest
 
@@ -181,6 +182,43 @@ def test_portable_component_lacks_integer_precisions_where_no_product_would_be_o
     assert tuple(replace(net, outliers=("*",)).for_portable().tolerance) == floats
     other = replace(net, name="other")
     assert replace(net, portable=other).for_portable() is other
+
+
+def test_component_has_the_precisions_of_its_engine() -> None:
+    bounds = dict.fromkeys(Precision, Tolerance(1e-3, 1e-4, 0.999))
+    axes = Axis("batch", 1, 2, 3), Axis("rows", 1, 2, 3)
+    net = replace(component(*axes), tolerance=bounds, tensorrt_excludes={Precision.FP16: "it overflows"})
+    for engine in (Engine.ONNXRUNTIME, Engine.PORTABLE, Engine.TORCH):
+        assert set(net.for_engine(engine).tolerance) == set(Precision) - {Precision.FP8}
+        assert net.for_engine(engine).loaded_in(Precision.INT8) is Precision.FP32
+    made = net.for_engine(Engine.TENSORRT)
+    assert set(made.tolerance) == set(Precision) - {Precision.FP16}
+    # Quantized graphs keep everything but the products in a half precision that TensorRT may compute in.
+    assert [made.loaded_in(p) for p in (Precision.FP8, Precision.INT4, Precision.FP32)] == [
+        Precision.BF16, Precision.BF16, Precision.FP32
+    ]  # fmt: skip
+    assert made.lowest_opset[Precision.INT8] == 22  # as bfloat16 needs
+    able = replace(net, tensorrt_excludes={}).for_engine(Engine.TENSORRT)
+    assert (able.loaded_in(Precision.FP8), able.lowest_opset[Precision.FP8]) == (Precision.FP16, 21)
+
+
+def test_precision_that_tensorrt_must_not_compute_in_is_refused_with_the_reason() -> None:
+    bounds = dict.fromkeys(Precision, Tolerance(1e-3, 1e-4, 0.999))
+    net = replace(
+        component(Axis("batch", 1, 2, 3), Axis("rows", 1, 2, 3)),
+        tolerance=bounds,
+        tensorrt_excludes={Precision.FP16: "it overflows"},
+    )
+    assert refusal(net, Precision.FP16, Engine.TENSORRT) == (
+        "precision of net must be one of fp32, bf16, int8, fp8, int4 with engine tensorrt (it overflows),"
+        " got fp16"
+    )
+    assert refusal(net, Precision.FP16, Engine.ONNXRUNTIME) is None
+    assert refusal(net, Precision.BF16, Engine.TENSORRT) is None
+    assert refusal(net, Precision.FP8, Engine.TORCH) == (
+        "precision of net must be one of fp64, fp32, fp16, bf16 with engine torch, got fp8; try --weights"
+        " net=fp8"
+    )
 
 
 def test_export_says_which_graphs_are_made_in_another_precision_than_asked() -> None:

@@ -156,7 +156,7 @@ class TorchOptions:
         if self.precision not in PRECISIONS:
             problems.append(
                 f"precision of {name} must be one of {', '.join(PRECISIONS)} for engine torch, got"
-                f" {self.precision}; try --weights int8 or --weights int4 for weights of integers"
+                f" {self.precision}; try --weights int8, fp8 or int4 for quantized weights"
             )
         if self.compile is not None and self.compile not in COMPILE_MODES:
             problems.append(
