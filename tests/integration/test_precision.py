@@ -15,7 +15,7 @@ from slipway_export.graph.dialect import check_operators
 from slipway_export.graph.onnx import export_graph
 from slipway_export.graph.opset import DEFAULT_OPSET
 from slipway_export.options import ExportOptions
-from slipway_export.run import run_export
+from slipway_export.run import _other_precisions, plan_of, run_export
 from slipway_export.spec import Engine, Loading, Precision
 from slipway_serving.protocol.errors import InvalidRequest
 
@@ -80,6 +80,51 @@ def test_standard_dialect_has_no_contrib_operator(checkpoint: Path, tmp_path: Pa
         export_graph(denoiser, module, tmp_path / "g.onnx", opset=DEFAULT_OPSET, engine=Engine.TENSORRT)
     assert {node.domain for node in onnx.load(tmp_path / "g.onnx").graph.node} == {""}
     check_operators(tmp_path / "g.onnx", Engine.TENSORRT, denoiser.label)
+
+
+@pytest.mark.parametrize("precision", [Precision.INT8, Precision.FP8, Precision.INT4])
+def test_quantized_graph_for_tensorrt_is_in_half_precision_around_its_products(
+    checkpoint: Path, tmp_path: Path, precision: Precision
+) -> None:
+    path = tmp_path / "g.onnx"
+    options = ExportOptions(
+        str(checkpoint),
+        output=path,
+        engine=Engine.TENSORRT,
+        precision=precision,
+        components=("denoiser_high",),
+    )
+    rows = run_export(FAMILY, options).rows
+    assert all(1e-3 < row.relative_l2 < row.bound.relative_l2 for row in rows)
+    graph = onnx.shape_inference.infer_shapes(onnx.load(path)).graph
+    kinds = {weight.name: weight.data_type for weight in graph.initializer}
+    weights = [node for node in graph.node if node.input and node.input[0].endswith("_quantized")]
+    # Of each block: q, k, v, out of two attentions and two of the feed-forward.
+    assert [node.op_type for node in weights] == ["DequantizeLinear"] * 2 * 10
+    assert {kinds[node.input[1]] for node in weights} == {onnx.TensorProto.FLOAT16}
+    sensitive = [name for name in kinds if "condition_embedder" in name or "proj_out" in name]
+    assert len(sensitive) > 4
+    assert {kinds[name] for name in sensitive} == {onnx.TensorProto.FLOAT}
+    softmax = {node.output[0] for node in graph.node if node.op_type == "Softmax"}
+    inside = {value.name: value.type.tensor_type.elem_type for value in graph.value_info}
+    assert {inside[name] for name in softmax} == {onnx.TensorProto.FLOAT16}
+    assert {value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)} == {
+        onnx.TensorProto.FLOAT
+    }
+
+
+def test_text_encoder_stays_in_fp32_when_tensorrt_is_asked_for_fp16(checkpoint: Path) -> None:
+    with open_checkpoint(FAMILY, str(checkpoint)) as opened:
+        axes = FAMILY.presets["tiny"].axes
+        components = plan_of(FAMILY, opened, None, axes, Engine.TENSORRT).components
+    options = ExportOptions(str(checkpoint), Path("models"), precision=Precision.FP16)
+    assert [component.precision(Precision.FP16) for component in components[:2]] == [
+        Precision.FP32,
+        Precision.FP16,
+    ]
+    assert list(_other_precisions(components[:2], options)) == [
+        "fp32 instead of fp16, which is not offered for: text_encoder"
+    ]
 
 
 def test_tensorrt_is_only_verified(checkpoint: Path, tmp_path: Path) -> None:

@@ -2,8 +2,9 @@
 
 TensorRT is strongly typed, so the precision of a product is what the graph says. INT8 and FP8 (E4M3) weights
 have a scale for each output channel, and the input of a product has one static scale, from calibration
-(`calibration.py`). INT4 quantizes only the weights, in blocks of 32 along the input. If a product's input has
-outliers, the other precisions quantize only its weights too. All zero points are zero.
+(`calibration.py`). INT4 quantizes only the weights, in blocks of 32 along the input. The other precisions
+quantize only the weights too if a product's input has outliers, or a single row per batch entry, as the
+modulation by a timestep has. All zero points are zero.
 
 Everything around the products stays in the precision of the graph, usually a half precision, for which
 TensorRT has a fused attention kernel. Each weight is quantized when the graph is written, one at a time, so
@@ -89,7 +90,11 @@ def quantize(
     """
     form = _FORMATS[precision]
     products = [node for node in model.graph if is_product(node, _FLOATS) and not matches(node, keep_float)]
-    weights_only = {node for node in products if precision is Precision.INT4 or matches(node, outliers)}
+    weights_only = {
+        node
+        for node in products
+        if precision is Precision.INT4 or matches(node, outliers) or _has_single_rows(model.graph, node)
+    }
     ranges: dict[ir.Value, float] = {}
     for node in products:
         source = node.inputs[0]
@@ -112,6 +117,19 @@ def quantize(
         _quantize_weight(model.graph, node, form)
         count += 1
     return count
+
+
+def _has_single_rows(graph: ir.Graph, node: ir.Node) -> bool:
+    """Return whether the input of a product has one row per batch entry: [batch, in].
+
+    Reading the weight takes most of the time of such a product. The few values of its input also give no
+    reliable range: in a tiny FramePack transformer, modulations of verification's timesteps saturated at the
+    range of others, which took the relative L2 error from 0.03 to 0.17 in INT8.
+    """
+    source, first = node.inputs[0], graph.inputs[0]
+    if source is None or source.shape is None or not first.shape:
+        return False
+    return len(source.shape) == 2 and str(source.shape[0]) == str(first.shape[0])
 
 
 def _quantize_input(

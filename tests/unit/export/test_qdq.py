@@ -38,7 +38,8 @@ ERRORS = {Precision.INT8: 0.02, Precision.FP8: 0.06, Precision.INT4: 0.12}
 def model_of(op_type: str = "MatMul", dtype: ir.DataType = ir.DataType.FLOAT16) -> ir.Model:
     """x times a weight in an element type; the weight of a Gemm is turned around, and it adds a bias."""
     gemm = op_type == "Gemm"
-    x = ir.val("x", dtype, ["rows", 72])
+    x = ir.val("x", dtype, ["tokens", 72])
+    ids = ir.val("ids", ir.DataType.INT64, ["batch"])
     arrays = {"weight": WEIGHT.T.copy() if gemm else WEIGHT} | ({"bias": BIAS} if gemm else {})
     tensors = [ir.tensor(array.astype(dtype.numpy()), name=name) for name, array in arrays.items()]
     values = [
@@ -47,8 +48,8 @@ def model_of(op_type: str = "MatMul", dtype: ir.DataType = ir.DataType.FLOAT16) 
     node = ir.node(op_type, [x, *values], {"transB": 1} if gemm else {}, name="product")
     node.metadata_props["pkg.torch.onnx.name_scopes"] = f"['', '{PATH}', 'linear']"
     out = node.outputs[0]
-    out.name, out.dtype, out.shape = "y", dtype, ir.Shape(["rows", 48])
-    graph = ir.Graph([x], [out], nodes=[node], initializers=values, opset_imports={"": 21})
+    out.name, out.dtype, out.shape = "y", dtype, ir.Shape(["tokens", 48])
+    graph = ir.Graph([ids, x], [out], nodes=[node], initializers=values, opset_imports={"": 21})
     return ir.Model(graph, ir_version=10)
 
 
@@ -58,9 +59,9 @@ def run(model: ir.Model) -> np.ndarray:
     session = onnxruntime.InferenceSession(
         ir.serde.serialize_model(model).SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
-    dtype = model.graph.inputs[0].dtype
+    dtype = model.graph.inputs[-1].dtype
     assert dtype is not None
-    return session.run(None, {"x": INPUT.astype(dtype.numpy())})[0]
+    return session.run(None, {"ids": np.zeros(2, np.int64), "x": INPUT.astype(dtype.numpy())})[0]
 
 
 def operators(model: ir.Model) -> list[str]:
@@ -125,6 +126,16 @@ def test_only_the_weight_is_quantized_when_the_input_has_outliers(precision: Pre
 
 
 @pytest.mark.parametrize("precision", [Precision.INT8, Precision.FP8])
+def test_only_the_weight_is_quantized_when_the_input_has_one_row_per_batch_entry(
+    precision: Precision,
+) -> None:
+    model = model_of()
+    model.graph.inputs[1].shape = ir.Shape(["batch", 72])
+    assert quantize(model, precision, (), (), RANGES) == 1
+    assert operators(model) == ["DequantizeLinear", "MatMul"]
+
+
+@pytest.mark.parametrize("precision", [Precision.INT8, Precision.FP8])
 def test_product_stays_as_it_is_when_its_input_was_not_calibrated(precision: Precision) -> None:
     model = model_of()
     assert quantize(model, precision, (), (), {"layers.0.to_k": 1.0}) == 0
@@ -134,7 +145,7 @@ def test_product_stays_as_it_is_when_its_input_was_not_calibrated(precision: Pre
 def test_input_is_quantized_once_with_the_widest_range_when_several_products_take_it() -> None:
     model = model_of()
     graph = model.graph
-    other = ir.node("MatMul", [graph.inputs[0], graph.initializers["weight"]], name="other")
+    other = ir.node("MatMul", [graph.inputs[1], graph.initializers["weight"]], name="other")
     other.metadata_props["pkg.torch.onnx.name_scopes"] = "['', 'layers.0.to_k', 'linear']"
     other.outputs[0].name, other.outputs[0].dtype = "z", ir.DataType.FLOAT16
     graph.append(other)
@@ -161,10 +172,11 @@ def network() -> nn.Module:
 
 
 def component_of(module: nn.Module, **more: object) -> Component:
-    x, y = (TensorSpec(name, DType.FLOAT32, ("rows", 64)) for name in "xy")
+    x, y = (TensorSpec(name, DType.FLOAT32, ("batch", "tokens", 64)) for name in "xy")
     bounds = dict.fromkeys(Precision, Tolerance(1.0, 0.15, 0.98))
     del bounds[Precision.FP16], bounds[Precision.BF16]  # This network is loaded in float32 alone.
-    component = Component("net", (x,), (y,), (Axis("rows", 2, 8, 32),), lambda *_: module, bounds, **more)
+    axes = (Axis("batch", 1, 2, 2), Axis("tokens", 2, 8, 32))
+    component = Component("net", (x,), (y,), axes, lambda *_: module, bounds, **more)
     return component.for_engine(Engine.TENSORRT)
 
 

@@ -24,7 +24,7 @@ ENCODER_TOLERANCE = {
     Precision.FP16: Tolerance(max_abs=0.2, relative_l2=2e-2, cosine=0.999, row_cosine=0.998),
     Precision.BF16: Tolerance(max_abs=1.0, relative_l2=5e-2, cosine=0.998, row_cosine=0.99),
     Precision.INT8: Tolerance(max_abs=1.0, relative_l2=8e-2, cosine=0.997, row_cosine=0.99),
-    Precision.FP8: Tolerance(max_abs=2.0, relative_l2=0.2, cosine=0.985, row_cosine=0.99),
+    Precision.FP8: Tolerance(max_abs=1.0, relative_l2=0.1, cosine=0.995, row_cosine=0.99),
     Precision.INT4: Tolerance(max_abs=3.0, relative_l2=0.3, cosine=0.96, row_cosine=0.9),
 }
 # Some tokens and channels of these encoders have far larger values than the others, so integer precisions do
