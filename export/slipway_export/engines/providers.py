@@ -108,7 +108,8 @@ def _problems(component: Component, provider: Provider, options: ExportOptions) 
             f" {Engine.PORTABLE.value}"
         )
     precision = component.precision(options.requested_precision(component))
-    able = offered(component, Engine.TENSORRT)
+    # The graphs are portable ones, whose quantized products have operators that TensorRT does not know.
+    able = [each for each in offered(component, Engine.TENSORRT) if not each.is_quantized]
     if precision not in able:
         problems.append(
             f"precision of {name} must be one of {', '.join(able)} with provider {provider.value}, got"
