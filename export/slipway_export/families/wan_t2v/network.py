@@ -258,8 +258,8 @@ def decode(vae: AutoencoderKLWan, latents: Tensor) -> Tensor:
         Pixels [1, 3, 4 * (latent_frames - 1) + 1, height, width] in [-1, 1].
     """
     shape = (1, vae.config.z_dim, 1, 1, 1)
-    mean = torch.tensor(vae.config.latents_mean).view(shape)
-    std = torch.tensor(vae.config.latents_std).view(shape)
+    mean = torch.tensor(vae.config.latents_mean, device=latents.device).view(shape)
+    std = torch.tensor(vae.config.latents_std, device=latents.device).view(shape)
     pixels: Tensor = vae.decode(latents * std + mean, return_dict=False)[0]
     return pixels
 
