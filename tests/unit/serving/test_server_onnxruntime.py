@@ -131,6 +131,19 @@ def test_cuda_options_are_those_of_the_cpp_backend(monkeypatch: pytest.MonkeyPat
     }
 
 
+@pytest.mark.parametrize(("accelerators", "tf32"), [([], "0"), ([{"use_tf32": "1"}], "1")])
+def test_float32_is_not_rounded_to_tf32_unless_the_config_says_so(
+    accelerators: list[dict[str, str]], tf32: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session.ort, "get_available_providers", lambda: ["CUDAExecutionProvider"])
+    entries = [{"name": "cuda", "parameters": given} for given in accelerators]
+    config = parameters() | {
+        "optimization": {"execution_accelerators": {"gpu_execution_accelerator": entries}}
+    }
+    (_, options), _ = session.providers(config, "GPU", 0)
+    assert options == {"device_id": "0", "use_tf32": tf32}
+
+
 @pytest.mark.parametrize("value", ["-1", "2.0", "", "²", "1 2"])
 def test_thread_count_must_be_a_whole_number(value: str) -> None:
     with pytest.raises(InvalidRequest, match="m: parameter intra_op_thread_count must be a whole number"):

@@ -131,7 +131,8 @@ def providers(config: Mapping[str, Any], kind: str, device_id: int) -> list[tupl
 def _cuda_options(config: Mapping[str, Any]) -> dict[str, str]:
     """Translate the CUDA parameters that the C++ backend reads from a model's parameters."""
     parameters = _Parameters(config)
-    options = {}
+    # Verification runs float32 graphs without TF32, whose products have 10 bits of mantissa; so do servers.
+    options = {"use_tf32": "0"}
     for name, values in _CUDA_PARAMETERS.items():
         if name in parameters:
             top = len(values) - 1
