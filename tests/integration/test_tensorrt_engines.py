@@ -17,14 +17,16 @@ from slipway_cli.root import app
 from slipway_export.engines.tensorrt.build import BuildFailed
 from slipway_export.engines.tensorrt.choice import EngineChoice, chosen_engine
 from slipway_export.engines.tensorrt.placed import placed_engines, rebuild
+from slipway_export.engines.tensorrt.plan import Profiles
 from slipway_export.engines.tensorrt.requested import EngineRequest
+from slipway_export.graph.dialect import TENSORRT_LACKS
 from slipway_export.repository.publish import MANIFEST, find_modification, hashes
 from slipway_export.spec import Engine, Precision
 from slipway_serving.protocol.errors import InvalidRequest, SlipwayError
 from slipway_serving.runtime.in_process import read_config
 from slipway_serving.runtime.program import Settings, load_program
 from slipway_serving.runtime.tensorrt.engine_file import check_engine, facts_file, read_header
-from slipway_serving.runtime.tensorrt.library import Library
+from slipway_serving.runtime.tensorrt.library import Library, load
 from slipway_serving.triton.server import Server, ServerConfig
 
 pytestmark = pytest.mark.skipif(
@@ -146,6 +148,35 @@ def test_graph_that_was_changed_after_its_verification_is_not_built(repository: 
     path.write_bytes(path.read_bytes() + b"\n")
     with pytest.raises(InvalidRequest, match="the graph must be as it was verified"):
         rebuild(repository, lambda library: chosen_engine(library, request=EngineRequest(("sm89",))))
+
+
+def test_list_of_operators_is_that_of_the_parser() -> None:
+    trt = load(Library.RTX)
+    logger = trt.Logger(trt.Logger.ERROR)
+    builder = trt.Builder(logger)
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    parser = trt.OnnxParser(network, logger)
+    schemas = onnx.defs.get_all_schemas_with_history()
+    standard = {schema.name for schema in schemas if not schema.domain and not schema.deprecated}
+    assert {name for name in standard if not parser.supports_operator(name)} == TENSORRT_LACKS
+
+
+def test_authored_model_refuses_to_load_in_one_line_too(shared: Path) -> None:
+    repository, _ = exported_once(
+        shared,
+        "airimu",
+        "tiny",
+        engine=Engine.TENSORRT_RTX,
+        components=("stream",),
+        tensorrt=EngineRequest(("sm89", "sm120"), Profiles.LATENCY),
+    )
+    folder = repository / "airimu_stream"
+    facts = check_engine(folder / "1", "airimu_stream", "step")
+    assert (facts.targets, list(facts.profiles)) == (("sm89", "sm120"), ["opt", "flexible"])
+    with pytest.raises(InvalidRequest) as error:
+        load_program(Settings("airimu_stream", folder / "1", read_config(folder), "CPU"))
+    said = "airimu_stream/step: a TensorRT-RTX engine for sm89, sm120 must run on such a GPU"
+    assert str(error.value).startswith(said)
 
 
 def attention(path: Path, dtype: int, head: int) -> Path:

@@ -7,8 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from google.protobuf import text_format
 from torch import nn
+from tritonclient.grpc import model_config_pb2 as pb
 
+from slipway_export.engines.tensorrt.choice import EngineChoice
 from slipway_export.engines.tensorrt.cures import cure_of
 from slipway_export.engines.tensorrt.plan import (
     EngineOptions,
@@ -18,7 +21,11 @@ from slipway_export.engines.tensorrt.plan import (
     component_profiles,
 )
 from slipway_export.engines.tensorrt.report import BuildReport, NodeError
+from slipway_export.engines.tensorrt.staged_engine import stage_plan_model
+from slipway_export.sizing.engine_needs import builder_bytes, with_builder
+from slipway_export.sizing.resource_check import Requirements
 from slipway_export.spec import Axis, Component, DType, Precision, TensorSpec, Tolerance
+from slipway_serving.protocol.errors import InvalidRequest
 from slipway_serving.runtime.tensorrt.library import Library
 
 NET = Component(
@@ -105,3 +112,34 @@ def test_report_is_the_same_after_it_was_written_and_read() -> None:
 def test_known_error_has_a_cure(message: str, cure: str) -> None:
     assert cure in cure_of(message)
     assert bool(cure_of(message)) == bool(cure)
+
+
+def test_configuration_of_a_plan_has_platform_profiles_and_a_recorded_size(tmp_path: Path) -> None:
+    folder = tmp_path / "family_net"
+    folder.mkdir()
+    choice = EngineChoice(
+        Library.TENSORRT, "11.3.0.99", ("sm90",), Profiles.LATENCY, EngineOptions(), placed=True
+    )
+    stage_plan_model(NET, choice, folder)
+    config = text_format.Parse((folder / "config.pbtxt").read_text(), pb.ModelConfig())
+    assert (config.platform, config.backend) == ("tensorrt_plan", "tensorrt")
+    assert config.default_model_filename == "model.plan"
+    (group,) = config.instance_group
+    assert (group.kind, list(group.profile)) == (pb.ModelInstanceGroup.KIND_GPU, ["0", "1"])
+    assert config.optimization.cuda.graphs
+    (spec,) = config.optimization.cuda.graph_spec
+    assert spec.batch_size == 2
+    assert {name: list(shape.dim) for name, shape in spec.input.items()} == {"x": [10, 4], "t": []}
+
+
+def test_configuration_of_a_plan_refuses_an_engine_of_the_other_library(tmp_path: Path) -> None:
+    choice = EngineChoice(Library.RTX, "1.7", ("sm89",), Profiles.FLEXIBLE, EngineOptions(), placed=True)
+    with pytest.raises(InvalidRequest, match="net: a plan must be of TensorRT, got TensorRT-RTX"):
+        stage_plan_model(NET, choice, tmp_path)
+
+
+def test_requirements_of_an_engine_include_its_builder_and_its_file() -> None:
+    graph = Requirements(parameters=10**9, disk_bytes=2 * 10**9, verification_bytes=0, memory_bytes=10**9)
+    built = with_builder(graph)
+    assert built.disk_bytes == 2 * graph.disk_bytes
+    assert built.memory_bytes == int(builder_bytes(graph.disk_bytes)) > 3 * graph.memory_bytes
