@@ -111,6 +111,20 @@ def test_engine_is_refused_when_it_cannot_be_built_here(
         choose_engines([NET], options(**changes))
 
 
+@pytest.mark.parametrize(("precision", "least"), [(Precision.INT8, 80), (Precision.FP8, 89)])
+def test_target_is_refused_when_it_lacks_a_precision_of_a_quantized_graph(
+    monkeypatch: pytest.MonkeyPatch, precision: Precision, least: int
+) -> None:
+    machine(monkeypatch, Library.RTX)
+    bounds = {**NET.tolerance, precision: BOUND}
+    net = replace(NET, tolerance=bounds).for_engine(Engine.TENSORRT_RTX)  # bfloat16 around the products
+    asked = options(tensorrt=EngineRequest(("sm75", "sm120")), precision=precision)
+    with pytest.raises(
+        InvalidRequest, match=f"target must be sm{least} or newer for {precision.value} of net"
+    ):
+        choose_engines([net], asked)
+
+
 def test_all_problems_are_in_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, Library.RTX)
     other = replace(NET, name="other")

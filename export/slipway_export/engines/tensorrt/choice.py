@@ -23,8 +23,7 @@ from slipway_serving.system.gpu import compute_capabilities, target_of
 CHECKED_TARGET = "sm89"
 """Target of a check on a machine without a GPU if the user names none; it has every precision."""
 # The first generation of GPUs with kernels of a precision.
-_FIRST_TARGET = {Precision.BF16: 80}
-_FIRST_FP8 = 89
+_FIRST_TARGET = {Precision.BF16: 80, Precision.FP8: 89}
 
 
 @dataclass(frozen=True)
@@ -199,7 +198,8 @@ def check_target(component: Component, requested: Precision, choice: EngineChoic
         InvalidRequest: A target is too old. The message names each.
     """
     precision = component.precision(requested)
-    least = _FIRST_FP8 if precision.value == "fp8" else _FIRST_TARGET.get(precision, 0)
+    # A quantized graph also computes in the precision around its products.
+    least = max(_FIRST_TARGET.get(each, 0) for each in (precision, component.loaded_in(precision)))
     lacking = [target for target in choice.targets if int(target.removeprefix("sm")) < least]
     if lacking:
         raise InvalidRequest(
