@@ -136,7 +136,7 @@ def test_tensorrt_is_only_verified(checkpoint: Path, tmp_path: Path) -> None:
         check_only=True,
     )
     assert run_export(FAMILY, options).placed is False
-    with pytest.raises(InvalidRequest, match="engine tensorrt requires --check-only"):
+    with pytest.raises(InvalidRequest, match="engine tensorrt must have TensorRT installed to build engines"):
         run_export(FAMILY, ExportOptions(str(checkpoint), tmp_path, engine=Engine.TENSORRT))
     assert list(tmp_path.iterdir()) == []
 
