@@ -12,7 +12,7 @@ from typing import Any
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from slipway_serving.runtime.dlpack import tensor_of_any, value_of
+from slipway_serving.runtime.dlpack import run_forward
 from slipway_serving.runtime.program import Settings
 from slipway_serving.runtime.tensorrt.engine import open_engine
 
@@ -51,6 +51,4 @@ class EngineGraph:
             given: Names of the outputs to return, in this order.
             in_memory: Names of the outputs that must be in CPU memory.
         """
-        outputs = self._engine(*(tensor_of_any(tensors[name]) for name in self.signature.inputs))
-        found = dict(zip(self.signature.outputs, outputs, strict=True))
-        return [value_of(found[name].cpu() if name in in_memory else found[name]) for name in given]
+        return run_forward(self._engine, self.signature, tensors, given, in_memory)

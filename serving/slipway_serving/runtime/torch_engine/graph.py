@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from slipway_serving.protocol.errors import InvalidRequest, raise_all
-from slipway_serving.runtime.dlpack import tensor_of_any, value_of
+from slipway_serving.runtime.dlpack import run_forward
 from slipway_serving.runtime.json_facts import read_facts
 from slipway_serving.runtime.program import Settings
 from slipway_serving.runtime.torch_engine.network import load_network
@@ -79,11 +79,7 @@ class TorchGraph:
             given: Names of the outputs to return, in this order.
             in_memory: Names of the outputs that must be in CPU memory.
         """
-        outputs = self._forward(*(tensor_of_any(tensors[name]) for name in self.signature.inputs))
-        found = dict(zip(self.signature.outputs, outputs, strict=True))
-        return [
-            value_of(_own_memory(found[name].cpu() if name in in_memory else found[name])) for name in given
-        ]
+        return run_forward(self._forward, self.signature, tensors, given, in_memory)
 
     def _warm_up(self, where: str, described: NetworkDescription, options: TorchOptions) -> None:
         """Run the network once, so that no caller waits for its compilation or recording."""
@@ -99,10 +95,3 @@ class TorchGraph:
                 f"{where}: the network must run at its warm-up sizes before it is ready ({options.summary}),"
                 f" got {type(error).__name__}: {reason}"
             ) from error
-
-
-def _own_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous tensor with its own memory; a view would keep a larger tensor alive."""
-    if tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes:
-        return tensor
-    return tensor.clone(memory_format=torch.contiguous_format)
