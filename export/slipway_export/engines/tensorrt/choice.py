@@ -168,22 +168,20 @@ def _own_targets(targets: tuple[str, ...], gpus: Sequence[str]) -> tuple[str, ..
 
 def _check_options(library: Library, options: EngineOptions, gpus: Sequence[str]) -> None:
     """Refuse builder options that a library or this machine does not support."""
-    problems = []
     if library is Library.RTX and options.timing_cache is not None:
-        problems.append(
+        raise InvalidRequest(
             "timing-cache must be left out with engine tensorrt-rtx, which measures nothing while it builds,"
             f" got {options.timing_cache}"
         )
     if options.strip_weights and library is Library.TENSORRT:
-        problems.append(
+        raise InvalidRequest(
             "refit must be left out with engine tensorrt, whose Triton backend does not refit, got it"
         )
-    elif options.strip_weights and not gpus:
-        problems.append(
+    if options.strip_weights and not gpus:
+        raise InvalidRequest(
             "refit must be given on a machine with an NVIDIA driver, without which the builder makes no"
             " engine that can be refitted, got it"
         )
-    raise_all("export", problems)
 
 
 def check_target(component: Component, requested: Precision, choice: EngineChoice) -> None:
