@@ -14,16 +14,16 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from slipway_benchmarks.precision_matrix import PRESET
 from slipway_export.checkpoint.axes import axes_of
 from slipway_export.checkpoint.opening import open_checkpoint
-from slipway_export.engines.tensorrt.build import build_engine
-from slipway_export.engines.tensorrt.check import attention_operations, plan_of_graph
+from slipway_export.engines.tensorrt.check import attention_operations
 from slipway_export.engines.tensorrt.choice import EngineChoice, check_target
 from slipway_export.engines.tensorrt.plan import EngineOptions, Profiles
+from slipway_export.engines.tensorrt.requested import EngineRequest
 from slipway_export.families import families
 from slipway_export.graph import traces
 from slipway_export.graph.dialect import refusal
@@ -40,13 +40,14 @@ _HEAD = """\
 
 `make engines` writes this page. It exports every graph of the tiny checkpoint of each family in every
 precision that `slipway export --engine tensorrt-rtx` offers, verifies the graph against PyTorch in ONNX
-Runtime, and builds its engine for three GPUs with the builder of TensorRT-RTX {version}, on a machine without
-a GPU. Nothing was executed. [TensorRT](../learn/tensorrt.md) describes the engines.
+Runtime, and builds one engine for three kinds of GPU with the builder of TensorRT-RTX {version}, on a machine
+without a GPU. Nothing was executed. [TensorRT](../learn/tensorrt.md) describes the engines.
 
-The column `error` has the largest relative L2 error of the verified graph and its bound. A cell of a GPU has
-the size of the engine, the time of the builder, and how many of the graph's attentions became a fused kernel;
-without a third part the graph has no attention. `refused` is refused by name before any work. A precision
-that is missing is not offered, and is refused as well.
+`error` is the largest relative L2 error of the verified graph, beside its bound. `targets` are the GPUs that
+the engine was built for; of {targets}, those that are missing are refused by name before any work, because
+they have no kernels of the precision. `fused` tells how many of the graph's attentions became a fused kernel;
+a graph without attention has none to tell. A precision that is missing is not offered, and is refused as
+well.
 """
 
 
@@ -58,16 +59,22 @@ class Build:
         error: Largest relative L2 error of an output; None if the export failed.
         bound: Bound of that error.
         attention: Number of attentions in the graph.
-        cells: Text of each target's cell.
-        failed: Reasons of what failed.
+        fused: Number of fused attention kernels in the engine.
+        targets: GPUs that the engine was built for.
+        engine_bytes: Size of the engine, in bytes.
+        build_s: Time of the builder, in seconds.
+        failed: Reason why the graph was not verified or not built; empty if it was.
         date: Day of the run.
     """
 
     error: float | None
     bound: float | None
     attention: int
-    cells: dict[str, str]
-    failed: tuple[str, ...]
+    fused: int
+    targets: tuple[str, ...]
+    engine_bytes: int
+    build_s: float
+    failed: str
     date: str
 
 
@@ -100,10 +107,12 @@ def build(family: Family, variant: str | None, component: Component, precision: 
         scratch: Folder to work in.
     """
     graph, today = scratch / "graph.onnx", time.strftime("%Y-%m-%d")
+    targets = _targets(component, precision)
     options = ExportOptions(
         str(checkpoint),
         output=graph,
         engine=Engine.TENSORRT_RTX,
+        tensorrt=EngineRequest(targets),
         precision=precision,
         components=(component.label,),
         variant=variant,
@@ -111,28 +120,37 @@ def build(family: Family, variant: str | None, component: Component, precision: 
         force=True,
     )
     try:
-        rows = run_export(family, options).rows
+        result = run_export(family, options)
     except SlipwayError as error:
-        return Build(None, None, 0, {}, (str(error),), today)
-    worst = max(rows, key=lambda row: row.relative_l2 / row.bound.relative_l2 if row.bound.relative_l2 else 0)
-    attention, cells, failed = attention_operations(graph), {}, []
-    version = Library.RTX.installed_version or ""
+        return Build(None, None, 0, 0, targets, 0, 0.0, str(error), today)
+    worst = max(
+        result.rows, key=lambda row: row.relative_l2 / row.bound.relative_l2 if row.bound.relative_l2 else 0
+    )
+    report = result.engines[component.label]
+    return Build(
+        worst.relative_l2,
+        worst.bound.relative_l2,
+        attention_operations(graph),
+        report.fused_attention,
+        targets,
+        report.engine_bytes,
+        report.build_s,
+        "",
+        today,
+    )
+
+
+def _targets(component: Component, precision: Precision) -> tuple[str, ...]:
+    """Return the targets that are not refused for a precision."""
+    able = []
     for target in TARGETS:
-        choice = EngineChoice(
-            Library.RTX, version, (target,), Profiles.FLEXIBLE, EngineOptions(), placed=False
-        )
+        choice = EngineChoice(Library.RTX, "", (target,), Profiles.FLEXIBLE, EngineOptions(), placed=False)
         try:
             check_target(component, precision, choice)
         except InvalidRequest:
-            cells[target] = "refused"
             continue
-        report = build_engine(plan_of_graph(graph, choice))
-        fused = f", {report.fused_attention} of {attention}" if attention else ""
-        cells[target] = f"{format_bytes(report.engine_bytes)}, {report.build_s:.1f} s{fused}"
-        if not report.built:
-            cells[target] = "fails"
-            failed += [f"{target}: {error.text}" for error in report.errors]
-    return Build(worst.relative_l2, worst.bound.relative_l2, attention, cells, tuple(failed), today)
+        able.append(target)
+    return tuple(able)
 
 
 def run_family(family: Family, folder: Path) -> Iterator[tuple[str, Build]]:
@@ -159,27 +177,34 @@ def read(folder: Path, family: Family) -> dict[str, Build]:
     if not path.is_file():
         return {}
     content = json.loads(path.read_text(encoding="utf-8"))
-    return {key: replace(Build(**each), failed=tuple(each["failed"])) for key, each in content.items()}
+    return {key: Build(**{**each, "targets": tuple(each["targets"])}) for key, each in content.items()}
 
 
 def page(folder: Path) -> str:
     """Return the page of the known outcomes."""
-    parts = [_HEAD.format(version=Library.RTX.installed_version)]
+    parts = [_HEAD.format(version=Library.RTX.installed_version, targets=", ".join(TARGETS))]
     for family in families():
         known = read(folder, family)
         if not known:
             continue
         dates = sorted({each.date for each in known.values()})
         lines = [f"## {family.name} ({' to '.join(dict.fromkeys((dates[0], dates[-1])))})", ""]
-        lines.append(f"| graph | precision | error | {' | '.join(TARGETS)} |")
-        lines.append("| --- " * (3 + len(TARGETS)) + "|")
+        lines.append("| graph | precision | error | targets | engine | built in | fused |")
+        lines.append("| --- " * 7 + "|")
         for key, each in known.items():
             label, precision = key.rsplit(" ", 1)
-            error = "fails" if each.error is None else f"{each.error:.1e} of {each.bound:g}"
-            cells = " | ".join(each.cells.get(target, "fails") for target in TARGETS)
-            lines.append(f"| {label} | {precision} | {error} | {cells} |")
+            lines.append(f"| {label} | {precision} | {' | '.join(_shown(each))} |")
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)
+
+
+def _shown(build: Build) -> tuple[str, ...]:
+    targets = ", ".join(build.targets)
+    if build.failed:
+        return ("fails", targets, "", "", "")
+    fused = f"{build.fused} of {build.attention}" if build.attention else ""
+    size, seconds = format_bytes(build.engine_bytes), f"{build.build_s:.1f} s"
+    return (f"{build.error:.1e} of {build.bound:g}", targets, size, seconds, fused)
 
 
 def _key(variant: str | None, label: str, precision: Precision) -> str:
@@ -204,8 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if options.family and family.name not in options.family:
                 continue
             for key, outcome in run_family(family, options.outcomes):
-                shown = " | ".join(outcome.cells.values())
-                print(f"{family.name} {key}: {shown} {'; '.join(outcome.failed)}", flush=True)
+                print(f"{family.name} {key}: {' | '.join(_shown(outcome))} {outcome.failed}", flush=True)
                 failed += bool(outcome.failed)
     options.page.write_text(page(options.outcomes), encoding="utf-8")
     print(f"{options.page} written; {failed} graphs failed")

@@ -20,6 +20,7 @@ from slipway_export.checkpoint.axes import axes_of
 from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.engines.decisions import Decisions, decide
+from slipway_export.engines.tensorrt.report import BuildReport
 from slipway_export.graph.dialect import check_precision, refusal
 from slipway_export.graph.file import check_own, place_file, staged_file, write_report
 from slipway_export.graph.opset import LARGEST_OPSET, choose_opset
@@ -75,6 +76,8 @@ class ExportResult:
         placed: True if the models, or the graph's file, are in place now.
         left_out: Points at which graphs were not verified.
         elapsed_s: Duration of the whole export, in seconds.
+        engines: Reports of the engines that it built, by label of the graph; those of reused graphs are
+        missing.
     """
 
     rows: tuple[ParityRow, ...]
@@ -82,6 +85,7 @@ class ExportResult:
     placed: bool
     left_out: tuple[LeftOut, ...] = ()
     elapsed_s: float = field(default=0.0, compare=False)
+    engines: Mapping[str, BuildReport] = field(default_factory=dict)
 
 
 def run_export(
@@ -117,19 +121,20 @@ def run_export(
         source = ExportSource(family, checkpoint, axes, plan, planned, options)
         if options.output is not None:
             with reporting_full_disk(options.output):
-                rows, left_out = _export_file(source, options.output, report)
+                rows, export = _export_file(source, options.output, report)
             names: list[str] = []
         else:
             assert options.repository is not None  # ExportOptions requires it if there is no output.
             with reporting_full_disk(options.repository):
-                rows, left_out, names = _export_models(source, options.repository, report, publish)
+                rows, export, names = _export_models(source, options.repository, report, publish)
     placed_now, elapsed = not options.check_only, time.monotonic() - started
-    return ExportResult(tuple(rows), tuple(names), placed_now, left_out, elapsed)
+    left_out = export.finished.left_out
+    return ExportResult(tuple(rows), tuple(names), placed_now, left_out, elapsed, export.engines)
 
 
 def _export_models(
     source: ExportSource, repository: Path, report: Report, publish: Publish
-) -> tuple[list[ParityRow], tuple[LeftOut, ...], list[str]]:
+) -> tuple[list[ParityRow], StagedExport, list[str]]:
     """Export the components into the repository, together with their authored models."""
     family, plan, options = source.family, source.plan, source.options
     components, authored = _select(family, plan, options)
@@ -157,12 +162,10 @@ def _export_models(
         if not options.check_only:
             report(f"placing {len(names)} models in {repository}")
             _place(staged, repository, names, publish)
-    return rows, export.finished.left_out, names
+    return rows, export, names
 
 
-def _export_file(
-    source: ExportSource, output: Path, report: Report
-) -> tuple[list[ParityRow], tuple[LeftOut, ...]]:
+def _export_file(source: ExportSource, output: Path, report: Report) -> tuple[list[ParityRow], StagedExport]:
     """Export the graph of one component into a file."""
     plan, options = source.plan, source.options
     component = _select_graph(source.family, plan, options)
@@ -181,7 +184,7 @@ def _export_file(
         if not options.check_only:
             report(f"placing {output}")
             place_file(staged, output)
-    return rows, export.finished.left_out
+    return rows, export
 
 
 def _prepare(

@@ -42,6 +42,7 @@ def export_document(result: ExportResult, repository: Path | None, output: Path 
         "elapsed_s": result.elapsed_s,
         "parity": parity_document(result.rows),
         "not_verified": [asdict(left) for left in result.left_out],
+        "engines": {label: report.to_json() for label, report in result.engines.items()},
     }
 
 

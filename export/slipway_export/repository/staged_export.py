@@ -18,6 +18,7 @@ from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.engines.decisions import Decisions
 from slipway_export.engines.providers import Provider
 from slipway_export.engines.tensorrt.choice import EngineChoice
+from slipway_export.engines.tensorrt.report import BuildReport
 from slipway_export.engines.tensorrt.staged_engine import (
     engine_files,
     stage_engine,
@@ -104,6 +105,7 @@ class StagedExport:
         graph: File of the graph in an export of a single graph.
         sharing: Names of the components whose several graphs share one file of weights.
         decisions: Decisions about what serves each component.
+        engines: Reports of the engines that were built so far, by label; those of reused graphs are missing.
     """
 
     source: ExportSource
@@ -115,6 +117,7 @@ class StagedExport:
     graph: Path | None = None
     sharing: frozenset[str] = frozenset()
     decisions: Decisions = field(default_factory=Decisions)
+    engines: dict[str, BuildReport] = field(default_factory=dict)
 
     @property
     def options(self) -> ExportOptions:
@@ -216,7 +219,7 @@ class StagedExport:
                 self.report(f"{component.label}: not parsed, because no TensorRT library is installed")
             return
         self.report(f"{component.label}: building the engine with {choice.text}")
-        report = stage_engine(component, choice, graph)
+        report = self.engines[component.label] = stage_engine(component, choice, graph)
         self.report(
             f"{component.label}: built in {format_duration(report.build_s)},"
             f" {format_bytes(report.engine_bytes)}, {report.fused_attention} fused attention kernels"
