@@ -14,7 +14,7 @@ import typer
 
 from slipway_benchmarks.command_run import measure, measuring
 from slipway_benchmarks.servers.backends_command import backends
-from slipway_export.spec import Precision
+from slipway_export.spec import Engine, Precision
 from slipway_serving.protocol.durations import checked_option
 from slipway_serving.protocol.errors import InvalidRequest
 
@@ -312,6 +312,15 @@ def quality(
             help="Running server to measure, which serves the checkpoint already.", metavar="HOST:PORT"
         ),
     ] = None,
+    graphs: Annotated[
+        Engine,
+        typer.Option(
+            help="Engine whose graphs ONNX Runtime serves: onnxruntime or tensorrt. With tensorrt, every"
+            " component that is one graph and has the precision gets the graph made for TensorRT, and the"
+            " others are in fp32.",
+            metavar="ENGINE",
+        ),
+    ] = Engine.ONNXRUNTIME,
     output: Output = _OUTPUT,
     quiet: Quiet = False,
 ) -> None:
@@ -328,7 +337,9 @@ def quality(
     whole = [text for text in precision or () if "=" not in text]
     precisions = tuple(parse_precisions([text])[0] for text in whole)
     _, kept = parse_precisions([text for text in precision or () if "=" in text])
-    options = MeaningOptions(family, checkpoint, precisions, samples, steps, guidance_scale, url, kept)
+    options = MeaningOptions(
+        family, checkpoint, precisions, samples, steps, guidance_scale, url, kept, graphs
+    )
     measure("quality", partial(run, options), meaning_json, draw_meaning, print_meaning, output, quiet)
 
 

@@ -2,6 +2,7 @@
 
 A checkpoint is exported in each precision and served by Triton. Each export gets requests that the training
 never saw, first plain and, in the first precision, also with each shortcut; or a running server gets them.
+Graphs that are made for TensorRT are served by ONNX Runtime, and get plain requests only.
 Each family has its own judgement: whether a video shows its prompt, whether a world obeys its keys, how often
 a word is missed, how large the error of a trajectory is.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,12 +22,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from slipway_benchmarks.quality.graphs import place_graphs
 from slipway_client import Client
 from slipway_client.address import address_of
 from slipway_export.families import family_named
 from slipway_export.options import ExportOptions
 from slipway_export.run import run_export
-from slipway_export.spec import Precision
+from slipway_export.spec import Engine, Precision
 from slipway_serving.protocol.errors import InvalidRequest, SlipwayError
 from slipway_serving.system.temporary_folders import TemporaryFolder
 from slipway_serving.triton.server import Server, ServerConfig
@@ -40,6 +42,8 @@ JUDGED: Mapping[str, str] = {
     "wan_t2v": "slipway_benchmarks.quality.videos",
 }
 SERVED = "served"
+GRAPHS = (Engine.ONNXRUNTIME, Engine.TENSORRT)
+"""Engines whose graphs ONNX Runtime can serve; those for TensorRT-RTX are the same as for TensorRT."""
 
 Report = Callable[[str], None]
 Figures = Mapping[str, float]
@@ -64,6 +68,7 @@ class MeaningOptions:
         guidance_scale: Guidance scale, for families that have prompts.
         url: Address of a server that already serves the checkpoint, as
             :func:`slipway_client.address.address_of` accepts it; None to export and serve it here.
+        graphs: Engine whose graphs ONNX Runtime serves in place of its own.
     """
 
     family: str = "wan_t2v"
@@ -74,6 +79,22 @@ class MeaningOptions:
     guidance_scale: float | None = None
     url: str | None = None
     kept: Mapping[str, Precision] = field(default_factory=dict)
+    graphs: Engine = Engine.ONNXRUNTIME
+
+    def __post_init__(self) -> None:
+        if self.graphs not in GRAPHS:
+            raise InvalidRequest(f"bench: graphs must be one of {', '.join(GRAPHS)}, got {self.graphs.value}")
+        if self.graphs is not Engine.ONNXRUNTIME and self.url is not None:
+            raise InvalidRequest(
+                f"bench: graphs must be left out with --url, where the server's own are measured, got"
+                f" {self.graphs.value}"
+            )
+
+    def subject(self, precision: Precision) -> str:
+        """Return the name of the subject of an export in a precision."""
+        made = "" if self.graphs is Engine.ONNXRUNTIME else f" for {self.graphs.value}"
+        kept = (f"{name} {each.value}" for name, each in self.kept.items())
+        return ", ".join((f"{precision.value}{made}", *kept))
 
 
 @dataclass(frozen=True)
@@ -172,17 +193,18 @@ def run(options: MeaningOptions, report: Report) -> MeaningResult:
     else:
         for precision in options.precisions or judgement.precisions:
             first = not subjects
-            kept = (f"{name} {each.value}" for name, each in options.kept.items())
-            subject = ", ".join((precision.value, *kept))
+            subject = options.subject(precision)
+            # A variant of the checkpoint has its shortcuts in graphs that an authored model runs.
+            shortcuts = first and options.graphs is Engine.ONNXRUNTIME
             try:
                 with TemporaryFolder("slipway-measurement-") as folder:
                     repository = folder / "repository"
                     report(f"exporting {subject}")
-                    for each in judgement.exports(first=first):
-                        _export(each, repository, precision, options.kept)
+                    for each in judgement.exports(first=shortcuts):
+                        _export(each, repository, precision, options, report)
                     config = ServerConfig(repository, http_port=0, grpc_port=0, metrics_port=0)
                     with Server(config) as server, Client(server.grpc_url) as client:
-                        _ask(client, subject, judgement.ways(first=first), report, subjects, not_run)
+                        _ask(client, subject, judgement.ways(first=shortcuts), report, subjects, not_run)
             except SlipwayError as error:
                 if first:
                     raise
@@ -190,15 +212,23 @@ def run(options: MeaningOptions, report: Report) -> MeaningResult:
     return MeaningResult(subjects, references, judgement.formats, judgement.examples, not_run, options)
 
 
-def _export(each: Export, repository: Path, precision: Precision, kept: Mapping[str, Precision]) -> None:
-    options = ExportOptions(
+def _export(
+    each: Export, repository: Path, precision: Precision, options: MeaningOptions, report: Report
+) -> None:
+    family = family_named(each.family)
+    asked = ExportOptions(
         checkpoint=each.checkpoint,
         repository=repository,
         precision=precision,
-        precisions=kept,
+        precisions=options.kept,
         **each.options,
     )
-    run_export(family_named(each.family), options)
+    if options.graphs is Engine.ONNXRUNTIME:
+        run_export(family, asked)
+        return
+    run_export(family, replace(asked, precision=Precision.FP32, precisions={}))
+    replaced = place_graphs(family, asked, options.graphs)
+    report(f"{', '.join(replaced)} of {each.family}: graphs for {options.graphs.value}, the others fp32")
 
 
 def _ask(
