@@ -50,7 +50,7 @@ def place_graphs(family: Family, options: ExportOptions, engine: Engine) -> tupl
     """
     assert options.repository is not None  # The caller exported into it.
     with open_checkpoint(family, options.checkpoint) as checkpoint:
-        components = components_of(family.variant(options.variant), checkpoint, options)
+        components = components_of(family, checkpoint, replace(options, engine=engine))
     replaced = _replaced(components, options, engine)
     for component in replaced:
         model = options.repository / f"{family.name}_{component.name}"
