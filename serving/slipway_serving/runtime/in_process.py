@@ -56,10 +56,14 @@ class InProcessModels:
         threads: Number of threads of each ONNX session; 0 uses all cores.
         limited: True if graphs refuse sizes beyond their exported ranges, as the server does. A measurement
             may go beyond these ranges.
+        gpu: True if models run on the first GPU where their configuration says so, as on a server; False if
+            all run on the CPU.
     """
 
-    def __init__(self, repository: Path, threads: int = 0, *, limited: bool = True) -> None:
-        self._repository, self._threads, self._limited = repository, threads, limited
+    def __init__(
+        self, repository: Path, threads: int = 0, *, limited: bool = True, gpu: bool = False
+    ) -> None:
+        self._repository, self._threads, self._limited, self._gpu = repository, threads, limited, gpu
         self._loaded: dict[str, RunModel] = {}
         self._programs: list[Program] = []
 
@@ -106,20 +110,28 @@ class InProcessModels:
         parameters = config.setdefault("parameters", {})
         if "ensemble_scheduling" in config:
             return self._ensemble(config)
-        if config.get("backend") not in ("onnxruntime", "python"):
+        plan = config.get("platform") == "tensorrt_plan"
+        if not plan and config.get("backend") not in ("onnxruntime", "python"):
             raise NotReady(f"{model}: backend must be onnxruntime or python, got {config.get('backend')!r}")
         parameters["intra_op_thread_count"] = {"string_value": str(self._threads)}
-        settings = Settings(model, folder / "1", config)
-        if config["backend"] == "onnxruntime":
+        settings = Settings(model, folder / "1", config, self._kind(folder, config))
+        if not plan and config["backend"] == "onnxruntime":
             return self._graph(settings)
-        program = load_program(settings)
+        program = _plan_program(settings) if plan else load_program(settings)
         self._programs.append(program)
         return _run_program(program, config)
 
+    def _kind(self, folder: Path, config: Mapping[str, Any]) -> str:
+        """Return the kind of a model's instance; an engine has no other than the GPU."""
+        kinds = {group.get("kind") for group in config.get("instance_group", ())}
+        engines = (path for suffix in (".plan", ".engine") for path in (folder / "1").glob(f"*{suffix}"))
+        on_gpu = "KIND_GPU" in kinds or any(engines)
+        return "GPU" if self._gpu and on_gpu else "CPU"
+
     def _graph(self, settings: Settings) -> RunModel:
         """Load an ONNX graph and return a function that runs it."""
-        config = without_accelerators(settings.config)
-        graph = session.load(config, settings.folder, session.providers(config, "CPU", 0))
+        config = settings.config if settings.kind == "GPU" else without_accelerators(settings.config)
+        graph = session.load(config, settings.folder, session.providers(config, settings.kind, 0))
         executor = Executor(
             settings.model,
             signature.graph_signature(graph),
@@ -152,6 +164,13 @@ class InProcessModels:
             yield _select_outputs(outputs, known)
 
         return run
+
+
+def _plan_program(settings: Settings) -> Program:
+    """Load the program that runs an engine of TensorRT, which Triton serves without any program."""
+    from slipway_serving.runtime.tensorrt.program import EngineModel
+
+    return EngineModel(settings)
 
 
 def _run_program(program: Program, config: Mapping[str, Any]) -> RunModel:
