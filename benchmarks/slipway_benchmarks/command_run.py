@@ -24,8 +24,12 @@ def measure(
     show: Callable[[Console, Result], None],
     output: Path,
     quiet: bool,
+    check: Callable[[Result], None] = lambda _: None,
 ) -> None:
-    """Run a benchmark; write its JSON file and its PNG chart, show its tables and say on what it ran."""
+    """Run a benchmark; write its JSON file and its PNG chart, show its tables and say on what it ran.
+
+    Last of all, `check` raises an error if the result is below a gate.
+    """
     from slipway_loadtests.json_report import write_json
     from slipway_loadtests.machine import machine_facts, machine_lines
 
@@ -38,6 +42,7 @@ def measure(
         show(console, result)
         for line in (*machine_lines(machine), f"written to {data} and {chart}"):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
+    check(result)
 
 
 @contextmanager

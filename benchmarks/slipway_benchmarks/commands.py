@@ -16,7 +16,7 @@ from slipway_benchmarks.command_run import measure, measuring
 from slipway_benchmarks.servers.backends_command import backends
 from slipway_export.spec import Engine, Precision
 from slipway_serving.protocol.durations import checked_option
-from slipway_serving.protocol.errors import InvalidRequest
+from slipway_serving.protocol.errors import InvalidRequest, raise_all
 
 bench = typer.Typer(
     help="Measure: our graphs beside PyTorch, Triton beside the same loop without it.",
@@ -29,6 +29,10 @@ bench.command("backends")(backends)
 Output = Annotated[Path, typer.Option("--output", "-o", help="Folder for the JSON file and the PNG chart.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no tables, only the files.")]
 Rounds = Annotated[int, typer.Option(min=1, help="Timed rounds, each of which measures every subject once.")]
+LeastPsnr = Annotated[
+    float | None,
+    typer.Option(min=0, help="Least PSNR against the first subject, dB; below it, the exit code is 1."),
+]
 _OUTPUT = Path("out/bench")
 _SIZE = re.compile(r"(\d+)[x*](\d+)", re.IGNORECASE)
 
@@ -159,15 +163,47 @@ def engines(
     rounds: Rounds = 7,
     threads: Annotated[int, typer.Option(min=1, help="Threads of each engine.")] = 2,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the inputs.")] = 0,
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Engine that is measured beside PyTorch eager; may be repeated: torch:inductor,"
+            " torch:int8-weights, or ENGINE:PRECISION such as onnxruntime:int8 and tensorrt-rtx:fp16; by"
+            " default, those of PyTorch and ONNX Runtime.",
+            metavar="NAME",
+        ),
+    ] = None,
+    place: Annotated[
+        str, typer.Option(help="Device of PyTorch and of ONNX Runtime.", metavar="cpu|gpu")
+    ] = "cpu",
+    least_psnr_db: LeastPsnr = None,
     output: Output = _OUTPUT,
     quiet: Quiet = False,
 ) -> None:
     """Measure a component as each engine serves it: PyTorch eager, compiled, int8, and our graphs."""
     from slipway_benchmarks.chart import draw_engines
-    from slipway_benchmarks.engines.benchmark import EnginesOptions, engines_json, print_engines, run
+    from slipway_benchmarks.engines.benchmark import (
+        DEFAULT_ENGINES,
+        EnginesOptions,
+        check_engines_gate,
+        engines_json,
+        print_engines,
+        run,
+    )
 
-    options = EnginesOptions(family, component, checkpoint, _parse_sizes(axis or ()), rounds, threads, seed)
-    measure("engines", partial(run, options), engines_json, draw_engines, print_engines, output, quiet)
+    options = EnginesOptions(
+        family,
+        component,
+        checkpoint,
+        _parse_sizes(axis or ()),
+        rounds,
+        threads,
+        seed,
+        tuple(engine or DEFAULT_ENGINES),
+        place,
+        least_psnr_db,
+    )
+    measured, check = partial(run, options), check_engines_gate
+    measure("engines", measured, engines_json, draw_engines, print_engines, output, quiet, check)
 
 
 @bench.command("video")
@@ -187,26 +223,100 @@ def video(
             metavar="HOST:PORT",
         ),
     ] = None,
-    size: Annotated[
-        str,
+    case: Annotated[
+        str | None,
         typer.Option(
-            help="Width and height of the video, pixels, multiples of 16.",
+            help="Named case that sets size, frames, steps, guidance and seed: mlperf-wan2.2.", metavar="NAME"
+        ),
+    ] = None,
+    size: Annotated[
+        str | None,
+        typer.Option(
+            help="Width and height of the video, pixels, multiples of 16; by default the case's, or 128x128.",
             metavar="WIDTHxHEIGHT",
         ),
-    ] = "128x128",
-    frames: Annotated[int, typer.Option(min=1, help="Frames of the video, 4k+1.")] = 17,
-    steps: Annotated[int, typer.Option(min=2, max=100, help="Denoising steps.")] = 12,
+    ] = None,
+    frames: Annotated[
+        int | None,
+        typer.Option(min=1, help="Frames of the video, 4k+1; by default the case's, or 17."),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(min=2, max=100, help="Denoising steps; by default the case's, or 12."),
+    ] = None,
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Engine of the exported components; NAME=ENGINE sets that of one; may be repeated.",
+            metavar="[NAME=]ENGINE",
+        ),
+    ] = None,
+    precision: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Precision of the exported components; NAME=PRECISION sets that of one; may be repeated.",
+            metavar="[NAME=]PRECISION",
+        ),
+    ] = None,
+    memory: Annotated[
+        bool, typer.Option("--memory/--no-memory", help="Measure the memory of decoding too.")
+    ] = True,
+    least_psnr_db: LeastPsnr = None,
+    least_ssim: Annotated[
+        float | None,
+        typer.Option(
+            min=0, max=1, help="Least SSIM against the first subject; below it, the exit code is 1."
+        ),
+    ] = None,
     output: Output = _OUTPUT,
     quiet: Quiet = False,
 ) -> None:
     """Measure whole videos: diffusers, our loop, the same through Triton, and its shortcuts."""
     from slipway_benchmarks.chart import draw_video
-    from slipway_benchmarks.pipelines.video import REQUEST, VideoOptions, print_video, run, video_json
+    from slipway_benchmarks.pipelines.video import (
+        REQUEST,
+        VideoOptions,
+        check_video_gates,
+        print_video,
+        run,
+        video_json,
+    )
+    from slipway_benchmarks.pipelines.video_cases import case_named
+    from slipway_export.engines.requested import parse_engines, parse_precisions
 
-    width, height = _parse_size(size)
-    request = replace(REQUEST, frames=frames, height=height, width=width, steps=steps)
-    options = VideoOptions(rounds, request, checkpoint, url)
-    measure("video", partial(run, options), video_json, draw_video, print_video, output, quiet)
+    if url is not None:
+        raise_all(
+            "bench",
+            [
+                f"{flag} must be left out with --url, where the server's own is measured, got"
+                f" {', '.join(values)}"
+                for flag, values in {"engine": engine, "precision": precision}.items()
+                if values
+            ],
+        )
+    width, height = (REQUEST.width, REQUEST.height) if size is None else _parse_size(size)
+    chosen = None if case is None else case_named(case)
+    if chosen is None:
+        request = replace(
+            REQUEST, frames=frames or REQUEST.frames, height=height, width=width, steps=steps or REQUEST.steps
+        )
+    else:
+        written = None if size is None else f"{width}x{height}"
+        request = chosen.request(REQUEST, {"size": written, "frames": frames, "steps": steps})
+    options = VideoOptions(
+        rounds,
+        request,
+        checkpoint,
+        url,
+        *parse_engines(engine or ()),
+        *parse_precisions(precision or ()),
+        chosen,
+        memory,
+        least_psnr_db,
+        least_ssim,
+    )
+    measured, check = partial(run, options), check_video_gates
+    measure("video", measured, video_json, draw_video, print_video, output, quiet, check)
 
 
 @bench.command("wakeword")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from slipway_benchmarks.engines import benchmark
 from slipway_benchmarks.engines.benchmark import EAGER, FP32, INDUCTOR, INT8, TORCH_INT8
 from slipway_cli import root
 from slipway_export.families import family_named
@@ -91,6 +92,9 @@ def test_chart_is_a_png(output: Path) -> None:
         (("--axis", "batch"), "axis must be NAME=SIZE, each once, got 'batch'"),
         (("--axis", "batch=2"), "axis must be NAME=SIZE, each once, got 'batch=2'"),
         (("--component", "denoiser"), "component must be one of jarvis, got denoiser"),
+        (("--engine", "tensorrt-rtx"), "with a precision (fp64, fp32,"),
+        (("--engine", "torch:fp32"), "got 'torch:fp32'; try tensorrt-rtx:fp16"),
+        (("--place", "tpu"), "place must be cpu or gpu, got tpu"),
     ],
 )
 def test_bench_is_refused_before_any_work_when_a_flag_is_wrong(
@@ -103,3 +107,21 @@ def test_bench_is_refused_before_any_work_when_a_flag_is_wrong(
     assert bench(tmp_path, "--checkpoint", str(head), *flags) == 2
     assert said in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_chosen_engines_alone_are_measured_and_a_missed_gate_names_each(
+    head: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(benchmark, "compute_capabilities", list)
+    chosen = ("portable:fp32", "portable:int8", "tensorrt-rtx:fp32", "tensorrt:fp32")
+    flags = [part for engine in chosen for part in ("--engine", engine)]
+    assert bench(tmp_path, "--checkpoint", str(head), *flags, "--least-psnr-db", "70") == 1
+    error = capsys.readouterr().err
+    assert "least-psnr-db must be at least 70 for portable int8, got" in error
+    assert "70 for portable fp32" not in error
+    found = json.loads((tmp_path / "engines.json").read_text())
+    assert list(found["engines"]) == [EAGER, "portable fp32", "portable int8"]
+    assert found["not_run"] == {
+        f"{engine} fp32": f"engine {engine} must run on an NVIDIA GPU, got a machine without one"
+        for engine in ("tensorrt-rtx", "tensorrt")
+    }

@@ -1,15 +1,15 @@
 """Engine benchmark: one component of a checkpoint as each engine serves it, in one run.
 
-checkpoint -> a repository for each engine, exported and verified as `slipway export` does -> the served
-models in this process, warmed up -> rounds of one call each, in turn, on the same inputs -> distance of each
-from PyTorch eager -> memory of a separate process. The result records why an engine could not run; the others
-continue.
+checkpoint -> a repository for each requested engine, exported and verified as `slipway export` does -> the
+served models in this process, warmed up -> rounds of one call each, in turn, on the same inputs -> distance
+of each from PyTorch eager -> memory of a separate process. The result records why an engine could not run;
+the others continue.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from rich.table import Table
 
 from slipway_benchmarks import similarity
 from slipway_benchmarks.engines.memory import EngineMemory, EngineMemoryJob, measure
+from slipway_benchmarks.gates import check_gates
 from slipway_benchmarks.report import spread
 from slipway_benchmarks.stats import Summary, ratios, summarize
 from slipway_benchmarks.timing import reason_of, timed
@@ -34,34 +35,65 @@ from slipway_export.engines.requested import TorchRequest
 from slipway_export.families import family_named
 from slipway_export.graph.onnx import example_inputs
 from slipway_export.options import ExportOptions
+from slipway_export.repository.placement import Placement
 from slipway_export.run import components_of, run_export
 from slipway_export.spec import Axis, Component, Engine, Precision
-from slipway_serving.protocol.errors import SlipwayError, Unrecoverable, raise_all
+from slipway_serving.protocol.errors import InvalidRequest, SlipwayError, Unrecoverable, raise_all
 from slipway_serving.runtime.in_process import InProcessModels, read_config
+from slipway_serving.system.gpu import compute_capabilities
 from slipway_serving.system.temporary_folders import TemporaryFolder
 
 Report = Callable[[str], None]
 Array = NDArray[Any]
 EAGER, INDUCTOR, TORCH_INT8 = "torch eager", "torch inductor", "torch int8 weights"
 FP32, INT8 = "onnxruntime fp32", "onnxruntime int8"
+DEFAULT_ENGINES = ("torch:inductor", "onnxruntime:fp32", "onnxruntime:int8", "torch:int8-weights")
+LEAST_PSNR_DB = "least-psnr-db"
+_TORCH: Mapping[str, Callable[[str], TorchRequest]] = {
+    "torch:inductor": lambda component: TorchRequest(compile={component: "default"}),
+    "torch:int8-weights": lambda component: TorchRequest(weights={component: "int8"}),
+}
+_GRAPHS = tuple(engine for engine in Engine if engine is not Engine.TORCH)
 
 
-def asked(component: str) -> dict[str, dict[str, Any]]:
-    """Return the options of each engine's export, which name the component.
+def title(engine: str) -> str:
+    """Return the name of an engine in the table, such as ``tensorrt-rtx fp16`` for ``tensorrt-rtx:fp16``."""
+    made, _, how = engine.partition(":")
+    return f"{made} {how.replace('-', ' ')}"
+
+
+def engine_options(component: str, engine: str) -> dict[str, Any]:
+    """Return the options of an engine's export, which name the component.
 
     Export therefore refuses what the component does not support.
 
     Args:
         component: Name of the component.
+        engine: Engine as the user types it, ``torch:inductor``, ``torch:int8-weights`` or
+            ``ENGINE:PRECISION`` for an engine that has graphs.
+
+    Raises:
+        InvalidRequest: The text names no engine.
     """
-    torch_served = {"engine": Engine.TORCH}
-    return {
-        EAGER: torch_served,
-        INDUCTOR: torch_served | {"torch": TorchRequest(compile={component: "default"})},
-        FP32: {},
-        INT8: {"precisions": {component: Precision.INT8}},
-        TORCH_INT8: torch_served | {"torch": TorchRequest(weights={component: "int8"})},
-    }
+    if engine in _TORCH:
+        return {"engine": Engine.TORCH, "torch": _TORCH[engine](component)}
+    made, _, precision = engine.partition(":")
+    if made in _GRAPHS and precision in tuple(Precision):
+        return {"engine": Engine(made), "precisions": {component: Precision(precision)}}
+    raise InvalidRequest(
+        f"bench: engine must be {', '.join(_TORCH)}, or one of {', '.join(_GRAPHS)} with a precision"
+        f" ({', '.join(Precision)}), got {engine!r}; try tensorrt-rtx:fp16"
+    )
+
+
+def asked(component: str, engines: Sequence[str] = DEFAULT_ENGINES) -> dict[str, dict[str, Any]]:
+    """Return the options of each export by name in the table; PyTorch eager comes first.
+
+    Raises:
+        InvalidRequest: A text names no engine.
+    """
+    made = {title(engine): engine_options(component, engine) for engine in engines}
+    return {EAGER: {"engine": Engine.TORCH}, **made}
 
 
 @dataclass(frozen=True)
@@ -76,6 +108,9 @@ class EnginesOptions:
         rounds: Number of timed calls of each engine.
         threads: Number of threads of each engine.
         seed: Seed of the inputs.
+        engines: Engines beside PyTorch eager, as :func:`engine_options` accepts them.
+        place: Device of PyTorch and of ONNX Runtime, "cpu" or "gpu". TensorRT runs on the GPU.
+        least_psnr_db: Least PSNR of an engine against PyTorch eager, in decibels; None for no gate.
     """
 
     family: str = "wan_t2v"
@@ -85,6 +120,9 @@ class EnginesOptions:
     rounds: int = 7
     threads: int = 2
     seed: int = 0
+    engines: tuple[str, ...] = DEFAULT_ENGINES
+    place: str = "cpu"
+    least_psnr_db: float | None = None
 
     def __post_init__(self) -> None:
         counts = {"rounds": self.rounds, "threads": self.threads, **self.sizes}
@@ -92,6 +130,9 @@ class EnginesOptions:
             "bench",
             [f"{name} must be at least 1, got {value}" for name, value in counts.items() if value < 1],
         )
+        if self.place not in ("cpu", "gpu"):
+            raise InvalidRequest(f"bench: place must be cpu or gpu, got {self.place}")
+        asked(self.component, self.engines)
 
     def axes(self, checkpoint: Checkpoint) -> tuple[Axis, ...]:
         """Return ranges that end at the call's size, since export verifies at the largest, but still vary.
@@ -199,7 +240,7 @@ class _Run:
         self.notes: list[str] = []
 
     def result(self) -> EnginesResult:
-        for name, engine in asked(self.options.component).items():
+        for name, engine in asked(self.options.component, self.options.engines).items():
             self.admit(name, engine)
         times = self.time_calls()
         self.close()
@@ -224,8 +265,11 @@ class _Run:
         """Export the component for an engine, load the served model and call it once, or record why not."""
         repository = self.repository(name)
         options = replace(self.asked, repository=repository, **engine)
-        models = InProcessModels(repository, threads=self.options.threads)
+        if self.options.place == "gpu" and not options.engine.is_tensorrt:
+            options = replace(options, placements={self.options.component: Placement("gpu")})
+        models = InProcessModels(repository, threads=self.options.threads, gpu=True)
         try:
+            _check_gpu(options)
             run_export(self.family, options, lambda line: self.report(f"{name}: {line}"))
             self.report(f"{name}: loading and warming up")
             if name == EAGER:
@@ -270,7 +314,9 @@ class _Run:
             np.savez(inputs, **self.inputs)
         repository, threads = str(self.repository(name)), self.options.threads
         try:
-            return measure(EngineMemoryJob(repository, self.model, str(inputs), self.outputs, threads))
+            return measure(
+                EngineMemoryJob(repository, self.model, str(inputs), self.outputs, threads, gpu=True)
+            )
         except SlipwayError as error:
             self.notes.append(f"{name}: memory not measured: {error}")
             return None
@@ -281,6 +327,29 @@ class _Run:
             models.close()
         self.models.clear()
         gc.collect()
+
+
+def _check_gpu(options: ExportOptions) -> None:
+    """Refuse an export for a GPU before any work on a machine without one."""
+    if (options.engine.is_tensorrt or options.placements) and not compute_capabilities():
+        raise InvalidRequest(
+            f"engine {options.engine.value} must run on an NVIDIA GPU"
+            f"{' with --place gpu' if options.placements else ''}, got a machine without one"
+        )
+
+
+def check_engines_gate(result: EnginesResult) -> None:
+    """Refuse a result with an engine below the gate of its options.
+
+    Raises:
+        GateMissed: The PSNR of an engine is too low. The message names each such engine.
+    """
+    found = {
+        name: {LEAST_PSNR_DB: served.psnr_db}
+        for name, served in result.served.items()
+        if served.psnr_db is not None
+    }
+    check_gates(found, {LEAST_PSNR_DB: result.options.least_psnr_db})
 
 
 def _as_sent(config: Mapping[str, Any], inputs: Mapping[str, Array]) -> dict[str, Array]:

@@ -28,6 +28,7 @@ class EngineMemoryJob:
         inputs: Path of the file with the arrays of a call, by name.
         outputs: Names of the model's outputs.
         threads: Number of threads of the engine.
+        gpu: True if the model runs on a GPU where its configuration says so.
     """
 
     repository: str
@@ -35,6 +36,7 @@ class EngineMemoryJob:
     inputs: str
     outputs: list[str]
     threads: int
+    gpu: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def _measured(job: EngineMemoryJob) -> EngineMemory:
         inputs = {name: file[name] for name in file.files}
     process = psutil.Process()
     before = process.memory_info().rss / 2**20
-    models = InProcessModels(Path(job.repository), threads=job.threads)
+    models = InProcessModels(Path(job.repository), threads=job.threads, gpu=job.gpu)
     models.call(job.model, inputs, job.outputs)
     return EngineMemory(before, process.memory_info().rss / 2**20, peak_mib())
 

@@ -4,7 +4,8 @@ In turn on one checkpoint, diffusers' own pipeline, our loop in this process, th
 and through Triton with each shortcut of a request make the same video. The benchmark compares the time of a
 video and of a step, and the frames. Then it decodes videos of several lengths, each in a separate process,
 and compares their peak memory. For a running server, it measures only that server's videos, beside diffusers'
-if the checkpoint is available. Absolute times depend on the machine; read the ratios.
+if the checkpoint is available. Every subject has the time of its denoising alone and of the whole video.
+Absolute times depend on the machine; read the ratios.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -29,6 +30,8 @@ from rich.table import Table
 
 from slipway_benchmarks import similarity
 from slipway_benchmarks.denoiser.cases import LATENT_CHANNELS, PIXELS_PER_LATENT
+from slipway_benchmarks.gates import check_gates
+from slipway_benchmarks.pipelines.video_cases import VideoCase
 from slipway_benchmarks.report import quality_cells, spread
 from slipway_benchmarks.separate_process import peak_mib
 from slipway_benchmarks.similarity import Quality
@@ -39,7 +42,7 @@ from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.families import family_named
 from slipway_export.options import ExportOptions
 from slipway_export.run import run_export
-from slipway_export.spec import Axis
+from slipway_export.spec import Axis, Engine, Precision
 from slipway_serving.families.wan_t2v.facts import PipelineFacts
 from slipway_serving.families.wan_t2v.pipeline import generate
 from slipway_serving.families.wan_t2v.request import FRAMES_PER_LATENT, PIXELS_PER_TOKEN
@@ -47,6 +50,7 @@ from slipway_serving.protocol.errors import InvalidRequest
 from slipway_serving.protocol.events import FramesPart
 from slipway_serving.runtime.in_process import InProcessModels
 from slipway_serving.runtime.interruption import Interruption
+from slipway_serving.system.gpu import compute_capabilities
 from slipway_serving.system.temporary_folders import TemporaryFolder
 from slipway_serving.triton.server import Server, ServerConfig
 
@@ -60,6 +64,7 @@ SHORTCUTS: dict[str, dict[str, Any]] = {
     "guidance_stop 0.5": {"guidance_stop": 0.5},
 }
 LATENTS = (5, 21, 41)
+LEAST_PSNR_DB, LEAST_SSIM = "least-psnr-db", "least-ssim"
 
 
 @dataclass(frozen=True)
@@ -73,12 +78,37 @@ class VideoOptions:
             with diffusers.
         url: Address of a running server, as :func:`slipway_client.address.address_of` accepts it; None to
             export and serve the checkpoint here.
+        engine: Engine of the exported components.
+        engines: Engines of components that differ, by component name.
+        precision: Precision of the exported components.
+        precisions: Precisions of components that differ, by component name.
+        case: Named case that the request is of.
+        memory: True to measure the memory of decoding too.
+        least_psnr_db: Least PSNR of a subject against the first, in decibels; None for no gate.
+        least_ssim: Least SSIM of a subject against the first; None for no gate.
     """
 
     rounds: int = 7
     request: TextToVideoRequest = REQUEST
     checkpoint: str | None = None
     url: str | None = None
+    engine: Engine = Engine.ONNXRUNTIME
+    engines: Mapping[str, Engine] = field(default_factory=dict)
+    precision: Precision = Precision.FP32
+    precisions: Mapping[str, Precision] = field(default_factory=dict)
+    case: VideoCase | None = None
+    memory: bool = True
+    least_psnr_db: float | None = None
+    least_ssim: float | None = None
+
+    @property
+    def variant(self) -> str | None:
+        """Variant of the export: with the caches of the shortcuts, except for TensorRT.
+
+        Triton's TensorRT backend serves an engine by itself, so no program could skip the blocks of it.
+        """
+        uses = (self.engine, *self.engines.values())
+        return None if any(engine.is_tensorrt for engine in uses) else "first-block-cache"
 
     @property
     def axes(self) -> tuple[Axis, ...]:
@@ -101,12 +131,19 @@ class VideoTimes:
         step_ms: Median time between steps, in milliseconds; empty if the subject does not report steps.
         frames: Frames of the last video, [frames, height, width, 3], uint8.
         hit_rate: Hit rate of the first-block cache, 0 to 1; None without a cache.
+        denoise_ms: Time of all steps, see :func:`denoise_ms`, in milliseconds.
     """
 
     video_ms: list[float] = field(default_factory=list)
     step_ms: list[float] = field(default_factory=list)
     frames: NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
     hit_rate: float | None = None
+    denoise_ms: list[float] = field(default_factory=list)
+
+    def record_steps(self, ends_s: Sequence[float]) -> None:
+        """Record the times at which the steps of a video ended, in seconds."""
+        self.step_ms.append(step_ms(ends_s))
+        self.denoise_ms.append(denoise_ms(ends_s))
 
 
 Make = Callable[[VideoTimes], None]
@@ -122,12 +159,16 @@ class Subject:
         ratio: First subject's time for a video ÷ its own, by round.
         quality: Quality of its frames against the first subject's; None for the first.
         hit_rate: Hit rate of the first-block cache, 0 to 1; None without a cache.
+        denoise_ms: Time of all steps alone, in milliseconds; None if the subject does not report steps.
+        denoise_ratio: First subject's time of all steps ÷ its own, by round; None without these times.
     """
 
     video_ms: Summary
     ratio: Summary
     quality: Quality | None
     hit_rate: float | None
+    denoise_ms: Summary | None = None
+    denoise_ratio: Summary | None = None
 
 
 @dataclass(frozen=True)
@@ -165,36 +206,58 @@ def run(options: VideoOptions, report: Callable[[str], None]) -> VideoResult:
     """
     if options.url is not None:
         return _run_served(options, options.url, report)
+    _check_gpu(options)
     family = family_named("wan_t2v")
     with (
         open_checkpoint(family, options.checkpoint or "small") as checkpoint,
         TemporaryFolder("slipway-measurement-") as folder,
     ):
+        if options.case is not None:
+            options.case.check(checkpoint)
         repository = folder / "repository"
         report(f"exporting {checkpoint.source}")
         export = ExportOptions(
             checkpoint=str(checkpoint.path),
             repository=repository,
             axes=options.axes,
-            variant="first-block-cache",
+            variant=options.variant,
+            engine=options.engine,
+            engines=options.engines,
+            precision=options.precision,
+            precisions=options.precisions,
         )
         run_export(family, export)
-        taken = _make_here(options, checkpoint.path, repository, report)
+        not_run: dict[str, str] = {}
+        taken = _make_here(options, checkpoint.path, repository, report, not_run)
         memory = {}
-        for count in LATENTS:
+        for count in LATENTS if options.memory else ():
             report(f"decoding {count} latent frames")
             memory[count] = decode_memory(repository, count, options.request)
     step_ratio = summarize(ratios(taken[TRITON].step_ms, taken[IN_PROCESS].step_ms))
-    return VideoResult(compare(taken), step_ratio, memory, options=options)
+    return VideoResult(compare(taken), step_ratio, memory, not_run, options=options)
+
+
+def _check_gpu(options: VideoOptions) -> None:
+    """Refuse an engine that this machine could build, but not run, before any work."""
+    uses = dict.fromkeys((options.engine, *options.engines.values()))
+    if (engine := next((each for each in uses if each.is_tensorrt), None)) and not compute_capabilities():
+        raise InvalidRequest(
+            f"bench: engine {engine.value} must run on an NVIDIA GPU, got a machine without one; try"
+            f" `slipway bench quality --graphs tensorrt`, which needs no GPU"
+        )
 
 
 def _make_here(
-    options: VideoOptions, checkpoint: Path, repository: Path, report: Callable[[str], None]
+    options: VideoOptions,
+    checkpoint: Path,
+    repository: Path,
+    report: Callable[[str], None],
+    not_run: dict[str, str],
 ) -> dict[str, VideoTimes]:
     facts = PipelineFacts.read(repository / "wan_t2v" / "1" / "pipeline.json")
     config = ServerConfig(repository, http_port=0, grpc_port=0, metrics_port=0)
     with (
-        closing(InProcessModels(repository)) as models,
+        closing(InProcessModels(repository, gpu=True)) as models,
         Server(config) as server,
         Client(server.grpc_url) as client,
     ):
@@ -203,7 +266,7 @@ def _make_here(
             IN_PROCESS: partial(_within, facts, models, options.request),
             **_served(client, options.request),
         }
-        return make_videos(subjects, options.rounds, report, {})
+        return make_videos(subjects, options.rounds, report, not_run)
 
 
 def _run_served(options: VideoOptions, url: str, report: Callable[[str], None]) -> VideoResult:
@@ -217,10 +280,15 @@ def _run_served(options: VideoOptions, url: str, report: Callable[[str], None]) 
             left_out = f"diffusers was left out: it needs --checkpoint too; {left_out}"
         else:
             checkpoint = opened.enter_context(open_checkpoint(family_named("wan_t2v"), options.checkpoint))
+            if options.case is not None:
+                options.case.check(checkpoint)
             subjects = {DIFFUSERS: _diffusers(checkpoint.path, options.request), **subjects}
         not_run: dict[str, str] = {}
         taken = make_videos(subjects, options.rounds, report, not_run)
-    return VideoResult(compare(taken), None, {}, not_run, (left_out,), options)
+    notes = [left_out]
+    if options.case is not None and options.checkpoint is None:
+        notes.append(f"the boundary of {options.case.name} was not checked: it needs --checkpoint too")
+    return VideoResult(compare(taken), None, {}, not_run, tuple(notes), options)
 
 
 def _served(client: Client, request: TextToVideoRequest) -> dict[str, Make]:
@@ -272,7 +340,15 @@ def _diffusers(checkpoint: Path, request: TextToVideoRequest) -> Make:
     pipeline = WanPipeline.from_pretrained(checkpoint, torch_dtype=torch.float32, local_files_only=True)
     pipeline.set_progress_bar_config(disable=True)
 
+    low = {} if request.guidance_scale_2 is None else {"guidance_scale_2": request.guidance_scale_2}
+
     def make(taken: VideoTimes) -> None:
+        ends_s: list[float] = []
+
+        def ended(_: object, step: int, timestep: object, tensors: dict[str, Any]) -> dict[str, Any]:
+            ends_s.append(time.perf_counter())
+            return tensors
+
         output = pipeline(
             prompt=request.prompt,
             negative_prompt=request.negative_prompt,
@@ -282,7 +358,10 @@ def _diffusers(checkpoint: Path, request: TextToVideoRequest) -> Make:
             num_inference_steps=request.steps,
             guidance_scale=request.guidance_scale,
             generator=torch.Generator("cpu").manual_seed(request.seed),
+            callback_on_step_end=ended,
+            **low,
         )
+        taken.record_steps(ends_s)
         taken.frames = (output.frames[0] * 255).round().astype(np.uint8)
 
     return make
@@ -292,14 +371,14 @@ def _within(
     facts: PipelineFacts, models: InProcessModels, request: TextToVideoRequest, taken: VideoTimes
 ) -> None:
     events = list(generate(request, facts, models, Interruption("wan_t2v", lambda: False, None)))
-    taken.step_ms.append(step_ms(events))
+    taken.record_steps(step_ends_s(events))
     chunks = [event.pixels for event in events if isinstance(event, FramesPart)]
     taken.frames = np.concatenate(chunks)
 
 
 def _through(client: Client, request: TextToVideoRequest, taken: VideoTimes) -> None:
     events = list(client.generate(request))
-    taken.step_ms.append(step_ms(events))
+    taken.record_steps(step_ends_s(events))
     result = events[-1]
     if not isinstance(result, Frames):
         raise TypeError(f"a request for frames must end with them, got {type(result).__name__}")
@@ -315,6 +394,10 @@ def compare(taken: Mapping[str, VideoTimes]) -> dict[str, Subject]:
             ratio=summarize(ratios(reference.video_ms, found.video_ms)),
             quality=None if found is reference else _quality(found.frames, reference.frames),
             hit_rate=found.hit_rate,
+            denoise_ms=summarize(found.denoise_ms) if found.denoise_ms else None,
+            denoise_ratio=summarize(ratios(reference.denoise_ms, found.denoise_ms))
+            if reference.denoise_ms and found.denoise_ms
+            else None,
         )
         for name, found in taken.items()
     }
@@ -332,10 +415,40 @@ def _quality(actual: NDArray[np.uint8], expected: NDArray[np.uint8]) -> Quality:
     )
 
 
-def step_ms(events: Iterable[object]) -> float:
-    """Return the median time between the progress events of a run, in milliseconds."""
-    at = [event.elapsed_s for event in events if isinstance(event, Progress)]
-    return 1000 * statistics.median([later - earlier for earlier, later in pairwise(at)])
+def check_video_gates(result: VideoResult) -> None:
+    """Refuse a result with a subject below a gate of its options.
+
+    Raises:
+        GateMissed: The PSNR or the SSIM of a subject is too low. The message names each such subject.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for name, subject in result.subjects.items():
+        if (quality := subject.quality) is not None:
+            psnr = {} if quality.psnr_db is None else {LEAST_PSNR_DB: quality.psnr_db}
+            found[name] = {**psnr, LEAST_SSIM: quality.ssim}
+    options = result.options
+    check_gates(found, {LEAST_PSNR_DB: options.least_psnr_db, LEAST_SSIM: options.least_ssim})
+
+
+def step_ends_s(events: Iterable[object]) -> list[float]:
+    """Return the times of the progress events of a run, each at the end of a step, in seconds."""
+    return [event.elapsed_s for event in events if isinstance(event, Progress)]
+
+
+def step_ms(ends_s: Sequence[float]) -> float:
+    """Return the median time between the ends of at least two steps, in milliseconds."""
+    return 1000 * statistics.median([later - earlier for earlier, later in pairwise(ends_s)])
+
+
+def denoise_ms(ends_s: Sequence[float]) -> float:
+    """Return the time of all steps, from the start of the first to the end of the last, in milliseconds.
+
+    Nothing reports the start of the first step, which therefore counts as the median of the others.
+
+    Args:
+        ends_s: Times at which at least two steps ended, in seconds.
+    """
+    return 1000 * (ends_s[-1] - ends_s[0]) + step_ms(ends_s)
 
 
 def decode_memory(repository: Path, count: int, request: TextToVideoRequest) -> float:
@@ -348,7 +461,7 @@ def decode_memory(repository: Path, count: int, request: TextToVideoRequest) -> 
 
 def decode_and_measure(repository: Path, count: int, height: int, width: int) -> float:
     """Decode `count` latent frames, drop the pixels as they arrive, and return the peak memory in MiB."""
-    models = InProcessModels(repository)
+    models = InProcessModels(repository, gpu=True)
     shape = (1, LATENT_CHANNELS, count, height // PIXELS_PER_LATENT, width // PIXELS_PER_LATENT)
     latents = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     frames = sum(
@@ -378,13 +491,21 @@ def print_video(console: Console, result: VideoResult) -> None:
     """Print the measured figures as tables, then what was not measured."""
     first = next(iter(result.subjects))
     rounds = len(result.subjects[first].video_ms.values)
+    if (case := result.options.case) is not None:
+        console.print(f"case {case.name}: {case.text}", highlight=False, soft_wrap=True)
     table = Table(
-        f"{rounds} rounds", "video, ms", f"{first} ÷ it", "PSNR", "SSIM", "cache hits", box=box.SIMPLE
-    )
+        f"{rounds} rounds", "denoising, ms", f"{first} ÷ it", "whole video, ms", f"{first} ÷ it", "PSNR",
+        "SSIM", "cache hits", box=box.SIMPLE,
+    )  # fmt: skip
     for name, subject in result.subjects.items():
         hits = "" if subject.hit_rate is None else f"{subject.hit_rate:.2f}"
         close = quality_cells(subject.quality)[1:3]
-        table.add_row(name, f"{subject.video_ms.median:.0f}", spread(subject.ratio), *close, hits)
+        denoising = (
+            "" if subject.denoise_ms is None else f"{subject.denoise_ms.median:.0f}",
+            "" if subject.denoise_ratio is None else spread(subject.denoise_ratio),
+        )
+        whole = (f"{subject.video_ms.median:.0f}", spread(subject.ratio))
+        table.add_row(name, *denoising, *whole, *close, hits)
     console.print(table)
     if result.step_ratio:
         console.print(
