@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 
+from slipway_benchmarks.pipelines.video import REQUEST, VideoOptions
+from slipway_benchmarks.quality.graphs import place_graphs
 from slipway_cli import root
+from slipway_export.checkpoint.opening import open_checkpoint
+from slipway_export.families import family_named
+from slipway_export.graph.onnx import example_inputs
+from slipway_export.options import ExportOptions
+from slipway_export.run import components_of, run_export
+from slipway_export.spec import Engine, Precision
+from slipway_serving.runtime.in_process import InProcessModels, read_config
 
 
 def measured(line: str, output: Path) -> dict[str, Any]:
@@ -67,3 +79,24 @@ def test_corrected_trajectories_are_at_most_half_as_wrong(tmp_path: Path) -> Non
     corrected = found["subjects"]["fp32"]
     assert all(corrected[f"{error}_share"] < 0.5 for error in ("ate", "aoe", "rte", "roe"))
     assert corrected["recordings_halved"] == 1
+
+
+def test_graph_for_tensorrt_takes_the_place_of_the_served_one(checkpoint: Path, tmp_path: Path) -> None:
+    family = family_named("wan_t2v")
+    axes = VideoOptions(request=replace(REQUEST, frames=5, height=32, width=32)).axes
+    options = ExportOptions(str(checkpoint), tmp_path, components=("denoiser_high",), axes=axes)
+    run_export(family, options)
+    folder = tmp_path / "wan_t2v_denoiser_high"
+    fused = {node.domain for node in onnx.load(folder / "1" / "model.onnx").graph.node}
+    asked = replace(options, precision=Precision.BF16)
+    assert place_graphs(family, asked, Engine.TENSORRT) == ("denoiser_high",)
+    made = onnx.load(folder / "1" / "model.onnx").graph
+    assert "com.microsoft" in fused
+    assert {node.domain for node in made.node} == {""}
+    assert read_config(folder)["optimization"]["graph"]["level"] == -1
+    # ONNX Runtime computes no bfloat16 on a CPU, so the graph has float32 with the values of bfloat16.
+    with open_checkpoint(family, str(checkpoint)) as opened:
+        component = components_of(family, opened, options)[0]
+    inputs = example_inputs(component, component.points()["opt"], 0)
+    answer = InProcessModels(tmp_path, threads=1).call(folder.name, inputs, ["sample"])
+    assert np.isfinite(answer["sample"]).all()

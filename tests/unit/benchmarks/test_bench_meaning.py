@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from slipway_benchmarks.quality import benchmark
+from slipway_benchmarks.quality.graphs import place_graphs
 from slipway_cli import root
+from slipway_export.families import family_named
 from slipway_export.options import ExportOptions
-from slipway_export.spec import Family, Precision
+from slipway_export.spec import Engine, Family, Precision
 from slipway_serving.protocol.errors import InvalidRequest
 
 
@@ -29,3 +31,24 @@ def test_component_keeps_its_precision_in_every_export(
         (Precision.FP64, {"codenet": Precision.FP32})
     ]
     assert "exporting fp64, codenet fp32" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--graphs torch", "graphs must be one of onnxruntime, tensorrt, got torch"),
+        ("--graphs tensorrt --url localhost:1", "graphs must be left out with --url"),
+    ],
+)
+def test_graphs_are_refused_before_any_work_when_onnxruntime_cannot_serve_them(
+    flags: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert root.run(["bench", "quality", *flags.split(), "--output", str(tmp_path / "never")]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "never").exists()
+
+
+def test_graphs_are_refused_when_no_component_has_the_precision(checkpoint: Path, tmp_path: Path) -> None:
+    options = ExportOptions(str(checkpoint), tmp_path, precision=Precision.FP64)
+    with pytest.raises(InvalidRequest, match="precision must be one that a graph for tensorrt has, got fp64"):
+        place_graphs(family_named("wan_t2v"), options, Engine.TENSORRT)
