@@ -33,6 +33,7 @@ def test_checkpoint_is_exported_served_and_compared_with_diffusers(one_expert: P
     assert found["settings"]["checkpoint"] == str(one_expert)
     assert list(found["peak_memory_mib"]) == ["5", "21", "41"]
     assert (found["not_run"], found["notes"]) == ({}, [])
+    assert all(subject["denoise_ms"]["min"] > 0 for subject in found["subjects"].values())
     quality = found["subjects"][TRITON]["quality"]
     assert quality["psnr_db"] is None or quality["psnr_db"] > 40
 
