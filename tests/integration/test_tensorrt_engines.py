@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 from tiny_exports import exported_once
@@ -23,15 +24,17 @@ from slipway_export.graph.dialect import TENSORRT_LACKS
 from slipway_export.repository.publish import MANIFEST, find_modification, hashes
 from slipway_export.spec import Engine, Precision
 from slipway_serving.protocol.errors import InvalidRequest, SlipwayError
-from slipway_serving.runtime.in_process import read_config
-from slipway_serving.runtime.program import Settings, load_program
+from slipway_serving.runtime.in_process import InProcessModels, read_config
+from slipway_serving.runtime.program import Call, Settings, load_program
 from slipway_serving.runtime.tensorrt.engine_file import check_engine, facts_file, read_header
 from slipway_serving.runtime.tensorrt.library import Library, load
+from slipway_serving.system.gpu import compute_capabilities, target_of
 from slipway_serving.triton.server import Server, ServerConfig
 
 pytestmark = pytest.mark.skipif(
     Library.RTX.installed_version is None, reason="TensorRT-RTX is not installed: extra tensorrt-rtx"
 )
+GPUS = compute_capabilities()
 DENOISER = "wan_t2v_denoiser_high"
 """A model of its own; it has four attentions."""
 
@@ -177,6 +180,41 @@ def test_authored_model_refuses_to_load_in_one_line_too(shared: Path) -> None:
         load_program(Settings("airimu_stream", folder / "1", read_config(folder), "CPU"))
     said = "airimu_stream/step: a TensorRT-RTX engine for sm89, sm120 must run on such a GPU"
     assert str(error.value).startswith(said)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not GPUS or target_of(GPUS[0]) not in Library.RTX.targets, reason="no GPU that TensorRT-RTX runs on"
+)
+@pytest.mark.parametrize("profiles", list(Profiles))
+def test_engine_answers_as_its_graph_does(shared: Path, profiles: Profiles) -> None:
+    repository, _ = exported_once(
+        shared,
+        "wan_t2v",
+        "tiny",
+        engine=Engine.TENSORRT_RTX,
+        precision=Precision.FP16,
+        components=("denoiser_high",),
+        tensorrt=EngineRequest(profiles=profiles),
+    )
+    folder = repository / DENOISER
+    program = load_program(Settings(DENOISER, folder / "1", read_config(folder), "GPU"))
+    session = onnxruntime.InferenceSession(folder / "1" / "model.onnx", providers=["CPUExecutionProvider"])
+    try:
+        for frames in (5, 9):  # The first is the size of profile opt.
+            random = np.random.default_rng(frames)
+            inputs = {
+                "hidden_states": random.standard_normal((2, 16, frames, 8, 8), np.float32),
+                "timestep": np.full((2, 1), 500, np.float32),
+                "encoder_hidden_states": random.standard_normal((2, 512, 32), np.float32),
+            }
+            (answer,) = program.run(Call(inputs, InProcessModels(repository)))
+            (expected,) = session.run(None, inputs | {"timestep": inputs["timestep"][:, 0]})
+            difference = np.linalg.norm(answer["sample"] - expected) / np.linalg.norm(expected)
+            assert difference < 0.01
+    finally:
+        program.close()
+    assert (folder / "1" / "runtime_cache" / "model.cache").is_file()
 
 
 def attention(path: Path, dtype: int, head: int) -> Path:
