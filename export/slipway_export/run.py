@@ -48,6 +48,7 @@ from slipway_export.sizing.resource_check import (
     reporting_full_disk,
     torch_requirements,
 )
+from slipway_export.sizing.score_limit import check_scores
 from slipway_export.spec import (
     BATCH,
     AuthoredModel,
@@ -148,6 +149,7 @@ def _export_models(
     decisions = decide(components, exported, options)
     graphs = [component for component in exported if component.label not in decisions.torch]
     opset = choose_opset(graphs, options.requested_precision, options.opset, _strictest(graphs, options))
+    check_scores(graphs, options.engine_of, options.placements, report)
     names = served_model_names(family, components, authored)
     if not options.force:
         check_replaceable(repository, names, source.digests.of)

@@ -51,12 +51,14 @@ class Work:
         calls: Number of calls of torch operators.
         bytes: Peak memory in addition to the weights, in PyTorch and float32, in bytes.
         written: Size of all results together, in bytes; most results are computed elementwise.
+        scores: Number of scores of its largest attention: batch x heads x queries x keys.
     """
 
     operations: float
     calls: int
     bytes: int
     written: int
+    scores: int = 0
 
 
 def counted(component: Component, points: Sequence[Point]) -> list[Work]:
@@ -122,6 +124,7 @@ class _Tally(TorchDispatchMode):  # type: ignore[no-untyped-call]
         skipped: Work of layers that were not run because an identical layer was.
         live: Bytes of the tensors that are alive now.
         peak: Highest value of `live` so far.
+        scores: Number of scores of the largest attention so far.
     """
 
     def __init__(self) -> None:
@@ -129,7 +132,7 @@ class _Tally(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.products = FlopCounterMode(display=False, custom_mapping=_ATTENTION)
         self.recurrence = _Recurrence()
         self.skipped = Work(0.0, 0, 0, 0)
-        self.live = self.peak = 0
+        self.live = self.peak = self.scores = 0
         self._calls = self._written = 0
 
     @property
@@ -141,6 +144,7 @@ class _Tally(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._calls + self.skipped.calls,
             self.peak,
             self._written + self.skipped.written,
+            self.scores,
         )
 
     def skip(self, work: Work) -> None:
@@ -158,6 +162,7 @@ class _Tally(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         self._calls += 1
+        self.scores = max(self.scores, _scores(func, args))
         inputs = {id(each.untyped_storage()) for each in _tensors((args, kwargs or {}))}
         for tensor in _tensors(result):
             storage = tensor.untyped_storage()
@@ -175,6 +180,14 @@ class _Tally(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _free(self, size: int) -> None:
         self.live -= size
+
+
+def _scores(func: Any, args: Sequence[Any]) -> int:
+    """Return the number of scores of an operator that is an attention or its softmax; 0 for any other."""
+    if func.overloadpacket in _ATTENTION:
+        query, key = args[0], args[1]
+        return int(math.prod(query.shape[:-1])) * int(key.shape[-2])
+    return int(args[0].numel()) if func is torch.ops.aten._softmax.default else 0
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
