@@ -11,7 +11,7 @@ import io
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -221,7 +221,8 @@ def _traced(component: Component, module: torch.nn.Module, engine: Engine, opset
     """Return the traced graph of a network, from the folder of traces if it is there."""
     inputs, shapes = example_inputs(component, traced_point(component)), dynamic_shapes(component, module)
     trace = Trace(component, module, inputs, shapes, engine=engine, opset=opset)
-    dialect = _onnxruntime_dialect(component, module) if engine is Engine.ONNXRUNTIME else nullcontext()
+    standard = engine is not Engine.ONNXRUNTIME
+    dialect = component.restate(module) if standard else _onnxruntime_dialect(component, module)
     with trace.alone():
         if (kept := trace.kept()) is not None:
             return kept

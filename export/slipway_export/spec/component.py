@@ -47,6 +47,8 @@ class Component:
             ``portable``, which has no operator for that, leaves the products alone.
         lower: Context manager in which the network is traced for ONNX Runtime. It replaces operations that
             torch would decompose by ONNX Runtime's operators, and restores them afterwards.
+        restate: Context manager in which the network is traced for the other engines. It replaces operations
+            by equal ones of better standard operators, and restores them afterwards.
         merge_us: Longest time that Triton may delay a request to merge it with others of its shape into one
             batch, in microseconds; None never merges requests. A merged request is rounded differently, so
             set this only for components whose results need not be identical to the bit.
@@ -79,6 +81,7 @@ class Component:
     keep_float: tuple[str, ...] = ()
     outliers: tuple[str, ...] = ()
     lower: Callable[[torch.nn.Module], AbstractContextManager[None]] = _as_it_is
+    restate: Callable[[torch.nn.Module], AbstractContextManager[None]] = _as_it_is
     merge_us: int | None = None
     merge_rows: int | None = None
     queue_limit: int | None = None

@@ -250,9 +250,14 @@ def _denoiser(checkpoint: Checkpoint, part: str, name: str, axes: dict[str, Axis
         return Denoiser(checkpoint.load(part, WanTransformer3DModel, precision, loading))
 
     def lower(module: nn.Module) -> AbstractContextManager[None]:
-        from slipway_export.families.wan_t2v.network import fused_rotation
+        from slipway_export.families.wan_t2v.network import rotation
 
-        return fused_rotation(module)
+        return rotation(module, fused=True)
+
+    def restate(module: nn.Module) -> AbstractContextManager[None]:
+        from slipway_export.families.wan_t2v.network import rotation
+
+        return rotation(module, fused=False)
 
     latents = ("batch", config["in_channels"], "latent_frames", "2 * token_height", "2 * token_width")
     return Component(
@@ -266,6 +271,7 @@ def _denoiser(checkpoint: Checkpoint, part: str, name: str, axes: dict[str, Axis
         axes=tuple(axes[axis] for axis in ("batch", "latent_frames", "token_height", "token_width")),
         load=load,
         lower=lower,
+        restate=restate,
         keep_float=KEEP_FLOAT,
         tolerance=TRANSFORMER_TOLERANCE,
         # One row without guidance, two with it.

@@ -8,7 +8,7 @@ one graph call and any number of frames is possible.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -89,14 +89,38 @@ def _keep_sensitive_in_float32(transformer: WanTransformer3DModel) -> None:
     transformer.proj_out.float().register_forward_pre_hook(lambda _, inputs: (inputs[0].float(),))
 
 
+Rotate = Callable[[Tensor, tuple[Tensor, Tensor], int], Tensor]
+"""Function from [batch, tokens, heads * size], tables of cosines and sines, and the heads to the result."""
+
+
+def _rotated_by_operator(x: Tensor, tables: tuple[Tensor, Tensor], heads: int) -> Tensor:
+    # The tables contain each angle twice, once for each channel of a pair.
+    cos, sin = (table[0, :, 0, 0::2].to(x.dtype) for table in tables)
+    return rotate(x, cos, sin, heads)
+
+
+def _rotated_by_pairs(x: Tensor, tables: tuple[Tensor, Tensor], heads: int) -> Tensor:
+    """Rotate in the arithmetic of diffusers: in the tables' type, rounded to the tensor's own."""
+    cos, sin = (table[..., 0::2] for table in tables)
+    first, second = x.reshape(*x.shape[:2], heads, -1, 2).unbind(-1)
+    pairs = torch.stack((first * cos - second * sin, first * sin + second * cos), -1)
+    return pairs.flatten(-2).flatten(2).type_as(x)
+
+
 class _RotatingProcessor:
-    """Attention processor for tracing Wan, with the rotation of queries and keys as one operator.
+    """Attention processor for tracing Wan, with another way to rotate queries and keys.
 
     diffusers rotates by writing to every second channel, which becomes a chain of scatter operators.
+
+    Args:
+        rotated: Function that rotates.
     """
 
     _attention_backend = None
     _parallel_config = None
+
+    def __init__(self, rotated: Rotate) -> None:
+        self._rotated = rotated
 
     def __call__(
         self,
@@ -112,9 +136,7 @@ class _RotatingProcessor:
         key = attn.norm_k(attn.to_k(context))
         value = attn.to_v(context)
         if rotary_emb is not None:
-            # The tables contain each angle twice, once for each channel of a pair.
-            cos, sin = (table[0, :, 0, 0::2].to(query.dtype) for table in rotary_emb)
-            query, key = (rotate(x, cos, sin, attn.heads) for x in (query, key))
+            query, key = (self._rotated(x, rotary_emb, attn.heads) for x in (query, key))
         query, key, value = (x.unflatten(2, (attn.heads, -1)) for x in (query, key, value))
         out: Tensor = dispatch_attention_fn(query, key, value, attn_mask=attention_mask).flatten(2, 3)
         for layer in attn.to_out:
@@ -123,12 +145,17 @@ class _RotatingProcessor:
 
 
 @contextmanager
-def fused_rotation(module: nn.Module) -> Iterator[None]:
-    """Trace a denoiser with one operator for the rotation, and restore its own attention afterwards."""
+def rotation(module: nn.Module, *, fused: bool) -> Iterator[None]:
+    """Trace a denoiser with another rotation, and restore its own attention afterwards.
+
+    Args:
+        module: Denoiser.
+        fused: True for ONNX Runtime's operator, False for standard operators without a scatter.
+    """
     attentions = [part for part in module.modules() if isinstance(part, WanAttention)]
     own = [attention.processor for attention in attentions]
     for attention in attentions:
-        attention.processor = _RotatingProcessor()
+        attention.processor = _RotatingProcessor(_rotated_by_operator if fused else _rotated_by_pairs)
     try:
         yield
     finally:
