@@ -248,6 +248,46 @@ def test_check_names_the_node_and_the_cure_when_a_graph_does_not_build(tmp_path:
     assert "opset 22" in result.output.replace("\n", " ")
 
 
+@pytest.mark.parametrize(
+    ("operator", "inputs", "output", "constants", "cure"),
+    [
+        ("TopK", {"x": [1, 5000]}, [1, 4000], {"k": np.array([4000])}, "a K of at most 3840"),
+        (
+            "DequantizeLinear",
+            {"x": [1, 8]},
+            [1, 8],
+            {"scale": np.array(0.1, np.float32), "zero": np.array(3, np.int8)},
+            "symmetric quantization",
+        ),
+        ("DFT", {"x": [1, 16, 1]}, [1, 16, 2], {"": None, "axis": np.array(1)}, "cosines and sines"),
+        ("Unique", {"x": [16]}, ["n"], {}, "does not support this operator"),
+    ],
+)
+def test_check_gives_the_cure_of_what_the_library_refuses(
+    tmp_path: Path,
+    operator: str,
+    inputs: dict[str, list[int]],
+    output: list[int | str],
+    constants: dict[str, np.ndarray | None],
+    cure: str,
+) -> None:
+    node = helper.make_node(operator, [*inputs, *constants], ["y", *(["i"] if operator == "TopK" else [])])
+    dtype = TensorProto.INT8 if operator == "DequantizeLinear" else TensorProto.FLOAT
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info(name, dtype, shape) for name, shape in inputs.items()],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, output)],
+        [onnx.numpy_helper.from_array(value, name) for name, value in constants.items() if value is not None],
+    )
+    path = tmp_path / "net.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10), path)
+    result = CliRunner().invoke(app, ["engines", "check", str(path), "--target", "sm89", "--json"])
+    assert result.exit_code == 1
+    (found,) = json.loads(result.stdout)["graphs"]
+    assert any(cure in f"{error['message']} {error['cure']}" for error in found["errors"]), found["errors"]
+
+
 def test_check_asks_for_ranges_of_dynamic_dimensions(tmp_path: Path) -> None:
     graph = attention(tmp_path / "half.onnx", TensorProto.FLOAT16, 64)
     result = CliRunner().invoke(app, ["engines", "check", str(graph), "--axis", "batch=1:1:2"])

@@ -13,6 +13,7 @@ import re
 import resource
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,6 +24,7 @@ from slipway_serving.runtime.tensorrt.library import load
 
 _MEMORY = re.compile(r"Total (Activation|Weights) Memory: (\d+) bytes")
 _NODE = re.compile(r"node (?:-?\d+ )?(?:\[|with name: )(?P<name>[^\]\s]*)")
+_NO_DRIVER = "CUDA driver version is insufficient"
 # Myelin's fused attention kernels have these names in the builder's layer information.
 FUSED_ATTENTION = ("_gemm_mha", "fmha", "flash_attention", "fused_mha")
 
@@ -87,7 +89,7 @@ def build(plan: EnginePlan) -> BuildReport:
         version=trt.__version__,
         parsed=True,
         built=written > 0,
-        errors=() if written else tuple(_builder_error(message) for message in dict.fromkeys(logger.errors)),
+        errors=() if written else _builder_errors(logger.errors),
         inputs=inputs,
         outputs=outputs,
         parse_s=parse_s,
@@ -163,12 +165,20 @@ def _tensor(tensor: Any) -> tuple[str, tuple[int, ...]]:
 
 def _parser_error(error: Any) -> NodeError:
     message = _first_line(error.desc())
+    if message == "false":  # The parser says no more about an operator that it does not know.
+        message = "the parser does not support this operator"
     return NodeError(
         error.node_name() or "",
         error.node_operator() or "",
         message,
         cure_of(f"{error.node_operator()} {message}"),
     )
+
+
+def _builder_errors(messages: Sequence[str]) -> tuple[NodeError, ...]:
+    """Return the builder's errors; that of a missing driver follows others, and counts only by itself."""
+    told = [message for message in dict.fromkeys(messages) if _NO_DRIVER not in message]
+    return tuple(_builder_error(message) for message in told or list(dict.fromkeys(messages)))
 
 
 def _builder_error(message: str) -> NodeError:

@@ -18,10 +18,10 @@ CURES = (
     # Float32 activations with a float16 scale.
     (r"RMSNormalization", "a scale of the same type as the input, or opset 22"),
     (r"is_causal|causal.*mask", "the attribute is_causal=1 without a mask, or opset 22"),
-    (
-        r"FP8.*(not supported|unsupported)|fp8.*SM|FP8.*compute capability",
-        "a target with float8 (sm89, sm120), or --precision int8",
-    ),
+    # Quantized to float8, for sm80 or sm86.
+    (r"fp8_e4m3|HW-specific datatypes", "a target with float8 (sm89, sm120), or --precision int8"),
+    # A transposed convolution in bfloat16.
+    (r"deconv.*bf16", "float16 or float32 for transposed convolutions"),
     (r"zero.?point", "symmetric quantization, whose zero points are 0"),
     (r"TopK.*3840|K not exceeding|K > 3840", "a K of at most 3840"),
     (r"antialias", "a Resize without antialias"),
