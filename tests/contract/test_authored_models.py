@@ -143,9 +143,9 @@ def test_model_has_no_other_tensors(staged: Staged, model: str) -> None:
 
 
 def test_every_authored_model_is_staged_with_tensors(staged: Staged) -> None:
-    # These stand for a component of any family: tests/unit/export/test_placement.py stages `remote`,
-    # tests/integration/test_torch_engine.py `torch`.
-    assert staged.sources | {"remote", "torch"} == set(MODELS)
+    # These stand for a component of any family: tests/unit/export/test_placement.py stages `remote`, and in
+    # tests/integration, test_torch_engine.py `torch` and test_tensorrt_engines.py `tensorrt_rtx`.
+    assert staged.sources | {"remote", "torch", "tensorrt_rtx"} == set(MODELS)
     for name, config in staged.configs.items():
         assert config.input, name
         assert config.output, name

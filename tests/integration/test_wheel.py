@@ -25,6 +25,7 @@ LACKING = {
         f"export {name} --checkpoint tiny --repository r" for name in ("wan_t2v", "wakeword", "airimu")
     ],
     "verify": ["verify some"],
+    "engines": ["engines check some.onnx"],
     "plan": ["plan some"],
     "serve": ["serve --repository some"],
     "play": ["play matrix_game --image some.png --actions w --output o.mp4"],

@@ -140,14 +140,14 @@ def test_accelerator_for_cuda_has_a_name_only(tmp_path: Path) -> None:
 
 
 def test_graph_of_varying_sizes_is_refused_when_tensorrt_does_not_know_an_operator(tmp_path: Path) -> None:
-    spectrum = onnx.helper.make_node("STFT", ["x", "step"], ["y"])
+    spectrum = onnx.helper.make_node("DFT", ["x"], ["y"])
     graph = onnx.helper.make_graph([spectrum], "g", [], [])
     onnx.save(onnx.helper.make_model(graph), tmp_path / "model.onnx")
     with pytest.raises(InvalidRequest) as failure:
         check_profile(NET, tmp_path / "model.onnx")
     assert str(failure.value) == (
         "provider of net must be cuda for a graph of varying sizes with operators that TensorRT does not know"
-        " (STFT), got tensorrt; try --provider net=cuda, or --fixed-shapes"
+        " (DFT), got tensorrt; try --provider net=cuda, or --fixed-shapes"
     )
     # ONNX Runtime needs no profile for sizes that do not vary, and gives CUDA the rest of the graph.
     check_profile(replace(NET, axes=tuple(axis.fixed for axis in NET.axes)), tmp_path / "model.onnx")
