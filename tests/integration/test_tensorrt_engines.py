@@ -121,10 +121,15 @@ def test_rebuild_replaces_the_engine_for_another_target(repository: Path) -> Non
     def choose(library: Library) -> EngineChoice:
         return chosen_engine(library, request=EngineRequest(("sm80", "sm120")))
 
+    path = repository / DENOISER / "1" / facts_file()
+    facts = json.loads(path.read_text()) | {"options": {"builder_level": 4, "weight_streaming": True}}
+    path.write_text(json.dumps(facts))
     before = hashes(repository / DENOISER)
     assert rebuild(repository, choose) == [DENOISER]
     folder = repository / DENOISER
-    assert check_engine(folder / "1", DENOISER).targets == ("sm80", "sm120")
+    built = check_engine(folder / "1", DENOISER)
+    assert built.targets == ("sm80", "sm120")
+    assert built.options == {"builder_level": 4, "weight_streaming": True}
     assert find_modification(folder) is None
     changed = {name for name, digest in hashes(folder).items() if before.get(name) != digest}
     assert changed == {"1/model.engine", f"1/{facts_file()}"}

@@ -64,6 +64,17 @@ def test_rtx_stands_in_for_tensorrt_when_a_graph_is_only_checked(monkeypatch: py
     assert not chosen.placed
 
 
+def test_check_keeps_the_requested_targets_that_the_stand_in_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, Library.RTX)
+    asked = options(Engine.TENSORRT, check_only=True, tensorrt=EngineRequest(("sm90", "sm120")))
+    assert choose_engines([NET], asked)["net"].targets == ("sm120",)
+
+
+def test_check_on_a_gpu_that_the_library_lacks_uses_its_own_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, Library.RTX, gpus=[(9, 0)])
+    assert choose_engines([NET], options(check_only=True))["net"].targets == ("sm89",)
+
+
 def test_graph_is_not_parsed_when_no_library_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch)
     assert choose_engines([NET], options(check_only=True)) == {}

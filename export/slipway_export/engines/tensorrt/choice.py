@@ -111,7 +111,8 @@ def choose_engine(library: Library, request: EngineRequest, *, placed: bool) -> 
             return None
     if version is None:
         raise InvalidRequest(_missing(library))
-    targets = request.targets if used is library else ()
+    # A library that stands in checks the requested targets that it has.
+    targets = tuple(each for each in request.targets if used is library or each in used.targets)
     gpus = [target_of(capability) for capability in compute_capabilities()]
     targets = _rtx_targets(targets, gpus, placed=placed) if used.targets else _own_targets(targets, gpus)
     _check_options(used, request.options, gpus)
@@ -137,7 +138,8 @@ def _missing(library: Library) -> str:
 def _rtx_targets(targets: tuple[str, ...], gpus: Sequence[str], *, placed: bool) -> tuple[str, ...]:
     """Return the targets of TensorRT-RTX: the given ones, else the GPU at hand, else one for a check."""
     known = Library.RTX.targets
-    named = targets or tuple(dict.fromkeys(gpus)) or (() if placed else (CHECKED_TARGET,))
+    own = tuple(dict.fromkeys(gpu for gpu in gpus if placed or gpu in known))
+    named = targets or own or (() if placed else (CHECKED_TARGET,))
     if not named:
         raise InvalidRequest(
             f"target must be one of {', '.join(known)} on a machine without a GPU, got none; try"

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from slipway_export.engines.tensorrt.build import build_engine, check_built
 from slipway_export.engines.tensorrt.choice import EngineChoice
-from slipway_export.engines.tensorrt.plan import EnginePlan, Profile
+from slipway_export.engines.tensorrt.plan import EngineOptions, EnginePlan, Profile
 from slipway_export.engines.tensorrt.staged_engine import check_tensors, write_facts
 from slipway_export.progress import format_bytes, format_duration
 from slipway_export.repository.publish import MANIFEST, find_modification, hashes
@@ -152,7 +152,8 @@ def _new_plan(
         Profile(name, {tensor: _triple(shapes) for tensor, shapes in ranges.items()})
         for name, ranges in facts.profiles.items()
     )
-    options = replace(choice.options, weight_streaming=bool(facts.options.get("weight_streaming")))
+    requested = {name: value for name, value in asdict(choice.options).items() if value not in (None, False)}
+    options = EngineOptions(**{**facts.options, **requested})
     return EnginePlan(choice.library, graph, None, choice.targets, profiles, options), facts
 
 
