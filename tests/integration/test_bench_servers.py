@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from safetensors.torch import save_file
 
-from slipway_benchmarks.pipelines.video import DIFFUSERS, IN_PROCESS, TRITON
+from slipway_benchmarks.pipelines.video_subjects import DIFFUSERS, IN_PROCESS, TRITON
 from slipway_benchmarks.quality.benchmark import JUDGED
 from slipway_cli import root
 from slipway_recipes.judges.shapes import JUDGE_FILE, Judge

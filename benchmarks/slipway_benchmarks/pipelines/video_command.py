@@ -79,15 +79,9 @@ def video(
 ) -> None:
     """Measure whole videos: diffusers, our loop, the same through Triton, and its shortcuts."""
     from slipway_benchmarks.chart import draw_video
-    from slipway_benchmarks.pipelines.video import (
-        REQUEST,
-        VideoOptions,
-        check_video_gates,
-        print_video,
-        run,
-        video_json,
-    )
+    from slipway_benchmarks.pipelines.video import REQUEST, VideoOptions, run
     from slipway_benchmarks.pipelines.video_cases import case_named
+    from slipway_benchmarks.pipelines.video_report import check_video_gates, print_video, video_json
     from slipway_export.engines.requested import parse_engines, parse_precisions
 
     if url is not None:

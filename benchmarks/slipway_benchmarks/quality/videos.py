@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 
-from slipway_benchmarks.pipelines.video import SHORTCUTS, VideoOptions
+from slipway_benchmarks.pipelines.video import VideoOptions
+from slipway_benchmarks.pipelines.video_subjects import SHORTCUTS
 from slipway_benchmarks.quality.benchmark import Figures, MeaningOptions
 from slipway_benchmarks.quality.shapes import Asked, Shapes, Videos, judge_beside
 from slipway_client import TextToVideoRequest

@@ -14,23 +14,11 @@ from rich.console import Console
 from slipway_benchmarks.chart import draw_video
 from slipway_benchmarks.gates import GateMissed
 from slipway_benchmarks.pipelines import video
-from slipway_benchmarks.pipelines.video import (
-    DIFFUSERS,
-    IN_PROCESS,
-    REQUEST,
-    TRITON,
-    VideoOptions,
-    VideoResult,
-    VideoTimes,
-    check_video_gates,
-    compare,
-    denoise_ms,
-    print_video,
-    step_ends_s,
-    step_ms,
-    video_json,
-)
+from slipway_benchmarks.pipelines.step_times import denoise_ms, step_ends_s, step_ms
+from slipway_benchmarks.pipelines.video import REQUEST, VideoOptions, VideoResult, compare
 from slipway_benchmarks.pipelines.video_cases import case_named
+from slipway_benchmarks.pipelines.video_report import check_video_gates, print_video, video_json
+from slipway_benchmarks.pipelines.video_subjects import DIFFUSERS, IN_PROCESS, TRITON, VideoTimes
 from slipway_benchmarks.stats import ratios, summarize
 from slipway_cli import root
 from slipway_client import Progress
