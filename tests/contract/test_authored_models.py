@@ -15,19 +15,31 @@ from slipway_serving.runtime.program import Settings
 REPOSITORY = slipway_models.FOLDER
 MODELS = sorted(path.parent.name for path in REPOSITORY.glob("*/config.pbtxt"))
 # What callers of each model know, with the batch dimension where there is one: it stays, and more may join.
+# The fields and events by which every video is stopped and continued.
+STOPPING = (
+    "checkpoint_every_steps INT64 [1] optional; stop_after_step INT64 [1] optional;"
+    " draft STRING [1] optional; priority STRING [1] optional; continue_from STRING [1] optional;"
+    " steps_seen INT64 [1] optional"
+)
+STOPPED = (
+    "phase STRING [1]; draft_step INT32 [1]; state STRING [1]; state_part INT32 [1]; state_parts INT32 [1];"
+    " state_step INT32 [1]; stop_reason STRING [1]; stopped_step INT32 [1]; continued_step INT32 [1];"
+    " same_engine BOOL [1]; engines STRING [1]; sheet STRING [1]"
+)
 TENSORS = {
     "wan_t2v": (
-        "prompt STRING [1]; negative_prompt STRING [1] optional; frames INT64 [1] optional;"
+        "prompt STRING [1] optional; negative_prompt STRING [1] optional; frames INT64 [1] optional;"
         " height INT64 [1] optional; width INT64 [1] optional; steps INT64 [1] optional;"
         " guidance_scale FP32 [1] optional; guidance_scale_2 FP32 [1] optional;"
         " guidance_start FP32 [1] optional; guidance_stop FP32 [1] optional;"
         " cache_threshold FP32 [1] optional; flow_shift FP32 [1] optional; fps INT64 [1] optional;"
         " seed INT64 [1] optional; output STRING [1] optional; preview BOOL [1] optional;"
-        " timeout_s FP32 [1] optional",
+        f" timeout_s FP32 [1] optional; {STOPPING}",
         "step INT32 [1]; steps INT32 [1]; elapsed_s FP32 [1]; preview UINT8 [-1, -1, 3]; chunk INT32 [1];"
-        " chunks INT32 [1]; frames UINT8 [-1, -1, -1, 3]; video STRING [1]; cache_hit_rate FP32 [1]",
+        " chunks INT32 [1]; frames UINT8 [-1, -1, -1, 3]; video STRING [1]; cache_hit_rate FP32 [1];"
+        f" {STOPPED}",
     ),
-    "slipway_cancel": ("ended_id STRING [1]", "found BOOL [1]"),
+    "slipway_cancel": ("ended_id STRING [1]; stop BOOL [1] optional", "found BOOL [1]"),
     "wan_t2v_prompt": (
         "prompt STRING [*, 1]",
         "prompt_embeds FP32 [*, -1, -1]; attention_mask INT64 [*, -1]",
@@ -47,20 +59,22 @@ TENSORS = {
         "frames UINT8 [-1, -1, -1, 3]; first_frame INT32 [1]; elapsed_s FP32 [1]; final BOOL [1];"
         " frames_total INT32 [1]; chunk INT32 [1]; chunks INT32 [1]; cache_hit_rate FP32 [1];"
         " frames_base64 STRING [1]; height INT32 [1]; width INT32 [1]; jpeg STRING [1];"
-        " fragment STRING [1]; block INT32 [1];"
+        " fragment STRING [1]; block INT32 [1]; draft_step INT32 [1];"
         " frames_made INT32 [1]; frames_left INT32 [1]; denoise_s FP32 [1]; decode_s FP32 [1];"
         " commit_s FP32 [1]; picture_s FP32 [1]; snapshot STRING [1]; part INT32 [1]; parts INT32 [1];"
         " parts_taken INT32 [1]",
     ),
     "framepack_i2v": (
-        "image STRING [1]; prompt STRING [1]; seconds FP32 [1] optional; order STRING [1] optional;"
-        " height INT64 [1] optional; width INT64 [1] optional; steps INT64 [1] optional;"
+        "image STRING [1] optional; prompt STRING [1] optional; seconds FP32 [1] optional;"
+        " order STRING [1] optional; height INT64 [1] optional; width INT64 [1] optional;"
+        " steps INT64 [1] optional;"
         " guidance_scale FP32 [1] optional; cache_threshold FP32 [1] optional; seed INT64 [1] optional;"
-        " output STRING [1] optional; timeout_s FP32 [1] optional",
+        f" output STRING [1] optional; timeout_s FP32 [1] optional; {STOPPING}",
         "step INT32 [1]; steps INT32 [1]; elapsed_s FP32 [1]; preview UINT8 [-1, -1, 3]; height INT32 [1];"
         " width INT32 [1]; frames UINT8 [-1, -1, -1, 3]; first_frame INT32 [1]; final BOOL [1];"
         " frames_total INT32 [1]; chunk INT32 [1]; chunks INT32 [1]; cache_hit_rate FP32 [1];"
-        " frames_base64 STRING [1]; video STRING [1]; part_frames INT32 [1]",
+        " frames_base64 STRING [1]; video STRING [1]; part_frames INT32 [1];"
+        f" {STOPPED}",
     ),
     "framepack_i2v_tokenizer": ("prompt STRING [1]", "llama_ids INT64 [1, -1]; clip_ids INT64 [1, -1]"),
     "framepack_i2v_transformer": (
@@ -181,7 +195,7 @@ def test_decoder_keeps_all_sessions_in_one_instance(staged: Staged) -> None:
     config = staged.configs["wan_t2v_vae_decoder"]
     assert [group.count for group in config.instance_group] == [1]
     assert config.model_transaction_policy.decoupled
-    videos = sum(group.count for group in staged.configs["wan_t2v"].instance_group)
+    videos = int(staged.configs["wan_t2v"].parameters["concurrent_requests"].string_value)
     assert int(config.parameters["max_sessions"].string_value) >= videos
 
 

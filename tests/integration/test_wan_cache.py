@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +14,11 @@ import torch
 from diffusers import FirstBlockCacheConfig, WanPipeline
 from diffusers.guiders import ClassifierFreeGuidance
 from diffusers.hooks.first_block_cache import FBCHeadBlockHook
+from stopped_videos import cached_export
 from wan_reference import frames_of_pipeline, psnr
 
 from slipway_cli import root
 from slipway_client import Client, Frames, Progress, TextToVideoRequest, Video
-from slipway_export.families import family_named
-from slipway_export.options import ExportOptions
-from slipway_export.run import run_export
 from slipway_serving.families.wan_t2v.facts import PipelineFacts
 from slipway_serving.families.wan_t2v.pipeline import generate
 from slipway_serving.protocol.errors import InvalidRequest
@@ -107,12 +104,9 @@ def frames_of(client: Client, request: TextToVideoRequest) -> Frames:
 
 
 @pytest.fixture(scope="module")
-def cached_repository(checkpoint: Path, repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny checkpoint with cut denoisers; the other parts are taken as they are placed."""
-    cached = Path(shutil.copytree(repository, tmp_path_factory.mktemp("cached") / "repository"))
-    options = ExportOptions(str(checkpoint), cached, variant="first-block-cache")
-    run_export(family_named("wan_t2v"), options)
-    return cached
+def cached_repository(checkpoint: Path, shared: Path) -> Path:
+    """The tiny checkpoint with cut denoisers."""
+    return cached_export(shared, checkpoint)
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from slipway_export.spec import Component, Engine, TensorSpec
 from slipway_serving.protocol.axis_expressions import Point, Size
+from slipway_serving.protocol.diffusion.stopping import DenoisingRequest
 from slipway_serving.protocol.errors import InvalidRequest
 from slipway_serving.protocol.events import Event, output_fields
 from slipway_serving.protocol.fields import Array, Field, fields_of
@@ -147,12 +148,16 @@ def authored_config(
     # Triton batches only requests that have an input, so a batched model requires what a turn requires.
     turn = request.turn
     in_turns = {field.name for field in fields_of(turn)} if turn is not None else set()
+    # A request that continues a stopped video may leave out every other field.
+    continues = issubclass(request, DenoisingRequest)
     inputs = [
         pb.ModelInput(
             name=field.name,
             data_type=_triton(field),
             dims=_field_dims(field, batched),
-            optional=field.optional or (turn is not None and not (batched and field.name in in_turns)),
+            optional=field.optional
+            or continues
+            or (turn is not None and not (batched and field.name in in_turns)),
             allow_ragged_batch=merged and isinstance(field.rule, Array) and field.rule.ragged,
         )
         for field in input_fields(request)

@@ -26,6 +26,7 @@ def denoise(
     interruption: Interruption,
     recorder: Recorder,
     where: str,
+    first_step: int = 0,
 ) -> Iterator[torch.Tensor]:
     """Denoise latents step by step.
 
@@ -36,6 +37,8 @@ def denoise(
         interruption: Check for cancellation and time limit, called before each step.
         recorder: Recorder of the duration of each step, in seconds.
         where: Name of the model or request, for messages.
+        first_step: Number of the first step, from 0; steps before it were taken earlier, and `latents` and
+            `schedule` are as they were after them.
 
     Yields:
         Latents after each step, same shape and dtype as given.
@@ -46,7 +49,8 @@ def denoise(
         Unrecoverable: The latents are no longer finite.
     """
     steps = len(schedule.timesteps)
-    for step, timestep in enumerate(schedule.timesteps):
+    for step in range(first_step, steps):
+        timestep = schedule.timesteps[step]
         point = f"step {step + 1} of {steps}"
         interruption.check(f"before {point}")
         began_s = interruption.elapsed_s()

@@ -25,11 +25,19 @@ class Noise:
             ValueError: The bytes are not the state of a generator.
         """
         noise = cls(0)
-        try:
-            noise._generator.set_state(torch.from_numpy(state.copy()))
-        except RuntimeError as error:
-            raise ValueError(str(error)) from None
+        noise.restore(state)
         return noise
+
+    def restore(self, state: NDArray[np.uint8]) -> None:
+        """Continue from a :attr:`state`.
+
+        Raises:
+            ValueError: The bytes are not the state of a generator.
+        """
+        try:
+            self._generator.set_state(torch.from_numpy(state.copy()))
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(str(error)) from None
 
     @property
     def state(self) -> NDArray[np.uint8]:

@@ -7,12 +7,14 @@ predicts the clean latents and adds fresh noise for the next step.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from slipway_serving.diffusion.noise import Noise
@@ -28,6 +30,21 @@ class Schedule(Protocol):
 
     def step(self, prediction: torch.Tensor, timestep: torch.Tensor, latents: torch.Tensor) -> torch.Tensor:
         """Return the latents after a step; a schedule may require its steps in order."""
+
+    def clean(self, prediction: torch.Tensor, step: int, latents: torch.Tensor) -> torch.Tensor:
+        """Return the clean latents that the prediction of a step, counted from 0, stands for."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what the steps so far have changed: plain values, lists and arrays by name."""
+
+    def restore(self, state: Mapping[str, Any], step: int, latents: torch.Tensor) -> None:
+        """Continue from the :meth:`state` of an equal schedule; raise ValueError if it cannot be one.
+
+        Args:
+            state: Attributes by name.
+            step: Number of finished steps, 1 or more.
+            latents: Latents after these steps.
+        """
 
 
 class DiffusersSchedule:
@@ -45,17 +62,112 @@ class DiffusersSchedule:
 
     def __init__(self, scheduler: Any, steps: int, where: str, **timing: Any) -> None:
         self.config = scheduler.config
-        self._scheduler = scheduler
+        self._scheduler, self._where = scheduler, where
         scheduler.set_timesteps(steps, **timing)
         scheduler.set_begin_index(0)
         self.timesteps: Sequence[torch.Tensor] = scheduler.timesteps
         if len(self.timesteps) != steps:
             raise Unrecoverable(f"{where}: the scheduler must take {steps} steps, got {len(self.timesteps)}")
+        self._at_start = {name: _copied(value) for name, value in vars(scheduler).items()}
+
+    def clean(self, prediction: torch.Tensor, step: int, latents: torch.Tensor) -> torch.Tensor:
+        """Return the clean latents that a prediction of the flow stands for: latents - sigma * prediction.
+
+        Args:
+            prediction: Predicted flow, shape of the latents.
+            step: Number of the step, from 0.
+            latents: Latents before the step.
+        """
+        cleaned: torch.Tensor = latents - self._scheduler.sigmas[step].to(latents.dtype) * prediction
+        return cleaned
+
+    def state(self) -> dict[str, Any]:
+        """Return what the steps so far have changed: the scheduler's attributes by name, tensors as arrays.
+
+        Later steps do not change the arrays, since a scheduler replaces its tensors.
+
+        Raises:
+            Unrecoverable: An attribute is neither a number, a text, a tensor nor a list of these.
+        """
+        now = vars(self._scheduler)
+        changed = {
+            name: value for name, value in now.items() if not _is_same(value, self._at_start.get(name))
+        }
+        return {name: self._as_plain(name, value) for name, value in changed.items()}
+
+    def restore(self, state: Mapping[str, Any], step: int, latents: torch.Tensor) -> None:
+        """Continue from the :meth:`state` of a schedule with the same configuration and number of steps.
+
+        Args:
+            state: Attributes by name.
+            step: Number of finished steps, 1 or more.
+            latents: Latents after these steps. Arrays of the state have their shape or are single numbers.
+
+        Raises:
+            ValueError: It is not such a state: a copy of the scheduler cannot take the next step from it.
+        """
+        for name, value in state.items():
+            # Some attributes exist only after a first step; those of the class are its methods and settings.
+            if hasattr(type(self._scheduler), name):
+                raise ValueError(f"the scheduler's {name[:40]} must not be replaced")
+            setattr(self._scheduler, name, _as_tensors(value, tuple(latents.shape)))
+        if self._scheduler.step_index != step:
+            raise ValueError(f"the scheduler must be at step {step}, got {self._scheduler.step_index!r:.40}")
+        if step == len(self.timesteps):
+            return
+        trial = copy.deepcopy(self._scheduler)
+        try:
+            after = trial.step(torch.zeros_like(latents), self.timesteps[step], latents, return_dict=False)[0]
+        except Exception as error:  # The errors of diffusers have no common base.
+            raise ValueError(f"the scheduler cannot take step {step + 1}: {str(error)[:200]}") from error
+        if after.shape != latents.shape:
+            raise ValueError(f"the scheduler's step {step + 1} must keep the shape of the latents")
+
+    def _as_plain(self, name: str, value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [self._as_plain(name, each) for each in value]
+        if isinstance(value, torch.Tensor):
+            return value.numpy()
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        raise Unrecoverable(
+            f"{self._where}: {type(self._scheduler).__name__}.{name} must be a number, a text or a tensor, so"
+            f" that the video can be stopped, got {type(value).__name__}"
+        )
 
     def step(self, prediction: torch.Tensor, timestep: torch.Tensor, latents: torch.Tensor) -> torch.Tensor:
         """Return the latents after a step; the steps must come in order."""
         after: torch.Tensor = self._scheduler.step(prediction, timestep, latents, return_dict=False)[0]
         return after
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of a list, which a scheduler changes in place, or the value itself."""
+    return list(value) if isinstance(value, list) else value
+
+
+def _is_same(value: Any, before: Any) -> bool:
+    """Return True if an attribute has not changed; a tensor has changed if it is another object."""
+    if isinstance(value, list) and isinstance(before, list):
+        return len(value) == len(before) and all(map(_is_same, value, before))
+    if isinstance(value, torch.Tensor) or isinstance(before, torch.Tensor):
+        return value is before
+    return value is before or bool(type(value) is type(before) and value == before)
+
+
+def _as_tensors(value: Any, latents_shape: tuple[int, ...]) -> Any:
+    """Return an attribute of a scheduler from its plain form; see :meth:`DiffusersSchedule.restore`."""
+    if isinstance(value, list):
+        return [_as_tensors(each, latents_shape) for each in value]
+    if isinstance(value, Mapping):
+        raise ValueError("the scheduler's attributes must be numbers, texts or arrays, got a mapping")  # noqa: TRY004
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.shape not in ((), latents_shape):
+        raise ValueError(
+            f"the scheduler's arrays must have the shape {list(latents_shape)}, got {list(value.shape)}"
+        )
+    return torch.from_numpy(value.copy())
 
 
 def scheduler_class(config: Mapping[str, Any], where: str) -> Any:
@@ -162,14 +274,30 @@ class FewStep:
                 [batch, latent frames].
             latents: Latents, [batch, channels, latent frames, height, width].
         """
-        sigma = _over_frames(self.sigma(timestep), latents)
-        # x0 = x_t - sigma * v, in float64 like upstream.
-        clean = (latents.double() - sigma.double() * prediction.double()).to(latents.dtype)
+        clean = self._clean(prediction, timestep, latents)
         following = self._following(timestep)
         if not following.any():
             return clean
         sigma = _over_frames(self.sigma(following), latents)
         return (1 - sigma) * clean + sigma * self._noise.next(tuple(latents.shape))
+
+    def clean(self, prediction: torch.Tensor, step: int, latents: torch.Tensor) -> torch.Tensor:
+        """Return the clean latents that the prediction of a step, counted from 0, stands for."""
+        return self._clean(prediction, self.timesteps[step], latents)
+
+    def state(self) -> dict[str, Any]:
+        """Return an empty mapping: steps change only the noise, which the caller keeps."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any], step: int, latents: torch.Tensor) -> None:
+        """Do nothing with an empty state; raise ValueError for any other."""
+        if state:
+            raise ValueError(f"a few-step schedule must have no state, got {', '.join(state)[:80]}")
+
+    def _clean(self, prediction: torch.Tensor, timestep: torch.Tensor, latents: torch.Tensor) -> torch.Tensor:
+        """Return x0 = x_t - sigma * v, in float64 like upstream."""
+        sigma = _over_frames(self.sigma(timestep), latents)
+        return (latents.double() - sigma.double() * prediction.double()).to(latents.dtype)
 
     def _following(self, timestep: torch.Tensor) -> torch.Tensor:
         """Return the timestep that follows each given one; 0 follows the last."""

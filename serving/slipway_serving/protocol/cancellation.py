@@ -1,4 +1,4 @@
-"""Request that cancels a running request by its id, and the response."""
+"""Request that cancels or stops a running request by its id, and the response."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 from slipway_serving.protocol.events import Event, output_field
 from slipway_serving.protocol.fields import Rule
 from slipway_serving.protocol.requests import Request
+from slipway_serving.protocol.rules import boolean
 
 _ID = Rule(
     must="1 to 64 characters",
@@ -34,6 +35,7 @@ class CancelRequest(Request):
 
     Attributes:
         ended_id: Id that the request was sent with, 1 to 64 characters.
+        stop: True if the request should stop and send its state, from which it can be continued.
     """
 
     model: ClassVar[str] = "slipway_cancel"
@@ -41,3 +43,6 @@ class CancelRequest(Request):
     streams: ClassVar[bool] = False
 
     ended_id: Annotated[str, _ID]
+    stop: Annotated[bool, boolean("stop the request and have it send its state, if it can be continued")] = (
+        False
+    )

@@ -71,6 +71,9 @@ class Event:
     known_by: ClassVar[tuple[str, ...]] = ()
 
 
+WAITING, SET_ASIDE = "waiting", "set aside"
+"""Phases of a request that has no slot to work in, see :class:`Progress`."""
+
 _ELAPSED = output_field("time since the work began, in seconds")
 _HEIGHT, _WIDTH = (
     output_field(f"{side} of the pictures, in pixels", "INT32") for side in ("height", "width")
@@ -79,6 +82,7 @@ _HIT_RATE = output_field("share of the denoiser's evaluations that reused the fi
 _CHUNK = output_field("number of the part, 0 to chunks - 1, in sending order", "INT32")
 _CHUNKS = output_field("number of parts", "INT32")
 _FIRST_FRAME = output_field("index of the first frame in the video, from 0", "INT32")
+_DRAFT_STEP = output_field("number of steps that a draft comes after; none for a final result", "INT32")
 _FRAMES_TOTAL = output_field("number of frames in the whole video, if known", "INT32")
 
 
@@ -93,6 +97,8 @@ class Progress(Event):
         preview: Picture of the current state, [height, width, 3], uint8; None unless requested.
         height: Height of the preview, in pixels; set from `preview`.
         width: Width of the preview, in pixels; set from `preview`.
+        phase: :data:`WAITING` until the request has a slot to work in, or :data:`SET_ASIDE` while a more
+            urgent request has its slot; None after a step.
     """
 
     known_by: ClassVar[tuple[str, ...]] = ("step",)
@@ -105,6 +111,7 @@ class Progress(Event):
     ] = None
     height: Annotated[int | None, _HEIGHT] = None
     width: Annotated[int | None, _WIDTH] = None
+    phase: Annotated[str | None, output_field("waiting or set aside, if no step was done")] = None
 
     def __post_init__(self) -> None:
         _set_size(self, self.preview)
@@ -127,6 +134,7 @@ class FramesPart(Event):
         frames_base64: Pixels as base64 text, in place of `frames`, for protocols that carry text only.
         height: Height of a frame, in pixels; set from `frames` where they are given.
         width: Width of a frame, in pixels; set from `frames` where they are given.
+        draft_step: Number of steps after which these frames were predicted, if they are a draft.
     """
 
     known_by: ClassVar[tuple[str, ...]] = ("frames", "frames_base64")
@@ -144,6 +152,7 @@ class FramesPart(Event):
     )
     height: Annotated[int | None, _HEIGHT] = None
     width: Annotated[int | None, _WIDTH] = None
+    draft_step: Annotated[int | None, _DRAFT_STEP] = None
 
     def __post_init__(self) -> None:
         _set_size(self, self.frames)
@@ -185,6 +194,7 @@ class VideoPart(Event):
         first_frame: Index of the first frame in the video, from 0; None for a part that is cut anywhere.
         part_frames: Number of frames in a part with a `first_frame`.
         frames_total: Number of frames in the whole video.
+        draft_step: Number of steps after which the video was predicted, if it is a draft.
     """
 
     known_by: ClassVar[tuple[str, ...]] = ("video",)
@@ -199,6 +209,7 @@ class VideoPart(Event):
         int | None, output_field("number of frames, in a part that is a complete fragment", "INT32")
     ] = None
     frames_total: Annotated[int | None, _FRAMES_TOTAL] = None
+    draft_step: Annotated[int | None, _DRAFT_STEP] = None
 
     def data(self, form: str) -> bytes:
         """Return this part's bytes of the file, decoded from base64 if needed.

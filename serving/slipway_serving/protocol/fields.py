@@ -343,7 +343,8 @@ def _read_fields(described: type[Any]) -> tuple[Field, ...]:
     hints = get_type_hints(described, include_extras=True)
     made = tuple(
         _field(f"{described.__name__}.{each.name}", each.name, hints[each.name], each.default)
-        for each in dataclass_fields(described)
+        # Keyword-only fields come from a shared base class; the class's own come first.
+        for each in sorted(dataclass_fields(described), key=lambda each: each.kw_only is True)
     )
     if not any(isinstance(each.rule, Array) and each.rule.shape[:1] == (BATCH,) for each in made):
         return made

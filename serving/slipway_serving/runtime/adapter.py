@@ -48,6 +48,7 @@ from slipway_serving.runtime.program import (
 from slipway_serving.runtime.queue_limits import select_refused
 from slipway_serving.runtime.request_parameters import read_parameters, reshape_inputs, wants_text
 from slipway_serving.runtime.shutdown import AdmissionGate, ShuttingDown
+from slipway_serving.runtime.slots.slots import is_spare
 from slipway_serving.runtime.triton_metrics import Publisher, RunningRequestsGauge, publish_restarts
 from slipway_serving.runtime.triton_models import EndedStreams, TritonModels
 from slipway_serving.system.inherited_sockets import close_sockets, restrict_shared_memory
@@ -76,6 +77,7 @@ class Adapter:
 
     pb: ClassVar[Any]
     _program: Program | None = None
+    _build_program: Callable[[], Program] | None = None
     _process_state: ProcessState = NO_PROCESS_STATE
     _publisher: Publisher | None = None
     _running_gauge: RunningRequestsGauge | None = None
@@ -99,17 +101,22 @@ class Adapter:
         self._decoupled = bool(transactions.get("decoupled", False))
         try:
             self._queue_limit = settings.queue_limit(self.pb.Logger.log_warn)
-            self._program = load_program(settings)
+            self._build_program = partial(load_program, settings)
+            # Only pipelines, which report their requests, have spare instances.
+            is_pipeline = is_spare(settings, args["model_instance_name"])
+            if not is_pipeline:
+                self._program = self._built_program
+                is_pipeline = self._program.reports_requests
         except SlipwayError as error:
             raise self.pb.TritonModelException(error.to_wire()) from error
-        self._gate = AdmissionGate(self._model, is_pipeline=self._program.reports_requests)
+        self._gate = AdmissionGate(self._model, is_pipeline=is_pipeline)
         self._recorder.declare(REQUESTS, HEARTBEATS)
         instances = instances_of(settings.config)
         self._recorder.register_gauge(INSTANCES, lambda: instances if self._process_state.is_serving else 0)
         self._publisher = Publisher(self.pb, self._model, self._recorder)
         publish_restarts(self.pb, self._model, self._process_state)
-        unfinished = self._process_state.record_serving(is_pipeline=self._program.reports_requests)
-        if self._program.reports_requests:
+        unfinished = self._process_state.record_serving(is_pipeline=is_pipeline)
+        if is_pipeline:
             self._running_gauge = RunningRequestsGauge(self.pb, self._model)
             self._running_gauge.add(-unfinished)
 
@@ -135,14 +142,14 @@ class Adapter:
         Triton calls this from 2.67 (26.03) on when it is asked whether the model is ready, and takes no
         answer within 5 s for no. Triton 2.51 does not call it.
         """
-        program = self._program
-        if program is None or not self._is_device_usable or not self._gate.is_open:
+        if self._build_program is None or not self._is_device_usable or not self._gate.is_open:
             return False
-        return program.is_ready() if isinstance(program, ReadinessProgram) else True
+        return self._program.is_ready() if isinstance(self._program, ReadinessProgram) else True
 
     def finalize(self) -> None:
         """Close the program and the metrics publisher."""
         self._process_state.record_ending()
+        self._build_program = None
         if self._program is not None:
             self._program.close()
             self._program = None
@@ -233,10 +240,13 @@ class Adapter:
 
     @property
     def _built_program(self) -> Program:
+        """Program of this instance; a spare instance builds it at its first request."""
         if self._program is None:
-            raise Unrecoverable(
-                f"{self._model}: a request came before the program was built; load the model first"
-            )
+            if self._build_program is None:
+                raise Unrecoverable(
+                    f"{self._model}: a request came before the model was loaded; load it first"
+                )
+            self._program = self._build_program()
         return self._program
 
     def _open_log(self, request: Any) -> _RequestLog:
@@ -274,6 +284,7 @@ class Adapter:
             tensors=reshape_inputs(tensors, parameters, self._model),
             models=TritonModels(self.pb, log.request_id, request, self._ended_streams),
             is_cancelled=lambda: (running is not None and running.is_cancelled()) or request.is_cancelled(),
+            is_stop_asked=lambda: running is not None and running.is_stop_asked(),
             limit_s=timeout_us * _MICROSECONDS if timeout_us else None,
             turn=turn,
         )

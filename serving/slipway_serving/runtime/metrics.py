@@ -50,7 +50,16 @@ REQUESTS = Metric(
     label="code",
     values=(OK, *CODES, REFUSED),
 )
-REQUESTS_RUNNING = Metric("slipway_requests_running", "gauge", "Requests that pipelines are working on.")
+REQUESTS_RUNNING = Metric(
+    "slipway_requests_running",
+    "gauge",
+    "Requests in the instances of pipelines: those being worked on, and those that wait there.",
+)
+REQUESTS_WAITING = Metric(
+    "slipway_requests_waiting",
+    "gauge",
+    "Requests that the instances of pipelines hold without working on them.",
+)
 HEARTBEATS = Metric(
     "slipway_heartbeats_total",
     "counter",
@@ -87,12 +96,45 @@ BLOCKS_LATE = Metric(
     "counter",
     "Blocks whose generation took longer than the playback of their frames.",
 )
+REQUESTS_STOPPED = Metric(
+    "slipway_requests_stopped_total",
+    "counter",
+    "Videos that stopped after a step and sent their state, by reason: a given step, a shutdown, the caller.",
+    label="reason",
+    values=("step", "shutdown", "caller"),
+)
+REQUESTS_CONTINUED = Metric(
+    "slipway_requests_continued_total", "counter", "Videos that continued from a state."
+)
+REQUESTS_MOVED = Metric(
+    "slipway_requests_moved_total",
+    "counter",
+    "Videos that continued from a state that the shutdown of a server made.",
+)
+REQUESTS_SET_ASIDE = Metric(
+    "slipway_requests_set_aside_total",
+    "counter",
+    "Times that a video was set aside for a more urgent request.",
+)
+STEPS_REPEATED = Metric(
+    "slipway_steps_repeated_total",
+    "counter",
+    "Denoising steps that are done twice, since a video continued from a state before them.",
+)
 SESSIONS_OPEN = Metric("slipway_sessions_open", "gauge", "Open sessions of a stateful model.")
 SESSIONS_LIMIT = Metric(
     "slipway_sessions_limit", "gauge", "Largest number of open sessions of a stateful model."
 )
 
 WORLDS = (BLOCK, FIRST_FRAME, BLOCKS_LATE)
+CONTINUATIONS = (
+    REQUESTS_STOPPED,
+    REQUESTS_CONTINUED,
+    REQUESTS_MOVED,
+    REQUESTS_SET_ASIDE,
+    STEPS_REPEATED,
+)
+"""Counters of pipelines whose videos can stop and continue."""
 MODEL_RESTARTS = Metric(
     "slipway_model_restarts",
     "gauge",
@@ -108,6 +150,7 @@ RESTARTS = (MODEL_RESTARTS, SERVER_RESTARTS)
 METRICS = (
     REQUESTS,
     REQUESTS_RUNNING,
+    REQUESTS_WAITING,
     HEARTBEATS,
     INSTANCES,
     FRAMES,
@@ -115,6 +158,7 @@ METRICS = (
     SESSIONS_OPEN,
     SESSIONS_LIMIT,
     *WORLDS,
+    *CONTINUATIONS,
     *RESTARTS,
 )
 

@@ -72,6 +72,7 @@ class Call:
         tensors: Arrays by input name, with a batch axis if the model has one.
         models: Interface to the other served models.
         is_cancelled: Function that returns True if the caller has cancelled the request.
+        is_stop_asked: Function that returns True if the caller wants the request to stop and send its state.
         limit_s: Time limit that came with the request beside its tensors, in seconds; None without one.
         turn: Position of the request in a session.
     """
@@ -79,6 +80,7 @@ class Call:
     tensors: Tensors
     models: Models
     is_cancelled: Callable[[], bool] = lambda: False
+    is_stop_asked: Callable[[], bool] = lambda: False
     limit_s: float | None = None
     turn: Turn = NO_SESSION
 

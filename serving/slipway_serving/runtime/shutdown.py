@@ -3,6 +3,8 @@
 Shutdown is signalled by files in the server's folder, which each model checks for. At first only the
 pipelines refuse, whose requests take long; running requests go on, with all the models that they call. When
 no request runs any more, every Python model refuses. A refused caller reconnects and reaches another server.
+A server that should not wait for whole videos also makes its pipelines stop them at a step boundary; their
+callers continue them on another server.
 """
 
 from __future__ import annotations
@@ -20,21 +22,31 @@ class ShuttingDown(NotReady):
 
 
 class ShutdownStage(Enum):
-    """Stage of a server's shutdown; the value is the name of the file that signals it."""
+    """Stage of a server's shutdown; the value is the name of the file that signals it.
+
+    In the optional stage `PIPELINES_STOP`, each pipeline stops its running videos at their next step boundary
+    and sends their states. The loops of pipelines check for its file; :class:`AdmissionGate` does not.
+    """
 
     PIPELINES_REFUSE = "pipelines_refuse"
+    PIPELINES_STOP = "pipelines_stop"
     ALL_REFUSE = "all_refuse"
 
 
 def announce(folder: Path, stage: ShutdownStage) -> None:
-    """Make a server's models refuse new requests from now on.
+    """Announce a stage of a server's shutdown to its models; it lasts until the server's end.
 
     Args:
         folder: The server's runtime folder.
-        stage: Stage of the shutdown, which decides which models refuse.
+        stage: Stage of the shutdown, which decides which models refuse new requests or stop running ones.
     """
     folder.mkdir(mode=0o700, exist_ok=True)
     (folder / stage.value).touch()
+
+
+def is_stopping() -> bool:
+    """Return True if this server's pipelines must stop their requests at the next step boundary."""
+    return os.path.exists(runtime_folder() / ShutdownStage.PIPELINES_STOP.value)  # noqa: PTH110 - faster
 
 
 class AdmissionGate:

@@ -82,7 +82,7 @@ class ProcessState:
         make_folder(folder)
         self._model_folder = folder / _STATES / model
         self._model_folder.mkdir(parents=True, exist_ok=True)
-        self._process_folder = self._model_folder / f"{_process_identity(os.getpid())}-{instance}"
+        self._process_folder = self._model_folder / f"{process_identity(os.getpid())}-{instance}"
         # Other processes ignore a hidden folder, so they never see one without its file.
         hidden = self._process_folder.with_name(f".{self._process_folder.name}")
         hidden.mkdir()
@@ -324,10 +324,10 @@ def _read_work(process_folder: Path) -> RunningWork | None:
 
 def _is_alive(process_folder: Path) -> bool:
     pid, started, _ = process_folder.name.split("-", 2)
-    return _process_identity(int(pid)) == f"{pid}-{started}"
+    return process_identity(int(pid)) == f"{pid}-{started}"
 
 
-def _process_identity(pid: int) -> str | None:
+def process_identity(pid: int) -> str | None:
     """Return a living process's id and start time as text, since process ids are reused; None if dead."""
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -44,6 +44,8 @@ ALLOWED = {
         # An export tries a checkpoint's scheduler as the pipelines will.
         "slipway_serving.families.framepack_i2v.pipeline",
         "slipway_serving.families.wan_t2v.pipeline",
+        # A plan has the size of a stopped video's state as the pipelines know it.
+        "slipway_serving.diffusion.videos.sizes",
         # A running server loads what was placed.
         "slipway_serving.triton.control",
         "slipway_serving.system.temporary_folders",

@@ -117,7 +117,7 @@ def test_rules_and_dashboard_read_only_series_that_exist() -> None:
 
 
 def test_each_recording_rule_is_read_by_something() -> None:
-    autoscalers = {"slipway:pod_queue_compute_ratio"}
+    autoscalers = {"slipway:pod_queue_compute_ratio", "slipway:pod_pending_requests"}
     readers = (*rules("record").values(), *rules("alert").values(), *queries())
     read = {name for expression in readers for name in names(expression)}
     assert set(rules("record")) <= read | autoscalers

@@ -15,13 +15,16 @@ import pytest
 from slipway_serving.protocol.errors import CODES, Unrecoverable
 from slipway_serving.protocol.turns import Turn
 from slipway_serving.runtime.metrics import (
+    CONTINUATIONS,
     DENOISE_STEP,
     FRAMES,
     METRICS,
     OK,
     REFUSED,
     REQUESTS,
+    REQUESTS_STOPPED,
     SESSIONS_OPEN,
+    STEPS_REPEATED,
     Recorder,
 )
 from slipway_serving.runtime.program import Settings
@@ -62,6 +65,23 @@ def test_declared_counter_has_all_its_series_at_0() -> None:
     recorder = Recorder()
     recorder.declare(REQUESTS)
     assert changes(recorder) == {(REQUESTS.name, code): (0,) for code in (OK, *CODES, REFUSED)}
+
+
+def test_stopped_videos_are_counted_by_reason_when_declared() -> None:
+    recorder = Recorder()
+    recorder.declare(*CONTINUATIONS)
+    recorder.count(REQUESTS_STOPPED, value="shutdown")
+    recorder.count(STEPS_REPEATED, 3)
+    found = changes(recorder)
+    stopped = {reason: found[(REQUESTS_STOPPED.name, reason)] for reason in REQUESTS_STOPPED.values}
+    assert stopped == {"step": (0,), "shutdown": (1,), "caller": (0,)}
+    assert found[(STEPS_REPEATED.name, "")] == (3,)
+    assert len(found) == len(CONTINUATIONS) - 1 + 3
+
+
+def test_reason_of_a_stop_is_refused_when_it_is_a_callers_text() -> None:
+    with pytest.raises(Unrecoverable, match="slipway_requests_stopped_total: reason must be one of step, "):
+        Recorder().count(REQUESTS_STOPPED, value="because")
 
 
 @pytest.mark.parametrize("value", ["", "a caller's text", "ok"])

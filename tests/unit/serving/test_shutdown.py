@@ -38,6 +38,13 @@ def test_pipelines_refuse_first_and_the_models_that_they_call_last(folder: Path)
     assert [refuses(gate) for gate in gates] == [True, True]
 
 
+def test_gates_stay_open_when_only_the_stop_of_pipelines_is_announced(folder: Path) -> None:
+    announce(folder, ShutdownStage.PIPELINES_STOP)
+    assert (folder / "pipelines_stop").is_file()
+    assert AdmissionGate("video", is_pipeline=True).is_open
+    assert AdmissionGate("tokenizer", is_pipeline=False).is_open
+
+
 def test_request_is_known_while_it_is_under_way_and_can_be_ended(folder: Path) -> None:
     assert not cancel_request(ID)
     with register_request(ID) as outer, register_request(ID) as called:  # a model that it calls has its id

@@ -25,6 +25,7 @@ from slipway_serving.protocol.diffusion.fields import (
     prompt_rule,
     scale_rule,
 )
+from slipway_serving.protocol.diffusion.stopping import DenoisingRequest
 from slipway_serving.protocol.errors import raise_all
 from slipway_serving.protocol.events import Event, FramesPart, Progress, VideoPart
 from slipway_serving.protocol.fields import Array, Image, Rule
@@ -79,7 +80,7 @@ class Limits:
 
 
 @dataclass(frozen=True, eq=False)
-class ImageToVideoRequest(Request):
+class ImageToVideoRequest(DenoisingRequest):
     """Generate a video that begins with a picture.
 
     Attributes:
@@ -107,6 +108,7 @@ class ImageToVideoRequest(Request):
     model: ClassVar[str] = "framepack_i2v"
     events: ClassVar[tuple[type[Event], ...]] = (Progress, FramesPart, VideoPart)
     fps: ClassVar[int] = FPS
+    conditions: ClassVar[frozenset[str]] = frozenset({"prompt", "guidance_scale"})
 
     image: Annotated[
         bytes | NDArray[np.uint8], Image("first frame; it is cropped and resized to the video's size")
@@ -128,11 +130,12 @@ class ImageToVideoRequest(Request):
     timeout_s: TimeoutS = None
 
     def conflicts(self) -> list[str]:
-        """Return the problem of a height without a width, or the reverse."""
+        """Return the problem of a height without a width, or the reverse, besides those of every pipeline."""
+        problems = super().conflicts()
         if (self.height is None) == (self.width is None):
-            return []
+            return problems
         given, missing = ("height", "width") if self.width is None else ("width", "height")
-        return [f"{missing} must be given with {given}, got none; try giving both or neither"]
+        return [*problems, f"{missing} must be given with {given}, got none; try giving both or neither"]
 
     @property
     def sections(self) -> int:

@@ -1,70 +1,150 @@
-"""Program wan_t2v: text-to-video generation, step by step, as a generator of events.
+"""The program wan_t2v, which generates a video from a text.
 
-The stages are encode_prompts -> denoise (one Progress per step) -> decode (latent by latent) -> deliver
-(frames as they are decoded, or the MP4 file that is encoded meanwhile). The pipeline calls every model
-through ``models``, so the same loop runs in Triton, in process and in tests. `interruption` may end it
-between any two stages, steps or latents. However it ends, it tells the decoder and denoisers with a cache to
-free it.
+encode -> denoise (one Progress per step) -> decode (latent by latent) -> deliver. The shared program
+(:mod:`slipway_serving.diffusion.videos.program`) runs the loop, stops and continues it; here is what is Wan's
+own: the prompts, the choice of the denoiser in each step with its guidance, and the decoder.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from slipway_serving.diffusion.denoise import Predict, denoise
-from slipway_serving.diffusion.first_block_cache import FirstBlockCache, first_block_cache
-from slipway_serving.diffusion.noise import make_noise
 from slipway_serving.diffusion.prompt import encode_prompts
 from slipway_serving.diffusion.scheduler_check import check_scheduler
 from slipway_serving.diffusion.schedules import DiffusersSchedule, diffusers_schedule
+from slipway_serving.diffusion.videos.loop import denoise_video, finished_video
+from slipway_serving.diffusion.videos.program import VideoProgram
+from slipway_serving.diffusion.videos.sizes import StateSize, state_size, unserved_tools
+from slipway_serving.diffusion.videos.video import DenoisedVideo, Tools
 from slipway_serving.families.wan_t2v.experts import pick_expert, predict
 from slipway_serving.families.wan_t2v.facts import PipelineFacts
 from slipway_serving.families.wan_t2v.request import TextToVideoRequest
-from slipway_serving.protocol.events import Event, Progress, tensors
-from slipway_serving.protocol.requests import decode as decode_request
+from slipway_serving.protocol.diffusion.stopping import DenoisingRequest
+from slipway_serving.protocol.events import Event
 from slipway_serving.runtime.interruption import Interruption
-from slipway_serving.runtime.metrics import DENOISE_STEP, FRAMES, Recorder
-from slipway_serving.runtime.program import Call, Models, Responses, Settings
+from slipway_serving.runtime.metrics import Recorder
+from slipway_serving.runtime.program import Models, Settings
 from slipway_serving.video.decode import decode
 from slipway_serving.video.delivery import Delivery, deliver
+from slipway_serving.video.frames import Frames
 from slipway_serving.video.preview import preview
 
 WHERE = TextToVideoRequest.model
 
 
-class TextToVideo:
-    """Program that answers text-to-video requests, see :func:`generate`."""
+class TextToVideo(VideoProgram[TextToVideoRequest]):
+    """Program that answers text-to-video requests."""
 
-    reports_requests = True
+    request: ClassVar[type[DenoisingRequest]] = TextToVideoRequest
 
     def __init__(self, settings: Settings) -> None:
-        # The scheduler needs little arithmetic, so the cores are left to the denoisers.
-        torch.set_num_threads(1)
-        self._model = settings.model
+        super().__init__(settings)
         self._facts = PipelineFacts.read(settings.folder / "pipeline.json")
         check_schedules(self._facts.scheduler, "pipeline.json: scheduler")
-        self._recorder = settings.recorder
-        self._recorder.declare(DENOISE_STEP, FRAMES)
 
-    def run(self, call: Call) -> Responses:
-        """Yield the responses to a request; see :func:`generate`."""
-        request = decode_request(TextToVideoRequest, call.tensors, self._model)
-        limit_s = call.limit_s if request.timeout_s is None else request.timeout_s
-        interruption = Interruption(self._model, call.is_cancelled, limit_s)
-        events = generate(request, self._facts, call.models, interruption, self._recorder)
-        with contextlib.closing(events):
-            for event in events:
-                yield tensors(event)
+    def make_video(self, request: TextToVideoRequest, tools: Tools) -> DenoisedVideo:
+        """Return the video of a request; see :class:`WanVideo`."""
+        return WanVideo(request, self._facts, tools)
 
-    def close(self) -> None:
-        """Do nothing: the pipeline has nothing to free."""
+
+class WanVideo(DenoisedVideo):
+    """Video of one text-to-video request.
+
+    Args:
+        request: Request of the caller.
+        facts: Facts of the checkpoint.
+        tools: Models, noise, cache and clock of the work.
+
+    Raises:
+        InvalidRequest: The request does not fit the exported models.
+    """
+
+    def __init__(self, request: TextToVideoRequest, facts: PipelineFacts, tools: Tools) -> None:
+        request.check_against(facts.limits)
+        self._request, self._facts, self._tools = request, facts, tools
+        self._schedule = self.schedule()
+        ratio = facts.boundary_ratio
+        self._boundary = None if ratio is None else ratio * self._schedule.config.num_train_timesteps
+
+    @property
+    def latents_shape(self) -> tuple[int, ...]:
+        """Shape of the latents."""
+        return latent_shape(self._request, self._facts)
+
+    def encode(self) -> None:
+        """Encode the prompt, and the negative prompt if a step has guidance."""
+        request, tools = self._request, self._tools
+        texts = {"prompt": request.prompt}
+        if request.guided_steps:
+            texts["negative_prompt"] = request.negative_prompt
+        model, rows = self._facts.models.prompt, self._facts.text_tokens
+        self._embeds = encode_prompts(texts, model, rows, tools.models, tools.interruption, WHERE)
+
+    def schedule(self) -> DiffusersSchedule:
+        """Return the schedule of the checkpoint, shifted as the request asks."""
+        return diffusers_schedule(self._facts.scheduler, self._request.flow_shift, self._request.steps, WHERE)
+
+    def first_latents(self) -> torch.Tensor:
+        """Return the noise of the seed."""
+        return self._tools.noise.next(self.latents_shape)
+
+    def predict(self, latents: torch.Tensor, timestep: torch.Tensor, step: int) -> torch.Tensor:
+        """Predict a step with the timestep's expert, with guidance in the guided steps."""
+        expert = pick_expert(float(timestep), self._boundary, self._request, self._facts)
+        branches = self._embeds if step in self._request.guided_steps else self._embeds[:1]
+        return predict(self._tools.models, expert, latents, float(timestep), branches, self._tools.cache)
+
+    def decode(self, latents: NDArray[np.float32]) -> Generator[Frames, None, None]:
+        """Decode latents to frames, latent by latent."""
+        tools = self._tools
+        model = self._facts.models.vae_decoder
+        return decode(latents, model, tools.models, tools.interruption, tools.recorder)
+
+    def finish(self, latents: NDArray[np.float32]) -> Iterator[Event]:
+        """Decode the latents and deliver the video."""
+        request, tools = self._request, self._tools
+        hit_rate = None if tools.cache is None else tools.cache.hit_rate
+        delivery = Delivery(WHERE, request.output, request.frames, request.height, request.width, request.fps)
+        with contextlib.closing(self.decode(latents)) as decoded:
+            for part in deliver(delivery, decoded, tools.interruption):
+                yield replace(part, cache_hit_rate=hit_rate)
+
+    def preview(self, latents: NDArray[np.float32]) -> NDArray[np.uint8] | None:
+        """Return a picture of the latents if the request asks for one."""
+        return preview(latents, self._facts.latent_rgb) if self._request.preview else None
+
+
+def usual_video(facts: PipelineFacts) -> WanVideo:
+    """Return a video of the size that the models are tuned for, on which no work can be done.
+
+    Args:
+        facts: Facts of the checkpoint.
+    """
+    axes, spatial = facts.axes, facts.vae_scale_factor_spatial
+    request = TextToVideoRequest(
+        prompt="",
+        frames=facts.vae_scale_factor_temporal * (axes.latent_frames[1] - 1) + 1,
+        height=axes.token_height[1] * facts.patch_size[1] * spatial,
+        width=axes.token_width[1] * facts.patch_size[2] * spatial,
+    )
+    return WanVideo(request, facts, unserved_tools(WHERE))
+
+
+def usual_state_size(folder: Path) -> StateSize:
+    """Return the size of a stopped video's state, for a video of the size that the models are tuned for.
+
+    Args:
+        folder: Version folder of the pipeline, with the facts of its export.
+    """
+    return state_size(usual_video(PipelineFacts.read(folder / "pipeline.json")))
 
 
 def generate(
@@ -74,7 +154,7 @@ def generate(
     interruption: Interruption,
     recorder: Recorder | None = None,
 ) -> Generator[Event, None, None]:
-    """Generate a video.
+    """Generate a video without a stop, for measurements and comparisons outside of a server.
 
     Args:
         request: Request of the caller.
@@ -83,34 +163,20 @@ def generate(
         interruption: Check for cancellation and time limit; it raises to end the work.
         recorder: Recorder of the duration of the steps, in seconds, and of the number of frames, or None.
 
-    Yields:
-        One :class:`Progress` per denoising step, then the parts of the result.
-
-    Raises:
-        InvalidRequest: The request does not fit the exported models; no work was started.
-        Cancelled: The caller cancelled.
-        DeadlineExceeded: The time limit has passed.
-        Unrecoverable: A model returned something impossible.
+    Returns:
+        An iterator of one :class:`Progress` per denoising step, then of the parts of the result; its errors
+        are those of :func:`slipway_serving.diffusion.videos.loop.denoise_video`.
     """
-    recorder = recorder or Recorder()
-    request.check_against(facts.limits)
-    schedule = diffusers_schedule(facts.scheduler, request.flow_shift, request.steps, WHERE)
-    texts = {"prompt": request.prompt}
-    if request.guided_steps:
-        texts["negative_prompt"] = request.negative_prompt
-    embeds = encode_prompts(texts, facts.models.prompt, facts.text_tokens, models, interruption, WHERE)
-    noise = make_noise(request.seed, latent_shape(request, facts))
-    with first_block_cache(models, request.cache_threshold) as cache:
-        guided = guided_prediction(request, facts, schedule, models, embeds, cache)
-        for step, latents in enumerate(denoise(schedule, noise, guided, interruption, recorder, WHERE), 1):
-            picture = preview(latents.numpy(), facts.latent_rgb) if request.preview else None
-            yield Progress(step, request.steps, interruption.elapsed_s(), picture)
-    hit_rate = None if cache is None else cache.hit_rate
-    delivery = Delivery(WHERE, request.output, request.frames, request.height, request.width, request.fps)
-    decoded = decode(latents.numpy(), facts.models.vae_decoder, models, interruption, recorder)
-    with contextlib.closing(decoded):
-        for part in deliver(delivery, decoded, interruption):
-            yield replace(part, cache_hit_rate=hit_rate)
+    items = denoise_video(
+        lambda tools: WanVideo(request, facts, tools),
+        request.seed,
+        request.cache_threshold,
+        models,
+        interruption,
+        recorder or Recorder(),
+        WHERE,
+    )
+    return finished_video(items)
 
 
 def check_schedules(config: Mapping[str, Any], where: str) -> None:
@@ -128,37 +194,6 @@ def check_schedules(config: Mapping[str, Any], where: str) -> None:
         return diffusers_schedule(config, None, steps, WHERE)
 
     check_scheduler(config, make, where)
-
-
-def guided_prediction(
-    request: TextToVideoRequest,
-    facts: PipelineFacts,
-    schedule: DiffusersSchedule,
-    models: Models,
-    embeds: NDArray[np.float32],
-    cache: FirstBlockCache | None = None,
-) -> Predict:
-    """Return the predict function of the loop: the timestep's expert, with guidance in the guided steps.
-
-    Args:
-        request: Request of the caller.
-        facts: Facts of the checkpoint.
-        schedule: Schedule, which has the number of training timesteps.
-        models: Access to the denoisers.
-        embeds: Embeddings, [1 or 2, text tokens, width], float32: the prompt's, and with guidance the
-            negative prompt's.
-        cache: First-block cache or None, see :func:`slipway_serving.families.wan_t2v.experts.predict`.
-    """
-    ratio = facts.boundary_ratio
-    boundary = None if ratio is None else ratio * schedule.config.num_train_timesteps
-    guided = request.guided_steps
-
-    def prediction(latents: torch.Tensor, timestep: torch.Tensor, step: int) -> torch.Tensor:
-        expert = pick_expert(float(timestep), boundary, request, facts)
-        branches = embeds if step in guided else embeds[:1]
-        return predict(models, expert, latents, float(timestep), branches, cache)
-
-    return prediction
 
 
 def latent_shape(request: TextToVideoRequest, facts: PipelineFacts) -> tuple[int, int, int, int, int]:

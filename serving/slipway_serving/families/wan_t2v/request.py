@@ -27,6 +27,7 @@ from slipway_serving.protocol.diffusion.fields import (
     prompt_rule,
     scale_rule,
 )
+from slipway_serving.protocol.diffusion.stopping import DenoisingRequest
 from slipway_serving.protocol.errors import raise_all
 from slipway_serving.protocol.events import Event, FramesPart, Progress, VideoPart, output_field
 from slipway_serving.protocol.fields import Array
@@ -59,7 +60,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class TextToVideoRequest(Request):
+class TextToVideoRequest(DenoisingRequest):
     """Generate a video from a text.
 
     Attributes:
@@ -90,6 +91,12 @@ class TextToVideoRequest(Request):
 
     model: ClassVar[str] = "wan_t2v"
     events: ClassVar[tuple[type[Event], ...]] = (Progress, FramesPart, VideoPart)
+    conditions: ClassVar[frozenset[str]] = frozenset(
+        {
+            "prompt", "negative_prompt", "guidance_scale", "guidance_scale_2", "guidance_start",
+            "guidance_stop",
+        }
+    )  # fmt: skip
 
     prompt: Annotated[str, prompt_rule("text that describes the video")]
     negative_prompt: Annotated[str, prompt_rule("text that describes what the video should not show")] = ""
@@ -123,7 +130,7 @@ class TextToVideoRequest(Request):
                 "guidance_scale_2 must be at most 1 when guidance_scale turns guidance off "
                 f"({self.guidance_scale}), got {self.guidance_scale_2}; try leaving it out"
             )
-        return problems + interval_problems(self.guidance_start, self.guidance_stop)
+        return [*super().conflicts(), *problems, *interval_problems(self.guidance_start, self.guidance_stop)]
 
     @property
     def guided_steps(self) -> range:

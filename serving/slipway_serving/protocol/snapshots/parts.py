@@ -60,39 +60,45 @@ def make(header: Header, content: bytes) -> bytes:
     return part + hashlib.sha256(part).digest()
 
 
-def parse(part: bytes, where: str) -> tuple[Header, memoryview]:
+def parse(part: bytes | memoryview, where: str, field: str = "restore") -> tuple[Header, memoryview]:
     """Return the header and the content of a part.
 
     Args:
         part: Bytes of the whole part.
         where: Name of the model, for messages.
+        field: Name of the request's field that carries the part, for messages.
 
     Raises:
         InvalidRequest: The bytes are not a part, are incomplete or changed, or have an unknown format.
     """
     view = memoryview(part)
-    header, size = _header(view, where)
+    header, size = _header(view, where, field)
     if len(part) != size:
         raise InvalidRequest(
-            f"{where}: restore must be a complete part of {size} bytes, got {len(part)}; try sending it again"
+            f"{where}: {field} must be a complete part of {size} bytes, got {len(part)}; try sending it again"
         )
     body = size - _DIGEST_BYTES
     if hashlib.sha256(view[:body]).digest() != part[body:]:
         raise InvalidRequest(
-            f"{where}: restore must be an unchanged part, got one with a wrong checksum; try sending it again"
+            f"{where}: {field} must be an unchanged part, got one with a wrong checksum; try sending it again"
         )
     return header, view[body - header.size : body]
 
 
-def read_parts(file: BinaryIO, where: str) -> Iterator[bytes]:
-    """Yield the parts of a file that contains them one after the other.
+def read_parts(file: BinaryIO, where: str, field: str = "restore") -> Iterator[bytes]:
+    """Yield the parts of a file that contains them one after the other; :func:`parse` checks each.
+
+    Args:
+        file: File, open for reading.
+        where: Name of the model or file, for messages.
+        field: Name of the request's field that carries the parts, for messages.
 
     Raises:
         InvalidRequest: The file contains something else or ends within a part.
     """
     while start := file.read(_HEAD.size):
-        head = start + file.read(_header_size(start, where))
-        _, size = _header(memoryview(head), where)
+        head = start + file.read(_header_size(start, where, field))
+        _, size = _header(memoryview(head), where, field)
         yield head + file.read(size - len(head))
 
 
@@ -123,38 +129,38 @@ def digest_of(models: Iterable[Path], version: str) -> str:
     return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
 
 
-def _header_size(start: bytes, where: str) -> int:
+def _header_size(start: bytes, where: str, field: str) -> int:
     """Return the size of the JSON header, from the first bytes of a part."""
     if len(start) < _HEAD.size or not start.startswith(MAGIC):
         raise InvalidRequest(
-            f"{where}: restore must be a part of a snapshot, got {len(start)} bytes that begin with"
+            f"{where}: {field} must be a part of a snapshot, got {len(start)} bytes that begin with"
             f" {start[:8]!r}"
         )
     _, number, size = _HEAD.unpack_from(start)
     if number != _FORMAT or size > _LARGEST_HEADER:
         raise InvalidRequest(
-            f"{where}: restore must be of format {_FORMAT}, got {number} with a header of {size} bytes;"
+            f"{where}: {field} must be of format {_FORMAT}, got {number} with a header of {size} bytes;"
             " try a server of the version that made the snapshot"
         )
     return int(size)
 
 
-def _header(part: memoryview, where: str) -> tuple[Header, int]:
+def _header(part: memoryview, where: str, field: str) -> tuple[Header, int]:
     """Return a part's header, and the number of bytes that the part should have."""
-    end = _HEAD.size + _header_size(bytes(part[: _HEAD.size]), where)
+    end = _HEAD.size + _header_size(bytes(part[: _HEAD.size]), where, field)
     try:
         header = Header(**json.loads(bytes(part[_HEAD.size : end])))
     except (ValueError, TypeError, RecursionError) as error:
         reason = short(str(error))
-        raise InvalidRequest(f"{where}: restore must have an unchanged header, got {reason}") from None
+        raise InvalidRequest(f"{where}: {field} must have an unchanged header, got {reason}") from None
     if not isinstance(header.told, dict):
         raise InvalidRequest(
-            f"{where}: restore must have an unchanged header, got told of type {type(header.told).__name__}"
+            f"{where}: {field} must have an unchanged header, got told of type {type(header.told).__name__}"
         )
     numbers = (header.part, header.parts, header.size)
     if not all(type(number) is int for number in numbers) or not 0 <= header.size <= PART_BYTES:
         raise InvalidRequest(
-            f"{where}: restore must have 0 to {PART_BYTES} bytes in a part, got {short(header.size)} in"
+            f"{where}: {field} must have 0 to {PART_BYTES} bytes in a part, got {short(header.size)} in"
             f" {short(header.part)} of {short(header.parts)}"
         )
     return header, end + header.size + _DIGEST_BYTES

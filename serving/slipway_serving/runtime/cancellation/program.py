@@ -23,7 +23,8 @@ class Canceller:
         Raises:
             InvalidRequest: The id is empty or too long.
         """
-        yield tensors(CancelResult(cancel_request(decode(CancelRequest, call.tensors, self._model).ended_id)))
+        request = decode(CancelRequest, call.tensors, self._model)
+        yield tensors(CancelResult(cancel_request(request.ended_id, stop=request.stop)))
 
     def close(self) -> None:
         """Do nothing: this program has nothing to free."""

@@ -16,10 +16,11 @@ from slipway_serving.system.server_folder import runtime_folder
 
 _CANCELLABLE_ID = re.compile(r"slipway-[0-9a-f]{32}")
 _CANCELLED_SUFFIX = ".ended"
+_STOPPED_SUFFIX = ".stopped"
 
 
 class RunningRequest:
-    """Running request that can be cancelled.
+    """Running request that can be cancelled or stopped.
 
     Args:
         path: File of the request.
@@ -27,10 +28,15 @@ class RunningRequest:
 
     def __init__(self, path: Path) -> None:
         self._cancel_file = path.with_suffix(_CANCELLED_SUFFIX)
+        self._stop_file = path.with_suffix(_STOPPED_SUFFIX)
 
     def is_cancelled(self) -> bool:
         """Return True if somebody asked to cancel the request."""
         return os.path.exists(self._cancel_file)  # noqa: PTH110 - faster, for every step
+
+    def is_stop_asked(self) -> bool:
+        """Return True if somebody asked the request to stop and to send its state."""
+        return os.path.exists(self._stop_file)  # noqa: PTH110 - faster, for every step
 
 
 @contextlib.contextmanager
@@ -57,12 +63,16 @@ def register_request(request_id: str) -> Iterator[RunningRequest | None]:
     try:
         yield RunningRequest(path)
     finally:
-        for each in (path, path.with_suffix(_CANCELLED_SUFFIX)):
+        for each in (path, *(path.with_suffix(suffix) for suffix in (_CANCELLED_SUFFIX, _STOPPED_SUFFIX))):
             each.unlink(missing_ok=True)
 
 
-def cancel_request(request_id: str) -> bool:
-    """Cancel a request; its loop checks for this at its next step.
+def cancel_request(request_id: str, *, stop: bool = False) -> bool:
+    """Cancel a request, or ask it to stop; its loop checks for this at its next step.
+
+    Args:
+        request_id: Id of the request.
+        stop: True if the request should send its state, from which it can be continued.
 
     Returns:
         True if the request is running on this server.
@@ -70,8 +80,9 @@ def cancel_request(request_id: str) -> bool:
     path = runtime_folder() / request_id
     if not _CANCELLABLE_ID.fullmatch(request_id) or not path.exists():
         return False
-    path.with_suffix(_CANCELLED_SUFFIX).touch()
+    signal_file = path.with_suffix(_STOPPED_SUFFIX if stop else _CANCELLED_SUFFIX)
+    signal_file.touch()
     if path.exists():
         return True
-    path.with_suffix(_CANCELLED_SUFFIX).unlink(missing_ok=True)  # The request has ended meanwhile.
+    signal_file.unlink(missing_ok=True)  # The request has ended meanwhile.
     return False

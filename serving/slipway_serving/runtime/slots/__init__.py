@@ -1,0 +1,1 @@
+"""Slots to work: which requests of a pipeline all of its processes work on at a time, by priority."""
