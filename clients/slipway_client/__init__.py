@@ -14,10 +14,12 @@
 the server raised. Closing or dropping the iterator cancels the generation on the server.
 """
 
-from slipway_client.async_client import AsyncClient, AsyncSession
-from slipway_client.client import Client, ClientSession
-from slipway_client.results import Frames, Video
+from slipway_client.async_client import AsyncClient
+from slipway_client.client import Client
+from slipway_client.results import Checkpoint, Frames, Moved, Video
 from slipway_client.retry import NotTriton, RetryPolicy, UnknownModel
+from slipway_client.sessions import AsyncSession, ClientSession
+from slipway_client.states import continued_request, read_state_file, write_state
 from slipway_client.turn_content import Latest
 from slipway_serving.families.airimu.request import (
     CorrectionRequest,
@@ -43,6 +45,7 @@ from slipway_serving.families.wakeword.request import (
     StreamDecisions,
 )
 from slipway_serving.families.wan_t2v.request import TextToVideoRequest
+from slipway_serving.protocol.diffusion.stopping import ContactSheet, Continued, StatePart, Stopped
 from slipway_serving.protocol.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -65,10 +68,13 @@ __all__ = [
     "AsyncSession",
     "BlockMade",
     "Cancelled",
+    "Checkpoint",
     "Client",
     "ClientSession",
     "ClipDecisions",
     "ClipsRequest",
+    "ContactSheet",
+    "Continued",
     "CorrectionRequest",
     "CorrectionStreamRequest",
     "CorrectionTurn",
@@ -86,6 +92,7 @@ __all__ = [
     "ListenRequest",
     "ListenTurn",
     "Malformed",
+    "Moved",
     "Mp4Fragment",
     "NotReady",
     "NotTriton",
@@ -95,6 +102,8 @@ __all__ = [
     "RetryPolicy",
     "SessionLost",
     "SlipwayError",
+    "StatePart",
+    "Stopped",
     "StreamDecisions",
     "TempleRunActions",
     "TempleRunRequest",
@@ -106,4 +115,7 @@ __all__ = [
     "Unrecoverable",
     "Video",
     "VideoPart",
+    "continued_request",
+    "read_state_file",
+    "write_state",
 ]

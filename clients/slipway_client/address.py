@@ -6,6 +6,7 @@ port is probed over HTTP: Triton's HTTP port identifies itself, and its gRPC por
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -21,7 +22,7 @@ _DETECT_TIMEOUT_S = 3.0
 
 
 class Address(NamedTuple):
-    """URL and protocol of a server, in the order that :class:`slipway_client.Client` takes them."""
+    """URL and protocol of servers, in the order that :class:`slipway_client.Client` takes them."""
 
     url: str
     protocol: Protocol
@@ -30,13 +31,13 @@ class Address(NamedTuple):
 def address_of(
     url: str | None, protocol: Protocol | None = None, timeout_s: float = _DETECT_TIMEOUT_S
 ) -> Address:
-    """Return the URL and the protocol of a server.
+    """Return the URL and the protocol of a server, or of several that serve the same models.
 
     Args:
-        url: HOST:PORT of either port, or SCHEME://HOST:PORT; None means the default port on this machine,
-            that of gRPC unless `protocol` is "http".
+        url: HOST:PORT of either port, or SCHEME://HOST:PORT, or several of them separated by commas; None
+            means the default port on this machine, that of gRPC unless `protocol` is "http".
         protocol: Protocol to use, "grpc" or "http"; None detects it.
-        timeout_s: Longest wait for the port's answer, in seconds. Without an answer, "grpc" is assumed.
+        timeout_s: Longest wait for each port's answer, in seconds. Without an answer, "grpc" is assumed.
 
     Raises:
         InvalidRequest: The URL is invalid, or its scheme is unknown or belongs to the other protocol.
@@ -44,7 +45,45 @@ def address_of(
     """
     if url is None:
         return Address(DEFAULT_URLS[protocol or "grpc"], protocol or "grpc")
-    return Address(url, stated_protocol(url, protocol) or _detect_protocol(url, timeout_s))
+    addresses = split_addresses(url)
+    stated = common_protocol(addresses, protocol)
+    return Address(url, stated or _detect_common_protocol(addresses, timeout_s))
+
+
+def split_addresses(url: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the addresses that a caller gives.
+
+    Args:
+        url: One address, several separated by commas, or a sequence of addresses.
+
+    Raises:
+        InvalidRequest: There is no address, or one comes twice.
+    """
+    addresses = tuple(part.strip() for part in (url.split(",") if isinstance(url, str) else url))
+    if not addresses:
+        raise InvalidRequest("url: must be at least one address, got none; try localhost:8001")
+    if len(set(addresses)) < len(addresses):
+        raise InvalidRequest(f"url: addresses must differ, got {', '.join(addresses)}")
+    return addresses
+
+
+def common_protocol(addresses: Sequence[str], protocol: str | None) -> Protocol | None:
+    """Return the protocol that the schemes or the caller state, or None if neither does.
+
+    Args:
+        addresses: Addresses of servers.
+        protocol: Protocol that the caller states, as for :func:`stated_protocol`.
+
+    Raises:
+        InvalidRequest: An address is invalid, or the addresses are of two protocols.
+    """
+    stated = {found for each in addresses if (found := stated_protocol(each, protocol)) is not None}
+    if len(stated) > 1:
+        raise InvalidRequest(
+            f"url: addresses must be of one protocol, got {', '.join(addresses)}; try the scheme grpc:// or"
+            " http:// for all"
+        )
+    return next(iter(stated), None)
 
 
 def stated_protocol(url: str, protocol: str | None) -> Protocol | None:
@@ -80,6 +119,12 @@ def _has_host(url: str) -> bool:
         return bool(parts.hostname) and parts.port != 0 and url.isprintable() and " " not in url
     except ValueError:  # The port is not a number up to 65535, or an IPv6 address lacks its brackets.
         return False
+
+
+def _detect_common_protocol(addresses: Sequence[str], timeout_s: float) -> Protocol:
+    """Return the protocol of ports: HTTP if one of them answers HTTP, else gRPC."""
+    found = (_detect_protocol(each, timeout_s) for each in addresses)
+    return "http" if "http" in found else "grpc"
 
 
 def _detect_protocol(host_and_port: str, timeout_s: float) -> Protocol:

@@ -8,44 +8,45 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from numpy.typing import NDArray
 
 from slipway_client import generation
-from slipway_client.address import stated_protocol
-from slipway_client.client import END_S
 from slipway_client.decoding import decoding
-from slipway_client.generation import Generation, SessionCodec
+from slipway_client.generation import Generation, SessionCodec, triton_priority
 from slipway_client.metadata import ModelMetadata, check_tensors
-from slipway_client.results import Assembler, Result
-from slipway_client.retry import UNLIMITED, Attempts, Deadline, RetryPolicy
-from slipway_client.snapshots import E, check_complete, single_event
+from slipway_client.moving import ContinuedGeneration, Output
+from slipway_client.retry import Attempts, Deadline, RetryPolicy
+from slipway_client.server_list import Route, ServerList
+from slipway_client.sessions import AsyncSession
+from slipway_client.snapshots import check_complete
 from slipway_client.tensors import Tensors
+from slipway_client.transports import AsyncTransport, make_async_transport
 from slipway_serving.protocol import durations
 from slipway_serving.protocol.errors import NotReady, SlipwayError
 from slipway_serving.protocol.events import Event
 from slipway_serving.protocol.requests import Request
-from slipway_serving.protocol.snapshots.requests import Restore, Restored, Snapshot, SnapshotPart
+from slipway_serving.protocol.snapshots.requests import Restore, Restored
 from slipway_serving.protocol.turns import NO_SESSION, Turn, Turns
 
 
 class AsyncClient:
-    """Client of one Triton server, for one event loop.
+    """Client of a Triton server, or of several that serve the same models, for one event loop.
 
     Attributes:
-        url: Address of the server's gRPC or HTTP port, "HOST:PORT". The scheme "grpc://" or "http://" states
-            the protocol; "grpcs://" or "https://" adds TLS.
+        url: Address in use, of a server's gRPC or HTTP port: "HOST:PORT". The scheme "grpc://" or "http://"
+            states the protocol; "grpcs://" or "https://" adds TLS.
     """
 
     def __init__(
         self,
-        url: str,
+        url: str | Sequence[str],
         protocol: generation.Protocol | None = None,
         *,
         retry: RetryPolicy | None = None,
@@ -53,14 +54,14 @@ class AsyncClient:
         tls: Path | None = None,
     ) -> None:
         """Prepare a connection; see :class:`Client`. The first call opens it, in that call's event loop."""
-        self.url = url
-        self._protocol: generation.Protocol = stated_protocol(url, protocol) or "grpc"
+        self._servers = ServerList.of(url, protocol)
+        self.url = self._servers.addresses[0]
         durations.check("client", "connect_timeout_s", connect_timeout_s)
         self._retry = retry or RetryPolicy()
         self._connect_timeout_s = connect_timeout_s
         self._tls = tls
-        self._connected: _Transport | None = None
-        self._metadata: dict[str, ModelMetadata] = {}
+        self._transports: dict[str, AsyncTransport] = {}
+        self._metadata: dict[tuple[str, str], ModelMetadata] = {}
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -72,26 +73,39 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connection and cancel the generations in progress."""
-        if self._connected is not None:
-            await self._connected.close()
+        for transport in tuple(self._transports.values()):
+            await transport.close()
 
     def generate(
-        self, request: Request, *, model: str | None = None, timeout_s: float | None = None
-    ) -> AsyncGenerator[Event | Result, None]:
+        self,
+        request: Request,
+        *,
+        model: str | None = None,
+        timeout_s: float | None = None,
+        stop: asyncio.Event | None = None,
+    ) -> AsyncGenerator[Output, None]:
         """Run a request; arguments, events and errors are those of :meth:`Client.generate`."""
-        return self._generate(Generation(request, model, timeout_s, self._protocol, self._retry))
+        job = Generation(request, model, timeout_s, self._servers.protocol, self._retry, stop)
+        return self._generate(ContinuedGeneration(job, Route(self._servers, self.url)), stop)
 
     def stream(
-        self, request: Request, *, model: str | None = None, timeout_s: float | None = None
+        self,
+        request: Request,
+        *,
+        model: str | None = None,
+        timeout_s: float | None = None,
+        stop: asyncio.Event | None = None,
     ) -> AsyncGenerator[Event, None]:
         """Run a request and yield every event as it arrives, like :meth:`Client.stream`."""
-        return self._events(Generation(request, model, timeout_s, self._protocol, self._retry))
+        job = Generation(request, model, timeout_s, self._servers.protocol, self._retry, stop)
+        return self._events(job, Route(self._servers, self.url), stop)
 
     def session(
         self, request: Request, *, model: str | None = None, session_id: int | str | None = None
     ) -> AsyncSession:
         """Open a session, ``async with client.session(request) as session``; see :meth:`Client.session`."""
-        return AsyncSession(self._turn, SessionCodec(request, model, self._protocol), Turns(session_id))
+        codec = SessionCodec(request, model, self._servers.protocol)
+        return AsyncSession(partial(self._turn, self.url), codec, Turns(session_id))
 
     async def restore(
         self,
@@ -105,8 +119,8 @@ class AsyncClient:
 
         Arguments and errors are those of :meth:`Client.restore`.
         """
-        codec = SessionCodec(request, model, self._protocol)
-        session = AsyncSession(self._turn, codec, Turns(session_id))
+        codec = SessionCodec(request, model, self._servers.protocol)
+        session = AsyncSession(partial(self._turn, self.url), codec, Turns(session_id))
         restored = None
         try:
             async for part in _each(parts):
@@ -127,14 +141,17 @@ class AsyncClient:
         """Call a model that sends one response; arguments and errors are those of :meth:`Client.infer`."""
         deadline = Deadline(timeout_s, model)
         attempts = Attempts(self._retry, deadline)
+        route = Route(self._servers, self.url)
         while True:
             try:
-                check_tensors(await self._ready_metadata(model, deadline), tensors)
-                return await self._transport.infer(model, tensors, deadline, turn)
+                check_tensors(await self._ready_metadata(route.url, model, deadline), tensors)
+                return await self._transport_to(route.url).infer(model, tensors, deadline, turn)
             except SlipwayError as error:
                 if turn.id:
                     raise
-                await self._pause(model, attempts.wait_s(error))
+                wait_s = attempts.wait_s(error)
+                route.advance()
+                await self._pause(model, route, wait_s)
 
     async def is_ready(self, model: str | None = None) -> bool:
         """Return True if the server, or one of its models, is ready. Does not retry."""
@@ -179,151 +196,132 @@ class AsyncClient:
         """Fetch the parameters of a model's configuration; see :meth:`Client.model_parameters`."""
         return await self._transport.parameters(model)
 
-    async def _generate(self, job: Generation) -> AsyncGenerator[Event | Result, None]:
-        """Yield events as they arrive, then the joined results."""
-        assembler = Assembler(job.request, job.model)
-        async with aclosing(self._events(job)) as events:
-            async for event in events:
-                with decoding(self.url, job.model):
-                    complete = assembler.add(event)
-                if complete is not None:
-                    yield complete
-        with decoding(self.url, job.model):
-            results = assembler.results()
-        for result in results:
-            yield result
+    async def _generate(
+        self, run: ContinuedGeneration, stop: asyncio.Event | None
+    ) -> AsyncGenerator[Output, None]:
+        """Yield events as they arrive, then the joined results; continue elsewhere where that is possible."""
+        job, route = run.job, run.route
+        while not run.is_over:
+            try:
+                async with aclosing(self._attempt(job, route, stop)) as events:
+                    async for event in events:
+                        with decoding(route.url, job.model):
+                            outputs = run.add(event)
+                        for output in outputs:
+                            yield output
+                with decoding(route.url, job.model):
+                    outputs = run.end()
+            except SlipwayError as error:
+                outputs = run.fail(error)
+            for output in outputs:
+                yield output
+            if run.error is not None:
+                raise run.error
+            if not run.is_over:
+                if run.left_url is not None:
+                    self._transport_to(run.left_url).retire()
+                await self._pause(job.model, route, run.wait_s, stop)
 
-    async def _events(self, job: Generation) -> AsyncGenerator[Event, None]:
+    async def _events(
+        self, job: Generation, route: Route, stop: asyncio.Event | None
+    ) -> AsyncGenerator[Event, None]:
         """Yield the events of a generation, with another attempt after each refusal."""
         while True:
             try:
-                job.check(await self._ready_metadata(job.model, job.deadline))
-                responses = self._responses(job.request, job.model, job.tensors, job.deadline, NO_SESSION)
-                async with aclosing(responses):
-                    async for response in responses:
-                        with decoding(self.url, job.model):
-                            event = job.event(response)
+                async with aclosing(self._attempt(job, route, stop)) as events:
+                    async for event in events:
                         yield event
             except SlipwayError as error:
-                await self._pause(job.model, job.wait_s(error))
+                wait_s = job.wait_s(error)
+                route.advance()
+                await self._pause(job.model, route, wait_s, stop)
             else:
                 return
 
+    async def _attempt(
+        self, job: Generation, route: Route, stop: asyncio.Event | None
+    ) -> AsyncGenerator[Event, None]:
+        """Send a request once and yield its events."""
+        url = route.url
+        job.check(await self._ready_metadata(url, job.model, job.deadline))
+        responses = self._responses(url, job.request, job.model, job.tensors, job.deadline, NO_SESSION, stop)
+        async with aclosing(responses):
+            async for response in responses:
+                with decoding(url, job.model):
+                    event = job.event(response)
+                yield event
+
     async def _turn(
-        self, codec: SessionCodec, content: Request | None, turn: Turn, timeout_s: float | None
+        self, url: str, codec: SessionCodec, content: Request | None, turn: Turn, timeout_s: float | None
     ) -> AsyncGenerator[Event, None]:
         """Send one turn of a session and yield its events; a turn is never retried."""
         deadline = Deadline(timeout_s, codec.model)
         tensors = codec.tensors(content, turn)
-        check_tensors(await self._ready_metadata(codec.model, deadline), tensors)
-        async with aclosing(self._responses(codec.kind, codec.model, tensors, deadline, turn)) as responses:
+        check_tensors(await self._ready_metadata(url, codec.model, deadline), tensors)
+        async with aclosing(
+            self._responses(url, codec.kind, codec.model, tensors, deadline, turn)
+        ) as responses:
             async for response in responses:
                 if content is not None:
-                    with decoding(self.url, codec.model):
+                    with decoding(url, codec.model):
                         event = codec.event(response)
                     yield event
 
     async def _responses(
         self,
+        url: str,
         request: Request | type[Request],
         model: str,
         tensors: Tensors,
         deadline: Deadline,
         turn: Turn,
+        stop: asyncio.Event | None = None,
     ) -> AsyncGenerator[Tensors, None]:
         """Yield the responses of a model that streams, or the one response of any other model."""
+        transport = self._transport_to(url)
         if not request.streams:
-            yield await self._transport.infer(model, tensors, deadline, turn)
+            yield await transport.infer(model, tensors, deadline, turn)
             return
-        async with aclosing(self._transport.stream(model, tensors, deadline, turn)) as responses:
+        priority = triton_priority(request)
+        responses = transport.stream(model, tensors, deadline, turn, priority=priority, stop=stop)
+        async with aclosing(responses):
             async for response in responses:
                 yield response
 
-    async def _ready_metadata(self, model: str, deadline: Deadline) -> ModelMetadata:
+    async def _ready_metadata(self, url: str, model: str, deadline: Deadline) -> ModelMetadata:
         """Return a model's metadata; the first call also checks that server and model are ready."""
-        if model not in self._metadata:
-            metadata = await self._transport.metadata(model, deadline)
-            if not await self._transport.model_ready(model, deadline):
-                raise generation.not_ready_error(model, self.url)
-            if not await self._transport.server_ready(deadline):
-                raise generation.not_ready_error(f"{model}'s server", self.url)
-            self._metadata[model] = metadata
-        return self._metadata[model]
+        if (url, model) not in self._metadata:
+            transport = self._transport_to(url)
+            metadata = await transport.metadata(model, deadline)
+            if not await transport.model_ready(model, deadline):
+                raise generation.not_ready_error(model, url)
+            if not await transport.server_ready(deadline):
+                raise generation.not_ready_error(f"{model}'s server", url)
+            self._metadata[url, model] = metadata
+        return self._metadata[url, model]
 
-    async def _pause(self, model: str, wait_s: float) -> None:
-        self._metadata.pop(model, None)
-        await asyncio.sleep(wait_s)
+    async def _pause(
+        self, model: str, route: Route, wait_s: float, stop: asyncio.Event | None = None
+    ) -> None:
+        """Wait before the next attempt, but not longer than until a stop."""
+        self.url = route.url
+        for url in self._servers.addresses:
+            self._metadata.pop((url, model), None)
+        if stop is None:
+            await asyncio.sleep(wait_s)
+        else:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), wait_s)
 
     @property
-    def _transport(self) -> _Transport:
-        if self._connected is None:
-            self._connected = _transport(self.url, self._protocol, self._connect_timeout_s, self._tls)
-        return self._connected
+    def _transport(self) -> AsyncTransport:
+        return self._transport_to(self.url)
 
-
-class AsyncSession:
-    """Session of a stateful model, see :meth:`AsyncClient.session`.
-
-    Args:
-        send: Callback that sends one turn, within a time limit in seconds, and yields its events.
-        codec: Codec that encodes the turns and decodes the answers.
-        turns: Turn counter of the session.
-    """
-
-    def __init__(
-        self,
-        send: Callable[[SessionCodec, Request | None, Turn, float | None], AsyncGenerator[Event, None]],
-        codec: SessionCodec,
-        turns: Turns,
-    ) -> None:
-        self._send, self._talk, self._turns = send, codec, turns
-
-    @property
-    def id(self) -> int | str:
-        """Return the id by which the server knows the session."""
-        return self._turns.id
-
-    async def __aenter__(self) -> AsyncSession:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """End the session on the server if it is open, even if the task was cancelled."""
-        if (turn := self._turns.closing) is not None:
-            self._turns.record_end()
-            with contextlib.suppress(SlipwayError):
-                async with aclosing(self._send(self._talk, None, turn, END_S)) as answers:
-                    async for _ in answers:
-                        pass
-
-    async def step(
-        self, turn: Request, *, last: bool = False, timeout_s: float | None = None
-    ) -> AsyncGenerator[Event, None]:
-        """Send one turn and yield its events; see :meth:`ClientSession.step` for arguments and errors."""
-        place = self._turns.next(last=last)
-        try:
-            async with aclosing(self._send(self._talk, turn, place, timeout_s)) as events:
-                async for event in events:
-                    yield event
-        except BaseException as error:
-            self._turns.record_failure(place, error)
-            raise
-
-    async def snapshot(self) -> AsyncGenerator[bytes, None]:
-        """Yield the session's state in parts; see :meth:`ClientSession.snapshot`."""
-        for number in itertools.count():
-            part = await self.step_single(Snapshot(number), SnapshotPart)
-            yield part.data
-            if number + 1 >= part.parts:
-                return
-
-    async def step_single(self, turn: Request, kind: type[E]) -> E:
-        """Send one turn and return its one event; see :meth:`ClientSession.step_single`."""
-        return single_event([event async for event in self.step(turn)], kind)
+    def _transport_to(self, url: str) -> AsyncTransport:
+        if url not in self._transports:
+            protocol = self._servers.protocol
+            self._transports[url] = make_async_transport(url, protocol, self._connect_timeout_s, self._tls)
+        return self._transports[url]
 
 
 async def _each(parts: Iterable[bytes] | AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
@@ -333,34 +331,3 @@ async def _each(parts: Iterable[bytes] | AsyncIterable[bytes]) -> AsyncGenerator
     else:
         for part in parts:
             yield part
-
-
-class _Transport(Protocol):
-    """Calls that both the gRPC and the HTTP transport offer."""
-
-    async def close(self) -> None: ...
-    async def server_live(self) -> bool: ...
-    async def server_ready(self, deadline: Deadline = UNLIMITED) -> bool: ...
-    async def model_ready(self, model: str, deadline: Deadline = UNLIMITED) -> bool: ...
-    async def metadata(self, model: str, deadline: Deadline = UNLIMITED) -> ModelMetadata: ...
-    async def parameters(self, model: str) -> dict[str, str]: ...
-    async def infer(
-        self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION
-    ) -> Tensors: ...
-    def stream(
-        self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION
-    ) -> AsyncGenerator[Tensors, None]: ...
-
-
-def _transport(
-    url: str, protocol: generation.Protocol, connect_timeout_s: float, tls: Path | None
-) -> _Transport:
-    """Create the transport of a protocol."""
-    # Imported here so that a program loads only the protocol that it uses.
-    if protocol == "grpc":
-        from slipway_client.grpc.transport import AsyncGrpcTransport
-
-        return AsyncGrpcTransport(url, connect_timeout_s, tls)
-    from slipway_client.http.async_transport import AsyncHttpTransport
-
-    return AsyncHttpTransport(url, connect_timeout_s, tls)

@@ -43,9 +43,16 @@ def new_request_id() -> str:
     return f"slipway-{secrets.token_hex(16)}"
 
 
-def cancel_message(request_id: str) -> tuple[str, Tensors]:
-    """Return the name of the model that ends requests, and the tensors to send it."""
-    return CancelRequest.model, encode(CancelRequest(request_id))
+def cancel_message(request_id: str, *, stop: bool = False) -> tuple[str, Tensors]:
+    """Return the name of the model that ends requests, and the tensors to send it.
+
+    Args:
+        request_id: Id of the request to end.
+        stop: True if the request should stop and send its state.
+    """
+    tensors = encode(CancelRequest(request_id, stop))
+    # A server without stops takes no such input, and it can still cancel.
+    return CancelRequest.model, tensors if stop else {"ended_id": tensors["ended_id"]}
 
 
 def request_found(answer: Tensors) -> bool | None:

@@ -7,47 +7,47 @@ exception, cancels its request.
 
 from __future__ import annotations
 
-import itertools
+import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from numpy.typing import NDArray
 
 from slipway_client import generation
-from slipway_client.address import stated_protocol
 from slipway_client.decoding import decoding
-from slipway_client.generation import Generation, SessionCodec
+from slipway_client.generation import Generation, SessionCodec, triton_priority
 from slipway_client.metadata import ModelMetadata, check_tensors
-from slipway_client.results import Assembler, Result
-from slipway_client.retry import UNLIMITED, Attempts, Deadline, RetryPolicy
-from slipway_client.snapshots import E, check_complete, single_event
+from slipway_client.moving import ContinuedGeneration, Output
+from slipway_client.retry import Attempts, Deadline, RetryPolicy
+from slipway_client.server_list import Route, ServerList
+from slipway_client.sessions import ClientSession
+from slipway_client.snapshots import check_complete
 from slipway_client.tensors import Tensors
+from slipway_client.transports import Transport, make_transport
 from slipway_serving.protocol import durations
 from slipway_serving.protocol.errors import NotReady, SlipwayError
 from slipway_serving.protocol.events import Event
 from slipway_serving.protocol.requests import Request
-from slipway_serving.protocol.snapshots.requests import Restore, Restored, Snapshot, SnapshotPart
-from slipway_serving.protocol.turns import NO_SESSION, Session, Turn, Turns
-
-END_S = 10.0
-"""Time limit of the request that ends a session, in seconds. The server may not know the session."""
+from slipway_serving.protocol.snapshots.requests import Restore, Restored
+from slipway_serving.protocol.turns import NO_SESSION, Turn, Turns
 
 
 class Client:
-    """Client of one Triton server.
+    """Client of a Triton server, or of several that serve the same models.
 
     Attributes:
-        url: Address of the server's gRPC or HTTP port, "HOST:PORT". The scheme "grpc://" or "http://" states
-            the protocol; "grpcs://" or "https://" adds TLS.
+        url: Address in use, of a server's gRPC or HTTP port: "HOST:PORT". The scheme "grpc://" or "http://"
+            states the protocol; "grpcs://" or "https://" adds TLS.
     """
 
     def __init__(
         self,
-        url: str,
+        url: str | Sequence[str],
         protocol: generation.Protocol | None = None,
         *,
         retry: RetryPolicy | None = None,
@@ -57,7 +57,9 @@ class Client:
         """Prepare a connection; nothing is sent yet.
 
         Args:
-            url: Address of the server, as :attr:`url` has it.
+            url: Address of the server, as :attr:`url` has it, or several addresses of servers with the same
+                models: separated by commas, or as a sequence. A host name other than "localhost" may stand
+                for several servers too, such as that of a Kubernetes service.
             protocol: Protocol, "grpc", or "http" for networks that carry nothing else. Both stream and
                 cancel. By default the scheme of `url` decides; without a scheme it is "grpc".
             retry: Policy for retrying refused requests.
@@ -67,14 +69,17 @@ class Client:
 
         Raises:
             InvalidRequest: The protocol is unknown or contradicts the URL, the URL or the time is invalid, or
-                the certificates cannot be used.
+                the certificates cannot be used; or the addresses are of two protocols.
         """
-        self.url = url
-        self._protocol: generation.Protocol = stated_protocol(url, protocol) or "grpc"
+        self._servers = ServerList.of(url, protocol)
+        self.url = self._servers.addresses[0]
         durations.check("client", "connect_timeout_s", connect_timeout_s)
         self._retry = retry or RetryPolicy()
-        self._transport = _transport(url, self._protocol, connect_timeout_s, tls)
-        self._metadata: dict[str, ModelMetadata] = {}
+        self._transports = {
+            each: make_transport(each, self._servers.protocol, connect_timeout_s, tls)
+            for each in self._servers.addresses
+        }
+        self._metadata: dict[tuple[str, str], ModelMetadata] = {}
 
     def __enter__(self) -> Client:
         return self
@@ -86,11 +91,17 @@ class Client:
 
     def close(self) -> None:
         """Close the connection and cancel the generations in progress."""
-        self._transport.close()
+        for transport in self._transports.values():
+            transport.close()
 
     def generate(
-        self, request: Request, *, model: str | None = None, timeout_s: float | None = None
-    ) -> Generator[Event | Result, None, None]:
+        self,
+        request: Request,
+        *,
+        model: str | None = None,
+        timeout_s: float | None = None,
+        stop: threading.Event | None = None,
+    ) -> Generator[Output, None, None]:
         """Run a request of any model family.
 
         Args:
@@ -99,11 +110,20 @@ class Client:
             timeout_s: Time limit of the whole call, retries included, in seconds; by default the request's
                 own. A server that does not report the timeout itself is asked to end the work 1 s later, and
                 the client gives up 1 s after that.
+            stop: Event that stops the request while it runs, once it is set: the server finishes the step
+                under way and sends its state, which comes as :class:`Stopped`.
 
         Returns:
             An iterator of the events as they arrive, for example one :class:`Progress` per denoising step.
             Parts of a video are joined and come last, as one :class:`Video` or :class:`Frames`. Closing the
-            iterator cancels the work.
+            iterator cancels the work. A video that stops ends with :class:`Stopped`, with its state and
+            without a result.
+
+            The client continues a video by itself on the next address, or on a new connection to the same
+            service name, when the server shuts down; and also when the server fails, from the last
+            :class:`Checkpoint`, if the request has `checkpoint_every_steps`. It yields :class:`Moved` then.
+            If no other server takes over a video within the retry policy, the last event is
+            :class:`Stopped` with its state; an error other than a refusal is raised after it.
 
         Raises:
             InvalidRequest: The request breaks a rule, or the served model takes other tensors.
@@ -113,16 +133,24 @@ class Client:
             DeadlineExceeded: The time limit was reached.
             Unrecoverable: The server failed, or the stream is incomplete.
         """
-        return self._generate(Generation(request, model, timeout_s, self._protocol, self._retry))
+        job = Generation(request, model, timeout_s, self._servers.protocol, self._retry, stop)
+        return self._generate(ContinuedGeneration(job, Route(self._servers, self.url)), stop)
 
     def stream(
-        self, request: Request, *, model: str | None = None, timeout_s: float | None = None
+        self,
+        request: Request,
+        *,
+        model: str | None = None,
+        timeout_s: float | None = None,
+        stop: threading.Event | None = None,
     ) -> Generator[Event, None, None]:
-        """Run a request and yield every event as it arrives, parts of a video included.
+        """Run a request and yield every event as it arrives, parts of a video and of states included.
 
-        Arguments and errors are those of :meth:`generate`.
+        Arguments and errors are those of :meth:`generate`. A stopped video is not continued. Parts of a state
+        are the server's, and parts of the result that came before the state of a request do not come again.
         """
-        return self._events(Generation(request, model, timeout_s, self._protocol, self._retry))
+        job = Generation(request, model, timeout_s, self._servers.protocol, self._retry, stop)
+        return self._events(job, Route(self._servers, self.url), stop)
 
     def session(
         self, request: Request, *, model: str | None = None, session_id: int | str | None = None
@@ -139,7 +167,8 @@ class Client:
         Raises:
             InvalidRequest: The request does not open a session.
         """
-        return ClientSession(self._turn, SessionCodec(request, model, self._protocol), Turns(session_id))
+        codec = SessionCodec(request, model, self._servers.protocol)
+        return ClientSession(partial(self._turn, self.url), codec, Turns(session_id))
 
     def restore(
         self,
@@ -161,8 +190,8 @@ class Client:
             InvalidRequest: The parts are incomplete or belong to another model.
             SlipwayError: The call failed, as in :meth:`generate`; the session is then removed.
         """
-        codec = SessionCodec(request, model, self._protocol)
-        session = ClientSession(self._turn, codec, Turns(session_id))
+        codec = SessionCodec(request, model, self._servers.protocol)
+        session = ClientSession(partial(self._turn, self.url), codec, Turns(session_id))
         restored = None
         try:
             for part in parts:
@@ -197,14 +226,17 @@ class Client:
         """
         deadline = Deadline(timeout_s, model)
         attempts = Attempts(self._retry, deadline)
+        route = Route(self._servers, self.url)
         while True:
             try:
-                check_tensors(self._ready_metadata(model, deadline), tensors)
-                return self._transport.infer(model, tensors, deadline, turn)
+                check_tensors(self._ready_metadata(route.url, model, deadline), tensors)
+                return self._transport_to(route.url).infer(model, tensors, deadline, turn)
             except SlipwayError as error:
                 if turn.id:
                     raise
-                self._pause(model, attempts.wait_s(error))
+                wait_s = attempts.wait_s(error)
+                route.advance()
+                self._pause(model, route, wait_s)
 
     def is_ready(self, model: str | None = None) -> bool:
         """Return True if the server, or one of its models, is ready. Does not retry."""
@@ -265,180 +297,115 @@ class Client:
         """
         return self._transport.parameters(model)
 
-    def _generate(self, job: Generation) -> Generator[Event | Result, None, None]:
-        """Yield events as they arrive, then the joined results."""
-        assembler = Assembler(job.request, job.model)
-        with closing(self._events(job)) as events:
-            for event in events:
-                with decoding(self.url, job.model):
-                    complete = assembler.add(event)
-                if complete is not None:
-                    yield complete
-        with decoding(self.url, job.model):
-            results = assembler.results()
-        yield from results
+    def _generate(
+        self, run: ContinuedGeneration, stop: threading.Event | None
+    ) -> Generator[Output, None, None]:
+        """Yield events as they arrive, then the joined results; continue elsewhere where that is possible."""
+        job, route = run.job, run.route
+        while not run.is_over:
+            try:
+                with closing(self._attempt(job, route, stop)) as events:
+                    for event in events:
+                        with decoding(route.url, job.model):
+                            outputs = run.add(event)
+                        yield from outputs
+                with decoding(route.url, job.model):
+                    outputs = run.end()
+            except SlipwayError as error:
+                outputs = run.fail(error)
+            yield from outputs
+            if run.error is not None:
+                raise run.error
+            if not run.is_over:
+                if run.left_url is not None:
+                    self._transport_to(run.left_url).retire()
+                self._pause(job.model, route, run.wait_s, stop)
 
-    def _events(self, job: Generation) -> Generator[Event, None, None]:
+    def _events(
+        self, job: Generation, route: Route, stop: threading.Event | None
+    ) -> Generator[Event, None, None]:
         """Yield the events of a generation, with another attempt after each refusal."""
         while True:
             try:
-                job.check(self._ready_metadata(job.model, job.deadline))
-                responses = self._responses(job.request, job.model, job.tensors, job.deadline, NO_SESSION)
-                with closing(responses):
-                    for response in responses:
-                        with decoding(self.url, job.model):
-                            event = job.event(response)
-                        yield event
+                with closing(self._attempt(job, route, stop)) as events:
+                    yield from events
             except SlipwayError as error:
-                self._pause(job.model, job.wait_s(error))
+                wait_s = job.wait_s(error)
+                route.advance()
+                self._pause(job.model, route, wait_s, stop)
             else:
                 return
 
+    def _attempt(
+        self, job: Generation, route: Route, stop: threading.Event | None
+    ) -> Generator[Event, None, None]:
+        """Send a request once and yield its events."""
+        url = route.url
+        job.check(self._ready_metadata(url, job.model, job.deadline))
+        responses = self._responses(url, job.request, job.model, job.tensors, job.deadline, NO_SESSION, stop)
+        with closing(responses):
+            for response in responses:
+                with decoding(url, job.model):
+                    event = job.event(response)
+                yield event
+
     def _turn(
-        self, codec: SessionCodec, content: Request | None, turn: Turn, timeout_s: float | None
+        self, url: str, codec: SessionCodec, content: Request | None, turn: Turn, timeout_s: float | None
     ) -> Generator[Event, None, None]:
         """Send one turn of a session and yield its events; a turn is never retried."""
         deadline = Deadline(timeout_s, codec.model)
         tensors = codec.tensors(content, turn)
-        check_tensors(self._ready_metadata(codec.model, deadline), tensors)
-        with closing(self._responses(codec.kind, codec.model, tensors, deadline, turn)) as responses:
+        check_tensors(self._ready_metadata(url, codec.model, deadline), tensors)
+        with closing(self._responses(url, codec.kind, codec.model, tensors, deadline, turn)) as responses:
             for response in responses:
                 if content is not None:
-                    with decoding(self.url, codec.model):
+                    with decoding(url, codec.model):
                         event = codec.event(response)
                     yield event
 
     def _responses(
         self,
+        url: str,
         request: Request | type[Request],
         model: str,
         tensors: Tensors,
         deadline: Deadline,
         turn: Turn,
+        stop: threading.Event | None = None,
     ) -> Generator[Tensors, None, None]:
         """Yield the responses of a model that streams, or the one response of any other model."""
+        transport = self._transport_to(url)
         if request.streams:
-            yield from self._transport.stream(model, tensors, deadline, turn)
+            priority = triton_priority(request)
+            yield from transport.stream(model, tensors, deadline, turn, priority=priority, stop=stop)
         else:
-            yield self._transport.infer(model, tensors, deadline, turn)
+            yield transport.infer(model, tensors, deadline, turn)
 
-    def _ready_metadata(self, model: str, deadline: Deadline) -> ModelMetadata:
+    def _ready_metadata(self, url: str, model: str, deadline: Deadline) -> ModelMetadata:
         """Return a model's metadata; the first call also checks that server and model are ready."""
-        if model not in self._metadata:
-            metadata = self._transport.metadata(model, deadline)
-            if not self._transport.model_ready(model, deadline):
-                raise generation.not_ready_error(model, self.url)
-            if not self._transport.server_ready(deadline):
-                raise generation.not_ready_error(f"{model}'s server", self.url)
-            self._metadata[model] = metadata
-        return self._metadata[model]
+        if (url, model) not in self._metadata:
+            transport = self._transport_to(url)
+            metadata = transport.metadata(model, deadline)
+            if not transport.model_ready(model, deadline):
+                raise generation.not_ready_error(model, url)
+            if not transport.server_ready(deadline):
+                raise generation.not_ready_error(f"{model}'s server", url)
+            self._metadata[url, model] = metadata
+        return self._metadata[url, model]
 
-    def _pause(self, model: str, wait_s: float) -> None:
-        self._metadata.pop(model, None)
-        time.sleep(wait_s)
-
-
-class ClientSession:
-    """Session of a stateful model, see :meth:`Client.session`.
-
-    Args:
-        send: Callback that sends one turn, within a time limit in seconds, and yields its events.
-        codec: Codec that encodes the turns and decodes the answers.
-        turns: Turn counter of the session.
-    """
-
-    def __init__(
-        self,
-        send: Callable[[SessionCodec, Request | None, Turn, float | None], Generator[Event, None, None]],
-        codec: SessionCodec,
-        turns: Turns,
-    ) -> None:
-        self._timeout_s: float | None = None
-        self._session: Session[Request, Event] = Session(
-            lambda content, turn: send(codec, content, turn, self._timeout_s if content else END_S), turns
-        )
+    def _pause(self, model: str, route: Route, wait_s: float, stop: threading.Event | None = None) -> None:
+        """Wait before the next attempt, but not longer than until a stop."""
+        self.url = route.url
+        for url in self._servers.addresses:
+            self._metadata.pop((url, model), None)
+        if stop is None:
+            time.sleep(wait_s)
+        else:
+            stop.wait(wait_s)
 
     @property
-    def id(self) -> int | str:
-        """Return the id by which the server knows the session."""
-        return self._session.id
+    def _transport(self) -> Transport:
+        return self._transports[self.url]
 
-    def __enter__(self) -> ClientSession:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the session on the server if it is open."""
-        self._session.close()
-
-    def step(
-        self, turn: Request, *, last: bool = False, timeout_s: float | None = None
-    ) -> Generator[Event, None, None]:
-        """Send one turn and yield its events as they arrive.
-
-        The turn is sent when the first event is requested. Leaving the iterator cancels the turn; after that
-        the session can only be ended.
-
-        Args:
-            turn: Content of the turn, of the class that the opening request names.
-            last: True if the session ends with this turn.
-            timeout_s: Time limit of the turn in seconds.
-
-        Raises:
-            SlipwayError: The turn failed, as in :meth:`Client.generate`; a turn is never retried.
-        """
-        self._timeout_s = timeout_s
-        yield from self._session.step(turn, last=last)
-
-    def snapshot(self) -> Generator[bytes, None, None]:
-        """Yield the session's state in parts, from which :meth:`Client.restore` resumes it elsewhere.
-
-        The session stays open. No turn may be sent between two parts.
-
-        Raises:
-            SlipwayError: A turn failed, as in :meth:`step`.
-        """
-        for number in itertools.count():
-            part = self.step_single(Snapshot(number), SnapshotPart)
-            yield part.data
-            if number + 1 >= part.parts:
-                return
-
-    def step_single(self, turn: Request, kind: type[E]) -> E:
-        """Send one turn and return its one event.
-
-        Raises:
-            Unrecoverable: The answer is not exactly one event of that class.
-            SlipwayError: The turn failed, as in :meth:`step`.
-        """
-        return single_event(list(self.step(turn)), kind)
-
-
-class _Transport(Protocol):
-    """Calls that both the gRPC and the HTTP transport offer."""
-
-    def close(self) -> None: ...
-    def server_live(self) -> bool: ...
-    def server_ready(self, deadline: Deadline = UNLIMITED) -> bool: ...
-    def model_ready(self, model: str, deadline: Deadline = UNLIMITED) -> bool: ...
-    def metadata(self, model: str, deadline: Deadline = UNLIMITED) -> ModelMetadata: ...
-    def parameters(self, model: str) -> dict[str, str]: ...
-    def infer(self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION) -> Tensors: ...
-    def stream(
-        self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION
-    ) -> Generator[Tensors, None, None]: ...
-
-
-def _transport(url: str, protocol: str, connect_timeout_s: float, tls: Path | None) -> _Transport:
-    # Imported here so that a command loads only the protocol that it uses, or none.
-    if protocol == "grpc":
-        from slipway_client.grpc.transport import GrpcTransport
-
-        return GrpcTransport(url, connect_timeout_s, tls)
-    from slipway_client.http.transport import HttpTransport
-
-    return HttpTransport(url, connect_timeout_s, tls)
+    def _transport_to(self, url: str) -> Transport:
+        return self._transports[url]

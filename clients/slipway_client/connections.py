@@ -66,6 +66,11 @@ class Pools(Generic[C]):
             self._pools = [each for each in self._pools if not any(each is one for one in retired)]
             return retired
 
+    def retire(self) -> None:
+        """Let later requests take a new pool, since the server of the newest one shuts down."""
+        with self._lock:
+            self._refused = True
+
     def all(self) -> list[C]:
         """Return all pools that are open."""
         with self._lock:

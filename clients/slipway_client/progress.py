@@ -85,14 +85,18 @@ def _bar(what: str) -> Iterator[Report]:
 def _plain(what: str) -> Report:
     """Return a report that prints about ten plain lines over the whole work."""
     start_s = time.monotonic()
+    # A video that is continued begins after the steps that were done before.
+    before: list[int] = []
 
     def report(step: int, steps: int) -> None:
         if step < 1 or steps < 1:  # this server counts steps in another way
             return
+        if not before:
+            before.append(step - 1)
         if step * _PLAIN_LINES // steps == (step - 1) * _PLAIN_LINES // steps:
             return
         elapsed_s = time.monotonic() - start_s
-        remaining_s = elapsed_s / step * (steps - step)
+        remaining_s = elapsed_s / max(1, step - before[0]) * (steps - step)
         line = f"{what} {step}/{steps}, {elapsed_s:.1f} s elapsed, {remaining_s:.1f} s remaining"
         print(line, file=sys.stderr, flush=True)
 

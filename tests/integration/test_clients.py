@@ -356,6 +356,12 @@ def test_generate_prints_one_document_when_json_is_asked_and_replaces_a_file_onl
         "output": str(output),
         "content": {"frames": 5, "width": 64, "height": 32, "fps": 16},
         "cache_hit_rate": None,
+        "moves": 0,
+        "steps_repeated": 0,
+        "same_engine": True,
+        "stopped_step": None,
+        "state": None,
+        "draft": None,
     }
     assert "step 2/2" in err
     assert b"ftyp" in output.read_bytes()[:16]

@@ -27,7 +27,7 @@ from slipway_benchmarks.processes import serving
 from slipway_benchmarks.report import spread
 from slipway_benchmarks.stats import Summary, ratios, summarize
 from slipway_client import Client
-from slipway_client.client import ClientSession
+from slipway_client.sessions import ClientSession
 from slipway_export.checkpoint.axes import axes_of
 from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.families import family_named

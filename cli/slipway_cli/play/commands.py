@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from slipway_cli.play.terminal import Screen
     from slipway_cli.play.worlds import PlayedBlock
     from slipway_client import Client
-    from slipway_client.client import ClientSession
+    from slipway_client.sessions import ClientSession
     from slipway_serving.video.mp4 import Mp4Encoder
 
 _FAMILY = "matrix_game"

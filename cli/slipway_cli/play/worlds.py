@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway_client.client import ClientSession
+from slipway_client.sessions import ClientSession
 from slipway_serving.families.matrix_game.keys import actions_of
 from slipway_serving.families.matrix_game.request import REQUESTS, BlockMade
 from slipway_serving.protocol.errors import Unrecoverable

@@ -27,9 +27,26 @@ _TRITON_TEXTS: tuple[tuple[str, type[SlipwayError]], ...] = (
 )
 
 
-def request(model: str, tensors: Tensors, turn: Turn = NO_SESSION, request_id: str = "") -> Any:
-    """Return the gRPC message of a request."""
+def request(
+    model: str,
+    tensors: Tensors,
+    turn: Turn = NO_SESSION,
+    request_id: str = "",
+    priority: int | None = None,
+) -> Any:
+    """Return the gRPC message of a request.
+
+    Args:
+        model: Name of the model.
+        tensors: Arrays by input name.
+        turn: Place of the request in a session.
+        request_id: Id by which the request can be ended.
+        priority: Triton's priority of the request in the model's queue, 1 is the highest; None leaves it to
+            the model's configuration.
+    """
     message = service_pb2.ModelInferRequest(model_name=model, id=request_id)
+    if priority is not None:
+        message.parameters["priority"].uint64_param = priority
     for name, value in turn_parameters(turn).items():
         kind = {bool: "bool_param", int: "int64_param", str: "string_param"}[type(value)]
         setattr(message.parameters[name], kind, value)

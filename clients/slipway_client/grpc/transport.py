@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -40,6 +41,7 @@ from slipway_client.decoding import ERRORS, decoding
 from slipway_client.grpc import errors, messages
 from slipway_client.metadata import ModelMetadata
 from slipway_client.retry import UNLIMITED, Deadline
+from slipway_client.stop_requests import async_stop_when_set, stop_when_set
 from slipway_client.tensors import Tensors, turn_headers
 from slipway_client.tls import load_tls
 from slipway_serving.protocol.errors import Malformed, NotReady, SlipwayError
@@ -76,6 +78,10 @@ class _Server:
         options = (*_OPTIONS, *grpc_options(self.proxy))
         make = partial(_connect, url, _credentials(url, certificates), options, count(), protocol)
         self._pools: Pools[_Connection] = Pools(make)
+
+    def retire(self) -> None:
+        """Let later requests take a new connection; requests in progress keep theirs."""
+        self._pools.retire()
 
     def _verify_identity(self, answer: Any) -> None:
         """Check from the server's metadata that it is Triton, and remember it.
@@ -178,20 +184,28 @@ class GrpcTransport(_Server):
                 raise self._inference_error(error, deadline) from None
 
     def stream(
-        self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION
+        self,
+        model: str,
+        tensors: Tensors,
+        deadline: Deadline,
+        turn: Turn = NO_SESSION,
+        *,
+        priority: int | None = None,
+        stop: threading.Event | None = None,
     ) -> Generator[Tensors, None, None]:
         """Call a decoupled model; closing the generator ends the server's work."""
         request_id, remaining_s = new_request_id(), deadline.remaining_s()
         with self._stub() as stub:
             call = stub.ModelStreamInfer(
-                iter([messages.request(model, tensors, turn, request_id)]),
+                iter([messages.request(model, tensors, turn, request_id, priority)]),
                 timeout=None if remaining_s is None else remaining_s + CANCEL_GRACE_S,
                 metadata=tuple(turn_headers(turn).items()),
             )
             end = partial(self._end, stub, request_id)
-            yield from stream_responses(
-                self._messages(call, deadline, model), end, call.cancel, deadline, remaining_s
-            )
+            with stop_when_set(stop, partial(end, stop=True)):
+                yield from stream_responses(
+                    self._messages(call, deadline, model), end, call.cancel, deadline, remaining_s
+                )
 
     def _messages(self, call: Any, deadline: Deadline, model: str) -> Iterator[Tensors | SlipwayError]:
         try:
@@ -201,9 +215,9 @@ class GrpcTransport(_Server):
             yield self._inference_error(error, deadline)
 
     @staticmethod
-    def _end(stub: Any, request_id: str) -> bool | None:
+    def _end(stub: Any, request_id: str, *, stop: bool = False) -> bool | None:
         """Ask the server to end a request; return True if it knows it, None if it cannot be asked."""
-        model, tensors = cancel_message(request_id)
+        model, tensors = cancel_message(request_id, stop=stop)
         try:
             answer = stub.ModelInfer(messages.request(model, tensors), timeout=FIND_REQUEST_S)
         except (grpc.RpcError, ValueError):  # ValueError means that the connection was closed
@@ -300,22 +314,29 @@ class AsyncGrpcTransport(_Server):
                 raise self._inference_error(error, deadline) from None
 
     async def stream(
-        self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION
+        self,
+        model: str,
+        tensors: Tensors,
+        deadline: Deadline,
+        turn: Turn = NO_SESSION,
+        *,
+        priority: int | None = None,
+        stop: asyncio.Event | None = None,
     ) -> AsyncGenerator[Tensors, None]:
         """Call a decoupled model; closing the generator or cancelling its task ends the server's work."""
         request_id, remaining_s = new_request_id(), deadline.remaining_s()
         async with self._stub() as stub:
             call = stub.ModelStreamInfer(
-                [messages.request(model, tensors, turn, request_id)],
+                [messages.request(model, tensors, turn, request_id, priority)],
                 timeout=None if remaining_s is None else remaining_s + CANCEL_GRACE_S,
                 metadata=tuple(turn_headers(turn).items()),
             )
             end, messages_read = partial(self._end, stub, request_id), self._messages(call, deadline, model)
-            async with contextlib.aclosing(
-                async_stream_responses(messages_read, end, deadline, remaining_s)
-            ) as responses:
-                async for response in responses:
-                    yield response
+            responses = async_stream_responses(messages_read, end, deadline, remaining_s)
+            with async_stop_when_set(stop, partial(end, stop=True)):
+                async with contextlib.aclosing(responses):
+                    async for response in responses:
+                        yield response
 
     async def _messages(
         self, call: Any, deadline: Deadline, model: str
@@ -328,9 +349,9 @@ class AsyncGrpcTransport(_Server):
         finally:
             call.cancel()
 
-    async def _end(self, stub: Any, request_id: str) -> bool | None:
+    async def _end(self, stub: Any, request_id: str, *, stop: bool = False) -> bool | None:
         """Ask the server to end a request; see :meth:`GrpcTransport._end`."""
-        model, tensors = cancel_message(request_id)
+        model, tensors = cancel_message(request_id, stop=stop)
         try:
             answer = await self._shield(
                 stub.ModelInfer(messages.request(model, tensors), timeout=FIND_REQUEST_S)

@@ -30,6 +30,7 @@ from slipway_client.http.endpoint import (
 )
 from slipway_client.metadata import ModelMetadata
 from slipway_client.retry import UNLIMITED, Deadline
+from slipway_client.stop_requests import async_stop_when_set
 from slipway_client.tensors import Tensors
 from slipway_serving.protocol.errors import NotReady, SlipwayError
 from slipway_serving.protocol.turns import NO_SESSION, Turn
@@ -49,6 +50,10 @@ class AsyncHttpTransport(HttpEndpoint):
         """Close the connections."""
         for pool in (*self._pools.all(), *self._session_pools.all()):
             await pool.aclose()
+
+    def retire(self) -> None:
+        """Let later requests take a new connection; requests in progress and sessions keep theirs."""
+        self._pools.retire()
 
     async def check(self, deadline: Deadline = UNLIMITED) -> None:
         """Check that the server is Triton; see :meth:`HttpTransport.check`."""
@@ -96,18 +101,25 @@ class AsyncHttpTransport(HttpEndpoint):
             return self._infer_tensors(response, model)
 
     async def stream(
-        self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION
+        self,
+        model: str,
+        tensors: Tensors,
+        deadline: Deadline,
+        turn: Turn = NO_SESSION,
+        *,
+        priority: int | None = None,
+        stop: asyncio.Event | None = None,
     ) -> AsyncGenerator[Tensors, None]:
         """Call a decoupled model; closing the generator or cancelling its task ends the server's work."""
         request_id, remaining_s = new_request_id(), deadline.remaining_s()
         request = generate_request(model, tensors, turn, request_id) | {"timeout": self._timeout(None)}
         async with self._pool(turn) as http:
             end, events = partial(self._end, http, request_id), self._events(http, request, model)
-            async with contextlib.aclosing(
-                async_stream_responses(events, end, deadline, remaining_s)
-            ) as responses:
-                async for response in responses:
-                    yield response
+            responses = async_stream_responses(events, end, deadline, remaining_s)
+            with async_stop_when_set(stop, partial(end, stop=True)):
+                async with contextlib.aclosing(responses):
+                    async for response in responses:
+                        yield response
 
     async def _events(
         self, http: httpx.AsyncClient, request: dict[str, Any], model: str
@@ -125,9 +137,9 @@ class AsyncHttpTransport(HttpEndpoint):
         except (httpx.HTTPError, SSEError) as error:
             yield self._error(error)
 
-    async def _end(self, http: httpx.AsyncClient, request_id: str) -> bool | None:
+    async def _end(self, http: httpx.AsyncClient, request_id: str, *, stop: bool = False) -> bool | None:
         """Ask the server to end a request; see :meth:`HttpTransport._end`."""
-        path, content, headers = cancel_request(request_id)
+        path, content, headers = cancel_request(request_id, stop=stop)
         try:
             response = await self._send(http, "POST", path, FIND_REQUEST_S, content=content, headers=headers)
             return parse_found(response)

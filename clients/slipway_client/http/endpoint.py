@@ -152,9 +152,9 @@ def generate_request(model: str, tensors: Tensors, turn: Turn, request_id: str) 
     }
 
 
-def cancel_request(request_id: str) -> tuple[str, bytes, dict[str, str]]:
-    """Return path, body and headers of the request that ends another request."""
-    model, tensors = cancel_message(request_id)
+def cancel_request(request_id: str, *, stop: bool = False) -> tuple[str, bytes, dict[str, str]]:
+    """Return path, body and headers of the request that ends another request, or stops it."""
+    model, tensors = cancel_message(request_id, stop=stop)
     return f"{model_path(model)}/infer", *messages.infer_body(tensors, NO_SESSION)
 
 

@@ -11,6 +11,7 @@ after a JSON header. Every time limit applies to the whole answer, not to one re
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Generator, Iterator
 from functools import partial
 from pathlib import Path
@@ -38,6 +39,7 @@ from slipway_client.http.endpoint import (
 )
 from slipway_client.metadata import ModelMetadata
 from slipway_client.retry import UNLIMITED, Deadline
+from slipway_client.stop_requests import stop_when_set
 from slipway_client.tensors import Tensors
 from slipway_serving.protocol.errors import Cancelled, NotReady, SlipwayError
 from slipway_serving.protocol.turns import NO_SESSION, Turn
@@ -59,6 +61,10 @@ class HttpTransport(HttpEndpoint):
         """Close the connections."""
         for pool in (*self._pools.all(), *self._session_pools.all()):
             pool.close()
+
+    def retire(self) -> None:
+        """Let later requests take a new connection; requests in progress and sessions keep theirs."""
+        self._pools.retire()
 
     def check(self, deadline: Deadline = UNLIMITED) -> None:
         """Check that the server is Triton; after the first success this sends nothing.
@@ -108,14 +114,22 @@ class HttpTransport(HttpEndpoint):
             return self._infer_tensors(response, model)
 
     def stream(
-        self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION
+        self,
+        model: str,
+        tensors: Tensors,
+        deadline: Deadline,
+        turn: Turn = NO_SESSION,
+        *,
+        priority: int | None = None,
+        stop: threading.Event | None = None,
     ) -> Generator[Tensors, None, None]:
         """Call a decoupled model; closing the generator ends the server's work."""
         request_id, remaining_s = new_request_id(), deadline.remaining_s()
         request = generate_request(model, tensors, turn, request_id) | {"timeout": self._timeout(None)}
         with self._pool(turn) as pool, pool.connection() as connection:
             end, events = partial(self._end, pool, request_id), self._events(connection, request, model)
-            yield from stream_responses(events, end, connection.cut, deadline, remaining_s)
+            with stop_when_set(stop, partial(end, stop=True)):
+                yield from stream_responses(events, end, connection.cut, deadline, remaining_s)
 
     def _events(
         self, connection: Connection, request: dict[str, Any], model: str
@@ -138,9 +152,9 @@ class HttpTransport(HttpEndpoint):
             if connection.was_cut:  # a body without a length ends silently when it is cut
                 yield cut
 
-    def _end(self, pool: ConnectionPool, request_id: str) -> bool | None:
+    def _end(self, pool: ConnectionPool, request_id: str, *, stop: bool = False) -> bool | None:
         """Ask the server to end a request; return True if it knows it, None if it cannot be asked."""
-        path, content, headers = cancel_request(request_id)
+        path, content, headers = cancel_request(request_id, stop=stop)
         try:
             response = self._send(pool, "POST", path, FIND_REQUEST_S, content=content, headers=headers)
             return parse_found(response)

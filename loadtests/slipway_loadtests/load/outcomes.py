@@ -143,6 +143,8 @@ class RequestObserver:
 
     def see(self, event: Event) -> None:
         """Record an event when it arrives."""
+        if isinstance(event, Progress) and event.phase is not None:
+            return  # The request waits, and no step was done.
         self.once("first_progress_s")
         elapsed_s = getattr(event, "elapsed_s", None)
         if isinstance(event, Progress):

@@ -19,8 +19,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from slipway_client.client import Client, ClientSession
+from slipway_client.client import Client
 from slipway_client.results import Assembler
+from slipway_client.sessions import ClientSession
 from slipway_loadtests.load import payloads
 from slipway_loadtests.load.outcomes import ANSWERED, Outcome, RequestObserver, now_s
 from slipway_loadtests.load.plan import Plan
@@ -119,7 +120,7 @@ def _video(visitor: Visitor, due_s: float, request: Any) -> None:
         whole = Assembler(request, request.model)
         for event in events:
             watch.see(event)
-            if leaves and isinstance(event, Progress):
+            if leaves and isinstance(event, Progress) and event.phase is None:
                 watch.cancelled()
                 return
             whole.add(event)

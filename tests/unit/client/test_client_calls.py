@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import inspect
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -14,8 +12,9 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 import pytest
 from counting_peer import Asked, Peer, counting_peer
+from either_client import Sync
 
-from slipway_client import AsyncClient, Client, RetryPolicy, TextToVideoRequest, Video
+from slipway_client import AsyncClient, RetryPolicy, TextToVideoRequest, Video
 from slipway_client.tensors import Tensors, datatype_of
 from slipway_serving.protocol.errors import (
     Cancelled,
@@ -83,41 +82,6 @@ class Once(Add):
 
 def number(name: str, value: int) -> Tensors:
     return {name: np.array([value])}
-
-
-class Sync:
-    """A client that blocks, or one for asyncio, behind the same calls."""
-
-    def __init__(self, url: str, asynchronous: bool, retry: RetryPolicy) -> None:
-        self._asynchronous = asynchronous
-        self._loop = asyncio.new_event_loop()
-        self.client: Any = AsyncClient(url, retry=retry) if asynchronous else Client(url, retry=retry)
-
-    def __call__(self, name: str, *arguments: Any, of: Any = None, **named: Any) -> Any:
-        """Call a method by its name; what it yields is returned as a list."""
-        found = getattr(of or self.client, name)(*arguments, **named)
-        if hasattr(found, "__aiter__"):
-            return self._loop.run_until_complete(_listed(found))
-        if inspect.iscoroutine(found):
-            return self._loop.run_until_complete(found)
-        return list(found) if isinstance(found, Iterator) else found
-
-    def next(self, events: Any) -> Any:
-        return self._loop.run_until_complete(anext(events)) if self._asynchronous else next(events)
-
-    def leave(self, events: Any) -> None:
-        if self._asynchronous:
-            self._loop.run_until_complete(events.aclose())
-        else:
-            events.close()
-
-    def close(self) -> None:
-        self("close")
-        self._loop.close()
-
-
-async def _listed(events: AsyncIterator[Any]) -> list[Any]:
-    return [event async for event in events]
 
 
 Served = Callable[..., tuple[Peer, Sync]]
@@ -347,6 +311,24 @@ def test_session_ends_with_its_last_turn_when_that_is_said(served: Served) -> No
         ask("session", Once(1))
     with pytest.raises(InvalidRequest, match="sums: a turn must be Add or Snapshot or Restore, got Sums"):
         ask("step", Sums(), of=ask("session", Sums()))
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_session_stays_with_its_server_when_other_requests_go_to_another(asynchronous: bool) -> None:
+    first, second = Peer(adding(), {"sums": SUMS}), Peer(once, {"sums": SUMS})
+    with counting_peer("grpc", first) as here, counting_peer("grpc", second) as there:
+        ask = Sync(f"{here},{there}", asynchronous, QUICK)
+        session = ask("session", Sums())
+        ask("step", Add(1), of=session)
+        first.ready.discard("sums")
+        ask.client._metadata.clear()
+        assert ask("infer", "sums", number("x", 1))["total"].tolist() == [2]
+        assert ask.client.url == there
+        first.ready.add("sums")
+        assert ask("step", Add(2), of=session) == [Total(8), Total(-8)]
+        ask("close", of=session)
+        ask.close()
+    assert (len(first.asked), len(second.asked)) == (3, 1)
 
 
 def test_session_is_ended_once_more_when_its_last_turn_fails(served: Served) -> None:

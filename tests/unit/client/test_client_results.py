@@ -88,9 +88,8 @@ def test_base64_chunks_are_decoded_each_when_the_output_is_text() -> None:
 
 def test_base64_chunk_is_refused_when_it_is_no_base64() -> None:
     parts = assembler(output="video_base64")
-    parts.add(video_chunk(0, 1, b"not base64!"))
     with pytest.raises(Unrecoverable, match="base64"):
-        parts.result()
+        parts.add(video_chunk(0, 1, b"not base64!"))
 
 
 def test_frames_are_joined_when_all_have_arrived() -> None:

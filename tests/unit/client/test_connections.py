@@ -48,3 +48,12 @@ def test_refusal_over_an_earlier_pool_does_not_end_the_new_one() -> None:
     assert pools.acquire() == "pool 2"
     assert pools.release(late, refused=True) == ["pool 1"]
     assert pools.acquire() == "pool 2"
+
+
+def test_later_requests_take_another_pool_when_one_is_retired_while_it_is_used() -> None:
+    made = count(1)
+    pools = Pools(lambda: f"pool {next(made)}")
+    used = pools.acquire()
+    pools.retire()
+    assert (pools.acquire(), pools.acquire()) == ("pool 2", "pool 2")
+    assert pools.release(used) == ["pool 1"]
